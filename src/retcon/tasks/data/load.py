@@ -196,8 +196,8 @@ def _item(row: Row, columns: Columns, convention: Convention, *, asked: bool = F
     counts, by whatever name. Raises DataError where another column may be meant, or it has nothing that the convention
     needs."""
     lacking = convention.lacking(columns)
-    if asked and not set(QUESTIONS).isdisjoint(columns):
-        lacking = [need for need in lacking if set(QUESTIONS).isdisjoint(need.split("|"))]
+    if asked and ASKED.has(columns) and any(not set(QUESTIONS).isdisjoint(need.split("|")) for need in lacking):
+        convention, lacking = ASKED, []  # which reads a question by any of its names
     for need in lacking:
         names = need.split("|")
         counts = not asked or not set(QUESTIONS).isdisjoint(names)

@@ -81,6 +81,19 @@ def test_each_file_of_an_evaluation_is_read_by_its_own_columns(tmp_path: Path) -
     assert [text for _, text in questions_of(str(folder), [columns])] == [first, second, third, fourth, last]
 
 
-def test_a_row_that_calls_its_question_otherwise_is_read_all_the_same(tmp_path: Path) -> None:
-    held = write(tmp_path / "e.jsonl", [{"question": "Why?", "answer": 1}, {"problem": "How?", "answer": 2}])
-    assert [text for _, text in questions_of(held)] == ["Why?", "How?"]
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"question": "Why?", "answer": 1},
+        {"question": "Why?", "answer": "#### 1"},
+        {"prompt": "Why?", "test": "", "entry_point": "f"},
+        {"text": "Why?", "test_list": ["assert f() == 1"]},
+        {"prompt": [{"role": "user", "content": "Why?"}], "reward_model": {"ground_truth": "1"}},
+    ],
+)
+def test_a_row_that_calls_its_question_otherwise_is_read_all_the_same(row: dict[str, object], tmp_path: Path) -> None:
+    others = {name: value for name, value in row.items() if name not in ("question", "prompt", "text")}
+    held = write(tmp_path / "e.jsonl", [row, {"problem": "How?", **others}])
+    (_, first), (_, other) = questions_of(held)
+    assert "Why?" in first
+    assert other == "How?"
