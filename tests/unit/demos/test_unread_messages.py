@@ -41,11 +41,14 @@ ITEMS = [
     ASKED,
     {"type": "reasoning", "id": "rs", "summary": []},
     {"type": "item_reference", "id": "m0"},
+    {"type": "mcp_list_tools", "id": "l", "server_label": "s", "tools": []},
     {"type": "function_call", "id": "fc", "call_id": "c", **CALL["tool_calls"][0]["function"]},
     {"type": "function_call_output", "call_id": "c", "output": "1"},
     {"type": "message", "id": "m", "role": "assistant", "content": [{"type": "output_text", "text": "A"}]},
 ]
 """Of the Responses API, as the Agents SDK's `to_input_list()` gives them."""
+TYPES = ("text", "message", "assistant", "step")
+"""Of no item that the Responses API has between messages."""
 PARTS = [{"type": "text", "text": "Q"}]
 
 
@@ -62,6 +65,7 @@ PARTS = [{"type": "text", "text": "Q"}]
         ([{"role": "user", "text": "Q"}, {**SAID, **CALL}, SEEN], r"message 1 \(user\)"),
         ([ASKED, {**SAID, **CALL}, {"role": "tool", "output": "1"}, SAID], r"message 3 \(tool\)"),
         ([ASKED, {**SAID, **CALL}, SEEN, {"text": "A"}], r"message 4 \(None\).*has text"),
+        *(([ASKED, SAID, {"type": kind, "text": "A"}], r"message 3 \(None\).*has type, text") for kind in TYPES),
     ],
 )  # fmt: skip
 def test_a_message_of_which_no_word_would_be_read_is_refused_by_line(tmp_path, messages, told):

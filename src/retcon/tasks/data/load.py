@@ -31,6 +31,8 @@ from retcon.tasks.types import Task
 if TYPE_CHECKING:
     from retcon.tasks.data.settings import FileTaskSettings, TaskSource
 
+_ASKED = ("question", "context", "input")
+"""What `columns` may map that is asked."""
 MOST_ANSWER = 20_000
 MOST_QUESTION = 1_000_000
 """Characters. What is longer is no answer or question, but a column that was mistaken for one."""
@@ -196,19 +198,20 @@ def _item(row: Row, columns: Columns, convention: Convention, *, asked: bool = F
     counts, by whatever name. Raises DataError where another column may be meant, or it has nothing that the convention
     needs."""
     lacking = convention.lacking(columns)
-    if asked and not set(QUESTIONS).isdisjoint(columns):
-        lacking = [need for need in lacking if set(QUESTIONS).isdisjoint(need.split("|"))]
+    if asked and ASKED.has(columns) and any(not set(QUESTIONS).isdisjoint(need.split("|")) for need in lacking):
+        convention, lacking = ASKED, []  # which reads a question by any of its names
     for need in lacking:
         names = need.split("|")
         counts = not asked or not set(QUESTIONS).isdisjoint(names)
-        meant = counts and (others(names, row.new) or convention.nearest(need, row.new))
-        if not any(name in row.before for name in names) or meant or len(lacking) == len(convention.needs):
+        meant = others(names, row.new) or convention.nearest(need, row.new)
+        if (counts and (meant or row.before.isdisjoint(names))) or len(lacking) == len(convention.needs):
             raise _lacks(row, columns, convention, need)
     try:
         return convention.read({**columns, **{need.partition("|")[0]: None for need in lacking}})
     except Misfit as misfit:
-        if lacking:
-            raise _lacks(row, columns, convention, lacking[0]) from None
+        for need in lacking:
+            if misfit.column in need.split("|"):
+                raise _lacks(row, columns, convention, need) from None
         raise DataError(f"{row.where}: {misfit} (read as {convention.name})") from None
 
 
@@ -274,17 +277,19 @@ def questions_of(path: str, columns: Sequence[Mapping[str, str]] = ()) -> Iterat
 
 
 def _recognised_by_any(row: Row, columns: Sequence[Mapping[str, str]]) -> tuple[Convention, Mapping[str, str]]:
-    """The convention of a row, and by which of these, or by none: `ASKED` where only its question is
-    known. Raises DataError."""
+    """The convention of a row, and by which of these, or by none. Of one that only asks: as with an answer, and its
+    question is what the first of these that fits says. Raises DataError."""
     try:
         return recognised(row.columns, row.where, {}), {}
     except DataError:
         for one in columns:
             with suppress(DataError):
                 return recognised(mapped(row, one), row.where, one), one
-        if set(QUESTIONS).isdisjoint(row.columns):
-            raise
-        return ASKED, {}
+        for one in (*(one for one in columns if "question" in one), {}):
+            asked = {name: column for name, column in one.items() if name in _ASKED}
+            with suppress(DataError):
+                return recognised({**mapped(row, asked), "answer": None}, row.where, asked), asked
+        raise
 
 
 def _refuse_huge(item: Item, row: Row, grader: str) -> None:

@@ -3,6 +3,7 @@ they say would be read, or as said by another."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from difflib import get_close_matches
 
@@ -17,6 +18,8 @@ _BESIDE = ("tool_calls", "function_call", "refusal", *REASONING)
 """What a message may say without a text."""
 _NAMES = {"role", "from", "id", "tool_call_id", "name"}
 """What says of a tool's output only which it is."""
+_BETWEEN = re.compile(r"reasoning|item_reference|compaction|mcp_\w+|\w+_(?:call|output)")
+"""Types of the Responses API's items that are no messages."""
 _USUAL = ("assistant", "user", "system", "tool", "human")
 """Roles that are meant where one is nearly written so; others are names of people's own."""
 
@@ -44,14 +47,14 @@ def refuse_unread(record: Json) -> None:
     prompt = record.get("prompt") if isinstance(record, dict) else None
     for items in ([] if found is None else found[1], prompt if isinstance(prompt, list) else []):
         for number, item in enumerate(items, 1):
-            if isinstance(item, dict) and not _is_typed(item):
+            if isinstance(item, dict) and not _is_between(item):
                 _refuse_unread(item, f"message {number}")
 
 
-def _is_typed(item: Mapping[str, Json]) -> bool:
-    """Whether it is no message, but an item of another kind, as the Responses API has them in between: a call, its
-    output, reasoning."""
-    return item.get("role", item.get("from")) is None and isinstance(item.get("type"), str)
+def _is_between(item: Mapping[str, Json]) -> bool:
+    """Whether it is no message, but an item that the Responses API has between messages."""
+    role, kind = item.get("role", item.get("from")), item.get("type")
+    return role is None and isinstance(kind, str) and _BETWEEN.fullmatch(kind) is not None
 
 
 def _refuse_unread(item: Mapping[str, Json], which: str) -> None:

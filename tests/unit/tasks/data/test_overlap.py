@@ -81,6 +81,37 @@ def test_each_file_of_an_evaluation_is_read_by_its_own_columns(tmp_path: Path) -
     assert [text for _, text in questions_of(str(folder), [columns])] == [first, second, third, fourth, last]
 
 
-def test_a_row_that_calls_its_question_otherwise_is_read_all_the_same(tmp_path: Path) -> None:
-    held = write(tmp_path / "e.jsonl", [{"question": "Why?", "answer": 1}, {"problem": "How?", "answer": 2}])
-    assert [text for _, text in questions_of(held)] == ["Why?", "How?"]
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"question": "Why?", "answer": 1},
+        {"question": "Why?", "answer": "#### 1"},
+        {"prompt": "Why?", "test": "", "entry_point": "f"},
+        {"text": "Why?", "test_list": ["assert f() == 1"]},
+        {"prompt": [{"role": "user", "content": "Why?"}], "reward_model": {"ground_truth": "1"}},
+    ],
+)
+def test_a_row_that_calls_its_question_otherwise_is_read_all_the_same(row: dict[str, object], tmp_path: Path) -> None:
+    others = {name: value for name, value in row.items() if name not in ("question", "prompt", "text")}
+    held = write(tmp_path / "e.jsonl", [row, {"problem": "How?", **others}])
+    (_, first), (_, other) = questions_of(held)
+    assert "Why?" in first
+    assert other == "How?"
+
+
+@pytest.mark.parametrize("answered", [0, 1])
+def test_an_evaluation_without_answers_shows_its_options_all_the_same(answered: int, tmp_path: Path) -> None:
+    rows = [{"question": f"What is {n}?", "choices": ["x", "y"], "answer": 0} for n in range(3)]
+    asked = [{name: row[name] for name in ("question", "choices")} for row in rows]
+    held = write(tmp_path / "e.jsonl", [*asked[answered:], *rows[:answered]])
+    settings = FileTaskSettings(path=write(tmp_path / "a.jsonl", rows), against=(held,), evaluation_share=0)
+    assert len(check(settings).overlap) == 3
+
+
+def test_what_an_evaluation_without_answers_asks_is_as_columns_say(tmp_path: Path) -> None:
+    held = write(tmp_path / "e.jsonl", [{"q": "Why?", "prompt": "Be brief."}])
+    mapping = [{}, {"answer": "a"}, {"question": "text", "answer": "a"}, {"question": "q", "answer": "a"}]
+    assert [text for _, text in questions_of(held, mapping)] == ["Why?"]
+    assert [text for _, text in questions_of(held, mapping[:3])] == ["Be brief."]
+    with pytest.raises(DataError, match=r"line 1: column 'prompt' is an object"):
+        list(questions_of(write(tmp_path / "b.jsonl", [{"prompt": {"text": "Why?"}}])))
