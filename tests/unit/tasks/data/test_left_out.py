@@ -124,8 +124,10 @@ def test_a_file_of_a_folder_is_judged_by_its_own_columns(tmp_path: Path) -> None
 
 def test_what_the_first_row_of_a_shard_leaves_out_is_null_too(tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl", [{"question": "a", "answer": "1"}, {"question": "b", "answer": "2"}])
-    shard = write(tmp_path / "b.jsonl", [{"question": "c"}, {"question": "d", "answer": "3"}])
-    assert read(str(tmp_path)).where_dropped == {"without an answer": [f"{shard}, line 1"]}
+    shard = write(
+        tmp_path / "b.jsonl", [{"question": "c"}, {"question": "e", "note": "?"}, {"question": "d", "answer": "3"}]
+    )
+    assert read(str(tmp_path)).where_dropped == {"without an answer": [f"{shard}, line {n}" for n in (1, 2)]}
 
 
 @pytest.mark.parametrize("row", [{}, {"about": None}, {"about": {}}])

@@ -218,19 +218,19 @@ def _encoding(where: str, data: bytes, error: UnicodeDecodeError) -> str:
 
 
 def following(files: Iterable[Iterable[Row]]) -> Iterator[Row]:
-    """The rows of files, each with the columns of those `before` it: in its own file, and in any before it that has all
-    of the columns that its own has so far."""
+    """The rows of files, each with the columns of those `before` it: in its own file, and in any before that which has
+    all columns of its file's first row."""
     shapes: set[frozenset[str]] = set()
     for rows in files:
-        own: frozenset[str] = frozenset()
-        alike: frozenset[str] = frozenset()
+        known: frozenset[str] | None = None
         for row in rows:
-            before = own
-            if not row.columns.keys() <= own:
-                own = own.union(row.columns)
-                alike = frozenset[str]().union(*(shape for shape in shapes if shape >= own))
-            yield row._replace(before=before | alike)
-        shapes.add(own)
+            if known is None:
+                known = frozenset[str]().union(*(shape for shape in shapes if shape >= row.columns.keys()))
+            yield row._replace(before=known)
+            if not row.columns.keys() <= known:
+                known = known.union(row.columns)
+        if known is not None:
+            shapes.add(known)
 
 
 def mapped(row: Row, columns: Mapping[str, str]) -> Columns:
