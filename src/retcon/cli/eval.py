@@ -100,7 +100,7 @@ SAMPLES = 4
 def _of_files(paths: Sequence[str], recipe: str | None, overrides: Sequence[str]) -> list[str]:
     """What `--data` changes in a recipe: all rows of these files are evaluated on, unless it or an override says how
     many. What it says of its own data alone goes: which rows of them, and of a data set of the hub its subset and
-    revision, unless that is what is named."""
+    revision, unless what is named is what it trains or evaluates on."""
     from retcon.config.load import load_recipe
     from retcon.config.save import toml_of
     from retcon.tasks.checked import EVERY
@@ -112,7 +112,8 @@ def _of_files(paths: Sequence[str], recipe: str | None, overrides: Sequence[str]
     given = {override.partition("=")[0].strip() for override in overrides}
     settings = load_recipe(recipe)
     given |= {f"evaluate.{key}" for key in settings.evaluate.model_fields_set}
-    own = () if [getattr(settings.task, "path", "")] == list(paths) else ("subset", "revision")
+    known = {getattr(settings.task, key, "") for key in ("path", "evaluation_path")}
+    own = () if known.issuperset(paths) else ("subset", "revision")
     return [
         "task.kind=file", 'task.split=""', *(f'task.{key}=""' for key in own), 'task.path=""', "task.sources=[]",
         'task.evaluation_path=""', 'task.evaluation_split=""', "task.evaluation_share=1", where,
