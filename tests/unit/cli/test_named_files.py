@@ -43,6 +43,10 @@ def test_which_rows_of_its_own_data_a_recipe_takes_says_nothing_of_the_files_tha
     held_out.write_text(
         "[task]\nkind = 'file'\npath = 'c/d'\nsubset = 'main'\nsplit = 'train'\nevaluation_path = 'e/f'\n"
     )
+    of_any = tmp_path / "of_any.toml"
+    of_any.write_text("[task]\nkind = 'file'\nsubset = 'main'\nsplit = 'validation'\nrevision = 'v1'\n")
+    several = tmp_path / "several.toml"
+    several.write_text("[task]\nkind = 'file'\nsources = ['a/b', 'c/d']\nsubset = 'main'\nsplit = 'train'\n")
     for name, files, overrides, kept in (
         (shipped, ["a.jsonl"], [], ("", "", "")),
         (shipped, ["openai/gsm8k"], [], ("", "main", "")),
@@ -51,6 +55,9 @@ def test_which_rows_of_its_own_data_a_recipe_takes_says_nothing_of_the_files_tha
         (str(held_out), ["e/f"], [], ("", "main", "")),
         (str(held_out), ["c/d", "e/f"], [], ("", "main", "")),
         (str(held_out), ["e/f", "a.jsonl"], [], ("", "", "")),
+        (str(several), ["c/d"], [], ("", "main", "")),
+        (str(several), ["e/f"], [], ("", "", "")),
+        (str(of_any), ["e/f"], [], ("validation", "main", "v1")),
     ):  # fmt: skip
         task = load_recipe(name, [*_of_files(files, name, overrides), *overrides]).model_dump()["task"]
         assert (task["split"], task["subset"], task["revision"]) == kept
