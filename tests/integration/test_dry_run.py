@@ -215,6 +215,8 @@ def test_a_supervised_training_is_planned_and_takes_the_tokens_that_were_foretol
         RecipeError, match=r"absent\.jsonl is not there: the plan is of the demonstrations to learn from"
     ):
         dry(*words, "demos.kind=teacher", "--demonstrations", tmp_path / "absent.jsonl", "--out", tmp_path / "new")
+    with pytest.raises(RecipeError, match=r"no room for an answer"):  # in what it is to solve in the end
+        dry(*words, "sft.samples=2", "rollout.max_tokens=20", "--demonstrations", file, "--out", tmp_path / "new")
 
 
 def test_a_preference_training_is_planned_with_both_sides_of_its_pairs(base: Path, tmp_path: Path) -> None:

@@ -90,7 +90,9 @@ def difficulty(
     if of_run is not None:
         console.print(f"try: {_with_stage(of_run, out)}")
         return
-    own = [o for o in overrides if not o.startswith("engine.")] if _only_measures(recipe) else overrides
+    own = overrides
+    if _only_measures(recipe):
+        own = [*(override for override in overrides if not override.startswith("engine.")), "engine.kind=local"]
     again = command_line("retcon", "train", name or "RECIPE", *own, f"select.pass_rates={out}", "--from", checkpoint)
     console.print(f"try: {again}")
 

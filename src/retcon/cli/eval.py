@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -21,6 +21,9 @@ from retcon.cli.common.interrupt import interruptible
 from retcon.cli.common.overriding import of_sections
 from retcon.cli.common.progress import tell_line, tell_place, telling
 from retcon.core.texts import is_url
+
+if TYPE_CHECKING:
+    from retcon.tasks.data.settings import FileTaskSettings
 
 
 def evaluate(
@@ -100,7 +103,7 @@ SAMPLES = 4
 def _of_files(paths: Sequence[str], recipe: str | None, overrides: Sequence[str]) -> list[str]:
     """What `--data` changes in a recipe: all rows of these files are evaluated on, unless it or an override says how
     many. What it says of its own data alone goes: which rows of them, and of a data set of the hub its subset and
-    revision, unless that is what is named."""
+    revision, unless what is named is what it trains or evaluates on."""
     from retcon.config.load import load_recipe
     from retcon.config.save import toml_of
     from retcon.tasks.checked import EVERY
@@ -112,9 +115,13 @@ def _of_files(paths: Sequence[str], recipe: str | None, overrides: Sequence[str]
     given = {override.partition("=")[0].strip() for override in overrides}
     settings = load_recipe(recipe)
     given |= {f"evaluate.{key}" for key in settings.evaluate.model_fields_set}
-    own = () if [getattr(settings.task, "path", "")] == list(paths) else ("subset", "revision")
+    data: set[str] = set()
+    if settings.task.kind == "file":
+        task = cast("FileTaskSettings", settings.task)
+        data = {task.path, task.evaluation_path, *(source.path for source in task.sources)} - {""}
+    own = () if not data else ("split",) if data.issuperset(paths) else ("split", "subset", "revision")
     return [
-        "task.kind=file", 'task.split=""', *(f'task.{key}=""' for key in own), 'task.path=""', "task.sources=[]",
+        "task.kind=file", *(f'task.{key}=""' for key in own), 'task.path=""', "task.sources=[]",
         'task.evaluation_path=""', 'task.evaluation_split=""', "task.evaluation_share=1", where,
         *(f"{key}={value}" for key, value in keys.items() if key not in given),
     ]  # fmt: skip

@@ -59,28 +59,33 @@ class Partial:
             raise unwritable(self.partial, error) from error
         self.out: IO[bytes] = compressed(self._file, path.name)
 
-    def pause(self) -> int:
-        """Close it for now; the size to go on from."""
+    def finish(self) -> int:
+        """All of it on the disk, and still no other process writes it; its size."""
         try:
             if self.out is not self._file:
                 self.out.close()
             self._file.flush()
             os.fsync(self._file.fileno())
-            size = self._file.tell()
-            self._file.close()
+            return self._file.tell()
         except OSError as error:
             raise unwritable(self.partial, error) from error
+
+    def pause(self) -> int:
+        """Close it for now; the size to go on from."""
+        size = self.finish()
+        self.leave()
         return size
 
     def commit(self) -> None:
         """Put it in its place."""
         if not self._file.closed:
-            self.pause()
+            self.finish()
         try:
             self.partial.replace(self.path)
             synced(self.path.parent)
         except OSError as error:
             raise RecordError(f"{self.path} could not be written, and is as it was before: {error}") from error
+        self.leave()
 
     def leave(self) -> None:
         """Let go of it, so that it can be gone on with from where it was resumed; nothing is raised."""

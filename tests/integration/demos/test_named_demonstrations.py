@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from retcon.cli.app import app
@@ -68,6 +69,13 @@ def test_where_the_recipe_says_what_they_are_made_of_they_are_made(base: Path, t
     beside = sft(base, tmp_path / "other")
     assert CliRunner().invoke(app, beside, catch_exceptions=False).exit_code == 0
     assert (tmp_path / "other-demonstrations.jsonl").is_file()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="is there")
+def test_nothing_is_made_for_a_training_that_cannot_be_here(base: Path, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="cuda"):
+        CliRunner().invoke(app, sft(base, tmp_path / "run", "compute.device=cuda"), catch_exceptions=False)
+    assert not list(tmp_path.glob("run-demonstrations*"))
 
 
 def test_what_was_begun_or_made_before_is_gone_on_with(base: Path, tmp_path: Path) -> None:

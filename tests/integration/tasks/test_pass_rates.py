@@ -145,18 +145,23 @@ def test_the_command_tells_how_hard_the_tasks_are_and_what_to_do_next(base, tmp_
     assert len(list(read_pass_rates(out))) == 3
 
 
-def test_a_server_that_only_measures_is_no_part_of_the_advice(base: Path, tmp_path: Path) -> None:
-    out, url = tmp_path / "rates.jsonl", "http://127.0.0.1:9/v1"
+@pytest.mark.parametrize("own", [False, True], ids=["of the command", "of the recipe"])
+def test_a_server_that_only_measures_is_no_part_of_the_advice(own: bool, base: Path, tmp_path: Path) -> None:
+    out, url, name = tmp_path / "rates.jsonl", "http://127.0.0.1:9/v1", "quickstart/baseline"
     with PassRateFile(out) as added:  # all that is asked for, so that no server is
         for task in islice(training_prompts(task_set("numbers"), 0), 2):
             added.add(PassRate(task.id, f"{url} x", 1, 8))
-    served = ("engine.kind=openai", f"engine.url={url}", "engine.model=x")
-    words = ["difficulty", str(base), "quickstart/baseline", *served, "rollout.max_tokens=2000", "--tasks", "2"]
-    done = CliRunner().invoke(app, [*words, "--out", str(out)])
+    served = ["engine.kind=openai", f"engine.url={url}", "engine.model=x"]
+    if own:
+        name, served = str(tmp_path / "own.toml"), []
+        Path(name).write_text(f"[engine]\nkind = 'openai'\nurl = '{url}'\nmodel = 'x'\n")
+    words = ["difficulty", str(base), name, *served, "rollout.max_tokens=2000", "--tasks", "2", "--out", str(out)]
+    done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
     advised = shlex.split(done.stdout.partition("try: retcon train ")[2])
-    assert advised[1:] == ["rollout.max_tokens=2000", f"select.pass_rates={out}", "--from", str(base)]
-    recipe = load_recipe(advised[0], advised[1:-2])
+    changes = ["rollout.max_tokens=2000", "engine.kind=local", f"select.pass_rates={out}"]
+    assert advised == [name, *changes, "--from", str(base)]
+    recipe = load_recipe(name, changes)
     recipe.engine.refuse_training(recipe)
 
 

@@ -112,9 +112,12 @@ def test_the_commands_train_on_them(base, tmp_path):
     clean, pairs = purified(tmp_path / "data", "sharegpt")
     few = ["sft.steps=1", "sft.batch=2", f"model.path={base}"]
     words = ["sft", "quickstart/cold_start", *few, "--demonstrations", str(clean), "--out", str(tmp_path / "sft")]
-    assert CliRunner().invoke(app, words).exit_code == 0
-    words = ["dpo", "dpo.steps=2", "dpo.batch=2", "--pairs", str(pairs), "--from", str(tmp_path / "sft")]
-    done = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "dpo")])
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    assert f"retcon eval {tmp_path / 'sft'} quickstart/cold_start sft.steps=1 " in done.output
+    words = ["dpo", "quickstart/saar", "dpo.steps=2", "dpo.batch=2", "--pairs", str(pairs)]
+    done = CliRunner().invoke(app, [*words, "--from", str(tmp_path / "sft"), "--out", str(tmp_path / "dpo")])
     assert done.exit_code == 0, done.output
     assert f"model: {tmp_path / 'dpo/final'}" in done.output
+    assert f"retcon eval {tmp_path / 'dpo'} quickstart/saar dpo.steps=2 " in done.output
     assert json.loads((tmp_path / "dpo/run.json").read_text())["kind"] == "dpo"

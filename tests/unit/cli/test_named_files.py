@@ -38,13 +38,27 @@ def test_how_many_problems_of_a_file_count_is_said_by_the_recipe_too(tmp_path: P
         assert (found.problems, found.samples, found.seed) == (*counts, 3 if name else 1000)
 
 
-def test_which_rows_of_its_own_data_a_recipe_takes_says_nothing_of_the_files_that_are_named() -> None:
-    name = "smollm2/saar"
-    for files, overrides, kept in (
-        (["a.jsonl"], [], ("", "", "")),
-        (["openai/gsm8k"], [], ("", "main", "")),
-        (["a/b"], ["task.split=validation", "task.subset=all", "task.revision=v2"], ("validation", "all", "v2")),
-    ):
+def test_which_rows_of_its_own_data_a_recipe_takes_says_nothing_of_the_files_that_are_named(tmp_path: Path) -> None:
+    shipped, held_out = "smollm2/saar", tmp_path / "held_out.toml"
+    held_out.write_text(
+        "[task]\nkind = 'file'\npath = 'c/d'\nsubset = 'main'\nsplit = 'train'\nevaluation_path = 'e/f'\n"
+    )
+    of_any = tmp_path / "of_any.toml"
+    of_any.write_text("[task]\nkind = 'file'\nsubset = 'main'\nsplit = 'validation'\nrevision = 'v1'\n")
+    several = tmp_path / "several.toml"
+    several.write_text("[task]\nkind = 'file'\nsources = ['a/b', 'c/d']\nsubset = 'main'\nsplit = 'train'\n")
+    for name, files, overrides, kept in (
+        (shipped, ["a.jsonl"], [], ("", "", "")),
+        (shipped, ["openai/gsm8k"], [], ("", "main", "")),
+        (shipped, ["a/b"], ["task.split=validation", "task.subset=all", "task.revision=v2"],
+         ("validation", "all", "v2")),
+        (str(held_out), ["e/f"], [], ("", "main", "")),
+        (str(held_out), ["c/d", "e/f"], [], ("", "main", "")),
+        (str(held_out), ["e/f", "a.jsonl"], [], ("", "", "")),
+        (str(several), ["c/d"], [], ("", "main", "")),
+        (str(several), ["e/f"], [], ("", "", "")),
+        (str(of_any), ["e/f"], [], ("validation", "main", "v1")),
+    ):  # fmt: skip
         task = load_recipe(name, [*_of_files(files, name, overrides), *overrides]).model_dump()["task"]
         assert (task["split"], task["subset"], task["revision"]) == kept
 

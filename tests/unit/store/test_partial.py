@@ -45,6 +45,20 @@ def test_what_another_command_finishes_at_that_moment_is_left_whole(
     assert path.read_bytes() == b"{}\n"
 
 
+@pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.gz", "out.jsonl.zst"])
+def test_what_is_finished_is_nobody_elses_until_it_is_in_its_place(tmp_path: Path, name: str) -> None:
+    """One of several, of which all are finished before the first is put in its place."""
+    path = tmp_path / name
+    first = Partial(path)
+    first.out.write(b"{}\n" * 9)
+    size = first.finish()
+    with pytest.raises(RecordError, match="another command is writing"):
+        Partial(path)
+    first.commit()
+    assert path.stat().st_size == size > 0
+    Partial(path).discard()
+
+
 def test_what_an_interrupted_command_left_is_begun_anew_or_gone_on_with(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     left = path.with_name("out.jsonl.partial")

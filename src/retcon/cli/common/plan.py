@@ -88,8 +88,9 @@ def _stage(show: Console, stage: Stage, tasks: TaskSet, needs: Needs) -> None:
 
 
 def plan_sft(recipe: Recipe, demonstrations: Path, out: Path) -> None:
-    """Prints the plan of `retcon sft` on a file that is there."""
+    """Prints the plan of `retcon sft` on a file that is there. Raises what the training would before it starts."""
     from retcon.train.datasets.demonstrations import read_samples
+    from retcon.train.sampled import to_sample
 
     folder = model_folder(recipe.model.path)
     if not demonstrations.exists():
@@ -100,6 +101,7 @@ def plan_sft(recipe: Recipe, demonstrations: Path, out: Path) -> None:
     samples = read_samples(
         demonstrations, build_chat(recipe, folder), vocabulary=_vocabulary(folder), max_tokens=context_of(folder)
     )
+    to_sample(recipe, folder)
     _plan_updates("sft", recipe, folder, out, samples, recipe.sft.batch, recipe.sft.steps)
 
 

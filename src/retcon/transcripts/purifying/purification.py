@@ -46,6 +46,8 @@ class Stopped(Exception):
 class _Sink(Protocol):
     out: IO[bytes]
 
+    def finish(self) -> int: ...
+
     def pause(self) -> int: ...
 
     def commit(self) -> None: ...
@@ -59,9 +61,12 @@ class _Stdout:
     def __init__(self) -> None:
         self.out: IO[bytes] = sys.stdout.buffer
 
-    def pause(self) -> int:
+    def finish(self) -> int:
         self.out.flush()
         return 0
+
+    def pause(self) -> int:
+        return self.finish()
 
     def commit(self) -> None:
         self.out.flush()
@@ -116,7 +121,7 @@ class Purification:
             if self._skipped == len(self.assignment.inputs):
                 raise RecordError("\n".join(["none of the files can be read", *self.bad]))
             for sink in kept.values():
-                sink.pause()
+                sink.finish()
             for _, sink in sorted(kept.items(), key=lambda item: item[0] == "out"):
                 sink.commit()
         except (RetconError, OSError):
