@@ -66,4 +66,4 @@ def dpo(
             on_step=on_step,
             on_place=tell_place,
         )
-    tell_trained(final, out, f"metrics: {out / 'metrics.jsonl'}", recipe=[name, *overrides] if name else ())
+    tell_trained(final, out, f"metrics: {out / 'metrics.jsonl'}", recipe=[*filter(None, [name]), *overrides])
