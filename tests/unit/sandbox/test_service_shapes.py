@@ -24,5 +24,5 @@ def test_a_place_is_given_as_fastapi_gives_it(field: str | None, where: list[str
 @pytest.mark.parametrize("name", ["\u00b2", "12", "data.1.csv", "a[0].txt"])
 def test_the_name_of_a_file_is_one_step_whatever_it_holds(name: str) -> None:
     with pytest.raises(RequestRefused) as refused:
-        decode_files({name: "no base64"}, "files", "namespaces")
+        decode_files({name: "no base64"}, "files", "namespaces", ())
     assert as_fastapi(refused.value)["detail"][0]["loc"] == ["body", "files", name]

@@ -145,5 +145,5 @@ async def _serve(opened: socket.socket, settings: Settings, sandbox: SandboxPool
                 "Give --token-file, or listen on 127.0.0.1."
             )
             typer.secho(warning, fg="red", bold=True, err=True)
-        app = create_app(sandbox, sandbox.tier, settings)
+        app = create_app(sandbox, sandbox.tier, settings, sandbox.fleet.folders)
         await server.serve(app, opened, signals, draining=app.draining)

@@ -56,7 +56,7 @@ def to_write(paths: Iterable[str], tier: str = "", folders: Collection[str] = WR
     places = {name: _place(name) for name in names}
     # In sorted order what lies in a folder follows the folder at once: there may be many paths, each of many parts.
     plain = sorted(f"{place}/" for place in places.values())
-    folders = {name[:-1] for name, following in pairwise(plain) if following.startswith(name)} | {SCRATCH}
+    above = {name[:-1] for name, following in pairwise(plain) if following.startswith(name)} | {SCRATCH}
     for name in names:
         encoded = name.encode()
         if len(encoded) > PATH_BYTES or any(len(part) > NAME_BYTES for part in encoded.split(b"/")):
@@ -65,7 +65,7 @@ def to_write(paths: Iterable[str], tier: str = "", folders: Collection[str] = WR
             )
         if len(PurePosixPath(name).parts) > PARTS:
             raise ValueError(f"file {name[:80]!r}… lies in too many folders: {PARTS} parts at most")
-        if name.endswith("/") or places[name] in folders:
+        if name.endswith("/") or places[name] in above:
             raise ValueError(
                 f"file {name!r} is a folder, or that of another file, or another file itself: give it a name of its own"
             )

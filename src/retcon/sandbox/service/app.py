@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import partial
 
 from msgspec import Struct
@@ -14,6 +15,7 @@ from retcon import __version__
 from retcon.http.draining import Draining
 from retcon.http.front import Front
 from retcon.http.handling import answer, serving, unserved
+from retcon.sandbox.pool.paths import WRITABLE
 from retcon.sandbox.service.apis.code_judge import (
     BatchJudged,
     BatchRan,
@@ -52,9 +54,10 @@ class Health(Struct):
     version: str
 
 
-def create_app(sandbox: Counting, tier: Tier, settings: Settings) -> Front:
-    """The service over a sandbox, which the caller opens and closes. tier: what holds around its calls."""
-    calls = Calls(sandbox, tier, settings)
+def create_app(sandbox: Counting, tier: Tier, settings: Settings, folders: Collection[str] = WRITABLE) -> Front:
+    """The service over a sandbox, which the caller opens and closes. tier: what holds around its calls. folders: where
+    they take files by an absolute path, in the tier `namespaces`."""
+    calls = Calls(sandbox, tier, settings, folders)
     languages = Languages(calls)
     own, sessions = OwnApi(calls), SessionsApi(calls)
     judge, fusion, jupyter = CodeJudgeApi(calls, languages), FusionApi(calls, languages), JupyterApi(calls)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
 from typing import Protocol
 
@@ -32,12 +32,13 @@ class Counting(Sandbox, Protocol):
 
 
 class Calls:
-    """The sandbox, and the count of what runs in it. tier: what holds around its calls."""
+    """The sandbox, and the count of what runs in it. tier, folders: of its calls, as `create_app` has them."""
 
-    def __init__(self, sandbox: Counting, tier: Tier, settings: Settings) -> None:
+    def __init__(self, sandbox: Counting, tier: Tier, settings: Settings, folders: Collection[str]) -> None:
         self.sandbox = sandbox
         self.tier = tier
         self.settings = settings
+        self.folders = folders
         self.gate = Gate(settings.workers + settings.queue)
         self.metrics = Metrics()
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from retcon.http.refusal import RequestRefused
 from retcon.sandbox.pool.paths import inside_scratch, to_write
 
 
-def decode_files(files: Mapping[str, str | None], field: str, tier: str) -> dict[str, bytes]:
-    """Base64 to bytes; a content of None is left out. tier: the server's. Raises RequestRefused that names the file."""
+def decode_files(files: Mapping[str, str | None], field: str, tier: str, folders: Collection[str]) -> dict[str, bytes]:
+    """Base64 to bytes; a content of None is left out. tier, folders: the server's. Raises RequestRefused that names the
+    file."""
     decoded = {}
     try:
-        to_write(files, tier)
+        to_write(files, tier, folders)
     except ValueError as error:
         raise RequestRefused.invalid(field, str(error)) from error
     for name, content in files.items():
@@ -29,10 +30,10 @@ def decode_files(files: Mapping[str, str | None], field: str, tier: str) -> dict
     return decoded
 
 
-def check_paths(paths: Iterable[str], field: str, tier: str) -> list[str]:
-    """These paths. tier: the server's. Raises RequestRefused for one in a folder that is not the program's."""
+def check_paths(paths: Iterable[str], field: str, tier: str, folders: Collection[str]) -> list[str]:
+    """These paths. tier, folders: the server's. Raises RequestRefused for one in a folder that is not the program's."""
     try:
-        return inside_scratch(paths, tier)
+        return inside_scratch(paths, tier, folders)
     except ValueError as error:
         raise RequestRefused.invalid(field, str(error)) from error
 

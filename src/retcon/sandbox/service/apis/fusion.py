@@ -97,8 +97,8 @@ class FusionApi:
         program = Program(
             asked.code,
             stdin=check_text(asked.stdin or "", "stdin"),
-            files=decode_files(asked.files, "files", calls.tier),
-            fetch=check_paths(asked.fetch_files, "fetch_files", calls.tier),
+            files=decode_files(asked.files, "files", calls.tier, calls.folders),
+            fetch=check_paths(asked.fetch_files, "fetch_files", calls.tier, calls.folders),
             limits=limits,
             wait=settings.fusion_wait + spare,
         )

@@ -135,8 +135,8 @@ class JupyterApi:
                 raise RequestRefused.invalid(f"cells[{index}]", problem)
         limits = bounded(calls, "total_timeout", asked.total_timeout, TOTAL_SECONDS, asked.memory_limit_MB)
         calls.check_bounds({"cell_timeout": asked.cell_timeout}, {})
-        files = decode_files(asked.files, "files", calls.tier)
-        fetch = check_paths(asked.fetch_files, "fetch_files", calls.tier)
+        files = decode_files(asked.files, "files", calls.tier, calls.folders)
+        fetch = check_paths(asked.fetch_files, "fetch_files", calls.tier, calls.folders)
         try:
             async with asyncio.timeout(calls.settings.fusion_wait):
                 session = await calls.sandbox.session(limits=limits)

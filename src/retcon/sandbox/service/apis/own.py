@@ -150,7 +150,7 @@ def checked_call(calls: Calls, call: Call, at: str = "") -> Program:
             f"{at}tier", f"tier '{call.tier}' is unavailable here: this server's is '{calls.tier}'"
         )
     program = checked_cell(calls, call, calls.settings.limits, calls.tier, at)
-    fetch = check_paths(call.fetch, f"{at}fetch", calls.tier)
+    fetch = check_paths(call.fetch, f"{at}fetch", calls.tier, calls.folders)
     return replace(program, fetch=fetch, wait=call.wait, seed=call.seed)
 
 
@@ -174,7 +174,7 @@ def checked_cell(calls: Calls, cell: Cell, limits: Limits, tier: str = "", at: s
         message = f"NUL at character {cell.code.index(chr(0))}: Python takes none in a program"
         raise ProgramRefused(message, field=f"{at}code", result=result)
     check_text(cell.stdin, f"{at}stdin", "surrogateescape")
-    files = decode_files(cell.files, f"{at}files", tier)
+    files = decode_files(cell.files, f"{at}files", tier, calls.folders)
     try:
         check_room(files, cell.stdin)
     except ValueError as error:
