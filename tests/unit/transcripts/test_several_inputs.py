@@ -6,6 +6,7 @@ import gzip
 import itertools
 import json
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -245,6 +246,23 @@ def test_a_file_that_cannot_be_read_is_skipped_and_told(tmp_path: Path, into_fol
     ]  # fmt: skip
     read = [parsed(path) for path in sorted(out.iterdir())] if into_folder else [parsed(out)]
     assert read == ([[CLEAN, CLEAN], [CLEAN], [CLEAN]] if into_folder else [[CLEAN] * 4])
+
+
+@pytest.mark.parametrize(("name", "tool"), [("b.parquet.gz", "gzip"), ("b.parquet.zst", "zstd"), ("b.pt.gz", "gzip")])
+def test_a_table_that_is_compressed_as_a_whole_is_an_input_that_cannot_be_read(
+    tmp_path: Path, name: str, tool: str
+) -> None:
+    inputs = [tmp_path / "a.jsonl", tmp_path / name, tmp_path / "c.jsonl"]
+    for path in inputs:
+        path.write_bytes(json.dumps(CLEAN).encode() + b"\n")
+    kind = Path(name).suffixes[0]
+    told = f"{inputs[1]}: a {kind} that is compressed as a whole is not read; unpack it first: {tool} -d "
+    with pytest.raises(RecordError, match=re.escape(told)):
+        purified(assignment(inputs[1:2], tmp_path / "out.jsonl"))
+    run = Purification(assignment(inputs, tmp_path / "out", into_folder=True, skip_bad=True))
+    assert [count.transcripts for count in run(lambda *_: None, lambda: False)] == [1, 0, 1]
+    assert run.bad == [f"{told}{inputs[1]}"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a.jsonl", "c.jsonl"]
 
 
 def test_where_no_file_can_be_read_that_is_an_error(tmp_path: Path) -> None:

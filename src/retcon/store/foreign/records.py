@@ -227,3 +227,7 @@ _OTHER_KINDS = {
 def _refuse_other_kinds(path: Path) -> None:
     if hint := _OTHER_KINDS.get(path.suffix):
         raise RecordError(f"{path}: files of kind {path.suffix} are not read; {hint.format(path)}")
+    whole = Path(plain_name(path.name)).suffix
+    if whole in (".parquet", ".pt") and whole != path.suffix:
+        unpack = f"{'gzip' if path.suffix == '.gz' else 'zstd'} -d {path}"
+        raise RecordError(f"{path}: a {whole} that is compressed as a whole is not read; unpack it first: {unpack}")
