@@ -176,6 +176,24 @@ def test_a_folder_that_is_read_is_not_left_out_because_all_of_it_lies_below_the_
     assert parsed(tmp_path / "a.jsonl") == [CLEAN]
 
 
+def test_where_all_lies_in_the_output_folder_that_is_said(tmp_path: Path) -> None:
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / "a.jsonl").write_text(json.dumps(CLEAN) + "\n")
+    refused = CliRunner().invoke(app, ["purify", str(tmp_path), "-o", f"{tmp_path}/made"])
+    assert str(refused.exception).endswith(f" or .pt, but for what lies in {tmp_path}/made, where the output goes")
+    (tmp_path / "empty").mkdir()
+    refused = CliRunner().invoke(app, ["purify", str(tmp_path / "empty"), "-o", f"{tmp_path}/made"])
+    assert str(refused.exception).endswith(" or .pt")
+
+
+def test_an_output_that_is_a_link_to_itself_is_one_message(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps(CLEAN) + "\n")
+    (tmp_path / "loop").symlink_to("loop")
+    refused = CliRunner().invoke(app, ["purify", str(tmp_path), "-o", f"{tmp_path}/loop"])
+    assert isinstance(refused.exception, RecordError)
+    assert "loop cannot be written: " in str(refused.exception)
+
+
 @pytest.mark.parametrize("order", list(itertools.permutations(("lines", "array", "document"))), ids="-".join)
 def test_inputs_of_several_shapes_become_one_file_that_can_be_read(tmp_path: Path, order: tuple[str, ...]) -> None:
     inputs = written(tmp_path, **{name: [CLEAN, CLEAN][: 1 if name == "document" else 2] for name in order})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -87,7 +88,12 @@ def expand(words: Sequence[str], out: Path | None = None) -> Iterator[tuple[Path
                 p for p in path.rglob("*") if p.is_file() and _is_transcript_file(p) and made not in p.parents
             )
             if not found:
-                raise RecordError(f"{path}: no file in this folder or below is {', '.join(KINDS[:-1])} or {KINDS[-1]}")
+                but = (
+                    "" if made is None or not made.is_dir() else f", but for what lies in {made}, where the output goes"
+                )
+                raise RecordError(
+                    f"{path}: no file in this folder or below is {', '.join(KINDS[:-1])} or {KINDS[-1]}{but}"
+                )
             yield from ((p, str(p.relative_to(path))) for p in found)
         elif path.exists():
             yield path, path.name
@@ -104,7 +110,7 @@ def expand(words: Sequence[str], out: Path | None = None) -> Iterator[tuple[Path
 
 def _below(folder: Path, other: Path) -> Path | None:
     """`other`, by a path that begins with `folder`, where it lies below that."""
-    inner, root = other.resolve(), folder.resolve()
+    inner, root = Path(os.path.realpath(other)), Path(os.path.realpath(folder))  # not `resolve`: of a loop that raises
     return folder / inner.relative_to(root) if root in inner.parents else None
 
 
