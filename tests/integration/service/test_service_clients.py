@@ -222,6 +222,26 @@ def test_limits_that_a_server_does_not_allow_are_refused_before_work_starts(aske
         assert asyncio.run(opened([made.url], "wall_seconds=20")) == [made.url]
 
 
+@pytest.mark.parametrize(("status", "kind"), [(503, "busy"), (500, "internal")])
+def test_a_server_that_is_busy_or_broken_just_then_is_there_all_the_same(status: int, kind: str) -> None:
+    """Its limits are asked for by a call, which waits for no worker."""
+    limits = Limits(wall_seconds=7)
+
+    def reply(asked: answering.Asked) -> answering.Answer:
+        refusal = {"error": {"type": kind, "field": None, "message": "not now"}}
+        return answering.Answer(refusal, status) if asked.path == "/v1/run" else answering.Answer({"tier": "landlock"})
+
+    async def main(url: str) -> None:
+        async with SandboxClient(url, limits=limits) as client, SandboxRouter([url], limits=limits) as router:
+            assert (client.tier, router.up) == ("landlock", [url])
+
+    with answering.serving(reply) as made:
+        asyncio.run(main(made.url.removesuffix("/v1")))
+    assert [(one.path, one.body["wait"], one.body["limits"]["wall_seconds"]) for one in made.asked] == [
+        ("/v1/run", 0, 7), ("/v1/run", 0, 7),
+    ]  # fmt: skip
+
+
 def test_a_killed_server_costs_no_call_and_comes_back_in() -> None:
     async def work() -> None:
         with server("--workers", "1") as one, server("--workers", "1") as two:
