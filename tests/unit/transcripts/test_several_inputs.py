@@ -135,6 +135,17 @@ def test_two_files_that_would_be_one_of_a_folder_are_both_named(tmp_path: Path) 
     assert f"{one} and {two} would both be {both}: " in str(done.exception)
 
 
+def test_what_lies_where_the_output_goes_and_was_not_made_of_the_rest_is_told(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    for name in ("a.jsonl", "out/a.jsonl", "out/raw.jsonl"):
+        (tmp_path / name).write_text(json.dumps(CLEAN) + "\n")
+    words = ["purify", str(tmp_path), "-o", str(tmp_path / "out"), "--force"]
+    with pytest.warns(UserWarning, match=r"not read, as the output goes to .*out: 1 file there, such as .*raw\.jsonl$"):
+        assert CliRunner().invoke(app, words).exit_code == 0
+    (tmp_path / "out/raw.jsonl").unlink()
+    assert CliRunner().invoke(app, words).exit_code == 0  # pytest makes a warning an error
+
+
 @pytest.mark.parametrize("out", ["clean", "clean/", "below/clean/"])
 def test_a_folder_below_the_one_that_is_read_is_resumed_and_made_anew_as_any_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from retcon.core.errors import RecordError, nearest
+from retcon.core.texts import counted
 from retcon.purify.offline import Offline
 from retcon.store.compression import plain_name
 from retcon.store.foreign.records import KINDS, STDIN
@@ -75,8 +77,8 @@ def expand(words: Sequence[str], out: Path | None = None) -> Iterator[tuple[Path
     """The files that words mean, each with its name below the folder that it was found in.
 
     A word is a file, a folder (all transcripts below it), a pattern, or `-`. out: where they are to go to; if that is a
-    folder below one that is searched, what lies in it was made of the rest, and is left out. Raises RecordError for a
-    word that is none.
+    folder below one that is searched, what lies in it is left out, and what was not made of the rest is told (a
+    warning). Raises RecordError for a word that is none.
     """
     for word in words:
         path = Path(word)
@@ -84,9 +86,8 @@ def expand(words: Sequence[str], out: Path | None = None) -> Iterator[tuple[Path
             yield STDIN, "stdin.jsonl"
         elif path.is_dir():
             made = None if out is None else _below(path, out)
-            found = sorted(
-                p for p in path.rglob("*") if p.is_file() and _is_transcript_file(p) and made not in p.parents
-            )
+            there = sorted(p for p in path.rglob("*") if p.is_file() and _is_transcript_file(p))
+            found = [p for p in there if made not in p.parents]
             if not found:
                 but = (
                     "" if made is None or not made.is_dir() else f", but for what lies in {made}, where the output goes"
@@ -94,7 +95,12 @@ def expand(words: Sequence[str], out: Path | None = None) -> Iterator[tuple[Path
                 raise RecordError(
                     f"{path}: no file in this folder or below is {', '.join(KINDS[:-1])} or {KINDS[-1]}{but}"
                 )
-            yield from ((p, str(p.relative_to(path))) for p in found)
+            names = [str(p.relative_to(path)) for p in found]
+            made_of = {made / name for name in names} if made is not None else set()
+            if others := [p for p in there if made in p.parents and p not in made_of]:
+                told = f"not read, as the output goes to {made}: {counted(len(others), 'file')} there, such as"
+                warnings.warn(f"{told} {others[0]}", UserWarning, stacklevel=2)
+            yield from zip(found, names, strict=True)
         elif path.exists():
             yield path, path.name
         elif any(c in word for c in "*?["):
