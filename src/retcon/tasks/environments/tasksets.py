@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -132,25 +132,26 @@ class TasksetEnvironment:
     def _tools(self) -> Sequence[ToolSpec]:
         """Those of every row. Raises RecipeError for a row that needs what is not here, and for one with other tools
         than the first."""
-        kinds: list[tuple[type, Any]] = []
-        found: list[ToolSpec] = []
+        kinds: dict[tuple[type, str], tuple[str, Any]] = {}
         for number, (_, row) in enumerate(self._rows.values()):
-            where, kind = f"task.environment: row {number} of {self.name}", (type(row), row.config)
+            where, kind = f"task.environment: row {number} of {self.name}", (type(row), repr(row.config))
             _refuse_contained(row, where)
-            if kind in kinds:
-                continue
-            self._refuse(row, where)
-            own = in_a_loop(self._served(row).specs())
-            if not kinds:
-                found = own
-            elif _by_name(own) != _by_name(found):
+            if kind not in kinds:
+                self._refuse(row, where)
+                kinds[kind] = where, row
+        firsts = list(kinds.values())
+        found, *others = in_a_loop(self._specs([row for _, row in firsts]))
+        for (where, row), own in zip(firsts[1:], others, strict=True):
+            if _by_name(own) != _by_name(found):
                 raise RecipeError(
-                    f"{where}: a {kind[0].__name__} has {_listed(own)}, and row 0, a {kinds[0][0].__name__}, has "
-                    f"{_listed(found)}; all must have the same tools, described alike: leave out those of one kind "
+                    f"{where}: a {type(row).__name__} has {_listed(own)}, and row 0, a {type(firsts[0][1]).__name__}, "
+                    f"has {_listed(found)}; all must have the same tools, described alike: leave out those of one kind "
                     "(`Taskset.exclude`)"
                 )
-            kinds.append(kind)
         return found
+
+    async def _specs(self, rows: Iterable[Any]) -> list[Sequence[ToolSpec]]:
+        return [await self._served(row).specs() for row in rows]
 
     def _refuse(self, row: Any, where: str) -> None:
         """Raises RecipeError for a kind of task that needs what is not here."""
