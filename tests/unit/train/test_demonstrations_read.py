@@ -1,0 +1,123 @@
+"""What is read of demonstrations at the edges: the last position and the last id that a model has, texts that are cut,
+what is asked beside a list of messages, and what is warned of."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from retcon.chat.chat import Chat
+from retcon.chat.hermes import render_call
+from retcon.chat.tokenizer import ByteTokenizer
+from retcon.core.errors import RecipeError, RecordError, TaskWarning
+from retcon.store.pass_rates import PassRate, PassRateFile
+from retcon.train.datasets.demonstrations import read_rendered, read_samples, short_enough
+from retcon.train.datasets.preferences import read_preferences
+from retcon.train.datasets.vocabulary import UNREADABLE, refuse_other_texts, refuse_other_vocabulary
+from retcon.train.prompts import measured_of
+
+TOKENIZER = ByteTokenizer()
+CHAT = Chat(TOKENIZER, style="markdown")
+ASKED, SAID = {"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}
+CALL = {"role": "assistant", "content": render_call("python", {"code": "print(1)"})}
+RESULT = {"role": "tool", "content": "1"}
+
+
+def written(file: Path, *records: object) -> Path:
+    file.write_text("".join(json.dumps(one) + "\n" for one in records), encoding="utf-8")
+    return file
+
+
+def test_what_just_fits_is_learnt() -> None:
+    with pytest.warns(
+        TaskWarning, match=r"1 of 3 demonstrations are longer than the model's 5 positions \(the longest"
+    ):
+        assert short_enough([4, 5, 6], lambda length: length, 5, Path("d.jsonl"), "demonstrations") == [4, 5]
+    assert short_enough([5], lambda length: length, 5, Path("d.jsonl"), "demonstrations") == [5]
+
+
+def test_the_first_and_the_last_id_of_a_model_are_its_own() -> None:
+    refuse_other_vocabulary([0, 9], 10, "here")
+    refuse_other_vocabulary([], 1, "here")
+    for ids, wrong in (([0, 10], 10), ([-1, 3], -1)):
+        with pytest.raises(RecordError, match=f"^here: id {wrong}, and the model has 10, from 0 on"):
+            refuse_other_vocabulary(ids, 10, "here")
+
+
+@pytest.mark.parametrize(
+    ("text", "alike"),
+    [
+        (f"a{UNREADABLE}b{UNREADABLE}c", True),
+        (f"a{UNREADABLE}c{UNREADABLE}b{UNREADABLE}c", False),  # not in this order
+        (f"a{UNREADABLE}bb{UNREADABLE}c", False),
+        (f"b{UNREADABLE}c", False),
+        (f"a{UNREADABLE}b", False),
+        (f"{UNREADABLE}a{UNREADABLE}xbyc", True),
+        (f"axb{UNREADABLE}xb{UNREADABLE}c", False),  # each stands for itself, and once
+    ],
+)
+def test_a_text_whose_characters_were_cut_is_compared_by_what_is_left(text: str, alike: bool) -> None:
+    said = [(text, TOKENIZER.encode("axbyc"))]
+    if alike:
+        refuse_other_texts(said, TOKENIZER, "here")
+        return
+    with pytest.raises(RecordError, match=r"^here: the ids of"):
+        refuse_other_texts(said, TOKENIZER, "here")
+
+
+def test_no_long_text_stands_in_what_is_said_of_it() -> None:
+    for length, shown in ((40, "a" * 40), (41, "a" * 40 + "…")):
+        with pytest.raises(RecordError, match=f"the ids of '{shown}' are 'b' to this model"):
+            refuse_other_texts([("a" * length, TOKENIZER.encode("b"))], TOKENIZER, "here")
+
+
+def test_one_demonstration_that_calls_is_enough(tmp_path: Path) -> None:
+    calling, plain = {"messages": [ASKED, CALL, RESULT, SAID]}, {"messages": [ASKED, SAID]}
+    read = {"vocabulary": TOKENIZER.size}
+    for order in ((calling, plain), (plain, calling)):  # a warning would be an error here
+        assert len(read_samples(written(tmp_path / "d.jsonl", *order), CHAT, **read)) == 2
+    with pytest.warns(TaskWarning, match=r"of 2 demonstrations none calls a tool.*`retcon demos` writes"):
+        read_samples(written(tmp_path / "d.jsonl", plain, plain), CHAT, **read)
+    longer = {"messages": [ASKED, SAID, ASKED, SAID]}
+    with pytest.warns(TaskWarning, match="learns to do without$"):
+        read_samples(written(tmp_path / "d.jsonl", longer, plain), CHAT, **read)
+
+
+def test_a_prompt_stands_before_a_completion_that_begins_with_another_message(tmp_path: Path) -> None:
+    completion = [{"role": "user", "content": "And more."}, SAID]
+    file = written(tmp_path / "d.jsonl", {"prompt": "Q", "completion": completion})
+    ((_, one),) = read_rendered(file, CHAT)
+    shown = "".join(segment.text for segment in one.prompt)
+    assert [shown.index(part) >= 0 for part in ("user\nQ<", "user\nAnd more.<")] == [True, True]
+    assert shown.index("Q<") < shown.index("And more.")
+    assert one.id == one.task == f"{file}, line 1"
+
+
+@pytest.mark.parametrize("history", [[["a"]], [["a", "b", "c"]], [["a", ""]], ["ab"], [["a", "b"], ["c"]]])
+def test_what_is_no_pair_of_turns_is_no_history(history: object, tmp_path: Path) -> None:
+    file = written(tmp_path / "d.jsonl", {"instruction": "Q", "output": "A", "history": history})
+    ((_, one),) = read_rendered(file, CHAT)
+    assert "".join(segment.text for segment in one.prompt) == "<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_a_sample_of_a_pair_has_as_many_of_everything_as_ids(tmp_path: Path) -> None:
+    row = {"prompt": [ASKED], "chosen": [SAID], "rejected": [{**SAID, "content": "Another one."}]}
+    file = written(tmp_path / "p.jsonl", row)
+    (pair,) = read_preferences(file, CHAT, vocabulary=TOKENIZER.size)
+    for sample in (pair.chosen, pair.rejected):
+        assert {len(sample.ids)} == {len(sample.mask), len(sample.logprobs), len(sample.spliced)}
+        assert not any(sample.spliced)
+
+
+def test_rates_of_several_models_are_told_apart(tmp_path: Path) -> None:
+    file = tmp_path / "rates.jsonl"
+    with PassRateFile(file) as rates:
+        for model, passed in (("one", 1), ("two", 2)):
+            rates.add(PassRate("t", model, passed, 4, "content"))
+    assert {model: measured_of(file, model)["t"].passed for model in ("one", "two")} == {"one": 1, "two": 2}
+    with pytest.raises(RecipeError, match=r"rates of 2 models \(one, two\): name a file with one model"):
+        measured_of(file)
+    with pytest.raises(RecipeError, match=r"2 models \(one, two\), none of which is the one that this run .*\(three\)"):
+        measured_of(file, "three")
