@@ -76,7 +76,7 @@ def group_of(
     )
     with Rollouts(recipe, keys, model=base) as rollouts:
         rollouts._know([TASK])
-        made: Any = TrainingRollouts(rollouts.recipe, context, Graded(right), context.engine, None)  # type: ignore[arg-type]
+        made: Any = TrainingRollouts(rollouts.recipe, context, Graded(right), context.engine, None)
         return asyncio.run(rollouts._group(TASK, count, made, 0, 7, True))
 
 

@@ -89,9 +89,7 @@ def expand(words: Sequence[str], out: Path | None = None) -> Iterator[tuple[Path
             there = sorted(p for p in path.rglob("*") if p.is_file() and _is_transcript_file(p))
             found = [p for p in there if made not in p.parents]
             if not found:
-                but = (
-                    "" if made is None or not made.is_dir() else f", but for what lies in {made}, where the output goes"
-                )
+                but = f", but for what lies in {made}, where the output goes" if there else ""
                 raise RecordError(
                     f"{path}: no file in this folder or below is {', '.join(KINDS[:-1])} or {KINDS[-1]}{but}"
                 )
