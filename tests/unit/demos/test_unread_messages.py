@@ -65,6 +65,8 @@ PARTS = [{"type": "text", "text": "Q"}]
         ([{"role": "user", "text": "Q"}, {**SAID, **CALL}, SEEN], r"message 1 \(user\)"),
         ([ASKED, {**SAID, **CALL}, {"role": "tool", "output": "1"}, SAID], r"message 3 \(tool\)"),
         ([ASKED, {**SAID, **CALL}, SEEN, {"text": "A"}], r"message 4 \(None\).*has text"),
+        ([ASKED, {"role": "assistant", "type": "reasoning", "text": "A"}], r"message 2 \(assistant\).*has role, type"),
+        ([ASKED, {"from": "gpt", "type": "reasoning", "text": "A"}], r"message 2 \(gpt\).*has from, type"),
         *(([ASKED, SAID, {"type": kind, "text": "A"}], r"message 3 \(None\).*has type, text") for kind in TYPES),
     ],
 )  # fmt: skip
