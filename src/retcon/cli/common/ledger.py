@@ -86,7 +86,7 @@ def make_targets(targets: Sequence[Target], ledger: Ledger[B], *, at_once: int, 
     with alone(out):
         ledger.begin()
         try:
-            with board_for(console, todo) as board:
+            with board_for(console, todo, at_once) as board:
                 run_jobs(todo, at_once=at_once, board=board, on_end=lambda _: ledger.save())
         finally:
             seconds = ledger.end()

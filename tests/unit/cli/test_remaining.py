@@ -1,0 +1,126 @@
+"""How long jobs will still take, by what those of this session have taken."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from retcon.cli.common.board import board_for
+from retcon.cli.common.jobs import Job
+from retcon.cli.common.remaining import Remaining
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def jobs_of(*commands: str) -> list[Job]:
+    return [Job(f"{command}-{n}", (command, f"{n}"), Path("log")) for n, command in enumerate(commands)]
+
+
+def test_it_is_not_known_before_each_command_that_is_to_run_has_moved() -> None:
+    clock, jobs = Clock(), jobs_of("train", "train", "eval")
+    remaining = Remaining(jobs, 1, clock=clock)
+    assert remaining.seconds() is None
+    remaining.started(jobs[0])
+    clock.now += 80
+    remaining.ended(jobs[0])
+    assert remaining.seconds() is None  # how long an evaluation takes
+    remaining.started(jobs[2])
+    remaining.moved(jobs[2], "evaluating", 1, 100)
+    assert remaining.seconds() is None
+    clock.now += 10
+    remaining.moved(jobs[2], "evaluating", 51, 100)
+    assert remaining.seconds() == pytest.approx(80 + 49 * 10 / 50)
+
+
+def test_a_job_that_waits_takes_as_long_as_those_of_its_command_did() -> None:
+    clock, jobs = Clock(), jobs_of("train", "train", "train", "train")
+    remaining = Remaining(jobs, 2, clock=clock)
+    for job, seconds in zip(jobs[:2], (100, 140), strict=True):
+        remaining.started(job)
+        clock.now += seconds
+        remaining.ended(job)
+    remaining.started(jobs[2])
+    clock.now += 20
+    assert remaining.seconds() == pytest.approx(120)  # of 100 and 120 at once: not before the last ends
+    remaining.started(jobs[3])
+    clock.now += 60
+    assert remaining.seconds() == pytest.approx(60)
+    clock.now += 1000
+    assert remaining.seconds() == 0.0  # both are late; it is never less than nothing
+
+
+def test_several_at_once_share_what_is_left() -> None:
+    clock, jobs = Clock(), jobs_of(*["train"] * 9)
+    remaining = Remaining(jobs, 2, clock=clock)
+    remaining.started(jobs[0])
+    clock.now += 50
+    remaining.ended(jobs[0])
+    assert remaining.seconds() == pytest.approx(8 * 50 / 2)
+
+
+def test_what_a_resumed_job_did_before_says_nothing_of_its_pace() -> None:
+    clock, jobs = Clock(), jobs_of("train")
+    remaining = Remaining(jobs, 1, clock=clock)
+    remaining.started(jobs[0])
+    clock.now += 5
+    remaining.moved(jobs[0], "training", 40, 80)
+    clock.now += 30
+    remaining.moved(jobs[0], "training", 50, 80)
+    assert remaining.seconds() == pytest.approx(90)
+    clock.now += 6  # without a word
+    remaining.moved(jobs[0], "training", 50, 80)
+    assert remaining.seconds() == pytest.approx(84)
+
+
+def test_a_job_that_begins_another_part_is_reckoned_by_that_part_alone() -> None:
+    clock, jobs = Clock(), jobs_of("sft")
+    remaining = Remaining(jobs, 1, clock=clock)
+    remaining.started(jobs[0])
+    remaining.moved(jobs[0], "writing demonstrations", 1, 5000)
+    clock.now += 50
+    remaining.moved(jobs[0], "writing demonstrations", 5000, 5000)
+    remaining.moved(jobs[0], "training", 1, 101)
+    assert remaining.seconds() is None
+    clock.now += 10
+    remaining.moved(jobs[0], "training", 11, 101)
+    assert remaining.seconds() == pytest.approx(90)
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_the_board_says_how_long_all_will_take(terminal: bool) -> None:
+    console = Console(file=io.StringIO(), force_terminal=terminal, width=120, color_system=None)
+    jobs = jobs_of("train", "train")
+    with board_for(console, jobs, 2) as board:
+        for job in jobs:
+            board.started(job)
+            board.moved(job, "training", 1, 80)
+            board.ended(job)
+    assert re.search(r"about \d+:\d\d left", console.file.getvalue())
+
+
+def test_nothing_is_said_of_the_time_left_while_it_is_not_known() -> None:
+    console = Console(file=io.StringIO(), width=120)
+    jobs = jobs_of("train", "eval")
+    with board_for(console, jobs, 1) as board:
+        board.started(jobs[0])
+        board.moved(jobs[0], "training", 1, 80)
+        board.ended(jobs[0])
+    assert "train-0: done (1 of 2)\n" in console.file.getvalue()
+
+
+def test_nothing_is_said_of_it_when_all_are_done() -> None:
+    console = Console(file=io.StringIO(), width=120)
+    (job,) = jobs_of("train")
+    with board_for(console, [job], 1) as board:
+        board.started(job)
+        board.ended(job)
+    assert console.file.getvalue().endswith("train-0: done (1 of 1)\n")
