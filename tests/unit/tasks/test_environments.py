@@ -188,7 +188,7 @@ def test_a_call_that_is_not_what_the_schema_says_reaches_no_tool() -> None:
 def test_a_state_that_cannot_go_back_is_not_repaired(keys: Sequence[str]) -> None:
     recipe = recipe_of("Locked", *keys)
     with pytest.raises(RecipeError, match=r"Locked keeps a state .* task.rollback to replay"):
-        tools_of(recipe)
+        recipe.task.refuse_rollouts(recipe)
     assert played(recipe_of("Locked", *keys, repair="none"), (add(5), "done")).reward == 1.0
 
 
@@ -199,8 +199,8 @@ def test_calls_that_are_answered_otherwise_when_made_again_lose_the_rollout() ->
 
 def test_branches_are_refused_where_all_tools_have_one_state() -> None:
     with pytest.raises(RecipeError, match="cannot branch"):
-        tools_of(recipe_of("Counter", "strategy.kind=arpo"))
-    assert tools_of(recipe_of("Counter", "strategy.kind=arpo", "task.rollback=unneeded"))
+        (recipe := recipe_of("Counter", "strategy.kind=arpo")).task.refuse_rollouts(recipe)
+    (recipe := recipe_of("Counter", "strategy.kind=arpo", "task.rollback=unneeded")).task.refuse_rollouts(recipe)
 
 
 def test_a_fault_of_a_tool_is_not_the_models() -> None:
