@@ -26,6 +26,8 @@ from retcon.engine.types import SamplingParams
 from retcon.rollout.context import RolloutContext
 from retcon.rollout.loop import run_rollout
 from retcon.rollout.member import rollout_member
+from retcon.tasks import checked
+from retcon.tasks.checked import problems_of
 from retcon.tasks.environments.tasks import EnvironmentTasks
 from retcon.tasks.environments.types import messages_of
 from retcon.tasks.types import Task
@@ -297,6 +299,12 @@ def test_a_tool_of_the_recipe_may_not_have_the_name_of_one_that_the_task_brings(
     recipe = recipe_of("Counter", f'rollout.tools=["{__name__}:OTHER"]')
     with pytest.raises(RecipeError, match=r"brings a tool .*'add'"):
         tools_of(recipe)
+
+
+def test_all_that_it_holds_out_can_be_evaluated_on_however_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checked, "ENDLESS", 3)
+    recipe = recipe_of("Counter", "task.evaluation_share=1", f"evaluate.problems={checked.EVERY}", repair="none")
+    assert len(problems_of(recipe, build_tasks(recipe))) == 6
 
 
 def test_the_model_is_shown_the_tools() -> None:
