@@ -266,6 +266,20 @@ def test_groups_begin_where_those_of_the_whole_batch_do(tmp_path: Path) -> None:
     assert firsts == [0, rollouts.recipe.select.made(2)]
 
 
+def test_probes_that_leave_none_of_trls_group_to_purify_are_refused(tmp_path: Path) -> None:
+    base = make_base(tmp_path / "base", positions=1024)
+    with Rollouts("quickstart/saar", ["repair.probes=4"], model=base) as rollouts:
+        rollouts._know([TASK])
+        with pytest.raises(RecipeError, match=r"probes = 4 leaves none of the 4 rollouts .* num_generations: raise it"):
+            rollouts._groups([prompt_of(TASK)] * 4, 4, 0, True)
+        assert len(rollouts._groups([prompt_of(TASK)] * 5, 5, 0, True)) == 1
+        assert len(rollouts._groups([prompt_of(TASK)] * 4, 4, 0, False)) == 1, "nothing is purified in an evaluation"
+    for kind, keys in (("baseline", ()), ("saar", ("select.kind=roc", "select.oversample=2"))):
+        with Rollouts(f"quickstart/{kind}", ["repair.probes=4", *keys], model=base) as rollouts:
+            rollouts._know([TASK])
+            assert len(rollouts._groups([prompt_of(TASK)] * 4, 4, 0, True)) == 1
+
+
 def test_the_data_set_is_of_what_a_run_draws_and_no_demonstration_shows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

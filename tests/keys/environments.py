@@ -96,9 +96,10 @@ def whose_fault_an_exception_is(recipe: Recipe, lab: Lab) -> list[str]:
 @acts("task.rollback", ("copy", True), ("impossible", False), given=(*OWN, "repair.kind=saar"))
 def whether_a_repair_is_possible(recipe: Recipe, lab: Lab) -> bool:
     try:
-        return bool(build_tools(recipe, None))  # type: ignore[arg-type]
+        recipe.task.refuse_rollouts(recipe)
     except RecipeError:
         return False
+    return True
 
 
 def reward(recipe: Recipe) -> float | None:

@@ -13,7 +13,7 @@ from retcon.cli.data import Columns, GraderName, RevisionName, SplitName, Subset
 from retcon.core.texts import counted
 
 if TYPE_CHECKING:
-    from retcon.config.schema import SelectSection
+    from retcon.config.schema import Recipe, SelectSection
     from retcon.tasks.registry import TaskSet
     from retcon.tasks.types import Split, Task
 
@@ -33,6 +33,16 @@ def export(
             "--recipe", metavar="RECIPE", help="Take the tasks of a recipe instead of files.", show_default=False
         ),
     ] = None,
+    stage: Annotated[
+        str,
+        typer.Option(
+            "--stage",
+            metavar="NAME",
+            help="Of a recipe with stages, the one whose tasks they are, by name or number; without it, the recipe's "
+            "own are.",
+            show_default=False,
+        ),
+    ] = "",
     evaluation: Annotated[
         bool, typer.Option("--evaluation", help="Write the tasks to evaluate on, not those to train on.")
     ] = False,
@@ -67,6 +77,7 @@ def export(
     from retcon.build import build_tasks
     from retcon.cli.common.arguments import plain_console
     from retcon.config.load import load_recipe
+    from retcon.config.stages import stage_named, stages_of
     from retcon.core.errors import RecipeError
     from retcon.tasks.data.export import verl_rows, write_verl
 
@@ -74,13 +85,20 @@ def export(
         raise RecipeError(f"--verl {verl}: verl reads Parquet; end the name in .parquet")
     if bool(files) == bool(recipe):
         raise RecipeError("name files of tasks, or a recipe that has some (--recipe): one of the two")
+    if stage and (evaluation or not recipe):
+        whose = "evaluations are of a recipe without its stages" if evaluation else "name it by --recipe"
+        raise RecipeError(f"--stage {stage}: it is of a recipe, and says what is trained on; {whose}")
     tasks: TaskSet
     select, own_seed = None, 0
+    others: list[str] = []
     if recipe:
         _refuse_of_files({"--share": share, "--column": column, "--grader": grader, "--split": split,
                           "--subset": subset, "--revision": revision, "--system": system,
                           "--against": against})  # fmt: skip
-        found = load_recipe(recipe)
+        whole = load_recipe(recipe)
+        found = stage_named(whole, stage, f"--stage {stage}").recipe if stage else whole
+        if not (stage or evaluation):
+            others = [one.name for one in stages_of(whole) if _tasks_of(one.recipe) != _tasks_of(whole)]
         _refuse_input(verl, found.task)
         if found.task.kind == "file":  # verl leaves long prompts out itself, by its own limit and tokenizer
             found = found.model_copy(update={"task": found.task.model_copy(update={"max_prompt_tokens": 0})})
@@ -106,6 +124,14 @@ def export(
             f"left out for want of a pass rate: {counted(len(unrated), 'task')}, such as {unrated[0]}; `retcon "
             "difficulty` measures no prompt that is too long, and as many as its --tasks"
         )
+    if others:
+        console.print(f"these are of the recipe without its stages; --stage writes those of {', '.join(others)}")
+
+
+def _tasks_of(recipe: Recipe) -> tuple[object, ...]:
+    """What says which tasks are trained on."""
+    select = recipe.select
+    return recipe.task, select.pass_rates, select.min_pass_rate, select.max_pass_rate
 
 
 def _refuse_of_files(options: Mapping[str, object]) -> None:

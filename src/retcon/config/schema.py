@@ -89,9 +89,12 @@ class TaskSection(Chosen, what="task family", kinds="retcon.tasks.kinds"):
         raise self.lacks("build(count_tokens=None)")
 
     def tools(self, recipe: Recipe) -> Sequence[Any]:
-        """Tools (`retcon.tools.types`) that its tasks bring with them, beside those of [rollout]. Raises RecipeError
-        where the recipe cannot be rolled out with them."""
+        """Tools (`retcon.tools.types`) that its tasks bring with them, beside those of [rollout]."""
         return ()
+
+    def refuse_rollouts(self, recipe: Recipe) -> None:
+        """Raises RecipeError, before any work, where what its tasks bring cannot be rolled out as [strategy], [repair]
+        and [evaluate] say; asked by whoever rolls out as these say."""
 
 
 class EngineSection(Chosen, what="engine", kinds="retcon.engine.kinds"):

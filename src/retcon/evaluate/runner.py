@@ -81,6 +81,7 @@ def run_evaluation(
     SandboxUnavailable where more than one rollout in twenty was lost, EngineError for an engine elsewhere that is down,
     MissingExtra without torch.
     """
+    recipe.task.refuse_rollouts(recipe)
     family = build_tasks(recipe, checkpoint)
     recipe, _ = settle(recipe, checkpoint, family)
     tasks = problems_of(recipe, family)

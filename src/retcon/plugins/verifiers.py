@@ -73,6 +73,7 @@ class RetconEnvironment(vf.ToolEnv):  # type: ignore[misc]  # verifiers has no t
         repair = build_repair(recipe)
         if not (repair is None or isinstance(repair, Saar)):
             raise RecipeError(f"repair.kind = '{recipe.repair.kind}' is not to be had in messages: none, or saar")
+        recipe.task.refuse_rollouts(recipe)
         self._recipe, self._tasks, self._repair = recipe, tasks, repair
         self._known: dict[str, Task] = {}
         data = {

@@ -112,6 +112,33 @@ def test_what_a_recipes_pass_rates_leave_out_is_not_written(tmp_path: Path) -> N
         export(out, "--recipe", recipe)
 
 
+def test_the_tasks_of_a_stage(tmp_path: Path) -> None:
+    recipe, out, rates = tmp_path / "mine.toml", tmp_path / "out.parquet", tmp_path / "rates.jsonl"
+    path, other = write(tmp_path / "a.jsonl", questions(6)[:2]), write(tmp_path / "b.jsonl", questions(6)[2:])
+    recipe.write_text(
+        f'[task]\nkind = "file"\npath = "{path}"\nevaluation_share = 0\n[[stages]]\nname = "easy"\nsteps = 9\n'
+        f'[[stages]]\nname = "hard"\ntask.path = "{other}"\nselect.pass_rates = "{rates}"\n'
+    )
+    with PassRateFile(rates) as added:
+        for task, passed in zip(tasks(other), (8, 0, 4, 2), strict=True):
+            added.add(PassRate(task.id, "m", passed, 8))
+
+    def asked(*words: object) -> set[str]:
+        return {row["prompt"][-1]["content"] for row in export(out, "--recipe", recipe, *words)}
+
+    own = {str(row["question"]) for row in questions(6)[:2]}
+    assert asked() == asked("--stage", "easy") == asked("--stage", 1) == own
+    assert asked("--stage", "hard") == {str(row["question"]) for row in questions(6)[4:]}
+    told = CliRunner().invoke(app, ["data", "export", "--verl", str(out), "--recipe", str(recipe)]).output
+    assert "of the recipe without its stages; --stage writes those of hard" in " ".join(told.split())
+    with pytest.raises(RecipeError, match=r"--stage hrd: no stage 'hrd' \(did you mean 'hard'\?\)"):
+        export(out, "--recipe", recipe, "--stage", "hrd")
+    with pytest.raises(RecipeError, match=r"--stage hard: .* says what is trained on; evaluations are of a recipe"):
+        export(out, "--recipe", recipe, "--stage", "hard", "--evaluation")
+    with pytest.raises(RecipeError, match=r"--stage hard: it is of a recipe"):
+        export(out, path, "--stage", "hard")
+
+
 @pytest.mark.parametrize(
     "words",
     [("FILE",), ("FOLDER",), ("OTHER", "--against", "FILE"), ("--recipe", "RECIPE")],

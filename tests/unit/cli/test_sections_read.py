@@ -27,6 +27,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "training" / "recipes.md"
         ("train", "sft.lr=1e-5", r"does not read \[sft\] \(did you mean 'rl\.lr'\?\); it reads run, model, "),
         ("sft", "rl.lr=1e-6", r"does not read \[rl\] \(did you mean 'sft\.lr'\?\)"),
         ("sft", "stages.1.steps=3", r"does not read \[stages\]"),
+        ("sft", "evaluate.problems=9", r"does not read \[evaluate\], but for evaluate\.seed; it reads run, model, "),
         ("dpo", "gamma=1", r"'gamma' has no section; write section\.key=value$"),
         ("conversing", "sft.lr=3", r"does not read \[sft\]; it reads"),
         (
@@ -52,7 +53,8 @@ def test_whoever_prompts_a_model_reads_what_says_which_tools_it_is_shown(command
 
 
 def test_of_a_section_one_key_may_be_read_alone() -> None:
-    assert load_recipe("quickstart/saar", ["evaluate.seed=3"], reads=READS["audit"]).evaluate.seed == 3
+    for command in ("audit", "sft"):
+        assert load_recipe("quickstart/saar", ["evaluate.seed=3"], reads=READS[command]).evaluate.seed == 3
     with pytest.raises(RecipeError, match=r"did you mean 'run\.seed' or 'evaluate\.seed'\?"):
         load_recipe("quickstart/saar", ["seed=3"], reads=READS["audit"])
 
@@ -76,11 +78,11 @@ def test_a_key_in_no_kind_that_is_chosen_is_told_where_it_would_be() -> None:
 
 
 def test_jobs_of_a_comparison_get_what_they_read(tmp_path: Path) -> None:
-    overrides = ["rl.steps=3", "sft.steps=4", "run.seed=1", "evaluate.problems=5"]
+    overrides = ["rl.steps=3", "sft.steps=4", "run.seed=1", "evaluate.problems=5", "evaluate.seed=2"]
     made = training(tmp_path, tmp_path / "a", "quickstart/saar", overrides, name="a", start="base", needs=())
-    assert [word for word in made.job.words if "=" in word] == ["rl.steps=3", "run.seed=1", "evaluate.problems=5"]
+    assert [word for word in made.job.words if "=" in word] == ["rl.steps=3", "run.seed=1", *overrides[3:]]
     cold = cold_start(tmp_path, tmp_path / "c", "quickstart/cold_start", overrides, name="c", demos=tmp_path / "d")
-    own = ["sft.steps=4", "run.seed=1", "evaluate.problems=5", "demos.kind=teacher"]
+    own = ["sft.steps=4", "run.seed=1", "evaluate.seed=2", "demos.kind=teacher"]
     assert [word for word in cold.job.words if "=" in word] == own
 
 

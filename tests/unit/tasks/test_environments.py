@@ -26,6 +26,8 @@ from retcon.engine.types import SamplingParams
 from retcon.rollout.context import RolloutContext
 from retcon.rollout.loop import run_rollout
 from retcon.rollout.member import rollout_member
+from retcon.tasks import checked
+from retcon.tasks.checked import problems_of
 from retcon.tasks.environments.tasks import EnvironmentTasks
 from retcon.tasks.environments.types import messages_of
 from retcon.tasks.types import Task
@@ -188,7 +190,7 @@ def test_a_call_that_is_not_what_the_schema_says_reaches_no_tool() -> None:
 def test_a_state_that_cannot_go_back_is_not_repaired(keys: Sequence[str]) -> None:
     recipe = recipe_of("Locked", *keys)
     with pytest.raises(RecipeError, match=r"Locked keeps a state .* task.rollback to replay"):
-        tools_of(recipe)
+        recipe.task.refuse_rollouts(recipe)
     assert played(recipe_of("Locked", *keys, repair="none"), (add(5), "done")).reward == 1.0
 
 
@@ -199,8 +201,8 @@ def test_calls_that_are_answered_otherwise_when_made_again_lose_the_rollout() ->
 
 def test_branches_are_refused_where_all_tools_have_one_state() -> None:
     with pytest.raises(RecipeError, match="cannot branch"):
-        tools_of(recipe_of("Counter", "strategy.kind=arpo"))
-    assert tools_of(recipe_of("Counter", "strategy.kind=arpo", "task.rollback=unneeded"))
+        (recipe := recipe_of("Counter", "strategy.kind=arpo")).task.refuse_rollouts(recipe)
+    (recipe := recipe_of("Counter", "strategy.kind=arpo", "task.rollback=unneeded")).task.refuse_rollouts(recipe)
 
 
 def test_a_fault_of_a_tool_is_not_the_models() -> None:
@@ -297,6 +299,12 @@ def test_a_tool_of_the_recipe_may_not_have_the_name_of_one_that_the_task_brings(
     recipe = recipe_of("Counter", f'rollout.tools=["{__name__}:OTHER"]')
     with pytest.raises(RecipeError, match=r"brings a tool .*'add'"):
         tools_of(recipe)
+
+
+def test_all_that_it_holds_out_can_be_evaluated_on_however_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checked, "ENDLESS", 3)
+    recipe = recipe_of("Counter", "task.evaluation_share=1", f"evaluate.problems={checked.EVERY}", repair="none")
+    assert len(problems_of(recipe, build_tasks(recipe))) == 6
 
 
 def test_the_model_is_shown_the_tools() -> None:

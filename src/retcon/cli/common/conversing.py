@@ -35,6 +35,7 @@ def conversing(
     served = is_url(model)
     folder = locate(BASE if served else model)
     recipe = _recipe(model if served else None, folder, tools, overrides, answer_tokens)
+    recipe.task.refuse_rollouts(recipe)
     if served and "path" in recipe.model.model_fields_set:
         folder = locate(recipe.model.path)
     if recipe.engine.in_process:

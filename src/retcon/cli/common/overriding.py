@@ -40,8 +40,9 @@ def of_cold_start(recipe: str, overrides: Sequence[str]) -> list[str]:
 
 
 def of_sections(overrides: Sequence[str], sections: Iterable[str]) -> list[str]:
-    """The overrides of these sections."""
-    return [o for o in overrides if o.partition(".")[0].strip() in sections]
+    """The overrides of these sections, or of the one key that a name has after its section's (`evaluate.seed`)."""
+    named = set(sections)
+    return [o for o in overrides if not named.isdisjoint((o.partition(".")[0].strip(), o.partition("=")[0].strip()))]
 
 
 def names_demos(recipe: Recipe, overrides: Sequence[str]) -> bool:

@@ -118,6 +118,7 @@ def plan_dpo(recipe: Recipe, pairs: Path, folder: Path, out: Path) -> None:
 
 def plan_evaluation(recipe: Recipe, folder: Path, out: Path) -> None:
     """Prints the plan of `retcon eval`. Raises what the evaluation itself would before it starts."""
+    recipe.task.refuse_rollouts(recipe)
     tasks = build_tasks(recipe, folder)
     recipe, derived = settle(recipe, folder, tasks)
     problems = problems_of(recipe, tasks)

@@ -10,7 +10,7 @@ _ROLLOUTS = ("run", "model", "compute", "engine", "task", "rollout", "sandbox")
 
 READS: Mapping[str, Sequence[str]] = {
     "demos": (*_ROLLOUTS, "demos", "sft"),
-    "sft": (*_ROLLOUTS, "lora", "demos", "sft", "evaluate", "track"),
+    "sft": (*_ROLLOUTS, "lora", "demos", "sft", "evaluate.seed", "track"),
     "dpo": ("run", "model", "compute", "lora", "task", "rollout", "sandbox", "dpo", "track"),
     "train": tuple(name for name in ALL if name not in ("sft", "dpo", "demos")),
     "difficulty": (*_ROLLOUTS, "select", "stages"),

@@ -13,7 +13,7 @@ from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
 from retcon.evaluate.result import read_result
 from retcon.evaluate.runner import settings_of
-from retcon.train.stages.settling import refuse_unlearnable
+from retcon.train.stages.settling import refuse_rollouts, refuse_unlearnable
 
 EVALUATION = "eval"
 
@@ -62,11 +62,12 @@ def training(
     text: str | None = None,
 ) -> Target:
     """Reinforcement learning into `folder`, from the model `start`; otherwise as `cold_start`. needs, late: of the
-    job. text: of the recipe's file, where that is written before the job runs. Raises as `refuse_unlearnable` and the
-    engine's `refuse_training`, before the jobs that it needs have run."""
+    job. text: of the recipe's file, where that is written before the job runs. Raises as `refuse_unlearnable`,
+    `refuse_rollouts` and the engine's `refuse_training`, before the jobs that it needs have run."""
     settings, overrides = _settled(out, folder, recipe, overrides, text)
     if not (folder / "final").exists():
         settings.engine.refuse_training(settings)
+        refuse_rollouts(settings)
     refuse_unlearnable(settings)
     words = ("train", recipe, *of_sections(overrides, READS["train"]), "--from", start, "--out", str(folder))
     job = Job(name, words, _log(out, folder), threads=settings.run.threads, needs=tuple(needs), late=late)

@@ -106,6 +106,7 @@ def run_audit(
     of them other than a state that cannot be rebuilt, all replays of a failed call, what an engine raises, MissingExtra
     without torch.
     """
+    job.recipe.task.refuse_rollouts(job.recipe)
     recipe, _ = settle(job.recipe, job.checkpoint)
     job = replace(job, recipe=recipe)
     model = fingerprint(job.checkpoint) if recipe.engine.in_process else recipe.engine.subject(job.checkpoint)

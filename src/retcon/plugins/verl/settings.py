@@ -94,6 +94,7 @@ def refuse_unfit(config: Any, recipe: Recipe) -> None:
     if purified and rollout.calculate_log_probs:
         raise RecipeError(f"{ROLLOUT}.calculate_log_probs = true: {named}; set it to false")
     refuse_own_losses(recipe, "verl")
+    recipe.task.refuse_rollouts(recipe)
     if purified and recipe.repair.probes:
         raise RecipeError(f"repair.probes = {recipe.repair.probes}: verl rolls out the members of a group each by "
                           "itself, and none can wait for others; set it to 0")  # fmt: skip

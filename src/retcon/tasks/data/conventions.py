@@ -37,6 +37,9 @@ SOURCES = ("data_source", "source", "dataset")
 ALWAYS = ("system", "grader")
 INDICES = ("answer_index", "label")
 """Where an option is named by its index, though the file may hold it as a string."""
+OPTIONS = ("choices", "options")
+CHOSEN = ("answer", "answerKey", *INDICES)
+"""The columns of options, and of the one that is right."""
 GROUND_TRUTH = "reward_model.ground_truth"  # as messages name it
 FIELDS = ("question", "context", INPUT, "answer", "solution", "id", "source", "split", *ALWAYS)
 """What the settings' `columns` may map: each stands for the column of its own name in every convention."""
@@ -228,9 +231,14 @@ def _is_cases(truth: object) -> bool:
     return isinstance(truth, dict) and "inputs" in truth
 
 
+def names_option(row: Columns) -> bool:
+    """Whether it shows options, and says which of them is right."""
+    return any(not missing(row.get(name)) for name in OPTIONS) and any(not missing(row.get(name)) for name in CHOSEN)
+
+
 def _choices(row: Columns) -> Item:
     """Choices are shown and graded by letters, whatever the data set calls them (ARC some by 1 to 4)."""
-    column = first_of(row, ("choices", "options"))
+    column = first_of(row, OPTIONS)
     options, letters = row[column], "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
     called: list[str] = list(letters)
     if isinstance(options, dict):  # of two lists (ARC), or label to text
@@ -238,7 +246,7 @@ def _choices(row: Columns) -> Item:
         called, options = list(map(str, about.get("label") or letters)), about["text"]
     if not isinstance(options, list) or not 2 <= len(options) <= min(len(called), len(letters)):
         raise Misfit(column, "is not a list of choices")
-    answer = first_of(row, ("answer", "answerKey", "answer_index", "label"))
+    answer = first_of(row, CHOSEN)
     read = item(row, first_of(row, QUESTIONS), answer)
     lines = [f"{letter}. {in_full(option)}" for letter, option in zip(letters, options, strict=False)]
     read = replace(read, question="\n".join([read.question.rstrip(), "", *lines]))
@@ -275,7 +283,7 @@ def _place_of(said: str, options: Sequence[object], value: object, column: str) 
 ASKED = Convention("asked", ("|".join(QUESTIONS),), _plain)
 """Of rows that only ask, as do an evaluation's without its answers: it is recognised nowhere."""
 register(Convention("verl", ("prompt", "reward_model"), _verl, fits=lambda row: isinstance(row["reward_model"], dict)))
-register(Convention("choices", ("|".join(QUESTIONS), "choices|options", "answer|answerKey|answer_index|label"),
+register(Convention("choices", ("|".join(QUESTIONS), "|".join(OPTIONS), "|".join(CHOSEN)),
                     _choices, "choice", certainty=2))  # fmt: skip
 register(Convention("gsm8k", ("question", "answer"), _plain, certainty=3,
                     fits=lambda row: isinstance(row["answer"], str) and ends_in_mark(row["answer"])))  # fmt: skip

@@ -53,9 +53,21 @@ def load(settings: FileTaskSettings, count_tokens: CountTokens | None = None) ->
         if read.tasks is not None and len(sources) > 1 and not read.settings.weight:
             raise DataError(f"{read.settings.path}: a task set may be endless: give every source a weight to mix it")
     loader.warn_of_idle_marks()
+    _warn_of_idle_keys(sources)
     loaded = Loaded(settings, sources)
     _find_overlap(loaded)
     return loaded
+
+
+def _warn_of_idle_keys(sources: Sequence[ReadSource]) -> None:
+    """Tells what is said of a data set of the hub and concerns none of the sources (TaskWarning)."""
+    for name in ("subset", "revision"):
+        told = {"", *(getattr(read.settings, name) for read in sources if read.origin == "hub")}
+        for read in sources:
+            if (value := getattr(read.settings, name)) not in told:
+                idle = f"task.{name} = '{value}' (of `retcon data`: --{name}) does nothing"
+                warnings.warn(f"{idle}: {read.settings.path} is no data set of the hub", TaskWarning, stacklevel=3)
+                told.add(value)
 
 
 class _Loader:

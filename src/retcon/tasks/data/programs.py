@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from retcon.tasks.data.conventions import ANSWERS, QUESTIONS, Convention, first_of, item, register
+from retcon.tasks.data.conventions import ANSWERS, QUESTIONS, Convention, first_of, item, names_option, register
 from retcon.tasks.data.fields import Columns, Item, Misfit, missing, text
 from retcon.tasks.grading.cases import function_named
 
@@ -50,11 +50,22 @@ def _are_lines(tests: object) -> bool:
 
 def _of_mbpp(row: Columns) -> bool:
     """`tests` may be those of another convention."""
-    return "test_list" in row or _are_lines(row["tests"])
+    return not _only_chooses(row) and ("test_list" in row or _are_lines(row["tests"]))
 
 
 def _without_tests(row: Columns) -> bool:
     return all(missing(row.get(name)) for name in _APPS_TESTS)
+
+
+def _only_chooses(row: Columns) -> bool:
+    """Whether it names an option, and its columns of tests hold none, as where rows of several kinds have one table."""
+    tests = [row.get(name) for name in {*_APPS_TESTS, *_MBPP_TESTS}]
+    return names_option(row) and all(missing(one) or one in ({}, [], "{}", "[]") for one in tests)
+
+
+def _untold(row: Columns) -> bool:
+    """Whether other rows may have the tests that it lacks."""
+    return _without_tests(row) and not _only_chooses(row)
 
 
 def _livecodebench(row: Columns) -> Item:
@@ -71,7 +82,7 @@ def _apps(row: Columns) -> Item:
 def _of_apps(row: Columns) -> bool:
     """Rows with an answer beside `input_output` are of the conventions that read it."""
     asks_as_mbpp = "tests" in row and any(name in row for name in _MBPP_ASKS)
-    return not _without_tests(row) and (asks_as_mbpp or not _has_answer(row))
+    return not (_without_tests(row) or _only_chooses(row)) and (asks_as_mbpp or not _has_answer(row))
 
 
 def _has_answer(row: Columns) -> bool:
@@ -97,6 +108,6 @@ register(
     Convention("livecodebench", ("question_content", "public_test_cases|private_test_cases"), _livecodebench, CODE)
 )
 register(Convention("mbpp", ("|".join(_MBPP_ASKS), "|".join(_MBPP_TESTS)), _mbpp, CODE, _of_mbpp, 1,
-                    untold=_without_tests))  # fmt: skip
+                    untold=_untold))  # fmt: skip
 register(Convention("apps", ("|".join(QUESTIONS), "|".join(_APPS_TESTS)), _apps, CODE, _of_apps, 1,
-                    untold=lambda row: _without_tests(row) and not _has_answer(row)))  # fmt: skip
+                    untold=lambda row: _untold(row) and not _has_answer(row)))  # fmt: skip

@@ -40,7 +40,11 @@ class EnvironmentSection(TaskSection):
         return _opened(type(self), self.model_dump_json())
 
     def tools(self, recipe: Recipe) -> Sequence[Any]:
-        """The environment's own. Raises RecipeError where the recipe goes back to states, and that is impossible."""
+        """The environment's own."""
+        return self.build().sessions.tools(recipe.sandbox.output_chars)
+
+    def refuse_rollouts(self, recipe: Recipe) -> None:
+        """Raises RecipeError where the recipe goes back to states, and that is impossible."""
         sessions = self.build().sessions
         name, how = sessions.environment.name, sessions.rollback
         if how != "unneeded" and recipe.strategy.branching:
@@ -55,7 +59,6 @@ class EnvironmentSection(TaskSection):
                 "left: set task.rollback to replay, where the same calls are always answered alike, or to unneeded, "
                 "where an answer depends on the call alone; or repair.kind and evaluate.repair to none"
             )
-        return sessions.tools(recipe.sandbox.output_chars)
 
 
 @lru_cache(maxsize=8)

@@ -21,6 +21,8 @@ class EnvironmentTasks:
     right_from: the reward from which a rollout is right (1, else -1); None: rewards stay as they are."""
 
     system: str | None = None
+    ends = True
+    """What it holds out are rows that it has, all of which can be evaluated on (`retcon.tasks.checked.problems_of`)."""
 
     def __init__(self, sessions: Sessions, *, evaluation_share: float, right_from: float | None) -> None:
         self.sessions = sessions

@@ -31,10 +31,11 @@ class Settled:
 def settle_stages(recipe: Recipe, folder: Path, tasks: TaskSet | None = None) -> Settled:
     """folder: of the model. tasks: a task set of the caller's own, in place of the recipe's.
 
-    Raises RecipeError where stages have others than that one, and what `refuse_unlearnable`, `build_tasks` and `settle`
-    raise.
+    Raises RecipeError where stages have others than that one, and what `refuse_unlearnable`, `refuse_rollouts`,
+    `build_tasks` and `settle` raise.
     """
     refuse_unlearnable(recipe)
+    refuse_rollouts(recipe)
     own_tasks = tasks is not None
     base = build_tasks(recipe, folder) if tasks is None else tasks
     whole, derived = (recipe, []) if own_tasks else settle(recipe, folder, base)
@@ -71,6 +72,13 @@ def refuse_unlearnable(recipe: Recipe) -> None:
                 f"{where}rl.{key} = {against[key]} goes by the log-probs that rollouts come with, which are of "
                 f"temperature 1, and rollout.temperature = {temperature:g}: set one of them back"
             )
+
+
+def refuse_rollouts(recipe: Recipe) -> None:
+    """Raises RecipeError where the tasks of a stage, or of the evaluations, cannot be rolled out as the recipe says
+    (`TaskSection.refuse_rollouts`)."""
+    for one in (recipe, *(stage.recipe for stage in stages_of(recipe))):
+        one.task.refuse_rollouts(one)
 
 
 def _of(stage: Stage, sets: Sequence[tuple[TaskSection, TaskSet]]) -> TaskSet:

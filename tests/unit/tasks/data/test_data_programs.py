@@ -152,6 +152,29 @@ def test_rows_without_tests_are_left_out_wherever_they_stand(
     assert dict(read(write(tmp_path / "a.jsonl", of_tests), split="train").dropped) == {"of another split": 1}
 
 
+@pytest.mark.parametrize("answer", [{"answer": "B"}, {"answerKey": "B"}, {"answer_index": 1}, {"label": 1}], ids=list)
+@pytest.mark.parametrize(
+    "unused",
+    [
+        *({name: value} for name in ("input_output", "tests", "test_list") for value in ("", None)),
+        {"input_output": "{}"},
+        {"tests": []},
+    ],
+)
+def test_a_row_that_names_an_option_is_one_of_choices_beside_an_empty_column_of_tests(
+    answer: dict[str, Any], unused: dict[str, Any], tmp_path: Path
+) -> None:
+    row = {"question": "Which?", "choices": ["red", "blue"], **answer, **unused}
+    source = read(write(tmp_path / "a.jsonl", [row]))
+    assert (source.convention, [placed.task.answer for placed in source.train]) == ("choices", ["B"])
+
+
+def test_and_one_of_programs_beside_empty_columns_of_options(tmp_path: Path) -> None:
+    for options in {"choices": None, "answerKey": ""}, {"options": ["-O2", "-g"], "label": 1}:
+        row = {"question": "Add.", **options, "input_output": DOUBLED}
+        assert read(write(tmp_path / "a.jsonl", [row])).convention == "apps"
+
+
 def test_a_file_of_rows_without_tests_is_of_no_known_convention(tmp_path: Path) -> None:
     rows = [{"question": f"Add {n}.", "answer": "3", "tests": None} for n in range(2)]
     path = write(tmp_path / "a.jsonl", rows)

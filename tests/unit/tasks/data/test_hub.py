@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from datafiles import questions
+from datafiles import questions, write
 from retcon.cli.app import app
-from retcon.core.errors import MissingExtra
+from retcon.core.errors import MissingExtra, TaskWarning
 from retcon.tasks.data.fields import DataError
 from retcon.tasks.data.settings import FileTaskSettings
 from retcon.tasks.data.tasks import DataTasks
@@ -93,6 +93,21 @@ def test_what_else_fails_is_no_missing_subset(error: Exception, monkeypatch: pyt
         with pytest.raises(DataError, match=r"mine/set cannot be loaded: .*(No space left|Damaged)") as caught:
             opened("mine/set", subset=subset)
         assert caught.value.__cause__ is error
+
+
+@pytest.mark.parametrize("key", ["subset", "revision"])
+def test_what_is_said_of_a_data_set_of_the_hub_is_told_where_there_is_none(
+    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", FakeHub())
+    path = write(tmp_path / "a.jsonl", [{**row, "question": f"{row['question']}!"} for row in questions(9)])
+    told = rf"task\.{key} = 'v2' \(of `retcon data`: --{key}\) does nothing: {path} is no data set of the hub"
+    with pytest.warns(TaskWarning, match=told):
+        opened(path, **{key: "v2"})
+    with pytest.warns(TaskWarning, match=told):
+        FileTaskSettings(sources=[{"path": path, key: "v2"}, "openai/gsm8k"]).open()
+    for about in ({"path": path, "evaluation_path": "openai/gsm8k"}, {"sources": [path, "openai/gsm8k"]}):
+        FileTaskSettings(**about, **{key: "v2"}, overlap="allow").open()  # of one of them it says something
 
 
 def test_data_check_and_export_take_subset_and_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

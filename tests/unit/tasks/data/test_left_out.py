@@ -141,3 +141,11 @@ def test_what_a_row_is_for_is_never_left_out(row: dict[str, object], tmp_path: P
         read(path, **about)
     with pytest.raises(DataError, match="line 1: column 'split' is an object of 1, where text or a number belongs"):
         read(path, columns={"split": "about"}, evaluation_split="test")
+
+
+def test_a_split_that_is_there_and_empty_is_one_like_any_other(tmp_path: Path) -> None:
+    rows = [{**one, "split": fold} for one, fold in zip(questions(4), ("train", "test", None, ""), strict=True)]
+    path = write(tmp_path / "a.jsonl", rows)
+    assert len(read(path, evaluation_split="test").train) == 3
+    found = read(path, split="train")
+    assert (len(found.train), dict(found.dropped)) == (1, {"of another split": 3})

@@ -1,0 +1,104 @@
+"""What an environment cannot be rolled out with is refused by whoever rolls it out so, before any work, and by nobody
+else."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="training needs the [train] extra")
+
+from retcon.cli.common.conversing import conversing
+from retcon.cli.common.plan import plan_evaluation, plan_rl, plan_sft
+from retcon.cli.common.targets import training
+from retcon.config.load import load_recipe
+from retcon.config.schema import Recipe
+from retcon.core.errors import RecipeError
+from retcon.evaluate.difficulty import run_difficulty
+from retcon.evaluate.replay.audit import Auditing, Size, run_audit
+from retcon.evaluate.runner import run_evaluation
+from retcon.plugins.trl import Rollouts
+from retcon.train.rl import run_rl
+from retcon.train.sft import run_sft
+from training import make_base, make_demonstrations
+
+pytestmark = pytest.mark.torch
+
+
+class Locked:
+    """Counts, and cannot be copied: there is no way back to where a call failed."""
+
+    def reset(self, seed: int = 0, **row: Any) -> str:
+        self.lock, self.value = threading.Lock(), 0
+        return f"Count to {seed}."
+
+    def add(self, amount: int) -> int:
+        """Adds to the counter.
+
+        Args:
+            amount: how much
+        """
+        self.value += amount
+        return self.value
+
+    def get_reward(self) -> float:
+        return float(self.value)
+
+
+KEYS = (
+    "task.kind=trl", f"task.environment={__name__}:Locked", "task.seeds=9", "rollout.tools=[]",
+    "model.style=hermes", "compute.device=cpu",
+)  # fmt: skip
+REPAIRED = ("repair.kind=saar", "evaluate.repair=none")
+SHORT = ("rollout.max_tokens=400", "rollout.lookahead_tokens=32", "rollout.max_turns=1", "sandbox.output_chars=99")
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_base(tmp_path_factory.mktemp("model") / "base", positions=1024)
+
+
+def recipe_of(base: Path, *keys: str) -> Recipe:
+    return load_recipe(None, [*KEYS, *SHORT, f'model.path="{base}"', *keys])
+
+
+Work = Callable[[Recipe, Path, Path], object]
+ROLLED_OUT: dict[str, Work] = {
+    "train": run_rl,
+    "train --dry-run": plan_rl,
+    "eval": run_evaluation,
+    "eval --dry-run": plan_evaluation,
+    "audit": lambda recipe, base, out: run_audit(Auditing(recipe, base, out, Size(), lambda *_: [])),
+}
+
+
+@pytest.mark.parametrize("work", ROLLED_OUT.values(), ids=ROLLED_OUT)
+def test_what_rolls_out_with_a_repair_refuses_it_before_any_work(work: Work, base: Path, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="cannot be gone back to"):
+        work(recipe_of(base, *REPAIRED), base, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_so_do_a_comparison_before_its_cold_start_a_conversation_and_trls_trainer(base: Path, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="cannot be gone back to"):
+        training(tmp_path, tmp_path / "a", "quickstart/saar", KEYS, name="a", start="base", needs=("cold",))
+    with pytest.raises(RecipeError, match="cannot be gone back to"):
+        conversing(str(base), [], [key for key in (*KEYS, "repair.kind=saar") if "tools" not in key])
+    with pytest.raises(RecipeError, match="cannot be gone back to"):
+        Rollouts("quickstart/saar", KEYS, model=base)
+
+
+def test_a_difficulty_pass_which_repairs_nothing_measures(base: Path, tmp_path: Path) -> None:
+    recipe = recipe_of(base, *REPAIRED, "strategy.kind=arpo", "evaluate.repair=saar")
+    assert len(run_difficulty(recipe, base, tmp_path / "rates.jsonl", tasks=2, rollouts=1)) == 2
+
+
+def test_so_does_supervised_training(base: Path, tmp_path: Path) -> None:
+    recipe = recipe_of(base, *REPAIRED, "sft.steps=1", "sft.batch=2")
+    file = make_demonstrations(base, tmp_path / "demonstrations.jsonl")
+    plan_sft(recipe, file, tmp_path / "plan")
+    assert run_sft(recipe, file, tmp_path / "sft").is_dir()
