@@ -21,7 +21,7 @@ from retcon.config.stages import stages_of
 from retcon.core.errors import CheckpointError, RecordError
 from retcon.evaluate.result import Result, score, write_result
 from retcon.report.pages.markup import document
-from retcon.report.pages.runs import draw_runs
+from retcon.report.pages.runs import draw_runs, runs_page
 from retcon.report.plots import Curve, draw, shown
 from retcon.report.reading import named, some_trajectories, view
 from retcon.report.style import looks
@@ -253,10 +253,47 @@ def test_a_page_of_an_earlier_version_is_replaced_and_a_recipe_that_says_the_sam
     report(own, "--out", out)
     assert "1 of 3" in (out / "report.html").read_text()
     assert (out / "recipe.toml").read_text() == "[rl]\nsteps = 3  # mine\n"
-    before = recipe_to_toml(load_recipe(None, ["rl.steps=9"])).replace("  # ", "  # described otherwise: ")
+    before = recipe_to_toml(load_recipe(None, ["rl.steps=9"]))
     (out / "recipe.toml").write_text(before)
     report(own, "--out", out)
     assert load_recipe(out / "recipe.toml").rl.steps == 3
+    noted = before.replace("steps = 9", "steps = 9  # enough, as I found", 1)
+    (out / "recipe.toml").write_text(noted)
+    with pytest.raises(RecordError, match=r"recipe\.toml is there already"):
+        report(own, "--out", out)
+    assert (out / "recipe.toml").read_text() == noted, "somebody's own words"
+
+
+def test_a_picture_that_no_report_drew_is_not_replaced(tmp_path: Path) -> None:
+    own, out = learning(tmp_path / "own"), tmp_path / "mine"
+    draw(Curve("reward", "reward", "Mine", "x"), {"x": np.array([[1.0, 2.0]])}, ["x"], out_of(out))
+    before = {file.name: file.read_bytes() for file in out.iterdir()}
+    with pytest.raises(RecordError, match=r"reward\.png is there already, and .*: choose another --out"):
+        report(own, "--out", out)
+    assert {file.name: file.read_bytes() for file in out.iterdir()} == before
+
+
+def test_a_picture_of_an_earlier_versions_page_is_replaced(tmp_path: Path) -> None:
+    own, out = learning(tmp_path / "own"), out_of(tmp_path / "page")
+    viewed, curve = view(own, "own"), Curve("reward", "reward", "Reward", "mean")
+    png = draw(curve, {"own": np.array([[1.0, 2.0]])}, ["own"], out).read_bytes()
+    (out / "report.html").write_text(runs_page([viewed], {curve: png}, {}, []))
+    report(own, "--out", out)
+    assert (out / "reward.png").read_bytes() != png
+
+
+def test_runs_whose_names_differ_in_a_dash_have_recipes_of_their_own(tmp_path: Path) -> None:
+    first = run(tmp_path / "a/b-c/rl", "rl", [], "rl.steps=3")
+    second = run(tmp_path / "a-b/c/rl", "rl", [], "rl.steps=4")
+    page = tmp_path / "page"
+    report(first, second, run(tmp_path / "x/c/rl", "rl", [], "rl.steps=5"), "--out", page)
+    steps = {load_recipe(file).rl.steps for file in page.glob("recipe-*.toml")}
+    assert steps == {3, 4, 5}
+
+
+def out_of(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
 
 
 def test_a_run_of_one_step_has_a_point(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,8 +18,6 @@ from retcon.core.texts import is_url
 if TYPE_CHECKING:
     from retcon.config.schema import Recipe
     from retcon.report.reading import Viewed
-
-PAGE = "report.html"
 
 
 def report(
@@ -41,7 +40,7 @@ def report(
     """Make a page about runs, finished or not: curves, figures, trajectories, how to repeat them."""
     from retcon.config.save import recipe_to_toml
     from retcon.core.errors import RecordError
-    from retcon.report.pages.runs import draw_runs, is_runs_page, runs_page
+    from retcon.report.pages.runs import PAGE, draw_runs, is_runs_page, runs_page
     from retcon.report.plots import need_matplotlib
     from retcon.report.reading import named, some_trajectories, view
     from retcon.store.whole import explained, write_whole
@@ -49,10 +48,7 @@ def report(
     viewed = [view(folder, name) for name, folder in named(runs).items()]
     need_matplotlib()
     out = out or (runs[0] / "report" if len(runs) == 1 else Path("runs/report"))
-    recipes = {
-        run.name: out / ("recipe.toml" if len(viewed) == 1 else f"recipe-{run.name.replace('/', '-')}.toml")
-        for run in viewed
-    }
+    recipes = {name: out / file for name, file in _recipe_names([run.name for run in viewed]).items()}
     repeated = {run.name: _repeat(run, recipes[run.name]) for run in viewed}
     if os.path.lexists(out / PAGE) and not is_runs_page(out / PAGE):
         raise RecordError(f"{out / PAGE} is there already, and no page of `retcon report`: choose another --out")
@@ -78,6 +74,18 @@ def report(
     console.print(f"page: {out / PAGE}\npictures: {len(pictures)} PNGs beside it")
 
 
+def _recipe_names(runs: Sequence[str]) -> dict[str, str]:
+    """A file's name for each run's recipe; no two are alike."""
+    if len(runs) == 1:
+        return {runs[0]: "recipe.toml"}
+    files: dict[str, str] = {}
+    for run in runs:
+        name = f"recipe-{run.replace('/', '-')}"
+        names = chain([f"{name}.toml"], (f"{name}-{n}.toml" for n in count(2)))
+        files[run] = next(free for free in names if free not in files.values())
+    return files
+
+
 def _marked(recipe: str) -> str:
     """The recipe below a line by which it is known as what a report wrote, until somebody changes it."""
     digest = hashlib.sha256(recipe.encode()).hexdigest()[:16]
@@ -100,14 +108,9 @@ def _is_to_be_written(file: Path, recipe: Recipe) -> bool:
             there = load_recipe(file)
             if there == recipe:
                 return False
-            if _undescribed(text) == _undescribed(recipe_to_toml(there)):  # as earlier versions wrote it
+            if text == recipe_to_toml(there):  # as earlier versions wrote it
                 return True
     raise RecordError(f"{file} is there already, and not as a report wrote it: choose another --out")
-
-
-def _undescribed(recipe: str) -> list[str]:
-    """Its lines, without the descriptions of keys, which versions word otherwise."""
-    return [line.partition("  # ")[0] for line in recipe.splitlines()]
 
 
 def _repeat(run: Viewed, file: Path) -> tuple[Recipe | None, list[str]]:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from math import prod
+from pathlib import Path
 
 from retcon.config.schema import Recipe
 from retcon.core.errors import RateWarning
@@ -31,6 +35,17 @@ USUAL: Mapping[RunKind, Usual] = {
     "dpo": Usual(2e-5, 1e-6, "its paper, arXiv 2305.18290, has 1e-6"),
     "rl": Usual(2e-5, 2e-6, "the recipes of papers on 3 to 32 B have 1e-6 to 2e-6, smollm2/saar (135 M) 1e-5"),
 }
+
+
+def parameters_of(folder: Path) -> int:
+    """Of the model in a folder, by the shapes that its weights in safetensors have; 0 where it has none."""
+    count = 0
+    for file in folder.glob("model*.safetensors"):
+        with suppress(OSError, ValueError, LookupError, TypeError), file.open("rb") as opened:  # the run will say so
+            length = min(int.from_bytes(opened.read(8), "little"), file.stat().st_size)
+            tensors = dict(json.loads(opened.read(length)))
+            count += sum(prod(about["shape"]) for name, about in tensors.items() if name != "__metadata__")
+    return count
 
 
 def warn_of_rate(kind: RunKind, recipe: Recipe, parameters: int) -> None:

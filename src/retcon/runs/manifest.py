@@ -23,6 +23,9 @@ NAME = "run.json"
 RunKind = Literal["sft", "dpo", "rl"]
 NOT_THERE = "not there yet"
 """In place of an input's fingerprint: what a later stage of the run will need, and nobody has made yet."""
+RENDERED = "tools or chat template"
+"""An input: the ids that texts came to, with the tools that stand in prompts. Runs of earlier versions lack it, and go
+on."""
 
 
 def manifest(kind: RunKind, recipe: Recipe, inputs: Mapping[str, str], tasks: str | None) -> dict[str, Any]:
@@ -76,7 +79,8 @@ def note_inputs(root: Path, inputs: Mapping[str, str]) -> None:
     """Keep in the manifest inputs that were not there when the run began."""
     file = root / NAME
     about = json.loads(file.read_text(encoding="utf-8"))
-    came = {name: value for name, value in inputs.items() if about["inputs"].get(name) == NOT_THERE != value}
+    there = {RENDERED: NOT_THERE, **about["inputs"]}
+    came = {name: value for name, value in inputs.items() if there.get(name) == NOT_THERE != value}
     if came:
         write_json(file, {**about, "inputs": {**about["inputs"], **came}})
 
@@ -112,7 +116,8 @@ def _check_same(root: Path, recipe: Recipe, about: Mapping[str, Any]) -> None:
             f"{__version__} with format {FORMAT}: use that version, or start in another folder"
         )
     try:
-        found_kind, found_recipe, found_inputs = there["kind"], flat(there["recipe"]), dict(there["inputs"])
+        found_kind, found_recipe = there["kind"], flat(there["recipe"])
+        found_inputs = {RENDERED: NOT_THERE, **there["inputs"]}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise _unreadable(file, error) from error
     kind: RunKind = about["kind"]

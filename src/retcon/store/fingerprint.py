@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from array import array
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 
@@ -23,6 +24,15 @@ def files_fingerprint(files: Iterable[Path]) -> str:
 def template_fingerprint(folder: Path) -> str:
     """A short hash of the files that say how a model in a folder is talked to."""
     return _of((folder / "tokenizer_config.json", *sorted(folder.rglob("*.jinja"))))
+
+
+def ids_fingerprint(rows: Iterable[Sequence[int]]) -> str:
+    """A short hash of token ids, row by row."""
+    digest = hashlib.sha256()
+    for row in rows:
+        ids = array("q", row)
+        digest.update(len(ids).to_bytes(8, "big") + ids.tobytes())
+    return digest.hexdigest()[:16]
 
 
 def _of(files: Iterable[Path]) -> str:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 SUFFIX = ".partial"
+JOURNAL = b'{"made_from":'
+"""How a journal of demonstrations begins (`retcon demos`), which stands under such a name too."""
 
 
 class NotWritten(OSError):
@@ -30,12 +32,26 @@ def unwritable(path: Path, error: OSError) -> RecordError:
     return RecordError(f"{path} cannot be written: {error.strerror or error}{advice}")
 
 
+def refuse_journal(path: Path) -> None:
+    """Raises RecordError where `PATH.partial` is a journal of demonstrations, which may hold hours of work."""
+    partial = path.with_name(path.name + SUFFIX)
+    if not partial.is_file():
+        return
+    with partial.open("rb") as file:
+        first = file.read(len(JOURNAL))
+    if first == JOURNAL:
+        raise RecordError(
+            f"{partial} is what `retcon demos … --out {path}` had made when it stopped: go on with the same command, "
+            "or name another file"
+        )
+
+
 class Partial:
     """`PATH.partial` until `commit` renames it; compressed where PATH ends in `.gz` or `.zst`.
 
     size: go on with a partial file of which that many bytes count; None begins anew. No other process writes it
-    meanwhile. Raises RecordError where one does, where it cannot be written, is no regular file (a device, a folder),
-    or the partial file is not there or shorter.
+    meanwhile. Raises RecordError where one does, where it cannot be written, is no regular file (a device, a folder)
+    or somebody else's (see `refuse_journal`), or the partial file is not there or shorter.
     """
 
     def __init__(self, path: Path, size: int | None = None) -> None:
@@ -52,6 +68,12 @@ class Partial:
             if not taken(disk) or not _stands(disk, self.partial):
                 disk.close()
                 raise RecordError(f"another command is writing {self.partial}: wait for it, or name another file")
+            if size is None:
+                try:
+                    refuse_journal(path)
+                except RecordError:
+                    disk.close()
+                    raise
             disk.truncate(size or 0)
             disk.seek(size or 0)
             self._file = io.BufferedWriter(disk, 1 << 20)

@@ -21,7 +21,8 @@ from retcon.models.placing import model_folder, move, place_training, start_mode
 from retcon.planning.needs import needs_of, refuse_unfit
 from retcon.planning.rates import warn_of_rate
 from retcon.runs.folder import open_run
-from retcon.store.fingerprint import fingerprint
+from retcon.runs.manifest import RENDERED
+from retcon.store.fingerprint import fingerprint, ids_fingerprint
 from retcon.train.batch import epoch_batch
 from retcon.train.datasets.preferences import Preference, both_sides, read_preferences
 from retcon.train.kernels.computing import DEFAULT, Computing, computing_of
@@ -72,6 +73,7 @@ def run_dpo(
     longest = getattr(config, "max_position_embeddings", None)
     preferences = read_preferences(pairs, build_chat(recipe, folder), vocabulary=config.vocab_size, max_tokens=longest)
     inputs = {"start": fingerprint(folder), "pairs": fingerprint(pairs)}
+    inputs[RENDERED] = ids_fingerprint(sample.ids for sample in both_sides(preferences))
     needs = needs_of("dpo", recipe, folder, where, longest=max(len(s.ids) for s in both_sides(preferences)))
     refuse_unfit(needs, out)
     warn_of_rate("dpo", recipe, needs.parameters)

@@ -22,7 +22,8 @@ from retcon.models.placing import model_folder, place_training
 from retcon.planning.needs import needs_of, refuse_unfit
 from retcon.planning.rates import warn_of_rate
 from retcon.runs.folder import open_run
-from retcon.store.fingerprint import files_fingerprint, fingerprint
+from retcon.runs.manifest import RENDERED
+from retcon.store.fingerprint import files_fingerprint, fingerprint, ids_fingerprint
 from retcon.train.batch import epoch_batch
 from retcon.train.datasets.demonstrations import files_of, read_samples
 from retcon.train.kernels.computing import DEFAULT, Computing
@@ -70,6 +71,7 @@ def run_sft(
         max_tokens=getattr(config.get_text_config(), "max_position_embeddings", None),
     )
     inputs = {"model": fingerprint(start), "demonstrations": files_fingerprint(files_of(demonstrations))}
+    inputs[RENDERED] = ids_fingerprint(sample.ids for sample in samples)
     needs = needs_of("sft", recipe, start, where, longest=max(len(s.ids) for s in samples))
     refuse_unfit(needs, out)
     warn_of_rate("sft", recipe, needs.parameters)

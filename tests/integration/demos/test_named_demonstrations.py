@@ -14,7 +14,7 @@ from retcon.cli.common.overriding import names_demos
 from retcon.cli.common.targets import cold_start
 from retcon.config.load import load_recipe
 from retcon.config.save import recipe_to_toml
-from retcon.core.errors import CheckpointError, RecipeError
+from retcon.core.errors import CheckpointError, RecipeError, RecordError
 from training import make_base, make_demonstrations
 
 pytestmark = pytest.mark.torch
@@ -112,6 +112,22 @@ def test_what_purify_left_is_not_to_be_removed(
     ) as said:
         CliRunner().invoke(app, words, catch_exceptions=False)
     assert "--resume" in str(said.value)
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize("flag", ["-o", "--report", "--audit", "--dpo"])
+@pytest.mark.parametrize("force", [(), ("--force",)], ids=["", "force"])
+def test_what_demos_had_made_is_no_output_of_purify(
+    tmp_path: Path, flag: str, force: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("source.jsonl").write_text(json.dumps(BAD[0]) + "\n")
+    Path("sft.jsonl.partial").write_text('{"made_from":{"run":{"seed":0}}}\n')
+    others = () if flag == "-o" else ("-o", "clean.jsonl")
+    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+    words = ["purify", "source.jsonl", flag, "sft.jsonl", *others, *force]
+    with pytest.raises(RecordError, match=r"sft\.jsonl\.partial is what `retcon demos … --out sft\.jsonl` had made"):
+        CliRunner().invoke(app, words, catch_exceptions=False)
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
 
 

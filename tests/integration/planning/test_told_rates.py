@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch", reason="training needs the [train] extra")
 
+from rich.console import Console
+from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from retcon.cli.app import app
+from retcon.cli.common.ledger import Book, Ledger, make_targets
+from retcon.cli.common.targets import cold_start, training
 from retcon.core.errors import RateWarning
 from retcon.planning import rates
 from training import make_base, make_demonstrations
@@ -45,3 +50,29 @@ def test_a_rate_that_ruins_a_model_is_told(
         done = CliRunner().invoke(app, words, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     assert len([one for one in caught if one.category is RateWarning]) == 1
+
+
+def test_many_jobs_rates_are_told_once_each_by_the_command_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = make_base(tmp_path / "base", positions=256)
+    monkeypatch.setattr(rates, "LARGE", 1_000)
+    cold = [cold_start(tmp_path, tmp_path / f"cold/{n}", "quickstart/cold_start", [f"model.path={base}"],
+                       name=f"cold {n}", demos=tmp_path / "d.jsonl") for n in range(2)]  # fmt: skip
+    arms = [training(tmp_path, tmp_path / f"arm/{n}", "quickstart/baseline", [f"model.path={base}", *SMALL],
+                     name=f"arm {n}", start=str(cold[n].makes), needs=()) for n in range(2)]  # fmt: skip
+    jobs = [replace(one, job=replace(one.job, words=("--version",))) for one in (*cold, *arms)]
+    ledger = Ledger(tmp_path / "out/book.json", jobs, Book)
+    with pytest.warns(RateWarning) as caught:
+        make_targets(jobs, ledger, at_once=2, console=Console(stderr=True), out=tmp_path / "out")
+    said = [str(one.message) for one in caught if one.category is RateWarning]
+    assert [one.partition(" =")[0] for one in said] == ["sft.lr", "rl.lr"]
+    assert all("0 M parameters" in one for one in said)
+
+
+def test_parameters_are_counted_as_torch_counts_them(tmp_path: Path) -> None:
+    base = make_base(tmp_path / "base")
+    model = AutoModelForCausalLM.from_pretrained(base)
+    assert rates.parameters_of(base) == sum(weights.numel() for weights in model.parameters())
+    (base / "model.safetensors").write_bytes(b"\xff" * 20)
+    assert rates.parameters_of(base) == 0

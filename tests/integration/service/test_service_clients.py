@@ -7,6 +7,7 @@ import json
 import signal
 import socket
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -15,11 +16,14 @@ from retcon.build import open_context, open_sandbox
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.config.load import load_recipe
-from retcon.core.errors import RecipeError, SandboxUnavailable, SessionLost
-from retcon.core.types import ToolCall
+from retcon.core.errors import InfrastructureFault, RecipeError, SandboxUnavailable, SessionLost
+from retcon.core.types import ToolCall, Trajectory
 from retcon.engine.scripted import ScriptedEngine
 from retcon.sandbox.client import SandboxClient, SandboxRouter
 from retcon.sandbox.types import Limits
+from retcon.tasks.graders.code import CodeGrader
+from retcon.tasks.grading.types import Reply
+from retcon.tasks.types import Task
 from retcon.tools.python import PythonTool
 from servers import answering
 from servers.serving import server
@@ -220,6 +224,48 @@ def test_limits_that_a_server_does_not_allow_are_refused_before_work_starts(aske
             with pytest.raises(SandboxUnavailable, match=f"{made.url}.*{said}"):
                 asyncio.run(opened(urls, "wall_seconds=20", asked))
         assert asyncio.run(opened([made.url], "wall_seconds=20")) == [made.url]
+
+
+@pytest.mark.parametrize(
+    ("field", "said"), [("wait", ""), ("limits.processes", r"limits\.processes: unknown field .*: update it")]
+)
+def test_a_server_of_an_earlier_version_is_used_where_it_can_be(field: str, said: str) -> None:
+    """It knows not all fields; of one that says how long a call may wait, the calls themselves make no use."""
+
+    def reply(asked: answering.Asked) -> answering.Answer:
+        if field.removeprefix("limits.") in {**asked.body, **asked.body.get("limits", {})}:
+            refusal = {"type": "invalid", "field": field, "message": f"unknown field '{field}'"}
+            return answering.Answer({"error": refusal}, 422)
+        return answering.Answer({"tier": "landlock"})
+
+    async def main(url: str) -> None:
+        async with SandboxClient(url, limits=Limits(wall_seconds=7)) as client:
+            assert client.tier == "landlock"
+
+    with answering.serving(reply) as made, pytest.raises(SandboxUnavailable, match=said) if said else nullcontext():
+        asyncio.run(main(made.url.removesuffix("/v1")))
+    assert made.asked[-1].body["limits"]["wall_seconds"] == 7
+
+
+@pytest.mark.parametrize(
+    "meta", [{"tests": ["assert f(1) == 2"]}, {"input_output": {"inputs": ["1\n"], "outputs": ["2\n"]}}]
+)
+def test_grading_under_limits_that_a_server_does_not_allow_is_an_infrastructure_fault(meta: dict[str, Any]) -> None:
+    """Of a sandbox of one's own: ValueError would say that the task's tests cannot be read."""
+    task = Task("t", "…", "a", meta=meta)
+    said = Reply("```python\nprint(2)\n```", Trajectory("t", "t", (), (), stop="answer"))
+
+    async def main(url: str) -> None:
+        async with SandboxClient(url) as client:
+            grader = CodeGrader(client)
+            try:
+                with pytest.raises(InfrastructureFault, match=r"wall_seconds: 100 s: this server allows 20 s at most"):
+                    await grader.grade(task, said)
+            finally:
+                await grader.close()
+
+    with server("--workers", "1", "--max-timeout", "20") as made:
+        asyncio.run(main(made.url))
 
 
 @pytest.mark.parametrize(("status", "kind"), [(503, "busy"), (500, "internal")])

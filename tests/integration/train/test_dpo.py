@@ -241,7 +241,7 @@ def test_a_run_leaves_out_what_its_model_has_no_room_for(tmp_path):
     assert [(line["step"], 0 < line["seconds"] < 900) for line in lines] == [(1, True)]
     assert [place.device for place in places] == ["cpu"]
     manifest = json.loads((tmp_path / "out" / "run.json").read_text())
-    assert (manifest["kind"], sorted(manifest["inputs"])) == ("dpo", ["pairs", "start"])
+    assert (manifest["kind"], sorted(manifest["inputs"])) == ("dpo", ["pairs", "start", "tools or chat template"])
 
 
 @pytest.mark.parametrize("side", ["chosen", "rejected"])

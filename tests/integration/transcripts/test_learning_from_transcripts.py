@@ -19,7 +19,7 @@ from retcon.core.errors import CheckpointError
 from retcon.models.loading import load_config
 from retcon.train.dpo import run_dpo
 from retcon.train.sft import run_sft
-from training import make_base, small_recipe
+from training import make_base, make_demonstrations, small_recipe
 
 pytestmark = pytest.mark.torch
 DPO = {"steps": 6, "batch": 3, "lr": 1e-3, "checkpoint_every": 2}
@@ -121,3 +121,38 @@ def test_the_commands_train_on_them(base, tmp_path):
     assert f"model: {tmp_path / 'dpo/final'}" in done.output
     assert f"retcon eval {tmp_path / 'dpo'} quickstart/saar dpo.steps=2 " in done.output
     assert json.loads((tmp_path / "dpo/run.json").read_text())["kind"] == "dpo"
+
+
+def test_a_run_goes_on_with_the_tools_alone_that_its_prompts_show(base, tmp_path):
+    clean, pairs = purified(tmp_path / "data", "messages")
+    few = {"steps": 1, "batch": 2, "lr": 1e-3}
+
+    def recipe(**sandbox):
+        model = {"path": str(base), "style": "qwen"}
+        return small_recipe(base, model=model, sft=few, dpo=few, sandbox={"workers": 1, **sandbox})
+
+    other = recipe(sessions=True)  # which the tool's description tells the model
+    for run, learnt in (
+        (lambda recipe, out: run_sft(recipe, clean, out), "sft"),
+        (lambda recipe, out: run_dpo(recipe, pairs, base, out), "dpo"),
+    ):
+        out = tmp_path / learnt
+        run(recipe(), out)
+        with pytest.raises(
+            CheckpointError, match=r"was started from other tools or chat template \(\w{16}, now \w{16}"
+        ):
+            run(other, out)
+        run(recipe(), out)
+        about = json.loads((out / "run.json").read_text())
+        del about["inputs"]["tools or chat template"]
+        (out / "run.json").write_text(json.dumps(about))
+        run(recipe(), out)  # of an earlier version
+        with pytest.raises(CheckpointError, match="other tools or chat template"):
+            run(other, out)
+
+
+def test_a_run_over_ids_goes_on_whatever_tools_there_are(base, tmp_path):
+    file = make_demonstrations(base, tmp_path / "ours.jsonl")
+    for sessions in (False, True):
+        sections = {"sft": {"steps": 1, "batch": 2}, "sandbox": {"workers": 1, "sessions": sessions}}
+        run_sft(small_recipe(base, **sections), file, tmp_path / "run")

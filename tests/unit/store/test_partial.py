@@ -9,6 +9,7 @@ import pytest
 from retcon.core.errors import RecordError
 from retcon.store import partial as module
 from retcon.store.partial import Partial
+from retcon.train.demos.journal import FileJournal
 
 
 @pytest.mark.parametrize("size", [None, 2])
@@ -71,3 +72,16 @@ def test_what_an_interrupted_command_left_is_begun_anew_or_gone_on_with(tmp_path
     anew.out.write(b"0\n")
     anew.commit()
     assert path.read_bytes() == b"0\n"
+
+
+def test_a_journal_of_demonstrations_is_nobody_elses_to_begin_anew(tmp_path: Path) -> None:
+    file = tmp_path / "out.jsonl"
+    with FileJournal(file, {"run": {"seed": 0}}):
+        pass
+    left = file.with_name("out.jsonl.partial")
+    made = left.read_bytes()
+    with pytest.raises(RecordError, match=r"out\.jsonl\.partial is what `retcon demos … --out .*out\.jsonl` had made"):
+        Partial(file)
+    assert left.read_bytes() == made
+    left.unlink()
+    Partial(file).discard()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,8 +12,11 @@ from retcon.cli.common.overriding import names_demos, of_sections
 from retcon.cli.common.reading import READS
 from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
+from retcon.config.stages import stages_of
+from retcon.core.errors import CheckpointError
 from retcon.evaluate.result import read_result
 from retcon.evaluate.runner import settings_of
+from retcon.runs.manifest import RunKind
 from retcon.train.stages.settling import refuse_rollouts, refuse_unlearnable
 
 EVALUATION = "eval"
@@ -21,12 +25,15 @@ EVALUATION = "eval"
 @dataclass(frozen=True, slots=True)
 class Target:
     """A job, the recipe that it runs under, the file or folder that is there once it has finished, and the overrides
-    that made its recipe."""
+    that made its recipe. trains: as what kind of run, None for what is no training. start: the model that it trains,
+    which need not be there yet: it is then of the recipe's configuration."""
 
     job: Job
     recipe: Recipe
     makes: Path
     overrides: tuple[str, ...]
+    trains: RunKind | None = None
+    start: str = ""
 
     @property
     def finished(self) -> bool:
@@ -46,7 +53,7 @@ def cold_start(out: Path, folder: Path, recipe: str, overrides: Sequence[str], *
     made = () if names_demos(settings, own) else (f"demos.kind={settings.demos.kind}",)  # or it is refused
     words = ("sft", recipe, *own, *made, "--demonstrations", str(demos), "--out", str(folder))
     job = Job(name, words, _log(out, folder), threads=settings.run.threads)
-    return Target(job, settings, folder / "final", tuple(overrides))
+    return Target(job, settings, folder / "final", tuple(overrides), "sft", settings.model.path)
 
 
 def training(
@@ -71,7 +78,7 @@ def training(
     refuse_unlearnable(settings)
     words = ("train", recipe, *of_sections(overrides, READS["train"]), "--from", start, "--out", str(folder))
     job = Job(name, words, _log(out, folder), threads=settings.run.threads, needs=tuple(needs), late=late)
-    return Target(job, settings, folder / "final", tuple(overrides))
+    return Target(job, settings, folder / "final", tuple(overrides), "rl", start)
 
 
 def evaluation(
@@ -91,6 +98,41 @@ def evaluation(
     words = ("eval", str(folder), recipe, *overrides, "--out", str(target))
     job = Job(name or f"{made.job.name}, evaluation", words, _log(out, target), needs=(made.job.name,))
     return Target(job, load_recipe(recipe, overrides, text=text), target / "result.json", tuple(overrides))
+
+
+def _found(target: Target) -> Path | None:
+    """Of the model that is trained, or of one like it; None where neither is there, as its job will say."""
+    from retcon.models.locating import BASE, SCRATCH, locate  # it needs the [train] extra
+
+    for path in (target.start, target.recipe.model.path):
+        with suppress(CheckpointError):
+            return BASE if path == SCRATCH else locate(path)
+    return None
+
+
+def warn_of_rates(targets: Iterable[Target]) -> None:
+    """Warns once (RateWarning) of each learning rate that is far above what models of the size are trained with: what
+    the jobs say of it stands in their logs."""
+    from retcon.planning.rates import parameters_of, warn_of_rate
+
+    sizes: dict[Path, int] = {}
+    told: set[tuple[object, ...]] = set()
+    for target in targets:
+        folder = _found(target)
+        if target.trains is None or folder is None:
+            continue
+        if folder not in sizes:
+            sizes[folder] = parameters_of(folder)
+        for stage in stages_of(target.recipe):
+            about = (
+                target.trains,
+                getattr(stage.recipe, target.trains).lr,
+                bool(stage.recipe.lora.rank),
+                sizes[folder],
+            )
+            if about not in told:
+                told.add(about)
+                warn_of_rate(target.trains, stage.recipe, sizes[folder])
 
 
 def _settled(

@@ -71,7 +71,7 @@ def purify(
     from retcon.purify.offline import Offline
     from retcon.store.foreign.records import STDIN
     from retcon.store.outputs import OutputFile, check_outputs, refuse_finished, refuse_misnamed
-    from retcon.store.partial import SUFFIX
+    from retcon.store.partial import SUFFIX, refuse_journal
     from retcon.transcripts.detection.detector import Detector
     from retcon.transcripts.purifying.assignment import Assignment, expand
     from retcon.transcripts.purifying.purification import Purification, Stopped
@@ -99,6 +99,8 @@ def purify(
     run = Purification(assignment, resume=resume)
     reported = [OutputFile("--report", report, (report.name + SUFFIX,))] if report is not None else []
     check_outputs([*assignment.outputs(), *reported], [p for p in assignment.inputs if p != STDIN])
+    for output in reported if resume else [*assignment.outputs(), *reported]:
+        refuse_journal(output.path)
     if not force:
         # What an interrupted run was to replace, it was told to replace.
         refuse_finished(reported if resume else [*assignment.outputs(), *reported], "--force")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import os
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -10,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from retcon.core.errors import RecordError
 from retcon.core.texts import counted
 from retcon.core.types import Trajectory
 from retcon.evaluate.result import PASS_AT, Result, Setting
@@ -55,19 +58,35 @@ FIGURES = (
 """(metric, label, digits)."""
 FIRST = "<h2>Runs</h2>"
 """The first heading of such a page, and of no other."""
+PAGE = "report.html"
+MADE_BY = "retcon report"
+"""What such a picture says it was made by, and no other."""
 KINDS = {"sft": "supervised", "dpo": "preferences", "rl": "reinforcement learning", "eval": "evaluation"}
 
 
 def draw_runs(runs: Sequence[Viewed], out: Path) -> dict[Curve, Path]:
-    """Writes `<name>.png` of every curve that some run has, all runs in one picture. Raises MissingExtra."""
+    """Writes `<name>.png` of every curve that some run has, all runs in one picture. Raises MissingExtra; RecordError,
+    before anything is written, where a picture that is of no such page would be replaced; StorageError."""
     need_matplotlib()
-    files: dict[Curve, Path] = {}
+    drawn: dict[Curve, dict[str, np.ndarray]] = {}
     for curve in ALL:
         series = {run.name: values for run in runs if (values := _values(run, curve)) is not None}
         if series:
-            stages = {run.name: run.stages for run in runs}
-            files[curve] = draw(curve, series, [run.name for run in runs], out, stages=stages)
-    return files
+            drawn[curve] = series
+    page = (out / PAGE).read_bytes() if is_runs_page(out / PAGE) else b""
+    for curve in drawn:
+        file = out / f"{curve.name}.png"
+        if os.path.lexists(file) and not _is_picture(file, page):
+            raise RecordError(f"{file} is there already, and not as a report wrote it: choose another --out")
+    names, stages = [run.name for run in runs], {run.name: run.stages for run in runs}
+    made = {"Software": MADE_BY}
+    return {curve: draw(curve, series, names, out, stages=stages, about=made) for curve, series in drawn.items()}
+
+
+def _is_picture(file: Path, page: bytes) -> bool:
+    """Whether `draw_runs` made it, of this version or, where it stands in the page beside it, an earlier one."""
+    png = file.read_bytes() if file.is_file() else b""
+    return MADE_BY.encode() in png[:1000] or (bool(png) and base64.b64encode(png) in page)
 
 
 def _values(run: Viewed, curve: Curve) -> np.ndarray | None:

@@ -22,6 +22,7 @@ from retcon.sandbox.client.remote import (
     LimitsRefused,
     Remote,
     RequestAnswered,
+    RequestRefused,
     ServerBroken,
     ServerUnavailable,
     SessionForgotten,
@@ -198,11 +199,18 @@ async def _try_limits(remote: Remote, limits: Limits) -> None:
     body = call_body(Program("pass", limits=limits, wait=0.0))
     with contextlib.suppress(ServerUnavailable, ServerBroken):  # of the call alone: the server has answered
         try:
-            await remote.ask("POST", "/v1/run", body, patience=PROBE_SECONDS)
-        except ValueError as error:
+            try:
+                await remote.ask("POST", "/v1/run", body, patience=PROBE_SECONDS)
+            except RequestRefused as error:
+                if error.field != "wait":
+                    raise
+                del body["wait"]  # which servers of earlier versions do not know
+                await remote.ask("POST", "/v1/run", body, patience=PROBE_SECONDS)
+        except RequestRefused as error:
             raise LimitsRefused(
                 f"{remote.url} does not allow calls the limits that they are to have: {error}; ask for less (a recipe: "
-                "in [sandbox]), or start the server with more (--max-timeout, --max-memory)"
+                "in [sandbox]), or start the server with more (--max-timeout, --max-memory); one that does not know a "
+                "field is of an earlier version: update it"
             ) from error
 
 

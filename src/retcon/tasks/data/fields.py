@@ -55,7 +55,8 @@ class Item:
     `index`, "" where it does not, or may be either. asked_with: the columns whose text is part of the question, though
     another holds it. unread: why its grader cannot read the answer, "" where it can. cases: where tests of a program
     stand in the answer's place, their text: the answer to whatever grades it, but for `code`, which finds them in meta.
-    said: the answer as the row has it, where `answer` is the letter of the option that it names, else "".
+    said: the answer as the row has it, where `answer` is the letter of the option that it names, else "". bare: the
+    question without words of ours on how to answer, "" where there are none.
     """
 
     question: str
@@ -72,6 +73,7 @@ class Item:
     unread: str = ""
     cases: str = ""
     said: str = ""
+    bare: str = ""
 
 
 def missing(value: object) -> bool:

@@ -186,7 +186,14 @@ class _Loader:
             return read.drop("over max_prompt_tokens", row.where)
         held = role == "evaluation" or (self._by_hash and held_out(same, self._settings.evaluation_share))
         (read.evaluation if held else read.train).append(
-            Placed(task, row.where, same, read.unread(item, grader, row.where), item.said if grader == CHOICE else "")
+            Placed(
+                task,
+                row.where,
+                same,
+                read.unread(item, grader, row.where),
+                item.said if grader == CHOICE else "",
+                item.bare,
+            )
         )
         return None
 
@@ -252,7 +259,7 @@ def _find_overlap(loaded: Loaded) -> None:
     settings = loaded.settings
     if settings.overlap == "allow":
         return
-    own = [(p.where, p.task.question) for source in loaded.sources for p in source.evaluation]
+    own = [(p.where, p.compared) for source in loaded.sources for p in source.evaluation]
     chosen = bool(settings.evaluation_path or settings.evaluation_split)
     columns = [settings.columns, *(source.settings.columns for source in loaded.sources)]
     others = [pair for path in settings.against for pair in questions_of(path, columns)]
@@ -261,12 +268,13 @@ def _find_overlap(loaded: Loaded) -> None:
     for source in loaded.sources:
         kept = []
         for placed in source.train:
-            if (match := named_index.match(placed.task.question, placed.same)) is not None:
+            same = "" if placed.bare else placed.same
+            if (match := named_index.match(placed.compared, same)) is not None:
                 if settings.overlap == "drop":
                     source.drop("overlapping with evaluation", placed.where)
                     continue
                 loaded.overlaps.append((placed.where, match))
-            if drawn_index.match(placed.task.question, placed.same) is not None:
+            if drawn_index.match(placed.compared, same) is not None:
                 source.drop("too like what is held out", placed.where)
                 continue
             kept.append(placed)
@@ -274,9 +282,9 @@ def _find_overlap(loaded: Loaded) -> None:
 
 
 def questions_of(path: str, columns: Sequence[Mapping[str, str]] = ()) -> Iterator[tuple[str, str]]:
-    """(place, question) of all rows of an evaluation, each of its files read by its own columns. columns: as in the
-    settings, of the tasks that it is held against: the first that fit where its own are of no convention. Raises
-    DataError."""
+    """(place, question) of all rows of an evaluation, without words of ours, each of its files read by its own columns.
+    columns: as in the settings, of the tasks that it is held against: the first that fit where its own are of no
+    convention. Raises DataError."""
     if not path:
         raise DataError("against: an empty name names no file")
     for file in files_of(folder_of(Path(path), "test") if has_splits(Path(path)) else Path(path)):
@@ -285,7 +293,8 @@ def questions_of(path: str, columns: Sequence[Mapping[str, str]] = ()) -> Iterat
         for row in read_rows(file):
             if convention is None:
                 convention, own = _recognised_by_any(row, columns)
-            yield row.where, _item(row, mapped(row, own), convention, asked=True).question
+            item = _item(row, mapped(row, own), convention, asked=True)
+            yield row.where, item.bare or item.question
 
 
 def _recognised_by_any(row: Row, columns: Sequence[Mapping[str, str]]) -> tuple[Convention, Mapping[str, str]]:

@@ -30,14 +30,20 @@ SHOWN = 20
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A task, and the file and line that it stands in. same: its question's `text.key`. unread: as in `Item`. said: so
-    too, where a letter is what is graded."""
+    """A task, and the file and line that it stands in. same: its question's `text.key`. unread, bare: as in `Item`.
+    said: so too, where a letter is what is graded."""
 
     task: Task
     where: str
     same: str
     unread: str = ""
     said: str = ""
+    bare: str = ""
+
+    @property
+    def compared(self) -> str:
+        """What other questions may overlap with: words of ours would make short ones alike."""
+        return self.bare or self.task.question
 
     @property
     def shown(self) -> str:

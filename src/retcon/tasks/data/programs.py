@@ -25,7 +25,7 @@ def _humaneval(row: Columns) -> Item:
     start = read.question.strip("\n")
     how = "Complete this Python program, and answer with the whole of it in one block of code."
     asked = f"{how}\n\n```python\n{start}\n```"
-    return replace(read, question=asked, meta={**read.meta, "prompt": row["prompt"]})
+    return replace(read, question=asked, bare=start, meta={**read.meta, "prompt": row["prompt"]})
 
 
 def _mbpp(row: Columns) -> Item:
@@ -41,7 +41,7 @@ def _mbpp(row: Columns) -> Item:
     asked = (
         f"{read.question.strip()} Answer with one block of Python. These tests must pass:\n\n```python\n{shown}\n```"
     )
-    return replace(read, question=asked)
+    return replace(read, question=asked, bare=f"{read.question}\n{shown}")
 
 
 def _are_lines(tests: object) -> bool:
@@ -70,13 +70,13 @@ def _untold(row: Columns) -> bool:
 
 def _livecodebench(row: Columns) -> Item:
     read = item(row, "question_content", "")
-    return replace(read, question=_asked(read.question, row), source=read.source or text(row, "platform"))
+    return replace(_with_how(read, row), source=read.source or text(row, "platform"))
 
 
 def _apps(row: Columns) -> Item:
     """Also TACO, and rows whose `tests` are cases, or Python in one text: they are not shown, as they are many."""
     read = item(row, first_of(row, QUESTIONS), "")
-    return replace(read, question=_asked(read.question, row))
+    return _with_how(read, row)
 
 
 def _of_apps(row: Columns) -> bool:
@@ -89,8 +89,8 @@ def _has_answer(row: Columns) -> bool:
     return any(name in row for name in ANSWERS)
 
 
-def _asked(question: str, row: Columns) -> str:
-    """The question, and what kind of program answers it."""
+def _with_how(read: Item, row: Columns) -> Item:
+    """Its question says what kind of program answers it."""
     start = text(row, "starter_code").strip("\n")
     if start:
         how = f"Answer with one block of Python that begins so:\n\n```python\n{start}\n```"
@@ -100,7 +100,7 @@ def _asked(question: str, row: Columns) -> str:
         how = f"Answer with one block of Python that defines `{name}`."
     else:
         how = "Answer with one block of Python: a program that reads standard input and prints the answer."
-    return f"{question.strip()}\n\n{how}"
+    return replace(read, question=f"{read.question.strip()}\n\n{how}", bare=read.question)
 
 
 register(Convention("humaneval", ("prompt", "test", "entry_point"), _humaneval, CODE))

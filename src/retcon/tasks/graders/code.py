@@ -144,7 +144,7 @@ class CodeGrader:
         limits = replace(self._limits(), output_bytes=OUTPUT_BYTES + 4 * room)
         try:
             result = await self._sandbox.run(code, stdin=stdin, files=files, limits=limits, echo=isinstance(case, Call))
-        except RetconError as error:
+        except (RetconError, ValueError) as error:  # ValueError: its server does not allow the limits
             raise InfrastructureFault(f"an answer could not be graded: {error}") from error
         if result.status == "infrastructure":
             raise InfrastructureFault(f"an answer could not be graded: {result.stderr}")

@@ -7,6 +7,7 @@ import builtins
 import re
 from collections.abc import Collection, Iterable, Sequence
 from itertools import chain
+from textwrap import dedent
 
 from retcon.chat.markdown import find_calls, whole_blocks
 from retcon.core.types import Trajectory
@@ -66,8 +67,27 @@ def _ran(trajectory: Trajectory) -> Sequence[str]:
 
 def _blocks(text: str) -> Sequence[str]:
     """The whole blocks of Python in a text; those that were only thought, where it then says nothing."""
-    found = find_calls(heard(text, whole_blocks(text, indented=True)), indented=True)
+    programs = [
+        (start, end)
+        for start, end in whole_blocks(text, indented=True)
+        if heard(text[start:end]) == text[start:end] or _is_python(text[start:end])
+    ]
+    found = find_calls(heard(text, programs), indented=True)
     return [str(call.arguments["code"]) for call in found if not isinstance(call.arguments, str)]
+
+
+def _is_python(block: str) -> bool:
+    """Whether a block, fences and all, is a program or the body of one: what is left open in a thought, and closed by a
+    fence of the answer, is none."""
+    code = "\n".join(block.split("\n")[1:-1])
+    return any(_parsed(one) is not None for one in (dedent(code), f"def _():\n{code}"))
+
+
+def _parsed(code: str) -> ast.Module | None:
+    try:
+        return ast.parse(code)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
 
 
 def _answers(program: str, names: Collection[str], tests: Tests) -> bool:
@@ -98,9 +118,7 @@ def _free(codes: Iterable[str]) -> set[str]:
     used: set[str] = set()
     bound = set(dir(builtins))
     for code in codes:
-        try:
-            tree = ast.parse(code)
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
+        if (tree := _parsed(code)) is None:
             return set()
         for node in ast.walk(tree):
             if isinstance(node, ast.Name):

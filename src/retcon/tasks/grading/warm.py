@@ -81,7 +81,10 @@ class WarmSessions:
         return await self._opened()
 
     async def _opened(self) -> _Warm:
-        session = await self._sandbox.session(limits=self._limits)
+        try:
+            session = await self._sandbox.session(limits=self._limits)
+        except ValueError as error:  # its server does not allow the limits
+            raise InfrastructureFault(f"an answer could not be graded: {error}") from error
         result = await session.run(self._code)
         if result.status != "ok":
             await session.close()

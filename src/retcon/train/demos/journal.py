@@ -24,11 +24,8 @@ from retcon.store.alone import alone_on
 from retcon.store.jsonl import line_of
 from retcon.store.lines import LineAppender
 from retcon.store.outputs import refuse_special
-from retcon.store.partial import SUFFIX
+from retcon.store.partial import JOURNAL, SUFFIX
 from retcon.train.demos.types import Made
-
-_HEAD = b'{"made_from":'
-"""How the first line begins."""
 
 
 def begun(file: Path) -> bool:
@@ -38,8 +35,8 @@ def begun(file: Path) -> bool:
     if not path.is_file():
         return False
     with path.open("rb") as opened:
-        first = opened.read(len(_HEAD))
-    if _HEAD.startswith(first):  # cut off, or not written yet
+        first = opened.read(len(JOURNAL))
+    if JOURNAL.startswith(first):  # cut off, or not written yet
         return bool(first)
     if not path.with_name(path.name + ".json").exists():
         raise CheckpointError(f"{path} is no journal of demonstrations, and is left as it is: name another file")

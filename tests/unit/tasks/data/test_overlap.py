@@ -115,3 +115,30 @@ def test_what_an_evaluation_without_answers_asks_is_as_columns_say(tmp_path: Pat
     assert [text for _, text in questions_of(held, mapping[:3])] == ["Be brief."]
     with pytest.raises(DataError, match=r"line 1: column 'prompt' is an object"):
         list(questions_of(write(tmp_path / "b.jsonl", [{"prompt": {"text": "Why?"}}])))
+
+
+def livecodebench(asked: str, **more: object) -> dict[str, Any]:
+    return {
+        "question_title": "A", "question_content": asked, "platform": "atcoder", "question_id": asked[:9],
+        "contest_date": "2024-01-01", "starter_code": "", "difficulty": "easy", "metadata": "{}",
+        "public_test_cases": '[{"input": "1\\n", "output": "2\\n", "testtype": "stdin"}]', **more,
+    }  # fmt: skip
+
+
+def test_words_of_ours_on_how_to_answer_make_no_two_problems_alike(tmp_path: Path) -> None:
+    first, other = "Print the sum of A and B.", "How many letters has S?"
+    held = write(tmp_path / "held.jsonl", [livecodebench(first)])
+    own = write(tmp_path / "own.jsonl", [livecodebench(first, starter_code="def f():"), livecodebench(other)])
+    settings = FileTaskSettings(path=own, against=(held,), evaluation_share=0)
+    (overlap,) = check(settings).overlap
+    assert overlap[0] == f"{own}, line 1", "and a problem with another beginning is the same"
+
+
+def test_what_of_a_problem_is_found_again_is_a_share_of_its_own_words(tmp_path: Path) -> None:
+    """Ours stand in all of the evaluation, so that no run of them counts."""
+    asked = [f"{LONG} {n}" for n in range(12)]
+    index = EvaluationIndex(questions_of(write(tmp_path / "held.jsonl", [livecodebench(one) for one in asked])))
+    assert index.match(f"{asked[3]} ") is not None
+    mixed = [*asked[:1], *(" ".join(f"w{n}x{k}" for k in range(14)) for n in range(12))]
+    index = EvaluationIndex(questions_of(write(tmp_path / "mixed.jsonl", [livecodebench(one) for one in mixed])))
+    assert index.match(f"{mixed[3]} Explain how you found it.") is not None
