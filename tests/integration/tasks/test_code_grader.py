@@ -121,6 +121,17 @@ def test_no_answer_meets_what_another_left(world: World) -> None:
     assert world.scores(pairs, at_once=1) == [1, 1, 0]
 
 
+@pytest.mark.parametrize("sent", ["KILL", "TERM"])
+@pytest.mark.parametrize("target", ["kill(-1", "killpg(0"])
+def test_an_answer_that_signals_its_sessions_other_processes_is_wrong_and_the_next_is_graded(
+    world: World, sent: str, target: str
+) -> None:
+    """Its first state, to go back to, is one of them; it dies of what can be refused only once it is gone back to."""
+    ends = f"import os, signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nos.{target}, signal.SIG{sent})\n"
+    programs = [RIGHT, ends + "def add(a, b): return 0", RIGHT, RIGHT]
+    assert world.scores([(program, {"tests": CHECKS}) for program in programs], at_once=1) == [1, 0, 1, 1]
+
+
 def test_the_share_of_asserts_that_pass(world: World) -> None:
     meta = {"test_list": ["assert f(1) == 1", "assert f(2) == 4", "assert f(3) == 9", "assert f(4) == 16"]}
     programs = [
@@ -257,7 +268,6 @@ def test_a_session_that_the_sandbox_evicted_is_nobodys_fault() -> None:
             reply = Reply(f"```python\n{RIGHT}\n```")
             first = await grading.outcome(TASK, reply)
             sessions = (await grading.grader("code"))._sessions  # type: ignore[attr-defined]
-            sessions._idle_seconds = 0.0
             for warm in list(sessions._free._queue):
                 if warm is not None:
                     await warm.session.close()  # as the sandbox does with those that are idle
