@@ -109,13 +109,13 @@ def cell_command(cell: RunCell, setting: child.Setting, spare: int) -> CellComma
 
 
 class OpenFile(NamedTuple):
-    """A descriptor of a regular file, so that it can be had again."""
+    """A descriptor, so that it can be had again. path, position: of a regular file, None of any other."""
 
     fd: int
-    path: str
     flags: int
-    position: int
     inherited: bool
+    path: str | None = None
+    position: int = 0
 
 
 def serve_cells(
@@ -346,17 +346,23 @@ def _open_files() -> list[OpenFile]:
     files = []
     for fd in child.open_descriptors():
         with contextlib.suppress(OSError):
+            file = OpenFile(fd, fcntl.fcntl(fd, fcntl.F_GETFL), os.get_inheritable(fd))
             if stat.S_ISREG(os.fstat(fd).st_mode):
                 path = ""
                 with contextlib.suppress(OSError):  # no /proc
                     path = os.readlink(f"/proc/self/fd/{fd}")
-                flags, position = fcntl.fcntl(fd, fcntl.F_GETFL), os.lseek(fd, 0, os.SEEK_CUR)
-                files.append(OpenFile(fd, path, flags, position, os.get_inheritable(fd)))
+                file = file._replace(path=path, position=os.lseek(fd, 0, os.SEEK_CUR))
+            files.append(file)
     return files
 
 
 def _open_again(file: OpenFile) -> None:
-    """Bring a descriptor back to its place, in the file that now bears its path if that is another one."""
+    """Bring a descriptor back to its flags and its place, which are shared with the cells that came after; in the file
+    that now bears its path if that is another one."""
+    with contextlib.suppress(OSError):
+        fcntl.fcntl(file.fd, fcntl.F_SETFL, file.flags)
+    if file.path is None:
+        return
     with contextlib.suppress(OSError):
         try:
             old, new = os.fstat(file.fd), os.stat(file.path, follow_symlinks=False)
