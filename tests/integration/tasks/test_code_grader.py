@@ -121,14 +121,17 @@ def test_no_answer_meets_what_another_left(world: World) -> None:
     assert world.scores(pairs, at_once=1) == [1, 1, 0]
 
 
-@pytest.mark.parametrize("sent", ["KILL", "TERM"])
-@pytest.mark.parametrize("target", ["kill(-1", "killpg(0"])
-def test_an_answer_that_signals_its_sessions_other_processes_is_wrong_and_the_next_is_graded(
-    world: World, sent: str, target: str
-) -> None:
-    """Its first state, to go back to, is one of them; it dies of what can be refused only once it is gone back to."""
-    ends = f"import os, signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nos.{target}, signal.SIG{sent})\n"
-    programs = [RIGHT, ends + "def add(a, b): return 0", RIGHT, RIGHT]
+@pytest.mark.parametrize(
+    "spoils",
+    [
+        "os.kill(-1, signal.SIGKILL)",
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN); os.killpg(0, signal.SIGTERM)",
+        "socket.socket(fileno=3).shutdown(socket.SHUT_RDWR)",
+    ],
+)
+def test_an_answer_that_spoils_its_session_is_wrong_and_the_next_is_graded(world: World, spoils: str) -> None:
+    """Its first state, to go back to, is a process too; what was done to it may show only once it is gone back to."""
+    programs = [RIGHT, f"import os, signal, socket\n{spoils}\ndef add(a, b): return 0", RIGHT, RIGHT]
     assert world.scores([(program, {"tests": CHECKS}) for program in programs], at_once=1) == [1, 0, 1, 1]
 
 
