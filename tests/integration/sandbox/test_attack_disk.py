@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -48,7 +49,8 @@ def test_a_folder_that_is_closed_to_its_owner_is_no_crime(jail: Jail) -> None:
         time.sleep(0.2)
         print(oct(os.fstat(fd).st_mode), oct(os.stat('x').st_mode))
     """)
-    assert (result.status, result.stdout) == ("ok", "0o40000 0o40000\n"), result
+    kept = jail.tier == LANDLOCK and os.getuid() != 0  # where the user's own files are open to it, no mode changes
+    assert (result.status, result.stdout) == ("ok", f"{'0o40755' if kept else '0o40000'} 0o40000\n"), result
 
 
 @contained_by(*LOOKED_AT)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import stat
 import tempfile
+import venv
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import pytest
 
 from jail import ALL, CALL, CONTAINED, NAMESPACES, Jail, contained_by
 from retcon.sandbox.jail.confine.root import readable
+from retcon.sandbox.pool import SandboxPool
 
 SECRET = "hunter2"
 
@@ -90,6 +93,29 @@ def test_a_file_of_the_host_is_not_changed_by_any_call(jail: Jail, victim: Path)
     assert set(result.stdout.split()) <= {"chmod", "utime"}  # they may seem to work, and do not
     assert intact(victim)
     assert victim.stat().st_mtime > 0
+
+
+@contained_by(*CONTAINED)
+@pytest.mark.skipif(os.getuid() == 0, reason="calls have a user of their own, whose file it is not")
+def test_a_file_that_may_be_read_keeps_its_mode_and_times(jail: Jail, tmp_path: Path) -> None:
+    """It is the user's own: of an environment, with its packages, that the user has made."""
+    venv.create(tmp_path / "own", symlinks=True)
+    module = next((tmp_path / "own").glob("lib/python*/site-packages")) / "module.py"
+    module.write_text("found = 1")
+    before = module.stat()
+    code = (
+        f"import module, os\nfd = os.open({str(module)!r}, os.O_RDONLY)\n"
+        "for work in (lambda: os.fchmod(fd, 0), lambda: os.utime(fd, (1, 1)), lambda: os.fchown(fd, -1, os.getgid())):\n"
+        "    try: work()\n    except OSError: pass\nprint(module.found)"
+    )
+
+    async def run() -> str:
+        async with SandboxPool(1, tier=jail.tier, python=str(tmp_path / "own" / "bin" / "python")) as sandbox:  # type: ignore[arg-type]
+            return (await sandbox.run(code)).stdout
+
+    assert asyncio.run(run()) == "1\n"
+    after = module.stat()
+    assert (after.st_mode, after.st_mtime, after.st_ctime) == (before.st_mode, before.st_mtime, before.st_ctime)
 
 
 @contained_by(*CONTAINED)

@@ -101,3 +101,18 @@ def test_no_access_list_is_left_on_a_folder(jail: Jail) -> None:
         + "import os\ntry:\n    os.setxattr('..', 'system.posix_acl_default', bytes(28))\nexcept OSError as e:\n    print(e.errno)"
     )
     assert result.stdout == f"{95}\n"
+
+
+@contained_by(*ALL)
+def test_no_result_of_the_call_before_is_among_the_objects(jail: Jail) -> None:
+    """A sibling's right answer to the same task could be printed as one's own."""
+    jail.run("print('se' + 'cret')\nopen('a', 'w').write('se' + 'cret')\n'se' + 'cret'", fetch=["a"])
+    result = jail.attack("""
+        import gc, sys
+        seen, frame = [type(o).__name__ for o in gc.get_objects()], sys._getframe()
+        while frame:
+            seen += [f'{frame.f_code.co_name}.{name}' for name, value in frame.f_locals.items() if 'se' + 'cret' in str(value)]
+            frame = frame.f_back
+        print([name for name in seen if name in ('Outcome', 'CallEnded') or name.startswith('serve')])
+    """)
+    assert result.stdout == "[]\n"

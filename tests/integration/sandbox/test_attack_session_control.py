@@ -152,3 +152,41 @@ while True: pass
     session.rests()
     assert session.run("'it' in globals()").value == "False"
     session.close()
+
+
+SHARED = {
+    "stdout": "os.set_blocking(1, False)",
+    "its mode": "fcntl.fcntl(1, fcntl.F_SETFL, os.O_DIRECT)",
+    "channel": "os.set_blocking(3, False)",
+    "channel's time": "end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack('ll', 0, 1000))",
+    "a file": "fcntl.fcntl(file, fcntl.F_SETFL, os.O_APPEND)",
+    "a pipe": "os.set_blocking(pipe[0], False)",
+}
+
+
+@contained_by(*ALL)
+@pytest.mark.parametrize("what", SHARED)
+def test_what_a_cell_sets_on_descriptors_is_gone_back_on(session: Attacked, what: str) -> None:
+    """They are the copy's too: what is set there is seen in all processes that share them."""
+    session.run("import os\nfile, pipe = open('f', 'w+'), os.pipe()\nfile.write('old')\n_ = file.seek(0)")
+    state = session.checkpoint()
+    session.run(
+        "import fcntl, socket, struct\nend = socket.socket(fileno=os.dup(3))\n" + SHARED[what] + "\nend.detach()"
+    )
+    session.rollback(state)
+    for _ in range(3):
+        looked = session.run(
+            f"""
+            import fcntl, os, socket
+            print('x' * 300000)
+            file.write('new'), file.flush(), file.seek(0)
+            time = socket.socket(fileno=os.dup(3)).getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, 16)
+            flags = [fcntl.fcntl(fd, fcntl.F_GETFL) & (os.O_NONBLOCK | os.O_DIRECT) for fd in (1, 3, pipe[0])]
+            flags, any(time), file.read()
+            #{"x" * 300000}
+            """
+        )
+        assert (looked.status, looked.value) == ("ok", "([0, 0, 0], False, 'new')"), looked.stderr
+        assert looked.stdout.startswith("x")
+        session.run("_ = file.seek(0)")
+    session.close()

@@ -128,6 +128,21 @@ def test_a_copy_that_a_cell_wakes_is_ended_when_it_runs(session: Attacked, wakes
 
 
 @contained_by(*ALL)
+@pytest.mark.parametrize("handler", ["SIG_DFL", "SIG_IGN"])
+def test_a_signal_to_all_of_its_processes_does_not_end_a_copy(session: Attacked, handler: str) -> None:
+    """A copy is stopped, and would get it when it is gone back to."""
+    session.run("import os, signal\nx = 1")
+    state = session.checkpoint()
+    sent = "for n in ('TERM', 'HUP', 'USR1', 'RTMIN'):\n    n = getattr(signal, f'SIG{n}')\n"
+    session.run(f"x = 2\n{sent}    signal.signal(n, signal.{handler})\n    os.killpg(0, n)")
+    for _ in range(2):
+        session.rests()
+        session.rollback(state)
+        assert session.run("x").value == "1"
+    session.close()
+
+
+@contained_by(*ALL)
 def test_what_a_woken_copy_starts_counts_and_is_ended(session: Attacked) -> None:
     work = "def work(w):\n    os.write(w, b'x')\n    time.sleep(.1)\n    for _ in range(6):\n        if os.fork() == 0:\n            x = eat(60)\n            time.sleep(60)\n    time.sleep(60)"
     session.run(FORGE + EAT + work + "\nforge(work)")

@@ -121,6 +121,20 @@ def test_no_answer_meets_what_another_left(world: World) -> None:
     assert world.scores(pairs, at_once=1) == [1, 1, 0]
 
 
+@pytest.mark.parametrize(
+    "spoils",
+    [
+        "os.kill(-1, signal.SIGKILL)",
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN); os.killpg(0, signal.SIGTERM)",
+        "socket.socket(fileno=3).shutdown(socket.SHUT_RDWR)",
+    ],
+)
+def test_an_answer_that_spoils_its_session_is_wrong_and_the_next_is_graded(world: World, spoils: str) -> None:
+    """Its first state, to go back to, is a process too; what was done to it may show only once it is gone back to."""
+    programs = [RIGHT, f"import os, signal, socket\n{spoils}\ndef add(a, b): return 0", RIGHT, RIGHT]
+    assert world.scores([(program, {"tests": CHECKS}) for program in programs], at_once=1) == [1, 0, 1, 1]
+
+
 def test_the_share_of_asserts_that_pass(world: World) -> None:
     meta = {"test_list": ["assert f(1) == 1", "assert f(2) == 4", "assert f(3) == 9", "assert f(4) == 16"]}
     programs = [
@@ -257,7 +271,6 @@ def test_a_session_that_the_sandbox_evicted_is_nobodys_fault() -> None:
             reply = Reply(f"```python\n{RIGHT}\n```")
             first = await grading.outcome(TASK, reply)
             sessions = (await grading.grader("code"))._sessions  # type: ignore[attr-defined]
-            sessions._idle_seconds = 0.0
             for warm in list(sessions._free._queue):
                 if warm is not None:
                     await warm.session.close()  # as the sandbox does with those that are idle

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from retcon.sandbox.pool.paths import check_room, to_write
+from retcon.sandbox.pool.paths import check_room, inside_scratch, to_write
 
 
 @pytest.mark.parametrize(
@@ -34,6 +34,14 @@ def test_folders_within_folders_have_an_end() -> None:
     assert to_write(["/".join("a" * 128)])
     with pytest.raises(ValueError, match="128 parts at most"):
         to_write(["/".join("a" * 129)])
+
+
+def test_more_paths_or_longer_ones_than_there_can_be_are_refused() -> None:
+    """A request may have millions, and the server's event loop waits while they are looked at."""
+    with pytest.raises(ValueError, match="9000 files: 8128 at most"):
+        inside_scratch(["a"] * 9000)
+    with pytest.raises(ValueError, match=r"a/a/a/.*… is too long: 3839 bytes at most"):
+        inside_scratch(["a/" * 2000])
 
 
 def test_more_than_there_is_room_for_is_said_before_anything_runs() -> None:

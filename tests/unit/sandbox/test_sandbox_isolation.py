@@ -133,10 +133,8 @@ def test_the_filters_of_a_call_decide_as_they_say(machine: tuple[str, int]) -> N
     assert verdict(program, arch, numbers["clone"], seccomp.CLONE_THREAD | 0x100) == ALLOW
     assert verdict(program, arch, numbers["kill"], 77, 9) == ALLOW
     assert verdict(program, arch, numbers["kill"], -1 & 0xFFFFFFFF, 9) == EPERM
-    assert verdict(program, arch, numbers["fchmodat"], 0) == ERRNO
-    assert verdict(program, arch, numbers["utimensat"], 5, 0) == ALLOW
-    assert verdict(program, arch, numbers["utimensat"], 5, 1 << 32) == ERRNO
-    assert verdict(program, arch, numbers["utimensat"], 5, 0x7F00) == ERRNO
+    for call in ("fchmodat", "fchmod", "fchown", "utimensat"):
+        assert verdict(program, arch, numbers[call], 5, 0) == ERRNO
 
 
 def test_another_machine_is_refused_by_name() -> None:

@@ -237,15 +237,16 @@ def _write_out() -> None:
 
 
 def open_descriptors() -> list[int]:
-    """Those of files at least: poll tells all that are not open, and that a file is ready."""
+    """Poll tells all that are not."""
     fds = range(_limit(resource.RLIMIT_NOFILE)[1])
     poller = _poll()
     for fd in fds:
         poller.register(fd, select.POLLIN)
     try:
-        return [fd for fd, said in poller.poll(0) if not said & select.POLLNVAL]
+        closed = {fd for fd, said in poller.poll(0) if said & select.POLLNVAL}
     except OSError:  # the limit was lowered below what is open
-        return list(fds)
+        closed = set()
+    return [fd for fd in fds if fd not in closed]
 
 
 def _depth(file: object) -> int:

@@ -96,6 +96,7 @@ class Worker:
             wire.send(self.channel, CallEnded(outcome, files, self.ran, self.dirty))
             if self.dirty:
                 return
+            del asked, outcome, files  # the next call could read them in the frames that it inherits
 
     def measure(self) -> None:
         """Before a process is forked."""

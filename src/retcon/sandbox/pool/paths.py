@@ -24,9 +24,15 @@ def inside_scratch(paths: Iterable[str], tier: str = "", folders: Collection[str
     """These paths. tier: that of the sandbox; `namespaces` has those of `WRITABLE` that are in `folders` (its worker's;
     what no worker is asked for, all) beside the scratch folder.
 
-    Raises ValueError for one that is in none of these folders, or no Unicode.
+    Raises ValueError for one that is in none of these folders, or no Unicode, or longer than any; and for more than
+    there can be files, before they are looked at.
     """
-    for name in (names := list(paths)):
+    names = list(paths)
+    if len(names) > MOST_FILES:
+        raise ValueError(f"{len(names)} files: {MOST_FILES} at most")
+    for name in names:
+        if len(name) > PATH_BYTES:
+            raise _too_long(name)
         path = PurePosixPath(name)
         if ".." in path.parts or not path.parts or "\0" in name:
             raise ValueError(f"file {name!r} is not a path inside the scratch folder: give a relative one without '..'")
@@ -60,9 +66,7 @@ def to_write(paths: Iterable[str], tier: str = "", folders: Collection[str] = WR
     for name in names:
         encoded = name.encode()
         if len(encoded) > PATH_BYTES or any(len(part) > NAME_BYTES for part in encoded.split(b"/")):
-            raise ValueError(
-                f"file {name[:80]!r}… is too long: {PATH_BYTES} bytes at most, {NAME_BYTES} between two slashes"
-            )
+            raise _too_long(name)
         if len(PurePosixPath(name).parts) > PARTS:
             raise ValueError(f"file {name[:80]!r}… lies in too many folders: {PARTS} parts at most")
         if name.endswith("/") or places[name] in above:
@@ -70,6 +74,10 @@ def to_write(paths: Iterable[str], tier: str = "", folders: Collection[str] = WR
                 f"file {name!r} is a folder, or that of another file, or another file itself: give it a name of its own"
             )
     return names
+
+
+def _too_long(name: str) -> ValueError:
+    return ValueError(f"file {name[:80]!r}… is too long: {PATH_BYTES} bytes at most, {NAME_BYTES} between two slashes")
 
 
 def check_room(files: Mapping[str, bytes], stdin: str = "") -> None:

@@ -7,7 +7,7 @@ what another left.
 from __future__ import annotations
 
 import asyncio
-import time
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import NamedTuple
@@ -15,24 +15,21 @@ from typing import NamedTuple
 from retcon.core.errors import InfrastructureFault, RetconError
 from retcon.sandbox.types import Limits, Sandbox, Session
 
-IDLE_SECONDS = 60.0
-"""After which a session may be gone, as the sandbox evicts those that nobody uses."""
+NOTHING = "pass"
+"""A cell by which a session shows that it is there: where its last use spoiled the frozen copy of its state, it dies of
+that only after it was rolled back."""
 
 
 class _Warm(NamedTuple):
     session: Session
     state: str
-    since: float
 
 
 class WarmSessions:
     """At most `at_once` sessions, each opened when it is first needed. code: a cell that makes them ready."""
 
-    def __init__(
-        self, sandbox: Sandbox, code: str, limits: Limits, *, at_once: int, idle_seconds: float = IDLE_SECONDS
-    ) -> None:
+    def __init__(self, sandbox: Sandbox, code: str, limits: Limits, *, at_once: int) -> None:
         self._sandbox, self._code, self._limits = sandbox, code, limits
-        self._idle_seconds = idle_seconds
         self._at_once = at_once
         self._free: asyncio.LifoQueue[_Warm | None] = asyncio.LifoQueue()
         for _ in range(at_once):
@@ -40,7 +37,8 @@ class WarmSessions:
 
     @asynccontextmanager
     async def one(self) -> AsyncIterator[Session]:
-        """A session in its first state. One whose use raises is ended, and another takes its place.
+        """A session in its first state. One whose use raises is ended, and another takes its place; so is one that its
+        use keeps from going back, which is no fault: what was asked of it is answered.
 
         Raises InfrastructureFault where it cannot be opened, and for any error of the sandbox during its use.
         """
@@ -49,8 +47,9 @@ class WarmSessions:
         try:
             warm = await self._ready(warm)
             yield warm.session
-            await warm.session.rollback(warm.state)
-            keep = warm._replace(since=time.monotonic())
+            with contextlib.suppress(RetconError):
+                await warm.session.rollback(warm.state)
+                keep = warm
         except InfrastructureFault:
             raise
         except RetconError as error:
@@ -70,14 +69,11 @@ class WarmSessions:
             self._free.put_nowait(None)
 
     async def _ready(self, warm: _Warm | None) -> _Warm:
-        if warm is not None and time.monotonic() - warm.since < self._idle_seconds:
-            return warm
         if warm is not None:
-            try:
-                await warm.session.rollback(warm.state)
-                return warm
-            except RetconError:  # evicted, or its worker is gone: while nobody used it, so it is nobody's fault
-                await warm.session.close()
+            with contextlib.suppress(RetconError):  # it was evicted, say, or its worker is gone: nobody's fault
+                if (await warm.session.run(NOTHING)).status == "ok":
+                    return warm
+            await warm.session.close()
         return await self._opened()
 
     async def _opened(self) -> _Warm:
@@ -90,4 +86,4 @@ class WarmSessions:
             await session.close()
             last = result.stderr.strip().rpartition("\n")[2]
             raise InfrastructureFault(f"a session of the sandbox does not become ready: {result.status}: {last}")
-        return _Warm(session, await session.checkpoint(), time.monotonic())
+        return _Warm(session, await session.checkpoint())

@@ -20,6 +20,7 @@ from retcon.sandbox.jail.session.interpreter import DONE, EARLY, FAILED, CellCom
 
 CHUNK = 1 << 16
 MOST_CHUNKS = 16  # 1 MiB: the most that a user may have a pipe hold
+NEVER = bytes(16)  # a `timeval`
 SPARE = 4096  # bytes of an answer besides the value
 
 
@@ -83,9 +84,11 @@ class Control:
         return bool(chunk)
 
     def forget(self) -> None:
-        """Drop what waits at either end: an interpreter may have ended before it read all of a command. Nothing may run
-        that could say more."""
+        """Drop what waits at either end: an interpreter may have ended before it read all of a command. A time-out that
+        a cell has set at its end is not the next one's. Nothing may run that could say more."""
         self._unsent = memoryview(b"")
+        for kind in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            self.theirs.setsockopt(socket.SOL_SOCKET, kind, NEVER)
         for end in (self._socket, self.theirs):
             with contextlib.suppress(OSError):
                 while end.recv(CHUNK, socket.MSG_DONTWAIT):

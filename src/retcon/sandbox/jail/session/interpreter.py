@@ -31,7 +31,7 @@ from _signal import signal as set_handler
 from collections.abc import Callable
 from marshal import loads
 from os import _exit, fork, getpid, getppid, sched_yield, waitpid
-from signal import pthread_sigmask, sigwaitinfo
+from signal import pthread_sigmask, sigtimedwait, sigwaitinfo
 from types import ModuleType
 from typing import Any, Literal, NamedTuple, NoReturn, NotRequired, TypedDict
 
@@ -57,6 +57,7 @@ _before_fork = ctypes.pythonapi.PyOS_BeforeFork
 _after_fork_parent, _after_fork_child = ctypes.pythonapi.PyOS_AfterFork_Parent, ctypes.pythonapi.PyOS_AfterFork_Child
 CONTROL_FD = child.RECORD_FD
 WAKE = signal.SIGRTMAX - 3
+SIGNALS = frozenset(signal.valid_signals())
 NAME = "<cell {}>"
 EARLY, DONE, FAILED = "!", "=", "-"
 """What is said begins with one: the name of an exception that is still to be shown; how a cell ended, or that a copy
@@ -109,13 +110,13 @@ def cell_command(cell: RunCell, setting: child.Setting, spare: int) -> CellComma
 
 
 class OpenFile(NamedTuple):
-    """A descriptor of a regular file, so that it can be had again."""
+    """A descriptor, so that it can be had again. path, position: of a regular file, None of any other."""
 
     fd: int
-    path: str
     flags: int
-    position: int
     inherited: bool
+    path: str | None = None
+    position: int = 0
 
 
 def serve_cells(
@@ -269,7 +270,7 @@ class Interpreter:
         files, folder = _open_files(), self._scratch
         with contextlib.suppress(OSError):  # a cell removed it
             folder = os.getcwd()
-        mask = pthread_sigmask(signal.SIG_BLOCK, {WAKE})
+        mask = pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
             is_copy = _fork_sibling() if command["alone"] else _fork_orphan()
             if is_copy:
@@ -290,7 +291,8 @@ class Interpreter:
             _open_again(file)
 
     def _sleep(self) -> None:
-        """Be the frozen copy until the keeper's signal: the kernel names its sender, so that no cell can wake it."""
+        """Be the frozen copy until the keeper's signal: the kernel names its sender, so that no cell can wake it. What
+        else it was sent until then, such as by `os.killpg`, it does not get."""
         self._pid = getpid()
         while getppid() != self._keeper:  # for as long as the process between is still there
             sched_yield()
@@ -298,6 +300,8 @@ class Interpreter:
         while True:
             sent = sigwaitinfo({WAKE})
             if sent.si_pid == self._keeper and sent.si_code == 0:  # SI_USER, which only the kernel can say
+                while sigtimedwait(SIGNALS, 0) is not None:
+                    pass
                 return
 
 
@@ -346,17 +350,23 @@ def _open_files() -> list[OpenFile]:
     files = []
     for fd in child.open_descriptors():
         with contextlib.suppress(OSError):
+            file = OpenFile(fd, fcntl.fcntl(fd, fcntl.F_GETFL), os.get_inheritable(fd))
             if stat.S_ISREG(os.fstat(fd).st_mode):
                 path = ""
                 with contextlib.suppress(OSError):  # no /proc
                     path = os.readlink(f"/proc/self/fd/{fd}")
-                flags, position = fcntl.fcntl(fd, fcntl.F_GETFL), os.lseek(fd, 0, os.SEEK_CUR)
-                files.append(OpenFile(fd, path, flags, position, os.get_inheritable(fd)))
+                file = file._replace(path=path, position=os.lseek(fd, 0, os.SEEK_CUR))
+            files.append(file)
     return files
 
 
 def _open_again(file: OpenFile) -> None:
-    """Bring a descriptor back to its place, in the file that now bears its path if that is another one."""
+    """Bring a descriptor back to its flags and its place, which are shared with the cells that came after; in the file
+    that now bears its path if that is another one."""
+    with contextlib.suppress(OSError):
+        fcntl.fcntl(file.fd, fcntl.F_SETFL, file.flags)
+    if file.path is None:
+        return
     with contextlib.suppress(OSError):
         try:
             old, new = os.fstat(file.fd), os.stat(file.path, follow_symlinks=False)
