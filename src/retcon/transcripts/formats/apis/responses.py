@@ -12,6 +12,7 @@ from retcon.transcripts.reading.itemwise import (
     Itemwise,
     Pieces,
     arguments_of,
+    flagged,
     lists,
     part_of,
     some_id,
@@ -161,7 +162,7 @@ def _output(item: Item) -> ToolOutput:
     if not ran:
         failed = item.get("status") == "failed"
         text = "" if part_of(item, "output").get("type") == "computer_screenshot" else text_of(output)
-        return ToolOutput(text, own_id, Verdict("error", "status") if failed else None, typed=failed)
+        return flagged(text, own_id, failed=failed)
     text = "".join(string(part.get("stdout")) + string(part.get("stderr")) for part in ran)
     outcome = part_of(ran[-1], "outcome")
     if outcome.get("type") == "timeout":
@@ -178,7 +179,7 @@ def _own_output(item: Item, kind: str) -> ToolOutput | None:
     if kind == "mcp_call":
         error = item.get("error")
         text = text_of(item.get("output")) or (error if isinstance(error, str) else "")
-        return ToolOutput(text, own_id, Verdict("error", "status") if error else None, typed=bool(error))
+        return flagged(text, own_id, failed=bool(error))
     if kind != "code_interpreter_call":
         known = status in ("completed", "failed")
         return ToolOutput("", own_id, Verdict("error", "status") if failed else None, typed=True) if known else None
@@ -186,7 +187,7 @@ def _own_output(item: Item, kind: str) -> ToolOutput | None:
     if outputs is None and not failed:
         return None
     logs = [string(one.get("logs")) for one in outputs if isinstance(one, dict)] if isinstance(outputs, list) else []
-    return ToolOutput("\n".join(logs), own_id, Verdict("error", "status") if failed else None, typed=failed)
+    return flagged("\n".join(logs), own_id, failed=failed)
 
 
 register(Responses())
