@@ -17,6 +17,7 @@ from foreign.calls_apart import (
     responses,
     traces,
 )
+from foreign.calls_in_blocks import adk, gemini
 from foreign.calls_in_text import (
     arpo,
     hermes,
@@ -67,12 +68,15 @@ FORMATS: dict[str, Callable[[Sequence[Step]], dict[str, Any]]] = {
     "verl": verl,
     "slime": slime,
     "traces": traces,
+    "gemini": gemini,
+    "adk": adk,
 }
 NAMES = {
     "inspect": "messages", "sharegpt_functions": "sharegpt", "text": "markdown", "ours": "retcon",
     "nemo_gym": "responses", "swe_agent": "swe-agent", "openhands_sdk": "openhands", "autogen_code": "autogen",
     "autogen_chat": "autogen", "langchain_flat": "langchain", "langchain_dumpd": "langchain", "retool_text": "retool",
     "verl": "hermes", "slime": "hermes", "qwen_coder": "qwen3_coder", "verl_coder": "qwen3_coder",
+    "adk": "gemini",
 }  # fmt: skip
 """What `Detector` calls them, where that is another name."""
 

@@ -236,6 +236,8 @@ def test_every_format_is_written_without_what_was_cut(name: str) -> None:
         ("anthropic", "content", "text"),
         ("langchain", "data.content", "text"),
         ("langchain_flat", "content", "text"),
+        ("gemini", "parts", "text"),
+        ("adk", "content.parts", "text"),
         ("responses", "content", "output_text"),
         ("responses", "summary", "summary_text"),
         ("openhands_sdk", "llm_message.content", "text"),

@@ -1,0 +1,45 @@
+"""Formats whose messages have typed blocks, with a call in one and what it gave in another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from foreign.steps import Step
+
+
+def gemini(steps: Sequence[Step]) -> dict[str, Any]:
+    """As the API has it; functions are answered in order."""
+    out: list[dict[str, Any]] = []
+    for step in steps:
+        text = {"text": step.text}
+        if step.kind != "call":
+            out.append({"role": "user" if step.kind == "user" else "model", "parts": [text]})
+            continue
+        out.append(
+            {"role": "model", "parts": [text, {"functionCall": {"name": "python", "args": {"code": step.code}}}]}
+        )
+        answer = {"name": "python", "response": {"result": step.output}}
+        out.append({"role": "function", "parts": [{"functionResponse": answer}]})
+    return {"contents": out, "x-meta": {"kept": [1, None]}}
+
+
+def adk(steps: Sequence[Step]) -> dict[str, Any]:
+    """A session whose agent's programs are run; after each, an event that is nobody's word."""
+    out: list[dict[str, Any]] = []
+
+    def add(author: str, role: str, *parts: dict[str, Any]) -> None:
+        content = {"content": {"parts": list(parts), "role": role}} if parts else {}
+        out.append({**content, "author": author, "id": f"e{len(out)}", "actions": {"stateDelta": {}}})
+
+    for step in steps:
+        if step.kind == "user":
+            add("user", "user", {"text": step.text})
+        elif step.kind == "answer":
+            add("solver", "model", {"text": step.text})
+        else:
+            add("solver", "model", {"text": step.text}, {"executableCode": {"code": step.code, "language": "PYTHON"}})
+            outcome = "OUTCOME_FAILED" if "Traceback" in step.output else "OUTCOME_OK"
+            add("solver", "model", {"codeExecutionResult": {"outcome": outcome, "output": step.output}})
+            add("solver", "")
+    return {"id": "s", "appName": "app", "userId": "u", "state": {}, "events": out, "lastUpdateTime": 1.5}
