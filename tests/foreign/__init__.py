@@ -17,7 +17,7 @@ from foreign.calls_apart import (
     responses,
     traces,
 )
-from foreign.calls_in_blocks import adk, gemini
+from foreign.calls_in_blocks import adk, gemini, pydantic_ai
 from foreign.calls_in_text import (
     arpo,
     hermes,
@@ -70,13 +70,14 @@ FORMATS: dict[str, Callable[[Sequence[Step]], dict[str, Any]]] = {
     "traces": traces,
     "gemini": gemini,
     "adk": adk,
+    "pydantic_ai": pydantic_ai,
 }
 NAMES = {
     "inspect": "messages", "sharegpt_functions": "sharegpt", "text": "markdown", "ours": "retcon",
     "nemo_gym": "responses", "swe_agent": "swe-agent", "openhands_sdk": "openhands", "autogen_code": "autogen",
     "autogen_chat": "autogen", "langchain_flat": "langchain", "langchain_dumpd": "langchain", "retool_text": "retool",
     "verl": "hermes", "slime": "hermes", "qwen_coder": "qwen3_coder", "verl_coder": "qwen3_coder",
-    "adk": "gemini",
+    "adk": "gemini", "pydantic_ai": "pydantic-ai",
 }  # fmt: skip
 """What `Detector` calls them, where that is another name."""
 

@@ -43,3 +43,20 @@ def adk(steps: Sequence[Step]) -> dict[str, Any]:
             add("solver", "model", {"codeExecutionResult": {"outcome": outcome, "output": step.output}})
             add("solver", "")
     return {"id": "s", "appName": "app", "userId": "u", "state": {}, "events": out, "lastUpdateTime": 1.5}
+
+
+def pydantic_ai(steps: Sequence[Step]) -> dict[str, Any]:
+    """A tool that asks for another try where its program fails."""
+    out: list[dict[str, Any]] = []
+    for n, step in enumerate(steps):
+        if step.kind == "user":
+            out.append({"kind": "request", "parts": [{"part_kind": "user-prompt", "content": step.text}]})
+            continue
+        parts: list[dict[str, Any]] = [{"part_kind": "text", "content": step.text, "id": None}]
+        out.append({"kind": "response", "parts": parts, "model_name": "m"})
+        if step.kind == "call":
+            about = {"tool_name": "python", "tool_call_id": f"c{n}"}
+            parts.append({"part_kind": "tool-call", "args": {"code": step.code}, **about})
+            kind = "retry-prompt" if "Traceback" in step.output else "tool-return"
+            out.append({"kind": "request", "parts": [{"part_kind": kind, "content": step.output, **about}]})
+    return {"messages": out, "x-meta": {"kept": [1, None]}}

@@ -2,7 +2,7 @@
 
     python tests/foreign/make_more_samples.py LIBRARY > tests/foreign/samples/LIBRARY.jsonl
 
-LIBRARY is gemini (google-genai 2.34.0), adk (google-adk 2.13.0). The models of the agents are scripted, so
+LIBRARY is gemini (google-genai 2.34.0), adk (google-adk 2.13.0), pydantic_ai (pydantic-ai-slim 2.68.0), pydantic_ai1 (1.107.10). The models of the agents are scripted, so
 that no key and no network is needed.
 """
 
@@ -113,6 +113,54 @@ async def _adk() -> list[Any]:
         await session(calls, tools=[run_python]),
         await session(fenced, code_executor=UnsafeLocalCodeExecutor()),
     ]
+
+
+def pydantic_ai() -> list[Any]:
+    """A tool that asks for another try, one that does not catch what its program raises, and one that says it."""
+    from pydantic_ai import Agent, ModelRetry
+    from pydantic_ai.messages import (
+        ModelMessage,
+        ModelMessagesTypeAdapter,
+        ModelResponse,
+        TextPart,
+        ThinkingPart,
+        ToolCallPart,
+    )
+    from pydantic_ai.models.function import AgentInfo, FunctionModel
+
+    def retried(code: str) -> str:
+        try:
+            return python(code)
+        except AttributeError as error:
+            raise ModelRetry(str(error)) from error
+
+    def told(code: str) -> str:
+        try:
+            return python(code)
+        except AttributeError as error:
+            return str(error)
+
+    def history(tool: Any, first: Any, then: Any) -> Any:
+        rounds = iter(((FIRST, first), (THEN, then)))
+
+        def reply(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+            words, args = next(rounds, ("4", None))
+            if args is None:
+                return ModelResponse(parts=[TextPart(words)])
+            called = ToolCallPart("run_python", args)
+            return ModelResponse(parts=[ThinkingPart(f"thought: {words}"), TextPart(words), called])
+
+        agent = Agent(FunctionModel(reply), instructions="solve", retries=3)
+        agent.tool_plain(tool, name="run_python")
+        return json.loads(ModelMessagesTypeAdapter.dump_json(agent.run_sync(QUESTION).all_messages()))
+
+    return [
+        {"messages": history(retried, {"code": BAD}, {"code": GOOD})},
+        history(told, json.dumps({"code": BAD}), json.dumps({"code": GOOD})),
+    ]
+
+
+pydantic_ai1 = pydantic_ai
 
 
 if __name__ == "__main__":

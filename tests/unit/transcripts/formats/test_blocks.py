@@ -1,4 +1,4 @@
-"""What Gemini say beside words: how a call ended, what was thought, and what is signed."""
+"""What Gemini and Pydantic AI say beside words: how a call ended, what was thought, and what is signed."""
 
 from __future__ import annotations
 
@@ -62,6 +62,12 @@ ODD = "NameError: name 'x' is not defined"
         ("adk", {"outcome": "OUTCOME_FAILED", "output": "a warning"}, {"error": 1}),
         ("adk", {"outcome": "OUTCOME_DEADLINE_EXCEEDED", "output": None}, {"timeout": 1}),
         ("adk", {"outcome": "OUTCOME_UNSPECIFIED", "output": ODD}, {"error": 1}),
+        ("pydantic_ai", {"outcome": "failed", "content": "oops"}, {"error": 1}),
+        ("pydantic_ai", {"outcome": "retried", "content": [{"type": "missing", "loc": ["code"]}]}, {"malformed": 1}),
+        ("pydantic_ai", {"part_kind": "retry-prompt", "content": [{"type": "missing"}]}, {"malformed": 1}),
+        ("pydantic_ai", {"outcome": "success", "content": ODD}, {"error": 1}),
+        ("pydantic_ai", {"outcome": "success", "content": {"stdout": "", "return_code": 1}}, {"error": 1}),
+        ("pydantic_ai", {"outcome": "denied", "content": ODD}, {}),
     ],
 )  # fmt: skip
 def test_what_a_format_says_of_a_call_decides_and_else_its_output(name: str, changes: Any, failed: Any) -> None:
@@ -74,9 +80,27 @@ def test_what_a_format_says_of_a_call_decides_and_else_its_output(name: str, cha
     assert purify_transcript(record)[1].calls == 2
 
 
+@pytest.mark.parametrize("outcome", ["denied", "interrupted"])
+def test_a_call_that_was_not_run_is_no_fix(outcome: str) -> None:
+    record = given("pydantic_ai", {"outcome": outcome, "content": "The call was not made."}, at=1)
+    clean, count = purify_transcript(record)
+    assert (clean, count.failed, count.shallow) == (record, 1, 0)
+
+
+def test_a_retry_prompt_of_no_tool_is_told() -> None:
+    record = copy.deepcopy(FORMATS["pydantic_ai"]((user("?"), works("f()"), answer("4"))))
+    retry = {"part_kind": "retry-prompt", "content": "Give a number.", "tool_name": None, "tool_call_id": "x"}
+    record["messages"] += [{"kind": "request", "parts": [retry]}, {"kind": "response", "parts": []}]
+    found = Detector().format_of(record)
+    assert found is not None
+    (speakers,) = found.read(record, "t").speakers
+    assert speakers.after[-1] == [("user", "Give a number.")]
+
+
 THOUGHTS: dict[str, Callable[[str, Any], dict[str, Any]]] = {
     "gemini": lambda text, seal: {"text": text, "thought": True, **({"thoughtSignature": seal} if seal else {})},
     "adk": lambda text, seal: {"text": text, "thought": True, "thought_signature": seal},
+    "pydantic_ai": lambda text, seal: {"part_kind": "thinking", "content": text, "signature": seal},
 }
 
 
@@ -102,6 +126,7 @@ def test_thoughts_are_words_unless_they_are_signed(name: str, seal: Any) -> None
     ("name", "sealed", "emptied"),
     [
         ("gemini", {"thoughtSignature": "c2ln", "x-kept": "y"}, {"thoughtSignature": "", "x-kept": "y"}),
+        ("pydantic_ai", {"id": "msg_1", "citations": [{"sources": []}]}, {"id": None, "citations": None}),
     ],
 )
 def test_what_holds_words_to_their_wording_is_emptied_where_they_were_cut(name: str, sealed: Any, emptied: Any) -> None:
@@ -168,7 +193,7 @@ def test_programs_that_ran_on_the_server_stand_in_one_candidate() -> None:
         Detector().format_of({"candidates": [candidate, candidate]})
 
 
-@pytest.mark.parametrize("name", ["gemini"])
+@pytest.mark.parametrize("name", ["gemini", "pydantic_ai"])
 def test_several_calls_of_a_message_have_each_its_output(name: str) -> None:
     record = copy.deepcopy(FORMATS[name]((user("?"), works("f()", "1"), fails("g()"), answer("9"))))
     key, inside = (
