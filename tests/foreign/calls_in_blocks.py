@@ -45,6 +45,20 @@ def adk(steps: Sequence[Step]) -> dict[str, Any]:
     return {"id": "s", "appName": "app", "userId": "u", "state": {}, "events": out, "lastUpdateTime": 1.5}
 
 
+def bedrock(steps: Sequence[Step]) -> dict[str, Any]:
+    out: list[dict[str, Any]] = []
+    for n, step in enumerate(steps):
+        text = {"text": step.text}
+        if step.kind != "call":
+            out.append({"role": "user" if step.kind == "user" else "assistant", "content": [text]})
+            continue
+        use = {"toolUseId": f"t{n}", "name": "python", "input": {"code": step.code}}
+        out.append({"role": "assistant", "content": [text, {"toolUse": use}]})
+        result = {"toolUseId": f"t{n}", "content": [{"text": step.output}], "status": "success"}
+        out.append({"role": "user", "content": [{"toolResult": result}]})
+    return {"modelId": "m", "messages": out, "x-meta": {"kept": [1, None]}}
+
+
 def pydantic_ai(steps: Sequence[Step]) -> dict[str, Any]:
     """A tool that asks for another try where its program fails."""
     out: list[dict[str, Any]] = []

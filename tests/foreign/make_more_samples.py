@@ -2,7 +2,7 @@
 
     python tests/foreign/make_more_samples.py LIBRARY > tests/foreign/samples/LIBRARY.jsonl
 
-LIBRARY is gemini (google-genai 2.34.0), adk (google-adk 2.13.0), pydantic_ai (pydantic-ai-slim 2.68.0), pydantic_ai1 (1.107.10). The models of the agents are scripted, so
+LIBRARY is gemini (google-genai 2.34.0), adk (google-adk 2.13.0), strands (strands-agents 1.62.0, which keeps Bedrock's messages), pydantic_ai (pydantic-ai-slim 2.68.0), pydantic_ai1 (1.107.10). The models of the agents are scripted, so
 that no key and no network is needed.
 """
 
@@ -161,6 +161,45 @@ def pydantic_ai() -> list[Any]:
 
 
 pydantic_ai1 = pydantic_ai
+
+
+def strands() -> list[Any]:
+    """An agent's messages, which are those that it sends to Bedrock."""
+    from strands import Agent, tool
+    from strands.models import Model
+
+    class Scripted(Model):
+        def __init__(self) -> None:
+            self.rounds = iter(((FIRST, BAD), (THEN, GOOD)))
+
+        def update_config(self, **config: Any) -> None:
+            """There is none."""
+
+        def get_config(self) -> Any:
+            return {}
+
+        def structured_output(self, *args: Any, **options: Any) -> Any:
+            raise NotImplementedError
+
+        async def stream(self, *args: Any, **options: Any) -> Any:
+            words, code = next(self.rounds, ("4", ""))
+            yield {"messageStart": {"role": "assistant"}}
+            if code:
+                yield {"contentBlockDelta": {"delta": {"reasoningContent": {"text": f"thought: {words}"}}}}
+                yield {"contentBlockStop": {}}
+            yield {"contentBlockStart": {"start": {}}}
+            yield {"contentBlockDelta": {"delta": {"text": words}}}
+            yield {"contentBlockStop": {}}
+            if code:
+                named = {"name": "run_python", "toolUseId": f"t{len(code)}"}
+                yield {"contentBlockStart": {"start": {"toolUse": named}}}
+                yield {"contentBlockDelta": {"delta": {"toolUse": {"input": json.dumps({"code": code})}}}}
+                yield {"contentBlockStop": {}}
+            yield {"messageStop": {"stopReason": "tool_use" if code else "end_turn"}}
+
+    agent = Agent(Scripted(), tools=[tool(python, name="run_python")], system_prompt="solve", callback_handler=None)
+    agent(QUESTION)
+    return [{"system": [{"text": "solve"}], "messages": agent.messages}]
 
 
 if __name__ == "__main__":

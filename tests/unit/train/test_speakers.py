@@ -60,6 +60,7 @@ LISTED: dict[str, tuple[str, Record]] = {
     "langchain_dumpd": ("messages", {"lc": 1, "type": "constructor", "kwargs": LANGCHAIN}),
     "traces": ("traces.0.nodes", {"message": SYSTEM, "sampled": False}),
     "gemini": ("contents", CONTENT), "adk": ("events", {"author": "solver", "content": CONTENT}),
+    "bedrock": ("messages", {"role": "system", "content": [{"text": "S"}]}),
     "pydantic_ai": ("messages", {"kind": "request", "parts": [{"part_kind": "system-prompt", "content": "S"}]}),
 }  # fmt: skip
 """The list that everything is in, and the item by which the system speaks in it."""
@@ -122,6 +123,7 @@ def test_every_format_is_tried():
     ("name", "fields"),
     [
         ("anthropic", {"system": [{"type": "text", "text": "S"}]}),
+        ("bedrock", {"system": [{"text": "S"}]}),
         ("gemini", {"systemInstruction": {"parts": [{"text": "S"}]}}),
         ("gemini", {"config": {"system_instruction": "S"}}),
         ("pydantic_ai", {"messages": [{"instructions": "S"}]}),

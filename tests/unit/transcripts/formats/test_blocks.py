@@ -1,4 +1,4 @@
-"""What Gemini and Pydantic AI say beside words: how a call ended, what was thought, and what is signed."""
+"""What Gemini, Bedrock and Pydantic AI say beside words: how a call ended, what was thought, and what is signed."""
 
 from __future__ import annotations
 
@@ -62,6 +62,9 @@ ODD = "NameError: name 'x' is not defined"
         ("adk", {"outcome": "OUTCOME_FAILED", "output": "a warning"}, {"error": 1}),
         ("adk", {"outcome": "OUTCOME_DEADLINE_EXCEEDED", "output": None}, {"timeout": 1}),
         ("adk", {"outcome": "OUTCOME_UNSPECIFIED", "output": ODD}, {"error": 1}),
+        ("bedrock", {"status": "error", "content": [{"text": "oops"}]}, {"error": 1}),
+        ("bedrock", {"content": [{"json": {"exit_code": 2, "stderr": "oops"}}]}, {"error": 1}),
+        ("bedrock", {"content": [{"text": ODD}]}, {"error": 1}),
         ("pydantic_ai", {"outcome": "failed", "content": "oops"}, {"error": 1}),
         ("pydantic_ai", {"outcome": "retried", "content": [{"type": "missing", "loc": ["code"]}]}, {"malformed": 1}),
         ("pydantic_ai", {"part_kind": "retry-prompt", "content": [{"type": "missing"}]}, {"malformed": 1}),
@@ -100,6 +103,7 @@ def test_a_retry_prompt_of_no_tool_is_told() -> None:
 THOUGHTS: dict[str, Callable[[str, Any], dict[str, Any]]] = {
     "gemini": lambda text, seal: {"text": text, "thought": True, **({"thoughtSignature": seal} if seal else {})},
     "adk": lambda text, seal: {"text": text, "thought": True, "thought_signature": seal},
+    "bedrock": lambda text, seal: {"reasoningContent": {"reasoningText": {"text": text, "signature": seal}}},
     "pydantic_ai": lambda text, seal: {"part_kind": "thinking", "content": text, "signature": seal},
 }
 
@@ -193,7 +197,7 @@ def test_programs_that_ran_on_the_server_stand_in_one_candidate() -> None:
         Detector().format_of({"candidates": [candidate, candidate]})
 
 
-@pytest.mark.parametrize("name", ["gemini", "pydantic_ai"])
+@pytest.mark.parametrize("name", ["gemini", "bedrock", "pydantic_ai"])
 def test_several_calls_of_a_message_have_each_its_output(name: str) -> None:
     record = copy.deepcopy(FORMATS[name]((user("?"), works("f()", "1"), fails("g()"), answer("9"))))
     key, inside = (
