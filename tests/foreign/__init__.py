@@ -17,7 +17,7 @@ from foreign.calls_apart import (
     responses,
     traces,
 )
-from foreign.calls_in_blocks import adk, bedrock, gemini, pydantic_ai
+from foreign.calls_in_blocks import adk, atif, bedrock, gemini, pydantic_ai
 from foreign.calls_in_text import (
     arpo,
     hermes,
@@ -72,6 +72,7 @@ FORMATS: dict[str, Callable[[Sequence[Step]], dict[str, Any]]] = {
     "adk": adk,
     "pydantic_ai": pydantic_ai,
     "bedrock": bedrock,
+    "atif": atif,
 }
 NAMES = {
     "inspect": "messages", "sharegpt_functions": "sharegpt", "text": "markdown", "ours": "retcon",

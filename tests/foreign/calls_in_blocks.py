@@ -1,4 +1,4 @@
-"""Formats whose messages have typed blocks, with a call in one and what it gave in another."""
+"""Formats whose messages have typed blocks, with a call in one and what it gave in another; and ATIF's steps."""
 
 from __future__ import annotations
 
@@ -74,3 +74,15 @@ def pydantic_ai(steps: Sequence[Step]) -> dict[str, Any]:
             kind = "retry-prompt" if "Traceback" in step.output else "tool-return"
             out.append({"kind": "request", "parts": [{"part_kind": kind, "content": step.output, **about}]})
     return {"messages": out, "x-meta": {"kept": [1, None]}}
+
+
+def atif(steps: Sequence[Step]) -> dict[str, Any]:
+    out: list[dict[str, Any]] = []
+    for n, step in enumerate(steps, 1):
+        own: dict[str, Any] = {"step_id": n, "source": "user" if step.kind == "user" else "agent", "message": step.text}
+        if step.kind == "call":
+            call = {"tool_call_id": f"c{n}", "function_name": "python", "arguments": {"code": step.code}}
+            result = {"source_call_id": f"c{n}", "content": step.output}
+            own |= {"tool_calls": [call], "observation": {"results": [result]}, "metrics": {"prompt_tokens": n}}
+        out.append(own)
+    return {"schema_version": "ATIF-v1.6", "session_id": "s", "agent": {"name": "a", "version": "1"}, "steps": out}

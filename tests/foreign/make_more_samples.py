@@ -2,8 +2,9 @@
 
     python tests/foreign/make_more_samples.py LIBRARY > tests/foreign/samples/LIBRARY.jsonl
 
-LIBRARY is gemini (google-genai 2.34.0), adk (google-adk 2.13.0), strands (strands-agents 1.62.0, which keeps Bedrock's messages), pydantic_ai (pydantic-ai-slim 2.68.0), pydantic_ai1 (1.107.10). The models of the agents are scripted, so
-that no key and no network is needed.
+LIBRARY is gemini (google-genai 2.34.0), adk (google-adk 2.13.0), pydantic_ai (pydantic-ai-slim 2.68.0), pydantic_ai1
+(1.107.10), strands (strands-agents 1.62.0, which keeps Bedrock's messages) or harbor (0.26.0, Python 3.12, which has
+ATIF's models). The models of the agents are scripted, so that no key and no network is needed.
 """
 
 from __future__ import annotations
@@ -200,6 +201,39 @@ def strands() -> list[Any]:
     agent = Agent(Scripted(), tools=[tool(python, name="run_python")], system_prompt="solve", callback_handler=None)
     agent(QUESTION)
     return [{"system": [{"text": "solve"}], "messages": agent.messages}]
+
+
+def harbor() -> list[Any]:
+    from harbor.models.trajectories import (
+        Agent,
+        FinalMetrics,
+        Metrics,
+        Observation,
+        ObservationResult,
+        Step,
+        ToolCall,
+        Trajectory,
+    )
+
+    def step(number: int, words: str, code: str, output: str) -> Step:
+        ids = {"prompt_token_ids": [1] * number, "completion_token_ids": [2, 3], "logprobs": [-0.5, -0.25]}
+        return Step(
+            step_id=number, source="agent", message=words, reasoning_content=f"thought: {words}", model_name="m",
+            tool_calls=[ToolCall(tool_call_id=f"c{number}", function_name="python", arguments={"code": code})],
+            observation=Observation(results=[ObservationResult(source_call_id=f"c{number}", content=output)]),
+            metrics=Metrics(prompt_tokens=number, completion_tokens=2, **ids), llm_call_count=1,
+        )  # fmt: skip
+
+    trajectory = Trajectory(
+        schema_version="ATIF-v1.7", session_id="s", agent=Agent(name="solver", version="1"),
+        steps=[
+            Step(step_id=1, source="system", message="solve"), Step(step_id=2, source="user", message=QUESTION),
+            step(3, FIRST, BAD, TRACEBACK), step(4, THEN, GOOD, "4.0"),
+            Step(step_id=5, source="agent", message="4", metrics=Metrics(prompt_token_ids=[1, 2, 3])),
+        ],
+        final_metrics=FinalMetrics(total_steps=5),
+    )  # fmt: skip
+    return [trajectory.to_json_dict()]
 
 
 if __name__ == "__main__":

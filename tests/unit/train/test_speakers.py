@@ -62,6 +62,7 @@ LISTED: dict[str, tuple[str, Record]] = {
     "gemini": ("contents", CONTENT), "adk": ("events", {"author": "solver", "content": CONTENT}),
     "bedrock": ("messages", {"role": "system", "content": [{"text": "S"}]}),
     "pydantic_ai": ("messages", {"kind": "request", "parts": [{"part_kind": "system-prompt", "content": "S"}]}),
+    "atif": ("steps", {"step_id": 0, "source": "system", "message": "S"}),
 }  # fmt: skip
 """The list that everything is in, and the item by which the system speaks in it."""
 APART: dict[str, tuple[str, Record]] = {

@@ -178,7 +178,7 @@ def test_some_records_that_nothing_reads_are_counted_and_named(tmp_path: Path) -
 @pytest.mark.parametrize(
     "name",
     ["langchain_flat", "smolagents", "openhands", "openhands_sdk", "autogen", "responses",
-     "gemini", "adk", "pydantic_ai", "bedrock"],
+     "gemini", "adk", "pydantic_ai", "bedrock", "atif"],
 )  # fmt: skip
 @pytest.mark.parametrize("indent", [None, 2])
 def test_a_list_of_items_may_be_all_of_a_file(tmp_path: Path, name: str, indent: int | None) -> None:

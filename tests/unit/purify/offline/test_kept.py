@@ -239,6 +239,7 @@ def test_every_format_is_written_without_what_was_cut(name: str) -> None:
         ("gemini", "parts", "text"),
         ("adk", "content.parts", "text"),
         ("bedrock", "content", "text"),
+        ("atif", "message", "text"),
         ("responses", "content", "output_text"),
         ("responses", "summary", "summary_text"),
         ("openhands_sdk", "llm_message.content", "text"),
