@@ -60,6 +60,8 @@ LISTED: dict[str, tuple[str, Record]] = {
     "langchain_dumpd": ("messages", {"lc": 1, "type": "constructor", "kwargs": LANGCHAIN}),
     "traces": ("traces.0.nodes", {"message": SYSTEM, "sampled": False}),
     "gemini": ("contents", CONTENT), "adk": ("events", {"author": "solver", "content": CONTENT}),
+    "claude_code": ("lines", {"type": "user", "uuid": "s", "message": SYSTEM}),
+    "codex": ("lines", {"type": "response_item", "payload": DEVELOPER}),
     "bedrock": ("messages", {"role": "system", "content": [{"text": "S"}]}),
     "pydantic_ai": ("messages", {"kind": "request", "parts": [{"part_kind": "system-prompt", "content": "S"}]}),
     "atif": ("steps", {"step_id": 0, "source": "system", "message": "S"}),

@@ -28,6 +28,14 @@ class Blockwise(Itemwise):
         content = item.get("content")
         return content if isinstance(content, list) and content else [content]
 
+    def blocks_of(self, items: Sequence[Item]) -> Sequence[Sequence[Json]]:
+        """The blocks of each message."""
+        return [self.blocks(item) for item in items]
+
+    def goes_on(self, item: Item, last: Item) -> bool:
+        """Whether an item is of the same message as the one before it."""
+        return False
+
     def with_blocks(self, item: Item, blocks: Sequence[Json]) -> dict[str, Json]:
         """The message with other blocks."""
         return {**item, "content": list(blocks) if isinstance(item.get("content"), list) else blocks[0]}
@@ -44,8 +52,8 @@ class Blockwise(Itemwise):
         """A block that is a call."""
         raise NotImplementedError
 
-    def output(self, block: Item) -> ToolOutput:
-        """A block that is what a call gave."""
+    def output(self, block: Item, item: Item) -> ToolOutput:
+        """A block of a message that is what a call gave."""
         raise NotImplementedError
 
     def words(self, block: Json) -> str:
@@ -58,9 +66,8 @@ class Blockwise(Itemwise):
 
     def group(self, items: Sequence[Item]) -> list[Piece]:
         pieces: list[Piece] = []
-        for item in items:
-            owner = pieces[-1].owner + 1 if pieces else 0
-            blocks = self.blocks(item)
+        for item, blocks in zip(items, self.blocks_of(items), strict=True):
+            owner = pieces[-1].owner + (not self.goes_on(item, home_of(pieces[-1:]))) if pieces else 0
             if not blocks:
                 if pieces:
                     pieces[-1] = _with_beside(pieces[-1], item)
@@ -71,7 +78,13 @@ class Blockwise(Itemwise):
         return pieces
 
     def original(self, pieces: Sequence[Piece]) -> list[Json]:
-        return [home_of(pieces), *_beside(pieces)]
+        items: list[Json] = []
+        last: Json = None
+        for piece in pieces:
+            home = home_of([piece])
+            items += [*([] if home is last else [home]), *_beside([piece])]
+            last = home
+        return items
 
     def rebuilt(self, pieces: Sequence[Piece]) -> list[Json]:
         blocks = [block for piece in pieces for block in parts(piece)]
@@ -88,7 +101,7 @@ class Blockwise(Itemwise):
     def _piece(self, kind: PieceKind, owner: int, blocks: list[Json], item: Item, role: str | None) -> Piece:
         objects = [block if isinstance(block, dict) else {} for block in blocks]
         calls = placed([self.call(block) for block in objects]) if kind == "call" else ()
-        outputs = tuple(map(self.output, objects)) if kind == "output" else ()
+        outputs = tuple(self.output(block, item) for block in objects) if kind == "output" else ()
         if kind == "call":
             text = "".join(map(shown_call, calls))
         else:

@@ -17,8 +17,8 @@ _TOOL = (
 )  # fmt: skip
 _CALL = ("function_call", "function-call", "tool_call")
 _KEYS = ("role", "from", "type", "kind", "action")
-_INSIDE = ("data", "kwargs", "llm_message")
-"""Where LangChain and OpenHands have the message of an item."""
+_INSIDE = ("data", "kwargs", "llm_message", "payload")
+"""Where LangChain, OpenHands and Codex have the message of an item."""
 
 
 def _written(names: Iterable[str]) -> Iterable[str]:

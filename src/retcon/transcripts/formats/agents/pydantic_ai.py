@@ -76,7 +76,7 @@ class PydanticAI(Blockwise):
         name, own_id = string(block.get("tool_name"), "python"), some_id(block.get("tool_call_id"))
         return Call(name, arguments_of(block.get("args")), id=own_id)
 
-    def output(self, block: Item) -> ToolOutput:
+    def output(self, block: Item, item: Item) -> ToolOutput:
         content, own_id = block.get("content"), some_id(block.get("tool_call_id"))
         outcome = block.get("outcome")
         if outcome in _NOT_RUN:

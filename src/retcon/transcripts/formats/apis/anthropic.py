@@ -23,7 +23,7 @@ class Anthropic(Blockwise):
     a `return_code`."""
 
     name = "anthropic"
-    marks = ("content", "tool_use", "tool_result", "tool_use_id", "input", "is_error")
+    marks: Sequence[str] = ("content", "tool_use", "tool_result", "tool_use_id", "input", "is_error")
 
     def has_calls(self, items: Sequence[Item]) -> bool:
         blocks = [self.blocks(item) for item in items]
@@ -41,7 +41,7 @@ class Anthropic(Blockwise):
     def call(self, block: Item) -> Call:
         return Call(string(block.get("name"), "python"), arguments_of(block.get("input")), id=some_id(block.get("id")))
 
-    def output(self, block: Item) -> ToolOutput:
+    def output(self, block: Item, item: Item) -> ToolOutput:
         own_id = some_id(block.get("tool_use_id"))
         ran = part_of(block, "content")
         if ran:  # of a tool on the server

@@ -40,7 +40,7 @@ class Bedrock(Blockwise):
         name, own_id = string(call.get("name"), "python"), some_id(call.get("toolUseId"))
         return Call(name, arguments_of(call.get("input")), id=own_id)
 
-    def output(self, block: Item) -> ToolOutput:
+    def output(self, block: Item, item: Item) -> ToolOutput:
         result = part_of(block, _RESULT)
         content = result.get("content")
         given = [one for one in content if isinstance(one, dict)] if isinstance(content, list) else []

@@ -105,7 +105,7 @@ class Gemini(Blockwise):
             string(called.get("name"), "python"), arguments_of(called.get("args")), id=some_id(called.get("id"))
         )
 
-    def output(self, block: Item) -> ToolOutput:
+    def output(self, block: Item, item: Item) -> ToolOutput:
         ran, answer = _inside(block, _RAN), _inside(block, _RESPONSE)
         if not ran:
             return _given(part_of(answer, "response"), some_id(answer.get("id")))
