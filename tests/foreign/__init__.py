@@ -17,6 +17,7 @@ from foreign.calls_apart import (
     responses,
     traces,
 )
+from foreign.calls_in_blocks import adk, atif, bedrock, gemini, pydantic_ai
 from foreign.calls_in_text import (
     arpo,
     hermes,
@@ -33,6 +34,7 @@ from foreign.calls_in_text import (
     verl,
     verl_coder,
 )
+from foreign.sessions import claude_code, codex
 from foreign.steps import FAILED, FIXED, REPAIRED, Step, answer, fails, user, works
 
 FORMATS: dict[str, Callable[[Sequence[Step]], dict[str, Any]]] = {
@@ -67,12 +69,20 @@ FORMATS: dict[str, Callable[[Sequence[Step]], dict[str, Any]]] = {
     "verl": verl,
     "slime": slime,
     "traces": traces,
+    "gemini": gemini,
+    "adk": adk,
+    "pydantic_ai": pydantic_ai,
+    "bedrock": bedrock,
+    "atif": atif,
+    "claude_code": claude_code,
+    "codex": codex,
 }
 NAMES = {
     "inspect": "messages", "sharegpt_functions": "sharegpt", "text": "markdown", "ours": "retcon",
     "nemo_gym": "responses", "swe_agent": "swe-agent", "openhands_sdk": "openhands", "autogen_code": "autogen",
     "autogen_chat": "autogen", "langchain_flat": "langchain", "langchain_dumpd": "langchain", "retool_text": "retool",
     "verl": "hermes", "slime": "hermes", "qwen_coder": "qwen3_coder", "verl_coder": "qwen3_coder",
+    "adk": "gemini", "pydantic_ai": "pydantic-ai", "claude_code": "claude-code",
 }  # fmt: skip
 """What `Detector` calls them, where that is another name."""
 

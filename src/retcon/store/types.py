@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
-Shape = Literal["lines", "array", "document", "log", "eval", "parquet", "dump"]
+Shape = Literal["lines", "array", "document", "log", "eval", "parquet", "dump", "session"]
+"""`session`: lines that are one transcript together, as the logs of agents are."""
 WHOLE: frozenset[Shape] = frozenset({"log", "eval", "parquet", "dump"})
 """Shapes that are written in one go: what was begun cannot be resumed."""
 

@@ -119,7 +119,11 @@ def test_what_has_no_calls_is_learnt_too(tmp_path):
     assert read(tmp_path, talk, {"messages": []}) == [asked + answered]
 
 
-@pytest.mark.parametrize("name", ["responses", "openhands", "openhands_sdk", "autogen", "langchain", "traces"])
+@pytest.mark.parametrize(
+    "name",
+    ["responses", "openhands", "openhands_sdk", "autogen", "langchain", "traces",
+     "gemini", "adk", "pydantic_ai", "bedrock", "atif"],
+)  # fmt: skip
 def test_what_has_no_calls_is_learnt_from_items_too(tmp_path, name):
     asked, answered = "<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\n", "[A<|im_end|>]"
     assert read(tmp_path, foreign.FORMATS[name]((foreign.user("U"), foreign.answer("A")))) == [asked + answered]

@@ -47,6 +47,7 @@ LANGCHAIN = {"type": "system", "content": "S", "additional_kwargs": {}}
 EVENT = {"id": "s", "source": "agent", "kind": "SystemPromptEvent", "system_prompt": {"type": "text", "text": "S"}}
 ACTION = {"id": 0, "source": "agent", "action": "system", "args": {"content": "S"}}
 AUTOGEN = {"type": "SystemMessage", "source": "user", "content": "S"}
+CONTENT = {"role": "system", "parts": [{"text": "S"}]}
 LISTED: dict[str, tuple[str, Record]] = {
     **dict.fromkeys(("messages", "inspect", "hermes", "qwen_coder", "markdown", "retool", "arpo", "anthropic"),
                     ("messages", SYSTEM)),
@@ -58,6 +59,12 @@ LISTED: dict[str, tuple[str, Record]] = {
     "langchain": ("messages", {"type": "system", "data": LANGCHAIN}), "langchain_flat": ("messages", LANGCHAIN),
     "langchain_dumpd": ("messages", {"lc": 1, "type": "constructor", "kwargs": LANGCHAIN}),
     "traces": ("traces.0.nodes", {"message": SYSTEM, "sampled": False}),
+    "gemini": ("contents", CONTENT), "adk": ("events", {"author": "solver", "content": CONTENT}),
+    "claude_code": ("lines", {"type": "user", "uuid": "s", "message": SYSTEM}),
+    "codex": ("lines", {"type": "response_item", "payload": DEVELOPER}),
+    "bedrock": ("messages", {"role": "system", "content": [{"text": "S"}]}),
+    "pydantic_ai": ("messages", {"kind": "request", "parts": [{"part_kind": "system-prompt", "content": "S"}]}),
+    "atif": ("steps", {"step_id": 0, "source": "system", "message": "S"}),
 }  # fmt: skip
 """The list that everything is in, and the item by which the system speaks in it."""
 APART: dict[str, tuple[str, Record]] = {
@@ -119,6 +126,10 @@ def test_every_format_is_tried():
     ("name", "fields"),
     [
         ("anthropic", {"system": [{"type": "text", "text": "S"}]}),
+        ("bedrock", {"system": [{"text": "S"}]}),
+        ("gemini", {"systemInstruction": {"parts": [{"text": "S"}]}}),
+        ("gemini", {"config": {"system_instruction": "S"}}),
+        ("pydantic_ai", {"messages": [{"instructions": "S"}]}),
         ("responses", {"instructions": "S"}),
         ("nemo_gym", {"responses_create_params": {"instructions": "S", "input": "Q"}}),
         ("smolagents", {"steps": [{"model_input_messages": [SYSTEM, ASKED]}]}),
@@ -131,7 +142,8 @@ def test_a_system_prompt_that_stands_apart_comes_first(tmp_path, name, fields):
     asked = () if name == "nemo_gym" else (foreign.user("Q"),)
     record = copy.deepcopy(foreign.FORMATS[name]((*asked, foreign.works(CODE), foreign.answer("A"))))
     for key, value in fields.items():
-        if key in ("steps", "trajectory"):  # what the first step was given
+        if key in ("steps", "trajectory", "messages") and isinstance(value, list) and name != "mathcoder":
+            # what the first step was given
             step = next(one for one in record[key] if "task" not in one)
             step |= value[0]
         else:

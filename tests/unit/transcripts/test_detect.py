@@ -115,6 +115,8 @@ def test_a_tool_that_gives_its_exit_code_as_autogen_does_is_of_the_format_of_its
         {"role": "assistant", "content": "<|python_tag|>print(4)"},
         {"role": "assistant", "content": "Thought: so\nAction: python\nAction Input: print(4)\nObservation: 4\n"},
         {"role": "assistant", "content": [{"type": "text", "text": "x"}], "tool_call": {"name": "python"}},
+        {"role": "assistant", "content": [{"type": "text", "text": "x"}], "toolCall": {"name": "python"}},
+        {"role": "user", "content": [{"toolResult": {"toolUseId": "t", "content": []}}]},
     ],
 )
 def test_signs_of_tool_use(tmp_path: Path, item: dict[str, Any]) -> None:
@@ -173,11 +175,16 @@ def test_some_records_that_nothing_reads_are_counted_and_named(tmp_path: Path) -
     assert (count.bad, count.bad_at) == (2, [2, 3])
 
 
-@pytest.mark.parametrize("name", ["langchain_flat", "smolagents", "openhands", "openhands_sdk", "autogen", "responses"])
+@pytest.mark.parametrize(
+    "name",
+    ["langchain_flat", "smolagents", "openhands", "openhands_sdk", "autogen", "responses",
+     "gemini", "adk", "pydantic_ai", "bedrock", "atif"],
+)  # fmt: skip
 @pytest.mark.parametrize("indent", [None, 2])
 def test_a_list_of_items_may_be_all_of_a_file(tmp_path: Path, name: str, indent: int | None) -> None:
     record = FORMATS[name](REPAIRED)
-    items = next(record[key] for key in ("messages", "steps", "history", "input") if key in record)
+    lists = ("messages", "steps", "history", "input", "contents", "events")
+    items = next(record[key] for key in lists if key in record)
     out, count = run(tmp_path, json.dumps(items, indent=indent).encode(), "in.json")
     assert (count.transcripts, count.shallow) == (1, 1)
     assert len(json.loads(out)) < len(items)

@@ -18,7 +18,8 @@ from retcon.transcripts.purifying.purifier import Purifier, Sinks
 SAMPLES = Path(foreign.__file__).parent / "samples"
 FORMATS = {
     "verifiers": "traces", "autogen02:0": "autogen", "autogen02:1": "autogen", "autogen02:2": "messages",
-    "autogen02:3": "messages",
+    "autogen02:3": "messages", "adk": "gemini", "harbor": "atif", "pydantic_ai": "pydantic-ai",
+    "pydantic_ai1": "pydantic-ai", "strands": "bedrock",
 }  # fmt: skip
 RECORDS = [(path.stem, n) for path in sorted(SAMPLES.glob("*.jsonl")) for n in range(path.read_bytes().count(b"\n"))]
 

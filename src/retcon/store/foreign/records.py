@@ -95,6 +95,8 @@ def writer(source: Source, out: IO[bytes], *, kind: str = "", going_on: bool = F
     kind: a suffix that asks for another shape than the source's own: `.jsonl`, `.json` (an array), `.parquet`.
     going_on: records stand in the file before. joined: the file is of several sources.
     """
+    if source.shape == "session":
+        return DocumentWriter(out)
     if kind == ".jsonl":
         return LinesWriter(out)
     if kind == ".parquet":

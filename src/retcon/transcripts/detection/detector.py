@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from itertools import chain
 
 from retcon.core.errors import RecordError
@@ -12,7 +12,7 @@ from retcon.transcripts.reading.in_text import PLACES
 from retcon.transcripts.reading.items import find_items, has_no_items
 from retcon.transcripts.reading.itemwise import Itemwise, lists
 from retcon.transcripts.registry import formats, named
-from retcon.transcripts.types import Format, Json
+from retcon.transcripts.types import Certainty, Format, Json
 
 _SHOWN = 20
 
@@ -57,6 +57,20 @@ class Detector:
         """Whether any format does."""
         return self._own(record) is not None
 
+    def is_session(self, items: list[Json]) -> bool:
+        """Whether the lines of a file, of which none is a transcript, are the items of one together. Beside calls, some
+        may have a text that alone would pass for one."""
+        known = [item for item in items if isinstance(item, dict)]
+        keys = set().union(*known)
+        found = [one for one in self._formats if isinstance(one, Itemwise) and not _lacks(one, keys)]
+        called = any(one.has_calls(known) for one in found)
+        if len(known) < len(items) or not (called or any(one.is_plain(known) for one in found)):
+            return False
+        own = [self._formats[at] for item in known if (at := self._own(item)) is not None]
+        if called:
+            return all(one.certainty > Certainty.CALLS for one in own)
+        return not own and not any(map(self._is_plain, items))
+
     def has_calls(self, record: Json) -> bool:
         """Whether a call with an output can be read in the record."""
         try:
@@ -97,11 +111,16 @@ class Detector:
         keys = set().union(*chain.from_iterable(found))
         for at, one in enumerate(self._formats):
             if isinstance(one, Itemwise):
-                if not (one.needs and one.needs.isdisjoint(keys)) and any(map(one.has_calls, found)):
+                if not _lacks(one, keys) and any(map(one.has_calls, found)):
                     return at
             elif one.matches(record):
                 return at
         return None
+
+
+def _lacks(format: Itemwise, keys: Set[str]) -> bool:
+    """Whether lists with these keys can have no call of a format."""
+    return bool(format.needs) and format.needs.isdisjoint(keys)
 
 
 def is_transcript(record: Json) -> bool:

@@ -12,7 +12,10 @@ from retcon.transcripts.types import Format, Json
 _DEPTH = 8
 _ITEMS = 200
 _TEXT = 20_000
-_KEYS = frozenset({"tool_calls", "tool_call", "tool_use", "function_call", "tool_call_id", "code_action"})
+_KEYS = frozenset(
+    {"tool_calls", "tool_call", "tool_use", "function_call", "tool_call_id", "code_action", "executable_code"}
+    | {"toolCalls", "toolCall", "toolUse", "toolResult", "functionCall", "functionResponse", "executableCode"}
+)
 _ROLES = frozenset({"tool", "function", "observation", "ipython", "execution", "tool_result", "tool_response"})
 _KINDS = re.compile(
     r"(?:.*_)?(?:tool_use|tool_result|(?:tool|function|mcp|shell|search|interpreter|patch)_call(?:_output)?)"

@@ -12,7 +12,7 @@ from retcon.core.texts import counted
 from retcon.store.types import Record, Source
 from retcon.transcripts.detection.detector import Detector
 from retcon.transcripts.detection.hints import nearest_format, tool_use
-from retcon.transcripts.reading.style import decoded
+from retcon.transcripts.reading.style import SESSION, decoded
 from retcon.transcripts.registry import formats
 from retcon.transcripts.types import Json
 
@@ -39,14 +39,12 @@ def sampled(source: Source, format: str, *, skip_bad: bool = False) -> Sampled:
         except RecordError:
             continue  # told when it is its turn
     detector = Detector(format)
-    if source.shape == "array" and not any(map(detector.matches, values.values())):
-        items = list(values.values())
-        if items and detector.matches(items):
-            if broken is not None:
-                raise broken
-            source, values = _as_one(source, head), {}
-            head = list(source.records)
-            values = {1: decoded(head[0])}
+    if _is_one(source, detector, list(values.values())):
+        if broken is not None:
+            raise broken
+        source, values = _as_one(source, head), {}
+        head = list(source.records)
+        values = {1: decoded(head[0])}
     detector.learn(values)
     if not skip_bad:
         _refuse_unknown(source, detector, values)
@@ -76,9 +74,21 @@ def _all(head: list[Record], rest: Iterator[Record], broken: RecordError | None)
     yield from rest
 
 
+def _is_one(source: Source, detector: Detector, items: list[Json]) -> bool:
+    """Whether the items of an array, or the lines of a file, are those of one transcript."""
+    if not items:
+        return False
+    if source.shape == "array":
+        return not any(map(detector.matches, items)) and detector.matches(items)
+    return source.shape == "lines" and len(items) > 1 and detector.is_session(items)
+
+
 def _as_one(source: Source, head: list[Record]) -> Source:
-    """The file as one record: a transcript that is a list of messages or steps."""
+    """The file as one record: a transcript that is a list of messages or steps, or a session of lines."""
     records = list(chain(head, source.records))
+    if source.shape == "lines":
+        session = Record(b"".join(record.data for record in records), 1, head[0].file, SESSION)
+        return replace(source, shape="session", records=iter([session]))
     data = b"".join(r.lead + r.data for r in records) + b"".join(source.tail)
     one = Record(data, 1, head[0].file, "document")
     return replace(source, shape="document", records=iter([one]))

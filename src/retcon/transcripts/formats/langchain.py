@@ -6,10 +6,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from retcon.purify.reading.words import without
-from retcon.transcripts.failures.rules import Verdict
 from retcon.transcripts.reading.calls import shown_call
 from retcon.transcripts.reading.items import APART, text_of, words_of
-from retcon.transcripts.reading.itemwise import Item, Itemwise, arguments_of, part_of, parts, placed, some_id, string
+from retcon.transcripts.reading.itemwise import (
+    Item,
+    Itemwise,
+    arguments_of,
+    flagged,
+    part_of,
+    parts,
+    placed,
+    some_id,
+    string,
+)
 from retcon.transcripts.reading.pieces import Call, Piece, Stretch, ToolOutput, awaits_output
 from retcon.transcripts.registry import register
 from retcon.transcripts.types import Json
@@ -142,9 +151,7 @@ def _calls(inside: Item) -> list[Call]:
 
 
 def _output(inside: Item, text: str) -> ToolOutput:
-    failed = inside.get("status") == "error"
-    verdict = Verdict("error", "status") if failed else None
-    return ToolOutput(text, some_id(inside.get("tool_call_id")), verdict, typed=failed)
+    return flagged(text, some_id(inside.get("tool_call_id")), failed=inside.get("status") == "error")
 
 
 register(LangChain())

@@ -352,7 +352,10 @@ def _kind(source: Source, assignment: Assignment, index: int) -> str:
     kind = ".jsonl" if name.endswith(LINES) else ".parquet" if name.endswith(".parquet") else ""
     if name.endswith(".eval") and source.shape != "eval":
         raise RecordError(f"{full_name}: an .eval can only hold what came from one .eval; name a .jsonl")
-    if source.shape in ("log", "eval") and not kind:
+    if source.shape == "session":
+        if joined or kind == ".parquet":
+            raise RecordError(f"{source.path}: a session keeps its lines to itself; give a folder with -o FOLDER/")
+    elif source.shape in ("log", "eval") and not kind:
         if joined:
             raise RecordError(f"{source.path}: a log cannot be joined with other files; give a folder with -o FOLDER/")
         if source.shape == "eval" and not full_name.endswith(".eval"):

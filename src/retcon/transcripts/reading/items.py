@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 
 from retcon.core.errors import RecordError
@@ -78,6 +78,11 @@ def text_of(content: Json) -> str:
     return ""
 
 
+def as_text(value: Json) -> str:
+    """What a tool gave as text: itself, JSON where it is none, nothing where it is null."""
+    return value if isinstance(value, str) else "" if value is None else json.dumps(value, ensure_ascii=False)
+
+
 def _part(part: Json) -> str:
     if isinstance(part, str):
         return part
@@ -114,24 +119,32 @@ def with_part_words(part: Json, words: str) -> Json:
 
 
 def without_words(content: Json, cuts: Sequence[tuple[int, int]]) -> Json:
-    """The content without these stretches, [start, end) of `words_of`. Parts that nothing is left of go, but for the
-    last one that is left; all others stay as they are and where they are."""
-    if not isinstance(content, list):
-        left = without(text_of(content), cuts)
-        return with_part_words(content, left) if isinstance(content, dict) and content.keys() == _ONE_PART else left
+    """The content without these stretches, [start, end) of `words_of`; see `parts_without`."""
+    if isinstance(content, list):
+        return parts_without(content, cuts, part_words, with_part_words)
+    left = without(text_of(content), cuts)
+    return with_part_words(content, left) if isinstance(content, dict) and content.keys() == _ONE_PART else left
+
+
+def parts_without(
+    content: Sequence[Json], cuts: Sequence[tuple[int, int]], words_in: Callable[[Json], str],
+    reworded: Callable[[Json, str], Json],
+) -> list[Json]:  # fmt: skip
+    """The parts without these stretches of their words. Parts that nothing is left of go, but for the last one that is
+    left; all others stay as they are and where they are. words_in: the words of a part; reworded: it with others."""
     parts: list[Json] = []
     at = 0
     for part in content:
-        words = part_words(part)
+        words = words_in(part)
         end = at + len(words)
         inside = [(max(s, at) - at, min(e, end) - at) for s, e in cuts if s < end and e > at]
         left = without(words, inside)
         if not inside:
             parts.append(part)
         elif left:
-            parts.append(with_part_words(part, left))
+            parts.append(reworded(part, left))
         at = end
-    return parts or [with_part_words(part, "") for part in content[:1]]
+    return parts or [reworded(part, "") for part in content[:1]]
 
 
 def _thought_key(part: Json) -> str | None:

@@ -19,6 +19,7 @@ from retcon.core.types import Trajectory
 from retcon.purify.offline import Purified
 from retcon.purify.pairs import preference_pairs
 from retcon.purify.reading.words import without
+from retcon.transcripts.failures.rules import Verdict
 from retcon.transcripts.reading.calls import shown_call
 from retcon.transcripts.reading.items import context_of, without_words
 from retcon.transcripts.reading.pieces import (
@@ -92,6 +93,11 @@ class Itemwise:
         """An item that stands after a repair, without what repeats the history before it."""
         return item
 
+    def renewed(self, items: Sequence[Json], before: Sequence[Item]) -> Sequence[Json]:
+        """The items of a repaired transcript, with what they say of each other's places brought in line. before: those
+        that were read."""
+        return items
+
     def find(self, record: Json) -> ItemList | None:
         """The list of items, one with calls before one without; None where the record has none."""
         for suits in (self.has_calls, self.is_plain):
@@ -150,8 +156,8 @@ class ItemwiseReading:
         items = [item for group in groups if isinstance(group, list) for item in group]
         before = zip(items, self.place.items, strict=False)
         same = next((n for n, (item, old) in enumerate(before) if item is not old), len(items))
-        new = [*items[:same], *map(self._format.forgotten, items[same:])]
-        return renewed(self._record, self.place.path, new)
+        new = self._format.renewed([*items[:same], *map(self._format.forgotten, items[same:])], self.place.items)
+        return renewed(self._record, self.place.path, list(new))
 
     def pairs(self, results: Sequence[Purified]) -> Iterator[Pair]:
         yield from preference_pairs(results[0].trajectory)
@@ -166,9 +172,11 @@ class Pieces:
     def __init__(self) -> None:
         self.all: list[Piece] = []
 
-    def told(self, item: Json, text: str) -> None:
-        """What the model is told by a user or the system."""
+    def told(self, item: Json, text: str, *, role: str | None = None) -> None:
+        """What the model is told by a user or the system. role: see `Piece`."""
         self._add("told", text, [item], new=True)
+        if role is not None:
+            self.all[-1] = changed(self.all[-1], role=role)
 
     def said(
         self, item: Json, text: str, *, moved: Sequence[Json] | None = None, apart: bool = False,
@@ -207,8 +215,7 @@ class Pieces:
         """An item that is nobody's word (a change of state): it stays with what is before it."""
         last = self._last
         if last is None:
-            self.told(item, "")
-            self.all[-1] = changed(self.all[-1], role="")
+            self.told(item, "", role="")
         else:
             self.all[-1] = changed(last, payload={_PARTS: [*parts(last), item]})
 
@@ -298,3 +305,8 @@ def part_of(item: Json, key: str) -> Item:
     """The object under a key, empty where there is none."""
     found = item.get(key) if isinstance(item, dict) else None
     return found if isinstance(found, dict) else {}
+
+
+def flagged(text: str, call_id: str | None, *, failed: bool) -> ToolOutput:
+    """An output whose format says of a failure that it is one, and of all others nothing: these are for the rules."""
+    return ToolOutput(text, call_id, Verdict("error", "status") if failed else None, typed=failed)

@@ -17,8 +17,8 @@ _TOOL = (
 )  # fmt: skip
 _CALL = ("function_call", "function-call", "tool_call")
 _KEYS = ("role", "from", "type", "kind", "action")
-_INSIDE = ("data", "kwargs", "llm_message")
-"""Where LangChain and OpenHands have the message of an item."""
+_INSIDE = ("data", "kwargs", "llm_message", "payload")
+"""Where LangChain, OpenHands and Codex have the message of an item."""
 
 
 def _written(names: Iterable[str]) -> Iterable[str]:
@@ -58,7 +58,10 @@ def speaker_of(message: Json) -> str:
 
 
 def is_unlearnt(item: Json) -> bool:
-    """Whether a message, or one of a group, is not to be learnt: its `weight` is 0, as in OpenAI's fine-tuning."""
+    """Whether a message, or one of a group, is not to be learnt: its `weight` is 0, as in OpenAI's fine-tuning; a step
+    of ATIF was copied from another trajectory, or no model was asked for it."""
     if isinstance(item, list):
         return any(map(is_unlearnt, item))
-    return isinstance(item, dict) and item.get("weight") == 0
+    if not isinstance(item, dict):
+        return False
+    return item.get("weight") == 0 or item.get("is_copied_context") is True or item.get("llm_call_count") == 0

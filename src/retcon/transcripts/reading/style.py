@@ -16,11 +16,16 @@ from retcon.transcripts.types import Json
 _INDENT = re.compile(rb"[\[{](?:[ \t]*\r?\n)(?P<indent>[ \t]*)")
 _COLON = re.compile(rb'(?<!\\)":(?P<space>\s?)')
 _HEAD = 4096
+SESSION = "session"
+"""The kind of a record that is all lines of a file."""
 _T = TypeVar("_T")
 
 
 def decoded(record: Record) -> Json:
-    """The record's value; NaN and lone surrogates, which no standard knows, are read. Raises RecordError."""
+    """The record's value, of a session a list of those of its lines; NaN and lone surrogates, which no standard knows,
+    are read. Raises RecordError."""
+    if record.kind == SESSION:
+        return [decoded(line) for line in _lines_of(record)]
     try:
         return msgspec.json.decode(record.data)
     except RecursionError:
@@ -34,7 +39,9 @@ def decoded(record: Record) -> Json:
 
 def encoded(value: Json, like: Record) -> bytes:
     """A new value of a record, in the style that the record has: indentation, spaces, escapes, ends of lines; NaN as it
-    was, and numbers beyond all floats as such a number."""
+    was, and numbers beyond all floats as such a number. Of a session, lines whose values stay are the very bytes."""
+    if like.kind == SESSION:
+        return _session(value, like)
     head = like.data.lstrip()[:_HEAD]
     broken = _INDENT.match(head)
     colon = _COLON.search(head)
@@ -61,6 +68,20 @@ def encoded(value: Json, like: Record) -> bytes:
         text = _text(_spelt(value, beyond), ascii_only, separators, step)
         text = text.replace(f'"{beyond}"', beyond).replace(f'"-{beyond}"', f"-{beyond}")
     return text.replace("\n", newline + base).encode("utf-8", "replace") + end
+
+
+def _lines_of(record: Record) -> list[Record]:
+    """The lines of a session, each as a record."""
+    lines = enumerate(record.data.splitlines(keepends=True), 1)
+    return [Record(line, number, record.file) for number, line in lines if not line.isspace()]
+
+
+def _session(value: Json, like: Record) -> bytes:
+    lines = _lines_of(like)
+    kept = {repr(decoded(line)): line.data for line in lines}
+    items = value if isinstance(value, list) else [value]
+    written = [kept.get(repr(item)) or encoded(item, lines[0]) for item in items]
+    return b"".join(line if line.endswith(b"\n") else line + b"\n" for line in written)
 
 
 def _text(value: Json, ascii_only: bool, separators: tuple[str, str], indent: str | None) -> str:

@@ -12,6 +12,7 @@ from retcon.transcripts.reading.itemwise import (
     Itemwise,
     Pieces,
     arguments_of,
+    flagged,
     lists,
     part_of,
     some_id,
@@ -47,16 +48,24 @@ class Responses(Itemwise):
     that follows them."""
 
     name = "responses"
-    aliases = ("nemo-gym",)
+    aliases: Sequence[str] = ("nemo-gym",)
     needs = frozenset({"type"})
-    marks = (
+    marks: Sequence[str] = (
         "function_call", "custom_tool_call", "local_shell_call", "shell_call", "code_interpreter_call", "mcp_call",
         "function_call_output", "custom_tool_call_output", "local_shell_call_output", "shell_call_output",
         "call_id", "reasoning", "output_text", "responses_create_params",
     )  # fmt: skip
 
+    def inside(self, item: Json) -> Item:
+        """The API's own item in one of a list."""
+        return item if isinstance(item, dict) else {}
+
+    def with_inside(self, item: Json, inside: Json) -> Json:
+        """The item of a list with another one of the API's in it."""
+        return inside
+
     def has_calls(self, items: Sequence[Item]) -> bool:
-        return any(map(_is_own, items))
+        return any(_is_own(self.inside(item)) for item in items)
 
     def is_plain(self, items: Sequence[Item]) -> bool:
         typed = all(string(item.get("type"), "message") in _WORDS for item in items)
@@ -78,19 +87,20 @@ class Responses(Itemwise):
 
     def group(self, items: Sequence[Item]) -> list[Piece]:
         pieces = Pieces()
-        awaited = _AWAITED | {string(item.get("type")).removesuffix("_output") for item in items if _is_output(item)}
-        for item in items:
-            kind = string(item.get("type"), "message")
-            if _is_call(item):
-                pieces.called(item, [_call(item, kind)])
-                if kind not in awaited and (output := _own_output(item, kind)) is not None:
+        inner = [self.inside(item) for item in items]
+        awaited = _AWAITED | {string(one.get("type")).removesuffix("_output") for one in inner if _is_output(one)}
+        for item, one in zip(items, inner, strict=True):
+            kind = string(one.get("type"), "message")
+            if _is_call(one):
+                pieces.called(item, [_call(one, kind)])
+                if kind not in awaited and (output := _own_output(one, kind)) is not None:
                     pieces.answered(None, [output])
-            elif _is_output(item):
-                pieces.answered(item, [_output(item)])
-            elif kind == "reasoning" or (kind == "message" and item.get("role") == "assistant"):
-                pieces.said(item, _words(item) or text_of(item.get("summary")))
+            elif _is_output(one):
+                pieces.answered(item, [_output(one)])
+            elif kind == "reasoning" or (kind == "message" and one.get("role") == "assistant"):
+                pieces.said(item, words_in(one))
             elif kind == "message":
-                pieces.told(item, _text(item))
+                pieces.told(item, _text(one))
             else:
                 pieces.beside(item)  # an item reference, a list of tools
         return pieces.all
@@ -102,9 +112,10 @@ class Responses(Itemwise):
         return {**item, **{key: [] for key in _TOKENS if key in item}}
 
     def without_words(self, item: Json, cuts: Sequence[Stretch]) -> Json:
-        if isinstance(item, dict) and not _words(item):
-            return {**item, "summary": without_words(item.get("summary"), cuts)}
-        return super().without_words(item, cuts)
+        inner = self.inside(item)
+        if _words(inner):
+            return self.with_inside(item, super().without_words(inner, cuts))
+        return self.with_inside(item, {**inner, "summary": without_words(inner.get("summary"), cuts)})
 
 
 def _is_call(item: Item) -> bool:
@@ -119,6 +130,11 @@ def _is_output(item: Item) -> bool:
 
 def _is_own(item: Item) -> bool:
     return string(item.get("type")) in _OWN
+
+
+def words_in(item: Item) -> str:
+    """What an item of the model says or thinks."""
+    return _words(item) or text_of(item.get("summary"))
 
 
 def _words(item: Json) -> str:
@@ -161,7 +177,7 @@ def _output(item: Item) -> ToolOutput:
     if not ran:
         failed = item.get("status") == "failed"
         text = "" if part_of(item, "output").get("type") == "computer_screenshot" else text_of(output)
-        return ToolOutput(text, own_id, Verdict("error", "status") if failed else None, typed=failed)
+        return flagged(text, own_id, failed=failed)
     text = "".join(string(part.get("stdout")) + string(part.get("stderr")) for part in ran)
     outcome = part_of(ran[-1], "outcome")
     if outcome.get("type") == "timeout":
@@ -178,7 +194,7 @@ def _own_output(item: Item, kind: str) -> ToolOutput | None:
     if kind == "mcp_call":
         error = item.get("error")
         text = text_of(item.get("output")) or (error if isinstance(error, str) else "")
-        return ToolOutput(text, own_id, Verdict("error", "status") if error else None, typed=bool(error))
+        return flagged(text, own_id, failed=bool(error))
     if kind != "code_interpreter_call":
         known = status in ("completed", "failed")
         return ToolOutput("", own_id, Verdict("error", "status") if failed else None, typed=True) if known else None
@@ -186,7 +202,7 @@ def _own_output(item: Item, kind: str) -> ToolOutput | None:
     if outputs is None and not failed:
         return None
     logs = [string(one.get("logs")) for one in outputs if isinstance(one, dict)] if isinstance(outputs, list) else []
-    return ToolOutput("\n".join(logs), own_id, Verdict("error", "status") if failed else None, typed=failed)
+    return flagged("\n".join(logs), own_id, failed=failed)
 
 
 register(Responses())

@@ -1,0 +1,1 @@
+"""Logs of agents that keep a session in a file, one event a line."""

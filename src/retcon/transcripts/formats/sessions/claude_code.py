@@ -1,0 +1,142 @@
+"""Sessions of Claude Code: Anthropic's messages, one or a part of one a line, beside what else happened."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from typing import cast
+
+from retcon.transcripts.failures.rules import UNCLEAR, Verdict
+from retcon.transcripts.formats.apis.anthropic import Anthropic
+from retcon.transcripts.reading.blockwise import home_of
+from retcon.transcripts.reading.itemwise import Item, part_of, string
+from retcon.transcripts.reading.pieces import Piece, PieceKind, ToolOutput
+from retcon.transcripts.reading.roles import role_of
+from retcon.transcripts.registry import register
+from retcon.transcripts.types import Json
+
+_SPEAKERS = ("user", "assistant")
+_PARENT = "parentUuid"
+_LINKS = (_PARENT, "logicalParentUuid", "leafUuid")
+"""Where a line names another that came before it."""
+_REJECTED = "User rejected tool use"
+_SYNTHETIC = "<synthetic>"
+"""The model of messages that Claude Code itself wrote in the model's name, as when the API failed."""
+
+
+class ClaudeCode(Anthropic):
+    """A line has a `message`, or tells of something else and stays with the one before it. Lines with the `id` of one
+    message follow each other. A subagent's lines within a session (`isSidechain`), and what a user went back from, stay
+    as they are; so does what a rejected call was told. Lines whose parent is gone get that one's."""
+
+    name = "claude-code"
+    needs = frozenset({"message"})
+    marks = (
+        "uuid", _PARENT, "sessionId", "isSidechain", "message", "toolUseResult", "userType", "tool_use", "tool_result",
+    )  # fmt: skip
+
+    def has_calls(self, items: Sequence[Item]) -> bool:
+        known = [item for item in items if "uuid" in item]
+        return any(self.kind(block, item) == "call" for item in known for block in self.blocks(item))
+
+    def is_plain(self, items: Sequence[Item]) -> bool:
+        return any(_is_spoken(item) and "sessionId" in item and item["type"] == "assistant" for item in items)
+
+    def blocks(self, item: Item) -> Sequence[Json]:
+        return super().blocks(part_of(item, "message")) if _is_spoken(item) else []
+
+    def blocks_of(self, items: Sequence[Item]) -> Sequence[Sequence[Json]]:
+        spoken = [item for item in items if _is_spoken(item)]
+        aside = not all(item.get("isSidechain") for item in spoken)
+        left = set(_left(items))
+        return [
+            [] if n in left or (aside and item.get("isSidechain")) else self.blocks(item)
+            for n, item in enumerate(items)
+        ]
+
+    def goes_on(self, item: Item, last: Item) -> bool:
+        own = part_of(item, "message").get("id")
+        return bool(own) and own == part_of(last, "message").get("id")
+
+    def with_blocks(self, item: Item, blocks: Sequence[Json]) -> dict[str, Json]:
+        return {**item, "message": super().with_blocks(part_of(item, "message"), blocks)}
+
+    def kind(self, block: Json, item: Item) -> PieceKind:
+        return super().kind(block, part_of(item, "message"))
+
+    def role(self, block: Json, item: Item) -> str:
+        return role_of(part_of(item, "message"))
+
+    def output(self, block: Item, item: Item) -> ToolOutput:
+        output = super().output(block, item)
+        if item.get("toolUseResult") == _REJECTED:
+            return output._replace(verdict=Verdict("ok", UNCLEAR), typed=True)
+        return output
+
+    def rebuilt(self, pieces: Sequence[Piece]) -> list[Json]:
+        """The lines that the pieces are of, as those of one message."""
+        own_id = part_of(home_of(pieces), "message").get("id")
+        new: list[Json] = []
+        for _, own in groupby(pieces, key=_line):
+            line, *beside = super().rebuilt(list(own))
+            new += [_with_id(line, own_id), *beside]
+        return new
+
+    def renewed(self, items: Sequence[Json], before: Sequence[Item]) -> Sequence[Json]:
+        kept = {None, *(item.get("uuid") for item in items if isinstance(item, dict))}
+        gone = {str(item["uuid"]): item.get(_PARENT) for item in before if item.get("uuid") not in kept}
+        return [_linked(item, gone) if isinstance(item, dict) else item for item in items]
+
+
+def _is_spoken(item: Item) -> bool:
+    message = part_of(item, "message")
+    spoken = item.get("type") in _SPEAKERS and "content" in message
+    return spoken and message.get("model") != _SYNTHETIC and not item.get("isApiErrorMessage")
+
+
+def _left(items: Sequence[Item]) -> Iterable[int]:
+    """Places of lines that a user went back from: from a prompt to the one that was given in its stead."""
+    asked: dict[str, int] = {}
+    for n, item in enumerate(items):
+        parent = item.get(_PARENT)
+        if item.get("type") != "user" or item.get("isSidechain") or item.get("isMeta") or not isinstance(parent, str):
+            continue
+        if "toolUseResult" in item or _has_result(item):
+            continue
+        if parent in asked:
+            yield from range(asked[parent], n)
+        asked[parent] = n
+
+
+def _has_result(item: Item) -> bool:
+    content = part_of(item, "message").get("content")
+    blocks = content if isinstance(content, list) else []
+    return any(isinstance(block, dict) and string(block.get("type")).endswith("tool_result") for block in blocks)
+
+
+def _line(piece: Piece) -> str:
+    return str(home_of([piece]).get("uuid"))
+
+
+def _with_id(item: Json, own_id: Json) -> Json:
+    message = part_of(item, "message")
+    if not own_id or message.get("id") in (None, own_id):
+        return item
+    return {**cast(dict[str, Json], item), "message": {**message, "id": own_id}}
+
+
+def _linked(item: dict[str, Json], gone: Mapping[str, Json]) -> dict[str, Json]:
+    """The line with the next of those before it that is left, where one that it names is gone."""
+    new: dict[str, Json] = {}
+    for key in _LINKS:
+        named = item.get(key)
+        for _ in gone:  # at most as often
+            if not isinstance(named, str) or named not in gone:
+                break
+            named = gone[named]
+        if named != item.get(key):
+            new[key] = named
+    return {**item, **new} if new else item
+
+
+register(ClaudeCode())

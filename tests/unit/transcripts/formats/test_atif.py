@@ -1,0 +1,78 @@
+"""ATIF: steps are numbered, tokens have ids, and some steps are none of the model's."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from foreign import FORMATS, REPAIRED, answer, fails, user, works
+from retcon.transcripts.detection.detector import Detector
+from retcon.transcripts.purifying.one import purify_transcript
+
+IDS = {"prompt_token_ids": [1], "completion_token_ids": [2], "logprobs": [-0.5]}
+
+
+def record(*steps: Any) -> dict[str, Any]:
+    return copy.deepcopy(FORMATS["atif"](steps or REPAIRED))
+
+
+def test_after_a_repair_the_steps_are_numbered_anew_and_their_ids_emptied() -> None:
+    value = record()
+    for step in value["steps"][1:]:
+        step["metrics"] = {"prompt_tokens": 7, **IDS}
+    clean, count = purify_transcript(value)
+    assert count.shallow == 1
+    assert [step["step_id"] for step in clean["steps"]] == [1, 2, 3]
+    emptied = {"prompt_tokens": 7, **{key: [] for key in IDS}}
+    assert [step.get("metrics") for step in clean["steps"]] == [None, emptied, emptied]
+    assert clean["steps"][1]["observation"] == value["steps"][2]["observation"]
+    assert [step["step_id"] for step in value["steps"]] == [1, 2, 3, 4]
+
+
+def test_numbers_that_do_not_count_stay() -> None:
+    value = record()
+    for step in value["steps"]:
+        step["step_id"] *= 10
+    assert [step["step_id"] for step in purify_transcript(value)[0]["steps"]] == [10, 30, 40]
+
+
+@pytest.mark.parametrize(
+    "thoughts", [("A plain root.", "Sorry, no sqroot."), (None, "Sorry, no sqroot."), ("So.", None)]
+)
+def test_what_was_thought_goes_where_its_words_go(thoughts: tuple[Any, Any]) -> None:
+    value = record()
+    for step, thought in zip(value["steps"][1:], thoughts, strict=False):
+        step.update({} if thought is None else {"reasoning_content": thought})
+    value["steps"][3]["reasoning_content"] = "The earlier code failed with an error. The root is plausible."
+    clean, count = purify_transcript(value)
+    assert count.shallow == 1
+    assert (clean["steps"][1].get("reasoning_content"), clean["steps"][1]["message"]) == (thoughts[0], "let me see")
+    assert clean["steps"][2] == {**value["steps"][3], "step_id": 3, "reasoning_content": "The root is plausible."}
+
+
+def test_what_is_observed_without_a_call_is_told() -> None:
+    value = record(user("?"), answer("keys"), works("f()", "1"), answer("4"))
+    value["steps"][1]["observation"] = {"results": [{"content": "a screen"}]}
+    found = Detector().format_of(value)
+    assert found is not None
+    reading = found.read(value, "t")
+    assert reading.speakers[0].after[0] == [("user", "a screen")]
+    assert len(reading.trajectories[0].turns[0].observations) == 0
+
+
+@pytest.mark.parametrize("label", [{"is_copied_context": True}, {"llm_call_count": 0}])
+def test_a_step_that_was_copied_or_that_no_model_wrote_is_not_learnt(label: dict[str, Any]) -> None:
+    value = record(user("?"), works("f()", "1"), answer("4"))
+    value["steps"][1] |= label
+    found = Detector().format_of(value)
+    assert found is not None
+    assert found.read(value, "t").speakers[0].learnt == [False, True]
+
+
+def test_a_result_that_only_points_to_another_trajectory_is_an_output() -> None:
+    value = record(user("?"), works("f()", "1"), fails("g()"), answer("4"))
+    value["steps"][1]["observation"]["results"] = [{"source_call_id": "c2", "subagent_trajectory_ref": []}]
+    count = purify_transcript(value)[1]
+    assert (count.calls, count.failed) == (2, 1)
