@@ -16,6 +16,8 @@ pytest.importorskip("torch", reason="training needs the [train] extra")
 from retcon.cli.common.conversing import conversing
 from retcon.cli.common.plan import plan_evaluation, plan_rl, plan_sft
 from retcon.cli.common.targets import training
+from retcon.cli.compare.arms import read_arms
+from retcon.cli.compare.plan import Wish, make_plan
 from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
 from retcon.core.errors import RecipeError
@@ -92,6 +94,17 @@ def test_so_do_a_comparison_before_its_cold_start_a_conversation_and_trls_traine
         conversing(str(base), [], [key for key in (*KEYS, "repair.kind=saar") if "tools" not in key])
     with pytest.raises(RecipeError, match="cannot be gone back to"):
         Rollouts("quickstart/saar", KEYS, model=base)
+
+
+def test_a_comparison_whose_arms_repair_nothing_is_refused_for_its_repaired_evaluation(
+    base: Path, tmp_path: Path
+) -> None:
+    first, second = tmp_path / "first.toml", tmp_path / "second.toml"
+    first.write_text("[rl]\nsteps = 2\n")
+    second.write_text("[rl]\nsteps = 2\nlr = 1e-3\n")
+    arms = read_arms([str(first), str(second), *KEYS])
+    with pytest.raises(RecipeError, match="cannot be gone back to"):
+        make_plan(Wish(tmp_path / "out", 1, "rollouts", start=str(base)), arms)
 
 
 @pytest.mark.parametrize("keys", [(), ("evaluate.every=1",), ("stages.b.repair.kind=saar",)], ids=list)
