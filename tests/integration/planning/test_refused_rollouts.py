@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ pytest.importorskip("torch", reason="training needs the [train] extra")
 from retcon.cli.common.conversing import conversing
 from retcon.cli.common.plan import plan_evaluation, plan_rl, plan_sft
 from retcon.cli.common.targets import training
+from retcon.cli.compare.arms import read_arms
+from retcon.cli.compare.plan import Wish, make_plan
 from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
 from retcon.core.errors import RecipeError
@@ -24,6 +27,7 @@ from retcon.evaluate.runner import run_evaluation
 from retcon.plugins.trl import Rollouts
 from retcon.train.rl import run_rl
 from retcon.train.sft import run_sft
+from retcon.train.stages.settling import settle_stages
 from training import make_base, make_demonstrations
 
 pytestmark = pytest.mark.torch
@@ -90,6 +94,30 @@ def test_so_do_a_comparison_before_its_cold_start_a_conversation_and_trls_traine
         conversing(str(base), [], [key for key in (*KEYS, "repair.kind=saar") if "tools" not in key])
     with pytest.raises(RecipeError, match="cannot be gone back to"):
         Rollouts("quickstart/saar", KEYS, model=base)
+
+
+def test_a_comparison_whose_arms_repair_nothing_is_refused_for_its_repaired_evaluation(
+    base: Path, tmp_path: Path
+) -> None:
+    first, second = tmp_path / "first.toml", tmp_path / "second.toml"
+    first.write_text("[rl]\nsteps = 2\n")
+    second.write_text("[rl]\nsteps = 2\nlr = 1e-3\n")
+    arms = read_arms([str(first), str(second), *KEYS])
+    with pytest.raises(RecipeError, match="cannot be gone back to"):
+        make_plan(Wish(tmp_path / "out", 1, "rollouts", start=str(base)), arms)
+
+
+@pytest.mark.parametrize("keys", [(), ("evaluate.every=1",), ("stages.b.repair.kind=saar",)], ids=list)
+def test_of_a_recipe_in_stages_its_own_repair_counts_where_evaluations_go_by_it(
+    keys: tuple[str, ...], base: Path, tmp_path: Path
+) -> None:
+    staged, unrepaired = tmp_path / "staged.toml", 'repair.kind = "none"'
+    staged.write_text(
+        f'[rl]\nsteps = 2\n[[stages]]\nname = "a"\nsteps = 1\n{unrepaired}\n[[stages]]\nname = "b"\n{unrepaired}\n'
+    )
+    recipe = load_recipe(staged, [*KEYS, *SHORT, *REPAIRED, f'model.path="{base}"', *keys])
+    with pytest.raises(RecipeError, match="cannot be gone back to") if keys else nullcontext():
+        settle_stages(recipe, base)
 
 
 def test_a_difficulty_pass_which_repairs_nothing_measures(base: Path, tmp_path: Path) -> None:

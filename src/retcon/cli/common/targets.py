@@ -92,12 +92,16 @@ def evaluation(
     text: str | None = None,
 ) -> Target:
     """The evaluation of what a training makes, in the folder `into` of its own; name: of the job, that of the training
-    with `evaluation` by default; text: as of `training`."""
+    with `evaluation` by default; text: as of `training`. Raises as the task family's `refuse_rollouts`, before the
+    training has run."""
     folder = made.makes.parent
     target = folder / into
+    settings = load_recipe(recipe, overrides, text=text)
+    if not (target / "result.json").exists():
+        settings.task.refuse_rollouts(settings)
     words = ("eval", str(folder), recipe, *overrides, "--out", str(target))
     job = Job(name or f"{made.job.name}, evaluation", words, _log(out, target), needs=(made.job.name,))
-    return Target(job, load_recipe(recipe, overrides, text=text), target / "result.json", tuple(overrides))
+    return Target(job, settings, target / "result.json", tuple(overrides))
 
 
 def _found(target: Target) -> Path | None:

@@ -233,7 +233,8 @@ def _is_cases(truth: object) -> bool:
 
 def names_option(row: Columns) -> bool:
     """Whether it shows options, and says which of them is right."""
-    return any(not missing(row.get(name)) for name in OPTIONS) and any(not missing(row.get(name)) for name in CHOSEN)
+    shown = any(not (missing(row.get(name)) or row[name] in ([], {})) for name in OPTIONS)
+    return shown and any(not missing(row.get(name)) for name in CHOSEN)
 
 
 def _choices(row: Columns) -> Item:

@@ -77,7 +77,7 @@ def refuse_unlearnable(recipe: Recipe) -> None:
 def refuse_rollouts(recipe: Recipe) -> None:
     """Raises RecipeError where the tasks of a stage, or of the evaluations, cannot be rolled out as the recipe says
     (`TaskSection.refuse_rollouts`)."""
-    for one in (recipe, *(stage.recipe for stage in stages_of(recipe))):
+    for one in (*(stage.recipe for stage in stages_of(recipe)), *([recipe] if recipe.evaluate.every else ())):
         one.task.refuse_rollouts(one)
 
 

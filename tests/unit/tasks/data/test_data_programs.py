@@ -175,6 +175,13 @@ def test_and_one_of_programs_beside_empty_columns_of_options(tmp_path: Path) -> 
         assert read(write(tmp_path / "a.jsonl", [row])).convention == "apps"
 
 
+def test_empty_lists_of_options_are_none_beside_rows_with_tests(tmp_path: Path) -> None:
+    for nothing in [], {}:
+        rows = [{"question": f"Add {n}.", "choices": nothing, "label": 0, "input_output": ""} for n in range(2)]
+        source = read(write(tmp_path / "a.jsonl", [rows[0], {**rows[1], "input_output": DOUBLED}]))
+        assert (source.convention, dict(source.dropped)) == ("apps", {"without tests": 1})
+
+
 def test_a_file_of_rows_without_tests_is_of_no_known_convention(tmp_path: Path) -> None:
     rows = [{"question": f"Add {n}.", "answer": "3", "tests": None} for n in range(2)]
     path = write(tmp_path / "a.jsonl", rows)
