@@ -107,6 +107,7 @@ def _of_files(paths: Sequence[str], recipe: str | None, overrides: Sequence[str]
     from retcon.config.load import load_recipe
     from retcon.config.save import toml_of
     from retcon.tasks.checked import EVERY
+    from retcon.tasks.data.origin import origin_of
 
     where = f"task.path={toml_of(paths[0])}"
     if len(paths) > 1:
@@ -119,7 +120,8 @@ def _of_files(paths: Sequence[str], recipe: str | None, overrides: Sequence[str]
     if settings.task.kind == "file":
         task = cast("FileTaskSettings", settings.task)
         data = {task.path, task.evaluation_path, *(source.path for source in task.sources)} - {""}
-    own = () if not data else ("split",) if data.issuperset(paths) else ("split", "subset", "revision")
+    same = data.issuperset(paths) and any(origin_of(path) == "hub" for path in paths)
+    own = () if not data else ("split",) if same else ("split", "subset", "revision")
     return [
         "task.kind=file", *(f'task.{key}=""' for key in own), 'task.path=""', "task.sources=[]",
         'task.evaluation_path=""', 'task.evaluation_split=""', "task.evaluation_share=1", where,

@@ -63,6 +63,14 @@ def test_which_rows_of_its_own_data_a_recipe_takes_says_nothing_of_the_files_tha
         assert (task["split"], task["subset"], task["revision"]) == kept
 
 
+def test_a_file_that_the_recipe_evaluates_on_has_no_subset_of_its_data_set(tmp_path: Path) -> None:
+    held = tmp_path / "held.jsonl"
+    held.write_text('{"question": "1 + 1?", "answer": "2"}\n')
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(f"[task]\nkind = 'file'\npath = 'a/b'\nsubset = 'main'\nevaluation_path = '{held}'\n")
+    assert load_recipe(str(recipe), _of_files([str(held)], str(recipe), [])).model_dump()["task"]["subset"] == ""
+
+
 @pytest.mark.parametrize("name", NAMES, ids=["emoji", "quoted", "backslash", "delete"])
 def test_the_quickstart_takes_a_file_by_any_name(name: str) -> None:
     wish = Wish("smollm2", Path("out"), (), data=Path(name), eval_data=Path(name))

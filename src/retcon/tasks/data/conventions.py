@@ -239,7 +239,7 @@ def names_option(row: Columns) -> bool:
 
 def _choices(row: Columns) -> Item:
     """Choices are shown and graded by letters, whatever the data set calls them (ARC some by 1 to 4)."""
-    column = first_of(row, OPTIONS)
+    column = first_of({name: row[name] for name in row if not missing(row[name])}, OPTIONS) or first_of(row, OPTIONS)
     options, letters = row[column], "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
     called: list[str] = list(letters)
     if isinstance(options, dict):  # of two lists (ARC), or label to text

@@ -169,6 +169,12 @@ def test_a_row_that_names_an_option_is_one_of_choices_beside_an_empty_column_of_
     assert (source.convention, [placed.task.answer for placed in source.train]) == ("choices", ["B"])
 
 
+def test_the_options_of_a_row_are_in_the_column_that_holds_some(tmp_path: Path) -> None:
+    row = {"question": "Which?", "choices": None, "options": ["red", "blue"], "label": 1, "test_list": []}
+    source = read(write(tmp_path / "a.jsonl", [row]))
+    assert (source.convention, [placed.task.answer for placed in source.train]) == ("choices", ["B"])
+
+
 def test_and_one_of_programs_beside_empty_columns_of_options(tmp_path: Path) -> None:
     for options in {"choices": None, "answerKey": ""}, {"options": ["-O2", "-g"], "label": 1}:
         row = {"question": "Add.", **options, "input_output": DOUBLED}
