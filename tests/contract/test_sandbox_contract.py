@@ -353,6 +353,12 @@ def test_files_left_open_are_written_out(opened: Opener, end: str) -> None:
     assert (files["text"], files["ring"], gzip.decompress(files["packed"])) == (b"hi", b"hi", b"hi")
 
 
+def test_touch_makes_a_file(opened: Opener) -> None:
+    """It does only where times cannot be set, and those of the user's own files never are in landlock."""
+    result = run(opened, "from pathlib import Path\nfor _ in range(2): Path('new').touch()", fetch=["new"])
+    assert (result.status, result.files) == ("ok", {"new": b""})
+
+
 @pytest.mark.parametrize("ends", ["os.pipe()", "(end.detach() for end in socket.socketpair())"], ids=["pipe", "socket"])
 @pytest.mark.parametrize("mode", ["r", "rb"])
 def test_a_thread_that_waits_for_more_keeps_no_program_from_its_end(opened: Opener, ends: str, mode: str) -> None:
