@@ -353,6 +353,28 @@ def test_files_left_open_are_written_out(opened: Opener, end: str) -> None:
     assert (files["text"], files["ring"], gzip.decompress(files["packed"])) == (b"hi", b"hi", b"hi")
 
 
+def test_touch_makes_a_file(opened: Opener) -> None:
+    """It does only where times cannot be set, and those of the user's own files never are in landlock."""
+    result = run(opened, "from pathlib import Path\nfor _ in range(2): Path('new').touch()", fetch=["new"])
+    assert (result.status, result.files) == ("ok", {"new": b""})
+
+
+@pytest.mark.parametrize("ends", ["os.pipe()", "(end.detach() for end in socket.socketpair())"], ids=["pipe", "socket"])
+@pytest.mark.parametrize("mode", ["r", "rb"])
+def test_a_thread_that_waits_for_more_keeps_no_program_from_its_end(opened: Opener, ends: str, mode: str) -> None:
+    """It holds its file's lock, and is a daemon, as those of servers are."""
+    code = (
+        f"import os, socket, threading\nfirst, second = {ends}\n"
+        f"file, reads = os.fdopen(first, {mode!r}), threading.Event()\n"
+        "threading.Thread(target=lambda: (reads.set(), file.readline()), daemon=True).start()\n"
+        "reads.wait()\nthreading.Event().wait(0.05)\n"
+    )
+    limits = Limits(wall_seconds=3)
+    assert run(opened, code, limits=limits).status == "ok"
+    result = run(opened, f"{code}text = open('text', 'w'); text.write('hi')", limits=limits, fetch=["text"])
+    assert (result.status, result.files) == ("ok", {"text": b"hi"})
+
+
 def test_a_thread_without_end_is_no_success_because_the_program_has_ended(opened: Opener) -> None:
     code = "import threading\nthreading.Thread(target=threading.Event().wait).start()\nraise SystemExit"
     assert run(opened, code, limits=Limits(wall_seconds=0.3)).status == "timeout"

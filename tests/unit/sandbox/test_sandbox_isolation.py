@@ -135,6 +135,10 @@ def test_the_filters_of_a_call_decide_as_they_say(machine: tuple[str, int]) -> N
     assert verdict(program, arch, numbers["kill"], -1 & 0xFFFFFFFF, 9) == EPERM
     for call in ("fchmodat", "fchmod", "fchown", "utimensat"):
         assert verdict(program, arch, numbers[call], 5, 0) == ERRNO
+    for half in (1, 1 << 32):  # of a pointer
+        assert verdict(program, arch, numbers["utimensat"], 5, half, half) == ERRNO
+        assert verdict(program, arch, numbers["utimensat"], 5, half, 0) == EPERM
+        assert verdict(program, arch, numbers["utimensat"], 5, 0, half) == ERRNO
 
 
 def test_another_machine_is_refused_by_name() -> None:

@@ -15,9 +15,17 @@ import os
 import resource
 import select
 import signal
+import stat
 import sys
 import traceback
-from _io import BufferedRandom, BufferedWriter, TextIOWrapper, _BufferedIOBase, _IOBase  # no abstract classes: fast
+from _io import (  # no abstract classes: fast
+    BufferedRandom,
+    BufferedReader,
+    BufferedWriter,
+    TextIOWrapper,
+    _BufferedIOBase,
+    _IOBase,
+)
 from _signal import signal as handle  # without the enumerations that the module `signal` wraps its results in
 from collections.abc import Callable
 from contextlib import suppress
@@ -48,7 +56,7 @@ AT_ONCE = 1 << 18  # characters of a file, whole groups of four: decoding it tak
 MEMORY_HEADROOM = 32 << 20  # a program that ran out of memory still has to say so
 _GIVEN = dict(vars(builtins))
 __builtins__ = _GIVEN  # type: ignore[assignment]  # of the functions here: the program may replace the others
-_limit, _poll = resource.getrlimit, select.poll
+_limit, _poll, _status = resource.getrlimit, select.poll, os.fstat
 Streams: TypeAlias = tuple[int, int, int, int]
 """File descriptors for stdin, stdout, stderr and the record."""
 
@@ -229,11 +237,12 @@ def _write_out() -> None:
     """Write out the files that the program has left open, as an interpreter does when it is taken down. What wraps
     another file comes before that. The worker's own objects were set aside before the fork, and are not among these."""
     with suppress(BaseException):  # there may be no memory left
-        if not any(fd > RECORD_FD for fd in open_descriptors()):
+        if not any(fd > RECORD_FD and _is_file(fd) for fd in open_descriptors()):
             return  # without a look at all that the program has made
         for one in sorted((one for one in gc.get_objects() if issubclass(type(one), _IOBase)), key=_depth):
             with suppress(BaseException):
-                one.close()
+                if not _only_reads(one):
+                    one.close()
 
 
 def open_descriptors() -> list[int]:
@@ -247,6 +256,18 @@ def open_descriptors() -> list[int]:
     except OSError:  # the limit was lowered below what is open
         closed = set()
     return [fd for fd in fds if fd not in closed]
+
+
+def _is_file(fd: int) -> bool:
+    """Rather than a pipe or a socket, whose other end does not outlive the program."""
+    with suppress(OSError):
+        return stat.S_ISREG(_status(fd).st_mode)
+    return False
+
+
+def _only_reads(file: _IOBase) -> bool:
+    """A thread that waits for what comes holds its lock: to close it would be to wait as well."""
+    return issubclass(type(getattr(file, "buffer", file)), BufferedReader)
 
 
 def _depth(file: object) -> int:

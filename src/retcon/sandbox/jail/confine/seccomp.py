@@ -230,10 +230,15 @@ def no_metadata() -> list[Rule]:
     """Modes, owners and times: Landlock does not guard them, and the user's own files would be open to it, those that
     it may read by a descriptor too, such as this Python's.
 
-    They seem to succeed: copying a file sets its copy's mode and times, and must not fail for that.
+    They seem to succeed: copying a file sets its copy's mode and times, and must not fail for that. But to set a path's
+    times to now fails, as `Path.touch` makes a file only where that did.
     """
     names = ["chmod", "fchmod", "fchmodat", "fchmodat2", "chown", "fchown", "lchown", "fchownat"]
-    return [(name, [refuse(0)]) for name in (*names, "utime", "utimes", "futimesat", "utimensat")]
+    names += ["utime", "utimes", "futimesat"]
+    times = [argument(2), (EQUAL, 0, 7, 0), upper(2), (EQUAL, 0, 5, 0)]  # a pointer, 0 for now
+    path = [argument(1), (EQUAL, 0, 2, 0), upper(1), (EQUAL, 1, 0, 0)]  # 0 for the descriptor's file
+    touch = [*times, *path, refuse(errno.EPERM), refuse(0)]
+    return [*((name, [refuse(0)]) for name in names), ("utimensat", touch)]
 
 
 def assemble(rules: Iterable[Rule], machine: str) -> list[Instruction]:
