@@ -142,3 +142,15 @@ def test_what_of_a_problem_is_found_again_is_a_share_of_its_own_words(tmp_path: 
     mixed = [*asked[:1], *(" ".join(f"w{n}x{k}" for k in range(14)) for n in range(12))]
     index = EvaluationIndex(questions_of(write(tmp_path / "mixed.jsonl", [livecodebench(one) for one in mixed])))
     assert index.match(f"{mixed[3]} Explain how you found it.") is not None
+
+
+def test_beginnings_of_short_functions_are_alike_only_where_they_are_the_same(tmp_path: Path) -> None:
+    def begun(prompt: str) -> dict[str, Any]:
+        return {"prompt": prompt, "test": "def check(f): ...", "entry_point": "f", "canonical_solution": "    ..."}
+
+    held = write(tmp_path / "held.jsonl", [begun('def f(x):\n    """Half of x."""\n')])
+    own = write(
+        tmp_path / "own.jsonl", [begun('def f(x):\n    """Twice x."""\n'), begun('def f(x):\n    """Half of x."""')]
+    )
+    (overlap,) = check(FileTaskSettings(path=own, against=(held,), evaluation_share=0)).overlap
+    assert overlap[0] == f"{own}, line 2"
