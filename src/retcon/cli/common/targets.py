@@ -122,8 +122,7 @@ def warn_of_rates(targets: Iterable[Target]) -> None:
     sizes: dict[Path, int] = {}
     told: set[tuple[object, ...]] = set()
     for target in targets:
-        folder = _found(target)
-        if target.trains is None or folder is None:
+        if target.trains is None or (folder := _found(target)) is None:
             continue
         if folder not in sizes:
             sizes[folder] = parameters_of(folder)

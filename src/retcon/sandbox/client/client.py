@@ -19,10 +19,10 @@ from retcon.core.errors import SandboxUnavailable, SessionLost
 from retcon.core.texts import is_url
 from retcon.http.asking import Answer
 from retcon.sandbox.client.remote import (
+    CallRefused,
     LimitsRefused,
     Remote,
     RequestAnswered,
-    RequestRefused,
     ServerBroken,
     ServerUnavailable,
     SessionForgotten,
@@ -201,12 +201,12 @@ async def _try_limits(remote: Remote, limits: Limits) -> None:
         try:
             try:
                 await remote.ask("POST", "/v1/run", body, patience=PROBE_SECONDS)
-            except RequestRefused as error:
+            except CallRefused as error:
                 if error.field != "wait":
                     raise
                 del body["wait"]  # which servers of earlier versions do not know
                 await remote.ask("POST", "/v1/run", body, patience=PROBE_SECONDS)
-        except RequestRefused as error:
+        except CallRefused as error:
             raise LimitsRefused(
                 f"{remote.url} does not allow calls the limits that they are to have: {error}; ask for less (a recipe: "
                 "in [sandbox]), or start the server with more (--max-timeout, --max-memory); one that does not know a "

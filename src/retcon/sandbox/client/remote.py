@@ -59,7 +59,7 @@ class Remote:
         seconds: how long the work itself may take. patience: in place of the client's. key: marks repetitions.
 
         Raises ServerUnavailable (no answer, or any 5xx but the server's own `internal`), ServerBroken (that one),
-        RequestRefused (the request is wrong, or too large), SessionLost (the session is gone), KeyError (no such
+        CallRefused (the request is wrong, or too large), SessionLost (the session is gone), KeyError (no such
         checkpoint), SandboxUnavailable (the server is no sandbox, or wants another token).
         """
         headers = {} if key is None else {"Idempotency-Key": key}
@@ -97,7 +97,7 @@ class Remote:
             result = _result_in(response)
             if result is not None:
                 raise RequestAnswered(result)
-            raise RequestRefused(message, said.get("field"))
+            raise CallRefused(message, said.get("field"))
         if response.status == 401:
             raise SandboxUnavailable(
                 f"{self.url} requires another token: put the server's into RETCON_SANDBOX_TOKEN, or give it as `token`"
@@ -107,7 +107,7 @@ class Remote:
         raise SandboxUnavailable(f"{self.url} answers {response.status}: is it a retcon sandbox server? {message}")
 
 
-class RequestRefused(ValueError):
+class CallRefused(ValueError):
     """The server takes no such request. field: at which it stopped, None where it names none."""
 
     def __init__(self, message: str, field: str | None) -> None:

@@ -41,7 +41,7 @@ def _mbpp(row: Columns) -> Item:
     asked = (
         f"{read.question.strip()} Answer with one block of Python. These tests must pass:\n\n```python\n{shown}\n```"
     )
-    return replace(read, question=asked, bare=f"{read.question}\n{shown}")
+    return replace(read, question=asked)  # without our few words the tests would hide that a question is known
 
 
 def _are_lines(tests: object) -> bool:

@@ -16,6 +16,7 @@ from retcon.tasks.grading.cases import Call, Check, Tests
 from retcon.tasks.grading.types import Reply
 
 _IMPORTED_AS = ("answer", "solution")
+LONG = 1 << 16
 _INDENTED = re.compile(r"(?:[ \t]*(?:#.*)?\n)*[ \t]+[^\s#]")  # its first line of code
 
 
@@ -78,9 +79,9 @@ def _blocks(text: str) -> Sequence[str]:
 
 def _is_python(block: str) -> bool:
     """Whether a block, fences and all, is a program or the body of one: what is left open in a thought, and closed by a
-    fence of the answer, is none."""
+    fence of the answer, is none. A long one is taken for one, as parsing it would keep others waiting."""
     code = "\n".join(block.split("\n")[1:-1])
-    return any(_parsed(one) is not None for one in (dedent(code), f"def _():\n{code}"))
+    return len(code) > LONG or any(_parsed(one) is not None for one in (dedent(code), f"def _():\n{code}"))
 
 
 def _parsed(code: str) -> ast.Module | None:

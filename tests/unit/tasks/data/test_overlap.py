@@ -154,3 +154,16 @@ def test_beginnings_of_short_functions_are_alike_only_where_they_are_the_same(tm
     )
     (overlap,) = check(FileTaskSettings(path=own, against=(held,), evaluation_share=0)).overlap
     assert overlap[0] == f"{own}, line 2"
+
+
+def test_a_question_with_other_tests_is_the_same_problem(tmp_path: Path) -> None:
+    asked = "Write a function to find the sum of all the even numbers in a given list of integers."
+    files = [
+        write(
+            tmp_path / f"{name}.jsonl",
+            [{"text": asked, "test_list": [f"assert {name}([{n}, 2, 3]) == 4" for n in range(4)]}],
+        )
+        for name in ("f", "total")
+    ]
+    for own, other in (files, files[::-1]):
+        assert len(check(FileTaskSettings(path=own, against=(other,), evaluation_share=0)).overlap) == 1
