@@ -21,18 +21,17 @@ below which the Python that runs the calls or its packages lie is not among thos
 
 
 def inside_scratch(paths: Iterable[str], tier: str = "", folders: Collection[str] = WRITABLE) -> list[str]:
-    """These paths. tier: that of the sandbox; `namespaces` has those of `WRITABLE` that are in `folders` (its worker's;
-    what no worker is asked for, all) beside the scratch folder.
+    """These paths, but for those that are longer than any file's. tier: that of the sandbox; `namespaces` has those of
+    `WRITABLE` that are in `folders` (its worker's; what no worker is asked for, all) beside the scratch folder.
 
-    Raises ValueError for one that is in none of these folders, or no Unicode, or longer than any; and for more than
-    there can be files, before they are looked at.
+    Raises ValueError for one that is in none of these folders, or no Unicode; and for more than there can be files,
+    before they are looked at.
     """
     names = list(paths)
     if len(names) > MOST_FILES:
         raise ValueError(f"{len(names)} files: {MOST_FILES} at most")
+    names = [name for name in names if len(name) <= PATH_BYTES]
     for name in names:
-        if len(name) > PATH_BYTES:
-            raise _too_long(name)
         path = PurePosixPath(name)
         if ".." in path.parts or not path.parts or "\0" in name:
             raise ValueError(f"file {name!r} is not a path inside the scratch folder: give a relative one without '..'")
@@ -58,7 +57,9 @@ def _check_absolute(name: str, path: PurePosixPath, tier: str, folders: Sequence
 
 def to_write(paths: Iterable[str], tier: str = "", folders: Collection[str] = WRITABLE) -> list[str]:
     """As `inside_scratch`, of files that are to be made: ValueError too for one that no file can have as its path."""
-    names = inside_scratch(paths, tier, folders)
+    names = inside_scratch(asked := list(paths), tier, folders)
+    if len(names) < len(asked):
+        raise _too_long(next(name for name in asked if len(name) > PATH_BYTES))
     places = {name: _place(name) for name in names}
     # In sorted order what lies in a folder follows the folder at once: there may be many paths, each of many parts.
     plain = sorted(f"{place}/" for place in places.values())
