@@ -128,6 +128,7 @@ def test_a_cell_that_fails_leaves_the_session_as_it_is(
         ("import os; print('x', flush=True); os._exit(3)", "error", "SystemExit", 3),
         ("import os; print('x', flush=True); os.kill(os.getpid(), 9)", "error", "SIGKILL", -9),
         ("import ctypes; print('x', flush=True); ctypes.string_at(0)", "error", "SIGSEGV", -11),
+        ("import os; print('x', flush=True); os.kill(os.getpid(), 24)", "error", "SIGXCPU", -24),
         ("import os; print('x', flush=True); os.closerange(0, 64); 1 / 0", "error", "SystemExit", 1),
     ],
 )

@@ -130,6 +130,7 @@ def test_a_program_may_have_another_interpreter_and_packages_that_are_there_befo
         (("serve", "--token-file", "nowhere"), "nowhere: No such file"),
         (("serve", "--token", ""), "not empty"),
         (("serve", "--queue", "0"), "queue is 0"),
+        (("serve", "--max-calls", "0"), "max_calls is 0"),
         (("serve", "--warm", "nunpy"), "did you mean 'numpy'?"),
         (("serve", "--package", "a b"), "not the name of a module"),
         (("serve", "--host", "nowhere.invalid"), "--host nowhere.invalid"),

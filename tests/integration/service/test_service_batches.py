@@ -75,6 +75,45 @@ def test_a_mistake_of_the_caller_refuses_the_batch_by_its_place(call: dict[str, 
     assert (answer.status_code, answer.json()["error"]["field"]) == (422, field)
 
 
+RUN, JUDGED = {"code": "print(0)"}, {"type": "python", "solution": "print(0)"}
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "call", "wrong"),
+    [
+        ("/v1/batch", "calls", RUN, {"code": ""}),
+        ("/run/batch", "submissions", JUDGED, {"type": "java", "solution": ""}),
+        ("/judge/long-batch", "submissions", JUDGED, {"type": "java", "solution": ""}),
+    ],
+)
+def test_more_calls_than_a_batch_may_have_are_refused_before_one_is_looked_at(
+    path: str, field: str, call: dict[str, str], wrong: dict[str, str]
+) -> None:
+    async def work(client: Asking) -> None:
+        assert (await client.post(path, {field: [call] * 3})).status_code == 200
+        refused = await client.post(path, {field: [wrong] * 4})
+        assert (refused.status_code, client.sandbox.begun) == (422, 3)
+        assert field in refused.text
+        assert "4 calls in one batch: this server takes 3 at most" in refused.text
+
+    asking(work, max_calls=3)
+
+
+def test_others_are_served_while_a_batch_is_looked_at() -> None:
+    files = {f"f{n}": "" for n in range(20)}
+
+    async def work(client: Asking) -> None:
+        batch = asyncio.create_task(client.post("/v1/batch", {"calls": [{"code": "1", "files": files}] * 500}))
+        served = 0
+        while not client.sandbox.begun:
+            assert (await client.http.get("/health")).status_code == 200
+            served += 1
+        assert (await batch).status_code == 200
+        assert served > 10
+
+    asking(work)
+
+
 def test_of_a_batch_of_code_judges_each_submission_is_judged_by_itself() -> None:
     sent = [{"type": "python", "solution": code} for code in ("print(0)", "busy", "gone", "wrong", "print(1)")]
     answer = post("/run/batch", {"type": "batch", "submissions": sent})

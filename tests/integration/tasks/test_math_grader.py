@@ -16,9 +16,11 @@ from retcon import grade
 from retcon.core.errors import InfrastructureFault
 from retcon.core.types import Trajectory
 from retcon.sandbox.pool import SandboxPool
+from retcon.sandbox.types import Limits
 from retcon.tasks.graders.mathematics import PACKAGES, MathGrader
 from retcon.tasks.grading.grading import GradeSettings
 from retcon.tasks.grading.grading import Grading as Rollouts
+from retcon.tasks.grading.types import Reply
 from retcon.tasks.types import Task
 
 pytestmark = pytest.mark.skipif(
@@ -53,6 +55,13 @@ def grading() -> Iterator[Grading]:
     made.run(made.grader.close())
     made.run(made.sandbox.close())
     made.runner.close()
+
+
+@pytest.fixture(scope="module")
+def brief(grading: Grading) -> Iterator[MathGrader]:
+    made = MathGrader(grading.sandbox, at_once=1, seconds=1.0, memory_mb=512)
+    yield made
+    grading.run(made.close())
 
 
 @pytest.mark.parametrize(
@@ -175,11 +184,54 @@ def test_different(grading: Grading, answer: str, reply: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("reply", [r"\boxed{9^{9^{9^9}}}", r"\boxed{((10^9)!)!}"])
-def test_an_answer_that_hangs_is_a_fault_and_the_next_is_graded(grading: Grading, reply: str) -> None:
-    with pytest.raises(InfrastructureFault, match="could not be graded"):
-        grading.equal("2", reply)
-    assert grading.equal("1/2", r"\boxed{0.5}")
+@pytest.mark.parametrize(
+    ("answer", "reply"),
+    [
+        ("2", r"\boxed{9^{9^{9^9}}}"),
+        (r"\frac{\pi}{3}", r"\boxed{(10^9)!}"),
+        ("x^2+1", r"\boxed{(x+y+z+w)^{200}}"),
+        (r"\frac{\pi}{3}", r"\boxed{" + "(" * 300 + "1" + ")" * 300 + "}"),
+    ],
+)
+def test_a_reply_that_hangs_its_comparison_is_wrong_and_the_next_is_graded(
+    brief: MathGrader, grading: Grading, answer: str, reply: str
+) -> None:
+    said = grading.run(brief.grade(Task("t/0", "?", answer), Reply(reply)))
+    assert (said.right, said.why) == (False, "not read within its limits")
+    assert grading.run(brief.equal("1/2", r"\boxed{0.5}"))
+
+
+def test_a_reply_that_takes_too_much_memory_is_wrong(grading: Grading) -> None:
+    async def judged() -> bool:
+        async with MathGrader(grading.sandbox, seconds=20.0, memory_mb=96) as grader:
+            return await grader.equal("x^2+1", r"\boxed{10^{10^9}}")
+
+    assert not grading.run(judged())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("answer", ["(1+x)^{10000}", r"\binom{10^9}{5\cdot 10^8}"])
+def test_a_task_whose_own_answer_hangs_its_comparison_is_a_fault(
+    brief: MathGrader, grading: Grading, answer: str
+) -> None:
+    with pytest.raises(InfrastructureFault, match="could not be graded: timeout"):
+        grading.run(brief.equal(answer, r"\boxed{\pi}"))
+
+
+def test_a_comparison_that_is_not_done_in_time_on_the_clock_says_nothing_of_the_reply(grading: Grading) -> None:
+    class Busy(MathGrader):
+        """Has CPU time enough for everything, and no more than a moment on the clock, as where many others compute."""
+
+        def __init__(self, sandbox: SandboxPool) -> None:
+            super().__init__(sandbox, memory_mb=512)
+            self._limits = Limits(cpu_seconds=60.0, wall_seconds=0.3, memory_mb=512)
+
+    async def judged() -> bool:
+        async with Busy(grading.sandbox) as grader:
+            return await grader.equal("x^2+1", r"\boxed{(x+y+z+w)^{200}}")
+
+    with pytest.raises(InfrastructureFault, match="could not be graded: timeout"):
+        grading.run(judged())
 
 
 @pytest.mark.parametrize(
@@ -225,7 +277,7 @@ def test_a_trajectory_gets_its_reward(grading: Grading) -> None:
         (1.0, "0.5", "answer"),
         (-1.0, "0.4", "answer"),
         (-1.0, None, "length"),
-        (None, "9^{9^{9^9}}", "infrastructure"),
+        (-1.0, "9^{9^{9^9}}", "answer"),
     ]
 
 

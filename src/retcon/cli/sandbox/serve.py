@@ -70,6 +70,7 @@ def serve(
     ] = 600.0,
     max_memory: Annotated[int, typer.Option("--max-memory", help="The most MiB that a call may ask for.")] = 16384,
     queue: Annotated[int, typer.Option("--queue", help="Calls that may wait; more are refused.")] = 20000,
+    max_calls: Annotated[int, typer.Option("--max-calls", help="The most calls of one batch.")] = 4096,
     max_body: Annotated[int, typer.Option("--max-body", help="The most MiB of a request.")] = 64,
     judge_chars: Annotated[
         int, typer.Option("--judge-chars", help="Characters of stdout and of stderr that code-judge's API returns.")
@@ -103,6 +104,7 @@ def serve(
             max_memory=max_memory,
             workers=workers or default_workers(limits),
             queue=queue,
+            max_calls=max_calls,
             max_body=max_body * MIB,
             judge_chars=judge_chars,
             fusion_bytes=fusion_output << 10,

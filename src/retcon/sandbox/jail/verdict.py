@@ -10,7 +10,7 @@ from collections.abc import Collection
 def verdict(
     wait_status: int,
     cpu_used: float,
-    cpu_limit: float,
+    cpu_limit: float | None,
     wall_limit: float | None,
     raised: str | None,
     *,
@@ -19,11 +19,12 @@ def verdict(
 ) -> tuple[str, str | None, int, str]:
     """(status, error type, exit code, closing line for stderr) of a call.
 
-    wait_status: from wait4. cpu_used: seconds of the process and the children it waited for. wall_limit: seconds, None
-    unless the wall clock ran out. raised: name of the uncaught exception as the child reported it; it can name a
-    failure or make one (the program ended itself with code 0 after it), never unmake one. over: the line that tells
-    which limit of the whole call ended it, empty where none did. machine: whether the kernel has ended processes
-    meanwhile because the machine was out of memory.
+    wait_status: from wait4. cpu_used: seconds of the process and the children it waited for. cpu_limit: seconds, None
+    where the kernel is not asked to end the process after so many. wall_limit: seconds, None unless the wall clock ran
+    out. raised: name of the uncaught exception as the child reported it; it can name a failure or make one (the program
+    ended itself with code 0 after it), never unmake one. over: the line that tells which limit of the whole call ended
+    it, empty where none did. machine: whether the kernel has ended processes meanwhile because the machine was out of
+    memory.
     """
     code = os.waitstatus_to_exitcode(wait_status)
     if over:
@@ -32,7 +33,7 @@ def verdict(
         return "timeout", "TimeoutError", code, no_end(wall_limit)
     if code == 0 and not raised:
         return "ok", None, 0, ""
-    if code == -signal.SIGXCPU or (code == -signal.SIGKILL and cpu_used >= cpu_limit):
+    if cpu_limit is not None and (code == -signal.SIGXCPU or (code == -signal.SIGKILL and cpu_used >= cpu_limit)):
         return "timeout", "TimeoutError", code, no_end(cpu_limit, " of CPU time")
     if code == -signal.SIGKILL and machine:
         return "infrastructure", None, code, "the kernel ended the program: the machine was out of memory"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -78,6 +78,13 @@ class Calls:
             for name, value in asked.items():
                 if value is not None and value > most:
                     raise RequestRefused.invalid(name, f"{value:g} {unit}: this server allows {most:g} {unit} at most")
+
+    def check_count(self, calls: Sequence[object], field: str) -> None:
+        """Raises RequestRefused where a batch has more calls than the service takes in one."""
+        most = self.settings.max_calls
+        if len(calls) > most:
+            said = f"{len(calls)} calls in one batch: this server takes {most} at most, send the others in another"
+            raise RequestRefused.invalid(field, said)
 
     def too_long(self, code: str) -> str | None:
         """What is wrong with a program of that length, None where nothing is."""

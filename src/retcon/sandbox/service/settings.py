@@ -13,14 +13,14 @@ MIB = 1 << 20
 class Settings:
     """Raises ValueError where a bound is not above 0 (drain: below 0), and for limits above max_timeout or max_memory.
 
-    limits: of calls that ask for none of their own. max_timeout, max_memory: seconds and MiB that a call may ask for
-    at most. workers: calls that the sandbox runs at a time, for the metrics. queue: calls that may wait beside them;
-    more are refused. max_body: bytes of a request. max_code: characters of a program. judge_chars: characters that
-    code-judge's API gives of stdout and of stderr, each (that service's default). fusion_bytes: bytes that
-    SandboxFusion's gives of each (what that service keeps). fusion_wait: seconds that a call of SandboxFusion's API
-    waits for a worker at most, beside what its client allows for compiling (verl's gives up after 10). token: bearer
-    token that requests must carry, None to ask for none. session_idle: seconds after which an unused session is
-    closed when another opens. drain: seconds that what is open gets when the server is told to end.
+    limits: of calls that ask for none of their own. max_timeout, max_memory: seconds and MiB that a call may ask for at
+    most. workers: calls that the sandbox runs at a time, for the metrics. queue: calls that may wait beside them; more
+    are refused. max_calls: calls of one batch. max_body: bytes of a request. max_code: characters of a program.
+    judge_chars: characters that code-judge's API gives of stdout and of stderr, each (that service's default).
+    fusion_bytes: bytes that SandboxFusion's gives of each (what that service keeps). fusion_wait: seconds that a call
+    of SandboxFusion's API waits for a worker at most, beside what its client allows for compiling (verl's gives up
+    after 10). token: bearer token that requests must carry, None to ask for none. session_idle: seconds after which an
+    unused session is closed when another opens. drain: seconds that what is open gets when the server is told to end.
     """
 
     limits: Limits = field(default_factory=lambda: Limits(cpu_seconds=10.0, wall_seconds=10.0))
@@ -28,6 +28,7 @@ class Settings:
     max_memory: int = 16384
     workers: int = 2
     queue: int = 20000
+    max_calls: int = 4096
     max_body: int = 64 * MIB
     max_code: int = 2 * MIB
     judge_chars: int = 1000

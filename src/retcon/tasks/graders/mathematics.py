@@ -3,6 +3,9 @@ r"""Grading by mathematical equality: `\frac12`, `0.5` and `50\%` are one. By Ma
 Reading and comparing expressions can hang and take any amount of memory (`9^{9^{9^9}}`), and it is a model that writes
 them: it runs in sessions of the sandbox, with limits. Each session is warmed up once: the first expression costs half a
 second, the next some milliseconds.
+
+A reply that takes more than its limits is wrong, as it could not be read, where the task's own answer can be compared
+within them: were it a fault, its rollout would be dropped, and a model that is not sure would gain by writing such.
 """
 
 from __future__ import annotations
@@ -39,6 +42,7 @@ ANSWER_CHARS = 4000
 """A longer marked answer is none, and a longer right answer is refused."""
 
 WAITING = 10.0  # wall seconds for each CPU second: on a busy machine an answer must not become a fault
+ZERO = "0"  # another number than most, which a task's own answer is compared with
 
 _PER_CENT = re.compile(
     r"(?<!\s)\s*(?:\\text\{\s*)?(?:\\?%|(?<![A-Za-z])(?:percent|per cent|pct)(?![A-Za-z]))[\s}]*$", re.IGNORECASE
@@ -118,9 +122,15 @@ class MathGrader:
     async def equal(self, answer: str, reply: str) -> bool:
         r"""Whether the answer that `reply` gives, in `\boxed{…}`, behind `####` or as `stated`, equals `answer`.
 
-        Raises ValueError where Math-Verify can read nothing in `answer`; InfrastructureFault where the comparison
-        raised, hung or took too much memory, or the sandbox had a fault.
+        False too where the reply's takes more CPU time or memory than there is, while `answer` itself does not.
+
+        Raises ValueError where Math-Verify can read nothing in `answer`; InfrastructureFault where `answer` takes more
+        than there is, the comparison raised or was not done in its time on the clock, or the sandbox had a fault.
         """
+        return await self._decided(answer, reply) or False
+
+    async def _decided(self, answer: str, reply: str) -> bool | None:
+        """As `equal`; None where the reply's answer takes more than there is."""
         based = same_in_base(answer, reply)
         if based is not None:
             return based
@@ -142,21 +152,32 @@ class MathGrader:
         if decided is not None:
             return decided
         (ours, our_unit), (theirs, their_unit) = apart(ours), apart(theirs)
-        return our_unit.fits(their_unit) and await self._equal(in_decimals(ours), in_decimals(theirs))
+        return our_unit.fits(their_unit) and await self._within_limits(in_decimals(ours), in_decimals(theirs))
 
     async def grade(self, task: Task, reply: Reply) -> Verdict:
         """See `Grader.grade`."""
-        right = await self.equal(task.answer, reply.text)
-        return Verdict.of(right, "equal" if right else "not equal", _answer(reply.text))
+        right = await self._decided(task.answer, reply.text)
+        why = "not read within its limits" if right is None else "equal" if right else "not equal"
+        return Verdict.of(right or False, why, _answer(reply.text))
 
     async def check(self, task: Task) -> None:
         """See `Grader.check`."""
         if rational(task.answer) is not None:
             return
         try:
-            await self._equal(_latex(task.answer), "0")
+            await self._equal(_latex(task.answer), ZERO)
         except ValueError as error:
             raise ValueError(f"task {task.id}: {error}") from None
+
+    async def _within_limits(self, answer: str, said: str) -> bool | None:
+        """As `_equal`; None where that takes more than there is because of `said`: `answer` is compared with itself,
+        which may need no reckoning, and with another number, without that."""
+        try:
+            return await self._equal(answer, said)
+        except _TooMuch:
+            for other in (answer, ZERO):
+                await self._equal(answer, other)
+            return None
 
     async def _equal(self, answer: str, said: str) -> bool:
         value = await self._compare([_listed(answer), _listed(said)])
@@ -170,8 +191,15 @@ class MathGrader:
             result = await session.run(_COMPARE, files=files, limits=self._limits)
             if result.status != "ok":
                 last = result.stderr.strip().rpartition("\n")[2]
-                raise InfrastructureFault(f"an answer could not be graded: {result.status}: {last}")
+                # The clock on the wall tells of a busy machine; where it has not run out, CPU time has.
+                in_time = result.seconds < self._limits.wall_seconds
+                kind = _TooMuch if result.status in ("timeout", "limit") and in_time else InfrastructureFault
+                raise kind(f"an answer could not be graded: {result.status}: {last}")
             return result.value
+
+
+class _TooMuch(InfrastructureFault):
+    """A comparison took more CPU time or memory than there is for one."""
 
 
 def _answer(reply: str) -> str | None:

@@ -27,7 +27,7 @@ def grade(*, answer: str, reply: str, kind: Kind = "math") -> bool:
     `math` starts a sandbox, which later calls use and which ends with the process; any thread may call.
 
     Raises ValueError for another kind or an answer that cannot be graded; MissingExtra without Math-Verify;
-    InfrastructureFault where a comparison hung, raised or took too much memory; SandboxUnavailable where there is none.
+    InfrastructureFault where it could not be compared (see `MathGrader.equal`); SandboxUnavailable where there is none.
     """
     if kind == "exact":
         return same_text(answer, reply)

@@ -199,7 +199,7 @@ class Keeper:
         else:
             value, raised = "", early
             end, peak = self._bury(interpreter)
-            status, error_type, code, line = verdict(end, 0.0, limits.cpu_seconds, None, early)
+            status, error_type, code, line = verdict(end, 0.0, None, None, early)
             if deadlines.over:
                 status, error_type, line = cell_verdict(None, deadlines.over)
             self._cause = f"its code ended the interpreter ({line or f'exit code {code}'})"

@@ -123,6 +123,7 @@ class CodeJudgeApi:
 
     async def _batch(self, request: Request, *, patient: bool, judged: bool = False) -> Response:
         batch = parse(await read_body(request, self._calls.settings.max_body), BatchSubmission)
+        self._calls.check_count(batch.submissions, "submissions")
         work = together([self._settled(submission, patient=patient) for submission in batch.submissions])
         results: list[Ran] = await unless_gone(request, work)
         name = batch.sub_id or str(uuid.uuid4())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from http import HTTPStatus
 from typing import Annotated, Any, Literal
@@ -104,11 +104,20 @@ class OwnApi:
 
     async def batch(self, request: Request) -> Response:
         batch = parse(await read_body(request, self._calls.settings.max_body), Batch)
-        programs = [checked_one(self._calls, call, f"calls[{i}].") for i, call in enumerate(batch.calls)]
+        self._calls.check_count(batch.calls, "calls")
+        programs = await unless_gone(request, self._checked(batch.calls))
         if batch.stream:
             return Streamed(self._stream(programs))
         results = unless_gone(request, together([self._settled(i, program) for i, program in enumerate(programs)]))
         return answer(Results(await results))
+
+    async def _checked(self, calls: Sequence[Call]) -> list[Program | Result]:
+        """See `checked_one`. Other requests are served between any two: a call may have thousands of paths."""
+        programs = []
+        for i, call in enumerate(calls):
+            programs.append(checked_one(self._calls, call, f"calls[{i}]."))
+            await asyncio.sleep(0)
+        return programs
 
     async def _run(self, program: Program, *, patient: bool = False) -> Result:
         return await self._calls.run("v1", lambda: self._calls.sandbox.run(program), patient=patient)
