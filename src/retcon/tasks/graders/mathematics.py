@@ -41,6 +41,7 @@ PACKAGES = {"math-verify": ("math_verify",)}
 ANSWER_CHARS = 4000
 """A longer marked answer is none, and a longer right answer is refused."""
 
+TRUSTED_SECONDS = 60.0  # no program of a model's runs in these sessions
 WAITING = 10.0  # wall seconds for each CPU second: on a busy machine an answer must not become a fault
 ZERO = "0"  # another number than most, which a task's own answer is compared with
 
@@ -105,7 +106,7 @@ class MathGrader:
     def __init__(self, sandbox: Sandbox, *, at_once: int = 2, seconds: float = 10.0, memory_mb: int = 1024) -> None:
         self._limits = Limits(cpu_seconds=seconds, wall_seconds=WAITING * seconds, memory_mb=memory_mb)
         limits = Limits(cpu_seconds=60.0, wall_seconds=600.0, memory_mb=memory_mb)
-        self._sessions = WarmSessions(sandbox, _WARM, limits, at_once=at_once)
+        self._sessions = WarmSessions(sandbox, _WARM, limits, at_once=at_once, trusted_seconds=TRUSTED_SECONDS)
 
     async def __aenter__(self) -> Self:
         return self

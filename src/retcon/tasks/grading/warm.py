@@ -1,13 +1,14 @@
 """Sessions of the sandbox that are made ready once and go back to that state after every use.
 
-A new session costs tens of milliseconds, and whatever it imports besides; to roll one back costs about ten. None meets
-what another left.
+A new session costs tens of milliseconds, and whatever it imports besides; to roll one back costs about ten, and to see
+that it is there about as much. None meets what another left.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import NamedTuple
@@ -23,13 +24,21 @@ that only after it was rolled back."""
 class _Warm(NamedTuple):
     session: Session
     state: str
+    since: float
 
 
 class WarmSessions:
-    """At most `at_once` sessions, each opened when it is first needed. code: a cell that makes them ready."""
+    """At most `at_once` sessions, each opened when it is first needed. code: a cell that makes them ready.
 
-    def __init__(self, sandbox: Sandbox, code: str, limits: Limits, *, at_once: int) -> None:
+    trusted_seconds: after a use, in which a session is taken to be there without a look: 0 where its uses run programs
+    of a model's, else less than a sandbox keeps one that nobody uses.
+    """
+
+    def __init__(
+        self, sandbox: Sandbox, code: str, limits: Limits, *, at_once: int, trusted_seconds: float = 0.0
+    ) -> None:
         self._sandbox, self._code, self._limits = sandbox, code, limits
+        self._trusted_seconds = trusted_seconds
         self._at_once = at_once
         self._free: asyncio.LifoQueue[_Warm | None] = asyncio.LifoQueue()
         for _ in range(at_once):
@@ -49,7 +58,7 @@ class WarmSessions:
             yield warm.session
             with contextlib.suppress(RetconError):
                 await warm.session.rollback(warm.state)
-                keep = warm
+                keep = warm._replace(since=time.monotonic())
         except InfrastructureFault:
             raise
         except RetconError as error:
@@ -70,6 +79,8 @@ class WarmSessions:
 
     async def _ready(self, warm: _Warm | None) -> _Warm:
         if warm is not None:
+            if time.monotonic() - warm.since < self._trusted_seconds:
+                return warm
             with contextlib.suppress(RetconError):  # it was evicted, say, or its worker is gone: nobody's fault
                 if (await warm.session.run(NOTHING)).status == "ok":
                     return warm
@@ -86,4 +97,4 @@ class WarmSessions:
             await session.close()
             last = result.stderr.strip().rpartition("\n")[2]
             raise InfrastructureFault(f"a session of the sandbox does not become ready: {result.status}: {last}")
-        return _Warm(session, await session.checkpoint())
+        return _Warm(session, await session.checkpoint(), time.monotonic())
