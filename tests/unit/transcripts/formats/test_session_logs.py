@@ -186,3 +186,11 @@ def test_an_event_of_codex_that_repeats_what_was_cut_is_emptied(tmp_path: Path) 
     assert lines[-3]["payload"]["content"][0]["text"] == "The root is plausible."
     assert [line["payload"]["message"] for line in lines[-2:]] == ["", "other"]
     assert next(line["payload"].get("message") for line in lines if line["type"] == "event_msg") == "let me see"
+
+
+@pytest.mark.parametrize("beside", [{"type": "system", "subtype": "local_command"}, {"type": "queue-operation"}])
+def test_a_session_without_calls_may_have_lines_with_a_text(tmp_path: Path, beside: dict[str, Any]) -> None:
+    lines = [{**beside, "content": "/cost", "sessionId": "s"}, *session("claude_code", (user("?"), answer("4")))]
+    out, (count,) = run(tmp_path, {"in.jsonl": as_lines(lines)})
+    assert out == as_lines(lines)
+    assert (count.transcripts, count.without_calls) == (1, 1)

@@ -31,6 +31,7 @@ class ClaudeCode(Anthropic):
 
     name = "claude-code"
     needs = frozenset({"message"})
+    in_lines = True
     marks = (
         "uuid", _PARENT, "sessionId", "isSidechain", "message", "toolUseResult", "userType", "tool_use", "tool_result",
     )  # fmt: skip
