@@ -194,3 +194,35 @@ def test_a_session_without_calls_may_have_lines_with_a_text(tmp_path: Path, besi
     out, (count,) = run(tmp_path, {"in.jsonl": as_lines(lines)})
     assert out == as_lines(lines)
     assert (count.transcripts, count.without_calls) == (1, 1)
+
+
+def test_no_repair_of_codex_spans_what_stands_for_all_before_it(tmp_path: Path) -> None:
+    items = session("codex")
+    after = next(n for n, item in enumerate(items) if "Traceback" in str(item)) + 1
+    compacted = {"timestamp": "t", "type": "compacted", "payload": {"message": "so far", "replacement_history": []}}
+    lines = [*items[:after], compacted, *items[after:]]
+    out, (count,) = run(tmp_path, {"in.jsonl": as_lines(lines)})
+    assert (count.failed, count.shallow) == (1, 0)
+    assert out == as_lines(lines)
+
+
+def test_a_call_of_codex_that_exited_with_a_code_is_no_fix(tmp_path: Path) -> None:
+    items = session("codex")
+    for item in items:
+        if item["payload"].get("output") == "4.0":
+            item["payload"]["output"] = (
+                "Chunk ID: 4c51\nWall time: 0.1 seconds\nProcess exited with code 1\n"
+                "Original token count: 4\nOutput:\nno space is left"
+            )
+    out, (count,) = run(tmp_path, {"in.jsonl": as_lines(items)})
+    assert (count.failed, count.shallow) == (2, 0)
+    assert out == as_lines(items)
+
+
+def test_lines_of_codex_that_are_nobody_s_word_do_not_part_a_call_from_its_output(tmp_path: Path) -> None:
+    items = [item["payload"] for item in session("codex") if item["type"] == "response_item"]
+    state = {"record_type": "state"}  # as Codex wrote before it had payloads
+    lines = [{"id": "s", "timestamp": "t"}, *(line for item in items for line in (item, state))]
+    out, (count,) = run(tmp_path, {"in.jsonl": as_lines(lines)})
+    assert (count.calls, count.failed, count.shallow) == (2, 1, 1)
+    assert b"sqroot" not in out
