@@ -115,7 +115,11 @@ def home_of(pieces: Sequence[Piece]) -> dict[str, Json]:
 
 
 def _with_beside(piece: Piece, item: Item) -> Piece:
-    return replace(piece, payload={**piece.payload, _BESIDE: [*_beside([piece]), item]})
+    """The piece with one more; there may be thousands, so that the list of them grows and is no new one each time."""
+    if isinstance(known := piece.payload.get(_BESIDE), list):
+        known.append(item)
+        return piece
+    return replace(piece, payload={**piece.payload, _BESIDE: [item]})
 
 
 def _beside(pieces: Sequence[Piece]) -> list[Json]:

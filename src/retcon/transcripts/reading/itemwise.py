@@ -59,6 +59,9 @@ class Itemwise:
     needs: Set[str] = frozenset()
     """Keys of which a list with a call has one at least; none: any list may be one."""
 
+    in_lines = False
+    """Whether transcripts are kept one item a line, each with keys that no other format has."""
+
     def has_calls(self, items: Sequence[Item]) -> bool:
         """Whether this list of items is one of the format's, with a call in it; cheap."""
         raise NotImplementedError

@@ -19,6 +19,7 @@ from retcon.train.datasets.demonstrations import read_samples
 from retcon.transcripts.purifying.assignment import Assignment
 from retcon.transcripts.purifying.count import Count
 from retcon.transcripts.purifying.purification import Purification, Stopped
+from retcon.transcripts.registry import named
 
 CLEAN = (user("?"), works("f()"), answer("1"))
 Lines = list[dict[str, Any]]
@@ -186,3 +187,115 @@ def test_an_event_of_codex_that_repeats_what_was_cut_is_emptied(tmp_path: Path) 
     assert lines[-3]["payload"]["content"][0]["text"] == "The root is plausible."
     assert [line["payload"]["message"] for line in lines[-2:]] == ["", "other"]
     assert next(line["payload"].get("message") for line in lines if line["type"] == "event_msg") == "let me see"
+
+
+def claude(*lines: tuple[str, str | None, Any]) -> Lines:
+    """Lines of a session, each after the one before: the message's id, whose it is, and its content or what it is."""
+    out: Lines = [{"type": "user", "uuid": "u0", "parentUuid": None, "message": {"role": "user", "content": "?"}}]
+    for n, (role, own_id, content) in enumerate(lines, 1):
+        chain = {"uuid": f"u{n}", "parentUuid": f"u{n - 1}", "sessionId": "s", "isSidechain": False, "type": role}
+        if role in ("user", "assistant"):
+            out.append({**chain, "message": {"role": role, "content": content} | ({"id": own_id} if own_id else {})})
+        else:
+            out.append({**chain, **content})
+    return out
+
+
+def use(own_id: str, step: Any) -> list[Any]:
+    return [{"type": "tool_use", "id": own_id, "name": "mcp__python__run", "input": {"code": step.code}}]
+
+
+def gave(own_id: str, step: Any) -> list[Any]:
+    failed = {"is_error": True} if "Traceback" in step.output else {}
+    return [{"type": "tool_result", "tool_use_id": own_id, "content": step.output, **failed}]
+
+
+_, BROKEN, MENDED, _ = REPAIRED
+
+
+def test_a_call_beside_one_that_failed_is_no_fix_though_its_line_stands_after_the_result(tmp_path: Path) -> None:
+    lines = claude(
+        ("assistant", "m1", use("t1", BROKEN)), ("user", None, gave("t1", BROKEN)),
+        ("assistant", "m1", use("t2", MENDED)), ("user", None, gave("t2", MENDED)),
+        ("assistant", "m2", [{"type": "text", "text": "4"}]),
+    )  # fmt: skip
+    out, (count,) = run(tmp_path, {"in.jsonl": as_lines(lines)})
+    assert (count.calls, count.failed, count.shallow, count.deep) == (2, 1, 0, 0)
+    assert out == as_lines(lines)
+    (claude_code,) = named("claude-code")
+    turn = claude_code.read(lines, "s").trajectories[0].turns[0]
+    assert [(call.id, seen.status) for call, seen in zip(turn.calls, turn.observations, strict=True)] == [
+        ("t1", "error"), ("t2", "ok"),
+    ]  # fmt: skip
+
+
+def test_what_a_server_s_tool_gave_stays_before_the_words_on_it(tmp_path: Path) -> None:
+    found = [{"type": "web_search_tool_result", "tool_use_id": "s1", "content": []}]
+    lines = claude(
+        ("assistant", "m1", [{"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {}}]),
+        ("assistant", "m1", found), ("assistant", "m1", [{"type": "text", "text": "found"}]),
+        ("user", None, "and the root?"), ("assistant", "m2", use("t1", BROKEN)), ("user", None, gave("t1", BROKEN)),
+        ("assistant", "m3", use("t2", MENDED)), ("user", None, gave("t2", MENDED)),
+    )  # fmt: skip
+    out, (count,) = run(tmp_path, {"in.jsonl": as_lines(lines)})
+    assert count.shallow + count.deep == 1
+    assert out.startswith(as_lines(lines[:5]))
+
+
+def test_what_a_user_typed_while_tools_ran_stays(tmp_path: Path) -> None:
+    queued = {"attachment": {"type": "queued_command", "prompt": "use sqrt", "commandMode": "prompt"}}
+    lines = claude(
+        ("assistant", "m1", use("t1", BROKEN)), ("user", None, gave("t1", BROKEN)), ("attachment", None, queued),
+        ("assistant", "m2", use("t2", MENDED)), ("user", None, gave("t2", MENDED)),
+    )  # fmt: skip
+    out, (count,) = run(tmp_path, {"in.jsonl": as_lines(lines)})
+    assert (count.failed, count.shallow) == (1, 0)
+    assert out == as_lines(lines)
+
+
+def test_a_line_whose_uuid_is_no_text_is_no_crash(tmp_path: Path) -> None:
+    items = session("claude_code")
+    items[1]["uuid"] = {}
+    out, (count,) = run(tmp_path, {"in.jsonl": as_lines(items)})
+    assert count.shallow == 1
+    assert b"sqroot" not in out
+
+
+@pytest.mark.parametrize("beside", [{"type": "system", "subtype": "local_command"}, {"type": "queue-operation"}])
+def test_a_session_without_calls_may_have_lines_with_a_text(tmp_path: Path, beside: dict[str, Any]) -> None:
+    lines = [{**beside, "content": "/cost", "sessionId": "s"}, *session("claude_code", (user("?"), answer("4")))]
+    out, (count,) = run(tmp_path, {"in.jsonl": as_lines(lines)})
+    assert out == as_lines(lines)
+    assert (count.transcripts, count.without_calls) == (1, 1)
+
+
+def test_no_repair_of_codex_spans_what_stands_for_all_before_it(tmp_path: Path) -> None:
+    items = session("codex")
+    after = next(n for n, item in enumerate(items) if "Traceback" in str(item)) + 1
+    compacted = {"timestamp": "t", "type": "compacted", "payload": {"message": "so far", "replacement_history": []}}
+    lines = [*items[:after], compacted, *items[after:]]
+    out, (count,) = run(tmp_path, {"in.jsonl": as_lines(lines)})
+    assert (count.failed, count.shallow) == (1, 0)
+    assert out == as_lines(lines)
+
+
+def test_a_call_of_codex_that_exited_with_a_code_is_no_fix(tmp_path: Path) -> None:
+    items = session("codex")
+    for item in items:
+        if item["payload"].get("output") == "4.0":
+            item["payload"]["output"] = (
+                "Chunk ID: 4c51\nWall time: 0.1 seconds\nProcess exited with code 1\n"
+                "Original token count: 4\nOutput:\nno space is left"
+            )
+    out, (count,) = run(tmp_path, {"in.jsonl": as_lines(items)})
+    assert (count.failed, count.shallow) == (2, 0)
+    assert out == as_lines(items)
+
+
+def test_lines_of_codex_that_are_nobody_s_word_do_not_part_a_call_from_its_output(tmp_path: Path) -> None:
+    items = [item["payload"] for item in session("codex") if item["type"] == "response_item"]
+    state = {"record_type": "state"}  # as Codex wrote before it had payloads
+    lines = [{"id": "s", "timestamp": "t"}, *(line for item in items for line in (item, state))]
+    out, (count,) = run(tmp_path, {"in.jsonl": as_lines(lines)})
+    assert (count.calls, count.failed, count.shallow) == (2, 1, 1)
+    assert b"sqroot" not in out

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
-from retcon.transcripts.failures.rules import Verdict
+from retcon.transcripts.failures.rules import Verdict, judge
 from retcon.transcripts.reading.items import text_of, without_words, words_of
 from retcon.transcripts.reading.itemwise import (
     Item,
@@ -40,6 +41,10 @@ _BESIDE = {"type", "id", "call_id", "status", "output", "outputs", "result", "re
 """What is no argument of a call."""
 _TOKENS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs", "routed_experts")
 _WORDS = {"message", "reasoning"}
+_EXITED = re.compile(
+    r"(?:Command: [^\n]*\n)?(?:Chunk ID: \w+\n)?Wall time: [\d.]+ seconds\nProcess exited with code (-?\d{1,9})\n"
+)
+"""What Codex's `exec_command` writes before what a command printed."""
 
 
 class Responses(Itemwise):
@@ -99,7 +104,7 @@ class Responses(Itemwise):
                 pieces.answered(item, [_output(one)])
             elif kind == "reasoning" or (kind == "message" and one.get("role") == "assistant"):
                 pieces.said(item, words_in(one))
-            elif kind == "message":
+            elif kind == "message" and ("role" in one or "content" in one):
                 pieces.told(item, _text(one))
             else:
                 pieces.beside(item)  # an item reference, a list of tools
@@ -177,6 +182,9 @@ def _output(item: Item) -> ToolOutput:
     if not ran:
         failed = item.get("status") == "failed"
         text = "" if part_of(item, "output").get("type") == "computer_screenshot" else text_of(output)
+        ended = _EXITED.match(text)
+        if ended and int(ended[1]):
+            return ToolOutput(text, own_id, judge(text) or Verdict("error", "status", f"exit {ended[1]}"), typed=True)
         return flagged(text, own_id, failed=failed)
     text = "".join(string(part.get("stdout")) + string(part.get("stderr")) for part in ran)
     outcome = part_of(ran[-1], "outcome")

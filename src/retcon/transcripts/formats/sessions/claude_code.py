@@ -9,7 +9,8 @@ from typing import cast
 from retcon.transcripts.failures.rules import UNCLEAR, Verdict
 from retcon.transcripts.formats.apis.anthropic import Anthropic
 from retcon.transcripts.reading.blockwise import home_of
-from retcon.transcripts.reading.itemwise import Item, part_of, string
+from retcon.transcripts.reading.items import text_of
+from retcon.transcripts.reading.itemwise import Item, ItemList, part_of, string
 from retcon.transcripts.reading.pieces import Piece, PieceKind, ToolOutput
 from retcon.transcripts.reading.roles import role_of
 from retcon.transcripts.registry import register
@@ -20,17 +21,20 @@ _PARENT = "parentUuid"
 _LINKS = (_PARENT, "logicalParentUuid", "leafUuid")
 """Where a line names another that came before it."""
 _REJECTED = "User rejected tool use"
+_QUEUED = "queued_command"
 _SYNTHETIC = "<synthetic>"
 """The model of messages that Claude Code itself wrote in the model's name, as when the API failed."""
 
 
 class ClaudeCode(Anthropic):
-    """A line has a `message`, or tells of something else and stays with the one before it. Lines with the `id` of one
-    message follow each other. A subagent's lines within a session (`isSidechain`), and what a user went back from, stay
-    as they are; so does what a rejected call was told. Lines whose parent is gone get that one's."""
+    """A line has a `message`, or tells of something else and stays with the one before it; one of a `queued_command` is
+    what a user typed while tools ran. Lines with the `id` of one message are one, though the result of its first call
+    may stand before its second. A subagent's lines within a session (`isSidechain`), and what a user went back from,
+    stay as they are; so does what a rejected call was told. Lines whose parent is gone get that one's."""
 
     name = "claude-code"
     needs = frozenset({"message"})
+    in_lines = True
     marks = (
         "uuid", _PARENT, "sessionId", "isSidechain", "message", "toolUseResult", "userType", "tool_use", "tool_result",
     )  # fmt: skip
@@ -42,7 +46,13 @@ class ClaudeCode(Anthropic):
     def is_plain(self, items: Sequence[Item]) -> bool:
         return any(_is_spoken(item) and "sessionId" in item and item["type"] == "assistant" for item in items)
 
+    def find(self, record: Json) -> ItemList | None:
+        found = super().find(record)
+        return found._replace(items=_together(found.items)) if found else None
+
     def blocks(self, item: Item) -> Sequence[Json]:
+        if queued := part_of(item, "attachment"):
+            return [queued] if queued.get("type") == _QUEUED else []
         return super().blocks(part_of(item, "message")) if _is_spoken(item) else []
 
     def blocks_of(self, items: Sequence[Item]) -> Sequence[Sequence[Json]]:
@@ -64,6 +74,10 @@ class ClaudeCode(Anthropic):
     def kind(self, block: Json, item: Item) -> PieceKind:
         return super().kind(block, part_of(item, "message"))
 
+    def words(self, block: Json) -> str:
+        queued = isinstance(block, dict) and block.get("type") == _QUEUED
+        return text_of(block.get("prompt")) if queued and isinstance(block, dict) else super().words(block)
+
     def role(self, block: Json, item: Item) -> str:
         return role_of(part_of(item, "message"))
 
@@ -83,8 +97,8 @@ class ClaudeCode(Anthropic):
         return new
 
     def renewed(self, items: Sequence[Json], before: Sequence[Item]) -> Sequence[Json]:
-        kept = {None, *(item.get("uuid") for item in items if isinstance(item, dict))}
-        gone = {str(item["uuid"]): item.get(_PARENT) for item in before if item.get("uuid") not in kept}
+        kept = {string(item.get("uuid")) for item in items if isinstance(item, dict)}
+        gone = {uuid: item.get(_PARENT) for item in before if (uuid := string(item.get("uuid"))) and uuid not in kept}
         return [_linked(item, gone) if isinstance(item, dict) else item for item in items]
 
 
@@ -92,6 +106,26 @@ def _is_spoken(item: Item) -> bool:
     message = part_of(item, "message")
     spoken = item.get("type") in _SPEAKERS and "content" in message
     return spoken and message.get("model") != _SYNTHETIC and not item.get("isApiErrorMessage")
+
+
+def _together(items: Sequence[Item]) -> list[Item]:
+    """The lines with those of one message next to each other: of its calls the first may be answered, and that written,
+    before the second is."""
+    places: list[int] = []
+    message: Json = None
+    last, answered, parted = 0, False, False
+    for n, item in enumerate(items):
+        place = n
+        if item.get("type") == "user" and _has_result(item):
+            answered = True
+        elif _is_spoken(item):
+            own = part_of(item, "message").get("id")
+            if not own or own != message:
+                message, answered, parted = own, False, False
+            parted = parted or answered
+            last = place = last if parted else n
+        places.append(place)
+    return [items[n] for n in sorted(range(len(items)), key=places.__getitem__)]
 
 
 def _left(items: Sequence[Item]) -> Iterable[int]:

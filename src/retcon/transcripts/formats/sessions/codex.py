@@ -10,23 +10,27 @@ from retcon.transcripts.reading.itemwise import Item, ItemList, lists, part_of, 
 from retcon.transcripts.registry import register
 from retcon.transcripts.types import Json
 
-_ITEM, _EVENT, _META = "response_item", "event_msg", "session_meta"
+_ITEM, _EVENT, _META, _COMPACTED = "response_item", "event_msg", "session_meta", "compacted"
 _SAID = ("message", "text", "last_agent_message")
 """Where events repeat what the model says."""
 
 
 class Codex(Responses):
-    """A line's `payload` is an item where its `type` is `response_item`; all other lines stay with the one before them.
+    """A line's `payload` is an item where its `type` is `response_item`; by one of `compacted` the model is told what
+    stands for all before it, and no repair spans that. All other lines stay with the one before them.
     Events that repeat what a repair has cut are emptied."""
 
     name = "codex"
     aliases = ()
     needs = frozenset({"payload"})
+    in_lines = True
     marks = ("payload", _ITEM, _EVENT, _META, "turn_context", "timestamp", "function_call", "function_call_output")
 
     def inside(self, item: Json) -> Item:
-        own = part_of(item, "payload")
-        return own if isinstance(item, dict) and item.get("type") == _ITEM and own else {"type": ""}
+        own, kind = part_of(item, "payload"), item.get("type") if isinstance(item, dict) else None
+        if kind == _COMPACTED:
+            return {"type": "message", "role": "user", "content": own.get("message")}
+        return own if kind == _ITEM and own else {"type": ""}
 
     def with_inside(self, item: Json, inside: Json) -> Json:
         return {**item, "payload": inside} if isinstance(item, dict) else item
