@@ -58,19 +58,15 @@ class Detector:
         return self._own(record) is not None
 
     def is_session(self, items: list[Json]) -> bool:
-        """Whether the lines of a file, of which none is a transcript, are the items of one together. Beside calls, and
-        in a format that is kept in lines, some may have a text that alone would pass for one."""
+        """Whether the lines of a file, of which none is a transcript, are the items of one together, in a format that
+        is kept in lines. Some may have a text that alone would pass for one."""
         known = [item for item in items if isinstance(item, dict)]
         keys = set().union(*known)
-        found = [one for one in self._formats if isinstance(one, Itemwise) and not _lacks(one, keys)]
-        plain = [one for one in found if one.is_plain(known)]
-        sure = any(one.has_calls(known) for one in found) or any(one.in_lines for one in plain)
-        if len(known) < len(items) or not (sure or plain):
+        found = [one for one in self._formats if isinstance(one, Itemwise) and one.in_lines and not _lacks(one, keys)]
+        if len(known) < len(items) or not any(one.has_calls(known) or one.is_plain(known) for one in found):
             return False
         own = [self._formats[at] for item in known if (at := self._own(item)) is not None]
-        if sure:
-            return all(one.certainty > Certainty.CALLS for one in own)
-        return not own and not any(map(self._is_plain, items))
+        return all(one.certainty > Certainty.CALLS for one in own)
 
     def has_calls(self, record: Json) -> bool:
         """Whether a call with an output can be read in the record."""

@@ -43,6 +43,7 @@ class LangChain(Itemwise):
     name = "langchain"
     aliases = ("langgraph",)
     needs = frozenset({"type"})
+    in_lines = True
     marks = ("human", "ai", "tool", "data", "kwargs", "tool_calls", "invalid_tool_calls", "lc", "additional_kwargs")
 
     def has_calls(self, items: Sequence[Item]) -> bool:

@@ -60,7 +60,7 @@ class Itemwise:
     """Keys of which a list with a call has one at least; none: any list may be one."""
 
     in_lines = False
-    """Whether transcripts are kept one item a line, each with keys that no other format has."""
+    """Whether transcripts are kept one item a line, too: items are such as no rows of a data set are."""
 
     def has_calls(self, items: Sequence[Item]) -> bool:
         """Whether this list of items is one of the format's, with a call in it; cheap."""

@@ -176,6 +176,31 @@ def test_a_call_that_the_user_rejected_and_an_answer_of_no_model_are_neither_fai
     assert (count.calls, count.failed) == (2, 0)
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "The user doesn't want to proceed with this tool use. The tool use was rejected (eg. if it was a file …)",
+        "[Request interrupted by user for tool use]",
+        "Claude requested permissions to use Bash, but you haven't granted it yet.",
+        "<tool_use_error>Cancelled: parallel tool call Bash(f) errored</tool_use_error>",
+    ],
+)
+def test_a_call_that_was_never_made_did_not_fail(tmp_path: Path, said: str) -> None:
+    lines = claude(
+        ("assistant", "m1", use("t1", BROKEN)),
+        ("user", None, [{**gave("t1", BROKEN)[0], "content": said, "is_error": True}]),
+        ("assistant", "m2", use("t2", MENDED)), ("user", None, gave("t2", MENDED)),
+    )  # fmt: skip
+    out, (count,) = run(tmp_path, {"in.jsonl": as_lines(lines)})
+    assert (out, count.calls, count.failed) == (as_lines(lines), 2, 0)
+
+
+def test_steps_that_are_rows_of_a_data_set_are_no_session(tmp_path: Path) -> None:
+    rows = [{"response": f"let me see {n}", "action": "python f.py", "observation": "1"} for n in range(4)]
+    out, (count,) = run(tmp_path, {"in.jsonl": as_lines(rows)})
+    assert (out, count.transcripts) == (as_lines(rows), 4)
+
+
 def test_an_event_of_codex_that_repeats_what_was_cut_is_emptied(tmp_path: Path) -> None:
     said = "The earlier code failed with an error. The root is plausible."
     items = session("codex", (*REPAIRED[:-1], answer(said)))

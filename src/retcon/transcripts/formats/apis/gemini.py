@@ -47,6 +47,7 @@ class Gemini(Blockwise):
     name = "gemini"
     aliases = ("adk", "vertex")
     needs = frozenset({"parts", "content"})
+    in_lines = True
     marks = (
         "contents", "parts", "functionCall", "functionResponse", "executableCode", "codeExecutionResult", "model",
         "function_call", "function_response", "executable_code", "code_execution_result", "systemInstruction", "author",

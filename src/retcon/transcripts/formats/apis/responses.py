@@ -55,6 +55,7 @@ class Responses(Itemwise):
     name = "responses"
     aliases: Sequence[str] = ("nemo-gym",)
     needs = frozenset({"type"})
+    in_lines = True
     marks: Sequence[str] = (
         "function_call", "custom_tool_call", "local_shell_call", "shell_call", "code_interpreter_call", "mcp_call",
         "function_call_output", "custom_tool_call_output", "local_shell_call_output", "shell_call_output",

@@ -21,6 +21,12 @@ _PARENT = "parentUuid"
 _LINKS = (_PARENT, "logicalParentUuid", "leafUuid")
 """Where a line names another that came before it."""
 _REJECTED = "User rejected tool use"
+_NOT_RUN = (
+    "The user doesn't want to proceed with this tool use", "The user doesn't want to take this action right now",
+    "[Request interrupted by user", "Claude requested permissions to", "Cancelled: parallel tool call",
+    "<tool_use_error>Cancelled: parallel tool call", "<tool_use_error>Sibling tool call errored",
+)  # fmt: skip
+"""How the result of a call begins that was never made."""
 _QUEUED = "queued_command"
 _SYNTHETIC = "<synthetic>"
 """The model of messages that Claude Code itself wrote in the model's name, as when the API failed."""
@@ -83,7 +89,7 @@ class ClaudeCode(Anthropic):
 
     def output(self, block: Item, item: Item) -> ToolOutput:
         output = super().output(block, item)
-        if item.get("toolUseResult") == _REJECTED:
+        if item.get("toolUseResult") == _REJECTED or (output.typed and output.text.startswith(_NOT_RUN)):
             return output._replace(verdict=Verdict("ok", UNCLEAR), typed=True)
         return output
 

@@ -23,7 +23,6 @@ class Codex(Responses):
     name = "codex"
     aliases = ()
     needs = frozenset({"payload"})
-    in_lines = True
     marks = ("payload", _ITEM, _EVENT, _META, "turn_context", "timestamp", "function_call", "function_call_output")
 
     def inside(self, item: Json) -> Item:
