@@ -246,7 +246,7 @@ def _write_out() -> None:
 
 
 def open_descriptors() -> list[int]:
-    """Poll tells all that are not."""
+    """Poll tells all that are not open."""
     fds = range(_limit(resource.RLIMIT_NOFILE)[1])
     poller = _poll()
     for fd in fds:

@@ -42,8 +42,8 @@ class Traffic:
     def seen(self) -> bool:
         """Whether there was any since this was made.
 
-        Then something of it may be left to be met by who comes next: a port stays taken for a minute after a
-        connection has ended.
+        Then something of it may be left to be met by who comes next, such as a port that stays taken for a minute
+        where the kernel does not let `bring_up` keep it from that.
         """
         return self._now() != self._before
 
