@@ -42,7 +42,8 @@ def adk(steps: Sequence[Step]) -> dict[str, Any]:
             outcome = "OUTCOME_FAILED" if "Traceback" in step.output else "OUTCOME_OK"
             add("solver", "model", {"codeExecutionResult": {"outcome": outcome, "output": step.output}})
             add("solver", "")
-    return {"id": "s", "appName": "app", "userId": "u", "state": {}, "events": out, "lastUpdateTime": 1.5}
+    about = {"id": "s", "appName": "app", "userId": "u", "state": {}, "lastUpdateTime": 1.5}
+    return {**about, "events": out, "x-meta": {"kept": [1, None]}}
 
 
 def bedrock(steps: Sequence[Step]) -> dict[str, Any]:
@@ -85,4 +86,5 @@ def atif(steps: Sequence[Step]) -> dict[str, Any]:
             result = {"source_call_id": f"c{n}", "content": step.output}
             own |= {"tool_calls": [call], "observation": {"results": [result]}, "metrics": {"prompt_tokens": n}}
         out.append(own)
-    return {"schema_version": "ATIF-v1.6", "session_id": "s", "agent": {"name": "a", "version": "1"}, "steps": out}
+    about = {"schema_version": "ATIF-v1.6", "session_id": "s", "agent": {"name": "a", "version": "1"}}
+    return {**about, "steps": out, "x-meta": {"kept": [1, None]}}

@@ -31,7 +31,7 @@ def claude_code(steps: Sequence[Step]) -> dict[str, Any]:
             failed = {"is_error": True} if "Traceback" in step.output else {}
             add("user", [{**result, **failed}], toolUseResult=step.output)
             out.append({"type": "mode", "mode": "default", "sessionId": "s"})
-    return {"lines": out}
+    return {"lines": out, "x-meta": {"kept": [1, None]}}
 
 
 def codex(steps: Sequence[Step]) -> dict[str, Any]:
@@ -63,4 +63,4 @@ def codex(steps: Sequence[Step]) -> dict[str, Any]:
             add("response_item", call)
             add("response_item", {"type": "function_call_output", "call_id": f"c{n}", "output": step.output})
             add("event_msg", {"type": "token_count", "info": None})
-    return {"lines": out}
+    return {"lines": out, "x-meta": {"kept": [1, None]}}
