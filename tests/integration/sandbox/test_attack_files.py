@@ -110,7 +110,7 @@ def test_a_file_that_may_be_read_keeps_its_mode_and_times(jail: Jail, tmp_path: 
     )
 
     async def run() -> str:
-        async with SandboxPool(1, tier=jail.tier, python=str(tmp_path / "own" / "bin" / "python")) as sandbox:  # type: ignore[arg-type]
+        async with SandboxPool(1, tier=jail.tier, python=str(tmp_path / "own" / "bin" / "python")) as sandbox:
             return (await sandbox.run(code)).stdout
 
     assert asyncio.run(run()) == "1\n"

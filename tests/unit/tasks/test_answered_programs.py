@@ -124,3 +124,8 @@ def test_a_block_left_open_in_a_thought_is_not_closed_by_the_answer(mark: str) -
     assert answered_program(Reply(f"{thought}```\n2\n```\n```python\n{DEFINES}\n```"), read(CALLED)) == DEFINES
     body = f"    return '{mark}' or a\n\nprint(1)"
     assert chosen(HUMANEVAL, body) == body
+
+
+def test_a_block_that_is_too_long_to_be_parsed_is_taken_for_a_program() -> None:
+    written = "".join(f"x{n} = {n}\n" for n in range(6_000)) + "print(f(1)\n</think>\nIt prints:"
+    assert answered_program(Reply(f"```python\n{written}\n```"), read(CALLED)) == written

@@ -11,7 +11,7 @@ from retcon.cli.common.jobs import Job
 
 
 @dataclass(slots=True)
-class _Way:
+class _Progress:
     """How far a job that runs has come. began: when it was started. first, since: of what it is at (`label`), how far
     it was when that was first heard of, and when; done, total, heard: how far it is, of how much, and since when."""
 
@@ -40,37 +40,37 @@ class Remaining:
 
     def __init__(self, jobs: Sequence[Job], at_once: int, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._waiting = {job.name: job for job in jobs}
-        self._running: dict[str, tuple[Job, _Way]] = {}
+        self._running: dict[str, tuple[Job, _Progress]] = {}
         self._took: dict[tuple[str, ...], list[float]] = {}
         self._at_once = at_once
         self._clock = clock
 
     def started(self, job: Job) -> None:
         del self._waiting[job.name]
-        self._running[job.name] = job, _Way(self._clock())
+        self._running[job.name] = job, _Progress(self._clock())
 
     def moved(self, job: Job, label: str, done: int, total: int) -> None:
-        now, (_, way) = self._clock(), self._running[job.name]
-        if label != way.label:
-            way.label, way.first, way.since, way.done = label, done, now, done
-        elif done != way.done:
-            way.done, way.total, way.heard = done, total, now
+        now, (_, progress) = self._clock(), self._running[job.name]
+        if label != progress.label:
+            progress.label, progress.first, progress.since, progress.done = label, done, now, done
+        elif done != progress.done:
+            progress.done, progress.total, progress.heard = done, total, now
 
     def ended(self, job: Job) -> None:
-        _, way = self._running.pop(job.name)
-        self._took.setdefault(job.words[:1], []).append(self._clock() - way.began)
+        _, progress = self._running.pop(job.name)
+        self._took.setdefault(job.words[:1], []).append(self._clock() - progress.began)
 
     def seconds(self) -> float | None:
         """Until all are done; None where nothing is known yet of a command that is still to run."""
         now = self._clock()
         lasts = {command: fmean(took) for command, took in self._took.items()}
         running: list[float | None] = []
-        for job, way in self._running.values():
-            left = way.left(now)
+        for job, progress in self._running.values():
+            left = progress.left(now)
             if left is not None:
-                lasts.setdefault(job.words[:1], now - way.began + left)
+                lasts.setdefault(job.words[:1], now - progress.began + left)
             elif (whole := lasts.get(job.words[:1])) is not None:
-                left = max(whole - (now - way.began), 0.0)
+                left = max(whole - (now - progress.began), 0.0)
             running.append(left)
         found = [*running, *(lasts.get(job.words[:1]) for job in self._waiting.values())]
         known = [seconds for seconds in found if seconds is not None]

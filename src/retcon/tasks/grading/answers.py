@@ -16,7 +16,7 @@ from retcon.tasks.grading.cases import Call, Check, Tests
 from retcon.tasks.grading.types import Reply
 
 _IMPORTED_AS = ("answer", "solution")
-LONG = 1 << 16
+LONG = 1 << 16  # characters of a block; 600,000 took 11 s
 _INDENTED = re.compile(r"(?:[ \t]*(?:#.*)?\n)*[ \t]+[^\s#]")  # its first line of code
 
 

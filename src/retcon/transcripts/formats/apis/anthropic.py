@@ -33,8 +33,7 @@ class Anthropic(Blockwise):
     def kind(self, block: Json, item: Item) -> PieceKind:
         if _is_call(block):
             return "call"
-        kind = block.get("type") if isinstance(block, dict) else None
-        if isinstance(kind, str) and kind.endswith(_RESULT):
+        if is_result(block):
             return "output"
         return "said" if item.get("role") == "assistant" else "told"
 
@@ -59,6 +58,11 @@ class Anthropic(Blockwise):
         new = super().rebuilt(pieces)
         listed = [call for piece in pieces if piece.kind == "call" for call in _listed(piece)]
         return [{**one, _LISTED: listed} if isinstance(one, dict) and one.get(_LISTED) else one for one in new]
+
+
+def is_result(block: Json) -> bool:
+    """Whether a block is what a call gave, be it a tool of the user's or one on the server."""
+    return isinstance(block, dict) and string(block.get("type")).endswith(_RESULT)
 
 
 def _is_call(block: Json) -> bool:

@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import cast
 
 from retcon.transcripts.failures.rules import UNCLEAR, Verdict
-from retcon.transcripts.formats.apis.anthropic import Anthropic
+from retcon.transcripts.formats.apis.anthropic import Anthropic, is_result
 from retcon.transcripts.reading.blockwise import home_of
 from retcon.transcripts.reading.items import text_of
 from retcon.transcripts.reading.itemwise import Item, ItemList, part_of, string
@@ -150,8 +150,7 @@ def _left(items: Sequence[Item]) -> Iterable[int]:
 
 def _has_result(item: Item) -> bool:
     content = part_of(item, "message").get("content")
-    blocks = content if isinstance(content, list) else []
-    return any(isinstance(block, dict) and string(block.get("type")).endswith("tool_result") for block in blocks)
+    return isinstance(content, list) and any(map(is_result, content))
 
 
 def _line(piece: Piece) -> str:
