@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import Any, TypeVar, get_args
 
 from retcon.core.errors import RecordError, nearest
@@ -50,21 +51,25 @@ def from_dict(obj: object, where: str = "") -> Trajectory:
     return _trajectory(obj, _At(where, ""))
 
 
+@cache
+def _fields(kind: type[Any]) -> dict[str, object]:
+    """Names of the fields and their defaults, but `extra`."""
+    return {field.name: field.default for field in fields(kind) if field.name != "extra"}
+
+
 def _write(record: Record) -> dict[str, object]:
-    out: dict[str, object] = {}
-    for field in fields(record):
-        value = getattr(record, field.name)
-        if field.name != "extra" and value != field.default:
-            out[field.name] = _plain(value)
-    known = {field.name for field in fields(record)}
-    return out | {name: value for name, value in record.extra.items() if name not in known}
+    known = _fields(type(record))
+    out = {name: _plain(value) for name, default in known.items() if (value := getattr(record, name)) != default}
+    return out | {name: value for name, value in record.extra.items() if name not in known and name != "extra"}
 
 
 def _plain(value: object) -> object:
+    if isinstance(value, str | int | float):
+        return value
+    if isinstance(value, tuple):
+        return list(value) if value and isinstance(value[0], int | float) else [_plain(item) for item in value]
     if isinstance(value, Record):
         return _write(value)
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
     return dict(value) if isinstance(value, Mapping) else value
 
 

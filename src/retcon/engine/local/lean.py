@@ -18,6 +18,7 @@ from torch.nn.functional import embedding, linear, rms_norm, silu
 
 from retcon.engine.local.attention import ForwardPlan
 from retcon.engine.local.machine import free_memory
+from retcon.models.devices import cpu_name
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -27,6 +28,10 @@ ONEDNN: Final = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldn
 """Whether this torch has oneDNN's linear layer over packed weights."""
 PACKED: Final = {torch.float32: ONEDNN, torch.bfloat16: ONEDNN and torch.ops.mkldnn._is_mkldnn_bf16_supported()}
 """Whether it takes weights of a dtype on this CPU."""
+MKL_SLOW: Final = torch.backends.cpu.get_cpu_capability() == "AVX512" and "Intel" not in cpu_name()
+"""Whether torch's own products in float32, which are MKL's, take twice as long as oneDNN's."""
+SMALL: Final = 0 if MKL_SLOW else 2**17
+"""Weights of a product in float32 up to which torch's own is quicker: a call of it costs a fifth of one of oneDNN's."""
 TOGETHER = 512
 """Tokens whose widest states are computed together: those of more leave the cache, and come on new pages each time. A
 forward of more tokens has a multiple of 128 of them, so that no few are left over."""
@@ -46,7 +51,8 @@ class Product:
         weights = [layer.weight.detach() for layer in self._layers]
         weight = torch.cat(weights) if len(weights) > 1 else weights[0]
         self._bias = torch.cat([bias.detach() for bias in biases]) if biases else None
-        self._packed = PACKED.get(weight.dtype, False)
+        small = weight.dtype is torch.float32 and weight.numel() <= SMALL
+        self._packed = PACKED.get(weight.dtype, False) and not small
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, None) if self._packed else weight
 
     @property
@@ -61,16 +67,34 @@ class Product:
         return linear(x, self._weight, self._bias)
 
 
-class HeadNorm:
-    """The norms of queries and keys, side by side. weight: (H + KV, D)."""
+class Norm:
+    """A root mean square norm (arXiv 1910.07467) of x (..., D): weight · x / √(mean(x²) + ε).
 
-    def __init__(self, queries: Any, heads: int, keys: Any, shared: int) -> None:
-        self._parts = ((queries, heads), (keys, shared))
-        self.epsilon: float = queries.variance_epsilon
+    heads: how many heads it is given side by side, x (..., heads, D); several such norms, each with its own, are
+    computed together.
+    """
+
+    def __init__(self, *parts: tuple[Any, int | None]) -> None:
+        self._parts = parts
         self.refresh()
 
     def refresh(self) -> None:
-        self.weight = torch.cat([norm.weight.detach().expand(count, -1) for norm, count in self._parts])
+        first, heads = self._parts[0]
+        weights = [norm.weight.detach() if n is None else norm.weight.detach().expand(n, -1) for norm, n in self._parts]
+        self._epsilon: float = first.variance_epsilon
+        self._weight = weights[0] if heads is None else torch.cat(weights)
+        size = self._weight.shape[-1]
+        self._size = (size,)
+        # In float32 as x · (weight · √D) / √(Σx² + D · ε), which is four operations where torch's own are six.
+        self._least = torch.tensor((size * self._epsilon) ** 0.5) if self._weight.dtype is torch.float32 else None
+        self._scaled = self._weight * size**0.5
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self._least is None:
+            if self._weight.ndim == 1:
+                return rms_norm(x, self._size, self._weight, self._epsilon)
+            return rms_norm(x, self._size, None, self._epsilon) * self._weight
+        return x.div(torch.linalg.vector_norm(x, dim=-1, keepdim=True).hypot(self._least)).mul_(self._scaled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,29 +106,29 @@ class Layer:
     shared: int
     size: int
     scale: float
-    norm: Any
+    norm: Norm
     inputs: Product
-    head_norm: HeadNorm | None
+    head_norm: Norm | None
     output: Product
-    mlp_norm: Any
+    mlp_norm: Norm
     gate_up: Product
     down: Product
 
     def __call__(self, x: Tensor, plan: ForwardPlan, cos: Tensor, sin: Tensor) -> Tensor:
         count = self.heads + self.shared
-        parts = [self.inputs(_norm(some, self.norm)) for some in x.split(TOGETHER)]
+        parts = [self.inputs(self.norm(some)) for some in _together(x)]
         states = (torch.cat(parts) if len(parts) > 1 else parts[0]).view(len(x), count + self.shared, self.size)
         rotated = states[:, :count]
         if self.head_norm is not None:
-            rotated = rms_norm(rotated, (self.size,), None, self.head_norm.epsilon) * self.head_norm.weight
+            rotated = self.head_norm(rotated)
         # sin has the sign of rotate_half in it
         rotated = torch.addcmul(rotated * cos, rotated.roll(self.size // 2, -1), sin)
         attended = plan.attend(
             self.index, rotated[:, : self.heads], rotated[:, self.heads :], states[:, count:], self.scale
         )
         x = x.add_(self.output(attended.reshape(len(x), -1)))
-        for some in x.split(TOGETHER):
-            gate_up = self.gate_up(_norm(some, self.mlp_norm))
+        for some in _together(x):
+            gate_up = self.gate_up(self.mlp_norm(some))
             width = gate_up.shape[-1] // 2
             some.add_(self.down(silu(gate_up[:, :width]).mul_(gate_up[:, width:])))
         return x
@@ -119,7 +143,7 @@ class Lean:
     def __init__(self, model: PreTrainedModel, max_len: int) -> None:
         inner: Any = model.model
         self._embedding: Tensor = inner.embed_tokens.weight
-        self._norm = inner.norm
+        self._norm = Norm((inner.norm, None))
         self.head = Product([model.lm_head])
         self._layers = [_layer(n, module) for n, module in enumerate(inner.layers)]
         positions = torch.arange(max_len, device=model.device)[None]
@@ -136,7 +160,7 @@ class Lean:
             x = layer(x, plan, cos, sin)
         if not plan.whole:  # else the logits of all are wanted
             x = x.index_select(0, plan.keep)
-        return _norm(x, self._norm)
+        return self._norm(x)
 
     @property
     def products(self) -> list[Product]:
@@ -144,7 +168,7 @@ class Lean:
 
     def refresh(self) -> None:
         """Lay the weights out anew."""
-        for part in (*self.products, *(n.head_norm for n in self._layers)):
+        for part in (*self.products, self._norm, *(p for n in self._layers for p in (n.norm, n.head_norm, n.mlp_norm))):
             if part is not None:
                 part.refresh()
 
@@ -183,15 +207,16 @@ def _layer(index: int, module: Any) -> Layer:
         shared=shared,
         size=size,
         scale=attention.scaling,
-        norm=module.input_layernorm,
+        norm=Norm((module.input_layernorm, None)),
         inputs=Product([query, key, value]),
-        head_norm=HeadNorm(attention.q_norm, heads, attention.k_norm, shared) if normed else None,
+        head_norm=Norm((attention.q_norm, heads), (attention.k_norm, shared)) if normed else None,
         output=Product([attention.o_proj]),
-        mlp_norm=module.post_attention_layernorm,
+        mlp_norm=Norm((module.post_attention_layernorm, None)),
         gate_up=Product([mlp.gate_proj, mlp.up_proj]),
         down=Product([mlp.down_proj]),
     )
 
 
-def _norm(x: Tensor, module: Any) -> Tensor:
-    return rms_norm(x, (x.shape[-1],), module.weight, module.variance_epsilon)
+def _together(x: Tensor) -> Sequence[Tensor]:
+    """x (N, W) in parts of TOGETHER tokens."""
+    return (x,) if len(x) <= TOGETHER else x.split(TOGETHER)

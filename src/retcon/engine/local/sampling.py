@@ -21,6 +21,8 @@ STREAM_BLOCK = 64
 """Uniforms drawn ahead: a request may be allowed 20,000 tokens and generate 50."""
 CELL = 128
 """Ids whose weights are summed before the cumulative sum, which is sequential and costs more than a softmax."""
+FEW = 4096
+"""Ids of a vocabulary that costs less in one cumulative sum than the operations cost that go by cells."""
 CHUNK = 2**20
 """Logits a thread that are sampled together on a CPU. More leaves its cache, and every temporary its heap."""
 RANKED_GROWTH = 32
@@ -55,6 +57,9 @@ def invert(weights: Tensor, uniform: Tensor) -> Tensor:
     A weight of zero is never chosen, also not at uniform 0 or 1. Of nan weights some index: no fault.
     """
     vocab = weights.shape[-1]
+    if vocab <= FEW:
+        cumulative = _cumulative(weights)
+        return _passes(cumulative, cumulative[:, -1], uniform * cumulative[:, -1])[0]
     cumulative = _cumulative(_cells(weights, "sum"))
     cell, target = _passes(cumulative, cumulative[:, -1], uniform * cumulative[:, -1])
     target = target - pad(cumulative, (1, 0)).gather(1, cell[:, None]).squeeze(1)
@@ -99,13 +104,15 @@ def _cell_ids(cell: Tensor, vocab: int) -> Tensor:
 
 
 def _cumulative(weights: Tensor) -> Tensor:
-    """The cumulative weights, which rise at positive weights and nowhere else: (B, N) → (B, N)."""
-    return risen(weights.cumsum(-1), weights)
+    """The cumulative weights, which rise at positive weights and nowhere else: (B, N) → (B, N). A CPU adds them one by
+    one, so that they do; see `risen`."""
+    sums = weights.cumsum(-1)
+    return sums if sums.device.type == "cpu" else risen(sums, weights)
 
 
 def risen(sums: Tensor, weights: Tensor) -> Tensor:
     """Cumulative `sums` of weights ≥ 0, held where a weight is zero and where they fall: (B, N) → (B, N). Some GPUs add
-    in another order for each place, so that rounding alone lifts a sum, or lowers it; of a CPU's nothing changes."""
+    in another order for each place, so that rounding alone lifts a sum, or lowers it."""
     return sums.masked_fill(weights == 0, 0.0).cummax(-1).values
 
 

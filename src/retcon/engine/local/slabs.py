@@ -17,8 +17,9 @@ from retcon.engine.local.scores import quicker
 
 LINE = 16
 """What slots and stretches of tokens are padded to a multiple of."""
-SLAB_IDS = 8192
-"""Positions of a slab at most (one slot at least): small enough to be given up, large enough for wide batches."""
+SLAB_IDS, SLAB_BYTES = 8192, 2**26
+"""Positions of a slab at most (one slot at least), more where they are few bytes: small enough to be given up, large
+enough for wide batches, as each slab of a forward costs operations of its own."""
 SLAB_SLOTS = 64
 
 
@@ -200,7 +201,8 @@ class Memory:
 
     def _grow(self, capacity: int) -> Slab | None:
         one = capacity * self.id_bytes
-        wanted = max(1, min(SLAB_SLOTS, SLAB_IDS // capacity, self.budget // 8 // one, self._max_slots))
+        most = max(SLAB_IDS // capacity, SLAB_BYTES // one)
+        wanted = max(1, min(SLAB_SLOTS, most, self.budget // 8 // one, self._max_slots))
         if self.used + wanted * one > self.budget:
             self._give_up_empty()
         slots = min(wanted, (self.budget - self.used) // one)
