@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from engines import kept_ids
-from retcon.engine.local.sampling import CELL, RANKED_GROWTH, RandomStream, Sampler, argmax, invert, risen
+from retcon.engine.local.sampling import CELL, FEW, RANKED_GROWTH, RandomStream, Sampler, argmax, invert, risen
 from retcon.engine.types import SamplingParams
 
 pytestmark = pytest.mark.torch
@@ -76,7 +76,7 @@ def test_greedy_is_a_point_mass_whatever_else_is_set() -> None:
         assert torch.allclose(logprobs, logits[0].log_softmax(0)[2])
 
 
-VOCABS = (5, CELL, CELL + 1, 3 * CELL, 2304, 1 << 19)
+VOCABS = (5, CELL, CELL + 1, 3 * CELL, 2304, FEW + CELL + 1, 1 << 19)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -155,7 +155,7 @@ def test_a_top_k_beyond_any_number_of_ids_keeps_them_all(top_k: int) -> None:
 
 @pytest.mark.parametrize("uniform", [0.0, 1e-30, 0.5, BELOW_ONE, 1.0])
 def test_an_impossible_id_is_never_chosen(uniform: float) -> None:
-    for width in (7, CELL, 3 * CELL + 7):
+    for width in (7, CELL, 3 * CELL + 7, FEW + CELL, FEW + CELL + 7):
         weights = torch.zeros(1, width)
         weights[0, [2, width - 3]] = torch.tensor([1.0, 2.0])
         assert invert(weights, torch.tensor([uniform])).item() in (2, width - 3)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from functools import cache
 from typing import Any, TypeVar, get_args
 
 from retcon.core.errors import RecordError, nearest
@@ -36,6 +35,10 @@ MOST_NAMED = 6
 
 T = TypeVar("T")
 Record = Segment | ToolCall | Observation | Cut | RepairRecord | Turn | Provenance | Origin | Branch | Trajectory
+_FIELDS: dict[type, dict[str, object]] = {
+    kind: {field.name: field.default for field in fields(kind) if field.name != "extra"} for kind in get_args(Record)
+}
+"""By kind: names and defaults of the fields, without `extra`."""
 
 
 def to_dict(trajectory: Trajectory) -> dict[str, object]:
@@ -51,14 +54,8 @@ def from_dict(obj: object, where: str = "") -> Trajectory:
     return _trajectory(obj, _At(where, ""))
 
 
-@cache
-def _fields(kind: type[Any]) -> dict[str, object]:
-    """Names of the fields and their defaults, but `extra`."""
-    return {field.name: field.default for field in fields(kind) if field.name != "extra"}
-
-
 def _write(record: Record) -> dict[str, object]:
-    known = _fields(type(record))
+    known = _FIELDS[type(record)]
     out = {name: _plain(value) for name, default in known.items() if (value := getattr(record, name)) != default}
     return out | {name: value for name, value in record.extra.items() if name not in known and name != "extra"}
 

@@ -1,0 +1,94 @@
+"""What the lean forward and its memory do in another way by size: the same is to come out."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import rms_norm
+
+from engines import MAX_LEN, assert_exact, model_of, prompts, run
+from retcon.engine.local import lean, slabs
+from retcon.engine.local.engine import LocalEngine
+from retcon.engine.local.lean import Norm, Product
+from retcon.engine.types import Generation, SamplingParams
+
+pytestmark = pytest.mark.torch
+HOT = SamplingParams(max_tokens=20, seed=3)
+
+
+@pytest.fixture(scope="module")
+def qwen3() -> Any:
+    return model_of("qwen3")
+
+
+def generated(model: Any, texts: list[list[int]]) -> list[Generation]:
+    async def main() -> list[Generation]:
+        engine = LocalEngine(model, max_len=MAX_LEN)
+        assert engine.decoding.startswith("the lean forward")
+        assert engine.invariance.exact
+        return await asyncio.gather(*(engine.generate(str(n), ids, HOT) for n, ids in enumerate(texts)))
+
+    return run(main())
+
+
+@pytest.mark.parametrize("small", [0, 2**17], ids=["packed", "torch's own"])
+def test_with_either_product_a_request_gets_what_it_gets_alone(
+    qwen3: Any, small: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lean, "SMALL", small)
+    texts = prompts(21, (3, 30, 9, 1, 17, 12, 5))
+    together = generated(qwen3, texts)
+    for ids, generation in zip(texts, together, strict=True):
+        assert_exact(qwen3, ids, generation)
+        assert generated(qwen3, [ids]) == [generation]
+
+
+@pytest.mark.skipif(not lean.ONEDNN, reason="this torch has no oneDNN")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_products_of_few_weights_are_not_packed_in_float32(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lean, "SMALL", 64 * 48)
+    monkeypatch.setitem(lean.PACKED, torch.bfloat16, False)  # whether a CPU has it
+    x = torch.randn(9, 64, generator=torch.Generator().manual_seed(0)).to(dtype)
+    for out, packs in ((48, False), (49, dtype is torch.float32)):
+        layer = torch.nn.Linear(64, out, dtype=dtype)
+        product = Product([layer])
+        assert product._packed is packs
+        with torch.inference_mode():
+            assert torch.allclose(product(x), layer(x), atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_norm_is_torch_s_own_also_after_a_change_of_its_weights(dtype: torch.dtype) -> None:
+    draw = torch.Generator().manual_seed(0)
+    x = (torch.randn(17, 6, 32, generator=draw) * 5).to(dtype)
+    x[3] = 0
+    module = torch.nn.RMSNorm(32, dtype=dtype)
+    module.variance_epsilon = 1e-5
+    other = copy.deepcopy(module)
+    alone, side_by_side = Norm((module, None)), Norm((module, 4), (other, 2))
+    for _ in range(2):
+        first, second = (rms_norm(x.float(), (32,), m.weight.float(), 1e-5) for m in (module, other))
+        close = {"atol": 1e-5} if dtype is torch.float32 else {"atol": 0.05, "rtol": 0.02}
+        with torch.inference_mode():
+            assert torch.allclose(alone(x).float(), first, **close)
+            assert torch.allclose(side_by_side(x).float(), torch.cat([first[:, :4], second[:, 4:]], 1), **close)
+        for m in (module, other):
+            torch.nn.init.uniform_(m.weight, 0.5, 2, generator=draw)
+        alone.refresh()
+        side_by_side.refresh()
+
+
+@pytest.mark.parametrize("size, slots", [(16, 64), (4096, 16)], ids=["small", "large"])
+def test_a_slab_holds_more_requests_where_each_is_small(size: int, slots: int) -> None:
+    layers = {0: (1, size, size)}
+    memory = slabs.Memory(
+        layers, dtype=torch.float32, device=torch.device("cpu"), max_len=512, max_slots=128, budget=2**34
+    )
+    place = memory.take(500)
+    assert place is not None
+    assert place.slab.slots == slots
+    assert place.slab.slots * place.slab.slot_bytes <= max(slabs.SLAB_BYTES, slabs.SLAB_IDS * size * 8)
