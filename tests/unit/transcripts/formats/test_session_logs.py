@@ -304,6 +304,23 @@ def test_no_repair_of_codex_spans_what_stands_for_all_before_it(tmp_path: Path) 
     assert out == as_lines(lines)
 
 
+@pytest.mark.parametrize(("turns", "calls"), [(1, 2), (2, 1), (7, 1), (0, 4), ("1", 4)])
+def test_what_a_user_of_codex_took_back_stays(tmp_path: Path, turns: Any, calls: int) -> None:
+    asked = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "<cwd>/</cwd>"}]}
+    context, back = (
+        {"timestamp": "t", "type": kind, "payload": payload}
+        for kind, payload in (
+            ("response_item", asked),  # what Codex itself says is no turn
+            ("event_msg", {"type": "thread_rolled_back", "num_turns": turns}),
+        )
+    )
+    repaired = session("codex")[1:]
+    lines = [*session("codex", CLEAN), *repaired[:-1], context, repaired[-1], back, *session("codex", CLEAN)[1:]]
+    out, (count,) = run(tmp_path, {"in.jsonl": as_lines(lines)})
+    assert (count.calls, count.shallow) == (calls, int(calls == 4))
+    assert (out == as_lines(lines)) == (calls < 4)
+
+
 def test_a_call_of_codex_that_exited_with_a_code_is_no_fix(tmp_path: Path) -> None:
     items = session("codex")
     for item in items:
