@@ -33,8 +33,8 @@ def answer(text: str) -> Turn:
     return Turn((Segment("sampled", text, tuple(range(len(text)))),), stop="answer")
 
 
-def trajectory(id: str, *turns: Turn, reward: float | None = 1.0) -> Trajectory:
-    prompt = (Segment("prompt", "<|im_start|>user\n"), Segment("prompt", QUESTION), Segment("prompt", "<|im_end|>\n"))
+def trajectory(id: str, *turns: Turn, reward: float | None = 1.0, question: str = QUESTION) -> Trajectory:
+    prompt = (Segment("prompt", "<|im_start|>user\n"), Segment("prompt", question), Segment("prompt", "<|im_end|>\n"))
     return Trajectory(id, id.rpartition("/")[0] or id, prompt, turns, reward)
 
 

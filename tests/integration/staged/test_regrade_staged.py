@@ -51,6 +51,7 @@ def test_rollouts_are_graded_by_the_tasks_and_graders_of_their_stage(name: str, 
             replace(
                 trajectory(one.id, answer(rf"\boxed{{{int(one.task.rpartition('/')[2]) + more}}}"), reward=-1.0),
                 task=one.task,
+                prompt=one.prompt,
             )
             for one in jsonl.read(file)
         ]

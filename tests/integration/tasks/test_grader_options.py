@@ -109,7 +109,7 @@ def test_rollouts_of_a_run_are_scored_again_by_its_settings(
     (tmp_path / "run").mkdir()
     (tmp_path / "run/run.json").write_text(json.dumps({"recipe": recipe.model_dump(mode="json")}))
     task = next(build_tasks(recipe).train(0))
-    made = replace(trajectory("t/0/0", answer(MULTIPLIES), reward=0.5), task=task.id)
+    made = replace(trajectory("t/0/0", answer(MULTIPLIES), reward=0.5, question=task.question), task=task.id)
     jsonl.write(tmp_path / "run/trajectories-t1.jsonl", [made])
     job = Regrading(tmp_path / "run", tmp_path / "out", GradeSettings(rewards="graded", options=given))
     assert [one.reward for one in regrade(job, lambda *_: None)] == [reward]
@@ -122,7 +122,7 @@ def test_rollouts_of_an_evaluation_in_a_run_are_scored_again_by_its_own_settings
     evaluation.mkdir(parents=True)
     recipe, other = (recipe_of(tmp_path, f"task.graders={graders}") for graders in ('{code = {score = "share"}}', "{}"))
     task = next(build_tasks(recipe).train(0))
-    made = replace(trajectory("t/0/0", answer(MULTIPLIES), reward=0.0), task=task.id)
+    made = replace(trajectory("t/0/0", answer(MULTIPLIES), reward=0.0, question=task.question), task=task.id)
     jsonl.write(evaluation / "trajectories-t1.jsonl", [made])
     jsonl.write(run / "trajectories-1.jsonl", [made])
     (run / "run.json").write_text(json.dumps({"recipe": recipe.model_dump(mode="json")}))
@@ -146,7 +146,8 @@ def test_a_name_that_a_run_and_its_evaluation_share_is_each_ones_own(tmp_path: P
         path = write(tmp_path / of / "data/rows.jsonl", [{"id": 1, "question": f"Say {said}.", "answer": said}])
         words = [f"task.path={path}", "task.grader=exact", f"task.evaluation_share={share}"]
         whole.append(load_recipe(None, ["task.kind=file", *words]).model_dump(mode="json"))
-        rollout = replace(trajectory("t/0/0", answer(rf"\boxed{{{said}}}"), reward=1.0), task="rows/1")
+        made = trajectory("t/0/0", answer(rf"\boxed{{{said}}}"), reward=1.0, question=f"Say {said}.")
+        rollout = replace(made, task="rows/1")
         jsonl.write(tmp_path / of / "trajectories-t1.jsonl", [rollout])
     (tmp_path / "run/run.json").write_text(json.dumps({"recipe": whole[0]}))
     (tmp_path / "run/eval/result.json").write_text(json.dumps({"checkpoint": "x", "recipe": whole[1]}))

@@ -36,7 +36,7 @@ EVALUATED = task_set("numbers").evaluation(2, 5)
 
 
 def rollout(task: Task, index: int, text: str, reward: float | None) -> Trajectory:
-    made = trajectory(f"{task.id}/0/{index}", turn("1", "1"), answer(text), reward=reward)
+    made = trajectory(f"{task.id}/0/{index}", turn("1", "1"), answer(text), reward=reward, question=task.question)
     return replace(made, task=task.id)
 
 

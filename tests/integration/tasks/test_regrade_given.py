@@ -11,7 +11,7 @@ import pytest
 
 from comparing import answer, trajectory
 from datafiles import ROWS, write
-from retcon.core.errors import RecordError
+from retcon.core.errors import RecordError, TaskWarning
 from retcon.store import jsonl
 from retcon.tasks.data.settings import FileTaskSettings
 from retcon.tasks.grading.given import read_tasks
@@ -24,11 +24,13 @@ def trained_on(path: str) -> list[Task]:
     return list(FileTaskSettings(path=path, evaluation_share=0).open().train(0))
 
 
-def regraded(folder: Path, tasks: list[Task], file: str, reply: str, grader: str = "exact") -> list[Regraded]:
-    """Of a rollout of each task with this reply, with the tasks of the file."""
-    kept = [replace(trajectory(f"{t.id}/0/0", answer(reply), reward=1.0), task=t.id) for t in tasks]
+def regraded(folder: Path, tasks: list[Task], file: str | None, reply: str, grader: str = "exact") -> list[Regraded]:
+    """Of a rollout of each task with this reply, with the tasks of the file, or as the run in the folder drew them."""
+    kept = [
+        replace(trajectory(f"{t.id}/0/0", answer(reply), reward=1.0, question=t.question), task=t.id) for t in tasks
+    ]
     jsonl.write(folder / "kept.jsonl", kept)
-    job = Regrading(folder / "kept.jsonl", folder / "out", GradeSettings(grader), tasks=Path(file))
+    job = Regrading(folder / "kept.jsonl", folder / "out", GradeSettings(grader), tasks=file and Path(file))
     return regrade(job, lambda *_: None)
 
 
@@ -89,6 +91,35 @@ def test_rows_whose_answer_is_elsewhere_make_no_rollout_wrong(grader: str, tmp_p
         regraded(tmp_path, [trained], path, r"\boxed{yes}", grader)
     assert not (tmp_path / "out").exists()
     assert [one.reward for one in regraded(tmp_path, [trained], path, "yes", "test_regrade_given:says_yes")] == [1.0]
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_problems_that_the_rollouts_were_not_asked_are_told(given: bool, tmp_path: Path) -> None:
+    path = write(tmp_path / "mine.jsonl", [{"id": n, "question": f"What is {n} + 1?", "answer": n + 1} for n in (1, 2)])
+    tasks = trained_on(path)
+    rows = [
+        {"id": 1, "question": "What is 1 times 7?", "answer": 7},
+        {"id": 2, "question": "What  is 2 + 1", "answer": 3},
+    ]
+    write(tmp_path / "mine.jsonl", rows)
+    if not given:
+        about = {"run": {"seed": 0}, "task": {"kind": "file", "path": path, "evaluation_share": 0}}
+        (tmp_path / "run.json").write_text(json.dumps({"recipe": about}))
+    with pytest.warns(TaskWarning) as told:
+        done = regraded(tmp_path, tasks, path if given else None, r"\boxed{7}")
+    assert [one.reward for one in sorted(done, key=lambda one: one.id)] == [1.0, -1.0], "a row may have been corrected"
+    assert [str(one.message) for one in told] == [
+        f"{path if given else 'the data of the run'}: 1 of 2 tasks are not what their rollouts were asked: mine/1/0/0 "
+        "was not asked 'What is 1 times 7?'; if these are other problems under the same ids, name the data of the run "
+        "with --tasks"
+    ]
+
+
+def test_rows_without_a_question_are_taken_by_their_ids(tmp_path: Path) -> None:
+    path = write(tmp_path / "mine.jsonl", [{"id": 1, "question": "Why?", "answer": "4"}])
+    tasks = trained_on(path)
+    write(tmp_path / "mine.jsonl", [{"id": 1, "answer": "7"}])
+    assert [one.reward for one in regraded(tmp_path, tasks, path, r"\boxed{7}")] == [1.0]
 
 
 def says_yes(reply: str) -> bool:

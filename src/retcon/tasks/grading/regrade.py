@@ -30,7 +30,7 @@ from retcon.store.lines import LineAppender
 from retcon.store.whole import PARTIAL, write_json
 from retcon.tasks.data.grading import is_answered
 from retcon.tasks.grading.grading import GradeSettings, Grading
-from retcon.tasks.grading.stored import ABOUT, by_run, options_of_run, tasks_of, trajectory_files
+from retcon.tasks.grading.stored import ABOUT, by_run, options_of_run, tasks_of, tell_others, trajectory_files
 from retcon.tasks.grading.types import Verdict
 from retcon.tasks.types import Task
 
@@ -92,7 +92,7 @@ def regrade(job: Regrading, on_progress: Callable[[int, int], None]) -> list[Reg
 
     Raises RecordError for files that cannot be read, tasks that are not found or have no answer, and an `out` that is
     finished, holds another job or something else; CheckpointError where another process is at work there; RecipeError
-    for a grader or a key that is unknown.
+    for a grader or a key that is unknown. Warns (TaskWarning) where tasks are not what rollouts were asked.
     """
     files = [(path, str(name)) for path, name in trajectory_files(job.run)]
     ids = {name: [t.task for t in jsonl.read(path)] for path, name in files}
@@ -109,6 +109,9 @@ def regrade(job: Regrading, on_progress: Callable[[int, int], None]) -> list[Reg
         for part in parts:
             asyncio.run(_refuse_unanswered(job, part))
     _refuse_foreign(job.out)
+    for part in parts:
+        stored = chain.from_iterable(jsonl.read(path) for path, _ in part.files)
+        tell_others(stored, part.tasks, "the data of the run" if job.tasks is None else str(job.tasks))
     with alone(job.out):
         _prepare(job, about)
         known = {(one.file, one.n): one for one in _read_verdicts(job.out / VERDICTS)}

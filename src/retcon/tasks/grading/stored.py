@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+import unicodedata
+import warnings
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate, groupby
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from pydantic import ValidationError
 
 from retcon.config.schema import TaskSection
-from retcon.core.errors import MissingExtra, RecipeError, RecordError, nearest
+from retcon.core.errors import MissingExtra, RecipeError, RecordError, TaskWarning, nearest
+from retcon.core.types import Trajectory
 from retcon.tasks.data.fields import DataError
 from retcon.tasks.data.tasks import DataTasks
 from retcon.tasks.grading.given import given_tasks
@@ -87,12 +91,36 @@ def tasks_of(files: Iterable[Path], wanted: set[str], given: Path | None) -> dic
     return found
 
 
+def tell_others(trajectories: Iterable[Trajectory], tasks: Mapping[str, Task], where: str) -> None:
+    """Warns (TaskWarning) where tasks are not what their rollouts were asked, as far as both say so: letters and digits
+    of the question, in the prompt. Ids such as 0, 1, 2 are those of any data. where: what the tasks are of."""
+    other: dict[str, str] = {}  # by task, the first of its rollouts
+    for one in trajectories:
+        asked, given = _signs("".join(s.text for s in one.prompt)), _signs(tasks[one.task].question)
+        if asked and given not in asked:
+            other.setdefault(one.task, one.id)
+    if other:
+        task, rollout = next(iter(other.items()))
+        warnings.warn(
+            f"{where}: {len(other)} of {len(tasks)} tasks are not what their rollouts were asked: {rollout} was not "
+            f"asked {shorten(tasks[task].question, 80, placeholder='…')!r}; if these are other problems under the same "
+            "ids, name the data of the run with --tasks",
+            TaskWarning,
+            stacklevel=2,
+        )
+
+
 def options_of_run(files: Iterable[Path], given: Options) -> Options:
     """The settings of graders that the recipe of the run or evaluation has that the files are of (`task.graders`), with
     what is given in their place, key by key. Raises RecordError for a manifest that cannot be read."""
     task = next((about.get("recipe") or {} for about in _manifests(files)), {}).get("task") or {}
     options: Options = (task.get("graders") if task.get("kind") == "file" else None) or {}
     return {name: {**options.get(name, {}), **given.get(name, {})} for name in dict.fromkeys((*options, *given))}
+
+
+def _signs(text: str) -> str:
+    """Letters and digits, whatever tokenizers and templates make of space and capitals."""
+    return "".join(filter(str.isalnum, unicodedata.normalize("NFKC", text).casefold()))
 
 
 def _manifests(files: Iterable[Path]) -> Iterator[Mapping[str, Any]]:

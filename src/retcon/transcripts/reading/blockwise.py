@@ -72,7 +72,7 @@ class Blockwise(Itemwise):
                 if pieces:
                     pieces[-1] = _with_beside(pieces[-1], item)
                 else:
-                    pieces.append(Piece("told", owner, "", payload={"items": [], _HOME: item}, role=""))
+                    pieces.append(nobody_s(owner, item))
             for (kind, role), run in groupby(blocks, key=lambda block: self._kind(block, item)):
                 pieces.append(self._piece(kind, owner, list(run), item, role))
         return pieces
@@ -107,6 +107,11 @@ class Blockwise(Itemwise):
         else:
             text = "".join(output.text for output in outputs) or "".join(map(self.words, blocks))
         return Piece(kind, owner, text, calls, outputs, {"items": blocks, _HOME: item}, role)
+
+
+def nobody_s(owner: int, item: Item) -> Piece:
+    """A piece of a message that is nobody's word, and that no repair spans."""
+    return Piece("told", owner, "", payload={"items": [], _HOME: item}, role="")
 
 
 def home_of(pieces: Sequence[Piece]) -> dict[str, Json]:

@@ -164,6 +164,44 @@ def test_what_a_user_went_back_from_and_a_subagent_s_lines_stay(tmp_path: Path) 
     assert (count.calls, count.shallow) == (2, 1)
 
 
+def of_session(name: str, *steps: Any, after: str | None = None) -> Lines:
+    """A session of its own. after: the line of another that it goes on from."""
+    lines = [line for line in session("claude_code", steps) if "uuid" in line]
+    for line in lines:
+        line |= {
+            "sessionId": name,
+            "uuid": name + line["uuid"],
+            "parentUuid": line["parentUuid"] and name + line["parentUuid"],
+        }
+        if "id" in line["message"]:
+            line["message"]["id"] = name + line["message"]["id"]
+    lines[0]["parentUuid"] = after
+    return lines
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_a_call_of_another_session_is_no_fix(tmp_path: Path, at: int) -> None:
+    asked, broken, mended, told = REPAIRED
+    begun, rest = of_session("a", asked, broken), of_session("b", asked, mended, told)
+    lines = [*rest[1 - at : 1], *begun, *rest[1:]]  # by time, or what was asked is not there
+    out, (count,) = run(tmp_path, {"in.jsonl": as_lines(lines)})
+    assert (count.transcripts, count.calls, count.failed, count.shallow) == (1, 2, 1, 0)
+    assert out == as_lines(lines)
+    resumed = [*begun, *of_session("b", mended, told, after=begun[-1]["uuid"])]
+    _, (count,) = run(tmp_path, {"resumed.jsonl": as_lines(resumed)})
+    assert (count.calls, count.failed, count.shallow) == (2, 1, 1), "one that goes on under another name is the same"
+
+
+def test_sessions_in_one_file_are_each_repaired(tmp_path: Path) -> None:
+    asked, _, mended, told = REPAIRED
+    first, other = of_session("a", *REPAIRED), of_session("b", asked, mended, told)[1:]
+    out, (count,) = run(tmp_path, {"in.jsonl": as_lines([*first, *other])})
+    assert (count.calls, count.failed, count.shallow) == (3, 1, 1)
+    assert out.endswith(as_lines(other))
+    alone, _ = run(tmp_path, {"alone.jsonl": as_lines(first)}, "alone/")
+    assert out == alone + as_lines(other)
+
+
 def test_a_call_that_the_user_rejected_and_an_answer_of_no_model_are_neither_failure_nor_words(tmp_path: Path) -> None:
     steps = (user("?"), fails("f()"), works("g()"), answer("API Error"))
     items = session("claude_code", steps)
@@ -302,6 +340,23 @@ def test_no_repair_of_codex_spans_what_stands_for_all_before_it(tmp_path: Path) 
     out, (count,) = run(tmp_path, {"in.jsonl": as_lines(lines)})
     assert (count.failed, count.shallow) == (1, 0)
     assert out == as_lines(lines)
+
+
+@pytest.mark.parametrize(("turns", "calls"), [(1, 2), (2, 1), (7, 1), (0, 4), ("1", 4)])
+def test_what_a_user_of_codex_took_back_stays(tmp_path: Path, turns: Any, calls: int) -> None:
+    asked = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "<cwd>/</cwd>"}]}
+    context, back = (
+        {"timestamp": "t", "type": kind, "payload": payload}
+        for kind, payload in (
+            ("response_item", asked),  # what Codex itself says is no turn
+            ("event_msg", {"type": "thread_rolled_back", "num_turns": turns}),
+        )
+    )
+    repaired = session("codex")[1:]
+    lines = [*session("codex", CLEAN), *repaired[:-1], context, repaired[-1], back, *session("codex", CLEAN)[1:]]
+    out, (count,) = run(tmp_path, {"in.jsonl": as_lines(lines)})
+    assert (count.calls, count.shallow) == (calls, int(calls == 4))
+    assert (out == as_lines(lines)) == (calls < 4)
 
 
 def test_a_call_of_codex_that_exited_with_a_code_is_no_fix(tmp_path: Path) -> None:

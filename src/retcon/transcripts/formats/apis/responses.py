@@ -66,6 +66,10 @@ class Responses(Itemwise):
         """The API's own item in one of a list."""
         return item if isinstance(item, dict) else {}
 
+    def all_inside(self, items: Sequence[Item]) -> list[Item]:
+        """The same of each of a list."""
+        return [self.inside(item) for item in items]
+
     def with_inside(self, item: Json, inside: Json) -> Json:
         """The item of a list with another one of the API's in it."""
         return inside
@@ -93,7 +97,7 @@ class Responses(Itemwise):
 
     def group(self, items: Sequence[Item]) -> list[Piece]:
         pieces = Pieces()
-        inner = [self.inside(item) for item in items]
+        inner = self.all_inside(items)
         awaited = _AWAITED | {string(one.get("type")).removesuffix("_output") for one in inner if _is_output(one)}
         for item, one in zip(items, inner, strict=True):
             kind = string(one.get("type"), "message")

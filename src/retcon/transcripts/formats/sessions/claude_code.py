@@ -8,7 +8,7 @@ from typing import cast
 
 from retcon.transcripts.failures.rules import UNCLEAR, Verdict
 from retcon.transcripts.formats.apis.anthropic import Anthropic, is_result
-from retcon.transcripts.reading.blockwise import home_of
+from retcon.transcripts.reading.blockwise import home_of, nobody_s
 from retcon.transcripts.reading.items import text_of
 from retcon.transcripts.reading.itemwise import Item, ItemList, part_of, string
 from retcon.transcripts.reading.pieces import Piece, PieceKind, ToolOutput
@@ -20,6 +20,7 @@ _SPEAKERS = ("user", "assistant")
 _PARENT = "parentUuid"
 _LINKS = (_PARENT, "logicalParentUuid", "leafUuid")
 """Where a line names another that came before it."""
+_SESSION = "sessionId"
 _REJECTED = "User rejected tool use"
 _NOT_RUN = (
     "The user doesn't want to proceed with this tool use", "The user doesn't want to take this action right now",
@@ -36,7 +37,8 @@ class ClaudeCode(Anthropic):
     """A line has a `message`, or tells of something else and stays with the one before it; one of a `queued_command` is
     what a user typed while tools ran. Lines with the `id` of one message are one, though the result of its first call
     may stand before its second. A subagent's lines within a session (`isSidechain`), and what a user went back from,
-    stay as they are; so does what a rejected call was told. Lines whose parent is gone get that one's."""
+    stay as they are; so does what a rejected call was told. Lines whose parent is gone get that one's. No repair spans
+    lines of two sessions, unless one goes on from a line of the other."""
 
     name = "claude-code"
     needs = frozenset({"message"})
@@ -55,6 +57,17 @@ class ClaudeCode(Anthropic):
     def find(self, record: Json) -> ItemList | None:
         found = super().find(record)
         return found._replace(items=_together(found.items)) if found else None
+
+    def group(self, items: Sequence[Item]) -> list[Piece]:
+        first = _first_sessions(items)
+        pieces: list[Piece] = []
+        for piece in super().group(items):
+            if pieces:
+                last, own = (first.get(string(home_of([one]).get(_SESSION))) for one in (pieces[-1], piece))
+                if last and own and last != own:
+                    pieces.append(nobody_s(pieces[-1].owner, home_of(pieces[-1:])))
+            pieces.append(piece)
+        return pieces
 
     def blocks(self, item: Item) -> Sequence[Json]:
         if queued := part_of(item, "attachment"):
@@ -132,6 +145,23 @@ def _together(items: Sequence[Item]) -> list[Item]:
             last = place = last if parted else n
         places.append(place)
     return [items[n] for n in sorted(range(len(items)), key=places.__getitem__)]
+
+
+def _first_sessions(items: Iterable[Item]) -> Mapping[str, str]:
+    """Of each session of a file the first of those that it goes on from; itself where it goes on from none."""
+    first: dict[str, str] = {}
+    has: dict[str, str] = {}  # by a line's uuid, its session
+    for item in items:
+        if not (own := string(item.get(_SESSION))):
+            continue
+        first.setdefault(own, own)
+        for link in _LINKS:
+            before = has.get(string(item.get(link)), own)
+            if first[before] != first[own]:
+                first |= {name: first[before] for name, one in first.items() if one == first[own]}
+        if uuid := string(item.get("uuid")):
+            has[uuid] = own
+    return first
 
 
 def _left(items: Sequence[Item]) -> Iterable[int]:
