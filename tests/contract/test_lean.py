@@ -82,7 +82,7 @@ def test_a_norm_is_torch_s_own_also_after_a_change_of_its_weights(dtype: torch.d
         side_by_side.refresh()
 
 
-@pytest.mark.parametrize("size, slots", [(16, 64), (4096, 16)], ids=["small", "large"])
+@pytest.mark.parametrize(("size", "slots"), [(16, 64), (4096, 16)], ids=["small", "large"])
 def test_a_slab_holds_more_requests_where_each_is_small(size: int, slots: int) -> None:
     layers = {0: (1, size, size)}
     memory = slabs.Memory(
@@ -92,3 +92,15 @@ def test_a_slab_holds_more_requests_where_each_is_small(size: int, slots: int) -
     assert place is not None
     assert place.slab.slots == slots
     assert place.slab.slots * place.slab.slot_bytes <= max(slabs.SLAB_BYTES, slabs.SLAB_IDS * size * 8)
+
+
+@pytest.mark.parametrize("requests", [16, 64, 128])
+def test_slabs_leave_room_for_those_of_every_other_class(requests: int) -> None:
+    """In the budget that an engine gives itself, and of which one request of each class needs little."""
+    layers, longest, nowhere = {0: (1, 16, 16)}, 4096, torch.device("meta")
+    memory = slabs.Memory(layers, dtype=torch.float32, device=nowhere, max_len=longest, max_slots=requests, budget=0)
+    memory.budget = slabs.budget_for(longest * memory.id_bytes, requests, 2**40)
+    lengths = sorted({slabs.capacity_for(n, longest) for n in range(1, longest + 1)})
+    assert sum(lengths) * memory.id_bytes < memory.budget
+    places = [memory.take(n) for n in lengths]
+    assert None not in places

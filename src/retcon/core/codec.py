@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import Any, TypeVar, get_args
 
 from retcon.core.errors import RecordError, nearest
@@ -35,10 +36,6 @@ MOST_NAMED = 6
 
 T = TypeVar("T")
 Record = Segment | ToolCall | Observation | Cut | RepairRecord | Turn | Provenance | Origin | Branch | Trajectory
-_FIELDS: dict[type, dict[str, object]] = {
-    kind: {field.name: field.default for field in fields(kind) if field.name != "extra"} for kind in get_args(Record)
-}
-"""By kind: names and defaults of the fields, without `extra`."""
 
 
 def to_dict(trajectory: Trajectory) -> dict[str, object]:
@@ -55,9 +52,15 @@ def from_dict(obj: object, where: str = "") -> Trajectory:
 
 
 def _write(record: Record) -> dict[str, object]:
-    known = _FIELDS[type(record)]
+    known = _defaults(type(record))  # type: ignore[arg-type]  # mypy takes an instance's hash for its class's
     out = {name: _plain(value) for name, default in known.items() if (value := getattr(record, name)) != default}
     return out | {name: value for name, value in record.extra.items() if name not in known and name != "extra"}
+
+
+@cache
+def _defaults(kind: type[Record]) -> dict[str, object]:
+    """By name, of its fields without `extra`. kind: a record's, or one that is made from it."""
+    return {field.name: field.default for field in fields(kind) if field.name != "extra"}
 
 
 def _plain(value: object) -> object:

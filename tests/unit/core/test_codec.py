@@ -75,6 +75,18 @@ def test_records_of_every_type_survive() -> None:
     assert from_dict(to_dict(replace(trajectory, reward=-1.0))).reward == -1.0
 
 
+def test_records_of_a_user_s_own_are_written_as_what_they_are_made_from() -> None:
+    class Mine(Segment):
+        pass
+
+    assert to_dict(Trajectory("t", "k", (Mine("prompt", "q"),), ())) == {
+        "id": "t",
+        "task": "k",
+        "prompt": [{"kind": "prompt", "text": "q"}],
+        "turns": [],
+    }
+
+
 def test_a_repair_of_an_older_file_was_cut_nowhere() -> None:
     repair = {"decision": "deep", "attempts": 1}
     turn = {"segments": [], "calls": [], "observations": [], "stop": "answer", "repair": repair}

@@ -18,8 +18,8 @@ from retcon.engine.local.scores import quicker
 LINE = 16
 """What slots and stretches of tokens are padded to a multiple of."""
 SLAB_IDS, SLAB_BYTES = 8192, 2**26
-"""Positions of a slab at most (one slot at least), more where they are few bytes: small enough to be given up, large
-enough for wide batches, as each slab of a forward costs operations of its own."""
+"""Positions of a slab at most (one slot at least), more where they are few bytes of what is left: small enough to be
+given up, large enough for wide batches, as each slab of a forward costs operations of its own."""
 SLAB_SLOTS = 64
 
 
@@ -201,7 +201,8 @@ class Memory:
 
     def _grow(self, capacity: int) -> Slab | None:
         one = capacity * self.id_bytes
-        most = max(SLAB_IDS // capacity, SLAB_BYTES // one)
+        few = min(SLAB_BYTES, (self.budget - self.used) // 8)  # more, and eight classes leave nothing to the others
+        most = max(SLAB_IDS // capacity, few // one)
         wanted = max(1, min(SLAB_SLOTS, most, self.budget // 8 // one, self._max_slots))
         if self.used + wanted * one > self.budget:
             self._give_up_empty()
