@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -23,6 +24,14 @@ HOT = SamplingParams(max_tokens=20, seed=3)
 @pytest.fixture(scope="module")
 def qwen3() -> Any:
     return model_of("qwen3")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def generated(model: Any, texts: list[list[int]]) -> list[Generation]:
@@ -48,13 +57,13 @@ def test_with_either_product_a_request_gets_what_it_gets_alone(
 
 
 @pytest.mark.skipif(not lean.ONEDNN, reason="this torch has no oneDNN")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_products_of_few_weights_are_not_packed_in_float32(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("threads", [1, 2])
+def test_with_one_thread_products_of_few_weights_are_not_packed(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lean, "SMALL", 64 * 48)
-    monkeypatch.setitem(lean.PACKED, torch.bfloat16, False)  # whether a CPU has it
-    x = torch.randn(9, 64, generator=torch.Generator().manual_seed(0)).to(dtype)
-    for out, packs in ((48, False), (49, dtype is torch.float32)):
-        layer = torch.nn.Linear(64, out, dtype=dtype)
+    x = torch.randn(9, 64, generator=torch.Generator().manual_seed(0))
+    torch.set_num_threads(threads)
+    for out, packs in ((48, threads > 1), (49, True)):
+        layer = torch.nn.Linear(64, out)
         product = Product([layer])
         assert product._packed is packs
         with torch.inference_mode():

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from retcon.core.errors import EngineError
@@ -173,7 +174,7 @@ class PastJob:
 class ForwardPlan:
     """One packed forward of N tokens. ids, positions: (N,). keep: (K,) tokens whose logits are wanted.
 
-    whole: whether there is one job, of all tokens in order.
+    whole: whether there is one job, of all tokens in order but for those at the end that only pad the batch.
     """
 
     ids: Tensor
@@ -187,7 +188,9 @@ class ForwardPlan:
         for store in self.stores:
             store(layer, k, v)
         if self.whole:
-            return self.jobs[0](layer, q, k, v, scale)
+            attended = self.jobs[0](layer, q, k, v, scale)
+            missing = len(q) - len(attended)
+            return pad(attended, (0, 0, 0, 0, 0, missing)) if missing else attended
         out = q.new_zeros(*q.shape[:2], v.shape[-1])  # zeros, as ids that only pad the batch belong to no job
         for job in self.jobs:
             out[job.target] = job(layer, q, k, v, scale)

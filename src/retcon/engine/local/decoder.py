@@ -45,9 +45,10 @@ class Kept:
 
     def logits(self, tokens: Sequence[int]) -> Tensor:
         """Of those tokens: (N, V)."""
-        padded = [*tokens, *[0] * (self.rows - len(tokens))]
-        if padded == list(range(len(self.states))):
+        count = max(len(tokens), self.rows)
+        if len(self.states) == count and list(tokens) == list(range(len(tokens))):
             return self.head(self.states)[: len(tokens)]
+        padded = [*tokens, *[0] * (count - len(tokens))]
         index = torch.tensor(padded, dtype=torch.long, device=self.states.device)
         return self.head(self.states.index_select(0, index))[: len(tokens)]
 

@@ -104,7 +104,7 @@ def plan(
         torch.tensor(keep, dtype=torch.long, device=device),
         stores,
         jobs,
-        whole=len(jobs) == 1 and not stretches and not missing,
+        whole=len(jobs) == 1 and not stretches,
     )
 
 

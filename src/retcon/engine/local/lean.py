@@ -31,7 +31,8 @@ PACKED: Final = {torch.float32: ONEDNN, torch.bfloat16: ONEDNN and torch.ops.mkl
 MKL_SLOW: Final = torch.backends.cpu.get_cpu_capability() == "AVX512" and "Intel" not in cpu_name()
 """Whether torch's own products in float32, which are MKL's, take twice as long as oneDNN's."""
 SMALL: Final = 0 if MKL_SLOW else 2**17
-"""Weights of a product in float32 up to which torch's own is quicker: a call of it costs a fifth of one of oneDNN's."""
+"""Weights of a product in float32 up to which torch's own is quicker with one thread: a call of it costs a fifth of one
+of oneDNN's. With more threads, what it gives a row depends on the batch, up to 27 rows with 16 of them."""
 TOGETHER = 512
 """Tokens whose widest states are computed together: those of more leave the cache, and come on new pages each time. A
 forward of more tokens has a multiple of 128 of them, so that no few are left over."""
@@ -51,7 +52,7 @@ class Product:
         weights = [layer.weight.detach() for layer in self._layers]
         weight = torch.cat(weights) if len(weights) > 1 else weights[0]
         self._bias = torch.cat([bias.detach() for bias in biases]) if biases else None
-        small = weight.dtype is torch.float32 and weight.numel() <= SMALL
+        small = weight.dtype is torch.float32 and weight.numel() <= SMALL and torch.get_num_threads() == 1
         self._packed = PACKED.get(weight.dtype, False) and not small
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, None) if self._packed else weight
 
@@ -158,8 +159,7 @@ class Lean:
         cos, sin = self._cos.index_select(0, plan.positions), self._sin.index_select(0, plan.positions)
         for layer in self._layers:
             x = layer(x, plan, cos, sin)
-        if not plan.whole:  # else the logits of all are wanted
-            x = x.index_select(0, plan.keep)
+        x = x[: len(plan.keep)] if plan.whole else x.index_select(0, plan.keep)
         return self._norm(x)
 
     @property
