@@ -1,10 +1,9 @@
-"""From the groups of a step to its update: rewards near the limit, seeds, the reference; and when a step is given up."""
+"""From the groups of a step to its update: rewards near the limit, seeds, the reference; when one is given up."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
