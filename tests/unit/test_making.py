@@ -92,3 +92,9 @@ def test_one_lost_in_twenty_of_those_that_there_were_is_too_many() -> None:
     source.chunk = 64
     with pytest.raises(SandboxUnavailable, match="1 of 3 demonstrations were lost"):
         made(source, 99)
+
+
+def test_one_lost_in_twenty_is_not_too_many() -> None:
+    source = Source(frozenset(range(40)) - {7}, LOST)
+    source.chunk = 20
+    assert made(source, 20) == [str(n) for n in range(21) if n != 7]

@@ -29,10 +29,11 @@ LOOK = 10_000
 @dataclass(slots=True)
 class Position:
     """Where a run stands in its data: the epoch, from 0, and how many of its tasks were looked at, whether they were
-    drawn or left out."""
+    drawn or left out. put_off: those among them that are still to come, as they had just come (see `epochs`)."""
 
     epoch: int = 0
     looked: int = 0
+    put_off: tuple[Task, ...] = ()
 
 
 def refuse_idle_bounds(select: SelectSection, where: str = "") -> None:
@@ -87,19 +88,27 @@ class PromptStream:
     def position(self, drawn: int, begin: Position) -> Position:
         """Where in the data the stream stands once `drawn` tasks of it have been drawn."""
         at = Position(begin.epoch, begin.looked)
-        for _ in islice(self._stream(begin, at), drawn):
-            pass
+        waiting: list[Task] = []
+
+        def epoch(number: int) -> Iterator[Task]:
+            for task in self._epoch(begin, at, number):
+                waiting.append(task)
+                yield task
+
+        for task in islice(epochs(epoch, apart=self._of_a_step), drawn):
+            waiting.remove(task)
+        at.put_off = tuple(waiting)
         return at
 
-    def _stream(self, begin: Position | None = None, at: Position | None = None) -> Iterator[Task]:
-        """at: gets the position, task by task."""
-        return epochs(partial(self._epoch, begin or Position(), at), apart=self._of_a_step)
+    def _stream(self, begin: Position | None = None) -> Iterator[Task]:
+        return epochs(partial(self._epoch, begin or Position(), None), apart=self._of_a_step)
 
     def _epoch(self, begin: Position, at: Position | None, number: int) -> Iterator[Task]:
+        """at: gets the position, task by task."""
         stream = self._looked(begin.epoch + number, at)
         if begin.looked:  # what is left of the epoch may be too little for a step, or nothing: the next one is joined
             after = self._looked(begin.epoch + number + 1, at)
-            stream = chain(islice(stream, begin.looked, None), after) if not number else after
+            stream = chain(begin.put_off, islice(stream, begin.looked, None), after) if not number else after
         stream = fitting(stream, self._chat, self._recipe.rollout.max_tokens)
         if not self._rates:
             return stream

@@ -1,0 +1,165 @@
+"""A step of supervised training written plainly beside it, what is held out of it, and what it draws at random."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="training needs the [train] extra")
+
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from retcon.config.learning import DPOSection, SFTSection
+from retcon.core.errors import RecipeError
+from retcon.core.types import Sample
+from retcon.store import jsonl
+from retcon.train import sft as module
+from retcon.train.batch import collate
+from retcon.train.datasets.preferences import Preference
+from retcon.train.dpo import dpo_step
+from retcon.train.kernels.computing import Computing
+from retcon.train.kernels.logprobs import token_logprobs
+from retcon.train.sft import mean_loss, run_sft, sft_step, split
+from training import make_base, make_demonstrations, small_recipe
+
+pytestmark = pytest.mark.torch
+WAYS = [Computing(), Computing(micro_batch_tokens=8)]
+
+
+def model(dropout: float = 0.0) -> GPT2LMHeadModel:
+    torch.manual_seed(0)
+    rates = {"resid_pdrop": dropout, "embd_pdrop": dropout, "attn_pdrop": 0.0}
+    return GPT2LMHeadModel(GPT2Config(vocab_size=31, n_embd=32, n_layer=1, n_head=2, n_positions=64, **rates))
+
+
+def sample(length: int, learnt: int, first: int = 1) -> Sample:
+    ids = tuple((first + 7 * i) % 31 for i in range(length))
+    return Sample(ids, (0,) * (length - learnt) + (1,) * learnt, (None,) * length, (0,) * length)
+
+
+SAMPLES = [sample(9, 4), sample(13, 6, 3), sample(7, 1, 5)]
+
+
+def by_hand(of: GPT2LMHeadModel) -> torch.Tensor:
+    """-log π, the mean over all learnt ids of SAMPLES."""
+    batch = collate(SAMPLES)
+    return -token_logprobs(of, batch.ids, batch.mask).sum() / 11
+
+
+@pytest.mark.parametrize("computing", WAYS)
+def test_every_learnt_id_of_a_batch_weighs_the_same_however_it_is_cut(computing: Computing) -> None:
+    stepped, plain = model(), model()
+    section = SFTSection(lr=0.1, warmup=0.0, steps=2, max_grad_norm=1e9)
+    sgd = torch.optim.SGD(stepped.parameters())
+    found = sft_step(stepped, sgd, SAMPLES, section, 0, computing=computing)
+    loss = by_hand(plain)
+    loss.backward()
+    assert found["loss"] == pytest.approx(loss.item(), rel=1e-5)
+    assert found["tokens"] == 11
+    for name, parameter in plain.named_parameters():
+        assert parameter.grad is not None
+        wanted = parameter.detach() - 0.1 * parameter.grad
+        torch.testing.assert_close(stepped.get_parameter(name).detach(), wanted, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("computing", WAYS)
+def test_a_loss_that_is_measured_is_that_of_a_step_without_dropout(computing: Computing) -> None:
+    dropping = model(0.5).train()
+    with torch.no_grad():
+        wanted = by_hand(copy.deepcopy(dropping).eval()).item()
+    assert mean_loss(dropping, SAMPLES, computing) == pytest.approx(wanted, rel=1e-5)
+    assert dropping.training
+    assert not any(p.grad is not None for p in dropping.parameters())
+
+
+def test_a_step_drops_out_whatever_was_measured_before() -> None:
+    dropping = model(0.5)
+    mean_loss(dropping.eval(), SAMPLES, Computing())
+    sgd, section = torch.optim.SGD(dropping.parameters()), SFTSection(lr=1e-12)
+    one, other = (sft_step(dropping, sgd, SAMPLES, section, 0)["loss"] for _ in range(2))
+    assert one != pytest.approx(other, rel=1e-3)
+
+
+def test_a_share_is_held_out_by_content_and_seed() -> None:
+    samples = [sample(9, 4, n) for n in range(20)]
+    learnt, held = split(samples, 0.3, 0)
+    assert (len(learnt), len(held)) == (14, 6)
+    assert {s.ids for s in learnt}.isdisjoint(s.ids for s in held)
+    assert split(samples[::-1], 0.3, 0)[1] == held[::-1], "whatever their order in the file"
+    assert split(samples, 0.3, 1)[1] != held
+    assert [len(side) for side in split(samples, 0.01, 0)] == [19, 1], "one at least"
+    assert [len(side) for side in split(samples, 0.0, 0)] == [20, 0]
+    twice, held_twice = split([*samples, *samples], 0.3, 0)
+    assert {s.ids for s in twice}.isdisjoint(s.ids for s in held_twice), "those that are alike are on one side"
+    with pytest.raises(RecipeError, match=r"sft\.validation_share = 0\.3: of 2 demonstrations none is left"):
+        split(samples[:1] * 2, 0.3, 0)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("supervised")
+    make_demonstrations(make_base(folder / "base"), folder / "demonstrations.jsonl")
+    return folder
+
+
+def steps_of(
+    world: Path, out: Path, monkeypatch: pytest.MonkeyPatch, seed: int = 0, **section: object
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Of a run what each step was given, and its line."""
+    seen: list[dict[str, Any]] = []
+    lines: list[dict[str, Any]] = []
+    step = module.sft_step
+
+    def watched(of: Any, optimizer: Any, samples: Any, *more: Any, **named: Any) -> dict[str, float]:
+        betas = {group["betas"] for group in optimizer.param_groups}
+        seen.append({"betas": betas, "samples": samples, "random": torch.initial_seed()})
+        return step(of, optimizer, samples, *more, **named)
+
+    monkeypatch.setattr(module, "sft_step", watched)
+    recipe = small_recipe(world / "base", sft=section, run={"seed": seed})
+    run_sft(recipe, world / "demonstrations.jsonl", out, on_step=lambda line: lines.append(dict(line)))
+    monkeypatch.undo()
+    return seen, lines
+
+
+def test_what_is_held_out_is_measured_and_never_learnt(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[list[Sample]] = []
+    measure = module.mean_loss
+    monkeypatch.setattr(module, "mean_loss", lambda of, samples, how: (
+        measured.append(samples), measure(of, samples, how)
+    )[1])  # fmt: skip
+    sections = {"steps": 2, "batch": 21, "lr": 1e-12, "validation_share": 0.3, "validate_every": 1}
+    seen, lines = steps_of(world, tmp_path / "out", monkeypatch, **sections)
+    ids = {tuple(i for s in t.segments for i in s.ids or ()) for t in jsonl.read(world / "demonstrations.jsonl")}
+    learnt, held = ({s.ids for s in samples} for samples in (seen[0]["samples"], measured[0]))
+    assert learnt.isdisjoint(held)
+    assert len(held) >= 2
+    assert learnt | held == ids
+    assert all("validation_loss" in line for line in lines)
+
+
+def test_dropout_is_drawn_anew_in_each_step_by_the_seed_of_the_run(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for n, seed in enumerate((0, 0, 1)):
+        seen, _ = steps_of(world, tmp_path / str(n), monkeypatch, seed, steps=3, batch=2)
+        found.append([one["random"] for one in seen])
+        assert {betas for one in seen for betas in one["betas"]} == {(0.9, 0.95)}, "AdamW's, of supervised training"
+    assert found[0] == found[1]
+    assert len({*found[0], *found[2]}) == 6
+
+
+def test_the_rate_of_preference_training_falls_in_a_cosine() -> None:
+    """Of 4 steps without a warm-up but the one that there always is."""
+    pairs, trained = [Preference(SAMPLES[0], SAMPLES[1])], model()
+    section = DPOSection(lr=0.1, warmup=0.0, steps=4)
+    sgd = torch.optim.SGD(trained.parameters())
+    rates = [dpo_step(trained, sgd, pairs, torch.zeros(1, 2), section, step=step)["lr"] for step in range(4)]
+    assert rates == pytest.approx([0.1, 0.1, 0.075, 0.025])

@@ -1,0 +1,157 @@
+"""What a trainer begins with, goes on from, and still has to take; and the torch settings of a run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="training needs the [train] extra")
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from retcon.config.schema import Recipe
+from retcon.core.errors import CheckpointError
+from retcon.models.placing import place_training
+from retcon.runs.folder import RunFolder
+from retcon.train.checkpoint import newest_checkpoint
+from retcon.train.optim import torch_settings
+from retcon.train.trainer import Trainer, Training
+from training import make_base, small_recipe
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_base(tmp_path_factory.mktemp("trainer") / "base")
+
+
+def opened(recipe: Recipe, base: Path, out: Path) -> Trainer:
+    betas = (0.8, 0.95)
+    run = RunFolder(out)
+    return Trainer(Training(run, recipe, place_training(recipe, base), base, recipe.rl, betas), lambda _: None)
+
+
+def step(trainer: Trainer, **done: int) -> None:
+    for parameter in trainer.model.parameters():
+        if parameter.requires_grad:
+            parameter.grad = torch.ones_like(parameter)
+    trainer.optimizer.step()
+    trainer.optimizer.zero_grad()
+    trainer.done({"loss": 1.0}, **done)
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_the_optimisers_moments_are_still_to_come_until_the_first_step(base: Path, tmp_path: Path, rank: int) -> None:
+    """Rollouts must leave them their room: of adapters, where these alone are trained."""
+    trainer = opened(small_recipe(base, lora={"rank": rank}), base, tmp_path)
+    trained = sum(p.numel() for p in trainer.model.parameters() if p.requires_grad)
+    assert trainer.to_come() == 2 * 4 * trained
+    step(trainer)
+    assert trainer.to_come() == 0
+
+
+def moments(trainer: Trainer) -> int:
+    return sum("exp_avg" in state for state in trainer.optimizer.state.values())
+
+
+def test_a_stage_has_its_own_decay_and_begins_anew_where_it_is_to(base: Path, tmp_path: Path) -> None:
+    trainer = opened(small_recipe(base), base, tmp_path)
+    step(trainer)
+    there, section = moments(trainer), small_recipe(base, rl={"weight_decay": 0.3, "lr": 0.01}).rl
+    assert there > 0
+    for anew in (False, True):
+        trainer.begin(section, anew=anew)
+        matrices, others = trainer.optimizer.param_groups
+        assert (matrices["weight_decay"], others["weight_decay"]) == (0.3, 0.0)
+        assert {(group["lr"], group["betas"]) for group in (matrices, others)} == {(0.01, (0.8, 0.95))}
+        assert moments(trainer) == (0 if anew else there)
+
+
+def test_a_session_goes_on_with_weights_moments_place_and_cost_of_the_one_before(base: Path, tmp_path: Path) -> None:
+    recipe = small_recipe(base, rl={"checkpoint_every": 2}, compute={"attention": "eager"})
+    first = opened(recipe, base, tmp_path)
+    assert (first.step, first.drawn) == (0, [])
+    step(first, drawn=3, stage=2)
+    step(first, drawn=4, stage=2)
+    step(first, drawn=5, stage=3)  # of which there is no checkpoint
+    about = json.loads((tmp_path / "checkpoints/step-000002/trainer.json").read_text())
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    lines[-1]["wall_s"] = about["wall_s"] + 700.0
+    lines[-1]["cpu_s"] = about["cpu_s"] + 30.0
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    again = opened(recipe, base, tmp_path)
+    assert (again.step, again.drawn) == (2, [0, 7])
+    assert again.model.config._attn_implementation == "eager"
+    assert moments(again) == moments(first)
+    assert 700 <= again.cost.wall_s - about["wall_s"] < 800, "steps that are taken again were paid for"
+    assert 30 <= again.cost.cpu_s - about["cpu_s"] < 130
+    saved = load_file(tmp_path / "checkpoints/step-000002/model.safetensors")
+    for name, tensor in saved.items():
+        assert torch.equal(again.model.state_dict()[name], tensor)
+    assert [line["step"] for line in again.history()] == [1, 2]
+
+
+def test_a_reference_is_what_the_training_started_from_whatever_it_has_become(base: Path, tmp_path: Path) -> None:
+    recipe = small_recipe(base, rl={"checkpoint_every": 1})
+    step(opened(recipe, base, tmp_path))
+    again = opened(recipe, base, tmp_path)
+    reference, start = again.reference().state_dict(), load_file(base / "model.safetensors")
+    assert all(torch.equal(reference[name], tensor) for name, tensor in start.items())
+    assert not any(p.requires_grad for p in again.reference().parameters())
+    assert not all(torch.equal(again.model.state_dict()[name], tensor) for name, tensor in start.items())
+
+
+@pytest.fixture(scope="module")
+def kept(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("kept")
+    trainer = opened(small_recipe(base, rl={"checkpoint_every": 1}), base, out)
+    step(trainer)
+    step(trainer)
+    return out
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json", "trainer.safetensors"])
+def test_a_checkpoint_that_lacks_a_file_is_passed_over(kept: Path, tmp_path: Path, name: str) -> None:
+    run = RunFolder(Path(shutil.copytree(kept, tmp_path / "run")))
+    newest = newest_checkpoint(run)
+    assert newest is not None
+    assert newest.name == "step-000002"
+    (newest / name).unlink()
+    assert newest_checkpoint(run) == newest.with_name("step-000001")
+
+
+def test_moments_of_what_the_model_has_not_are_refused(base: Path, kept: Path, tmp_path: Path) -> None:
+    out = Path(shutil.copytree(kept, tmp_path / "run"))
+    state = out / "checkpoints/step-000002/trainer.safetensors"
+    save_file({**load_file(state), "exp_avg/model.other.weight": torch.zeros(1)}, state)
+    with pytest.raises(CheckpointError, match=r"step-000002 cannot be read \('model\.other\.weight'\)"):
+        opened(small_recipe(base), base, out)
+
+
+@pytest.fixture
+def undisturbed() -> Iterator[None]:
+    before = torch.are_deterministic_algorithms_enabled()
+    yield
+    torch.use_deterministic_algorithms(before)
+
+
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize(("device", "repeats"), [("cpu", True), ("cuda", False)])
+def test_a_run_repeats_on_a_cpu_and_leaves_torch_as_it_was(
+    base: Path, before: bool, device: str, repeats: bool, undisturbed: None
+) -> None:
+    torch.use_deterministic_algorithms(before)
+    place = replace(place_training(small_recipe(base), base), device=device)
+    drawn = torch.random.get_rng_state()
+    with torch_settings(place):
+        assert torch.are_deterministic_algorithms_enabled() == repeats
+        torch.manual_seed(7)
+    assert torch.are_deterministic_algorithms_enabled() == before
+    assert torch.equal(torch.random.get_rng_state(), drawn)

@@ -1,0 +1,176 @@
+"""From the groups of a step to its update: rewards near the limit, seeds, the reference; when one is given up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="training needs the [train] extra")
+
+import torch
+from safetensors.torch import load_file
+
+from retcon.config.schema import Recipe
+from retcon.config.stages import stages_of
+from retcon.core.errors import RecipeError, SandboxUnavailable
+from retcon.core.types import Segment, Trajectory, Turn
+from retcon.tasks.types import Task
+from retcon.train import rl
+from retcon.train.kernels.computing import Computing
+from retcon.train.objective.advantage import grpo
+from retcon.train.rl import draw_groups, run_rl
+from retcon.train.stages.settling import refuse_unlearnable
+from training import Graded, make_base, small_recipe
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_base(tmp_path_factory.mktemp("learns") / "base")
+
+
+def rollout(index: int, reward: float | None, tokens: int = 1, stop: str = "answer") -> Trajectory:
+    """An answer of so many tokens after a prompt of one."""
+    written = Segment("sampled", "a" * tokens, tuple(range(2, 2 + tokens)), (-1.0,) * tokens)
+    ended: Any = "infrastructure" if reward is None else "answer"
+    last: Any = stop
+    return Trajectory(f"t/0/1/{index}", "t", (Segment("prompt", "p", (1,)),), (Turn((written,), stop=last),),
+                      reward=reward, stop=ended)  # fmt: skip
+
+
+def learnt(monkeypatch: pytest.MonkeyPatch, recipe: Recipe, *groups: list[Trajectory], step: int = 3) -> dict[str, Any]:
+    """What the update of these groups is given."""
+    given: dict[str, Any] = {}
+
+    def update(model: object, optimizer: object, samples: object, section: object, **named: Any) -> dict[str, float]:
+        given.update(named, model=model, samples=samples)
+        return {}
+
+    monkeypatch.setattr(rl, "update", update)
+    trainer: Any = SimpleNamespace(model="model", optimizer="optimizer", computing=Computing(micro_batch_tokens=7))
+    reference: Any = "reference"
+    rl._learn(trainer, list(groups), stages_of(recipe)[0], step, reference)
+    return given
+
+
+def test_rollouts_near_the_limit_are_punished_in_what_is_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 2, 9 and 12 tokens; the last 4 of 12 are the buffer, so that 9 lose a quarter of .8 and 12 all of it."""
+    recipe = Recipe.model_validate(
+        {"rl": {"overlong_buffer": 4, "overlong_penalty": 0.8}, "rollout": {"max_tokens": 12}}
+    )
+    group = [rollout(n, 1.0, tokens - 1) for n, tokens in enumerate((2, 9, 12))]
+    samples = learnt(monkeypatch, recipe, group)["samples"]
+    assert [s.advantages[0] for s in samples] == pytest.approx(grpo([1.0, 0.8, 0.2]))
+
+
+def test_an_update_is_dealt_by_the_runs_seed_and_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = [rollout(0, 1.0), rollout(1, -1.0)]
+    for penalty in (0.0, 0.1):
+        recipe = Recipe.model_validate(
+            {"run": {"seed": 5}, "rl": {"kl": penalty, "steps": 9}, "rollout": {"temperature": 0.7}}
+        )
+        given = learnt(monkeypatch, recipe, group)
+        assert (given["model"], given["seed"], given["step"]) == ("model", 5, 3)
+        assert given["reference"] == ("reference" if penalty else None)
+        assert given["computing"] == Computing(micro_batch_tokens=7, temperature=0.7)
+
+
+class Killed(Exception):
+    pass
+
+
+def killed_after(step: int) -> Any:
+    def tell(line: Mapping[str, float | None]) -> None:
+        if line["step"] == step:
+            raise Killed
+
+    return tell
+
+
+MIXED = Graded(rewards=((1.0, -1.0, 1.0, -1.0),))
+SMALL: dict[str, dict[str, object]] = {"rollout": {"max_tokens": 16}, "repair": {"kind": "none"}}
+
+
+def test_the_reference_stays_what_the_run_started_from(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In every step, and in a session that goes on from a checkpoint."""
+    start, seen = load_file(base / "model.safetensors"), []
+    updated = rl.update
+
+    def update(model: Any, *args: Any, **named: Any) -> Any:
+        same = [all(torch.equal(of.state_dict()[n], t) for n, t in start.items()) for of in (model, named["reference"])]
+        seen.append((named["step"], *same))
+        return updated(model, *args, **named)
+
+    monkeypatch.setattr(rl, "update", update)
+    section = {"prompts": 1, "group": 4, "steps": 3, "lr": 1e-2, "checkpoint_every": 1, "kl": 0.1}
+    recipe = small_recipe(base, rl=section, **SMALL)
+    with pytest.raises(Killed):
+        run_rl(recipe, base, tmp_path / "run", tasks=MIXED, on_step=killed_after(2))
+    run_rl(recipe, base, tmp_path / "run", tasks=MIXED)
+    assert seen == [(1, True, True), (2, False, True), (3, False, True)]
+
+
+def test_what_a_run_may_sample_is_counted_over_its_sessions(base: Path, tmp_path: Path) -> None:
+    """Two steps' worth, of which the first is another session's."""
+    section = {"prompts": 1, "group": 4, "checkpoint_every": 1}
+    lines: list[Mapping[str, float | None]] = []
+    run_rl(small_recipe(base, rl={**section, "steps": 2}, **SMALL), base, tmp_path / "whole", tasks=MIXED,
+           on_step=lines.append)  # fmt: skip
+    allowed = sum(int(line["sampled_tokens"] or 0) for line in lines)
+    recipe = small_recipe(base, rl={**section, "steps": 4, "max_sampled_tokens": allowed}, **SMALL)
+    with pytest.raises(Killed):
+        run_rl(recipe, base, tmp_path / "run", tasks=MIXED, on_step=killed_after(1))
+    run_rl(recipe, base, tmp_path / "run", tasks=MIXED, on_step=lines.append)
+    assert [line["step"] for line in lines] == [1, 2, 2]
+
+
+class Drawing:
+    """In the place of a run's `GroupStream`: groups as they are given."""
+
+    def __init__(self, recipe: Recipe, *groups: list[Trajectory]) -> None:
+        self.rollouts = SimpleNamespace(recipe=recipe, context=SimpleNamespace(faults=SimpleNamespace(why="")))
+        self._groups = iter(groups)
+        self._tasks = (Task(f"t/{n}", "go", "1") for n in count())
+
+    async def take(self, count: int, *, step: int) -> list[tuple[Task, list[Trajectory]]]:
+        return [(next(self._tasks), next(self._groups)) for _ in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("lost", "graded", "cut_off", "ends"),
+    [(3, 2, 0, False), (4, 4, 0, False), (4, 3, 0, True), (5, 4, 0, True), (4, 3, 9, True), (0, 3, 9, False)],
+)
+def test_a_step_is_given_up_where_more_than_half_of_its_answers_and_four_cannot_be_graded(
+    lost: int, graded: int, cut_off: int, ends: bool
+) -> None:
+    """Rollouts without an answer are wrong whatever the grader: they say nothing of it."""
+    recipe = Recipe.model_validate({"rl": {"prompts": 2, "group": 4}})
+    rollouts = [*(rollout(n, None) for n in range(lost)), *(rollout(n, n % 2) for n in range(lost, lost + graded))]
+    rollouts += [rollout(99 + n, 0.0, stop="length") for n in range(cut_off)]
+    whole = [rollout(n, 0.0, stop="length") for n in range(4)]
+    stream: Any = Drawing(recipe, rollouts, whole)
+    if ends:
+        with pytest.raises(SandboxUnavailable, match=rf"step 1: {lost} of the {lost + graded} rollouts that gave an"):
+            asyncio.run(draw_groups(stream, step=1))
+    else:
+        drawn = asyncio.run(draw_groups(stream, step=1))
+        assert [len(group) for group in drawn.kept] == [min(4, graded + cut_off), 4]
+
+
+def test_old_rollouts_of_another_temperature_are_refused() -> None:
+    """π_old would be today's policy, and not the one that sampled."""
+    for temperature, ahead in ((1.0, 1), (0.6, 0)):
+        refuse_unlearnable(
+            Recipe.model_validate({"rl": {"max_staleness": ahead}, "rollout": {"temperature": temperature}})
+        )
+    with pytest.raises(RecipeError, match=r"rl\.max_staleness = 1 goes by .* rollout\.temperature = 0\.6"):
+        refuse_unlearnable(Recipe.model_validate({"rl": {"max_staleness": 1}, "rollout": {"temperature": 0.6}}))
