@@ -29,10 +29,10 @@ ONEDNN: Final = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldn
 PACKED: Final = {torch.float32: ONEDNN, torch.bfloat16: ONEDNN and torch.ops.mkldnn._is_mkldnn_bf16_supported()}
 """Whether it takes weights of a dtype on this CPU."""
 MKL_SLOW: Final = torch.backends.cpu.get_cpu_capability() == "AVX512" and "Intel" not in cpu_name()
-"""Whether torch's own products in float32, which are MKL's, take twice as long as oneDNN's."""
-SMALL: Final = 0 if MKL_SLOW else 2**17
-"""Weights of a product in float32 up to which torch's own is quicker with one thread: a call of it costs a fifth of one
-of oneDNN's. With more threads, what it gives a row depends on the batch, up to 27 rows with 16 of them."""
+"""Whether MKL's products in float32 take twice as long as oneDNN's."""
+SMALL: Final = 2**17 if torch.backends.mkl.is_available() and not MKL_SLOW else 0
+"""Weights of a product in float32 up to which torch's own, by MKL, is quicker with one thread: it costs a fifth to
+call. With more threads, what it gives a row depends on the batch, up to 27 rows with 16 of them."""
 TOGETHER = 512
 """Tokens whose widest states are computed together: those of more leave the cache, and come on new pages each time. A
 forward of more tokens has a multiple of 128 of them, so that no few are left over."""
