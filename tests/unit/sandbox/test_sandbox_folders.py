@@ -87,3 +87,30 @@ def test_what_a_call_of_a_killed_pool_left_keeps_no_later_pool_from_starting(emp
     os.close(pool._lock)  # its process is gone
     PoolFolder(emptied).remove()
     assert not list(emptied.iterdir())
+
+
+@pytest.mark.parametrize("step", ["_blocks", "_open_folder"], ids=["a file in it", "a folder in it"])
+def test_a_folder_that_is_closed_while_it_is_counted_is_counted(
+    step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = tmp_path / "x"
+    (closed / "inner").mkdir(parents=True)
+    for name in ("a", "b", "inner/c"):
+        (closed / name).write_bytes(bytes(4096))
+    each = (closed / "a").stat().st_blocks * 512
+    looked = getattr(scratch, step)
+    times = []
+
+    def closing(*arguments: object) -> object:
+        if getattr(arguments[0], "name", arguments[0]) in ("a", "b", "inner"):
+            times.append(1)
+            if len(times) == 1:
+                closed.chmod(0)
+            if not closed.stat().st_mode & 0o100:  # to root it is not closed
+                raise PermissionError(13, "Permission denied")
+        return looked(*arguments)
+
+    monkeypatch.setattr(scratch, step, closing)
+    assert scratch.measure(str(tmp_path), 100) == (3 * each, 5)
+    assert closed.stat().st_mode & 0o777 == 0, "as it was closed"
+    assert len(times) > 1

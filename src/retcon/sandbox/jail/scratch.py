@@ -69,7 +69,8 @@ def measure(folder: str, most: int) -> Held:
     """What is beneath, counted until there are more than `most` entries, while others may write to it.
 
     Folders are walked by their descriptors: however deep they lie, and wherever they are moved meanwhile. One that is
-    closed to its owner is open while it is walked. Raises OSError, with the name of a folder that stays closed.
+    closed to its owner is open while it is walked, also where it is closed meanwhile. Raises OSError, with the name of
+    a folder that stays closed, or of what is in one that is closed again and again.
     """
     size = entries = 0
     linked: set[int] = set()  # files that have several names, by inode
@@ -85,7 +86,11 @@ def measure(folder: str, most: int) -> Held:
                         return Held(size, entries)
                     if entry.is_dir(follow_symlinks=False):
                         here.names.append(entry.name)
-                    else:
+                        continue
+                    try:
+                        size += _blocks(entry, linked)
+                    except PermissionError:
+                        left[-1] = here.opened()
                         size += _blocks(entry, linked)
             here = _next_folder(left)
     finally:
@@ -104,6 +109,12 @@ class _Folder(NamedTuple):
     mode: int | None
     names: list[str]
 
+    def opened(self) -> _Folder:
+        """It was closed since it was entered."""
+        mode = stat.S_IMODE(os.fstat(self.fd).st_mode)
+        os.chmod(self.fd, mode | 0o500)
+        return self._replace(mode=mode)
+
     def leave(self) -> None:
         if self.mode is not None and stat.S_IMODE(os.fstat(self.fd).st_mode) == self.mode | 0o500:
             os.chmod(self.fd, self.mode)
@@ -117,7 +128,14 @@ def _next_folder(left: list[_Folder]) -> _Folder | None:
     """
     while left:
         above = left[-1]
-        found = _open_folder(above.names.pop(), above.fd) if above.names else None
+        found = None
+        if above.names:
+            name = above.names.pop()
+            try:
+                found = _open_folder(name, above.fd)
+            except PermissionError:
+                left[-1] = above.opened()
+                found = _open_folder(name, above.fd)
         if not above.names:
             left.pop().leave()
         if found is not None:
