@@ -52,7 +52,8 @@ def from_dict(obj: object, where: str = "") -> Trajectory:
 
 
 def _write(record: Record) -> dict[str, object]:
-    known = _defaults(type(record))  # type: ignore[arg-type]  # mypy takes an instance's hash for its class's
+    kind: Any = type(record)
+    known = _defaults(kind)
     out = {name: _plain(value) for name, default in known.items() if (value := getattr(record, name)) != default}
     return out | {name: value for name, value in record.extra.items() if name not in known and name != "extra"}
 

@@ -110,7 +110,7 @@ class _Folder(NamedTuple):
     names: list[str]
 
     def opened(self) -> _Folder:
-        """It was closed since it was entered."""
+        """The same, opened up again: it was closed since it was entered."""
         mode = stat.S_IMODE(os.fstat(self.fd).st_mode)
         os.chmod(self.fd, mode | 0o500)
         return self._replace(mode=mode)
