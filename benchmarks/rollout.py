@@ -50,7 +50,7 @@ from transformers import PreTrainedModel
 
 from retcon.engine.local.engine import LocalEngine
 from retcon.engine.local.stats import EngineStats
-from retcon.engine.types import SamplingParams
+from retcon.engine.types import Generation, SamplingParams
 from retcon.models.locating import BASE
 
 PROMPT, COUNT = 48, 64
@@ -59,21 +59,25 @@ Ways = dict[str, Callable[[], object]]
 Figures = dict[str, Any]
 
 
-def with_engine(engine: LocalEngine, plans: Sequence[PlannedRollout]) -> EngineStats:
-    async def rollout(plan: PlannedRollout) -> None:
-        ids = list(plan.prompt)
+def with_engine(engine: LocalEngine, plans: Sequence[PlannedRollout]) -> tuple[EngineStats, list[Generation]]:
+    """What the engine did, and what it generated: the turns of each rollout, in the order of `plans`."""
+
+    async def rollout(plan: PlannedRollout) -> list[Generation]:
+        ids, turns = list(plan.prompt), []
         for number, (turn, shown) in enumerate(zip(plan.turns, plan.shown, strict=True)):
             params = SamplingParams(max_tokens=turn.sampled, seed=int(plan.name) * 100 + number)
-            ids.extend((await engine.generate(plan.name, ids, params)).ids)
+            turns.append(await engine.generate(plan.name, ids, params))
+            ids.extend(turns[-1].ids)
             ids.extend(shown)
             await asyncio.sleep(turn.seconds)
         await engine.release(plan.name)
+        return turns
 
-    async def main() -> EngineStats:
+    async def main() -> tuple[EngineStats, list[Generation]]:
         before = replace(engine.stats)
         engine.invalidate()
-        await asyncio.gather(*(rollout(plan) for plan in plans))
-        return engine.stats.since(before)
+        done = await asyncio.gather(*(rollout(plan) for plan in plans))
+        return engine.stats.since(before), list(itertools.chain(*done))
 
     return asyncio.run(main())
 
@@ -146,7 +150,7 @@ def workload(models: dict[str, PreTrainedModel], file: Path, options: argparse.N
     engines = {name: LocalEngine(model, max_len=longest, max_requests=len(plans)) for name, model in models.items()}
 
     def engine(name: str) -> None:
-        stats[name] = with_engine(engines[name], plans)
+        stats[name], _ = with_engine(engines[name], plans)
 
     for name, model in models.items():  # what happens once is over
         with_engine(engines[name], plans[:2])
