@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from retcon.cli.common.arguments import Model, Out, command_line, need_training, plain_console, split_overrides
+from retcon.cli.common.importing import import_training
 from retcon.cli.common.interrupt import interruptible
 from retcon.cli.common.progress import tell_place, telling
 
@@ -53,6 +54,7 @@ def audit(
     folder = locate(checkpoint)
     if recipe.engine.in_process:
         need_training()
+        import_training()
     from retcon.evaluate.replay.audit import RESULT, Auditing, Size, run_audit
     from retcon.report.audit import audit_sheets
     from retcon.store.whole import write_whole

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from retcon.cli.common.arguments import Model, command_line, need_training, plain_console, split_overrides
+from retcon.cli.common.importing import import_training
 from retcon.cli.common.interrupt import interruptible
 from retcon.cli.common.progress import tell_place, telling
 from retcon.core.texts import counted
@@ -67,6 +68,7 @@ def difficulty(
     folder = locate(checkpoint)
     if recipe.engine.in_process:
         need_training()
+        import_training()
     from retcon.evaluate.difficulty import run_difficulty
 
     kept = f"what was measured is kept in {out}; the same command measures the rest"

@@ -17,6 +17,7 @@ from retcon.cli.common.arguments import (
     plain_console,
     split_overrides,
 )
+from retcon.cli.common.importing import import_training
 from retcon.cli.common.interrupt import interruptible
 from retcon.cli.common.overriding import of_sections
 from retcon.cli.common.progress import tell_line, tell_place, telling
@@ -82,6 +83,8 @@ def evaluate(
 
         plan_evaluation(recipe, folder, out)
         return
+    if recipe.engine.in_process:
+        import_training()
     from retcon.evaluate.result import read_result
     from retcon.evaluate.runner import run_evaluation
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from retcon.cli.common.arguments import need_training
+from retcon.cli.common.importing import import_training
 from retcon.core.texts import is_url
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def conversing(
         folder = locate(recipe.model.path)
     if recipe.engine.in_process:
         need_training()
+        import_training()
     return recipe, folder
 
 

@@ -18,6 +18,7 @@ from retcon.cli.common.arguments import (
     split_overrides,
     tell_trained,
 )
+from retcon.cli.common.importing import import_training
 from retcon.cli.common.interrupt import interruptible
 from retcon.cli.common.progress import tell_place, telling_steps
 
@@ -55,6 +56,7 @@ def dpo(
 
         plan_dpo(recipe, pairs[0], folder, out)
         return
+    import_training()
     from retcon.train.dpo import run_dpo
 
     with interruptible(partial(kept_run, out)), telling_steps("preference training", recipe.dpo.steps) as on_step:

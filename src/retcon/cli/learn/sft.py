@@ -20,6 +20,7 @@ from retcon.cli.common.arguments import (
     split_overrides,
     tell_trained,
 )
+from retcon.cli.common.importing import import_training
 from retcon.cli.common.interrupt import interruptible
 from retcon.cli.common.progress import tell_line, tell_place, telling, telling_steps
 
@@ -56,6 +57,7 @@ def sft(
     name, changes = split_overrides([recipe, *(overrides or ())])
     settings = load_recipe(name or COLD_START, changes, reads=READS["sft"])
     need_training()
+    import_training()
     from retcon.cli.common.demonstrations import ensure_demonstrations, refuse_missing
     from retcon.models.placing import model_folder, place_training
     from retcon.runs.folder import check_run

@@ -15,6 +15,7 @@ from retcon.cli.common.arguments import (
     need_training,
     tell_trained,
 )
+from retcon.cli.common.importing import import_training
 from retcon.cli.common.interrupt import interruptible
 from retcon.cli.common.progress import tell_place, telling_steps
 from retcon.core.texts import counted
@@ -42,6 +43,7 @@ def train(
 
         plan_rl(settings, folder, out)
         return
+    import_training()
     from retcon.runs.metrics import read_metrics
     from retcon.train.rl import run_rl
 
