@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -45,6 +46,24 @@ def test_a_large_context_leaves_the_room_that_is_usual(tmp_path: Path) -> None:
     *_, output = derive_lengths(two, CHAT, two.task.build(), 8192)
     why = "half of those 1024 tokens for 2 observations, 1.0 characters a token"
     assert (output.key, output.value, output.why) == ("sandbox.output_chars", 250, why)
+
+
+def test_a_long_problem_of_the_evaluation_has_room_too(tmp_path: Path) -> None:
+    """Else a run would be refused after its training, when it is to be measured."""
+    own = recipe(tmp_path, "task.evaluation_share=0.5", characters=1)
+    tasks = own.task.build()
+
+    class LongHeldOut:
+        name, system, grade = tasks.name, tasks.system, tasks.grade
+
+        def train(self, seed: int) -> Iterator[Task]:
+            return iter([Task("short", "x", "1")])
+
+        def evaluation(self, count: int, seed: int) -> list[Task]:
+            return [Task("long", "x" * (200 - GLUE), "1")]
+
+    found = {one.key: one.value for one in derive_lengths(own, CHAT, LongHeldOut(), 8192)}
+    assert found["rollout.max_tokens"] == 200 + 1024
 
 
 def test_what_a_server_writes_has_a_quarter_of_the_context_that_is_counted_in_short_tokens(tmp_path: Path) -> None:

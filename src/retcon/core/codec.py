@@ -282,7 +282,10 @@ def _integer(value: object, at: _At) -> int:
 def _number(value: object, at: _At) -> float:
     if type(value) is not float and type(value) is not int:
         raise at.unexpected("a number", value)
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise at.unexpected("a number", value) from None
 
 
 def _arguments(value: object, at: _At) -> Mapping[str, object] | str:

@@ -16,7 +16,8 @@ from retcon.chat.opening import open_chat
 from retcon.chat.template import read_template
 from retcon.chat.tokenizer import load_tokenizer
 from retcon.core.errors import CheckpointError, RecordError
-from retcon.models.placing import model_folder, start_model
+from retcon.models.placing import model_folder, place_training, start_model
+from retcon.planning.needs import needs_of
 from retcon.train.checkpoint import TokenizerFiles
 from retcon.train.sft import run_sft
 from training import make_base, make_demonstrations, small_recipe
@@ -82,6 +83,18 @@ def test_a_model_has_the_template_that_it_was_trained_in(world, tmp_path):
 def test_the_two_newest_checkpoints_are_kept(world, tmp_path):
     train(world, tmp_path / "run", checkpoint_every=1)
     assert sorted(p.name for p in (tmp_path / "run/checkpoints").iterdir()) == ["step-000003", "step-000004"]
+
+
+def test_a_run_takes_the_disk_that_is_planned_for_it(world):
+    """Three checkpoints while one is written, and the final model."""
+
+    def tensors(folder: Path) -> int:
+        return sum(file.stat().st_size for file in folder.rglob("*.safetensors"))
+
+    recipe = small_recipe(world / "base", sft=SHORT)
+    planned = needs_of("sft", recipe, world / "base", place_training(recipe, world / "base")).disk
+    one, final = tensors(world / "run/checkpoints/step-000004"), tensors(world / "run/final")
+    assert 3 * one + final == pytest.approx(planned, rel=0.05)
 
 
 def test_costs_add_up_over_sessions_with_steps_that_were_undone(world, unfinished):

@@ -12,7 +12,7 @@ from retcon.chat.registry import named as chat_style
 from retcon.config.learning import RLSection
 from retcon.config.schema import RepairSection
 from retcon.core.errors import RecipeError
-from retcon.core.registry import Registry, modules_of
+from retcon.core.registry import Registry, at_path, modules_of
 from retcon.purify.kinds.saar import SaarSection
 from retcon.tasks.data.origin import imported_tasks
 from retcon.tools.loading import find_tools
@@ -85,6 +85,24 @@ def test_what_is_named_by_import_path_may_lie_in_the_folder_that_a_command_is_ca
     monkeypatch.delitem(sys.modules, "lies_here", raising=False)
     found = find("lies_here:MINE")
     assert (found[0] if isinstance(found, list) else found) is sys.modules["lies_here"].MINE
+
+
+def test_what_lies_in_that_folder_takes_the_place_of_nothing_that_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file there may have the name of a package that is needed later."""
+    (tmp_path / "lies_there.py").write_text("MINE = 1")
+    monkeypatch.chdir(tmp_path)
+    before = [path for path in sys.path if path]
+    monkeypatch.setattr(sys, "path", list(before))
+    monkeypatch.delitem(sys.modules, "lies_there", raising=False)
+    try:
+        assert at_path("lies_there:MINE") == 1
+    finally:
+        sys.modules.pop("lies_there", None)
+    assert sys.path == [*before, str(tmp_path)]
+    assert at_path("json:dumps.__name__") == "dumps"
+    assert sys.path == [*before, str(tmp_path)]
 
 
 def test_a_file_of_a_folder_must_define_one_class() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from comparing import FAILED, FIX, answer, repaired, trajectory
 from retcon.core.tries import FirstTries, first_tries
-from retcon.core.types import RepairRecord
+from retcon.core.types import Branch, RepairRecord
 
 
 def test_what_follows_a_failure_is_a_repair_and_no_first_try() -> None:
@@ -23,6 +23,17 @@ def test_it_is_the_same_figure_whether_the_failure_was_purified_or_not() -> None
 def test_after_a_turn_that_no_lookahead_repaired_the_next_is_no_first_try() -> None:
     unrepaired = replace(FAILED, abandoned=(FAILED,), repair=RepairRecord("unrepaired", attempts=1))
     assert first_tries(trajectory("t/0", unrepaired, FIX, FIX)) == FirstTries(made=2, failed=1)
+
+
+def test_the_beginning_that_a_branch_shares_was_tried_by_the_other() -> None:
+    """It still tells whether what comes next answers a failure."""
+    turns = (FIX, FAILED, FIX, FAILED)
+    tries = [
+        first_tries(replace(trajectory("t/1", *turns), branch=Branch("t/0", "t/0", shared, 50, 1.0, 0.5)))
+        for shared in (1, 2, 3)
+    ]
+    assert first_tries(trajectory("t/0", *turns)) == FirstTries(made=3, failed=2)
+    assert tries == [FirstTries(made=2, failed=2), FirstTries(made=1, failed=1), FirstTries(made=1, failed=1)]
 
 
 @pytest.mark.parametrize(("made", "failed", "rate"), [(4, 1, 0.25), (0, 0, None)])

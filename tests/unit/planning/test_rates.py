@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from retcon.config.load import load_recipe
 from retcon.config.shipped import shipped_recipes
 from retcon.config.stages import stages_of
 from retcon.core.errors import RateWarning
-from retcon.planning.rates import warn_of_rate
+from retcon.planning.rates import parameters_of, warn_of_rate
 from retcon.runs.manifest import RunKind
 
 OWN = Path(__file__).parents[3] / "examples/own_data"
@@ -36,6 +37,16 @@ def test_the_defaults_are_for_the_packaged_model(kind: RunKind) -> None:
     assert "596 M parameters" in said
     assert f"set {kind}.lr=" in said
     assert "\n" not in said
+
+
+def test_a_large_model_is_counted_in_all_of_its_files(tmp_path: Path) -> None:
+    """As it is published: in parts, of which none has that name alone; adapters beside it are no part of it."""
+    shapes = {"model-00001-of-00002": [[3, 4], [5]], "model-00002-of-00002": [[2, 7]], "adapter_model": [[9, 9]]}
+    for name, parts in shapes.items():
+        about = {f"{name}.{n}": {"dtype": "F32", "shape": shape} for n, shape in enumerate(parts)}
+        header = json.dumps({"__metadata__": {"format": "pt"}, **about}).encode()
+        (tmp_path / f"{name}.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(99))
+    assert parameters_of(tmp_path) == 12 + 5 + 14
 
 
 @pytest.mark.parametrize(("kind", "most"), [("sft", 5e-4), ("rl", 2e-5), ("dpo", 2e-5)])

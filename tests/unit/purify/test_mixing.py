@@ -98,7 +98,9 @@ def test_least_is_no_more_than_p():
     assert Probes(1, least=0.5).share(0.3, [lived("ok")]) == 0.3
 
 
-def grouped(probes: Probes | None, fails: Callable[[int], bool], *, reverse: bool = False) -> list[Trajectory]:
+def grouped(
+    probes: Probes | None, fails: Callable[[int], bool], *, reverse: bool = False, probability: float = 1.0
+) -> list[Trajectory]:
     """A group of eight, of which those fail at first that `fails` names by index; with `reverse`, each generation of a
     rollout waits until those of later ones are done."""
     order: list[str] = []
@@ -118,8 +120,9 @@ def grouped(probes: Probes | None, fails: Callable[[int], bool], *, reverse: boo
     tokenizer = ByteTokenizer()
     tool = ScriptedTool(lambda code: ("", "error" if code == "bad" else "ok", None))
     context = RolloutContext(
-        Engine(tokenizer, reply), Chat(tokenizer), {"python": tool}, LIMITS, repair=Saar(attempts=1), probes=probes
-    )
+        Engine(tokenizer, reply), Chat(tokenizer), {"python": tool}, LIMITS, repair=Saar(attempts=1), probes=probes,
+        probability=probability,
+    )  # fmt: skip
     made = asyncio.run(rollout_group(TASK, context, count=8, seed=3, step=1, grade=lambda _, t: replace(t, reward=1.0)))
     ended = [id for id in order if id.endswith(("0", "1"))]
     assert probes is None or order[: len(ended)] == ended, "the probes have ended before the others begin"
@@ -132,6 +135,12 @@ def test_the_probes_are_raw_and_the_others_purified_by_what_they_did():
     assert not any(t.provenance.purified for t in never)
     half = grouped(Probes(2), lambda index: index % 2 == 0)
     assert [t.provenance.purified for t in half[2:]] == [purified(0.5, 3, 1, TASK.id, n) for n in range(2, 8)]
+
+
+def test_where_all_first_tries_fail_the_others_are_purified_with_the_steps_own_p():
+    group = grouped(Probes(2), lambda _: True, probability=0.5)
+    assert [t.provenance.purified for t in group[2:]] == [purified(0.5, 3, 1, TASK.id, n) for n in range(2, 8)]
+    assert len({t.provenance.purified for t in group[2:]}) == 2, "some are and some are not"
 
 
 def test_p_does_not_depend_on_the_order_in_which_rollouts_end():

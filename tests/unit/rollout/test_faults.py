@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from playing import call, play
+from playing import LIMITS, call, play
+from retcon.core.sample import history_ids
+from retcon.engine.scripted import Reply
 from retcon.purify.saar import Saar
 from retcon.rollout.faults import CHARS, TOLD, Faults
 
@@ -42,3 +46,20 @@ def test_a_rollout_that_ends_in_a_lookahead_says_why(caplog: pytest.LogCaptureFi
     assert ended.stop == "infrastructure"
     (told,) = (record.getMessage() for record in caplog.records)
     assert told == f"rollout {ended.id} is lost: a tool failed on its own account in a lookahead"
+
+
+def test_a_fault_in_the_last_turn_is_no_end_of_the_turns_nor_of_the_room() -> None:
+    """It would be graded, and the model blamed for it."""
+    told = ("no worker" * 20, "infrastructure", None)
+    whole = play([call("x"), call("y")], {"y": told})
+    used = len(history_ids(whole.trajectory))
+    for limits in (replace(LIMITS, max_turns=2), replace(LIMITS, max_tokens=used - 20)):
+        ended = play([call("x"), call("y")], {"y": told}, limits=limits).trajectory
+        assert (ended.stop, len(ended.turns), ended.reward) == ("infrastructure", 2, None)
+
+
+@pytest.mark.parametrize("second", [call("y"), ConnectionError("gone")], ids=["tool", "engine"])
+def test_nor_is_one_in_the_lookahead_of_the_last_turn(second: Reply) -> None:
+    limits = replace(LIMITS, max_turns=1)
+    ended = play([call("x"), second], {"x": "error", "y": "infrastructure"}, repair=Saar(), limits=limits).trajectory
+    assert (ended.stop, len(ended.turns), ended.reward) == ("infrastructure", 1, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 
 import pytest
@@ -47,3 +48,28 @@ def test_an_answer_after_tools_without_state_stands_where_the_failure_left_the_o
     p, sessions = played(cell("a = 5; oops"), look_up("?"), repair=Saar(), book=book)
     assert [t.repair.decision if t.repair else None for t in p.turns] == ["answered", None, None]
     assert sessions.opened[0].state == {"a": 5}
+
+
+def test_what_is_open_is_closed_where_another_tool_cannot_be_opened():
+    sessions, broken = ScriptedSessions(run_python), ScriptedSessions(run_python, "other", broken=["open"])
+    p = play([cell("n = 1"), DONE], tool=sessions, beside=[broken], style="hermes")
+    assert p.trajectory.stop == "infrastructure"
+    assert [session.events for session in sessions.opened] == [["close"]]
+
+
+def test_a_call_begins_when_the_one_before_it_has_ended():
+    """It may build on what that one does, also where each takes its time."""
+    at_work: list[str] = []
+
+    class Slow(ScriptedTool):
+        async def __call__(self, call):
+            at_work.append(f"{call.code} begins")
+            for _ in range(3 if call.code == "one" else 0):
+                await asyncio.sleep(0)
+            at_work.append(f"{call.code} ends")
+            return await super().__call__(call)
+
+    tool = Slow(lambda code: (code, "ok", None))
+    p = play([cell("one") + "\n" + cell("two"), DONE], tool=tool, style="hermes")
+    assert at_work == ["one begins", "one ends", "two begins", "two ends"]
+    assert [o.text for o in p.turns[0].observations] == ["one", "two"]

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from retcon.core.types import Observation, RepairRecord, Segment, Trajectory, Turn
 from retcon.select.drop import drop_infrastructure
 from retcon.select.kinds.none import NoSelection
+from retcon.select.kinds.roc import RocSection
 from retcon.select.roc import penalty, roc
 
 
@@ -234,3 +235,12 @@ def test_rollouts_lost_to_the_infrastructure_are_dropped():
 
 def test_no_selection_takes_the_first():
     assert names(NoSelection().select([made("a", 0), made("b", 1), made("c", 1)], 2, seed=0)) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("keep", "oversample", "made"),
+    [(8, 2.0, 16), (2, 1.2, 3), (50, 1.1, 55), (25, 2.2, 55), (7, 1.0, 7), (3, 1.0001, 4)],
+)
+def test_what_is_made_is_g_times_as_many_rounded_up_and_no_more(keep: int, oversample: float, made: int) -> None:
+    """50 × 1.1 is 55.00000000000001 to the machine."""
+    assert RocSection(oversample=oversample).made(keep) == made

@@ -32,7 +32,7 @@ class RocSection(SelectSection):
             )
 
     def made(self, keep: int) -> int:
-        return math.ceil(keep * self.oversample)
+        return math.ceil(round(keep * self.oversample, 6))  # 50 × 1.1 is 55.00000000000001
 
     def select(self, group: Sequence[Trajectory], keep: int, *, seed: int) -> list[Trajectory]:
         return roc(

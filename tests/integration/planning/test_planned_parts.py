@@ -1,0 +1,122 @@
+"""The parts of a plan: which of them are taken at once, what they are counted by, and when nothing has to fit."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from retcon.config.load import load_recipe
+from retcon.config.schema import LoraSection
+from retcon.core.errors import ComputeWarning, RecipeError
+from retcon.models.lora import Adapter
+from retcon.models.placing import place_training
+from retcon.planning import needs as module
+from retcon.planning.needs import MIB, Needs, Part, _parameters, needs_of, refuse_unfit
+from training import make_base
+
+pytestmark = pytest.mark.torch
+CPU = "compute.device=cpu"
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_base(tmp_path_factory.mktemp("base") / "base", positions=256)
+
+
+def needs(rollouts: int, *update: int, disk: int = 0) -> Needs:
+    """Of a run that always has 100 MiB."""
+    parts = (
+        Part("weights", 100 * MIB, "always"),
+        Part("packed weights", rollouts * MIB, "rollouts"),
+        *(Part(name, size * MIB, "update") for name, size in zip(("gradients", "cast weights"), update, strict=False)),
+    )
+    return Needs(parts, disk, 0, 1, 1, "cpu")
+
+
+def parts_of(base: Path, work: str, *overrides: str, longest: int | None = None) -> dict[str, int]:
+    recipe = load_recipe(None, [CPU, *overrides])
+    found = needs_of(work, recipe, base, place_training(recipe, base), longest=longest)  # type: ignore[arg-type]
+    return {part.name: part.bytes for part in found.memory}
+
+
+def test_rollouts_and_updates_take_turns() -> None:
+    assert [needs(*phases).peak // MIB for phases in ((300, 200), (200, 300), (0, 50))] == [400, 400, 150]
+
+
+def test_what_is_named_is_the_largest_of_what_is_there_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To make something else smaller would not help."""
+    monkeypatch.setattr(module, "available_memory", lambda: 350 * MIB)
+    with pytest.raises(RecipeError, match=r"takes up to 400 MiB .* most of it is gradients \(160 MiB.*lora\.rank = 16"):
+        refuse_unfit(needs(200, 160, 140), tmp_path / "out")
+    with pytest.raises(RecipeError, match=r"most of it is packed weights \(300 MiB.*Take a smaller model"):
+        refuse_unfit(needs(300, 200), tmp_path / "out")
+    refuse_unfit(needs(250, 250), tmp_path / "out")
+
+
+def test_a_run_that_is_finished_fits_wherever_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "available_memory", lambda: MIB)
+    (tmp_path / "out/final").mkdir(parents=True)
+    refuse_unfit(needs(1, 1, disk=2**60), tmp_path / "out")
+    with pytest.raises(RecipeError, match="of memory"):
+        refuse_unfit(needs(1, 1), tmp_path / "new")
+
+
+def test_of_several_cards_that_which_computes_has_to_hold_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    free = {"cuda:0": 8, "cuda:1": 350}
+    monkeypatch.setattr(module.torch.cuda, "mem_get_info", lambda device="cuda:0": (free[str(device)] * MIB, 2**40))
+    monkeypatch.setattr(module, "available_memory", lambda: 0)
+    refuse_unfit(replace(needs(200, 100), device="cuda:1"), tmp_path / "out")
+    with pytest.raises(RecipeError, match="takes up to 500 MiB of memory and 350 MiB are free on cuda:1"):
+        refuse_unfit(replace(needs(400, 100), device="cuda:1"), tmp_path / "out")
+
+
+def test_where_the_memory_is_not_known_only_the_disk_is_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "available_memory", lambda: None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ComputeWarning)
+        refuse_unfit(needs(2**30, 1), tmp_path / "out")
+    with pytest.raises(RecipeError, match="of disk"):
+        refuse_unfit(needs(1, 1, disk=2**60), tmp_path / "deep/er/out")
+
+
+@pytest.mark.parametrize("targets", [["all-linear"], ["q_proj", "down_proj"]], ids="+".join)
+def test_adapters_have_as_many_parameters_as_are_planned(targets: list[str]) -> None:
+    config = Qwen3Config(
+        vocab_size=31, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=16, tie_word_embeddings=False,
+    )  # fmt: skip
+    section = LoraSection.model_validate({"rank": 3, "targets": targets})
+    with torch.random.fork_rng(devices=[]):
+        model = Qwen3ForCausalLM(config)
+    whole = sum(p.numel() for p in model.parameters())
+    Adapter(model, section, seed=0)
+    assert _parameters(config, section) == (whole, sum(p.numel() for p in model.parameters() if p.requires_grad))
+    assert _parameters(config, LoraSection()) == (whole, whole)
+
+
+def test_a_sample_that_is_longer_than_a_micro_batch_is_planned_whole(base: Path) -> None:
+    plain = parts_of(base, "sft", "compute.micro_batch_tokens=64")
+    assert parts_of(base, "sft", "compute.micro_batch_tokens=64", longest=64) == plain
+    longer = parts_of(base, "sft", "compute.micro_batch_tokens=64", longest=128)
+    assert longer["activations"] == 2 * plain["activations"]
+    rollouts = parts_of(base, "rl", "compute.micro_batch_tokens=64", "rollout.max_tokens=192")
+    assert rollouts["activations"] == 3 * plain["activations"]
+
+
+def test_what_only_some_recipes_take_is_planned_for_these_alone(base: Path) -> None:
+    plain = parts_of(base, "rl")
+    assert not {"entropies", "cast weights", "weights of rollouts", "reference"} & plain.keys()
+    entropies = parts_of(base, "rl", "rl.entropy_coefficient=0.01")
+    assert entropies["entropies"] == entropies["logits"] == plain["logits"]
+    assert "entropies" not in parts_of(base, "sft", "rl.entropy_coefficient=0.01")
+    cast = parts_of(base, "rl", "compute.dtype=bfloat16")
+    assert 2 * cast["cast weights"] == plain["weights"], "of the tied embedding too"
+    assert "gradients" not in parts_of(base, "eval")
+    assert "KV blocks" not in parts_of(base, "sft")

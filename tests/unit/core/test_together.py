@@ -1,0 +1,64 @@
+"""Work that is done at once: whoever waits for it knows that all of it has ended, however it did."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from retcon.core.together import in_a_loop, together
+
+
+def test_results_come_in_order_whoever_is_first() -> None:
+    async def after(passes: int) -> int:
+        for _ in range(passes):
+            await asyncio.sleep(0)
+        return passes
+
+    async def work() -> list[int]:
+        return await together(after(passes) for passes in (3, 0, 2))
+
+    assert asyncio.run(work()) == [3, 0, 2]
+
+
+def test_the_first_error_is_raised_once_the_others_have_cleaned_up() -> None:
+    """Which takes a while: what they used is closed next."""
+    begun, cleaned = asyncio.Event(), []
+
+    async def stuck(name: str) -> None:
+        try:
+            begun.set()
+            await asyncio.Event().wait()
+        finally:
+            for _ in range(3):
+                await asyncio.sleep(0)
+            cleaned.append(name)
+
+    async def fails() -> None:
+        await begun.wait()
+        raise KeyError("first")
+
+    async def work() -> list[str]:
+        with pytest.raises(KeyError, match="first"):
+            await together([stuck("a"), fails(), stuck("b")])
+        return list(cleaned)
+
+    assert asyncio.run(work()) == ["a", "b"]
+
+
+def test_a_coroutine_gives_its_result_whether_a_loop_runs_here_or_not() -> None:
+    async def one() -> int:
+        return 1
+
+    async def within() -> int:
+        return in_a_loop(one())
+
+    assert in_a_loop(one()) == asyncio.run(within()) == 1
+
+
+def test_and_its_error() -> None:
+    async def fails() -> None:
+        raise KeyError("x")
+
+    with pytest.raises(KeyError, match="x"):
+        in_a_loop(fails())

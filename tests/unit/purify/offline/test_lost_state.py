@@ -1,0 +1,36 @@
+"""What a session would no longer have, once a failed call is gone that had left it there."""
+
+from __future__ import annotations
+
+import pytest
+
+from foreign import FIXED, Step, fails, mint, user, works
+from retcon.purify.offline import Offline
+from retcon.transcripts.formats.mint import MINT
+
+ROWS = works("rows = [1]", said="First")
+FAILS = "root = math.sqroot(16)\nprint(root)"
+
+
+def left(*steps: Step) -> list[tuple[int, str, str]]:
+    """What is left alone of the failures, and why."""
+    (trajectory,) = MINT.read(mint([user("?"), *steps]), "t").trajectories
+    return [(one.turn, one.reason, one.detail) for one in Offline()(trajectory).left]
+
+
+@pytest.mark.parametrize("change", ["rows.append(2)", "rows[0] = 2", "rows += [2]", "del rows[0]"])
+def test_what_a_failed_call_changed_in_place_is_needed_where_it_is_read_again(change: str) -> None:
+    failed = fails(f"import math\n{change}\n{FAILS}", "AttributeError", 3)
+    assert left(ROWS, failed, works(FIXED), works("print(rows)", "[2]")) == [(1, "state", "rows")]
+    assert left(ROWS, failed, works(FIXED), works("rows = [3]\nprint(rows)", "[3]")) == []
+    assert left(ROWS, failed, works(FIXED), works("print(1)")) == []
+
+
+def test_what_an_attempt_between_the_failure_and_its_fix_has_left_there_is_needed_too() -> None:
+    first = fails(f"import math\n{FAILS}", "AttributeError", 2)
+    between = fails(f"import math\nside = 16\n{FAILS}", "AttributeError", 3)
+    assert left(first, between, works(FIXED), works("print(side)", "16")) == [
+        (0, "state", "side"),
+        (1, "state", "side"),
+    ]
+    assert left(first, between, works(FIXED), works("print(1)")) == []

@@ -1,0 +1,171 @@
+"""Groups of a part of a task's rollouts, as another trainer asks for them, and groups that are given up."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from playing import LIMITS, TASK, call, run_python
+from retcon.chat.chat import Chat
+from retcon.chat.tokenizer import ByteTokenizer
+from retcon.core.seeds import derive
+from retcon.core.types import Observation, ToolCall, Trajectory
+from retcon.engine.scripted import ScriptedEngine
+from retcon.purify.mixing import purified
+from retcon.purify.saar import Saar
+from retcon.rollout.context import RolloutContext
+from retcon.rollout.group import rollout_group
+from retcon.rollout.strategy import Measured, Point
+from retcon.tools.scripted import ScriptedSession, ScriptedSessions
+
+
+@dataclass(frozen=True)
+class Everywhere:
+    """Branches wherever a rollout may be branched from, once the first has been measured; keeps what it is told."""
+
+    start: int = 1
+    measures: bool = False
+    entropy_tokens: int = 4
+    points: list[Point] = field(default_factory=list)
+    measured: list[Measured | None] = field(default_factory=list)
+
+    def from_start(self, count: int, measured: Measured | None) -> int:
+        self.measured.append(measured)
+        return self.start
+
+    def branches(self, point: Point, draw: random.Random) -> int:
+        self.points.append(point)
+        return 1
+
+
+def counting(id: str, text: str, n: int) -> str:
+    """Counts up in its session for three turns, then says so."""
+    told = text.count("<|im_start|>tool")
+    return call(["n = 1", "n = n + 1\nn", "n = n * 10\nn"][told], f"{id}: ") if told < 3 else f"{id} is done."
+
+
+Replies = Callable[[str, str, int], str]
+
+
+def context(replies: Replies = counting, **changed: object) -> RolloutContext:
+    tokenizer = ByteTokenizer()
+    tools: Mapping[str, ScriptedSessions] = {"python": ScriptedSessions(run_python)}
+    return replace(RolloutContext(ScriptedEngine(tokenizer, replies), Chat(tokenizer), tools, LIMITS), **changed)
+
+
+def grown(where: RolloutContext, *, count: int, first: int = 0) -> list[Trajectory]:
+    work = rollout_group(
+        TASK, where, count=count, seed=5, step=2, grade=lambda _, made: replace(made, reward=1.0), first=first
+    )
+    return asyncio.run(asyncio.wait_for(work, 60))
+
+
+@pytest.mark.parametrize("branches", [False, True])
+def test_rollouts_of_a_task_that_are_made_in_two_groups_are_those_of_one(branches: bool) -> None:
+    """Else both groups would have the same rollouts."""
+    strategy = Everywhere(start=2) if branches else None
+    where = context(repair=Saar(), probability=0.5, strategy=strategy)
+    group = grown(where, count=6, first=5)
+    assert [t.id for t in group] == [f"t/2/{n}" for n in range(5, 11)]
+    assert [t.provenance.index for t in group] == list(range(5, 11))
+    assert [t.provenance.seed for t in group] == [derive("rollout", 5, 2, "t", n) for n in range(5, 11)]
+    roots = [int((t.branch.root if t.branch else t.id).rpartition("/")[2]) for t in group]
+    assert [t.provenance.purified for t in group] == [purified(0.5, 5, 2, "t", root) for root in roots]
+    assert purified(0.5, 5, 2, "t", 0) != purified(0.5, 5, 2, "t", 5), "the draw is of its index in the whole"
+    assert {root for root in roots if branches} <= {5, 6}
+    if not branches:
+        assert group == grown(replace(where, engine=context().engine), count=11)[5:]
+
+
+def test_branches_of_groups_that_begin_later_leave_nothing_behind() -> None:
+    where = context(strategy=Everywhere())
+    group = grown(where, count=4, first=7)
+    assert len([t for t in group if t.branch is not None]) == 3
+    (session,) = where.tools["python"].opened  # type: ignore[union-attr]
+    assert (session.events[-1], session.kept) == ("close", {})
+
+
+def test_a_branch_has_as_many_turns_as_any_rollout() -> None:
+    group = grown(context(strategy=Everywhere(), limits=replace(LIMITS, max_turns=3)), count=4)
+    assert [(t.stop, len(t.turns)) for t in group] == [("turns", 3)] * 4
+    assert {t.branch.turns for t in group if t.branch is not None} == {1, 2}
+
+
+def test_a_strategy_is_told_of_the_trees_first_turn_and_of_the_models_vocabulary() -> None:
+    strategy = Everywhere(start=2, measures=True)
+    measured, root, *others = grown(context(strategy=strategy), count=8)
+
+    def nats(trajectory: Trajectory, turn: int) -> float:
+        return -sum((trajectory.turns[turn].segments[0].logprobs or ())[:4]) / 4
+
+    (told,) = strategy.measured
+    assert told is not None
+    assert (told.first, told.vocabulary) == (pytest.approx(nats(measured, 0)), ByteTokenizer().size)
+    assert told.later == pytest.approx([nats(measured, turn) for turn in (1, 2, 3)])
+    assert {point.vocabulary for point in strategy.points} == {ByteTokenizer().size}
+    for point in strategy.points:
+        assert point.first == pytest.approx(nats(root, 0)), "also of branches of branches"
+    assert any(t.branch.parent != root.id for t in others if t.branch is not None)
+    for one in (t for t in others if t.branch is not None):
+        assert one.branch.rise == pytest.approx(one.branch.uncertainty - nats(root, 0))  # type: ignore[union-attr]
+
+
+class Stuck(ScriptedEngine):
+    """Never answers from the second turn on."""
+
+    def __init__(self) -> None:
+        super().__init__(ByteTokenizer(), counting)
+        self.waiting = asyncio.Event()
+        self.cleaned: list[str] = []
+
+    async def generate(self, request_id, ids, params):
+        if "tool" in self.tokenizer.decode(ids):
+            self.waiting.set()
+            await asyncio.Event().wait()
+        return await super().generate(request_id, ids, params)
+
+    async def release(self, request_id: str) -> None:
+        for _ in range(3):  # as over a connection
+            await asyncio.sleep(0)
+        self.cleaned.append(request_id)
+
+
+@pytest.mark.parametrize("branches", [False, True])
+def test_a_group_that_is_given_up_is_over_when_that_is_known(branches: bool) -> None:
+    """Ctrl-C: whoever waits for it closes the engine and the sandbox next."""
+
+    async def given_up() -> tuple[list[str], list[str]]:
+        engine = Stuck()
+        where = context(engine=engine, strategy=Everywhere(start=3) if branches else None)
+        work = rollout_group(TASK, where, count=3, seed=5, step=2, grade=lambda _, made: made)
+        task = asyncio.create_task(work)
+        await engine.waiting.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return sorted(engine.cleaned), [session.events[-1] for session in where.tools["python"].opened]  # type: ignore[union-attr]
+
+    assert asyncio.run(given_up()) == (["t/2/0", "t/2/1", "t/2/2"], ["close"] * 3)
+
+
+class Second(ScriptedSession):
+    """Whose calls take a second."""
+
+    async def __call__(self, call: ToolCall) -> Observation:
+        return replace(await super().__call__(call), seconds=1.0)
+
+
+class Timed(ScriptedSessions):
+    async def open(self, trajectory: str) -> ScriptedSession:
+        return Second(self, trajectory)
+
+
+def test_seconds_that_a_branch_shares_were_spent_once() -> None:
+    group = grown(context(strategy=Everywhere(), tools={"python": Timed(run_python)}), count=4)
+    shared = [t.branch.turns if t.branch else 0 for t in group]
+    assert sum(map(bool, shared)) == 3
+    assert [t.raw_seconds for t in group] == [3.0 - turns for turns in shared]
