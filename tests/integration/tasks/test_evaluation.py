@@ -1,6 +1,7 @@
 """An evaluation over the scripted engine and the real sandbox."""
 
 import asyncio
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -226,3 +227,16 @@ def test_problems_are_told_by_their_content_in_order_and_weights_where_they_are_
     remote = load_recipe(None, ["engine.kind=openai", "engine.url=http://127.0.0.1:9", "engine.model=x"])
     assert held_by(RECIPE, tmp_path, tmp_path, [one]).inputs.keys() == {"problems", "weights", "chat templates"}
     assert held_by(remote, tmp_path, tmp_path, [one]).inputs.keys() == {"problems"}
+
+
+def test_an_evaluation_of_an_earlier_version_is_gone_on_with_where_new_keys_have_their_defaults(done: Path) -> None:
+    """As runs and comparisons are, of which it may be a part."""
+    file = done / "result.json"
+    told = json.loads(file.read_text())
+    del told["recipe"]["rollout"]["min_p"]
+    del told["recipe"]["evaluate"]["faults"]
+    file.write_text(json.dumps(told))
+    assert run_evaluation(RECIPE, done.parent / "model", done) == file
+    rollout = RECIPE.rollout.model_copy(update={"min_p": 0.1})
+    with pytest.raises(CheckpointError, match=r"holds an evaluation with rollout\.min_p = None, now 0\.1: choose"):
+        run_evaluation(RECIPE.model_copy(update={"rollout": rollout}), done.parent / "model", done)
