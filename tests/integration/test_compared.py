@@ -19,13 +19,14 @@ from retcon.cli.compare.arms import read_arms
 from retcon.cli.compare.command import compare
 from retcon.cli.compare.plan import Wish, make_plan, open_ledger
 from retcon.config.shipped import find_recipe
+from retcon.evaluate.paired import Paired
 from retcon.evaluate.result import Result, score, write_result
-from retcon.evaluate.statistics import exactly
+from retcon.evaluate.statistics import Interval, exactly
 from retcon.report.compared.curves import HELD_OUT, area, curve_of, learnt, steps_to
-from retcon.report.compared.figures import Figure, Over, figures
+from retcon.report.compared.figures import Figure, Over, by_seed, figures
 from retcon.report.compared.reading import FAULTS, PLAIN, REPAIRED, ComparedRun
 from retcon.report.compared.sheet import Sheet
-from retcon.report.compared.writing import Compared, caveat, signed, write_compared
+from retcon.report.compared.writing import Compared, caveat, difference, signed, write_compared
 from retcon.report.runs import Run
 from retcon.runs.metrics import Metrics
 
@@ -107,6 +108,15 @@ def test_at_equal_tokens_arms_are_compared_where_the_thriftiest_ended(arms: dict
     assert not row.differences
 
 
+def test_what_a_seed_lacks_is_no_estimate_of_fewer_seeds(arms: dict[str, list[ComparedRun]]) -> None:
+    row = by_seed("training", "x", "x", 0, 0, {"base": [1.0, 2.0], "ours": [1.0, None]})
+    assert (row.arms["ours"], row.differences) == (None, {})
+    arms["ours"][1] = run(2, measured({"a": 0.5}), (0.1, 0.1, 0.1, 0.1))
+    rows = by_name(figures(arms))
+    assert rows["steps_to_first"].arms["ours"] == exactly(2.0), "of the seed that came there"
+    assert rows["reached_first"].arms["ours"] == exactly(1.0)
+
+
 def test_limits_of_a_share_are_shares(arms: dict[str, list[ComparedRun]]) -> None:
     easy = measured({"a": 0.5, "b": 0.25})
     arms["base"] = [run(seed, easy, (0.0, rate)) for seed, rate in ((1, 0.1), (2, 1.0))]
@@ -136,6 +146,47 @@ def test_a_problem_that_a_run_lost_is_left_out_of_all(arms: dict[str, list[Compa
     assert found.arms["base"].mean == pytest.approx(0.5)  # type: ignore[union-attr]
     assert found.differences["ours"].by_seed == pytest.approx((0.125, 0.0))
     assert found.problems == Over(1, 2)
+
+
+def test_a_problem_whose_rollouts_faults_took_is_none_without_failures(arms: dict[str, list[ComparedRun]]) -> None:
+    """It stands in the result all the same, with no rollouts and means of nothing."""
+    result = arms["ours"][1].results[PLAIN]
+    setting = result.settings["t1"]
+    lost = msgspec.structs.replace(setting.problems[1], samples=0, passed=0, failed_calls=0.0, tokens=0.0)
+    setting = msgspec.structs.replace(setting, problems=[setting.problems[0], lost])
+    arms["ours"][1] = run(2, msgspec.structs.replace(result, settings={"t1": setting}))
+    rows = by_name(figures(arms))
+    assert [rows[name].problems for name in ("failed_calls_t1", "tokens_t1")] == [Over(1, 2)] * 2
+    assert rows["failed_calls_t1"].arms["ours"] == exactly(0.25)
+
+
+def test_the_second_setting_has_figures_of_its_own(arms: dict[str, list[ComparedRun]]) -> None:
+    second = measured({"a": 1.0, "b": 0.5}).settings["t1"]
+    both = {
+        arm: [run(one.run.seed, one.results[PLAIN].with_setting("top_p", second)) for one in runs]
+        for arm, runs in arms.items()
+    }
+    rows = by_name(figures(both))
+    assert [rows[name].arms["base"].mean for name in ("pass1_t1", "pass1")] == pytest.approx([0.375, 0.75])  # type: ignore[union-attr]
+    assert (rows["pass1_t1"].section, rows["pass1"].section) == ("purification off", "off, second top-p")
+
+
+def test_what_training_cost_by_hand(arms: dict[str, list[ComparedRun]]) -> None:
+    """An arm that oversamples trains on half of what it makes; its alarm begins twice."""
+    easy = measured({"a": 0.5, "b": 0.25})
+    arms["ours"] = [run(seed, easy, (0.1, 0.2, 0.3, 0.4, 0.5), rollouts=16.0) for seed in (1, 2)]
+    assert "alarms" not in by_name(figures(arms)), "there was none"
+    for one in arms["ours"]:
+        for step, alarm in zip(one.run.metrics, (0.0, 1.0, 1.0, 0.0, 1.0), strict=True):
+            step["first_try_alarm"] = alarm
+    rows = by_name(figures(arms))
+    told = {
+        name: rows[name].arms["ours"].mean  # type: ignore[union-attr]
+        for name in ("steps", "rollouts", "trained_rollouts", "sampled_tokens", "cpu_s", "wall_s", "alarms")
+    }
+    assert told == {"steps": 5, "rollouts": 80, "trained_rollouts": 40, "sampled_tokens": 500, "cpu_s": 10,
+                    "wall_s": 15, "alarms": 2}  # fmt: skip
+    assert rows["alarms"].arms["base"] is None, "which was not watched"
 
 
 def test_a_figure_that_problems_are_left_out_of_says_so(arms: dict[str, list[ComparedRun]], tmp_path: Path) -> None:
@@ -265,6 +316,20 @@ def test_few_seeds_are_no_finding(seeds: int, said: str) -> None:
 @pytest.mark.parametrize(("value", "text"), [(0.0125, "+.013"), (-0.02, "−.020"), (-0.0001, ".000"), (1.5, "+1.500")])
 def test_differences_have_their_sign(value: float, text: str) -> None:
     assert signed(value, 3) == text
+
+
+@pytest.mark.parametrize(
+    ("mean", "low", "high", "text"),
+    [
+        (0.1, 0.05, 0.15, "+.100 [+.050, +.150] *"),
+        (-0.1, -0.15, -0.05, "−.100 [−.150, −.050] *"),
+        (0.1, -0.05, 0.25, "+.100 [−.050, +.250]"),
+        (0.1, 0.0, 0.2, "+.100 [.000, +.200]"),
+        (-0.1, -0.1, -0.1, "−.100"),
+    ],
+)
+def test_a_star_stands_where_the_range_leaves_out_0(mean: float, low: float, high: float, text: str) -> None:
+    assert difference(Paired(Interval(mean, low, high), (), 0, 0), 3) == text
 
 
 @pytest.mark.parametrize("arms", [2, 3, 5, 12])

@@ -308,3 +308,23 @@ def test_a_run_without_steps_has_no_pictures_and_no_trajectories(tmp_path: Path)
     viewed = view(run(tmp_path / "new", "rl", []), "new")
     assert draw_runs([viewed], tmp_path) == {}
     assert some_trajectories(viewed) == (None, [])
+
+
+def test_figures_of_the_end_are_of_the_last_steps_and_minutes_are_minutes(tmp_path: Path) -> None:
+    lines = [{"reward": float(n >= 5), "wall_s": 60.0 * n, "cpu_s": 120.0 * n} for n in range(16)]
+    own = run(tmp_path / "own", "rl", [*lines[:-1], {**lines[-1], "reward": 2.0}])
+    report(own)
+    page = (own / "report/report.html").read_text()
+    assert "<td>reward, last 10 steps</td><td>1.100</td>" in page
+    assert "<td>wall minutes</td><td>15.0</td>" in page
+    assert "<td>CPU minutes</td><td>30.0</td>" in page
+
+
+def test_trajectories_are_of_the_last_step_that_was_kept(tmp_path: Path) -> None:
+    own = learning(tmp_path / "own")
+    later = [repaired("numbers/c/0"), trajectory("numbers/d/0", FIX), trajectory("numbers/e/0", FIX, reward=-1.0)]
+    jsonl.write(own / "trajectories/step-000010.jsonl", later)
+    first, others = some_trajectories(view(own, "own"))
+    assert first is not None
+    assert first.id == "numbers/c/0"
+    assert [(t.id, t.reward) for t in others] == [("numbers/d/0", 1.0), ("numbers/e/0", -1.0)]

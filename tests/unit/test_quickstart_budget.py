@@ -115,3 +115,11 @@ def test_a_folder_goes_on_with_the_steps_that_it_was_begun_with(tmp_path: Path) 
     assert fitted_before(tmp_path, 2.0) == fitted
     assert fitted_before(tmp_path, 3.0) is None  # measured anew, and refused by what differs
     assert fitted_before(tmp_path, None) is None
+
+
+def test_what_an_arm_makes_besides_and_a_second_setting_are_reckoned_too(tmp_path: Path) -> None:
+    """RoC makes twice the rollouts that it trains on; with another top-p all problems are measured twice."""
+    made = plan(tmp_path, "evaluate.top_p=0.6", arms=("baseline", "roc"))
+    (baseline, measured), (roc, _), _ = budget_of(made, SPEED, LENGTHS, at_once=2).chains
+    assert (roc.sampled, roc.learnt) == (2 * baseline.sampled, baseline.learnt)
+    assert measured.sampled == 2 * 100 * 4 * 40

@@ -10,8 +10,9 @@ from typer.testing import CliRunner
 
 from retcon.cli.app import app
 from retcon.cli.recipes import about_file, about_shipped, changes, markdown_list
+from retcon.config.learning import RLSection
 from retcon.config.load import load_recipe
-from retcon.config.schema import RepairSection
+from retcon.config.schema import SECTIONS, Recipe, RepairSection
 from retcon.config.shipped import shipped_recipes
 from retcon.config.stages import stage_named, stages_of
 from retcon.core.errors import RecipeError
@@ -141,3 +142,137 @@ def test_what_an_own_kind_changes_is_shown_without_a_default(tmp_path: Path) -> 
         "repair.kind": (f'"{__name__}:NeedsAKey"', '"none"'),
         "repair.patience": ("2", ""),
     }
+
+
+def apart(one: Recipe, other: Recipe) -> set[str]:
+    """Keys that differ; a section alone where it is of another kind. Of algorithms, those that all of them have."""
+    found = {"stages"} if one.stages != other.stages else set()
+    for name in SECTIONS:
+        ours, theirs = getattr(one, name), getattr(other, name)
+        if type(ours) is not type(theirs) and name != "rl":
+            found.add(name)
+            continue
+        keys = RLSection.model_fields if name == "rl" else type(ours).model_fields
+        found |= {f"{name}.{key}" for key in keys if getattr(ours, key) != getattr(theirs, key)}
+    return found
+
+
+ABOUT = {
+    "mini/dapo-baseline": (),
+    "mini/grpo": ("rl.algorithm",),
+    "mini/dr_grpo": ("rl.algorithm",),
+    "mini/gspo": ("rl.algorithm",),
+    "mini/cispo": ("rl.algorithm",),
+    "mini/rloo": ("rl.algorithm",),
+    "mini/reinforce_pp": ("rl.algorithm",),
+    "mini/kl": ("rl.algorithm", "rl.kl"),
+    "mini/dapo": ("rl.overlong_buffer", "select.dynamic"),
+    "mini/dual-clip": (),  # of which only this algorithm's own key says something
+    "mini/importance": ("compute.rollout_dtype", "rl.old_logprobs", "rl.correction"),
+    "mini/simpletir": ("rl.void_turns",),
+    "mini/arpo": ("strategy",),
+    "mini/aepo": ("strategy", "rl.algorithm"),
+    "mini/rstar2": ("select",),
+    "mini/cleaner": ("repair",),
+    "mini/cleaner/saar-70": ("repair",),
+    "mini/cleaner/dpo": ("repair", "rl.dpo_beta"),
+    "mini/stages/recovery": ("stages",),
+    "mini/stages/rstar2": ("stages", "select"),
+    "mini/ours/accept": ("repair", "rl.splice_weight"),
+    "mini/ours/adaptive": ("repair",),
+    "mini/ours/blame": ("rl.blame",),
+    "mini/ours/branch": ("repair", "rl.contrast"),
+    "mini/ours/describe": ("repair",),
+    "mini/ours/imitate": ("repair", "rl.imitate_spliced"),
+    "mini/ours/masked-failures": ("rl.failed_calls",),
+    "mini/ours/roc-branch": ("repair", "select", "rl.contrast", "rl.mask_negative_spliced"),
+    "mini/ours/roc-saar": ("repair", "select", "rl.mask_negative_spliced"),
+    "mini/ours/truncated": ("repair", "rl.splice_weight"),
+    "mini/ours/veto": ("repair", "rl.mask_negative_spliced"),
+    "quickstart/baseline": (),
+    "quickstart/saar": ("repair",),
+    "quickstart/roc": ("select",),
+    "quickstart/blame": ("rl.blame",),
+}
+"""What a recipe on the number tasks is about: the keys in which it differs from the baseline."""
+
+
+@pytest.mark.parametrize("name", [name for name in SHIPPED if name.startswith(("mini/", "quickstart/"))])
+def test_a_recipe_on_the_number_tasks_differs_from_the_baseline_in_what_it_is_about_alone(name: str) -> None:
+    """Whoever compares it with another would take a learning rate of its own for what it is named after."""
+    if name == "quickstart/cold_start":
+        return
+    assert apart(load_recipe(name), load_recipe("mini/dapo-baseline")) == set(ABOUT[name])
+
+
+SAAR = {"attempts": 3, "gamma": 0.5, "lookahead": "all"}
+
+
+@pytest.mark.parametrize("name", [name for name, keys in ABOUT.items() if "repair" in keys])
+def test_repairs_of_the_number_tasks_differ_in_what_they_are_about_alone(name: str) -> None:
+    repair = load_recipe(name).repair.model_dump()
+    branches = repair["kind"] == "branch"  # whose fresh tries come before SAAR's attempts
+    assert {key: repair[key] for key in SAAR if key in repair} == (
+        {} if repair["kind"] == "describe" else {**SAAR, **({"attempts": 1} if branches else {})}
+    )
+    half = ("mini/ours/", "quickstart/saar")
+    whole = ("mini/ours/adaptive", "mini/ours/describe")
+    share = 0.7 if name.endswith("saar-70") else 0.5 if name.startswith(half) and name not in whole else 1.0
+    assert repair["probability"] == share
+
+
+@pytest.mark.parametrize(
+    ("name", "other", "keys"),
+    [
+        ("cleaner-7b", "cleaner-4b", {"model.path", "repair.probability", "rl.lr"}),
+        ("dapo-baseline", "cleaner-4b", {"repair", "rollout.lookahead_tokens", "rl.correction"}),
+        ("rstar2-14b/stage2", "rstar2-14b/stage1", {"rollout.max_tokens", "rl.steps"}),
+        (
+            "rstar2-14b/stage3",
+            "rstar2-14b/stage2",
+            {"rollout.max_turns", "rl.steps", "select.pass_rates", "select.min_pass_rate"},
+        ),
+    ],
+)
+def test_published_recipes_that_are_one_but_for_something_are_that(name: str, other: str, keys: set[str]) -> None:
+    assert apart(load_recipe(name), load_recipe(other)) == keys
+
+
+def test_the_stages_of_rstar2_in_one_run_are_those_that_there_are_one_by_one() -> None:
+    stages = stages_of(load_recipe("rstar2-14b/rl"))
+    assert [stage.anew for stage in stages] == [False, False, True]
+    for stage in stages:
+        alone = load_recipe(f"rstar2-14b/stage{stage.number}")
+        assert stage.steps == alone.rl.steps
+        assert apart(stage.recipe, alone) == {"rl.steps"}, "which are still those of the whole run"
+
+
+VALUE = re.compile(r"^([\w.]+) = ([\d_.e-]+)  # (.*)$", re.MULTILINE)
+SUM = re.compile(r"(twice )?\b(\d+)\)? \+ (?:\w+ )?(\d+)")
+RATIO = re.compile(r"\b(\d+) / (?:\w+ )?(\d+)")
+EPOCHS = re.compile(r"(?i:epochs=(\d+)|(\d+) epochs), of ([\d,]+)")
+
+
+def reckoned(comment: str, batch: int) -> int | None:
+    """What the first calculation in a comment comes to. batch: what an epoch is drawn in."""
+    if found := SUM.search(comment):
+        return (2 if found[1] else 1) * (int(found[2]) + int(found[3]))
+    if found := RATIO.search(comment):
+        return int(found[1]) // int(found[2])
+    if found := EPOCHS.search(comment):
+        return int(found[1] or found[2]) * int(found[3].replace(",", "")) // batch
+    return None
+
+
+def test_values_are_what_their_comments_reckon() -> None:
+    """`23040  # script: max_prompt_length 2560 + max_response_length 20480`."""
+    checked = 0
+    for name in PUBLISHED:
+        text = SHIPPED[name].read_text(encoding="utf-8")
+        recipe = load_recipe(name)
+        batch = recipe.sft.batch if "sft" in recipe.model_fields_set else recipe.rl.prompts
+        for key, value, comment in VALUE.findall(text):
+            if (wanted := reckoned(comment, batch)) is not None:
+                assert float(value) == wanted, f"{name}: {key} = {value}  # {comment}"
+                checked += 1
+    assert checked > 25

@@ -33,7 +33,7 @@ from retcon.evaluate.result import Result, Setting, read_result, score, write_re
 from retcon.rollout.faults import Faults
 from retcon.rollout.group import rollout_group
 from retcon.rollout.prompts import refuse_long
-from retcon.runs.comparing import is_new_and_empty
+from retcon.runs.comparing import as_now, is_new_and_empty
 from retcon.store import jsonl
 from retcon.store.fingerprint import fingerprint, template_fingerprint
 from retcon.tasks.checked import problems_of
@@ -203,20 +203,20 @@ def held_by(recipe: Recipe, checkpoint: Path, out: Path, tasks: Sequence[Task]) 
         _refuse_foreign(out, recipe)
     begun = (evaluation_of(partial(_trajectories(out, name))) for name in settings_of(recipe))
     for old in filter(None, (held, *begun)):
-        _refuse_other(old, new, out)
+        _refuse_other(old, new, recipe, out)
     return held or new
 
 
-def _refuse_other(old: Result, new: Result, out: Path) -> None:
-    """Raises CheckpointError where the two are of different evaluations."""
+def _refuse_other(old: Result, new: Result, recipe: Recipe, out: Path) -> None:
+    """Raises CheckpointError where the two are of different evaluations. recipe: of the new one."""
     if old.checkpoint != new.checkpoint:
         raise CheckpointError(f"{out} evaluates {old.checkpoint}, not {new.checkpoint}: choose another --out")
+    then = {section: keys for section, keys in as_now(old.recipe, recipe).items() if section in old.recipe}
     changed = [
-        f"{section}.{key} = {old.recipe.get(section, {}).get(key)!r}, now {value!r}"
+        f"{section}.{key} = {then.get(section, {}).get(key)!r}, now {value!r}"
         for section, keys in new.recipe.items()
         for key, value in keys.items()
-        if old.recipe.get(section, {}).get(key) != value
-        and not is_new_and_empty(old.recipe.get(section, {}), key, value)
+        if then.get(section, {}).get(key) != value and not is_new_and_empty(then.get(section, {}), key, value)
     ]
     if changed:
         raise CheckpointError(f"{out} holds an evaluation with {'; '.join(changed)}: choose another --out")

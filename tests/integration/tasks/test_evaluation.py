@@ -1,7 +1,9 @@
 """An evaluation over the scripted engine and the real sandbox."""
 
 import asyncio
-from dataclasses import replace
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -9,10 +11,14 @@ import pytest
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.config.load import load_recipe
-from retcon.core.errors import CheckpointError
+from retcon.config.schema import TaskSection
+from retcon.core.errors import CheckpointError, InfrastructureFault, SandboxUnavailable
+from retcon.core.types import Trajectory
 from retcon.engine.scripted import ScriptedEngine
-from retcon.evaluate.result import Result, read_result, write_result
+from retcon.evaluate.begun import Begun
+from retcon.evaluate.result import Result, Setting, read_result, write_result
 from retcon.evaluate.runner import evaluate, fingerprint_of, held_by, run_evaluation, settings_of
+from retcon.runs.cost import Cost, Meter
 from retcon.store import jsonl
 from retcon.tasks.registry import task_set
 from retcon.tasks.types import Task
@@ -226,3 +232,111 @@ def test_problems_are_told_by_their_content_in_order_and_weights_where_they_are_
     remote = load_recipe(None, ["engine.kind=openai", "engine.url=http://127.0.0.1:9", "engine.model=x"])
     assert held_by(RECIPE, tmp_path, tmp_path, [one]).inputs.keys() == {"problems", "weights", "chat templates"}
     assert held_by(remote, tmp_path, tmp_path, [one]).inputs.keys() == {"problems"}
+
+
+def measured(*overrides: str, name: str = "t1", begun: Begun | None = None) -> tuple[dict[str, int], Setting]:
+    """Seeds of two rollouts of each of two problems, by their ids, and the figures."""
+    recipe = load_recipe(None, ["evaluate.samples=2", "rollout.max_tokens=2000", "sandbox.workers=1", *overrides])
+    engine = ScriptedEngine(ByteTokenizer(), ["\\boxed{12}"])
+    work = evaluate(
+        recipe, [Task("t/0", "1 + 1?", "2"), Task("t/1", "6 + 6?", "12")], name=name, params=settings_of(recipe)["t1"],
+        engine=engine, chat=Chat(engine.tokenizer), on_progress=lambda _: None, begun=begun,
+    )  # fmt: skip
+    _, setting = asyncio.run(work)
+    return {id: params.seed for (id, _), params in zip(engine.seen, engine.params, strict=True)}, setting
+
+
+def test_random_streams_are_the_evaluations_own_and_the_same_for_every_model() -> None:
+    """Arms whose run.seed differs are measured alike; two settings are two draws."""
+    seeds, _ = measured()
+    assert len(set(seeds.values())) == 4
+    assert measured("run.seed=5", "rl.lr=1")[0] == seeds
+    for other in (measured("evaluate.seed=5"), measured(name="top_p")):
+        assert not set(other[0].values()) & set(seeds.values())
+
+
+def test_what_was_begun_is_not_rolled_out_again_and_counts_with_what_it_cost() -> None:
+    begun = Begun()
+    begun.meter = Meter(Cost(cpu_s=1000.0, wall_s=5000.0))
+    begun.add("t/1", [Trajectory(f"t/1/0/{n}", "t/1", (), (), 1.0) for n in range(2)])
+    seeds, setting = measured(begun=begun)
+    assert seeds.keys() == {"t/0/0/0", "t/0/0/1"}
+    assert [(p.samples, p.passed) for p in setting.problems] == [(2, 0), (2, 2)]
+    assert 1000 <= setting.cpu_s < 2000
+    assert 5000 <= setting.wall_s < 6000
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Ten problems, each rollout of which is right; a file says of how many the judge is away as it grades the first
+    one."""
+
+    away: Path
+    name: str = "judged"
+    system: str | None = None
+
+    def train(self, seed: int) -> Iterator[Task]:
+        return iter(())
+
+    def evaluation(self, count: int, seed: int) -> list[Task]:
+        return [Task(f"judged/{n}", "go", "1") for n in range(10)]
+
+    def grade(self, task: Task, trajectory: Trajectory) -> Trajectory:
+        _, n, _, index = trajectory.id.split("/")
+        if index == "0" and int(n) < int(self.away.read_text()):
+            raise InfrastructureFault("the judge is away")
+        return replace(trajectory, reward=1.0)
+
+
+class JudgedSection(TaskSection):
+    away: str = ""
+
+    def build(self, count_tokens: object = None) -> Judged:
+        return Judged(Path(self.away))
+
+
+@pytest.mark.torch
+def test_one_rollout_in_twenty_may_be_lost_and_of_more_the_problems_get_another_chance(tmp_path: Path) -> None:
+    from retcon.basemodel.tokenizer import build_tokenizer
+
+    model, away = tmp_path / "model", tmp_path / "away"
+    model.mkdir()
+    build_tokenizer().save_pretrained(model)
+    recipe = load_recipe(
+        None,
+        [f"task.kind={__name__}:JudgedSection", f"task.away={away}", "engine.kind=scripted", "engine.replies=['1']",
+         "rollout.max_tokens=200", "rollout.lookahead_tokens=0", "sandbox.output_chars=100", "sandbox.workers=1",
+         "evaluate.problems=10", "evaluate.samples=2", "evaluate.top_p=1.0"],
+    )  # fmt: skip
+
+    def result(out: str) -> tuple[Result, list[int]]:
+        told: list[int] = []
+        path = run_evaluation(recipe, model, tmp_path / out, on_progress=lambda done, _: told.append(done))
+        return read_result(path), told
+
+    away.write_text("1")
+    found, _ = result("few")
+    setting = found.settings["t1"]
+    assert (setting.lost, [p.samples for p in setting.problems]) == (1, [1] + [2] * 9)
+    assert found.pass1 == {"t1": 1.0}, "a rollout that nobody could grade is none that failed"
+    away.write_text("2")
+    with pytest.raises(SandboxUnavailable, match=r"^2 of 20 rollouts were lost .*the judge is away, too many for an"):
+        result("many")
+    assert [path.name for path in (tmp_path / "many").iterdir()] == ["trajectories-t1.jsonl.partial"]
+    away.write_text("0")
+    found, told = result("many")
+    assert found.settings["t1"].lost == 0
+    assert told == [17, 18, 19, 20, 20], "of the two problems alone"
+
+
+def test_an_evaluation_of_an_earlier_version_is_gone_on_with_where_new_keys_have_their_defaults(done: Path) -> None:
+    """As runs and comparisons are, of which it may be a part."""
+    file = done / "result.json"
+    told = json.loads(file.read_text())
+    del told["recipe"]["rollout"]["min_p"]
+    del told["recipe"]["evaluate"]["faults"]
+    file.write_text(json.dumps(told))
+    assert run_evaluation(RECIPE, done.parent / "model", done) == file
+    rollout = RECIPE.rollout.model_copy(update={"min_p": 0.1})
+    with pytest.raises(CheckpointError, match=r"holds an evaluation with rollout\.min_p = None, now 0\.1: choose"):
+        run_evaluation(RECIPE.model_copy(update={"rollout": rollout}), done.parent / "model", done)

@@ -22,6 +22,7 @@ from retcon.config.load import load_recipe
 from retcon.core.errors import CheckpointError, InfrastructureFault, RecipeError, SandboxUnavailable, TaskWarning
 from retcon.core.types import Trajectory
 from retcon.engine.scripted import ScriptedEngine
+from retcon.evaluate import difficulty
 from retcon.evaluate.difficulty import measure, run_difficulty
 from retcon.store import jsonl
 from retcon.store.fingerprint import fingerprint
@@ -75,6 +76,44 @@ def test_a_task_that_lost_a_rollout_is_not_told_and_too_many_lost_end_it():
 
     with pytest.raises(SandboxUnavailable, match=r"^1 of 9 rollouts were lost .*gone; what was measured is kept"):
         measured(reply)
+
+
+def asked(tasks: list[Task], *overrides: str, reply="\\boxed{none}", told=lambda *_: None) -> dict[str, int]:
+    """The seeds of two rollouts of each task, by their ids. reply: of a rollout's id, or the same to all."""
+    tokenizer = ByteTokenizer()
+    engine = ScriptedEngine(tokenizer, (lambda id, text, n: reply(id)) if callable(reply) else [reply])
+    recipe = load_recipe(None, ["rollout.max_tokens=2000", "sandbox.workers=1", *overrides])
+    asyncio.run(measure(recipe, tasks, rollouts=2, engine=engine, chat=Chat(tokenizer), on_task=told))
+    return {id: params.seed for (id, _), params in zip(engine.seen, engine.params, strict=True)}
+
+
+def test_a_rollouts_seed_is_its_tasks_and_no_matter_of_what_is_measured_beside_it(monkeypatch):
+    """So that what was interrupted ends as what was not, of more tasks than are rolled out at once too."""
+    tasks = list(islice(training_prompts(task_set("numbers"), 0), 3))
+    whole = asked(tasks)
+    assert len(set(whole.values())) == 6
+    monkeypatch.setattr(difficulty, "CHUNK", 1)
+    assert asked(tasks[1:]).items() < whole.items()
+    assert not set(asked(tasks, "run.seed=1").values()) & set(whole.values())
+
+
+def test_one_rollout_in_twenty_may_be_lost_of_all_that_are_measured(monkeypatch):
+    tasks = list(islice(training_prompts(task_set("numbers"), 0), 20))
+    monkeypatch.setattr(difficulty, "CHUNK", 2)
+
+    def away(*numbers: int):
+        def reply(id: str) -> str:
+            if id in [f"{tasks[n].id}/0/1" for n in numbers]:
+                raise ConnectionError("gone")
+            return "\\boxed{none}"
+
+        return reply
+
+    told: list[str] = []
+    asked(tasks, reply=away(3, 9), told=lambda task, passed: told.append(task))
+    assert sorted(told) == sorted(task.id for n, task in enumerate(tasks) if n not in (3, 9))
+    with pytest.raises(SandboxUnavailable, match=r"^3 of 40 rollouts were lost"):
+        asked(tasks, reply=away(3, 9, 11))
 
 
 class Unreachable(Ones):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from retcon.cli.compare.arms import named, read_arms
+from retcon.cli.compare.finish import _next
 from retcon.cli.compare.matching import MOST, Match
 from retcon.cli.compare.plan import ComparePlan, Wish, arms_in, make_plan, open_ledger
 from retcon.config.shipped import find_recipe
@@ -52,6 +53,27 @@ def test_arms_are_measured_alike_without_and_with_repairs_and_under_faults(tmp_p
         assert all(r.evaluate.problems == plain.evaluate.problems for r in (repaired, faults))
     assert len({plan.trained[arm.name, 0][1].recipe.evaluate.model_dump_json() for arm in plan.arms}) == 1
     assert len(planned(tmp_path, *THREE, seeds=1, faults=0.0).trained["cleaner", 0]) == 3
+
+
+def test_an_arm_is_measured_with_its_own_repair_and_all_under_the_share_of_faults_that_was_asked_for(
+    tmp_path: Path,
+) -> None:
+    own = planned(tmp_path, THREE[0], "mini/ours/describe", "mini/ours/branch", seeds=1, faults=0.25)
+    measured = {arm.name: [target.recipe.evaluate for target in own.trained[arm.name, 0][1:]] for arm in own.arms}
+    repairs = {arm: [section.repair for section in sections] for arm, sections in measured.items()}
+    assert repairs == {name: ["none", kind, "none"] for name, kind in
+                       (("dapo-baseline", "saar"), ("describe", "describe"), ("branch", "branch"))}  # fmt: skip
+    assert {tuple(section.faults for section in sections) for sections in measured.values()} == {(0, 0, 0.25)}
+    tops = {tuple(section.top_p for section in sections) for sections in measured.values()}
+    assert tops == {(0.6, 1.0, 1.0)}, "the second setting is of the first evaluation alone"
+
+
+def test_what_is_next_is_the_same_command_with_seeds_enough_and_then_another_match(tmp_path: Path) -> None:
+    words = ["compare", *THREE[:2], "--seeds", "2", "rl.steps=8", f"--out={tmp_path}"]
+    *_, more = _next(planned(tmp_path, *THREE[:2]), words)
+    assert more.startswith(f"retcon compare {' '.join(THREE[:2])} rl.steps=8 --out={tmp_path} --seeds 5 ")
+    *_, other = _next(planned(tmp_path, *THREE[:2], seeds=5), words)
+    assert other == f"retcon compare {' '.join(THREE[:2])} --seeds 2 rl.steps=8 --match tokens --out {tmp_path}-tokens"
 
 
 def test_a_recipe_that_says_how_it_is_measured_can_be_told_otherwise(tmp_path: Path) -> None:
@@ -328,6 +350,7 @@ def test_a_folder_takes_further_arms_and_seeds_and_no_other_comparison(tmp_path:
         ((*THREE, "rl.lr=1e-4"), {}, r"rl\.lr was 0\.0002, is 0\.0001"),
         (THREE, {"match": "wall"}, "--match rollouts, not wall"),
         (THREE, {"start": "base"}, "--from None, not base"),
+        (THREE, {"faults": 0.2}, r"--faults 0\.1, not 0\.2"),
     ]:
         with pytest.raises(CheckpointError, match=said):
             open_ledger(planned(out, *words, **options))  # type: ignore[arg-type]

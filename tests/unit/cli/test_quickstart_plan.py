@@ -39,6 +39,18 @@ def test_an_override_reaches_the_jobs_that_it_concerns(tmp_path: Path) -> None:
     assert {cold_eval.recipe.evaluate.samples, arm_eval.recipe.evaluate.samples} == {9}
 
 
+def test_arms_and_cold_start_are_trained_and_measured_under_the_same_changes(tmp_path: Path) -> None:
+    shared = {"compute.dtype": "bfloat16", "task.steps": 3, "rollout.max_turns": 4, "sandbox.cpu_seconds": 9.0}
+    of_jobs = {"trained": {**shared, "lora.rank": 4}, "measured": {**shared, "evaluate.problems": 5}}
+    words = [f"{key}={value}" for keys in of_jobs.values() for key, value in keys.items()]
+    plan = make_plan(tmp_path, arms=["baseline", "saar"], seeds=1, overrides=[*dict.fromkeys(words)])
+    pairs = [plan.cold, *plan.arms.values()]
+    for at, keys in enumerate(of_jobs.values()):
+        for pair in pairs:
+            told = pair[at].recipe.model_dump()
+            assert {key: told[key.partition(".")[0]][key.partition(".")[2]] for key in keys} == keys, pair[at].job.name
+
+
 def test_every_override_reaches_a_job_or_is_refused(tmp_path: Path) -> None:
     words = ["strategy.kind=arpo", "run.threads=3", "engine.kind=local", "demos.kind=engine", "run.seed=7"]
     plan = make_plan(tmp_path, arms=["baseline", "saar"], seeds=2, overrides=words)

@@ -9,7 +9,7 @@ import pytest
 
 from retcon.config.load import load_recipe
 from retcon.core.errors import CheckpointError
-from retcon.runs.comparing import differing
+from retcon.runs.comparing import differing, relevant
 from retcon.runs.manifest import RunKind, check_place, manifest, note_curve
 
 OTHERS = ("evaluate.problems=3", "evaluate.seed=7", "evaluate.every_samples=1", "evaluate.faults=0.5")
@@ -67,3 +67,29 @@ def test_a_cold_start_is_measured_by_itself(tmp_path: Path) -> None:
 def test_seeds_of_requests_are_kept(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"engine\.seeds was True, is False"):
         resumed(tmp_path, SERVERS, (*SERVERS, "engine.seeds=false"))
+
+
+SHARED = ("run.seed=5", "run.threads=2", "model.style=hermes", "compute.dtype=bfloat16", "lora.rank=4")
+ROLLED = (
+    "engine.kind=scripted", "task.steps=3", "rollout.temperature=0.5", "strategy.kind=arpo", "repair.kind=saar",
+    "select.dynamic=true", "sandbox.cpu_seconds=9", "rl.lr=0.5",
+)  # fmt: skip
+OF = {"rl": ROLLED, "sft": ("sft.lr=0.5",), "dpo": ("dpo.lr=0.5",)}
+
+
+@pytest.mark.parametrize("change", [*SHARED, *(change for own in OF.values() for change in own)])
+@pytest.mark.parametrize("kind", OF)
+def test_what_a_run_depends_on_cannot_change_in_it_and_the_rest_can(tmp_path: Path, kind: RunKind, change: str) -> None:
+    """What supervised and preference training learn from, they know by its content and not by [task] and [rollout]."""
+    if change not in (*SHARED, *OF[kind]):
+        assert resumed(tmp_path, (), (change,), kind)
+        return
+    with pytest.raises(CheckpointError, match=rf"another recipe: .*{change.partition('=')[0]} was "):
+        resumed(tmp_path, (), (change,), kind)
+
+
+def test_demonstrations_depend_on_how_they_are_made_and_on_nothing_of_the_training() -> None:
+    found = relevant(load_recipe(None), "demonstrations")
+    assert found.keys() == {"run", "model", "task", "rollout", "sandbox", "demos", "sft"}
+    some = {name: set(found[name]) for name in ("run", "model", "sft")}
+    assert some == {"run": {"seed"}, "model": {"style"}, "sft": {"demonstrations", "max_turns"}}

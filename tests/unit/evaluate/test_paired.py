@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from retcon.evaluate.paired import over_runs, paired
-from retcon.evaluate.statistics import Interval, over_problems
+from retcon.evaluate.statistics import Interval, over_problems, over_seeds
 
 TRIALS = 300
 
@@ -68,6 +68,16 @@ def test_one_seed_is_a_bootstrap_over_problems_and_equal_values_leave_no_doubt()
     values = [0.1, 0.4, 0.9, 0.2]
     assert over_runs(np.array([values])) == over_problems(values)
     assert over_runs(np.full((3, 4), 0.25)) == Interval(0.25, 0.25, 0.25)
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_where_but_one_of_both_varies_it_is_students_t_of_that_one(count: int) -> None:
+    """But for what 2,000 resamples leave to chance; a plain bootstrap of two would be narrower by √2."""
+    values = np.arange(count, dtype=float) ** 2
+    wanted = over_seeds(values.tolist())
+    for found in (over_runs(np.tile(values[:, None], (1, 4))), over_runs(np.tile(values, (3, 1)))):
+        assert found.mean == wanted.mean
+        assert found.high - found.mean == pytest.approx(wanted.high - wanted.mean, rel=0.06)
 
 
 def test_it_is_seeded_and_cut_to_what_the_figure_can_be() -> None:

@@ -248,6 +248,22 @@ def test_what_was_not_repaired_says_nothing_of_repairs():
     assert chances([bare])["fixed"] is None
 
 
+def test_the_share_of_right_signs_is_of_those_that_were_given():
+    silent, even = one("b", advantage=0.0), one("c", raw=Count(4, 2))
+    said = verdict(RULES[0], [one(), silent, even])
+    assert (said.states, said.even, said.silent) == (2, 1, 1)
+    assert said.share.mean == 1.0
+    assert said.gain.mean == pytest.approx(0.5 / 3)
+
+
+def test_chances_are_over_the_states_that_have_all_counterfactuals():
+    """Of others there is nothing to compare a repair with."""
+    bare = one("b", fixed=None, fix_advantage=None, fresh=Count(4, 4))
+    lost = one("c", raw=Count(0, 0), fresh=Count(4, 4))
+    told = {name: interval.mean for name, interval in chances([one(), bare, lost]).items()}
+    assert told == {"fresh": 0.5, "raw": 0.0, "fixed": 1.0, "raw - fresh": -0.5, "fixed - fresh": 0.5}
+
+
 def test_intervals_are_over_tasks_and_not_over_rollouts():
     same = over_tasks([("a", 1.0)] * 50 + [("b", 0.0)] * 50)
     assert (same.mean, same.low, same.high) == (0.5, 0.0, 1.0)

@@ -18,7 +18,7 @@ from retcon.report.choose import showcase, showcase_in
 from retcon.report.pages.comparison import page
 from retcon.report.panel import Report, panels
 from retcon.report.panels.repeat import Repeat
-from retcon.report.plots import running_mean, shown
+from retcon.report.plots import CURVES, Curve, places_of, running_mean, shown, steps_of, value_of
 from retcon.report.style import looks
 from retcon.report.summary import figures
 from retcon.report.tables import (
@@ -191,3 +191,34 @@ def test_of_more_than_two_arms_ranges_stand_below_their_means(arms: int, lines: 
 )  # fmt: skip
 def test_names_are_drawn_as_they_are(name: str, text: str) -> None:
     assert shown(name) == text
+
+
+def test_an_evaluation_tells_how_many_rollouts_were_lost() -> None:
+    """Of each setting: figures over what is left of many are others."""
+    found = result(random.Random(0), 0.5, 0.3)
+    settings = {
+        name: msgspec.structs.replace(setting, lost=lost)
+        for (name, setting), lost in zip(found.settings.items(), (7, 31), strict=True)
+    }
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(result_table(msgspec.structs.replace(found, settings=settings)))
+    (row,) = (line.split() for line in console.export_text().splitlines() if line.strip().startswith("lost"))
+    assert row == ["lost", "7", "31"]
+
+
+def test_a_curve_is_of_the_steps_that_all_seeds_have_by_number_or_by_what_was_spent() -> None:
+    short, long = (comparison(seeds=1, steps=steps).arms["saar"][0] for steps in (2, 3))
+    short = replace(short, metrics=[{"step": 1, "a": 1.0, "b": 10.0}, {"step": 2, "a": None, "b": 10.0}])
+    long = replace(long, metrics=[{"step": n, "a": float(n), "b": 30.0} for n in (1, 2, 3)])
+    by_step, by_b = Curve("a", "a", "A", ""), Curve("a", "a", "A", "", over="b")
+    assert np.array_equal(steps_of([short, long], by_step), [[1.0, np.nan], [1.0, 2.0]], equal_nan=True)
+    assert steps_of([short, replace(long, metrics=[{"step": 1, "b": 1.0}])], by_step).size == 0, "one has none"
+    assert list(places_of([short, long], by_step, 2)) == [1, 2]
+    assert list(places_of([short, long], by_b, 2)) == [20.0, 40.0], "the mean of what the seeds had spent"
+
+
+def test_tokens_of_a_curve_are_those_of_a_rollout() -> None:
+    (curve,) = (curve for curve in CURVES if curve.name == "sampled_tokens")
+    assert value_of({"sampled_tokens": 100.0, "rollouts": 8}, curve) == 12.5
+    for lacking in ({"sampled_tokens": 100.0}, {"sampled_tokens": 100.0, "rollouts": 0}, {"rollouts": 8}):
+        assert value_of(lacking, curve) is None

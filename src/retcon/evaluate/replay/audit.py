@@ -40,7 +40,7 @@ from retcon.purify.types import Repair
 from retcon.rollout.context import RolloutContext
 from retcon.rollout.group import rollout_groups
 from retcon.rollout.prompts import refuse_long
-from retcon.runs.comparing import differing
+from retcon.runs.comparing import as_now, differing
 from retcon.store import jsonl
 from retcon.store.fingerprint import fingerprint
 from retcon.store.whole import write_json, write_whole
@@ -253,5 +253,6 @@ def _open(job: Auditing, model: str, tasks: Sequence[Task]) -> None:
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{file} is broken ({error}): choose another --out") from error
     there.get("audit", {}).setdefault("problems", problems)  # audits of before they were told say nothing of them
-    if changed := list(differing(there, about)):
+    then = {**as_now(there, job.recipe), "evaluate": there.get("evaluate", {})}  # of which an audit has the seed alone
+    if changed := list(differing(then, about)):
         raise CheckpointError(f"{job.out} holds an audit of other things: {'; '.join(changed)}: choose another --out")
