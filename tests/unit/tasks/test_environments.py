@@ -199,6 +199,13 @@ def test_calls_that_are_answered_otherwise_when_made_again_lose_the_rollout() ->
     assert (made.stop, made.reward) == ("infrastructure", None)
 
 
+def test_where_no_state_need_be_gone_back_to_calls_have_one_all_the_same() -> None:
+    made = played(recipe_of("Locked", "task.rollback=unneeded"), SPOILT)
+    assert [turn.repair.decision if turn.repair else None for turn in made.turns] == [None, "shallow", None]
+    assert [o.text for turn in made.turns for o in turn.observations] == ["2", "1005"], "nothing was gone back to"
+    assert played(recipe_of("Locked", "task.rollback=unneeded"), (add(2), add(3), "done")).reward == 1.0
+
+
 def test_branches_are_refused_where_all_tools_have_one_state() -> None:
     with pytest.raises(RecipeError, match="cannot branch"):
         (recipe := recipe_of("Counter", "strategy.kind=arpo")).task.refuse_rollouts(recipe)
