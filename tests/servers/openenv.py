@@ -27,6 +27,8 @@ class Place:
     def answer(self, message: dict[str, Any]) -> dict[str, Any] | None:
         data = message["data"]
         if message["type"] == "reset":
+            if data.keys() - {"seed"}:
+                return {"type": "error", "data": {"message": f"no such {sorted(data)}", "code": "VALIDATION_ERROR"}}
             self.at = data.get("seed", 0)
             return {"data": {"observation": {"at": self.at, "blocked": None}, "reward": None, "done": False}}
         by = data["by"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -66,6 +67,19 @@ def test_a_session_that_breaks_off_or_a_server_that_is_full_is_nobodys_fault(url
 def test_what_is_not_for_the_model_is_not_among_its_arguments(url: str) -> None:
     parameters = build_tools(recipe_of(url), None)["step"].spec.parameters  # type: ignore[arg-type]
     assert parameters["properties"] == {"by": {"type": "integer"}}
+
+
+def test_what_a_row_says_of_prompt_and_answer_is_not_told_to_the_server(url: str, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "Walk. ", "answer": "3", "seed": 1}\n')
+    (task,) = build_tasks(recipe_of(url, "task.seeds=0", f'task.path="{tmp_path}/rows.jsonl"')).train(0)
+    assert (task.question, task.answer) == ('Walk. {"at": 1}', "3")
+    (tmp_path / "rows.jsonl").write_text('{"seed": 1, "goal": 3}\n')
+    with pytest.raises(InfrastructureFault, match=r"cannot be reset with .*'goal': 3.*: no such \['goal', 'seed'\]"):
+        next(
+            build_tasks(
+                recipe_of(url, "task.seeds=0", f'task.path="{tmp_path}/rows.jsonl"', "task.right_from=1")
+            ).train(0)
+        )
 
 
 def test_a_session_goes_back_by_making_its_calls_again_and_not_otherwise(url: str) -> None:
