@@ -178,6 +178,11 @@ def test_a_seed_gives_one_order_whatever_the_files(tmp_path: Path) -> None:
     other = opened(write(tmp_path / "a.jsonl", rows))
     assert [t.id for t in found.train(3)] == [t.id for t in other.train(3)] != [t.id for t in found.train(4)]
     assert found.fingerprint == other.fingerprint
+    (tmp_path / "b").mkdir()
+    packed = opened(write(tmp_path / "b/a.jsonl.gz", rows))
+    (tmp_path / "b/a.json").write_text(json.dumps(rows))
+    for moved in (packed, opened(str(tmp_path / "b/a.json"))):
+        assert (moved.name, moved.fingerprint) == (found.name, found.fingerprint) == ("a", found.fingerprint)
 
 
 def test_shares_of_a_pass_follow_the_weights(tmp_path: Path) -> None:
@@ -268,6 +273,9 @@ def test_problems_that_a_source_holds_out_itself_are_graded_by_it_with_its_own_s
         assert [task.system for task in held] == ["as mine"] * count
         assert {found.grade(task, answered("anything")).reward for task in held} == {0.25}  # type: ignore[union-attr]
     assert len(mixed.evaluation(6, 0)) == 6
+    module.Holding = Mine  # type: ignore[attr-defined]  # which holds nothing out
+    mixed = FileTaskSettings(sources=(own, {"path": path, "weight": 1}), evaluation_share=0.5).open()  # type: ignore[arg-type]
+    assert len(mixed.evaluation(6, 0)) == 6, "of the rows of the file"
 
 
 def test_a_seed_draws_what_is_evaluated_on_of_more_that_is_held_out(tmp_path: Path) -> None:
