@@ -12,7 +12,6 @@ from typing import Any
 from aiohttp import WSMsgType, web
 
 ACTION = {
-    "title": "Move",
     "type": "object",
     "properties": {"by": {"type": "integer"}, "metadata": {"type": "object"}},
     "required": ["by"],
@@ -28,6 +27,8 @@ class Place:
     def answer(self, message: dict[str, Any]) -> dict[str, Any] | None:
         data = message["data"]
         if message["type"] == "reset":
+            if data.keys() - {"seed"}:
+                return {"type": "error", "data": {"message": f"no such {sorted(data)}", "code": "VALIDATION_ERROR"}}
             self.at = data.get("seed", 0)
             return {"data": {"observation": {"at": self.at, "blocked": None}, "reward": None, "done": False}}
         by = data["by"]
@@ -45,12 +46,33 @@ class Place:
         }
 
 
-async def _schema(_: web.Request) -> web.Response:
-    return web.json_response({"action": ACTION, "observation": {}})
+TOOLS = [{"name": "look", "description": "Looks.", "input_schema": {"type": "object"}}]
+SEEN: dict[str, dict[str, Any]] = {
+    "door": {"result": {"content": [{"type": "text", "text": "It is"}, {"type": "image"},
+                                    {"type": "text", "text": "open."}], "is_error": False}, "error": None},
+    "dark": {"result": {"content": [{"type": "text", "text": "too dark"}], "is_error": True}},
+    "wall": {"error": {"error_type": "execution_error", "message": "there is a wall"}},
+    "moon": {"error": {"error_type": "timeout", "message": "too far"}},
+    "gone": {"error": {"error_type": "transport_error", "message": "no way there"}},
+}  # fmt: skip
+"""What `look` tells, by where it looks."""
 
 
-async def _session(request: web.Request) -> web.WebSocketResponse:
-    socket, place = web.WebSocketResponse(), Place()
+class Lookout(Place):
+    """One session, whose tools are listed."""
+
+    def answer(self, message: dict[str, Any]) -> dict[str, Any] | None:
+        data = message["data"]
+        if message["type"] == "reset":
+            return super().answer(message)
+        if data["type"] == "list_tools":
+            return {"data": {"observation": {"tools": TOOLS}}}
+        assert (data["type"], data["tool_name"]) == ("call_tool", "look")
+        return {"data": {"observation": {"tool_name": "look", **SEEN[data["arguments"]["at"]]}}}
+
+
+async def _session(place: Place, request: web.Request) -> web.WebSocketResponse:
+    socket = web.WebSocketResponse()
     await socket.prepare(request)
     async for message in socket:
         said = json.loads(message.data) if message.type is WSMsgType.TEXT else {"type": "close"}
@@ -63,13 +85,19 @@ async def _session(request: web.Request) -> web.WebSocketResponse:
 
 
 @contextmanager
-def playing() -> Iterator[str]:
-    """The URL of a server, on a free port, in a thread of its own."""
+def playing(kind: type[Place] = Place, title: str = "Move") -> Iterator[str]:
+    """The URL of a server, on a free port, in a thread of its own. kind: of its sessions. title: of its actions."""
     loop, ready, urls = asyncio.new_event_loop(), threading.Event(), []
+
+    async def schema(_: web.Request) -> web.Response:
+        return web.json_response({"action": {**ACTION, "title": title}, "observation": {}})
+
+    async def session(request: web.Request) -> web.WebSocketResponse:
+        return await _session(kind(), request)
 
     async def opened() -> web.AppRunner:
         app = web.Application()
-        app.add_routes([web.get("/schema", _schema), web.get("/ws", _session)])
+        app.add_routes([web.get("/schema", schema), web.get("/ws", session)])
         runner = web.AppRunner(app, shutdown_timeout=1)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()

@@ -107,6 +107,25 @@ def test_scores_are_graded(serve: Any) -> None:
     assert not grade(judge.url, prompt="Score {reply}.").right
 
 
+def test_a_judge_is_asked_as_its_settings_say_and_sees_the_end_of_a_long_reply(serve: Any) -> None:
+    judge = serve((200, "VERDICT: right"))
+    grade(judge.url, "first words" + "x" * 99 + "last words", reply_chars=12, max_tokens=77, temperature=0.5)
+    ((_, _, body),) = judge.asked
+    assert (body["max_tokens"], body["temperature"]) == (77, 0.5)
+    assert "<reply>\nxxlast words\n</reply>" in body["messages"][0]["content"]
+
+
+def test_a_task_without_the_answer_that_the_prompt_asks_for_is_refused_by_name() -> None:
+    async def checked(**settings: Any) -> None:
+        grader = JudgeGrader(JudgeSettings("http://127.0.0.1:1/v1", "judge-1", **settings))
+        await grader.check(TASK)
+        await grader.check(Task("t/1", "which?", " "))
+
+    with pytest.raises(ValueError, match="task t/1 has an empty answer"):
+        asyncio.run(checked())
+    asyncio.run(checked(prompt="How good is {reply}?"))
+
+
 def test_only_the_way_is_tried_again(serve: Any) -> None:
     judge = serve((0, ""), (503, "busy"), (429, "slower"), (200, "VERDICT: wrong"))
     assert grade(judge.url).score == 0.0

@@ -107,6 +107,17 @@ class Down(Counter):
         raise ConnectionResetError("the counter is gone")
 
 
+class Unsteady(Counter):
+    """Is away now and then."""
+
+    away = False
+
+    def reset(self, seed: int = 0, **row: Any) -> str:
+        if self.away:
+            raise LookupError("the counter is away")
+        return super().reset(seed)
+
+
 class Ungradable(Counter):
     def get_reward(self) -> float:
         raise RuntimeError("no judge")
@@ -116,6 +127,13 @@ def in_words(prompts: Any, completions: Any, environments: Any, **columns: Any) 
     """A reward function in TRL's form."""
     (messages,), (environment,) = completions, environments
     return [0.25 * environment.value if "done" in messages[-1]["content"] else None]
+
+
+def as_its_row_says(prompts: Any, completions: Any, bonus: list[int], **columns: Any) -> list[float]:
+    """Another, which looks at a column of the row and at the prompt."""
+    assert len(prompts) == len(completions) == len(bonus) == 1
+    assert "prompt" not in columns
+    return [float(bonus[0]) if "Count to" in prompts[0][-1]["content"] else -9.0]
 
 
 def recipe_of(environment: str, *keys: str, repair: str = "saar") -> Recipe:
@@ -199,6 +217,13 @@ def test_calls_that_are_answered_otherwise_when_made_again_lose_the_rollout() ->
     assert (made.stop, made.reward) == ("infrastructure", None)
 
 
+def test_where_no_state_need_be_gone_back_to_calls_have_one_all_the_same() -> None:
+    made = played(recipe_of("Locked", "task.rollback=unneeded"), SPOILT)
+    assert [turn.repair.decision if turn.repair else None for turn in made.turns] == [None, "shallow", None]
+    assert [o.text for turn in made.turns for o in turn.observations] == ["2", "1005"], "nothing was gone back to"
+    assert played(recipe_of("Locked", "task.rollback=unneeded"), (add(2), add(3), "done")).reward == 1.0
+
+
 def test_branches_are_refused_where_all_tools_have_one_state() -> None:
     with pytest.raises(RecipeError, match="cannot branch"):
         (recipe := recipe_of("Counter", "strategy.kind=arpo")).task.refuse_rollouts(recipe)
@@ -210,6 +235,17 @@ def test_a_fault_of_a_tool_is_not_the_models() -> None:
     assert (lost.stop, lost.reward, lost.raw_failures) == ("infrastructure", None, 0)
     blamed = played(recipe_of("Down", 'task.faults=["TimeoutError"]', repair="none"), (add(1), "done"))
     assert (blamed.stop, blamed.raw_failures) == ("answer", 1)
+
+
+@pytest.mark.parametrize("replies", [(add(5), "done"), ("I cannot count.",)], ids=["to be called", "to be graded"])
+def test_an_environment_that_cannot_begin_loses_the_rollout(
+    replies: Sequence[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = recipe_of("Unsteady")
+    assert played(recipe, (add(5), "done")).reward == 1.0
+    monkeypatch.setattr(Unsteady, "away", True)
+    lost = played(recipe, replies)
+    assert (lost.stop, lost.reward, lost.raw_failures) == ("infrastructure", None, 0)
 
 
 def test_a_reward_that_cannot_be_had_loses_the_rollout() -> None:
@@ -268,6 +304,14 @@ def test_rows_of_a_file_are_what_reset_gets(tmp_path: Path) -> None:
     recipe = recipe_of("Counter", "task.seeds=0", f'task.path="{file}"', "task.evaluation_share=0")
     found = {(task.system, task.question) for task in build_tasks(recipe).train(0)}
     assert found == {(None, "Go! Count to 6."), ("Be exact.", "Please: Count to 7.")}
+
+
+def test_a_reward_function_is_given_the_columns_of_the_row_and_the_prompt(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"prompt": "Go! ", "seed": 1, "bonus": 3}\n{"prompt": "Go! ", "seed": 2, "bonus": 4}\n')
+    keys = ("task.seeds=0", f'task.path="{file}"', "task.evaluation_share=0")
+    recipe = recipe_of("Counter", f'task.reward_functions="{__name__}:as_its_row_says"', *keys)
+    assert [played(recipe, (add(1), "done"), seed=seed).reward for seed in (1, 2)] == [3.0, 4.0]
 
 
 @pytest.mark.parametrize(

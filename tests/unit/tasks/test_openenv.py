@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
 from retcon.core.errors import InfrastructureFault
 from retcon.core.types import ToolCall, Trajectory, Turn
-from servers.openenv import playing
+from servers.openenv import Lookout, playing
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +46,9 @@ def walked(recipe: Recipe, *by: int) -> tuple[list[tuple[str, str]], float | Non
     return asyncio.run(told())
 
 
-def test_steps_are_told_as_json_and_their_rewards_added(url: str) -> None:
-    told, reward = walked(recipe_of(url), 1, 2)
+@pytest.mark.parametrize("keys", [(), ("task.rollback=unneeded",)])
+def test_steps_are_told_as_json_and_their_rewards_added(url: str, keys: Sequence[str]) -> None:
+    told, reward = walked(recipe_of(url, *keys), 1, 2)
     assert told == [("ok", '{"at": 1, "blocked": false}'), ("ok", '{"at": 3, "blocked": false}')]
     assert reward == 1.0
 
@@ -67,6 +69,19 @@ def test_what_is_not_for_the_model_is_not_among_its_arguments(url: str) -> None:
     assert parameters["properties"] == {"by": {"type": "integer"}}
 
 
+def test_what_a_row_says_of_prompt_and_answer_is_not_told_to_the_server(url: str, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "Walk. ", "answer": "3", "seed": 1}\n')
+    (task,) = build_tasks(recipe_of(url, "task.seeds=0", f'task.path="{tmp_path}/rows.jsonl"')).train(0)
+    assert (task.question, task.answer) == ('Walk. {"at": 1}', "3")
+    (tmp_path / "rows.jsonl").write_text('{"seed": 1, "goal": 3}\n')
+    with pytest.raises(InfrastructureFault, match=r"cannot be reset with .*'goal': 3.*: no such \['goal', 'seed'\]"):
+        next(
+            build_tasks(
+                recipe_of(url, "task.seeds=0", f'task.path="{tmp_path}/rows.jsonl"', "task.right_from=1")
+            ).train(0)
+        )
+
+
 def test_a_session_goes_back_by_making_its_calls_again_and_not_otherwise(url: str) -> None:
     async def back(recipe: Recipe) -> str:
         tool: Any = build_tools(recipe, None)["step"]  # type: ignore[arg-type]
@@ -84,3 +99,23 @@ def test_a_session_goes_back_by_making_its_calls_again_and_not_otherwise(url: st
     assert asyncio.run(back(recipe_of(url, "task.rollback=replay"))) == '{"at": 0, "blocked": false}'
     with pytest.raises(InfrastructureFault, match="cannot be kept"):
         asyncio.run(back(recipe_of(url)))
+
+
+def test_what_a_listed_tool_tells_is_its_text_a_failure_or_nobodys_fault() -> None:
+    async def looked(url: str) -> list[tuple[str, str | None, str]]:
+        recipe = recipe_of(url)
+        tool: Any = build_tools(recipe, None)["look"]  # type: ignore[arg-type]
+        opened = await tool.of(next(build_tasks(recipe).train(0)).id).open("one")
+        places = ("door", "dark", "wall", "moon", "gone")
+        told = [await opened(ToolCall("c", "look", {"at": place}, 0)) for place in places]
+        await opened.close()
+        return [(one.status, one.error_type, one.text) for one in told]
+
+    with playing(Lookout, "CallToolAction") as url:
+        assert asyncio.run(looked(url)) == [
+            ("ok", None, "It is\nopen."),
+            ("error", None, "too dark"),
+            ("error", "execution_error", "there is a wall"),
+            ("timeout", "timeout", "too far"),
+            ("infrastructure", "InfrastructureFault", "look: no way there"),
+        ]

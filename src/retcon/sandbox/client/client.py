@@ -183,7 +183,7 @@ class SandboxClient:
             self._leaving.add(leaving)
             leaving.add_done_callback(self._leaving.discard)
             raise
-        return ClientSession(remote, id, self._tries, on_end)
+        return ClientSession(remote, id, self._tries, on_end, limits)
 
     def _connected(self) -> Remote:
         if self._remote is None:
@@ -237,10 +237,16 @@ async def _leave(remote: Remote, opening: asyncio.Task[tuple[str, Tier]]) -> Non
 
 
 class ClientSession:
-    """Implements `Session` over a server. What is asked of it is done once, however often the connection breaks."""
+    """Implements `Session` over a server. What is asked of it is done once, however often the connection breaks.
 
-    def __init__(self, remote: Remote, id: str, tries: int, on_end: Callable[[], None]) -> None:
+    limits: of cells that give none, the server's own where None.
+    """
+
+    def __init__(
+        self, remote: Remote, id: str, tries: int, on_end: Callable[[], None], limits: Limits | None = None
+    ) -> None:
         self.id = id
+        self._limits = limits
         self._remote = remote
         self._tries = tries
         self._on_end = on_end
@@ -250,8 +256,9 @@ class ClientSession:
     async def run(self, program: str | Program, /, **options: Unpack[ProgramOptions]) -> Result:
         """See `Session.run`. Where the server stays away the result is `infrastructure`, and the session is lost."""
         asked = as_cell(program, options)
+        seconds = wall_seconds(with_limits(asked, self._limits))  # the server has them since it opened the session
         try:
-            return read_result(await self._ask("POST", "/run", cell_body(asked), seconds=wall_seconds(asked)))
+            return read_result(await self._ask("POST", "/run", cell_body(asked), seconds=seconds))
         except RequestAnswered as answered:
             return answered.result
         except (ServerUnavailable, ServerBroken) as error:

@@ -107,12 +107,13 @@ class DataTasks:
     def evaluation(self, count: int, seed: int) -> list[Task]:
         """`count` tasks that are held out, drawn by the seed; all, in their order, where there are no more."""
         families = [part for part in self.parts if not isinstance(part.tasks, Sequence)]
-        share = count // (len(families) + 1)
-        drawn = sorted(range(len(self.held_out)), key=lambda n: derive("evaluation", seed, self.held_out[n].id))
-        found = [self.held_out[n] for n in sorted(drawn[:share])]
+        own = min(count // (len(families) + 1), len(self.held_out))
+        theirs: list[Task] = []
         for n, part in enumerate(families):
-            found += part.held_out((count - len(found)) // (len(families) - n), seed)
-        return found
+            theirs += part.held_out((count - own - len(theirs)) // (len(families) - n), seed)
+        own = max(own, count - len(theirs))  # some may have had fewer
+        drawn = sorted(range(len(self.held_out)), key=lambda n: derive("evaluation", seed, self.held_out[n].id))
+        return [self.held_out[n] for n in sorted(drawn[:own])] + theirs
 
     def graded_by(self, grader: Grade) -> DataTasks:
         """The same tasks, whose rollouts `grader` grades."""

@@ -8,7 +8,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
-from retcon.core.errors import InfrastructureFault, MissingExtra, RecipeError
+from retcon.core.errors import InfrastructureFault, MissingExtra, RecipeError, RetconError
 from retcon.core.installing import how_to_install
 from retcon.core.registry import at_path
 from retcon.core.schema import ToolSpec
@@ -79,7 +79,13 @@ class MethodEnvironment:
         return found
 
     async def begin(self, task: str) -> Any:
-        state, said = self._reset(self._begun.row(task))
+        row = self._begun.row(task)
+        try:
+            state, said = self._reset(row)
+        except RetconError:
+            raise
+        except Exception as error:
+            raise InfrastructureFault(f"{self.name}: its reset raised {type(error).__name__}: {error}") from error
         self._begun.check(task, said)
         return state
 

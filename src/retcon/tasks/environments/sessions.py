@@ -29,7 +29,7 @@ class Sessions:
 
     def tools(self, output_chars: int) -> list[StatelessTool] | list[EnvironmentTool]:
         """output_chars: characters of an observation at most."""
-        if self.rollback == "unneeded":
+        if self.rollback == self.environment.rollback == "unneeded":  # else its calls take a state all the same
             return [StatelessTool(self.environment, spec, output_chars) for spec in self.environment.specs]
         return [EnvironmentTool(self, spec, output_chars) for spec in self.environment.specs]
 
@@ -121,7 +121,7 @@ class EnvironmentSession:
             return
         if self._rollback == "copy":
             self.state = self._copied(kept.state)
-        else:
+        elif self._rollback == "replay":
             await self._replay(kept.made)
         self._made, self._at = kept.made, kept
 

@@ -96,6 +96,16 @@ def test_a_data_set_that_was_saved_to_disk_is_read_without_its_notes(tmp_path: P
         read(str(tmp_path / "both"))
 
 
+def test_of_a_saved_evaluation_that_is_held_against_the_test_split_counts(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        saved(tmp_path / "held" / split)
+    (tmp_path / "held/dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    (tmp_path / "held/train/data-00000-of-00001.arrow").write_bytes(b"nobody reads it")
+    path = write(tmp_path / "a.jsonl", [*questions(3), ROWS[1]])
+    found = read(path, against=(str(tmp_path / "held"),), overlap="drop")
+    assert found.where_dropped == {"overlapping with evaluation": [f"{path}, line 4"]}
+
+
 def test_what_the_package_itself_saves_is_read(tmp_path: Path) -> None:
     package = pytest.importorskip("datasets", reason="datasets, of no extra, is not installed")
     package.disable_progress_bars()

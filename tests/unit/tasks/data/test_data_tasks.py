@@ -178,6 +178,11 @@ def test_a_seed_gives_one_order_whatever_the_files(tmp_path: Path) -> None:
     other = opened(write(tmp_path / "a.jsonl", rows))
     assert [t.id for t in found.train(3)] == [t.id for t in other.train(3)] != [t.id for t in found.train(4)]
     assert found.fingerprint == other.fingerprint
+    (tmp_path / "b").mkdir()
+    packed = opened(write(tmp_path / "b/a.jsonl.gz", rows))
+    (tmp_path / "b/a.json").write_text(json.dumps(rows))
+    for moved in (packed, opened(str(tmp_path / "b/a.json"))):
+        assert (moved.name, moved.fingerprint) == (found.name, found.fingerprint) == ("a", found.fingerprint)
 
 
 def test_shares_of_a_pass_follow_the_weights(tmp_path: Path) -> None:
@@ -250,6 +255,38 @@ def test_a_family_and_a_task_set_of_ones_own_are_sources_too(tmp_path: Path, mon
         FileTaskSettings(sources=("numbers", str(tmp_path / "a.jsonl"))).open()  # type: ignore[arg-type]
 
 
+def test_problems_that_a_source_holds_out_itself_are_graded_by_it_with_its_own_system_prompt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Holding(Mine):
+        def evaluation(self, count: int, seed: int) -> list[Task]:
+            return [Task(f"mine/held/{n}", "q", "a") for n in range(count)]
+
+    module = types.ModuleType("holding_tasks_for_test")
+    module.Holding = Holding  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    own = {"path": "holding_tasks_for_test:Holding", "weight": 1}
+    path = write(tmp_path / "a.jsonl", questions(40))
+    mixed = FileTaskSettings(sources=(own, {"path": path, "weight": 1}), evaluation_share=0.5).open()  # type: ignore[arg-type]
+    for found, count in ((opened("holding_tasks_for_test:Holding"), 6), (mixed, 3)):
+        held = [task for task in found.evaluation(6, 0) if task.id.startswith("mine/")]
+        assert [task.system for task in held] == ["as mine"] * count
+        assert {found.grade(task, answered("anything")).reward for task in held} == {0.25}  # type: ignore[union-attr]
+    assert len(mixed.evaluation(6, 0)) == 6
+    module.Holding = Mine  # type: ignore[attr-defined]  # which holds nothing out
+    mixed = FileTaskSettings(sources=(own, {"path": path, "weight": 1}), evaluation_share=0.5).open()  # type: ignore[arg-type]
+    assert len(mixed.evaluation(6, 0)) == 6, "of the rows of the file"
+
+
+def test_a_seed_draws_what_is_evaluated_on_of_more_that_is_held_out(tmp_path: Path) -> None:
+    found = opened(write(tmp_path / "a.jsonl", questions(40)), evaluation_share=1)
+    drawn = {tuple(task.id for task in found.evaluation(5, seed)) for seed in range(5)}
+    assert len(drawn) == 5
+    assert {len(set(ids)) for ids in drawn} == {5}
+    assert found.evaluation(5, 0) == found.evaluation(5, 0)
+    assert found.evaluation(40, 0) == found.evaluation(99, 1) == list(found.held_out)
+
+
 class Mine:
     name = "mine"
     system = "as mine"
@@ -308,6 +345,24 @@ def test_the_identity_says_what_was_read_and_changes_with_it(tmp_path: Path) -> 
                evaluation_share=0.2),
     ]  # fmt: skip
     assert len({found.fingerprint, *(other.fingerprint for other in others)}) == 6
+
+
+@pytest.mark.parametrize("where", ["evaluation_path", "evaluation_split"])
+def test_what_is_evaluated_on_is_part_of_the_identity_and_must_be_readable_too(where: str, tmp_path: Path) -> None:
+    def settings(*held: dict[str, Any]) -> FileTaskSettings:
+        rows = [{**row, "split": "train"} for row in questions(3)]
+        if where == "evaluation_path":
+            about = {where: write(tmp_path / "e.jsonl", held)}
+        else:
+            rows, about = [*rows, *({**row, "split": "test"} for row in held)], {where: "test"}
+        return FileTaskSettings(path=write(tmp_path / "a.jsonl", rows), **about)  # type: ignore[arg-type]
+
+    asked = {"question": "What is 7 times 8?", "answer": "56"}
+    first, corrected = settings(asked).open(), settings({**asked, "answer": "57"}).open()
+    assert list(first.train(0)) == list(corrected.train(0))
+    assert first.fingerprint != corrected.fingerprint
+    with pytest.raises(DataError, match="1 answer that no grader can read"):
+        settings(asked, {"question": "Which?", "answer": "57", "grader": "choice"}).open()
 
 
 def test_ids_of_rows_are_kept_and_others_made_of_the_question(tmp_path: Path) -> None:

@@ -1,0 +1,145 @@
+"""What a client asks of servers: under which limits, how much at a time, and how long it waits for the answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import pytest
+
+from retcon.http.asking import Answer
+from retcon.sandbox.client import SandboxClient, SandboxRouter
+from retcon.sandbox.types import Limits
+
+PATIENCE = 900.0
+
+
+class Connected:
+    """Connections to a server that does all at once, or each program when it is `let` go on.
+
+    waits: seconds that were given to each request for a program. sent: what it was asked, but for GET. most: programs
+    at a time.
+    """
+
+    def __init__(self) -> None:
+        self.waits: list[float] = []
+        self.sent: list[Mapping[str, Any]] = []
+        self.let: asyncio.Event | None = None
+        self.running = self.most = 0
+
+    async def ask(
+        self,
+        method: str,
+        url: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        seconds: float,
+        headers: Mapping[str, str] | None = None,
+    ) -> Answer:
+        if body is not None:
+            self.sent.append(body)
+        if url.endswith("/run"):
+            self.waits.append(seconds - PATIENCE)
+            self.running += 1
+            self.most = max(self.most, self.running)
+            if self.let is not None:
+                await self.let.wait()
+            self.running -= 1
+            return Answer(url, 200, {}, json.dumps({"status": "ok"}).encode())
+        return Answer(url, 200, {}, json.dumps({"session": "s", "tier": "landlock"}).encode())
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+def connected(client: SandboxClient) -> Connected:
+    """In place of the network."""
+    client.connect()
+    assert client._remote is not None
+    client._remote._connections = made = Connected()  # type: ignore[assignment]
+    return made
+
+
+def waits(asks: Callable[[SandboxClient], Awaitable[object]], limits: Limits | None = None) -> list[float]:
+    async def main() -> list[float]:
+        client = SandboxClient("http://there", limits=limits, patience=PATIENCE)
+        there = connected(client)
+        await asks(client)
+        return there.waits
+
+    return asyncio.run(main())
+
+
+LONG = Limits(cpu_seconds=1.0, wall_seconds=3600.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "limits", "seconds"),
+    [
+        ({"timeout": 1800.0}, None, 1800.0),
+        ({"timeout": 7.0}, LONG, 7.0),
+        ({"limits": LONG}, Limits(), 3600.0),
+        ({}, LONG, 3600.0),
+        ({}, None, 0.0),
+    ],
+    ids=["its own", "before the client's", "its limits", "the client's", "the server's"],
+)
+def test_a_program_may_take_its_time(options: dict[str, Any], limits: Limits | None, seconds: float) -> None:
+    async def call(client: SandboxClient) -> None:
+        await client.run("pass", **options)
+
+    async def cell(client: SandboxClient) -> None:
+        await (await client.session()).run("pass", **options)
+
+    for asks in (call, cell):
+        assert waits(asks, limits) == [seconds]
+
+
+def test_a_cell_may_take_the_time_that_its_session_was_opened_with() -> None:
+    async def cell(client: SandboxClient) -> None:
+        session = await client.session(limits=LONG)
+        await session.run("pass")
+        await session.run("pass", timeout=5.0)
+
+    assert waits(cell, Limits(wall_seconds=20.0)) == [3600.0, 5.0]
+
+
+def test_limits_of_a_client_or_a_router_are_those_of_its_calls_and_sessions_that_give_none() -> None:
+    own, other = Limits(wall_seconds=7.0), Limits(wall_seconds=5.0)
+
+    async def asked(sandbox: SandboxClient | SandboxRouter, there: Connected) -> list[float]:
+        await sandbox.start()
+        there.sent.clear()
+        await sandbox.run("pass")
+        await sandbox.run("pass", limits=other)
+        await sandbox.session()
+        await sandbox.session(limits=other)
+        await sandbox.close()
+        return [body["limits"]["wall_seconds"] for body in there.sent]
+
+    async def main() -> None:
+        client, router = SandboxClient("http://there", limits=own), SandboxRouter(["http://there"], limits=own)
+        for sandbox, of in ((client, client), (router, router._servers[0].client)):
+            assert await asked(sandbox, connected(of)) == [7.0, 5.0, 7.0, 5.0]
+
+    asyncio.run(main())
+
+
+def test_a_client_asks_for_no_more_at_a_time_than_it_has_connections() -> None:
+    async def main() -> Connected:
+        client = SandboxClient("http://there", connections=3)
+        there = connected(client)
+        there.let = asyncio.Event()
+        calls = [asyncio.create_task(client.run("pass")) for _ in range(10)]
+        while there.running < 3:
+            await asyncio.sleep(0)
+        for _ in range(20):  # turns in which one more would have begun
+            await asyncio.sleep(0)
+        there.let.set()
+        assert {result.status for result in await asyncio.gather(*calls)} == {"ok"}
+        return there
+
+    there = asyncio.run(main())
+    assert (there.most, len(there.waits)) == (3, 10)

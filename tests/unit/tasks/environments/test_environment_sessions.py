@@ -1,0 +1,142 @@
+"""The states that the tools of an environment have: which begin, which end, and what is told of a call."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from retcon.core.schema import ToolSpec
+from retcon.core.types import Observation, ToolCall, Trajectory, Turn
+from retcon.tasks.environments.sessions import Sessions
+from retcon.tasks.environments.tasks import EnvironmentTasks
+from retcon.tasks.environments.types import Rollback, failure
+from retcon.tasks.types import Split, Task
+
+
+class Noted:
+    """Implements `Environment`; a state is the list of the calls that it was told. begun, ended: all states."""
+
+    name = "noted"
+    specs: Sequence[ToolSpec] = (ToolSpec("say"), ToolSpec("look"))
+
+    def __init__(self, rollback: Rollback = "copy") -> None:
+        self.rollback = rollback
+        self.begun: list[list[str]] = []
+        self.ended: list[list[str]] = []
+
+    def tasks(self, split: Split) -> Sequence[Task]:
+        return [Task(f"noted/{n}", f"What is {n}?", "") for n in range(9)] if split == "train" else []
+
+    async def begin(self, task: str) -> list[str]:
+        self.begun.append([])
+        return self.begun[-1]
+
+    async def call(self, state: list[str] | None, name: str, arguments: Mapping[str, Any]) -> str:
+        if "wait" in arguments:
+            raise failure(TimeoutError("it took too long"), (), "too late")
+        if state is not None:
+            state.append(name)
+        return "x" * 100
+
+    def copied(self, state: list[str]) -> list[str]:
+        return list(state)
+
+    async def end(self, state: list[str]) -> None:
+        self.ended.append(state)
+
+    async def reward(self, task: Task, trajectory: Trajectory, state: list[str]) -> tuple[float, str | None]:
+        return float(len(state)), None
+
+
+def called(name: str, **arguments: object) -> ToolCall:
+    return ToolCall("c", name, arguments, 0)
+
+
+async def opened(sessions: Sessions, output_chars: int = 200) -> list[Any]:
+    """Its tools, in the hands of one trajectory."""
+    return [await tool.of("noted/0").open("one") for tool in sessions.tools(output_chars)]  # type: ignore[union-attr]
+
+
+async def rewarded(sessions: Sessions, trajectory: str = "one") -> float | None:
+    tasks = EnvironmentTasks(sessions, evaluation_share=0, right_from=None)
+    return (await tasks.grade(Task("noted/0", "", ""), Trajectory(trajectory, "noted/0", (), (Turn(()),)))).reward
+
+
+def same(found: Sequence[object], wanted: Sequence[object]) -> bool:
+    """Whether they are the very same objects, in any order."""
+    return sorted(map(id, found)) == sorted(map(id, wanted))
+
+
+def test_a_state_ends_once_all_of_its_tools_are_closed_and_is_graded_as_it_was_left() -> None:
+    async def main() -> None:
+        environment = Noted()
+        sessions = Sessions(environment, "copy")
+        say, look = await opened(sessions)
+        await say(called("say"))
+        await say.close()
+        await look(called("look"))
+        assert environment.ended == []
+        await look.close()
+        assert same(environment.ended, environment.begun)
+        assert await rewarded(sessions) == 2.0
+        assert len(environment.begun) == 1
+
+    asyncio.run(main())
+
+
+def test_what_is_begun_only_to_be_graded_ends() -> None:
+    async def main() -> None:
+        environment = Noted()
+        assert await rewarded(Sessions(environment, "copy"), "another") == 0.0
+        assert len(environment.begun) == 1
+        assert same(environment.ended, environment.begun)
+
+    asyncio.run(main())
+
+
+def test_a_state_that_calls_are_made_again_in_takes_the_place_of_one_that_ends() -> None:
+    async def main() -> None:
+        environment = Noted("impossible")
+        sessions = Sessions(environment, "replay")
+        say, look = await opened(sessions)
+        await say(called("say"))
+        kept = await say.checkpoint()
+        await look(called("look"))
+        await say.rollback(kept)
+        first, second = environment.begun
+        assert (first, second) == (["say", "look"], ["say"])
+        assert same(environment.ended, [first])
+        await say.close()
+        await look.close()
+        assert same(environment.ended, [first, second])
+        assert await rewarded(sessions) == 1.0
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("rollback", ["copy", "unneeded"])
+def test_what_a_tool_tells_is_cut_and_a_time_out_is_told_as_one(rollback: Rollback) -> None:
+    async def main() -> list[Observation]:
+        sessions = Sessions(Noted(rollback), rollback)
+        tools: Any = sessions.tools(60) if rollback == "unneeded" else await opened(sessions, 60)
+        return [await tools[0](called("say")), await tools[0](called("say", wait=1))]
+
+    long, late = asyncio.run(main())
+    assert (long.status, len(long.text) <= 60) == ("ok", True)
+    assert "characters cut" in long.text
+    assert (late.status, late.error_type, late.text) == ("timeout", "TimeoutError", "too late")
+
+
+def test_a_seed_makes_the_order_that_is_trained_in_and_draws_what_is_evaluated_on() -> None:
+    tasks = EnvironmentTasks(Sessions(Noted(), "copy"), evaluation_share=0.5, right_from=None)
+    first, second = ([task.id for task in tasks.train(seed)] for seed in (0, 1))
+    assert first != second
+    assert sorted(first) == sorted(second)
+    assert first == [task.id for task in tasks.train(0)]
+    drawn = {tuple(task.id for task in tasks.evaluation(1, seed)) for seed in range(9)}
+    assert {len(ids) for ids in drawn} == {1}
+    assert len(drawn) > 1
+    assert not {id for ids in drawn for id in ids} & set(first)

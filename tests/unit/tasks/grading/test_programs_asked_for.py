@@ -1,0 +1,114 @@
+"""What the grader of programs asks of a sandbox, whose faults make no program wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any, Unpack
+
+import pytest
+
+from retcon.core.errors import InfrastructureFault
+from retcon.sandbox.types import Limits, Program, ProgramOptions, Result
+from retcon.tasks.graders.code import CodeGrader, CodeSettings
+from retcon.tasks.grading.types import Reply, Verdict
+from retcon.tasks.types import Task
+
+OK = Result("ok", value="None")
+GONE = Result("infrastructure", stderr="no server answers")
+READS = {"tests": [{"input": "1\n", "output": "2\n"}]}
+CALLED = {"input_output": {"fn_name": "f", "inputs": [[1]], "outputs": [2]}}
+CHECKED = {"tests": ["assert f(1) == 2"]}
+
+
+class Answering:
+    """A sandbox, and its one session: notes under which limits it is asked, and answers as it was told to."""
+
+    id = "0"
+
+    def __init__(self, *answers: Result) -> None:
+        self.answers = list(answers)
+        self.opened: list[Limits | None] = []
+        self.limits: list[Limits | None] = []
+        self.closed = 0
+
+    async def session(self, *, limits: Limits | None = None, seed: int | None = None) -> Answering:
+        self.opened.append(limits)
+        return self
+
+    async def run(self, program: str | Program, /, **options: Unpack[ProgramOptions]) -> Result:
+        self.limits.append(options.get("limits"))
+        return self.answers.pop(0)
+
+    async def checkpoint(self) -> str:
+        return "first"
+
+    async def rollback(self, checkpoint: str) -> None:
+        """Nothing changes."""
+
+    async def discard(self, checkpoint: str) -> None:
+        """Nothing is kept."""
+
+    async def close(self) -> None:
+        self.closed += 1
+
+
+def graded(sandbox: Answering, meta: dict[str, Any], **settings: Any) -> Verdict:
+    async def main() -> Verdict:
+        grader = CodeGrader(sandbox, CodeSettings(**settings))
+        try:
+            return await grader.grade(Task("t/0", "?", "", meta=meta), Reply("```python\ndef f(a): return a + 1\n```"))
+        finally:
+            await grader.close()
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("score", ["all", "share"])
+@pytest.mark.parametrize(
+    ("meta", "before"),
+    [
+        (READS, []),
+        (CALLED, []),
+        (CHECKED, [OK]),  # the session is ready, and the answer is lost
+        (CHECKED, [OK, OK, OK]),  # so is its test
+    ],
+    ids=["program", "call", "answer", "test"],
+)
+def test_a_sandbox_that_goes_makes_no_program_wrong(score: str, meta: dict[str, Any], before: Sequence[Result]) -> None:
+    sandbox = Answering(*before, GONE)
+    with pytest.raises(InfrastructureFault, match="could not be graded: no server answers"):
+        graded(sandbox, meta, score=score)
+    assert sandbox.answers == []
+    assert sandbox.closed == len(sandbox.opened)
+
+
+def test_its_settings_are_the_limits_of_every_case() -> None:
+    """The clock is wider than the CPU time, as machines are busy."""
+    bound = {"cpu_seconds": 2.0, "wall_seconds": 20.0, "memory_mb": 300}
+    sandbox = Answering(*[OK] * 9)
+    for meta in (READS, CALLED, CHECKED):
+        graded(sandbox, meta, seconds=2.0, memory_mb=300)
+    asked = [limits for limits in (*sandbox.limits, *sandbox.opened) if limits is not None]
+    assert [{name: getattr(limits, name) for name in bound} for limits in asked] == [bound] * 3
+
+
+@pytest.mark.parametrize("size", [10, 1_000_000])
+def test_what_a_case_expects_is_never_cut_off_of_what_an_answer_gives(size: int) -> None:
+    text = "x" * size
+    for meta in ({"tests": [{"input": "", "output": text}]},
+                 {"input_output": {"fn_name": "f", "inputs": [[1]], "outputs": [text]}}):  # fmt: skip
+        sandbox = Answering(Result("ok", stdout=text, value=repr(json.dumps(text).encode().hex())))
+        assert graded(sandbox, meta).right
+        (limits,) = sandbox.limits
+        assert limits is not None
+        assert limits.output_bytes >= 2 * size + 65536
+
+
+@pytest.mark.parametrize(("exact", "right"), [(True, False), (False, True)])
+def test_decimals_are_compared_as_the_data_set_does(exact: bool, right: bool) -> None:
+    case = {"input": "", "output": "0.333333"}
+    meta = {"public_test_cases": json.dumps([{**case, "testtype": "stdin"}])} if exact else {"tests": [case]}
+    for score in ("all", "share"):
+        assert graded(Answering(Result("ok", stdout="0.3333333333")), meta, score=score).right is right
