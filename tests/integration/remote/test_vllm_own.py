@@ -59,7 +59,7 @@ def test_a_server_that_was_killed_is_started_again_and_its_workers_end_with_it(t
             assert (await engine.generate("b", [6], GREEDY)).ids == (6, 6, 6)
             assert own.alive
 
-    asyncio.run(asyncio.wait_for(work(), 120))
+    asyncio.run(asyncio.wait_for(work(), 60))
     assert (engine.stats.restarted, own.alive) == (1, False)
     started = [int(line) for line in workers.read_text().split()]
     assert len(started) == 2
