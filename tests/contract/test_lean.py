@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch.nn.functional import rms_norm
 
-from engines import MAX_LEN, assert_exact, model_of, prompts, run
-from retcon.engine.local import lean, slabs
+from engines import GREEDY, MAX_LEN, assert_exact, model_of, prompts, run
+from ggufs import tiny
+from retcon.engine.local import decoder, invariance, lean, slabs
 from retcon.engine.local.engine import LocalEngine
 from retcon.engine.local.lean import Norm, Product
 from retcon.engine.types import Generation, SamplingParams
@@ -68,6 +69,53 @@ def test_with_one_thread_products_of_few_weights_are_not_packed(threads: int, mo
         assert product._packed is packs
         with torch.inference_mode():
             assert torch.allclose(product(x), layer(x), atol=1e-5)
+
+
+def test_an_engine_goes_by_the_threads_that_there_are_now(qwen3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of more than there were when it was made, what torch's own product gives a row depends on the batch."""
+    monkeypatch.setattr(lean, "SMALL", 2**17)
+    monkeypatch.setattr(invariance, "TRIED", (1, 2))  # quickly: two threads on a busy machine wait for each other
+    tried: list[int] = []
+    probe = decoder.probe
+
+    def noted(*about: Any) -> Any:
+        tried.append(torch.get_num_threads())
+        return probe(*about)
+
+    monkeypatch.setattr(decoder, "probe", noted)
+    (ids,) = prompts(23, (3,))
+
+    async def main() -> None:
+        engine = LocalEngine(qwen3, max_len=MAX_LEN)
+        for threads in (1, 2, 1):
+            torch.set_num_threads(threads)
+            assert_exact(qwen3, ids, await engine.generate(str(threads), ids, SamplingParams(max_tokens=1)))
+            assert isinstance(engine._decoder, decoder.LeanDecoder)
+            assert {p._packed for p in engine._decoder._lean.products} == {threads > 1 and lean.ONEDNN}
+        assert tried == [1, 2, 1]
+        engine.invalidate()
+        await engine.generate("new weights", ids, SamplingParams(max_tokens=1))
+        assert tried == [1, 2, 1], "which change nothing about it"
+
+    run(main())
+
+
+def test_biases_follow_the_weights() -> None:
+    """As of Qwen2, whose queries, keys and values have some: they are laid side by side, too."""
+    model = tiny("qwen2")
+    (ids,) = prompts(22, (9,))
+
+    async def main() -> None:
+        engine = LocalEngine(model, max_len=MAX_LEN)
+        assert engine.decoding.startswith("the lean forward")
+        for _ in range(2):
+            assert_exact(model, ids, await engine.generate("a", ids, GREEDY))
+            with torch.no_grad():
+                for name, parameter in model.named_parameters():
+                    parameter.add_(0.5 * name.endswith("bias"))
+            engine.invalidate()
+
+    run(main())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GPT2Config, MambaConfig, MistralConfig
+from transformers import AutoModelForCausalLM, GPT2Config, MambaConfig, MistralConfig, Qwen2Config
 
 from engines import GREEDY, MAX_LEN, VOCAB, assert_exact, make_model, model_of, plain_logits, prompts, run
 from retcon.core.errors import EngineError
@@ -83,6 +83,47 @@ def test_a_cancelled_caller_holds_up_nobody(qwen3: Any) -> None:
         assert_exact(qwen3, [*batch[2], *three.ids, 5], again[1])
 
     run(main())
+
+
+@pytest.mark.parametrize("how", ["cancelled", "released"])
+def test_siblings_do_not_wait_for_one_that_is_gone(qwen3: Any, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first computes the prompt that the others begin with; where it does not come to an end, another one does."""
+    monkeypatch.setattr("retcon.engine.local.forward.STRETCH_IDS", 4)
+    monkeypatch.setattr("retcon.engine.local.scheduler.FORWARD_IDS", 4)
+    (ids,) = prompts(10, (30,))
+
+    async def main() -> tuple[LocalEngine, list[Generation]]:
+        engine = LocalEngine(qwen3, max_len=MAX_LEN)
+        first, *others = (asyncio.create_task(engine.generate(name, ids, GREEDY)) for name in "abc")
+        while engine.stats.prefilled < 8:
+            await asyncio.sleep(0)
+        if how == "cancelled":
+            first.cancel()
+        else:
+            await engine.release("a")
+        made = await asyncio.wait_for(asyncio.gather(*others), 20)
+        await asyncio.gather(first, return_exceptions=True)
+        return engine, made
+
+    engine, made = run(main())
+    for generation in made:
+        assert_exact(qwen3, ids, generation)
+    assert engine.stats.copied == len(ids)
+
+
+def test_weights_do_not_change_under_a_request(qwen3: Any) -> None:
+    (ids,) = prompts(14, (9,))
+
+    async def main() -> Generation:
+        engine = LocalEngine(qwen3, max_len=MAX_LEN)
+        task = asyncio.create_task(engine.generate("a", ids, SamplingParams(max_tokens=30, seed=2)))
+        while engine.stats.steps < 3:
+            await asyncio.sleep(0)
+        with pytest.raises(EngineError, match="must not change while requests are being computed"):
+            engine.invalidate()
+        return await task
+
+    assert_exact(qwen3, ids, run(main()))
 
 
 def test_new_weights_need_an_invalidate() -> None:
@@ -288,6 +329,17 @@ def test_closing_ends_what_waits(qwen3: Any) -> None:
     run(main())
 
 
+def test_a_closed_engine_has_given_its_memory_back(qwen3: Any) -> None:
+    async def main() -> None:
+        async with LocalEngine(qwen3, max_len=MAX_LEN) as engine:
+            await engine.generate("a", [1, 2], GREEDY)
+            assert engine.stats.kv_used > 0
+        assert engine.stats.kv_used == 0
+        assert engine._scheduler._memory.slabs == []
+
+    run(main())
+
+
 def test_an_engine_outlives_its_event_loop(qwen3: Any) -> None:
     engine = LocalEngine(qwen3, max_len=MAX_LEN)
     for _ in range(2):  # "a" is never released: the first loop's request must not hold up the second loop's
@@ -307,3 +359,16 @@ def test_an_engine_outlives_its_event_loop(qwen3: Any) -> None:
 def test_a_model_that_the_cache_cannot_hold_is_refused(config: Any, words: str) -> None:
     with pytest.raises(EngineError, match=words):
         LocalEngine(AutoModelForCausalLM.from_config(config), max_len=MAX_LEN)
+
+
+def test_a_window_of_any_layer_counts_and_one_that_holds_a_request_is_none() -> None:
+    config = Qwen2Config(
+        vocab_size=VOCAB, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=64, use_sliding_window=True, sliding_window=16,
+        layer_types=["full_attention", "sliding_attention"],
+    )  # fmt: skip
+    model = AutoModelForCausalLM.from_config(config).eval()
+    with pytest.raises(EngineError, match="window of 16 tokens, less than max_len 17; lower max_len to 16"):
+        LocalEngine(model, max_len=17)
+    (ids,) = prompts(18, (10,))
+    assert_exact(model, ids, run(LocalEngine(model, max_len=16).generate("a", ids, GREEDY)))

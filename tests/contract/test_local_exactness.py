@@ -114,6 +114,45 @@ def test_score_of_a_first_call_and_of_nothing(model: Any) -> None:
     assert list(none) == []
 
 
+def test_what_is_fed_in_many_pieces_comes_out_as_in_one(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long texts are."""
+    monkeypatch.setattr("retcon.engine.local.forward.STRETCH_IDS", 7)
+    monkeypatch.setattr("retcon.engine.local.scheduler.FORWARD_IDS", 20)
+    scored, asked, short = prompts(15, (40, 33, 5))
+
+    async def main() -> list[Any]:
+        engine = LocalEngine(model, max_len=MAX_LEN)
+        return await asyncio.gather(
+            engine.score("whole", scored, 1),
+            engine.score("part", scored, 18),
+            engine.generate("long", asked, GREEDY),
+            engine.generate("short", short, GREEDY),
+        )
+
+    whole, part, long, brief = run(main())
+    assert whole == pytest.approx(plain(model, scored, 1), abs=1e-4)
+    assert part == pytest.approx(plain(model, scored, 18), abs=1e-4)
+    assert_exact(model, asked, long)
+    assert_exact(model, short, brief)
+
+
+def test_a_score_that_is_set_back_begins_anew(qwen3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("retcon.engine.local.forward.STRETCH_IDS", 4)
+    (ids,) = prompts(16, (40,))
+
+    async def main() -> Sequence[float]:
+        engine = LocalEngine(qwen3, max_len=MAX_LEN)
+        scoring = asyncio.create_task(engine.score("a", ids, 1))
+        while engine.stats.scored < 8:
+            await asyncio.sleep(0)
+        assert not scoring.done()
+        async with engine.suspended():
+            pass
+        return await scoring
+
+    assert run(main()) == pytest.approx(plain(qwen3, ids, 1), abs=1e-4)
+
+
 def test_an_equal_prompt_is_computed_once(model: Any) -> None:
     (shared, single) = prompts(4, (15, 11))
     batch = [shared, single, shared, shared]

@@ -291,6 +291,36 @@ def test_a_caller_that_is_gone_does_not_keep_an_engine_from_forgetting() -> None
     assert slow.forgot == 2  # and once more when the pool was left
 
 
+def test_an_engine_forgets_who_lost_its_room_there_while_its_tool_ran() -> None:
+    engine = scripted()
+    pool = PoolEngine([engine], [100.0], settings=PoolSettings(prefill=1e9))  # no room is worth keeping
+
+    async def work() -> list[str]:
+        for name in "ab":
+            await pool.generate(name, [1] * 60, LONG)
+        return list(engine.released)
+
+    assert within(pool, work) == ["a"]
+
+
+def test_new_weights_reach_all_engines_that_take_some() -> None:
+    class Told(Stuck):
+        def __init__(self) -> None:
+            self.told: list[str] = []
+
+        def invalidate(self) -> None:
+            self.told.append("invalidate")
+
+        async def follow(self) -> None:
+            self.told.append("follow")
+
+    first, last = Told(), Told()
+    pool = PoolEngine([first, Stuck(), last], [None] * 3)
+    pool.invalidate()
+    run(pool.follow())
+    assert first.told == last.told == ["invalidate", "follow"]
+
+
 def test_where_one_engine_cannot_be_entered_the_others_are_left() -> None:
     class Entered(Stuck):
         def __init__(self, fails: bool) -> None:

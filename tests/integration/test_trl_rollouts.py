@@ -220,9 +220,10 @@ def test_void_turns_of_prompts_that_nobody_grades_are_not_known(tmp_path: Path) 
 
 
 class Watched(Rollouts):
-    """Keeps the strategies that its groups were made with."""
+    """Keeps the strategies that its groups were made with, and whether the model trained meanwhile."""
 
     async def _group(self, *about: Any) -> list[Trajectory]:
+        self.modes = [*getattr(self, "modes", []), about[2].weights.model.training]
         self.strategies = [*getattr(self, "strategies", []), about[2].context.strategy]
         return await super()._group(*about)
 
@@ -253,6 +254,42 @@ def test_a_task_that_stands_twice_in_a_batch_has_two_groups(recipe: str, tmp_pat
     assert [t.task for t in made] == [prompt[0]["task"] for prompt in batch]
     assert len({t.id for t in made}) == len(batch)
     assert history_ids(made[0]) not in [history_ids(t) for t in made[6:]]
+
+
+def test_no_two_processes_or_steps_share_a_random_stream(tmp_path: Path) -> None:
+    """A group may be shared by two processes: it would have each rollout twice."""
+    base = make_base(tmp_path / "base", positions=1024)
+    model: Any = start_model(base, 0)
+    short = ["rollout.max_tokens=40", "rollout.max_turns=2", "sandbox.workers=1", "compute.device=cpu"]
+    with Rollouts("quickstart/saar", [*short, "repair.probability=0.0"], model=base) as rollouts:
+
+        def made(process: int, step: int) -> list[object]:
+            trainer = trainer_of(2, step)
+            trainer.accelerator.process_index = process
+            return [history_ids(t) for t in rollouts._wait(rollouts._rolled(["go"] * 2, model, trainer, True))]
+
+        first, again, other, later = made(0, 0), made(0, 0), made(1, 0), made(0, 1)
+    assert first == again
+    assert not any(one in first for one in (*other, *later))
+
+
+def test_while_rollouts_are_made_the_model_does_not_train_and_then_it_does_again(tmp_path: Path) -> None:
+    base = make_base(tmp_path / "base", positions=1024)
+    model: Any = start_model(base, 0).train()
+    short = ["rollout.max_tokens=40", "rollout.max_turns=2", "sandbox.workers=1", "compute.device=cpu"]
+    with Watched("quickstart/saar", short, model=base) as rollouts:
+        trainer = trainer_of(2)
+        trainer.args = SimpleNamespace(temperature=rollouts.recipe.rollout.temperature, use_vllm=False)
+        trainer.model, trainer.accelerator.unwrap_model = model, lambda wrapped: wrapped
+        for training in (True, False):
+            model.train(training)
+            found = rollouts(["go"] * 2, trainer)
+            assert model.training is training
+            assert [len(found[key]) for key in ("completion_ids", "env_mask", "logprobs")] == [2, 2, 2]
+        assert rollouts.modes == [False, False]
+        model.peft_config = {}
+        with pytest.raises(RecipeError, match="a model with adapters: the rollouts would need its merged weights"):
+            rollouts(["go"] * 2, trainer)
 
 
 def test_groups_begin_where_those_of_the_whole_batch_do(tmp_path: Path) -> None:

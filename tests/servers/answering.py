@@ -41,8 +41,8 @@ class Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
 
-    def __init__(self, reply: Reply, models: Sequence[str]) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+    def __init__(self, reply: Reply, models: Sequence[str], port: int = 0) -> None:
+        super().__init__(("127.0.0.1", port), _Handler)
         self.reply, self.models = reply, models
         self.asked: list[Asked] = []
         self.released = threading.Event()

@@ -93,7 +93,7 @@ class VLLM:
     def said(self) -> dict[str, Any]:
         about = {"version": "0.32.0", "max_model_len": 64, "chunked": False, "backend": "retcon", "id": "small",
                  "device": "cpu", "logprobs": "raw_logprobs", "tokens": None, "rank": 0,
-                 "targets": ["q_proj"]} | self.about  # fmt: skip
+                 "targets": ["q_proj"], "cache": None} | self.about  # fmt: skip
         probe = "def area(r):\n    return 3.14 * r**2  # Größe 東京\n"
         return {
             "/version": {"version": about["version"]},
@@ -111,6 +111,7 @@ class VLLM:
                     "scheduler_config": {"enable_chunked_prefill": about["chunked"]},
                     "model_config": {"logprobs_mode": about["logprobs"]},
                     "weight_transfer_config": {"backend": about["backend"]},
+                    "cache_config": about["cache"],
                     "lora_config": {"max_lora_rank": about["rank"], "target_modules": about["targets"]}
                     if about["rank"]
                     else None,

@@ -221,6 +221,20 @@ def test_a_rollout_stays_on_its_server_and_a_new_one_goes_where_the_fewest_token
     assert router.acquire_server("long", prompt_ids=[0])[0] == "b"
 
 
+def test_a_server_that_comes_back_is_not_credited_with_what_it_was_asked_before() -> None:
+    router = RetconRouter({"a": 1, "b": 2})
+    for name in ("x", "y"):
+        router.acquire_server(name, prompt_ids=[0] * 50)
+    assert router.get_status()["tokens"] == {"a": 50, "b": 50}
+    router.remove_servers(["b"])
+    router.add_servers({"b": 2})
+    assert router.get_total_inflight() == 1
+    router.release_server("b", "y")
+    assert router.get_status()["tokens"] == {"a": 50, "b": 0}
+    router.release_server("a", "x")
+    assert router.get_status()["tokens"] == {"a": 0, "b": 0}
+
+
 def test_without_a_server_the_router_says_what_verls_does() -> None:
     with pytest.raises(RuntimeError, match="No available servers"):
         RetconRouter({}).acquire_server("x")

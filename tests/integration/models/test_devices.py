@@ -12,6 +12,7 @@ from transformers import GPT2Config, PretrainedConfig, Qwen3Config
 
 from retcon.config.schema import ComputeSection
 from retcon.core.errors import RecipeError
+from retcon.models import devices
 from retcon.models.devices import (
     Gpu,
     Machine,
@@ -93,6 +94,20 @@ def test_a_gpu_that_is_not_there_is_refused_with_those_that_are() -> None:
     with pytest.raises(RecipeError, match=r"'cuda:2'.*'cuda:0' \(NVIDIA A\), 'cuda:1' \(NVIDIA B\)"):
         chosen(machine, device="cuda:2")
     assert chosen(machine, device="cpu").device == "cpu"
+
+
+def test_a_gpu_computes_in_bfloat16_where_it_has_units_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others imitate it, slowly."""
+    monkeypatch.setattr(devices, "supports", lambda device, dtype: device.startswith("cuda"))  # which this one is not
+    machine = Machine("Some CPU", 2.1, 4, (Gpu("NVIDIA A", True), Gpu("NVIDIA T4", False)))
+    found = [chosen(machine, Qwen3Config(hidden_size=2048), device=device) for device in ("auto", "cuda", "cuda:1")]
+    assert [(one.device, one.name, one.dtype, one.rollout_dtype) for one in found] == [
+        ("cuda:0", "NVIDIA A", "bfloat16", "bfloat16"),
+        ("cuda:0", "NVIDIA A", "bfloat16", "bfloat16"),
+        ("cuda:1", "NVIDIA T4", "float32", "float32"),
+    ]
+    assert not any(one.hints for one in found), "they are of the CPU"
+    assert "thread" not in found[0].line
 
 
 def test_a_dtype_that_torch_lacks_on_a_device() -> None:

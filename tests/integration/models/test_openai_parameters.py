@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from threading import Barrier
 from typing import Any, TypeVar
 
@@ -175,19 +176,44 @@ def test_another_value_is_never_left_out() -> None:
         sampled(BOTH, lambda body: len({"temperature", "top_p"} & set(body)) < 2, (0.7, 0.9))
 
 
-@pytest.mark.parametrize("message", [BOTH, NO_TEMPERATURE, NO_TOP_P])
-def test_a_refusal_says_which_value_would_not_be_sent(message: str) -> None:
+def generate(url: str, *asked: SamplingParams) -> None:
+    """One generation with each of these parameters, by an engine at `url`."""
     tokenizer = StandIn(ByteTokenizer(), "bytes")
-    ids = ids_of(Chat(tokenizer, style="retcon.engine.openai.messages:NATIVE").prompt("hello"))
+    ids: Sequence[int] = ids_of(Chat(tokenizer, style="retcon.engine.openai.messages:NATIVE").prompt("hello"))
 
-    async def main(url: str) -> None:
+    async def main() -> None:
         engine = OpenAIEngine(OpenAISettings(url, attempts=1), tokenizer)
         async with engine.connected():
-            await engine.generate("r", ids, SamplingParams(temperature=0.7, top_p=0.9, max_tokens=10))
+            for params in asked:
+                await engine.generate("r", ids, params)
 
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+SAMPLED = SamplingParams(temperature=0.7, top_p=0.9, max_tokens=10, seed=2**40 + 5)
+
+
+@pytest.mark.parametrize("message", [BOTH, NO_TEMPERATURE, NO_TOP_P])
+def test_a_refusal_says_which_value_would_not_be_sent(message: str) -> None:
     named = "top_p" if "top_p" in message else "temperature"
     with serving(lambda _: refused(message)) as server, pytest.raises(EngineError, match=rf"; rollout\.{named} = 1 "):
-        asyncio.run(asyncio.wait_for(main(server.url), 60))
+        generate(server.url, SAMPLED)
+
+
+@pytest.mark.parametrize("owner", ["vllm", "openai"])
+def test_sampling_and_seed_are_those_of_each_request(owner: str) -> None:
+    """What a server is always told to be without gives way to what is asked for."""
+    listed = Answer({"data": [{"id": "small", "owned_by": owner}]})
+
+    def reply(asked: Asked) -> Answer:
+        return listed if asked.path.endswith("/models") else said("42")
+
+    with serving(reply, models=()) as server:
+        generate(server.url, SAMPLED, replace(SAMPLED, top_k=20, min_p=0.1, seed=7))
+    keys = ("temperature", "top_p", "top_k", "min_p", "seed")
+    sent = [tuple(asked.body.get(key) for key in keys) for asked in server.asked]
+    uncut = (-1, 0.0) if owner == "vllm" else (None, None)
+    assert sent == [(0.7, 0.9, *uncut, 5), (0.7, 0.9, 20, 0.1, 7)]
 
 
 ANTHROPIC = "max_tokens: 300 > 100, which is the maximum allowed number of output tokens for a-model"

@@ -45,6 +45,64 @@ def test_ids_go_both_ways_with_the_requests_own_parameters() -> None:
     assert engine.stats.generated == 3
 
 
+def test_how_long_a_generation_may_get_and_what_ended_it_go_both_ways() -> None:
+    """Stop strings, too, of which the server has to look at the text."""
+    told = json.loads(json.dumps(VLLM().tokens({"token_ids": [5], "sampling_params": {"max_tokens": 3}}).body))
+    told["choices"][0]["finish_reason"] = "stop"
+    asked = replace(GREEDY, max_tokens=30)
+    with serving(VLLM(answers=[Answer(told), Answer(told)]), models=()) as server:
+        engine = engine_of(server)
+        for stop in (("Observation:",), ()):
+            params = replace(asked, stop=stop)
+            made = run(connected(engine, partial(engine.generate, "a", [5] * 60, params)))
+            assert (made.ids, made.stop) == ((5, 5, 5), "stop")
+        with pytest.raises(EngineError, match="64 tokens leave no room within 64"):
+            run(connected(engine, partial(engine.generate, "a", [5] * 64, asked)))
+    with_string, without = (body["sampling_params"] for body in tokens_asked(server))
+    assert (with_string["max_tokens"], without["max_tokens"]) == (4, 4)
+    assert (with_string["stop"], with_string["include_stop_str_in_output"]) == (["Observation:"], True)
+    assert (with_string["detokenize"], without["detokenize"], "stop" in without) == (True, False, False)
+
+
+CACHE = {"num_gpu_blocks": 4, "block_size": 16}
+
+
+def test_no_more_is_asked_of_a_server_at_a_time_than_its_keys_and_values_hold() -> None:
+    """Of 64 tokens 40 are taken, until the trajectory that has them is over."""
+    server_is = VLLM({"cache": CACHE}, holds="/inference/v1/generate")
+
+    async def work(engine: VLLMEngine) -> Any:
+        async with engine.connected():
+            first = asyncio.create_task(engine.generate("a", [5] * 40, GREEDY))
+            await asyncio.to_thread(server_is.begun.wait, 30)
+            second = asyncio.create_task(engine.generate("b", [6] * 40, GREEDY))
+            await asyncio.sleep(0)
+            assert engine._dispatcher is not None
+            assert engine._dispatcher.policy.waiting == 1
+            server_is.answered.set()
+            await first
+            await engine.release("a")
+            return await second
+
+    with serving(server_is, models=()) as server:
+        assert run(work(engine_of(server))).ids == (6, 6, 6)
+
+
+def test_what_a_server_holds_is_known_of_one_that_came_later_too() -> None:
+    late = VLLM({"cache": CACHE}, down=True)
+
+    async def work(engine: VLLMEngine) -> list[float]:
+        async with engine.connected():
+            late.down = False
+            assert engine._dispatcher is not None
+            held = [replica.capacity for replica in engine._dispatcher.policy.replicas]
+            await engine.generate("a", [5], GREEDY)
+            return [*held, *(replica.capacity for replica in engine._dispatcher.policy.replicas)]
+
+    with serving(late, models=()) as first, serving(VLLM(), models=()) as second:
+        assert run(work(engine_of(first, second))) == [math.inf, math.inf, 64, math.inf]
+
+
 def test_scores_are_those_of_the_prompt_and_the_last_id() -> None:
     with serving(VLLM(), models=()) as server:
         engine = engine_of(server)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from retcon.core.errors import EngineError
 from retcon.engine.vllm.engine import VLLMEngine
 from retcon.engine.vllm.weights import write_weights
 from servers.answering import Answer, serving
@@ -163,3 +164,15 @@ def test_weights_of_a_trainer_that_was_killed_are_removed(tmp_path: Path, monkey
     first, second = (write_weights(model_of("llama").save_pretrained) for _ in range(2))
     assert not left.exists()
     assert sorted(tmp_path.iterdir()) == sorted((first, second))
+
+
+def test_weights_that_there_is_no_room_for_leave_nothing_behind(tmp_path: Path) -> None:
+    """Half of them would take the memory that is lacking."""
+
+    def save(folder: Path) -> None:
+        (folder / "model.safetensors").write_bytes(b"half")
+        raise OSError("no space left on device")
+
+    with pytest.raises(EngineError, match=r"cannot be written to .* MiB are free: no space left on device"):
+        write_weights(save, tmp_path)
+    assert list(tmp_path.iterdir()) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ pytest.importorskip("starlette", reason="serving needs the [serve] extra")
 from conversing import bytes_of
 from playing import call
 from retcon.core.types import Trajectory
+from retcon.engine.types import SamplingParams
 from servers.agent import MODEL, SAAR, SEARCH, Asking, asked, said, user
 
 FAILS, WORKS = call("print(x, 6)", "Let me see. "), call("print(7, 6)", "x is not there. ")
@@ -206,6 +208,28 @@ def test_what_is_asked_for_is_how_it_is_sampled() -> None:
         assert one.seed == again.seed != other.seed
 
     asked(play, lambda *_: "Yes.")
+
+
+def test_what_is_not_asked_for_is_as_the_server_has_it_and_nought_is_asked_for() -> None:
+    own = SamplingParams(temperature=0.6, top_p=0.95, top_k=20, min_p=0.05)
+
+    async def play(client: Asking) -> None:
+        client.agent._context = replace(client.agent._context, sampling=own)
+        await client.chat([user("Go.")])
+        await client.chat([user("Go.")], temperature=0, top_k=0, min_p=0)
+        asked = [(one.temperature, one.top_p, one.top_k, one.min_p) for one in client.engine.params]
+        assert asked == [(0.6, 0.95, 20, 0.05), (0, 0.95, 0, 0)]
+
+    asked(play, lambda *_: "Yes.")
+
+
+def test_a_message_is_no_longer_than_the_server_allows_and_the_client_asks_for() -> None:
+    async def play(client: Asking) -> None:
+        for limits in ({}, {"max_tokens": 900}, {"max_tokens": 3}, {"max_tokens": 5, "max_completion_tokens": 2}):
+            await client.chat([user("Go.")], **limits)
+        assert [one.max_tokens for one in client.engine.params] == [7, 7, 3, 2]
+
+    asked(play, lambda *_: "Yes.", answer_tokens=7)
 
 
 def test_equal_requests_without_a_seed_are_sampled_otherwise_though_their_session_has_ended() -> None:

@@ -228,3 +228,52 @@ def test_requests_that_come_at_once_end_unused_sessions_once_and_none_that_is_us
 
     asked(play, numbered, record=tmp_path, idle=5)
     assert sorted(t.id for t in jsonl.read(tmp_path / FILE)) == ["a/0", "b/0", "c/0", "d/0", "e/0"]
+
+
+def test_a_session_is_not_ended_as_unused_while_a_request_of_it_runs(tmp_path: Path) -> None:
+    """However long that takes."""
+    begun, go = asyncio.Event(), asyncio.Event()
+
+    async def play(client: Asking) -> None:
+        generate = client.engine.generate
+
+        async def slow(request_id: str, ids: Any, params: Any) -> Any:
+            if request_id.startswith("a/"):
+                begun.set()
+                await go.wait()
+            return await generate(request_id, ids, params)
+
+        client.engine.generate = slow
+        running = asyncio.ensure_future(client.chat([user("One?")], session="a"))
+        await begun.wait()
+        client.agent.sessions.get("a").used -= 10
+        await client.chat([user("One?")], session="b")
+        assert sorted(one.id for one in client.agent.sessions) == ["a", "b"]
+        go.set()
+        await running
+
+    asked(play, numbered, record=tmp_path, idle=5)
+    assert sorted(t.id for t in jsonl.read(tmp_path / FILE)) == ["a/0", "b/0"]
+
+
+def test_what_an_engine_kept_of_a_session_goes_with_it_though_nothing_else_is_kept(tmp_path: Path) -> None:
+    async def play(client: Asking) -> None:
+        told, _ = await conversed(client, "One?", "Two?", session="a")
+        await client.chat([*told[:2], user("Other?")], session="a")
+        assert (await client.http.delete("/v1/sessions/a")).status_code == 200
+        assert sorted(client.engine.released) == ["a/0.1", "a/0.2"]
+        assert list((tmp_path / OPEN).iterdir()) == []
+
+    asked(play, numbered, record=tmp_path)
+    assert not (tmp_path / FILE).exists() or (tmp_path / FILE).read_bytes() == b""
+
+
+def test_a_reward_for_a_trajectory_that_a_session_has_not_is_refused_by_name() -> None:
+    async def play(client: Asking) -> None:
+        await conversed(client, "One?", session="a")
+        refused = await client.http.post("/v1/sessions/a/reward", json={"reward": 1, "trajectory": "a/1"})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "trajectory")
+        assert "has no trajectory 'a/1' (did you mean 'a/0'?)" in refused.json()["error"]["message"]
+        assert client.trajectories("a")[0].reward is None, "and its session goes on"
+
+    asked(play, numbered)

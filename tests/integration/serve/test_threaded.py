@@ -63,6 +63,7 @@ def test_health_is_answered_while_a_forward_runs() -> None:
             assert answer.json()["choices"][0]["message"]["content"] == "It is 42."
         assert forward.threads == {"retcon-engine"}
         assert len(forward.aside) == 1
+        assert forward.released == forward.aside, "when its conversation is over"
 
     asyncio.run(asyncio.wait_for(main(), 3 * PATIENCE))
 

@@ -12,7 +12,7 @@ import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import decoders, models, pre_tokenizers, trainers
+from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 import retcon
 from retcon.chat import hermes, markdown
@@ -21,6 +21,7 @@ from retcon.chat.tokenizer import ByteTokenizer, HubTokenizer, load_tokenizer
 from retcon.chat.types import CONTROLS, TURN_END
 from retcon.core.errors import CheckpointError, RecipeError
 from retcon.core.types import Observation, ToolCall
+from retcon.engine.openai.standin import StandIn
 
 CORPUS = [
     "Let me compute it.\n```python\nprint(1)\n```\n",
@@ -281,6 +282,27 @@ def test_other_added_tokens_are_vocabulary_and_controls_need_no_mark() -> None:
     (tag,) = t.encode("<tool_call>")
     assert t.encode("<tool_call>", special=True) == [tag]
     assert t.encode(TURN_END, special=True) == [t.special_id(TURN_END)] != t.encode(TURN_END)
+
+
+def test_a_tokenizer_that_cuts_pads_and_begins_texts_does_so_to_none_of_ours() -> None:
+    """As files of published models say, which were written after they had been used for something else."""
+    made = tokenizers.Tokenizer.from_str(definition())
+    made.enable_truncation(4)
+    made.enable_padding(length=16)
+    first = CONTROLS[0]
+    made.post_processor = processors.TemplateProcessing(single=f"{first} $A", special_tokens=[(first, 0)])
+    t = HubTokenizer(made.to_str())
+    for text in ("", "x", "let me compute it. " * 9, f"so{TURN_END}"):
+        for special in (False, True):
+            assert t.decode(t.encode(text, special=special)) == text
+
+
+def test_a_tokenizer_that_changes_text_stands_in_for_no_servers() -> None:
+    """The server would be told something else than was said. Qwen's put letters and their accents together."""
+    with pytest.raises(RecipeError, match=r"mine cannot stand in .* it changes text \('e\u0301 .* model\.path = "):
+        StandIn(HubTokenizer(definition(normalizer={"type": "NFC"})), "mine")
+    for t in (tokenizer("bytes"), tokenizer("bpe")):
+        assert StandIn(t, "mine").decode(StandIn(t, "mine").encode("e\u0301<|im_end|>")) == "e\u0301<|im_end|>"
 
 
 def test_tokenizers_that_cannot_be_used(tmp_path: Path) -> None:

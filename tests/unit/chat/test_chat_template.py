@@ -15,6 +15,7 @@ from conversing import TOOLS, bytes_of, conversed, text_of
 from retcon.build import build_chat
 from retcon.chat.chat import Chat
 from retcon.chat.family import Family
+from retcon.chat.opening import open_chat
 from retcon.chat.registry import named, recognised
 from retcon.chat.template import FOR_TOOLS, Message, Template, read_template
 from retcon.chat.templated import KEPT, Templated
@@ -114,6 +115,20 @@ def test_a_template_whose_calls_are_tags_is_told_from_one_whose_calls_are_json()
     assert text_of(chat.observations(parsed.calls, seen)) == f"{shown}<|im_start|>assistant\n"
     shipped = Chat(bytes_of("qwen3_coder"), style="qwen3_coder", tools=TOOLS)
     assert shipped.observations(parsed.calls, seen) == chat.observations(parsed.calls, seen)
+
+
+@pytest.mark.parametrize("template", [None, TAGS])
+def test_other_tools_are_shown_after_the_same_system_prompt_and_through_the_same_template(template: str | None) -> None:
+    """As to clients of a served model that bring their own."""
+    known = named("qwen3_coder")
+    framing = None if template is None else Templated(Template(template, {}, where="the file"), known)
+    about = {"style": "qwen3_coder", "system": "Solve it.", "framing": framing}
+    shown = Chat(bytes_of("qwen3_coder"), **about).showing(TOOLS[:1])
+    assert shown.tools == TOOLS[:1]
+    prompt = shown.prompt("x")
+    assert prompt == Chat(bytes_of("qwen3_coder"), tools=TOOLS[:1], **about).prompt("x")
+    assert ("Call as <tool_call>" in text_of(prompt), "Solve it." in text_of(prompt)) == (template is not None, True)
+    assert shown.showing(TOOLS[:1]) is shown
 
 
 def test_today_is_the_same_day_tomorrow() -> None:
@@ -264,3 +279,15 @@ def test_any_other_model_is_asked_through_its_own_template_unless_told_otherwise
     (folder / "chat_template.jinja").write_text(TAGS)
     assert build_chat(load_recipe(None), folder).style == "qwen3_coder"
     assert build_chat(load_recipe(None, ["model.style=hermes"]), folder).style == "hermes"
+
+
+def test_a_tokenizer_with_more_tokens_than_its_model_is_refused_before_any_is_asked(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(BASE, tmp_path / "model", ignore=shutil.ignore_patterns("*.safetensors")))
+    config = json.loads((folder / "config.json").read_text())
+    for size in (config["vocab_size"], config["vocab_size"] + 64):  # some models pad theirs
+        (folder / "config.json").write_text(json.dumps(config | {"vocab_size": size}))
+        assert open_chat(folder).prompt("1 + 1?")
+    for about in ({"vocab_size": 100}, {"text_config": {"vocab_size": 100}}):
+        (folder / "config.json").write_text(json.dumps(config | about))
+        with pytest.raises(CheckpointError, match=r"tokenizer\.json has [\d,]+ tokens and the model 100: they are"):
+            open_chat(folder)

@@ -73,6 +73,14 @@ def test_ids_beyond_the_vocabulary_are_not_in_the_way() -> None:
     assert end(StopStrings(tokenizer, ["abc"]), [0, *[7] * 20, 1, *[8] * 20, 2]) == 43
 
 
+def test_a_string_is_found_though_a_tokenizer_drops_the_space_that_a_text_begins_with() -> None:
+    class Dropping(Pieces):
+        def decode(self, ids: tuple[int, ...] | list[int]) -> str:
+            return super().decode(ids).removeprefix(" ")
+
+    assert end(StopStrings(Dropping(" ", "a", "b"), [" b"]), [1, 0, 2]) == 3
+
+
 def test_a_control_token_is_text() -> None:
     ids = BYTES.encode(f"yes{TURN_END}", special=True)
     assert end(StopStrings(BYTES, ["s<|im_end|>"]), ids) == len(ids) == 4

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from retcon.core.errors import InfrastructureFault
+from retcon.core.errors import EngineError, InfrastructureFault
 from retcon.engine.pool.dispatch import REPEATED, Dispatcher
 from retcon.engine.pool.policy import Policy
 from retcon.engine.pool.types import PoolSettings
@@ -130,3 +130,23 @@ def test_a_replica_that_is_down_says_nothing_where_another_one_answers() -> None
         return made
 
     assert run(main()) == 7
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_who_is_released_as_the_answer_comes_is_told_so_and_others_are_served(fails: bool) -> None:
+    """There is nothing left to cancel then."""
+
+    async def main() -> int:
+        pool = dispatcher(1, at_once=1)
+
+        async def ends(replica: int) -> int:
+            asyncio.get_running_loop().call_soon(pool.release, "gone")
+            if fails:
+                raise ConnectionError("down")
+            return 7
+
+        with pytest.raises(EngineError, match="request gone was released"):
+            await pool.run("gone", 10, 100, ends, lambda made: made)
+        return await asked(pool, "other", answers)
+
+    assert run(main()) == 10

@@ -257,6 +257,17 @@ def test_no_more_calls_than_a_replica_takes() -> None:
     assert len(sent(policy, 1.0)) == 1
 
 
+def test_a_call_that_ends_makes_room_for_one_that_waits_at_once_however_many_tokens_a_replica_holds() -> None:
+    policy = Policy([100_000.0], max_requests=2)
+    for n in range(4):
+        policy.ask(n, 100, 100, 0.0)
+    assert sent(policy, 0.0) == {0: 0, 1: 0}
+    policy.answered(0, 50, 1.0)
+    assert sent(policy, 1.0) == {2: 0}
+    policy.answered(1, 50, 1.1)
+    assert sent(policy, 1.1) == {3: 0}
+
+
 def test_nothing_is_kept_of_groups_that_are_gone_before_they_were_let_in() -> None:
     policy = pool(100)
     policy.ask("first", 50, 50, 0.0, "a group")

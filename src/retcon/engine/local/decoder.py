@@ -82,7 +82,7 @@ class Decoder(Protocol):
         ...
 
     def refresh(self) -> None:
-        """The weights have changed."""
+        """The weights have changed, or how many threads torch has, by which products go."""
         ...
 
 
@@ -92,7 +92,7 @@ class Transformers:
     def __init__(self, model: PreTrainedModel, reason: str) -> None:
         self._model = model
         self.about = f"transformers' own forward: {reason}"
-        self.invariance = probe(linear_layers(model), model.dtype, model.device)
+        self._probe()
 
     def __call__(self, plan: ForwardPlan) -> Kept:
         logits = forward(self._model, plan)
@@ -100,6 +100,12 @@ class Transformers:
 
     def refresh(self) -> None:
         """They hold the weights themselves."""
+        if self._threads != torch.get_num_threads():
+            self._probe()
+
+    def _probe(self) -> None:
+        self._threads = torch.get_num_threads()
+        self.invariance = probe(linear_layers(self._model), self._model.dtype, self._model.device)
 
 
 def _themselves(logits: Tensor) -> Tensor:
@@ -112,9 +118,8 @@ class LeanDecoder:
     about = "the lean forward, which gives what transformers' own gives"
 
     def __init__(self, model: PreTrainedModel, max_len: int) -> None:
-        self._lean = Lean(model, max_len)
-        of_each_shape = {p.shape: p for p in self._lean.products}
-        self.invariance = probe(((shape[1], p) for shape, p in of_each_shape.items()), model.dtype, model.device)
+        self._lean, self._dtype, self._device = Lean(model, max_len), model.dtype, model.device
+        self._probe()
 
     def __call__(self, plan: ForwardPlan) -> Kept:
         head = self._lean.head
@@ -122,6 +127,13 @@ class LeanDecoder:
 
     def refresh(self) -> None:
         self._lean.refresh()
+        if self._threads != torch.get_num_threads():
+            self._probe()
+
+    def _probe(self) -> None:
+        self._threads = torch.get_num_threads()
+        of_each_shape = {p.shape: p for p in self._lean.products}
+        self.invariance = probe(((shape[1], p) for shape, p in of_each_shape.items()), self._dtype, self._device)
 
 
 def decoder_for(model: PreTrainedModel, max_len: int) -> Decoder:

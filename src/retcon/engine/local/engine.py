@@ -42,6 +42,8 @@ from retcon.models.waiting import calm_threads
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from retcon.engine.local.invariance import Invariance
+
 T = TypeVar("T")
 
 QUIET_PASSES = 3
@@ -89,8 +91,8 @@ class LocalEngine:
         self.stats = EngineStats()
         with _evaluating(model):
             shape = shapes(model)
-            decoder = decoder_for(model, max_len)
-        self.invariance, self.decoding = decoder.invariance, decoder.about
+            self._decoder = decoder_for(model, max_len)
+        self.decoding = self._decoder.about
         memory = Memory(
             shape.layers, dtype=model.dtype, device=model.device, max_len=max_len, max_slots=max_requests, budget=0
         )
@@ -104,7 +106,7 @@ class LocalEngine:
         self.stats.kv_budget = memory.budget
         self._vocab: int = model.config.get_text_config().vocab_size
         self._scheduler = Scheduler(
-            decoder, memory, rows=max_requests, vocabulary=self._vocab, device=model.device, stats=self.stats
+            self._decoder, memory, rows=max_requests, vocabulary=self._vocab, device=model.device, stats=self.stats
         )
         self._requests: dict[str, Request] = {}
         self._aside: set[str] = set()
@@ -189,6 +191,11 @@ class LocalEngine:
         if self._scheduler.computing:
             raise EngineError("the weights must not change while requests are being computed; await them first")
         self._scheduler.forget()
+
+    @property
+    def invariance(self) -> Invariance:
+        """Whether company was found to change nothing, with as many threads as torch had at the last forward."""
+        return self._decoder.invariance
 
     @property
     def version(self) -> int | None:

@@ -43,6 +43,7 @@ class Scheduler:
         self._decoder, self._memory, self._rows, self._stats = decoder, memory, rows, stats
         self._vocabulary, self._device = vocabulary, device
         self._stale = False  # whether the weights have changed
+        self._threads = torch.get_num_threads()  # for which the decoder is laid out
         self._version: int | None = None
         self._waiting: dict[str, Request] = {}  # those that were admitted before
         self._new: dict[str, Request] = {}
@@ -124,9 +125,9 @@ class Scheduler:
     def step(self) -> None:
         """Admit what fits, run one forward, sample, and answer what is done."""
         began = time.perf_counter()
-        if self._stale:
+        if self._stale or self._threads != torch.get_num_threads():
             self._decoder.refresh()
-            self._stale = False
+            self._stale, self._threads = False, torch.get_num_threads()
         known = self._admit()
         self._make_room()
         rows = self._ordered()

@@ -142,6 +142,8 @@ class Dispatcher:
         try:
             result = await running
         except FAULTS as fault:
+            if call.released:  # at the same moment, so that there was nothing left to cancel
+                raise _released(id) from fault
             if not call.evicted:
                 call.last = str(fault)
                 self.policy.failed(id, self._loop.time())
@@ -162,6 +164,8 @@ class Dispatcher:
             raise
         finally:
             call.work = None
+        if call.released:
+            raise _released(id)
         self._answered[replica] += 1
         return None if call.evicted else (result,)
 

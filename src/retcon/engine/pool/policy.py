@@ -301,9 +301,9 @@ class Policy:
         assert one.home is not None
         replica = self.replicas[one.home]
         self._settle(replica, now)
+        if math.isinf(replica.capacity) or (len(self._waiting) and replica.calls >= replica.max_requests):
+            self._stale.add(replica.number)  # its load is its calls, or they were all that it takes
         replica.calls -= 1
-        if math.isinf(replica.capacity):
-            self._stale.add(replica.number)  # its load is its calls
         return replica
 
     def _leave(self, one: Trajectory) -> None:

@@ -72,10 +72,16 @@ class RetconRouter:
             self._load.setdefault(name, 0)
 
     def remove_servers(self, server_ids: Sequence[str]) -> None:
-        """Rollouts that were there are given another home with their next request."""
+        """Rollouts that were there are given another home with their next request. What is under way there is of no
+        account any more, also where a server of that name comes back."""
         for name in server_ids:
             self._servers.pop(name, None)
             self._load.pop(name, None)
+        for request_id, requests in list(self._under_way.items()):
+            if left := [one for one in requests if one.server in self._servers]:
+                self._under_way[request_id] = left
+            else:
+                del self._under_way[request_id]
 
     def get_all_servers(self) -> list[str]:
         return list(self._servers)

@@ -1,0 +1,66 @@
+"""A vLLM server of our own, as far as it is a process: started, started again when it has ended, ended with all that it
+started. What stands in for vLLM speaks its protocol; a real vLLM is in tests/real."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from retcon.engine.vllm.engine import VLLMEngine, VLLMSettings
+from retcon.engine.vllm.process import Launch, Server
+from servers.asking_vllm import GREEDY
+from servers.speaking_vllm import TOKENIZER
+
+PROGRAM = """
+import subprocess, sys
+sys.path[:0] = {path!r}
+from pathlib import Path
+from servers.answering import Server
+from servers.speaking_vllm import VLLM
+
+worker = subprocess.Popen(["sleep", "600"])
+Path({workers!r}).open("a").write(f"{{worker.pid}}\\n")
+Server(VLLM(), (), int(sys.argv[sys.argv.index("--port") + 1])).serve_forever()
+"""
+
+
+def ended(pid: int) -> bool:
+    """Whether a process is gone, or is as good as gone; soon, at least."""
+    for _ in range(1000):
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except OSError:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").is_file(), reason="only Linux tells of other processes")
+def test_a_server_that_was_killed_is_started_again_and_its_workers_end_with_it(tmp_path: Path) -> None:
+    program, python, workers = tmp_path / "server.py", tmp_path / "python", tmp_path / "workers"
+    program.write_text(PROGRAM.format(path=[path for path in sys.path if path], workers=str(workers)))
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} {program} "$@"\n')
+    python.chmod(0o755)
+    own = Server(Launch(str(python), tmp_path, "float32", 64), 60)
+    engine = VLLMEngine(VLLMSettings(), TOKENIZER, max_len=64, model=lambda: None, own=own)  # type: ignore[arg-type,return-value]
+
+    async def work() -> None:
+        async with engine.connected():
+            assert (await engine.generate("a", [5], GREEDY)).ids == (5, 5, 5)
+            assert own.pid is not None
+            os.kill(own.pid, signal.SIGKILL)
+            assert (await engine.generate("b", [6], GREEDY)).ids == (6, 6, 6)
+            assert own.alive
+
+    asyncio.run(asyncio.wait_for(work(), 60))
+    assert (engine.stats.restarted, own.alive) == (1, False)
+    started = [int(line) for line in workers.read_text().split()]
+    assert len(started) == 2
+    assert all(ended(pid) for pid in started)

@@ -1,0 +1,185 @@
+"""What verl is given of a rollout, and how its servers are asked, without verl and without Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="what is masked is our trainer's to say")
+
+from retcon.config.load import load_recipe
+from retcon.core.errors import EngineError, InfrastructureFault
+from retcon.core.types import Observation, Segment, ToolCall, Trajectory, Turn
+from retcon.engine.types import Generation, SamplingParams
+from retcon.plugins.verl.briefs import unpack
+from retcon.plugins.verl.engine import ServerEngine
+from retcon.plugins.verl.output import to_output
+from retcon.plugins.verl.shared import Rolled
+
+pytestmark = pytest.mark.torch
+RECIPE = load_recipe("mini/cleaner")
+STOP = 9
+
+
+class Servers:
+    """verl's client: one answer after the other, some of which are errors."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.left, self.asked = list(answers), list[tuple[str, list[int], dict[str, Any]]]()
+
+    async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Any:
+        self.asked.append((request_id, prompt_ids, sampling_params))
+        answer = self.left.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def told(ids: Sequence[int], stop: str = "completed", preempted: int | None = None, **about: Any) -> Any:
+    """A `TokenOutput`."""
+    logprobs = [-float(i) for i in ids]
+    return SimpleNamespace(
+        token_ids=list(ids), log_probs=logprobs, stop_reason=stop, num_preempted=preempted, extra_fields=about
+    )
+
+
+class RayError(Exception):
+    pass
+
+
+class RayTaskError(RayError):
+    def __init__(self, cause: Exception) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+@pytest.fixture(autouse=True)
+def ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    exceptions = ModuleType("ray.exceptions")
+    exceptions.RayError, exceptions.RayTaskError = RayError, RayTaskError  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))
+    monkeypatch.setitem(sys.modules, "ray.exceptions", exceptions)
+
+
+def generated(engine: ServerEngine, **params: Any) -> Generation:
+    return asyncio.run(engine.generate("r", [1, 2], SamplingParams(max_tokens=4, stop_ids=(STOP,), **params)))
+
+
+def test_ids_go_both_ways_and_only_an_end_of_turn_is_an_end() -> None:
+    """verl calls whatever ends a generation the same."""
+    servers = Servers(told([5, STOP]), told([5, 6, 7, 8]))
+    engine = ServerEngine(servers, logprobs=True)
+    ended = generated(engine, temperature=0.5, top_p=0.9, top_k=20, min_p=0.1, seed=2**40)
+    assert (ended.ids, ended.logprobs, ended.stop) == ((5, STOP), (-5.0, -9.0), "stop")
+    engine = ServerEngine(servers)
+    cut = generated(engine)
+    assert (cut.ids, cut.logprobs, cut.stop) == ((5, 6, 7, 8), None, "length")
+    first, second = servers.asked
+    assert first[:2] == ("r", [1, 2])
+    assert first[2] == {
+        "temperature": 0.5, "top_p": 0.9, "top_k": 20, "min_p": 0.1, "max_tokens": 4, "stop_token_ids": [STOP],
+        "ignore_eos": True, "seed": 2**40, "repetition_penalty": 1.0, "logprobs": True,
+    }  # fmt: skip
+    assert (second[2]["top_k"], second[2]["logprobs"]) == (-1, False), "vLLM's way to say that nothing is cut"
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (told([5], stop="aborted"), "gave it up (aborted)"),
+        (told([5], stop="abort"), "gave it up (abort)"),
+        (told([]), "gave it up (completed)"),
+        (RayTaskError(RuntimeError("out of memory")), "RuntimeError('out of memory')"),
+        (RayError("the actor died"), "verl's server is gone: the actor died"),
+    ],
+)
+def test_what_is_a_servers_fault_is_nobody_elses_and_kept(answer: Any, says: str) -> None:
+    engine = ServerEngine(Servers(answer))
+    with pytest.raises(InfrastructureFault, match=re.escape(says)):
+        generated(engine)
+    made = Trajectory("t/1/0", "t", (), (), stop="infrastructure")
+    assert says in Rolled(made, 100, engine, False).fault
+    assert Rolled(replace(made, stop="answer"), 100, engine, False).fault == "", "it was answered in the end"
+
+
+def test_what_a_server_refuses_and_what_it_could_not_serve_is_no_fault() -> None:
+    servers = Servers(*(RayTaskError(kind("too long")) for kind in (ValueError, TypeError, AssertionError)))
+    for _ in range(3):
+        with pytest.raises(EngineError, match="request r: too long"):
+            generated(ServerEngine(servers))
+    with pytest.raises(EngineError, match="do not give the ids of a stop string; use stop_ids"):
+        generated(ServerEngine(servers), stop=("END",))
+    assert len(servers.asked) == 3
+
+
+def test_what_sampled_a_rollout_is_counted() -> None:
+    about = {"min_global_steps": 3, "max_global_steps": 4}
+    one = {"min_global_steps": 5, "max_global_steps": 5}
+    servers = Servers(told([5], None, -1), told([5], None, 2, **about), told([5], None, 1, **one))
+    engine = ServerEngine(servers)
+    assert generated(engine).version is None
+    assert (engine.preempted, engine.steps) == (None, [])
+    assert generated(engine).version is None, "two steps' weights made it"
+    assert generated(engine).version == "5"
+    assert (engine.preempted, engine.steps) == (3, [3, 4, 5, 5])
+    assert engine.seconds > 0
+
+
+CALLED = Turn(
+    (
+        Segment("sampled", "go", (1, 2), (-1.0, -2.0)),
+        Segment("observation", "no", (9,)),
+    ),
+    (ToolCall("0.0", "python", {"code": "1"}, 0),),
+    (Observation("0.0", "no", "error", seconds=0.25),),
+)
+ANSWER = Turn((Segment("sampled", "\\boxed{1}", (3,), (-0.5,)),))
+MADE = Trajectory("t/1/0", "t", (Segment("prompt", "?", (7, 8)),), (CALLED, ANSWER), 1.0)
+
+
+def output(made: Trajectory = MADE, *keys: str, validating: bool = False, limit: int = 100) -> dict[str, Any]:
+    engine = ServerEngine(Servers())
+    engine.seconds, engine.preempted, engine.steps = 1.5, 2, [5, 3, 4]
+    return to_output(Rolled(made, limit, engine, validating), load_recipe("mini/cleaner", keys))
+
+
+def test_ids_mask_and_log_probs_begin_after_the_prompt() -> None:
+    found = output()
+    assert (found["prompt_ids"], found["response_ids"]) == ([7, 8], [1, 2, 9, 3])
+    assert (found["response_mask"], found["response_logprobs"]) == ([1, 1, 0, 1], [-1.0, -2.0, 0.0, -0.5])
+    assert (found["reward_score"], found["num_turns"]) == (1.0, 4)
+    assert found["metrics"] == {"generate_sequences": 1.5, "tool_calls": 0.25, "num_preempted": 2}
+    more = found["extra_fields"]
+    assert (more["min_global_steps"], more["max_global_steps"]) == (3, 5)
+    assert unpack(more["trajectory"]).id == "t/1/0"
+    assert more["reward_extra_info"] == {
+        "acc": 1.0, "turns": 2.0, "calls": 1.0, "failed_calls": 1.0, "repairs": 0.0, "sampled_tokens": 3.0,
+        "cut_off": 0.0,
+    }  # fmt: skip
+
+
+def test_where_one_log_prob_is_not_known_none_is_told() -> None:
+    """As one that were 0 would be of a token that was certain."""
+    unknown = replace(CALLED, segments=(Segment("spliced", "go", (1, 2)), *CALLED.segments[1:]))
+    assert output(replace(MADE, turns=(unknown, ANSWER)))["response_logprobs"] is None
+    bare = [replace(t, segments=tuple(replace(s, logprobs=None) for s in t.segments)) for t in MADE.turns]
+    assert output(replace(MADE, turns=tuple(bare)))["response_logprobs"] is None
+
+
+def test_what_the_recipe_masks_is_masked() -> None:
+    assert output(MADE, "rl.failed_calls=mask")["response_mask"] == [0, 0, 0, 1]
+    assert output(replace(MADE, stop="length"), "rl.truncated=mask")["response_mask"] == [0, 0, 0, 0]
+
+
+def test_length_is_taken_off_the_reward_while_it_trains_alone() -> None:
+    """By the limit of this rollout, which its prompt has a part in."""
+    keys = ("rl.overlong_buffer=4",)
+    assert [output(MADE, *keys, limit=n)["reward_score"] for n in (10, 8, 6)] == [1.0, 0.5, 0.0]
+    assert output(MADE, *keys, limit=6, validating=True)["reward_score"] == 1.0
