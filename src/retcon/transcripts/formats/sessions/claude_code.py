@@ -52,7 +52,7 @@ class ClaudeCode(Anthropic):
         return any(self.kind(block, item) == "call" for item in known for block in self.blocks(item))
 
     def is_plain(self, items: Sequence[Item]) -> bool:
-        return any(_is_spoken(item) and "sessionId" in item and item["type"] == "assistant" for item in items)
+        return any(_is_spoken(item) and "sessionId" in item for item in items)
 
     def find(self, record: Json) -> ItemList | None:
         found = super().find(record)
