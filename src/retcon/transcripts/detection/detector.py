@@ -78,7 +78,10 @@ class Detector:
 
     def is_list(self, items: list[Json]) -> bool:
         """Whether the items of an array are those of one transcript together, messages or steps, and none is one."""
-        return bool(items) and not any(map(self.matches, items)) and self.matches(items)
+        if not items or any(map(self.matches, items)):
+            return False
+        plain = find_items(items) is not None or self._plain(items) is not None
+        return self.matches(items) or (plain and not any(map(self._has_list, items)))
 
     def has_calls(self, record: Json) -> bool:
         """Whether a call with an output can be read in the record."""
@@ -116,6 +119,10 @@ class Detector:
         """Whether one of the items is a transcript with calls, by more than a text."""
         own = (self._formats[at] for item in items if (at := self._own(item)) is not None)
         return any(one.certainty <= Certainty.CALLS for one in own)
+
+    def _has_list(self, record: Json) -> bool:
+        """Whether a record has messages or steps of its own, though no call is in them."""
+        return find_items(record) is not None or self._plain(record) is not None
 
     def _is_plain(self, record: Json) -> bool:
         return is_transcript(record) or self._plain(record) is not None

@@ -84,3 +84,29 @@ def test_a_session_in_which_only_the_user_spoke_is_one(tmp_path: Path, name: str
     data = as_lines(session(name, (user("?"),)))
     out, count, _ = run(tmp_path, data)
     assert (out, count.transcripts, count.without_calls) == (data, 1, 1)
+
+
+@pytest.mark.parametrize(
+    "name", ["messages", "openhands", "openhands_sdk", "responses", "gemini", "adk", "pydantic_ai", "bedrock", "atif",
+             "smolagents", "langchain_flat", "autogen"]
+)  # fmt: skip
+def test_a_list_of_messages_or_steps_without_calls_is_one_transcript(tmp_path: Path, name: str) -> None:
+    record = FORMATS[name]((user("?"), answer("4")))
+    lists = ("messages", "steps", "history", "input", "contents", "events")
+    items = next(record[key] for key in lists if key in record)
+    data = json.dumps(items, indent=1).encode()
+    out, count, _ = run(tmp_path, data, "in.json")
+    assert (out, count.transcripts, count.without_calls) == (data, 1, 1)
+    _, count, _ = run(tmp_path, json.dumps([record, record]).encode(), "list.json")
+    assert count.transcripts == 2, "a list of records is none"
+
+
+def test_of_a_list_of_messages_the_model_learns_its_own_words(tmp_path: Path) -> None:
+    (file := tmp_path / "in.json").write_text(json.dumps([{"role": "user", "content": "A question that is asked?"},
+                                                          {"role": "assistant", "content": "four"}]))  # fmt: skip
+    tokenizer = ByteTokenizer()
+    with pytest.warns(TaskWarning, match="none calls a tool"):
+        (sample,) = read_samples(file, Chat(tokenizer, style="markdown"), vocabulary=tokenizer.size)
+    learnt = tokenizer.decode([one for one, own in zip(sample.ids, sample.mask, strict=True) if own])
+    assert "four" in learnt
+    assert "question" not in learnt
