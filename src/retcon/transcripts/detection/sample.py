@@ -24,6 +24,14 @@ _TIMES = 8
 up to 32 MB, and with what happened before anybody spoke."""
 
 
+class TornLine(RecordError):
+    """The last line of a session breaks off: whoever writes the file is at it, or was killed. number: of the line."""
+
+    def __init__(self, message: str, number: int) -> None:
+        super().__init__(message)
+        self.number = number
+
+
 class Sampled(NamedTuple):
     """source: with all its records still to come. values: those that were decoded, by the record's number."""
 
@@ -34,7 +42,8 @@ class Sampled(NamedTuple):
 
 def sampled(source: Source, format: str, *, skip_bad: bool = False) -> Sampled:
     """Look at the first records of a file. Raises RecordError where tools were called in them in no known way (with
-    `skip_bad` such records are only counted, as they come), and for one transcript that breaks off."""
+    `skip_bad` such records are only counted, as they come), and for one transcript that breaks off; but where only the
+    last line of a session does, its records are what stands before that, and then comes a TornLine."""
     detector = Detector(format)
     head: list[Record] = []
     values: dict[int, Json] = {}
@@ -46,11 +55,7 @@ def sampled(source: Source, format: str, *, skip_bad: bool = False) -> Sampled:
         if session or is_list or broken or not _is_undecided(source, detector, items):
             break
     if session is not None:
-        if broken is not None:
-            raise broken
-        data = b"".join(record.data for record in chain(head, source.records))
-        head = [Record(data, 1, head[0].file, SESSION)]
-        values = {1: decoded(head[0])}
+        head, values, broken = _session(head, source.records, broken, skip_bad=skip_bad)
         source = replace(source, shape="session", records=iter(()))
     elif is_list:
         if broken is not None:
@@ -94,6 +99,29 @@ def _all(head: list[Record], rest: Iterator[Record], broken: RecordError | None)
     if broken is not None:
         raise broken
     yield from rest
+
+
+def _session(
+    head: list[Record], rest: Iterator[Record], broken: RecordError | None, *, skip_bad: bool
+) -> tuple[list[Record], dict[int, Json], RecordError | None]:
+    """The session that a file is, as a record of its lines; its value; and what ended the file before its end."""
+    lines = list(head)
+    try:
+        lines += rest if broken is None else ()
+    except RecordError as error:
+        broken = error
+    if broken is not None and not skip_bad:
+        raise broken
+    items: list[Json] = []
+    for line in lines:
+        try:
+            items.append(decoded(line))
+        except RecordError:
+            if line is not lines[-1] or line.data.endswith(b"\n"):
+                raise
+            broken = TornLine(f"{line.where}: the session's last line breaks off, and is left out", line.number)
+    session = Record(b"".join(line.data for line in lines[: len(items)]), 1, lines[0].file, SESSION)
+    return [session], {1: items}, broken
 
 
 def _refuse_unknown(source: Source, detector: Detector, values: dict[int, Json]) -> None:

@@ -57,6 +57,55 @@ def run(folder: Path, data: bytes, name: str = "in.jsonl", **options: Any) -> tu
 TORN = b'{"timestamp":"t","ty'
 
 
+@pytest.mark.parametrize("name", ["claude_code", "codex"])
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_the_last_line_of_a_session_may_break_off_and_is_told(tmp_path: Path, name: str, jobs: int) -> None:
+    lines = session(name)
+    (whole := tmp_path / "whole").mkdir()
+    expected, _, told = run(whole, as_lines(lines))
+    assert not told
+    out, count, told = run(tmp_path, as_lines(lines) + TORN, jobs=jobs)
+    assert out == expected
+    at = len(lines) + 1
+    assert (count.transcripts, count.shallow, count.bad, count.bad_at) == (1, 1, 1, [at])
+    assert told == [f"{tmp_path / 'in.jsonl'}, line {at}: the session's last line breaks off, and is left out"]
+    assert f"1 record could not be read: records {at}" in next(remarks([Path("in.jsonl")], [count]))
+
+
+@pytest.mark.parametrize("skip_bad", [False, True])
+def test_no_other_line_of_a_session_may_be_broken(tmp_path: Path, skip_bad: bool) -> None:
+    lines = as_lines(session("codex")).splitlines(keepends=True)
+    for at, data in ((16, b"".join(lines) + TORN + b"\n"), (4, b"".join([*lines[:3], TORN + b"\n", *lines[3:], TORN]))):
+        with pytest.raises(RecordError, match=rf"in\.jsonl, line {at}: not JSON"):
+            run(tmp_path, data, skip_bad=skip_bad)
+    with pytest.raises(RecordError, match=r"in\.jsonl, line 6: not JSON"):
+        run(tmp_path, b"".join([b"\n", *lines[:4], TORN + b"\n", *lines[4:]]))
+
+
+def test_a_record_that_breaks_off_is_refused_where_each_is_a_transcript(tmp_path: Path) -> None:
+    with pytest.raises(Stopped, match=r"in\.jsonl, line 2: not JSON"):
+        run(tmp_path, as_lines([FORMATS["messages"](REPAIRED)]) + TORN)
+
+
+def test_of_a_packed_session_that_breaks_off_what_stands_before_is_kept_if_that_is_asked_for(tmp_path: Path) -> None:
+    lines = as_lines([*session("codex"), *({"type": "event_msg", "payload": {"n": n * 7919}} for n in range(4000))])
+    data = gzip.compress(lines)[:-200]
+    with pytest.raises(RecordError, match="cannot be read further"):
+        run(tmp_path, data, "in.jsonl.gz")
+    out, count, told = run(tmp_path, data, "in.jsonl.gz", skip_bad=True)
+    written = gzip.decompress(out)
+    assert (count.transcripts, count.shallow, count.bad) == (1, 1, 1)
+    assert written.splitlines()[-1] in lines.splitlines()
+    assert "the rest of this file is left out" in told[0]
+
+
+def test_a_session_that_breaks_off_is_learnt_from_and_told(tmp_path: Path) -> None:
+    (file := tmp_path / "in.jsonl").write_bytes(as_lines(session("claude_code", CLEAN)) + TORN)
+    with pytest.warns(TaskWarning, match="line 8: the session's last line breaks off"):
+        (sample,) = read_samples(file, Chat(ByteTokenizer(), style="markdown"), vocabulary=ByteTokenizer().size)
+    assert any(sample.mask)
+
+
 @pytest.mark.parametrize(
     ("name", "file"),
     [("claude_code", "in.jsonl"), ("codex", "in.jsonl"), ("adk", "in.jsonl"), ("adk", "in.json"),

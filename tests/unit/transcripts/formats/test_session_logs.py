@@ -100,7 +100,7 @@ def test_sessions_are_not_joined(tmp_path: Path) -> None:
 
 
 def test_a_session_with_a_line_that_is_broken_is_refused_with_its_number(tmp_path: Path) -> None:
-    data = as_lines(session("codex")) + b'{"timestamp": "t", "ty'
+    data = as_lines(session("codex")) + b'{"timestamp": "t", "ty\n'
     with pytest.raises(RecordError, match=r"in\.jsonl, line 16: not JSON"):
         run(tmp_path, {"in.jsonl": data})
 
