@@ -13,6 +13,7 @@ from retcon.core.texts import counted
 from retcon.store.types import Record, Source
 from retcon.transcripts.detection.detector import Detector
 from retcon.transcripts.detection.hints import nearest_format, tool_use
+from retcon.transcripts.reading.itemwise import Itemwise
 from retcon.transcripts.reading.style import SESSION, decoded
 from retcon.transcripts.registry import formats
 from retcon.transcripts.types import Json
@@ -55,7 +56,7 @@ def sampled(source: Source, format: str, *, skip_bad: bool = False) -> Sampled:
         if session or is_list or broken or not _is_undecided(source, detector, items):
             break
     if session is not None:
-        head, values, broken = _session(head, source.records, broken, skip_bad=skip_bad)
+        head, values, broken = _sessions(session, head, source.records, broken, skip_bad=skip_bad)
         source = replace(source, shape="session", records=iter(()))
     elif is_list:
         if broken is not None:
@@ -101,10 +102,11 @@ def _all(head: list[Record], rest: Iterator[Record], broken: RecordError | None)
     yield from rest
 
 
-def _session(
-    head: list[Record], rest: Iterator[Record], broken: RecordError | None, *, skip_bad: bool
+def _sessions(
+    format: Itemwise, head: list[Record], rest: Iterator[Record], broken: RecordError | None, *, skip_bad: bool
 ) -> tuple[list[Record], dict[int, Json], RecordError | None]:
-    """The session that a file is, as a record of its lines; its value; and what ended the file before its end."""
+    """The sessions of a file, each a record of its lines, by the number of its first; their values; and what ended the
+    file before its end."""
     lines = list(head)
     try:
         lines += rest if broken is None else ()
@@ -120,8 +122,15 @@ def _session(
             if line is not lines[-1] or line.data.endswith(b"\n"):
                 raise
             broken = TornLine(f"{line.where}: the session's last line breaks off, and is left out", line.number)
-    session = Record(b"".join(line.data for line in lines[: len(items)]), 1, lines[0].file, SESSION)
-    return [session], {1: items}, broken
+    starts = format.beginnings(items)
+    records: list[Record] = []
+    values: dict[int, Json] = {}
+    for start, stop in zip(starts, [*starts[1:], len(items)], strict=True):
+        own = lines[start:stop]
+        data = b"".join(line.data for line in own)
+        records.append(Record(data, own[0].number, own[0].file, SESSION))
+        values[own[0].number] = items[start:stop]
+    return records, values, broken
 
 
 def _refuse_unknown(source: Source, detector: Detector, values: dict[int, Json]) -> None:

@@ -119,6 +119,10 @@ class Itemwise:
         """The record with other items at a place; it itself stays as it is."""
         return renewed(record, place.path, items)
 
+    def beginnings(self, items: Sequence[Json]) -> Sequence[int]:
+        """Where the transcripts begin that the lines of a file are."""
+        return [0]
+
     def matches(self, record: Json) -> bool:
         return any(self.has_calls(items) for _, items in lists(record))
 

@@ -159,3 +159,53 @@ def test_of_a_list_of_messages_the_model_learns_its_own_words(tmp_path: Path) ->
     learnt = tokenizer.decode([one for one, own in zip(sample.ids, sample.mask, strict=True) if own])
     assert "four" in learnt
     assert "question" not in learnt
+
+
+def test_sessions_one_after_another_are_a_transcript_each(tmp_path: Path) -> None:
+    lines = [*session("claude_code", own="a"), *session("claude_code", CLEAN, "b"), *session("claude_code", STAYS, "c")]
+    lines.insert(12, {"type": "summary", "summary": "a root"})  # it is of no session: it stays with the one before it
+    out, count, _ = run(tmp_path, as_lines(lines))
+    assert (count.transcripts, count.calls, count.failed, count.shallow) == (3, 4, 2, 1)
+    assert out.endswith(as_lines(lines[11:]))
+    sources = [one.origin.source for one in read(tmp_path / "audit.jsonl") if one.origin]
+    at = 1 + next(n for n, line in enumerate(lines) if line.get("sessionId") == "c")
+    assert sources == [f"{tmp_path / 'in.jsonl'}, session", f"{tmp_path / 'in.jsonl'}, session from line {at}"]
+    assert [one.id for one in read(tmp_path / "audit.jsonl")] == ["in.jsonl:1", f"in.jsonl:{at}"]
+    left, count, _ = run(tmp_path, as_lines(lines), "b.jsonl", drop_unrepaired=True)
+    assert left == out.removesuffix(as_lines(session("claude_code", STAYS, "c")))
+    assert count.dropped == 1
+
+
+def test_sessions_of_a_file_are_learnt_from_each_for_itself(tmp_path: Path) -> None:
+    lines = [line for own in "abc" for line in session("claude_code", CLEAN, own)]
+    (file := tmp_path / "in.jsonl").write_bytes(as_lines(lines))
+    samples = read_samples(file, Chat(ByteTokenizer(), style="markdown"), vocabulary=ByteTokenizer().size)
+    assert [len(sample.ids) for sample in samples] == [len(samples[0].ids)] * 3
+
+
+def test_sessions_that_overlap_or_go_on_or_have_no_words_are_no_transcripts_of_their_own(tmp_path: Path) -> None:
+    first, other = (session("claude_code", CLEAN, own) for own in "ab")
+    for n, lines in enumerate(
+        (
+            [*first[:3], *other, *first[3:]],
+            [*first, *({**line, "parentUuid": first[-1]["uuid"]} if n == 1 else line for n, line in enumerate(other))],
+            [*first, other[0]], [other[0], *first], [other[0], *first, {**other[0], "sessionId": "c"}],
+        )
+    ):  # fmt: skip
+        out, count, _ = run(tmp_path, as_lines(lines), f"{n}.jsonl")
+        assert (out, count.transcripts) == (as_lines(lines), 1)
+
+
+def test_a_run_that_was_interrupted_goes_on_with_the_next_session(tmp_path: Path) -> None:
+    data = as_lines([line for own in "abc" for line in session("claude_code", own=own)]) + TORN
+    (whole := tmp_path / "whole").mkdir()
+    expected, count, told = run(whole, data)
+    (source := tmp_path / "in.jsonl").write_bytes(data)
+    wanted = Assignment([source], tmp_path / "out.jsonl", False, ["in.jsonl"], Offline(), audit=tmp_path / "a.jsonl")
+    asked = iter([False, True])
+    with pytest.raises(Stopped, match="interrupted"):
+        Purification(wanted)(lambda *_: None, lambda: next(asked))
+    (again,) = (going := Purification(wanted, resume=True))(lambda *_: None, lambda: False)
+    assert (tmp_path / "out.jsonl").read_bytes() == expected
+    assert (again.transcripts, again.shallow, again.bad) == (count.transcripts, count.shallow, count.bad) == (3, 3, 1)
+    assert going.bad == [told[0].replace(str(whole), str(tmp_path))]
