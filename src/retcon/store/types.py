@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
 Shape = Literal["lines", "array", "document", "log", "eval", "parquet", "dump", "session"]
-"""`session`: lines that are one transcript together, as the logs of agents are."""
+"""`session`: lines that are one transcript together, or several one after another, as the logs of agents are."""
 WHOLE: frozenset[Shape] = frozenset({"log", "eval", "parquet", "dump"})
 """Shapes that are written in one go: what was begun cannot be resumed."""
 
 
 class Record(NamedTuple):
-    """data: one JSON value. number: 1-based. file, kind: what it is the number of, or the member of an archive.
+    """data: one JSON value, of a session several lines. number: 1-based; of a session that of its first line. file,
+    kind: what it is the number of, or the member of an archive.
     lead: of an item or a sample of an array, what stands between it and the one before."""
 
     data: bytes
@@ -28,6 +29,8 @@ class Record(NamedTuple):
         """File and line, item or sample, for messages."""
         if self.kind in ("line", "item", "sample", "row"):
             return f"{self.file}, {self.kind} {self.number}"
+        if self.kind == "session" and self.number > 1:
+            return f"{self.file}, session from line {self.number}"
         return f"{self.file}, {self.kind}"
 
 

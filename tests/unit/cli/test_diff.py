@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from typer.testing import CliRunner
 
 from comparing import FIX, repaired, trajectory
 from retcon.cli.app import app
+from retcon.cli.transcripts.diff import Kind
 from retcon.core.errors import RecordError
+from retcon.core.types import Decision
 from retcon.store import jsonl
+
+
+def output_of(*words: object) -> str:
+    return CliRunner().invoke(app, ["diff", *map(str, words)], catch_exceptions=False).output
+
+
+def shown(*words: object) -> list[str]:
+    """The ids of what is shown."""
+    return [line.partition(" · ")[0] for line in output_of(*words).splitlines() if " · turn " in line]
 
 
 def test_an_id_means_its_trajectory_though_others_begin_with_it(tmp_path: Path) -> None:
@@ -18,12 +31,45 @@ def test_an_id_means_its_trajectory_though_others_begin_with_it(tmp_path: Path) 
     jsonl.write(
         audit, [repaired("in.jsonl:10"), repaired("in.jsonl:1"), trajectory("in.jsonl:2", FIX), repaired("in.jsonl:20")]
     )
-
-    def shown(id: str) -> list[str]:
-        output = CliRunner().invoke(app, ["diff", str(audit), id], catch_exceptions=False).output
-        return [line.partition(" · ")[0] for line in output.splitlines() if " · turn " in line]
-
-    assert shown("in.jsonl:1") == ["in.jsonl:1"]
-    assert shown("in.jsonl:") == ["in.jsonl:10", "in.jsonl:1", "in.jsonl:20"]
+    assert shown(audit, "in.jsonl:1") == ["in.jsonl:1"]
+    assert shown(audit, "in.jsonl:") == ["in.jsonl:10", "in.jsonl:1", "in.jsonl:20"]
     with pytest.raises(RecordError, match=r"nothing is repaired in 'in\.jsonl:2'"):
-        shown("in.jsonl:2")
+        shown(audit, "in.jsonl:2")
+
+
+@pytest.fixture
+def seven(tmp_path: Path) -> Path:
+    jsonl.write(audit := tmp_path / "audit.jsonl", [repaired(f"in.jsonl:{n}") for n in range(7)])
+    return audit
+
+
+def test_the_first_five_are_shown_and_how_many_more_there_are(seven: Path) -> None:
+    assert shown(seven) == [f"in.jsonl:{n}" for n in range(5)]
+    assert output_of(seven).splitlines()[-1] == "and 2 more: --all shows them"
+    for words in (("--all",), ("in.jsonl",), ("--sample", 7)):
+        assert shown(seven, *words) == [f"in.jsonl:{n}" for n in range(7)]
+        assert "more: --all" not in output_of(seven, *words)
+
+
+def test_a_draw_is_of_its_seed_in_the_file_s_order_and_fair(seven: Path) -> None:
+    drawn = [shown(seven, "--sample", 3, "--seed", seed) for seed in range(40)]
+    assert drawn[:3] == [shown(seven, "--sample", 3, "--seed", seed) for seed in range(3)]
+    assert drawn[0] == shown(seven, "--sample", 3)
+    assert all(one == sorted(one) and len(set(one)) == 3 for one in drawn)
+    often = Counter(id for one in drawn for id in one)
+    assert min(often.values()) > 8, often  # 17 on average
+    assert max(often.values()) < 28, often
+    assert len(shown(seven, "--sample", 9)) == 7
+
+
+def test_a_kind_is_a_decision_and_what_is_repaired_was_replaced(tmp_path: Path) -> None:
+    audit = tmp_path / "audit.jsonl"
+    jsonl.write(audit, [repaired(name, decision=name) for name in get_args(Decision)])
+    for kind in get_args(Decision):
+        assert shown(audit, "--kind", kind, "--all") == [kind]
+    assert shown(audit) == shown(audit, "--kind", "repaired") == ["shallow", "deep", "resampled"]
+    assert shown(audit, "--kind", "any", "--all") == [*get_args(Decision)]
+    assert {*get_args(Kind)} == {*get_args(Decision), "repaired", "any"}
+    jsonl.write(audit, [repaired("t")])
+    with pytest.raises(RecordError, match=r"nothing is deep in it; --kind any shows what was looked at"):
+        shown(audit, "--kind", "deep")

@@ -24,7 +24,7 @@ from retcon.train.datasets.asked import refuse_unasked, told_before
 from retcon.train.datasets.messages import refuse_unread, said_in, words_of
 from retcon.train.datasets.vocabulary import refuse_other_texts, refuse_other_vocabulary
 from retcon.transcripts.detection.detector import Detector
-from retcon.transcripts.detection.sample import sampled
+from retcon.transcripts.detection.sample import TornLine, sampled
 from retcon.transcripts.purifying.assignment import expand
 from retcon.transcripts.reading.in_text import PLACES
 from retcon.transcripts.reading.items import context_of, find_items
@@ -110,12 +110,15 @@ def read_rendered(file: Path, chat: Chat) -> Iterator[tuple[Record, Trajectory]]
 
 def _rendered_of(file: Path, chat: Chat) -> Iterator[tuple[Record, Trajectory]]:
     source, detector, known = sampled(open_source(file), "auto")
-    for record in source.records:
-        try:
-            value = known[record.number] if record.number in known else decoded(record)
-            yield from ((record, one) for one in rendered(value, detector, chat, record.where))
-        except RecordError as error:
-            raise located(error, record.where) from error
+    try:
+        for record in source.records:
+            try:
+                value = known[record.number] if record.number in known else decoded(record)
+                yield from ((record, one) for one in rendered(value, detector, chat, record.where))
+            except RecordError as error:
+                raise located(error, record.where) from error
+    except TornLine as torn:
+        warnings.warn(str(torn), TaskWarning, stacklevel=2)
 
 
 def rendered(value: Json, detector: Detector, chat: Chat, where: str) -> list[Trajectory]:

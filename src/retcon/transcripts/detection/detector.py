@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from itertools import chain
 
 from retcon.core.errors import RecordError
@@ -57,16 +57,31 @@ class Detector:
         """Whether any format does."""
         return self._own(record) is not None
 
-    def is_session(self, items: list[Json]) -> bool:
-        """Whether the lines of a file, of which none is a transcript, are the items of one together, in a format that
-        is kept in lines. Some may have a text that alone would pass for one."""
+    def session_format(self, items: Sequence[Json]) -> Itemwise | None:
+        """The format of the lines of a file, of which none is a transcript, if they are the items of one together, in
+        a format that is kept in lines. Some may have a text that alone would pass for one."""
         known = [item for item in items if isinstance(item, dict)]
-        keys = set().union(*known)
-        found = [one for one in self._formats if isinstance(one, Itemwise) and one.in_lines and not _lacks(one, keys)]
-        if len(known) < len(items) or not any(one.has_calls(known) or one.is_plain(known) for one in found):
+        if len(known) < len(items):
+            return None
+        found = next((one for one in self._in_lines(known) if one.has_calls(known) or one.is_plain(known)), None)
+        return found if found is not None and not self._any_alone(known) else None
+
+    def may_be_session(self, items: Sequence[Json]) -> bool:
+        """Whether lines may be the first of such a file, though nobody speaks in them: one alone would be refused."""
+        known = [item for item in items if isinstance(item, dict)]
+        refused = len(known) == len(items) and not all(map(self._is_plain, known))
+        return refused and bool(self._in_lines(known)) and not self._any_alone(known)
+
+    def may_be_list(self, items: list[Json]) -> bool:
+        """Whether items of an array may be the first of such a list, though they do not show it."""
+        return not all(map(self._is_plain, items)) and not any(map(self.matches, items))
+
+    def is_list(self, items: list[Json]) -> bool:
+        """Whether the items of an array are those of one transcript together, messages or steps, and none is one."""
+        if not items or any(map(self.matches, items)):
             return False
-        own = [self._formats[at] for item in known if (at := self._own(item)) is not None]
-        return all(one.certainty > Certainty.CALLS for one in own)
+        plain = find_items(items) is not None or self._plain(items) is not None
+        return self.matches(items) or (plain and not any(map(self._has_list, items)))
 
     def has_calls(self, record: Json) -> bool:
         """Whether a call with an output can be read in the record."""
@@ -94,6 +109,20 @@ class Detector:
         if self.name == "auto":
             raise RecordError(f"no transcript of any known format: {_found(record)}{nearest_format(record, formats())}")
         raise RecordError(f"no transcript of format {self.name!r}: {_found(record)}")
+
+    def _in_lines(self, items: Sequence[dict[str, Json]]) -> list[Itemwise]:
+        """The formats that are kept in lines, and may have such."""
+        keys = set().union(*items)
+        return [one for one in self._formats if isinstance(one, Itemwise) and one.in_lines and not _lacks(one, keys)]
+
+    def _any_alone(self, items: Iterable[Json]) -> bool:
+        """Whether one of the items is a transcript with calls, by more than a text."""
+        own = (self._formats[at] for item in items if (at := self._own(item)) is not None)
+        return any(one.certainty <= Certainty.CALLS for one in own)
+
+    def _has_list(self, record: Json) -> bool:
+        """Whether a record has messages or steps of its own, though no call is in them."""
+        return find_items(record) is not None or self._plain(record) is not None
 
     def _is_plain(self, record: Json) -> bool:
         return is_transcript(record) or self._plain(record) is not None

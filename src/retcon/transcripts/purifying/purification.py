@@ -27,7 +27,7 @@ from retcon.store.foreign.records import (
 )
 from retcon.store.partial import NotWritten, Partial, unwritable
 from retcon.store.whole import write_whole
-from retcon.transcripts.detection.sample import Sampled, sampled
+from retcon.transcripts.detection.sample import Sampled, TornLine, sampled
 from retcon.transcripts.purifying.ahead import Ahead, Pool, RecordsLost, Work, pool
 from retcon.transcripts.purifying.assignment import Assignment
 from retcon.transcripts.purifying.count import SHOWN, Count, total
@@ -274,7 +274,8 @@ class Purification:
         return -(-done // 1000), -(-max(self._starts[-1], done) // 1000)
 
     def _readable(self, records: Iterable[Record], count: Count) -> Iterator[Record]:
-        """The records of a source; where it cannot be read further and bad ones are to be skipped, those before."""
+        """The records of a source; where it cannot be read further and bad ones are to be skipped, or it is a session
+        that somebody still writes, those before."""
         number = 0
         try:
             for record in records:
@@ -282,6 +283,8 @@ class Purification:
                 yield record
         except RecordsLost:
             raise  # nothing is wrong with the file
+        except TornLine as torn:
+            self._skip(str(torn), count, torn.number)
         except RecordError as error:
             if not self.assignment.skip_bad:
                 raise

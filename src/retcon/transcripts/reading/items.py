@@ -39,7 +39,7 @@ def find_items(record: Json) -> tuple[tuple[str, ...], list[dict[str, Json]]] | 
     return None
 
 
-def other_lists(record: dict[str, Json], path: Sequence[str]) -> Iterator[tuple[str, list[Json]]]:
+def other_lists(record: dict[str, Json], path: Sequence[str | int]) -> Iterator[tuple[str, list[Json]]]:
     """The lists at other places than `path` where messages may be, by their names."""
     for name in (place[0] for place in _PLACES if len(place) == 1 and place != tuple(path)):
         if isinstance(value := record.get(name), list):
@@ -57,13 +57,17 @@ def has_no_items(record: Json) -> bool:
     return any(isinstance(value, list) and not value for value in found)
 
 
-def replaced(record: Json, path: Sequence[str], value: Json) -> Json:
-    """The record with another value at `path`; all that does not lie on the path is shared, nothing is changed."""
+def replaced(record: Json, path: Sequence[str | int], value: Json) -> Json:
+    """The record with another value at `path`, of keys and of places in lists; all that does not lie on the path is
+    shared, nothing is changed."""
     if not path:
         return value
-    if not isinstance(record, dict):
-        raise RecordError(f"expected an object with '{path[0]}'")
-    return {**record, path[0]: replaced(record[path[0]], path[1:], value)}
+    first, rest = path[0], path[1:]
+    if isinstance(first, int) and isinstance(record, list):
+        return [replaced(one, rest, value) if n == first else one for n, one in enumerate(record)]
+    if isinstance(first, str) and isinstance(record, dict):
+        return {**record, first: replaced(record[first], rest, value)}
+    raise RecordError(f"expected {'a list' if isinstance(first, int) else 'an object'} with {first!r}")
 
 
 def text_of(content: Json) -> str:

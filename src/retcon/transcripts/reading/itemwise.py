@@ -40,9 +40,10 @@ _BESIDE = "beside"
 
 
 class ItemList(NamedTuple):
-    """Where the items of a record stand, and what the model was told beside them. asked, system: see `PieceReading`."""
+    """Where the items of a record stand, and what the model was told beside them. path: keys, and places in lists.
+    asked, system: see `PieceReading`."""
 
-    path: Sequence[str]
+    path: Sequence[str | int]
     items: list[Item]
     context: str = ""
     asked: Sequence[Told] = ()
@@ -109,6 +110,19 @@ class Itemwise:
                     return ItemList(path, items, context_of(record) if path else "")
         return None
 
+    def find_all(self, record: Json) -> Sequence[ItemList]:
+        """The lists of items, each a transcript of its own; most records have one."""
+        found = self.find(record)
+        return [] if found is None else [found]
+
+    def with_items(self, record: Json, place: ItemList, items: list[Json]) -> Json:
+        """The record with other items at a place; it itself stays as it is."""
+        return renewed(record, place.path, items)
+
+    def beginnings(self, items: Sequence[Json]) -> Sequence[int]:
+        """Where the transcripts begin that the lines of a file are."""
+        return [0]
+
     def matches(self, record: Json) -> bool:
         return any(self.has_calls(items) for _, items in lists(record))
 
@@ -126,44 +140,56 @@ class Itemwise:
         return len(seen) if set(seen) <= {"ok"} else None
 
     def read(self, record: Json, id: str) -> Reading:
-        place = self.find(record)
-        if place is None:
+        places = self.find_all(record)
+        if not places:
             raise RecordError(f"no list of items as {self.name} has them")
-        return ItemwiseReading(self, record, place, id)
+        return ItemwiseReading(self, record, places, id)
 
 
 class ItemwiseReading:
-    """A record with one transcript in groups of items."""
+    """A record with transcripts in groups of items, one at each place."""
 
-    def __init__(self, format: Itemwise, record: Json, place: ItemList, id: str) -> None:
+    def __init__(self, format: Itemwise, record: Json, places: Sequence[ItemList], id: str) -> None:
         self._format = format
         self._record = record
-        self.place = place
-        pieces = format.group(place.items)
-        owned: list[list[Piece]] = [[] for _ in range(max((p.owner for p in pieces), default=-1) + 1)]
-        for piece in pieces:
-            owned[piece.owner].append(piece)
-        groups: list[Json] = [format.original(own) for own in owned]
-        self.reading = PieceReading(
-            groups, pieces, id, lambda _, own: format.rebuilt(own), context=place.context, reword=format.reworded,
-            asked=place.asked, system=place.system,
-        )  # fmt: skip
-        self.trajectories: Sequence[Trajectory] = (self.reading.trajectory,)
+        self.places = places
+        self.readings = [
+            _reading(format, place, id if len(places) == 1 else f"{id}.{n}") for n, place in enumerate(places)
+        ]
+        self.trajectories: Sequence[Trajectory] = [reading.trajectory for reading in self.readings]
 
     @property
     def speakers(self) -> Sequence[Speakers]:
-        return [self.reading.speakers]
+        return [reading.speakers for reading in self.readings]
 
     def purified(self, results: Sequence[Purified]) -> Json:
-        groups = self.reading.items(results[0])
-        items = [item for group in groups if isinstance(group, list) for item in group]
-        before = zip(items, self.place.items, strict=False)
-        same = next((n for n, (item, old) in enumerate(before) if item is not old), len(items))
-        new = self._format.renewed([*items[:same], *map(self._format.forgotten, items[same:])], self.place.items)
-        return renewed(self._record, self.place.path, list(new))
+        record = self._record
+        for place, reading, result in zip(self.places, self.readings, results, strict=True):
+            if result.splices:
+                record = self._format.with_items(record, place, self._items(place, reading, result))
+        return record
 
     def pairs(self, results: Sequence[Purified]) -> Iterator[Pair]:
-        yield from preference_pairs(results[0].trajectory)
+        for result in results:
+            yield from preference_pairs(result.trajectory)
+
+    def _items(self, place: ItemList, reading: PieceReading, result: Purified) -> list[Json]:
+        items = [item for group in reading.items(result) if isinstance(group, list) for item in group]
+        before = zip(items, place.items, strict=False)
+        same = next((n for n, (item, old) in enumerate(before) if item is not old), len(items))
+        return list(self._format.renewed([*items[:same], *map(self._format.forgotten, items[same:])], place.items))
+
+
+def _reading(format: Itemwise, place: ItemList, id: str) -> PieceReading:
+    pieces = format.group(place.items)
+    owned: list[list[Piece]] = [[] for _ in range(max((p.owner for p in pieces), default=-1) + 1)]
+    for piece in pieces:
+        owned[piece.owner].append(piece)
+    groups: list[Json] = [format.original(own) for own in owned]
+    return PieceReading(
+        groups, pieces, id, lambda _, own: format.rebuilt(own), context=place.context, reword=format.reworded,
+        asked=place.asked, system=place.system,
+    )  # fmt: skip
 
 
 class Pieces:

@@ -28,7 +28,7 @@ _TELLING = 20
 """Characters of a message from which on a text that has them repeats it."""
 
 
-def renewed(record: Json, path: Sequence[str], value: Json) -> Json:
+def renewed(record: Json, path: Sequence[str | int], value: Json) -> Json:
     """The record with another value at `path`, where its transcript was repaired. What repeats the one before is
     emptied, to an empty list or text, 0 for a number, null for an object; a list that is the same, or its end, becomes
     the new one. The record itself stays as it is."""
@@ -45,7 +45,7 @@ def renewed(record: Json, path: Sequence[str], value: Json) -> Json:
         stale += [_IDS, *(n for n in _BESIDE_IDS if _is_numbers(record.get(n)) and _as_long(record[n], ids))]
     old: Json = record
     for key in path:
-        old = old.get(key) if isinstance(old, dict) else None
+        old = old.get(key) if isinstance(old, dict) and isinstance(key, str) else None
     lists: dict[str, Json] = {}
     if isinstance(old, list) and isinstance(value, list):
         kept = set(map(id, value))
@@ -58,7 +58,7 @@ def renewed(record: Json, path: Sequence[str], value: Json) -> Json:
 
 
 def _copies(
-    record: dict[str, Json], path: Sequence[str], old: list[Json], new: list[Json], gone: Sequence[Json]
+    record: dict[str, Json], path: Sequence[str | int], old: list[Json], new: list[Json], gone: Sequence[Json]
 ) -> Iterator[tuple[str, Json]]:
     """Other lists of messages that have one which is gone, and what becomes of them."""
     wrong = set(map(repr, gone))

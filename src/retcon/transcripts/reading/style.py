@@ -72,7 +72,7 @@ def encoded(value: Json, like: Record) -> bytes:
 
 def _lines_of(record: Record) -> list[Record]:
     """The lines of a session, each as a record."""
-    lines = enumerate(record.data.splitlines(keepends=True), 1)
+    lines = enumerate(record.data.splitlines(keepends=True), record.number)
     return [Record(line, number, record.file) for number, line in lines if not line.isspace()]
 
 

@@ -76,3 +76,23 @@ def test_a_result_that_only_points_to_another_trajectory_is_an_output() -> None:
     value["steps"][1]["observation"]["results"] = [{"source_call_id": "c2", "subagent_trajectory_ref": []}]
     count = purify_transcript(value)[1]
     assert (count.calls, count.failed) == (2, 1)
+
+
+def test_the_trajectories_of_subagents_are_transcripts_of_their_own() -> None:
+    deepest, inner = {**record(), "trajectory_id": "c"}, {**record(user("?"), answer("4")), "trajectory_id": "b"}
+    empty: dict[str, Any] = {"trajectory_id": "none", "steps": []}
+    inner["subagent_trajectories"] = [deepest, empty]
+    for own in (record(), record(user("?"), answer("so"))):
+        value = {**own, "subagent_trajectories": [inner, {**record(), "trajectory_id": "d"}]}
+        clean, count = purify_transcript(value)
+        main = int(own == record())
+        assert (count.transcripts, count.calls, count.failed, count.shallow) == (1, 2 * main + 4, main + 2, main + 2)
+        repaired = purify_transcript(record())[0]["steps"]
+        first, last = clean["subagent_trajectories"]
+        assert clean["steps"] == (repaired if main else own["steps"])
+        assert first == {**inner, "subagent_trajectories": [{**deepest, "steps": repaired}, empty]}
+        assert last == {**value["subagent_trajectories"][1], "steps": repaired}
+        found = Detector().format_of(value)
+        assert found is not None
+        assert [one.id for one in found.read(value, "t").trajectories] == ["t.0", "t.1", "t.2", "t.3"]
+        assert purify_transcript(clean)[0] == clean

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from foreign import FAILED, FIXED, FORMATS, REPAIRED, Step, answer, fails, user, works
-from retcon.core.errors import RecordError
 from retcon.transcripts.detection.detector import Detector
 from retcon.transcripts.purifying.one import purify_transcript
 
@@ -177,12 +176,6 @@ def test_an_event_without_content_stays_with_the_one_before_it() -> None:
 
 
 def test_programs_that_ran_on_the_server_stand_in_one_candidate() -> None:
-    def ran(step: Step) -> list[dict[str, Any]]:
-        outcome = "OUTCOME_FAILED" if "Traceback" in step.output else "OUTCOME_OK"
-        code = {"language": "PYTHON", "code": step.code}
-        result = {"outcome": outcome, "output": step.output}
-        return [{"text": step.text}, {"executableCode": code}, {"codeExecutionResult": result}]
-
     parts = [*ran(fails(FAILED, "AttributeError", 2)), *ran(works(FIXED, "4.0", "sqrt it is")), {"text": "4"}]
     asked = {"role": "user", "parts": [{"text": "the root of 16?"}]}
     candidate = {"content": {"role": "model", "parts": parts}, "finishReason": "STOP"}
@@ -193,8 +186,70 @@ def test_programs_that_ran_on_the_server_stand_in_one_candidate() -> None:
     found = Detector().format_of(record)
     assert found is not None
     assert found.read(record, "t").speakers[0].before == [("user", "the root of 16?")]
-    with pytest.raises(RecordError):
-        Detector().format_of({"candidates": [candidate, candidate]})
+
+
+def ran(step: Step) -> list[dict[str, Any]]:
+    """A program that ran on the server, as parts of one content."""
+    outcome = "OUTCOME_FAILED" if "Traceback" in step.output else "OUTCOME_OK"
+    code = {"language": "PYTHON", "code": step.code}
+    result = {"outcome": outcome, "output": step.output}
+    return [{"text": step.text}, {"executableCode": code}, {"codeExecutionResult": result}]
+
+
+def said(*parts: Any, **beside: Any) -> dict[str, Any]:
+    """A candidate of a response."""
+    return {"content": {"role": "model", "parts": list(parts)}, "finishReason": "STOP", **beside}
+
+
+def test_each_of_several_candidates_is_an_answer_of_its_own() -> None:
+    _, failed, fix, told = REPAIRED
+    parts = [*ran(failed), *ran(fix), {"text": told.text}]
+    blocked = {"finishReason": "SAFETY"}
+    candidates = [said({"text": "no idea"}), said(*parts), blocked, said(*ran(fix)), said(*parts)]
+    record = {"contents": [{"role": "user", "parts": [{"text": "?"}]}], "response": {"candidates": candidates}}
+    clean, count = purify_transcript(record)
+    assert (count.transcripts, count.calls, count.failed, count.shallow) == (1, 5, 2, 2)
+    mended = said(parts[0], *parts[4:])
+    assert clean == {**record, "response": {"candidates": [candidates[0], mended, *candidates[2:4], mended]}}
+    found = Detector().format_of(record)
+    assert found is not None
+    reading = found.read(record, "t")
+    assert [one.id for one in reading.trajectories] == ["t.0", "t.1", "t.2", "t.3", "t.4"]
+    assert [one.before for one in reading.speakers[:2]] == [[("user", "?")]] * 2
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("nested", [False, True])
+def test_the_one_candidate_that_answers_a_history_is_part_of_it(order: int, nested: bool) -> None:
+    record = FORMATS["gemini"]((*REPAIRED[:-1],))
+    answered = said({"text": f"{SAID} {LEFT}"}, avgLogprobs=-0.5)
+    request, response = {"contents": record["contents"], "x": 1}, {"candidates": [answered], "modelVersion": "m"}
+    parts = [("request", request), ("response", response)][::order] if nested else [*request.items(), *response.items()]
+    clean, count = purify_transcript(dict(parts))
+    assert (count.calls, count.failed, count.shallow) == (2, 1, 1)
+    new_request, new_response = (clean["request"], clean["response"]) if nested else (clean, clean)
+    assert len(new_request["contents"]) == len(record["contents"]) - 2
+    assert new_response["candidates"] == [said({"text": LEFT}, avgLogprobs=None)]
+    assert (new_request["x"], new_response["modelVersion"]) == (1, "m")
+    found = Detector().format_of(dict(parts))
+    assert found is not None
+    assert found.read(dict(parts), "t").trajectories[0].turns[-1].text == f"{SAID} {LEFT}"
+
+
+def test_a_history_that_several_candidates_answer_is_repaired_without_them() -> None:
+    record = FORMATS["gemini"]((*REPAIRED[:-1],))
+    candidates = [said({"text": text}) for text in ("4", "four")]
+    clean, count = purify_transcript({"contents": record["contents"], "candidates": candidates})
+    assert (count.calls, count.shallow, clean["candidates"]) == (2, 1, candidates)
+
+
+def test_a_plain_history_is_learnt_with_its_answer() -> None:
+    record = FORMATS["gemini"]((user("?"), answer("4"), user("and of 9?")))
+    record = {"contents": record["contents"], "candidates": [said({"text": "3"})]}
+    found = Detector().format_of(record)
+    assert found is not None
+    (read,) = found.read(record, "t").trajectories
+    assert [turn.text for turn in read.turns] == ["4", "3"]
 
 
 @pytest.mark.parametrize("name", ["gemini", "bedrock", "pydantic_ai"])

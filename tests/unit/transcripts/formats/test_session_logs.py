@@ -100,7 +100,7 @@ def test_sessions_are_not_joined(tmp_path: Path) -> None:
 
 
 def test_a_session_with_a_line_that_is_broken_is_refused_with_its_number(tmp_path: Path) -> None:
-    data = as_lines(session("codex")) + b'{"timestamp": "t", "ty'
+    data = as_lines(session("codex")) + b'{"timestamp": "t", "ty\n'
     with pytest.raises(RecordError, match=r"in\.jsonl, line 16: not JSON"):
         run(tmp_path, {"in.jsonl": data})
 
@@ -185,7 +185,7 @@ def test_a_call_of_another_session_is_no_fix(tmp_path: Path, at: int) -> None:
     begun, rest = of_session("a", asked, broken), of_session("b", asked, mended, told)
     lines = [*rest[1 - at : 1], *begun, *rest[1:]]  # by time, or what was asked is not there
     out, (count,) = run(tmp_path, {"in.jsonl": as_lines(lines)})
-    assert (count.transcripts, count.calls, count.failed, count.shallow) == (1, 2, 1, 0)
+    assert (count.transcripts, count.calls, count.failed, count.shallow) == (2 - at, 2, 1, 0)
     assert out == as_lines(lines)
     resumed = [*begun, *of_session("b", mended, told, after=begun[-1]["uuid"])]
     _, (count,) = run(tmp_path, {"resumed.jsonl": as_lines(resumed)})

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from retcon.transcripts.reading.items import APART, text_of, with_text, without_words
 from retcon.transcripts.reading.itemwise import (
     Item,
+    ItemList,
     Itemwise,
     Pieces,
     arguments_of,
@@ -24,13 +25,15 @@ from retcon.transcripts.types import Json
 _REASONING = "reasoning_content"
 _IDS = ("prompt_token_ids", "completion_token_ids", "logprobs")
 _NUMBER = "step_id"
+_SUBAGENTS = "subagent_trajectories"
 _THOUGHT = "thought"
 """Beside words: that they are what was thought."""
 
 
 class Atif(Itemwise):
     """A step of the agent has its `message`, `reasoning_content` (words before it), `tool_calls`, and what these gave
-    in `observation`. After a repair the steps are numbered anew, and the ids of their tokens emptied."""
+    in `observation`. After a repair the steps are numbered anew, and the ids of their tokens emptied. A subagent's
+    trajectory that is held in one is a transcript of its own."""
 
     name = "atif"
     aliases = ("harbor",)
@@ -45,6 +48,20 @@ class Atif(Itemwise):
 
     def is_plain(self, items: Sequence[Item]) -> bool:
         return any(_NUMBER in item and item.get("source") == "agent" and "message" in item for item in items)
+
+    def find_all(self, record: Json) -> Sequence[ItemList]:
+        """The trajectory's own steps, and those of the subagents' trajectories beside them."""
+        found = super().find_all(record)
+        return [one for own in found for one in (own, *self._of_subagents(record, own.path[:-1]))]
+
+    def _of_subagents(self, record: Json, path: Sequence[str | int]) -> Iterator[ItemList]:
+        holder: Json = record
+        for key in path:
+            holder = part_of(holder, str(key))
+        listed = holder.get(_SUBAGENTS) if isinstance(holder, dict) else None
+        for n, one in enumerate(listed if isinstance(listed, list) else []):
+            for own in self.find_all(one):
+                yield own._replace(path=(*path, _SUBAGENTS, n, *own.path))
 
     def group(self, items: Sequence[Item]) -> list[Piece]:
         pieces = Pieces()

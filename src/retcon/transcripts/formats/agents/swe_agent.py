@@ -58,7 +58,7 @@ class SweAgent(Itemwise):
         place = self.find(record)
         if place is None:
             return super().read(record, id)  # which says what is missing
-        return _SweReading(self, record, place, id)
+        return _SweReading(self, record, [place], id)
 
     def group(self, items: Sequence[Item]) -> list[Piece]:
         pieces = Pieces()
@@ -99,15 +99,15 @@ class _SweReading(ItemwiseReading):
         new = super().purified(results)
         if not isinstance(new, dict) or not isinstance(history := new.get("history"), list):
             return new
-        pieces = self.reading.spliced(results[0])
+        pieces = self.readings[0].spliced(results[0])
         words_of = {p.owner: cast(int, beside_words([p]).get(_STEP, p.owner)) for p in pieces if p.kind == "said"}
         messages = [m for m in history if isinstance(m, dict)]
         head, rounds = _rounds(messages)
-        if len(rounds) != len(self.place.items):
+        if len(rounds) != len(self.places[0].items):
             return {**new, "history": []}  # of another agent, or cut: what belongs to which step cannot be told
         kept: list[Json] = []
         for n, step in zip(dict.fromkeys(p.owner for p in pieces), new["trajectory"], strict=True):
-            said = _with_words_of(rounds[n][0], step, self.place.items[n])
+            said = _with_words_of(rounds[n][0], step, self.places[0].items[n])
             kept += [_with_thinking_of(said, rounds[words_of.get(n, n)][0]), *rounds[n][1:]]
         return {**new, "history": [*head, *kept]}
 

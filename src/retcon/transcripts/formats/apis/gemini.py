@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import compress
+from operator import not_
 
 from retcon.transcripts.failures.rules import Verdict
 from retcon.transcripts.reading.blockwise import Blockwise
@@ -12,12 +14,14 @@ from retcon.transcripts.reading.itemwise import (
     ItemList,
     arguments_of,
     flagged,
+    lists,
     part_of,
     some_id,
     string,
 )
 from retcon.transcripts.reading.pieces import Call, PieceKind, ToolOutput
 from retcon.transcripts.reading.roles import role_of, speaker_of
+from retcon.transcripts.reading.stale import renewed
 from retcon.transcripts.registry import register
 from retcon.transcripts.types import Json
 
@@ -34,15 +38,15 @@ _OUTCOMES = {
 }  # fmt: skip
 _GIVEN = ("result", "output")
 """Where a function's response has what it gave, if that is no object itself."""
-_CANDIDATES = "candidates"
+_CONTENTS, _CANDIDATES = "contents", "candidates"
 _LOGPROBS = ("logprobsResult", "logprobs_result", "avgLogprobs", "avg_logprobs")
 """Of candidates and events."""
 
 
 class Gemini(Blockwise):
-    """A content has a role and parts; an event of ADK's, and a candidate of a response, has a content. The `outcome`
-    of a program decides; a function's response speaks where it has an `error`. Thoughts are words, but for signed
-    ones."""
+    """A content has a role and parts; an event of ADK's, and a candidate of a response, has a content. A history and
+    the one candidate that answers it are one transcript; of several candidates, each is one. The `outcome` of a program
+    decides; a function's response speaks where it has an `error`. Thoughts are words, but for signed ones."""
 
     name = "gemini"
     aliases = ("adk", "vertex")
@@ -54,12 +58,10 @@ class Gemini(Blockwise):
     )  # fmt: skip
 
     def has_calls(self, items: Sequence[Item]) -> bool:
-        return _is_one_history(items) and any(_has(part, _CALLS) for item in items for part in self.blocks(item))
+        return _is_known(items) and any(_has(part, _CALLS) for item in items for part in self.blocks(item))
 
     def is_plain(self, items: Sequence[Item]) -> bool:
-        return _is_one_history(items) and any(
-            _content(item).get("role") == "model" and self.blocks(item) for item in items
-        )
+        return _is_known(items) and any(_content(item).get("role") == "model" and self.blocks(item) for item in items)
 
     def find(self, record: Json) -> ItemList | None:
         """What a response answers stands in its request, if anywhere."""
@@ -68,11 +70,32 @@ class Gemini(Blockwise):
             return found
         request = part_of(record, "request") or record
         system = _system(request) or _system(part_of(request, "config"))
-        contents = request.get("contents") if _CANDIDATES in found.path else None
+        history, answer = (_under(record, key) for key in (_CONTENTS, _CANDIDATES))
+        read = history is not None and (history.path == found.path or self.has_calls(history.items))
+        if history is not None and read and answer is not None and len(answer.items) == 1:
+            return history._replace(items=[*history.items, *answer.items], context=found.context, system=system)
+        contents = request.get(_CONTENTS) if _CANDIDATES in found.path else None
         told = [one for one in contents if isinstance(one, dict)] if isinstance(contents, list) else []
         asked = [(speaker_of(one), text_of(one.get("parts"))) for one in told]
         context = "\n\n".join(text for _, text in asked) or found.context
         return found._replace(context=context, asked=asked, system=system)
+
+    def find_all(self, record: Json) -> Sequence[ItemList]:
+        found = self.find(record)
+        if found is None or not _are_answers(found.items):
+            return super().find_all(record)
+        return [found._replace(path=(*found.path, n), items=[one]) for n, one in enumerate(found.items)]
+
+    def with_items(self, record: Json, place: ItemList, items: list[Json]) -> Json:
+        """An answer goes back to its place, beside its history or among others."""
+        if place.path and isinstance(place.path[-1], int):
+            return renewed(record, place.path, items[0])
+        answer = _under(record, _CANDIDATES)
+        if answer is None or place.items[-1] is not answer.items[0] or len(place.items) == 1:
+            return super().with_items(record, place, items)
+        is_told = ["parts" in item for item in items if isinstance(item, dict)]
+        new = super().with_items(record, place, [*compress(items, is_told)])
+        return super().with_items(new, answer, [*compress(items, map(not_, is_told))])
 
     def blocks(self, item: Item) -> Sequence[Json]:
         found = _content(item).get("parts")
@@ -131,10 +154,20 @@ def _content(item: Item) -> Item:
     return item if "parts" in item else part_of(item, "content")
 
 
-def _is_one_history(items: Sequence[Item]) -> bool:
-    """Whether what the items hold came one after another: of several candidates, which are no events, each is another
-    answer."""
-    return len(items) == 1 or all("parts" in item or "author" in item for item in items)
+def _under(record: Json, name: str) -> ItemList | None:
+    """The list of a name in a record, or in an object in it."""
+    return next((ItemList(path, items) for path, items in lists(record) if path[-1:] == (name,)), None)
+
+
+def _is_known(items: Sequence[Item]) -> bool:
+    """Whether what the items hold came one after another, or each is another answer."""
+    return len(items) == 1 or all("parts" in item or "author" in item for item in items) or _are_answers(items)
+
+
+def _are_answers(items: Sequence[Item]) -> bool:
+    """Whether the items are several candidates, which are no events."""
+    contents = [part_of(item, "content") for item in items if "parts" not in item and "author" not in item]
+    return len(items) > 1 and len(contents) == len(items) and all(c.get("role", "model") == "model" for c in contents)
 
 
 def _has(part: Json, keys: Sequence[str]) -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby, pairwise
 from typing import cast
 
 from retcon.transcripts.failures.rules import UNCLEAR, Verdict
@@ -52,7 +52,21 @@ class ClaudeCode(Anthropic):
         return any(self.kind(block, item) == "call" for item in known for block in self.blocks(item))
 
     def is_plain(self, items: Sequence[Item]) -> bool:
-        return any(_is_spoken(item) and "sessionId" in item and item["type"] == "assistant" for item in items)
+        return any(_is_spoken(item) and "sessionId" in item for item in items)
+
+    def beginnings(self, items: Sequence[Json]) -> Sequence[int]:
+        """Each session with words is a transcript, where none of another stands before its end or goes on from it."""
+        known = [item for item in items if isinstance(item, dict)]
+        if len(known) < len(items):
+            return [0]
+        starts = [0]
+        for start, stop in pairwise([*_parted(known), len(known)]):
+            if start and all(map(self._has_words, (known[starts[-1] : start], known[start:stop]))):
+                starts.append(start)
+        return starts
+
+    def _has_words(self, items: Sequence[Item]) -> bool:
+        return self.has_calls(items) or self.is_plain(items)
 
     def find(self, record: Json) -> ItemList | None:
         found = super().find(record)
@@ -162,6 +176,21 @@ def _first_sessions(items: Iterable[Item]) -> Mapping[str, str]:
         if uuid := string(item.get("uuid")):
             has[uuid] = own
     return first
+
+
+def _parted(items: Sequence[Item]) -> Iterator[int]:
+    """Where sessions begin before which all others have ended; the first line is one such place."""
+    first = _first_sessions(items)
+    own = [first.get(string(item.get(_SESSION)), "") for item in items]
+    last = {name: n for n, name in enumerate(own)}
+    end = len(items)
+    yield 0
+    for n, name in enumerate(own):
+        if not name:
+            continue  # it is of the session before it
+        if n > end:
+            yield n
+        end = last[name] if end == len(items) else max(end, last[name])
 
 
 def _left(items: Sequence[Item]) -> Iterable[int]:

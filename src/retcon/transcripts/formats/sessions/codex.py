@@ -46,7 +46,7 @@ class Codex(Responses):
         return {**item, "payload": inside} if isinstance(item, dict) else item
 
     def is_plain(self, items: Sequence[Item]) -> bool:
-        return any(self.inside(item).get("role") == "assistant" for item in items)
+        return any("role" in self.inside(item) for item in items)
 
     def find(self, record: Json) -> ItemList | None:
         for suits in (self.has_calls, self.is_plain):

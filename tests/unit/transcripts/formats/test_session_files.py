@@ -1,0 +1,211 @@
+"""Files of sessions as users have them: still being written, begun with images, several of them one after another."""
+
+from __future__ import annotations
+
+import copy
+import gzip
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foreign import FORMATS, REPAIRED, answer, fails, user, works
+from retcon.chat.chat import Chat
+from retcon.chat.tokenizer import ByteTokenizer
+from retcon.core.errors import RecordError, TaskWarning
+from retcon.purify.offline import Offline
+from retcon.report.purification import remarks
+from retcon.store.jsonl import read
+from retcon.train.datasets.demonstrations import read_samples
+from retcon.transcripts.detection.sample import BYTES, RECORDS
+from retcon.transcripts.purifying.assignment import Assignment
+from retcon.transcripts.purifying.count import Count
+from retcon.transcripts.purifying.purification import Purification, Stopped
+
+CLEAN = (user("?"), works("f()"), answer("1"))
+STAYS = (user("?"), fails("f()"), answer("I cannot tell."))
+Lines = list[dict[str, Any]]
+
+
+def session(name: str, steps: Any = REPAIRED, own: str = "s") -> Lines:
+    """A session's lines. own: its name, which all its lines have."""
+    record = copy.deepcopy(FORMATS[name](steps))
+    found: Lines = next(record[key] for key in ("lines", "events", "messages", "contents") if key in record)
+    for line in found if own != "s" else ():
+        line.update({key: own + line[key] for key in ("uuid", "parentUuid") if line.get(key)}, sessionId=own)
+        if "id" in (message := line.get("message", {})):
+            message["id"] = own + message["id"]
+    return found
+
+
+def as_lines(items: Any) -> bytes:
+    return "".join(json.dumps(item, separators=(",", ":")) + "\n" for item in items).encode()
+
+
+def run(folder: Path, data: bytes, name: str = "in.jsonl", **options: Any) -> tuple[bytes, Count, Sequence[str]]:
+    """What is written, counted and told of one file."""
+    source, out = folder / name, folder / f"out-{name}"
+    source.write_bytes(data)
+    wanted = Assignment([source], out, False, [name], Offline(), audit=folder / "audit.jsonl", **options)
+    purification = Purification(wanted)
+    (count,) = purification(lambda *_: None, lambda: False)
+    return out.read_bytes(), count, purification.bad
+
+
+TORN = b'{"timestamp":"t","ty'
+
+
+@pytest.mark.parametrize("name", ["claude_code", "codex"])
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_the_last_line_of_a_session_may_break_off_and_is_told(tmp_path: Path, name: str, jobs: int) -> None:
+    lines = session(name)
+    (whole := tmp_path / "whole").mkdir()
+    expected, _, told = run(whole, as_lines(lines))
+    assert not told
+    out, count, told = run(tmp_path, as_lines(lines) + TORN, jobs=jobs)
+    assert out == expected
+    at = len(lines) + 1
+    assert (count.transcripts, count.shallow, count.bad, count.bad_at) == (1, 1, 1, [at])
+    assert told == [f"{tmp_path / 'in.jsonl'}, line {at}: the session's last line breaks off, and is left out"]
+    assert f"1 record could not be read: records {at}" in next(remarks([Path("in.jsonl")], [count]))
+
+
+@pytest.mark.parametrize("skip_bad", [False, True])
+def test_no_other_line_of_a_session_may_be_broken(tmp_path: Path, skip_bad: bool) -> None:
+    lines = as_lines(session("codex")).splitlines(keepends=True)
+    for at, data in ((16, b"".join(lines) + TORN + b"\n"), (4, b"".join([*lines[:3], TORN + b"\n", *lines[3:], TORN]))):
+        with pytest.raises(RecordError, match=rf"in\.jsonl, line {at}: not JSON"):
+            run(tmp_path, data, skip_bad=skip_bad)
+    with pytest.raises(RecordError, match=r"in\.jsonl, line 6: not JSON"):
+        run(tmp_path, b"".join([b"\n", *lines[:4], TORN + b"\n", *lines[4:]]))
+
+
+def test_a_record_that_breaks_off_is_refused_where_each_is_a_transcript(tmp_path: Path) -> None:
+    with pytest.raises(Stopped, match=r"in\.jsonl, line 2: not JSON"):
+        run(tmp_path, as_lines([FORMATS["messages"](REPAIRED)]) + TORN)
+
+
+def test_of_a_packed_session_that_breaks_off_what_stands_before_is_kept_if_that_is_asked_for(tmp_path: Path) -> None:
+    lines = as_lines([*session("codex"), *({"type": "event_msg", "payload": {"n": n * 7919}} for n in range(4000))])
+    data = gzip.compress(lines)[:-200]
+    with pytest.raises(RecordError, match="cannot be read further"):
+        run(tmp_path, data, "in.jsonl.gz")
+    out, count, told = run(tmp_path, data, "in.jsonl.gz", skip_bad=True)
+    written = gzip.decompress(out)
+    assert (count.transcripts, count.shallow, count.bad) == (1, 1, 1)
+    assert written.splitlines()[-1] in lines.splitlines()
+    assert "the rest of this file is left out" in told[0]
+
+
+def test_a_session_that_breaks_off_is_learnt_from_and_told(tmp_path: Path) -> None:
+    (file := tmp_path / "in.jsonl").write_bytes(as_lines(session("claude_code", CLEAN)) + TORN)
+    with pytest.warns(TaskWarning, match="line 8: the session's last line breaks off"):
+        (sample,) = read_samples(file, Chat(ByteTokenizer(), style="markdown"), vocabulary=ByteTokenizer().size)
+    assert any(sample.mask)
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [("claude_code", "in.jsonl"), ("codex", "in.jsonl"), ("adk", "in.jsonl"), ("adk", "in.json"),
+     ("gemini", "in.jsonl"), ("gemini", "in.json"), ("pydantic_ai", "in.json")],
+)  # fmt: skip
+def test_a_transcript_may_begin_with_more_than_the_first_look_takes_in(tmp_path: Path, name: str, file: str) -> None:
+    lines = session(name)
+    next(line for line in lines if "16" in str(line))["x-image"] = "A" * BYTES
+    out, count, _ = run(tmp_path, as_lines(lines) if file == "in.jsonl" else json.dumps(lines).encode(), file)
+    assert (count.transcripts, count.calls, count.shallow) == (1, 2, 1)
+    assert b"sqroot" not in out
+    assert b"A" * BYTES in out
+
+
+@pytest.mark.parametrize("name", ["claude_code", "codex"])
+def test_what_happened_before_anybody_spoke_may_be_long(tmp_path: Path, name: str) -> None:
+    first, *rest = session(name)
+    out, count, _ = run(tmp_path, as_lines([first] * (RECORDS + 88) + rest))
+    assert (count.transcripts, count.shallow) == (1, 1)
+    assert out.startswith(as_lines([first] * (RECORDS + 88)))
+
+
+@pytest.mark.parametrize("name", ["claude_code", "codex"])
+def test_a_session_in_which_only_the_user_spoke_is_one(tmp_path: Path, name: str) -> None:
+    data = as_lines(session(name, (user("?"),)))
+    out, count, _ = run(tmp_path, data)
+    assert (out, count.transcripts, count.without_calls) == (data, 1, 1)
+
+
+@pytest.mark.parametrize(
+    "name", ["messages", "openhands", "openhands_sdk", "responses", "gemini", "adk", "pydantic_ai", "bedrock", "atif",
+             "smolagents", "langchain_flat", "autogen"]
+)  # fmt: skip
+def test_a_list_of_messages_or_steps_without_calls_is_one_transcript(tmp_path: Path, name: str) -> None:
+    record = FORMATS[name]((user("?"), answer("4")))
+    lists = ("messages", "steps", "history", "input", "contents", "events")
+    items = next(record[key] for key in lists if key in record)
+    data = json.dumps(items, indent=1).encode()
+    out, count, _ = run(tmp_path, data, "in.json")
+    assert (out, count.transcripts, count.without_calls) == (data, 1, 1)
+    _, count, _ = run(tmp_path, json.dumps([record, record]).encode(), "list.json")
+    assert count.transcripts == 2, "a list of records is none"
+
+
+def test_of_a_list_of_messages_the_model_learns_its_own_words(tmp_path: Path) -> None:
+    (file := tmp_path / "in.json").write_text(json.dumps([{"role": "user", "content": "A question that is asked?"},
+                                                          {"role": "assistant", "content": "four"}]))  # fmt: skip
+    tokenizer = ByteTokenizer()
+    with pytest.warns(TaskWarning, match="none calls a tool"):
+        (sample,) = read_samples(file, Chat(tokenizer, style="markdown"), vocabulary=tokenizer.size)
+    learnt = tokenizer.decode([one for one, own in zip(sample.ids, sample.mask, strict=True) if own])
+    assert "four" in learnt
+    assert "question" not in learnt
+
+
+def test_sessions_one_after_another_are_a_transcript_each(tmp_path: Path) -> None:
+    lines = [*session("claude_code", own="a"), *session("claude_code", CLEAN, "b"), *session("claude_code", STAYS, "c")]
+    lines.insert(12, {"type": "summary", "summary": "a root"})  # it is of no session: it stays with the one before it
+    out, count, _ = run(tmp_path, as_lines(lines))
+    assert (count.transcripts, count.calls, count.failed, count.shallow) == (3, 4, 2, 1)
+    assert out.endswith(as_lines(lines[11:]))
+    sources = [one.origin.source for one in read(tmp_path / "audit.jsonl") if one.origin]
+    at = 1 + next(n for n, line in enumerate(lines) if line.get("sessionId") == "c")
+    assert sources == [f"{tmp_path / 'in.jsonl'}, session", f"{tmp_path / 'in.jsonl'}, session from line {at}"]
+    assert [one.id for one in read(tmp_path / "audit.jsonl")] == ["in.jsonl:1", f"in.jsonl:{at}"]
+    left, count, _ = run(tmp_path, as_lines(lines), "b.jsonl", drop_unrepaired=True)
+    assert left == out.removesuffix(as_lines(session("claude_code", STAYS, "c")))
+    assert count.dropped == 1
+
+
+def test_sessions_of_a_file_are_learnt_from_each_for_itself(tmp_path: Path) -> None:
+    lines = [line for own in "abc" for line in session("claude_code", CLEAN, own)]
+    (file := tmp_path / "in.jsonl").write_bytes(as_lines(lines))
+    samples = read_samples(file, Chat(ByteTokenizer(), style="markdown"), vocabulary=ByteTokenizer().size)
+    assert [len(sample.ids) for sample in samples] == [len(samples[0].ids)] * 3
+
+
+def test_sessions_that_overlap_or_go_on_or_have_no_words_are_no_transcripts_of_their_own(tmp_path: Path) -> None:
+    first, other = (session("claude_code", CLEAN, own) for own in "ab")
+    for n, lines in enumerate(
+        (
+            [*first[:3], *other, *first[3:]],
+            [*first, *({**line, "parentUuid": first[-1]["uuid"]} if n == 1 else line for n, line in enumerate(other))],
+            [*first, other[0]], [other[0], *first], [other[0], *first, {**other[0], "sessionId": "c"}],
+        )
+    ):  # fmt: skip
+        out, count, _ = run(tmp_path, as_lines(lines), f"{n}.jsonl")
+        assert (out, count.transcripts) == (as_lines(lines), 1)
+
+
+def test_a_run_that_was_interrupted_goes_on_with_the_next_session(tmp_path: Path) -> None:
+    data = as_lines([line for own in "abc" for line in session("claude_code", own=own)]) + TORN
+    (whole := tmp_path / "whole").mkdir()
+    expected, count, told = run(whole, data)
+    (source := tmp_path / "in.jsonl").write_bytes(data)
+    wanted = Assignment([source], tmp_path / "out.jsonl", False, ["in.jsonl"], Offline(), audit=tmp_path / "a.jsonl")
+    asked = iter([False, True])
+    with pytest.raises(Stopped, match="interrupted"):
+        Purification(wanted)(lambda *_: None, lambda: next(asked))
+    (again,) = (going := Purification(wanted, resume=True))(lambda *_: None, lambda: False)
+    assert (tmp_path / "out.jsonl").read_bytes() == expected
+    assert (again.transcripts, again.shallow, again.bad) == (count.transcripts, count.shallow, count.bad) == (3, 3, 1)
+    assert going.bad == [told[0].replace(str(whole), str(tmp_path))]
