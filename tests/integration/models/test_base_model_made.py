@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -13,6 +13,7 @@ import pytest
 
 pytest.importorskip("torch", reason="the model is made by the [train] extra")
 
+import torch
 from safetensors.torch import load_file
 
 from retcon.basemodel import make
@@ -27,9 +28,14 @@ SEPARATOR = TOKENIZER.pad_token_id
 
 
 @pytest.fixture(autouse=True)
-def often(monkeypatch: pytest.MonkeyPatch) -> None:
+def often(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Checkpoints are frequent; torch's threads and random state are other tests' too."""
     monkeypatch.setattr(make, "SAVE_EVERY", 2)
     monkeypatch.setattr(make, "build_tokenizer", lambda: TOKENIZER)
+    threads = torch.get_num_threads()
+    with torch.random.fork_rng(devices=[]):
+        yield
+    torch.set_num_threads(threads)
 
 
 def same(one: Path, other: Path) -> bool:

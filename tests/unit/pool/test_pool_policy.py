@@ -268,6 +268,37 @@ def test_a_call_that_ends_makes_room_for_one_that_waits_at_once_however_many_tok
     assert sent(policy, 1.1) == {3: 0}
 
 
+def with_a_slow_one() -> Policy:
+    """Replicas for 8 calls each; the first gives a call 10 tokens a second, the second 40."""
+    policy = Policy([1e6, 1e6], max_requests=8)
+    for n in range(8):
+        policy.ask(n, 100, 1_000, 0.0)
+    places = sent(policy, 0.0)
+    for seconds, replica in ((10.0, 1), (40.0, 0)):
+        for n in (name for name, place in places.items() if place == replica):
+            policy.answered(n, 400, seconds)
+            policy.released(n, seconds)
+    return policy
+
+
+def test_a_slow_replica_that_has_its_share_keeps_nothing_from_the_others() -> None:
+    policy = with_a_slow_one()
+    for n in range(20):
+        policy.ask(f"new {n}", 100, 1_000, 50.0)
+    places = list(sent(policy, 50.0).values())
+    assert places.count(1) == 8, "all that the quick one takes"
+    assert 1 <= places.count(0) < 8
+
+
+def test_a_call_that_ends_on_a_slow_replica_makes_room_there_at_once() -> None:
+    policy = with_a_slow_one()
+    for n in range(20):
+        policy.ask(f"new {n}", 100, 1_000, 50.0)
+    ending = next(name for name, place in sent(policy, 50.0).items() if place == 0)
+    policy.answered(ending, 5, 51.0)
+    assert list(sent(policy, 51.0).values()) == [0]
+
+
 def test_nothing_is_kept_of_groups_that_are_gone_before_they_were_let_in() -> None:
     policy = pool(100)
     policy.ask("first", 50, 50, 0.0, "a group")

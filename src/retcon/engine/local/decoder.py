@@ -92,6 +92,7 @@ class Transformers:
     def __init__(self, model: PreTrainedModel, reason: str) -> None:
         self._model = model
         self.about = f"transformers' own forward: {reason}"
+        self._found: dict[int, Invariance] = {}
         self._probe()
 
     def __call__(self, plan: ForwardPlan) -> Kept:
@@ -100,12 +101,13 @@ class Transformers:
 
     def refresh(self) -> None:
         """They hold the weights themselves."""
-        if self._threads != torch.get_num_threads():
-            self._probe()
+        self._probe()
 
     def _probe(self) -> None:
-        self._threads = torch.get_num_threads()
-        self.invariance = probe(linear_layers(self._model), self._model.dtype, self._model.device)
+        threads = torch.get_num_threads()
+        if threads not in self._found:
+            self._found[threads] = probe(linear_layers(self._model), self._model.dtype, self._model.device)
+        self.invariance = self._found[threads]
 
 
 def _themselves(logits: Tensor) -> Tensor:
@@ -119,6 +121,7 @@ class LeanDecoder:
 
     def __init__(self, model: PreTrainedModel, max_len: int) -> None:
         self._lean, self._dtype, self._device = Lean(model, max_len), model.dtype, model.device
+        self._found: dict[int, Invariance] = {}
         self._probe()
 
     def __call__(self, plan: ForwardPlan) -> Kept:
@@ -127,13 +130,16 @@ class LeanDecoder:
 
     def refresh(self) -> None:
         self._lean.refresh()
-        if self._threads != torch.get_num_threads():
-            self._probe()
+        self._probe()
 
     def _probe(self) -> None:
-        self._threads = torch.get_num_threads()
-        of_each_shape = {p.shape: p for p in self._lean.products}
-        self.invariance = probe(((shape[1], p) for shape, p in of_each_shape.items()), self._dtype, self._device)
+        """The kernels go by shapes and threads, not by weights: once for each number of threads."""
+        threads = torch.get_num_threads()
+        if threads not in self._found:
+            of_each_shape = {p.shape: p for p in self._lean.products}
+            products = ((shape[1], p) for shape, p in of_each_shape.items())
+            self._found[threads] = probe(products, self._dtype, self._device)
+        self.invariance = self._found[threads]
 
 
 def decoder_for(model: PreTrainedModel, max_len: int) -> Decoder:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 
 import numpy as np
 
@@ -203,17 +203,21 @@ class Policy:
     # --- places ---
 
     def _place_for(self, one: Trajectory, now: float) -> Replica | None:
-        """Where a waiting call may go: the replica with the smallest load, if it fits there."""
+        """Where a waiting call may go: the replica with the smallest load, if it fits there. One that is slow may have
+        the smallest and still all that it is to have: then the next one."""
         while True:
-            replica = self._lightest(now)
-            if replica is None:
-                return None
-            if self._load(replica, one) <= self._allowed(replica) or not replica.residents:
-                return replica
-            if not self._forget_away(now):
+            full: list[Replica] = []
+            while (replica := self._lightest(now, besides=full)) is not None:
+                allowed = self._allowed(replica)
+                if self._load(replica, one) <= allowed or not replica.residents:
+                    return replica
+                full.append(replica)
+                if allowed == self.settings.admit:  # no other one has room
+                    break
+            if not full or not self._forget_away(now):
                 return None
 
-    def _lightest(self, now: float, besides: Replica | None = None) -> Replica | None:
+    def _lightest(self, now: float, besides: Collection[Replica] = ()) -> Replica | None:
         """Of the replicas that take calls, the one with the smallest load."""
         for number in self._stale:
             replica = self.replicas[number]
@@ -227,7 +231,7 @@ class Policy:
             replica = self.replicas[entry[1]]
             if entry[2] != replica.version:
                 heapq.heappop(self._loads)
-            elif replica.closed(now) or replica is besides:
+            elif replica.closed(now) or any(replica is one for one in besides):
                 closed.append(heapq.heappop(self._loads))
             else:
                 found = replica
@@ -271,7 +275,7 @@ class Policy:
         much sooner on the one with the smallest load that computing its history again is worth it."""
         if len(self._waiting) or len(home.rates) < 4 or not self._slow(home):
             return None
-        other = self._lightest(now, besides=home)
+        other = self._lightest(now, besides=(home,))
         if other is None or (other.rates and self._slow(other)) or self._load(other, one) > self.settings.admit:
             return None
         rest = self.lengths.remaining(one.tokens)
@@ -301,8 +305,9 @@ class Policy:
         assert one.home is not None
         replica = self.replicas[one.home]
         self._settle(replica, now)
-        if math.isinf(replica.capacity) or (len(self._waiting) and replica.calls >= replica.max_requests):
-            self._stale.add(replica.number)  # its load is its calls, or they were all that it takes
+        full = replica.calls >= replica.max_requests or self._slow(replica)
+        if math.isinf(replica.capacity) or (len(self._waiting) and full):
+            self._stale.add(replica.number)  # its load is its calls, or they were all that it is to have
         replica.calls -= 1
         return replica
 

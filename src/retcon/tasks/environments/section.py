@@ -47,7 +47,8 @@ class EnvironmentSection(TaskSection):
         """Raises RecipeError where the recipe goes back to states, and that is impossible."""
         sessions = self.build().sessions
         name, how = sessions.environment.name, sessions.rollback
-        if how != "unneeded" and recipe.strategy.branching:
+        needless = how == sessions.environment.rollback == "unneeded"  # else each rollout has a state all the same
+        if recipe.strategy.branching and not needless:
             raise RecipeError(
                 f"strategy.kind = '{recipe.strategy.kind}': the state of {name} is one for all its tools, and rollouts "
                 "cannot branch with it; set strategy.kind to independent"
