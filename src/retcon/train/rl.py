@@ -145,7 +145,8 @@ async def _step(stretch: Stretch, stream: GroupStream, course: Course) -> Metric
         made = rollout_metrics(drawn.made, partial(shaped_rewards, config=recipe.rl, limit=recipe.rollout.max_tokens))
         course.tell_idling(made)
         seconds, stats = time.perf_counter() - began, rollouts.engine.stats.since(before).metrics()
-        last = step == recipe.rl.steps or course.ends_with(made, trainer.cost.cpu_s)
+        cost = trainer.cost  # by which it is decided once whether the run is over, here and where it ends
+        last = step == recipe.rl.steps or course.ends_with(made, cost.cpu_s)
         held_out = await _held_out(stretch, stream, step, last=last)
         return trainer.done(  # checkpoint, where it is time, and log
             {
@@ -166,6 +167,7 @@ async def _step(stretch: Stretch, stream: GroupStream, course: Course) -> Metric
             },
             drawn=len(drawn.made),
             stage=stage.number,
+            cost=cost,
         )
 
 

@@ -16,7 +16,9 @@ from retcon.build import (
     settle,
 )
 from retcon.config.schema import Recipe
+from retcon.core.errors import RecipeError
 from retcon.core.types import Trajectory
+from retcon.models.loading import load_config
 from retcon.rollout.group import rollout_groups
 from retcon.rollout.prompts import fitting
 from retcon.runs.folder import RunFolder
@@ -46,14 +48,27 @@ class Samples:
 
 def to_sample(recipe: Recipe, folder: Path) -> ToSample | None:
     """`sft.samples` evaluation problems for what the model in `folder` will become, None where none are wanted. Raises
-    RecipeError where no prompt leaves room to answer, and what `build_tasks` raises."""
+    RecipeError where no prompt leaves room to answer, or the model has fewer positions than the recipe's rollouts may
+    have tokens, and what `build_tasks` raises."""
     if not recipe.sft.samples:
         return None
     family = build_tasks(recipe, folder)
     recipe, _ = settle(recipe, folder, family)
+    _refuse_beyond(recipe, folder)
     asked = family.evaluation(recipe.sft.samples, recipe.evaluate.seed)
     fit = fitting(asked, build_chat(recipe, folder, family), recipe.rollout.max_tokens)
     return ToSample(recipe, family, tuple(fit))
+
+
+def _refuse_beyond(recipe: Recipe, folder: Path) -> None:
+    """Raises RecipeError where an engine here would refuse the model for its positions, once it has been trained."""
+    positions = getattr(load_config(folder).get_text_config(), "max_position_embeddings", None)
+    most = recipe.rollout.max_tokens + recipe.rollout.lookahead_tokens
+    if recipe.engine.in_process and positions is not None and most > positions:
+        raise RecipeError(
+            f"sft.samples = {recipe.sft.samples}: rollout.max_tokens + rollout.lookahead_tokens = {most}, and the "
+            f"model has {positions} positions: lower them, or leave sft.samples out"
+        )
 
 
 def sample_final(wanted: ToSample, run: RunFolder) -> Samples:

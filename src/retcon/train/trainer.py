@@ -195,8 +195,9 @@ class Trainer:
 
     @property
     def cost(self) -> Cost:
-        """What the run has cost so far."""
-        return self._meter.read()
+        """What the run has cost so far, to the millisecond, as its metrics tell it."""
+        cost = self._meter.read()
+        return Cost(round(cost.cpu_s, 3), round(cost.wall_s, 3))
 
     @contextmanager
     def off_the_clock(self) -> Iterator[None]:
@@ -204,16 +205,16 @@ class Trainer:
         with self._meter.stopped():
             yield
 
-    def done(self, metrics: Metrics, *, drawn: int = 0, stage: int = 1) -> dict[str, float | None]:
+    def done(
+        self, metrics: Metrics, *, drawn: int = 0, stage: int = 1, cost: Cost | None = None
+    ) -> dict[str, float | None]:
         """A step is over, which drew `drawn` prompts in a stage (from 1): log it, checkpoint if it is time, tell
-        `on_step`. Returns its line in metrics.jsonl."""
+        `on_step`. cost: of the run by then, as of now where None. Returns its line in metrics.jsonl."""
         self.step += 1
         self.drawn += [0] * (stage - len(self.drawn))
         self.drawn[stage - 1] += drawn
-        cost = self.cost
-        line: dict[str, float | None] = {
-            "step": self.step, **metrics, "cpu_s": round(cost.cpu_s, 3), "wall_s": round(cost.wall_s, 3)
-        }  # fmt: skip
+        cost = cost or self.cost
+        line: dict[str, float | None] = {"step": self.step, **metrics, "cpu_s": cost.cpu_s, "wall_s": cost.wall_s}
         self._run.log(line)
         if self.step % self._every == 0:
             self.save()

@@ -158,6 +158,29 @@ def test_a_teacher_behind_a_url_is_asked_again_and_only_what_is_right_is_kept(tm
     assert about_seven[0]["messages"][0]["role"] == "system"
 
 
+def step_by_step(messages: Messages) -> str:
+    """Two programs, one after the other, and more than it can know after each."""
+    printed = [message["content"] for message in messages if message["content"].startswith("It printed:")]
+    said = ("First.\n```python\nprint(5)\n```\nIt is 9.", "Then.\n```python\nprint(5 * 6)\n```\nIt is 31.")
+    return said[len(printed)] if len(printed) < 2 else f"So \\boxed{{{printed[-1].splitlines()[-1]}}}."
+
+
+def test_a_teacher_is_told_what_it_wrote_as_it_counted_and_what_each_program_printed(tmp_path: Path) -> None:
+    rows = [{"question": "What is 5 times 6?", "answer": "30"}]
+    sampling = ("rollout.temperature=0.7", "rollout.top_p=0.8", "rollout.max_turns=4", "sft.max_turns=4")
+    with teacher_at(step_by_step) as server:
+        url = ("demos.kind=openai", f"demos.url={server.url}", "demos.model=big", "demos.instructions=Compute.")
+        summary, _ = made(annotated_recipe(tmp_path, rows, *url, *sampling), tmp_path / "d.jsonl")
+    assert summary.kept == 1
+    *_, (_, last) = server.asked
+    assert [message["content"] for message in last["messages"]] == [
+        "Compute.", "What is 5 times 6?", "First.\n```python\nprint(5)\n```", "It printed:\n5",
+        "Then.\n```python\nprint(5 * 6)\n```", "It printed:\n30",
+    ]  # fmt: skip
+    assert [message["role"] for message in last["messages"]] == ["system", *["user", "assistant"] * 2, "user"]
+    assert (last["temperature"], last["top_p"]) == (0.7, 0.8)
+
+
 def test_a_teacher_that_reasons_first_and_answers_in_parts_is_heard(tmp_path: Path) -> None:
     """vLLM's and DeepSeek's reasoning takes the few tokens of the first question; Mistral's stands in parts."""
 
@@ -241,6 +264,21 @@ def test_what_was_said_before_the_question_goes_into_the_learners_template(tmp_p
     recipe = annotated_recipe(tmp_path, [ASKS], *engine, f"engine.replies={replies}")
     _, (one,) = made(recipe, tmp_path / "d.jsonl")
     assert one.prompt == OPENING
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("own", ["", "Think first."], ids=["of the set", "of the task"])
+def test_what_another_model_wrote_is_told_under_the_system_prompt_that_training_shows(tmp_path: Path, own: str) -> None:
+    pytest.importorskip("torch", reason="a model's folder is found by the [train] extra")
+    replies = json.dumps(["```python\nprint(5 * 6)\n```", "So \\boxed{30}."])
+    engine = ("demos.kind=engine", "demos.model=base", "demos.style=markdown", "engine.kind=scripted")
+    first = [{"role": "system", "content": own}] if own else []
+    row = {"prompt": [*first, {"role": "user", "content": "What is 5 times 6?"}], "answer": "30"}
+    recipe = annotated_recipe(tmp_path, [row], "task.system=Be brief.", *engine, f"engine.replies={replies}")
+    learner = Chat(ByteTokenizer(), system="Be brief.")
+    write_demonstrations(recipe, learner, tmp_path / "d.jsonl")
+    (one,) = jsonl.read(tmp_path / "d.jsonl")
+    assert one.prompt == learner.prompt("What is 5 times 6?", own or "Be brief.")
 
 
 def transcript(n: int, *, fails: bool, right: bool) -> dict[str, object]:

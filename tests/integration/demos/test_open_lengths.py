@@ -16,6 +16,7 @@ from retcon.core.errors import CheckpointError, RecipeError
 from retcon.rollout.lengths import context_of
 from retcon.store import jsonl
 from retcon.tasks.grading.stored import tasks_of
+from retcon.train.sampled import to_sample
 from retcon.train.sft import run_sft
 from teaching import annotated
 from training import make_base, make_demonstrations
@@ -92,6 +93,18 @@ def test_the_trained_model_has_room_for_the_samples_of_its_own_problems(base: Pa
     with pytest.raises(RecipeError, match="no room for an answer"):
         run_sft(tight, demonstrations, tmp_path / "tight")
     assert not (tmp_path / "tight").exists(), "before there is anything to train"
+
+
+def test_samples_that_the_trained_model_has_no_positions_for_are_refused_before_it_is_trained(
+    base: Path, tmp_path: Path
+) -> None:
+    demonstrations = make_demonstrations(base, tmp_path / "d.jsonl")
+    changes = ("task.evaluation_share=1", "sft.samples=2", "sft.steps=1", "sft.batch=2", "rollout.max_tokens=4000")
+    assert to_sample(recipe_of(base, tmp_path, *changes, "rollout.lookahead_tokens=96"), base) is not None
+    wide = recipe_of(base, tmp_path, *changes, "rollout.lookahead_tokens=97")
+    with pytest.raises(RecipeError, match=r"sft\.samples = 2: .* = 4097, and the model has 4096 positions"):
+        run_sft(wide, demonstrations, tmp_path / "wide")
+    assert not (tmp_path / "wide").exists()
 
 
 def test_a_server_of_text_is_no_teacher_whose_ids_are_learnt(base: Path, tmp_path: Path) -> None:

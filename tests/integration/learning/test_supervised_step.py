@@ -14,7 +14,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from retcon.config.learning import DPOSection, SFTSection
-from retcon.core.errors import RecipeError
+from retcon.core.errors import RecipeError, TaskWarning
 from retcon.core.types import Sample
 from retcon.store import jsonl
 from retcon.train import sft as module
@@ -30,9 +30,9 @@ pytestmark = pytest.mark.torch
 WAYS = [Computing(), Computing(micro_batch_tokens=8)]
 
 
-def model(dropout: float = 0.0) -> GPT2LMHeadModel:
+def model(dropout: float = 0.0, attention: float = 0.0) -> GPT2LMHeadModel:
     torch.manual_seed(0)
-    rates = {"resid_pdrop": dropout, "embd_pdrop": dropout, "attn_pdrop": 0.0}
+    rates = {"resid_pdrop": dropout, "embd_pdrop": dropout, "attn_pdrop": attention}
     return GPT2LMHeadModel(GPT2Config(vocab_size=31, n_embd=32, n_layer=1, n_head=2, n_positions=64, **rates))
 
 
@@ -76,8 +76,9 @@ def test_a_loss_that_is_measured_is_that_of_a_step_without_dropout(computing: Co
     assert not any(p.grad is not None for p in dropping.parameters())
 
 
-def test_a_step_drops_out_whatever_was_measured_before() -> None:
-    dropping = model(0.5)
+@pytest.mark.parametrize("rates", [(0.5, 0.0), (0.0, 0.5)], ids=["of layers", "of attention"])
+def test_a_step_drops_out_whatever_was_measured_before(rates: tuple[float, float]) -> None:
+    dropping = model(*rates)
     mean_loss(dropping.eval(), SAMPLES, Computing())
     sgd, section = torch.optim.SGD(dropping.parameters()), SFTSection(lr=1e-12)
     one, other = (sft_step(dropping, sgd, SAMPLES, section, 0)["loss"] for _ in range(2))
@@ -142,6 +143,17 @@ def test_what_is_held_out_is_measured_and_never_learnt(
     assert len(held) >= 2
     assert learnt | held == ids
     assert all("validation_loss" in line for line in lines)
+
+
+def test_a_run_leaves_out_what_its_model_has_no_room_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Positions beyond those that it knows mean nothing to it, and no error says so."""
+    base = make_base(tmp_path / "base", positions=40)
+    demonstrations = make_demonstrations(base, tmp_path / "demonstrations.jsonl")
+    lengths = [sum(len(s.ids or ()) for s in t.segments) for t in jsonl.read(demonstrations)]
+    assert min(lengths) <= 40 < max(lengths)
+    with pytest.warns(TaskWarning, match=rf"{sum(n > 40 for n in lengths)} of 30 demonstrations are longer than the"):
+        seen, _ = steps_of(tmp_path, tmp_path / "out", monkeypatch, steps=3)
+    assert max(len(sample.ids) for one in seen for sample in one["samples"]) <= 40
 
 
 def test_dropout_is_drawn_anew_in_each_step_by_the_seed_of_the_run(

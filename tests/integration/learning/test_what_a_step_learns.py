@@ -16,9 +16,10 @@ pytest.importorskip("torch", reason="training needs the [train] extra")
 import torch
 from safetensors.torch import load_file
 
+from retcon import build
 from retcon.config.schema import Recipe
 from retcon.config.stages import stages_of
-from retcon.core.errors import RecipeError, SandboxUnavailable
+from retcon.core.errors import IdleWarning, RecipeError, SandboxUnavailable
 from retcon.core.types import Segment, Trajectory, Turn
 from retcon.tasks.types import Task
 from retcon.train import rl
@@ -82,6 +83,19 @@ def test_an_update_is_dealt_by_the_runs_seed_and_its_step(monkeypatch: pytest.Mo
         assert given["computing"] == Computing(micro_batch_tokens=7, temperature=0.7)
 
 
+def test_advantages_are_normalised_over_the_groups_of_a_step_where_the_algorithm_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each alone, they would be centred and nothing else."""
+    recipe = Recipe.model_validate({"rl": {"algorithm": "reinforce_pp"}})
+    rewards = ((1.0, -1.0), (0.2, 0.0))
+    groups = [[rollout(n, reward) for n, reward in enumerate(given)] for given in rewards]
+    samples = learnt(monkeypatch, recipe, *groups)["samples"]
+    wanted = [a for group in recipe.rl.advantages_of_step(rewards) for a in group]
+    assert [s.advantages[0] for s in samples] == pytest.approx(wanted)
+    assert samples[0].advantages[0] == pytest.approx(10 * samples[2].advantages[0])
+
+
 class Killed(Exception):
     pass
 
@@ -131,6 +145,48 @@ def test_what_a_run_may_sample_is_counted_over_its_sessions(base: Path, tmp_path
         run_rl(recipe, base, tmp_path / "run", tasks=MIXED, on_step=killed_after(1))
     run_rl(recipe, base, tmp_path / "run", tasks=MIXED, on_step=lines.append)
     assert [line["step"] for line in lines] == [1, 2, 2]
+
+
+def test_an_engine_is_told_of_all_rollouts_at_once_and_of_what_the_trainer_has_yet_to_take(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The optimiser's moments are there from the first step on, also in a session that goes on; tokens of such a one
+    are of the weights that it goes on with."""
+    setups, setup = [], build.EngineSetup
+    monkeypatch.setattr(build, "EngineSetup", lambda **named: setups.append(named) or setup(**named))
+    section = {"prompts": 3, "group": 4, "steps": 4, "checkpoint_every": 2, "max_staleness": 1}
+    recipe = small_recipe(base, rl=section, compute={"kv_memory_mb": 5}, **SMALL)
+    lines: list[Mapping[str, float | None]] = []
+    with pytest.raises(Killed):
+        run_rl(recipe, base, tmp_path / "run", tasks=MIXED, on_step=killed_after(2))
+    run_rl(recipe, base, tmp_path / "run", tasks=MIXED, on_step=lines.append)
+    moments = 2 * 4 * sum(tensor.numel() for tensor in load_file(base / "model.safetensors").values())
+    assert [given["reserved"] for given in setups] == [moments, 0]
+    assert {(given["max_requests"], given["kv_memory_mb"], given["trained"]) for given in setups} == {(24, 5, True)}
+    assert [(line["step"], line["staleness_max"]) for line in lines] == [(3, 0), (4, 1)]
+
+
+def test_a_run_tells_that_its_groups_teach_nothing(base: Path, tmp_path: Path) -> None:
+    section = {"prompts": 1, "group": 2, "steps": 10}
+    with pytest.warns(IdleWarning, match=r"^step 10: in 100% of the groups .*\(100\.0% of them pass\)"):
+        run_rl(small_recipe(base, rl=section, **SMALL), base, tmp_path / "run", tasks=Graded(rewards=((1.0, 1.0),)))
+
+
+def test_first_tries_are_compared_with_those_on_the_same_tasks_alone(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps after which the tasks of each stage came: the second's are those of the first, the fourth's come again."""
+    since: list[int] = []
+    told = rl.Course.data_since
+    monkeypatch.setattr(rl.Course, "data_since", lambda of, step: (since.append(step), told(of, step))[1])
+    harder: dict[str, object] = {"task": {"steps": 3}}
+    changes: list[dict[str, object]] = [{}, {"repair": {"kind": "none"}}, harder, {}]
+    stages = [{"name": name, "steps": 1, **change} for name, change in zip("abcd", changes, strict=True)]
+    roomy: dict[str, object] = {"max_tokens": 200, "max_turns": 1, "lookahead_tokens": 0}
+    sections = {"rl": {"prompts": 1, "group": 2, "steps": 4}, "rollout": roomy}
+    values = small_recipe(base, **sections).model_dump(mode="json", exclude_unset=True)
+    run_rl(Recipe.model_validate({**values, "stages": stages}), base, tmp_path / "run")
+    assert since == [0, 0, 2, 3]
 
 
 class Drawing:

@@ -9,7 +9,13 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging
 
+from retcon.build import build_policy
+from retcon.chat.chat import Chat
+from retcon.chat.tokenizer import ByteTokenizer
+from retcon.config.load import load_recipe
 from retcon.core.errors import CheckpointError
+from retcon.engine.local.engine import LocalEngine
+from retcon.models.devices import Placement
 from retcon.models.loading import load_model
 
 pytestmark = pytest.mark.torch
@@ -73,3 +79,15 @@ def test_loading_writes_nothing_between_the_lines_of_others(folder: Path, capfd:
     shown = capfd.readouterr()
     assert (shown.out, shown.err) == ("", "")
     assert logging.is_progress_bar_enabled(), "others may still show theirs"
+
+
+def test_a_policy_computes_as_its_recipe_says(folder: Path) -> None:
+    """As rollouts of a training do: what is measured is the model that was trained, in its precision."""
+    keys = ["compute.rollout_dtype=bfloat16", "compute.attention=eager", "compute.device=cpu", "run.threads=1",
+            "compute.kv_memory_mb=3", "rollout.max_tokens=40", "rollout.lookahead_tokens=9"]  # fmt: skip
+    places: list[Placement] = []
+    engine = build_policy(load_recipe(None, keys), folder, Chat(ByteTokenizer()), places.append)
+    assert isinstance(engine, LocalEngine)
+    assert (engine.model.dtype, engine.model.config._attn_implementation) == (torch.bfloat16, "eager")
+    assert (engine.max_len, engine.max_requests, engine.stats.kv_budget) == (49, 256, 3 * 2**20)
+    assert [(place.rollout_dtype, place.attention) for place in places] == [("bfloat16", "eager")]

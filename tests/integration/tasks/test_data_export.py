@@ -43,6 +43,20 @@ def test_what_is_trained_on_and_what_is_evaluated_on_are_all_that_there_is(tmp_p
     assert len(held_out) > 0
 
 
+@pytest.mark.filterwarnings("ignore:.* of another split")
+def test_what_is_said_of_files_is_said_of_what_is_written(tmp_path: Path) -> None:
+    """Columns, grader, split, and which evaluation must not be among them."""
+    rows = [{"text": f"What is {n} plus 1?", "label": str(n + 1), "split": name} for name in "ab" for n in range(3)]
+    file, out = write(tmp_path / "a.jsonl", rows), tmp_path / "out.parquet"
+    columns = ("--column", "question=text", "--column", "answer=label", "--grader", "exact")
+    written = export(out, file, *columns, "--split", "b")
+    assert sorted(row["prompt"][-1]["content"] for row in written) == [f"What is {n} plus 1?" for n in range(3)]
+    assert {task.meta["grader"] for task in tasks(str(out))} == {"exact"}
+    held_out = write(tmp_path / "b.jsonl", [{"question": "What is 1 plus 1?", "answer": "2"}])
+    with pytest.raises(RetconError, match=r"a\.jsonl, line 5"):
+        export(out, file, *columns, "--split", "b", "--against", held_out)
+
+
 def test_a_task_set_comes_in_the_order_of_a_run(tmp_path: Path) -> None:
     rows = export(tmp_path / "out.parquet", "numbers", "--count", 5, "--seed", 3)
     drawn = [task.id for task, _ in zip(training_prompts(task_set("numbers"), 3), range(5), strict=False)]

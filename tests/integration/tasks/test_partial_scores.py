@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -20,9 +23,12 @@ from retcon.config.load import load_recipe
 from retcon.engine.scripted import ScriptedEngine
 from retcon.evaluate.difficulty import measure
 from retcon.evaluate.runner import evaluate, settings_of
+from retcon.runs.folder import RunFolder
 from retcon.tasks.data.settings import FileTaskSettings
 from retcon.tasks.data.tasks import DataTasks
-from retcon.tasks.types import Task
+from retcon.tasks.types import Lesson, Task
+from retcon.train.demos.making import demonstrations
+from retcon.train.sampled import ToSample, sample_final
 
 pytestmark = pytest.mark.torch
 RECIPE = load_recipe(
@@ -88,3 +94,30 @@ def test_so_does_the_curve_of_held_out_problems(tasks: DataTasks, tmp_path: Path
             return await replace(rollouts, tasks=graders.rewarded, judged=graders.judged).evaluated()
 
     assert run(measured())["eval_pass_rate"] == pytest.approx(1 / 4)
+
+
+def test_so_do_those_who_take_what_a_teacher_wrote_for_right(tasks: DataTasks, tmp_path: Path) -> None:
+    """A tenth of a reward is above 0, and what has it is wrong."""
+    given = ["demos.kind=teacher", "demos.keep=right", "sft.demonstrations=2", "rollout.max_tokens=2000"]
+    recipe = load_recipe(None, given)
+    said = {"problems/7": "It is 42.", "problems/8": "It is 4."}
+
+    class Taught(DataTasks):
+        """A teacher that knows one of them."""
+
+        def lessons(self, seed: int) -> Iterator[tuple[Task, Lesson]]:
+            return iter([(task, lambda *_, said=said[task.id]: (said, None)) for task in self.evaluation(2, 0)])
+
+    taught = Taught(**{field.name: getattr(tasks, field.name) for field in fields(tasks)})
+    made = asyncio.run(demonstrations(recipe, Chat(ByteTokenizer()), tasks=taught))
+    assert [one.task for one in made] == ["problems/7"]
+
+
+def test_so_do_samples_of_a_model_that_has_just_learnt(tasks: DataTasks, tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    replies = json.dumps(["It is 4."])
+    recipe = load_recipe(None, ["engine.kind=scripted", f"engine.replies={replies}", "rollout.max_tokens=2000"])
+    run_folder = RunFolder(lab.out())
+    shutil.copytree(lab.base, run_folder.final)
+    found = sample_final(ToSample(recipe, tasks, tuple(tasks.evaluation(2, 0))), run_folder)
+    assert (found.passed, found.total, found.lost) == (0, 2, 0)

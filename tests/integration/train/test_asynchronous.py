@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from retcon.core.errors import RecipeError
 from retcon.core.types import TRAINED, Trajectory
 from retcon.store import jsonl
 from retcon.tasks.types import Task
+from retcon.train import rl as module
 from retcon.train.ahead import GroupStream, beside
 from retcon.train.rl import run_rl
 from training import Graded, Ones, make_base, small_recipe
@@ -41,6 +43,10 @@ class Kept(Graded):
     def train(self, seed: int) -> Any:
         for n, task in enumerate(super().train(seed)):
             yield replace(task, question="go " * (1 if n // 2 % 2 else 16))
+
+    def evaluation(self, count: int, seed: int) -> list[Task]:
+        """Over before what is under way beside it."""
+        return [replace(task, question="go " * 16) for task in super().evaluation(count, seed)]
 
     def grade(self, task: Any, trajectory: Any) -> Any:
         self.seen.append(trajectory.id)
@@ -124,6 +130,54 @@ def test_groups_come_in_the_order_of_their_tasks_beside_them_and_named_after_the
 
     found = [(task.id, t.id) for groups in asyncio.run(taken()) for task, group in groups for t in group]
     assert found == [(f"ones/0/{n}", f"ones/0/{n}/{1 + n // 2}/0") for n in range(6)]
+
+
+def test_what_is_under_way_when_a_stream_ends_is_given_up() -> None:
+    """A run that ends for what it has spent would leave it to an engine and a sandbox that are closed."""
+    given_up: list[int] = []
+
+    class Waiting(Playing):
+        async def of(self, tasks: Sequence[Task], *, step: int) -> list[list[Trajectory]]:
+            try:
+                return await super().of(tasks, step=step) if step == 1 else await asyncio.Future()
+            except asyncio.CancelledError:
+                given_up.append(step)
+                raise
+
+    async def taken() -> int:
+        recipe = Recipe.model_validate({"rl": {"prompts": 2, "steps": 4, "max_staleness": 2}})
+        async with GroupStream(Waiting(recipe), Ones().train(0)) as stream:  # type: ignore[arg-type]
+            assert len(await stream.take(2, step=1)) == 2
+        return len(asyncio.all_tasks())
+
+    assert asyncio.run(taken()) == 1, "this one"
+    assert given_up == [2, 2, 3, 3]
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_an_update_leaves_tools_and_waiting_rollouts_alone(
+    staleness: int, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where some are under way it is computed beside them, and no token comes of weights that are half updated."""
+    engines: list[Any] = []
+    seen: list[tuple[bool, int]] = []
+    opened, update = module.open_rollouts, module.update
+
+    @asynccontextmanager
+    async def watched(*args: Any, **named: Any) -> Any:
+        async with opened(*args, **named) as rollouts:
+            engines.append(rollouts.engine)
+            yield rollouts
+
+    def updated(*args: Any, **named: Any) -> Any:
+        before, found = engines[0].stats.generated, update(*args, **named)
+        seen.append((threading.current_thread() is threading.main_thread(), engines[0].stats.generated - before))
+        return found
+
+    monkeypatch.setattr(module, "open_rollouts", watched)
+    monkeypatch.setattr(module, "update", updated)
+    run(base, tmp_path / "run", staleness, rl={"steps": 3}, evaluate={"every": 1, "problems": 2, "every_samples": 1})
+    assert seen == [(not staleness, 0)] * 3
 
 
 def test_beyond_the_last_step_nothing_is_begun(base: Path, tmp_path: Path) -> None:

@@ -58,6 +58,23 @@ def test_a_rollout_that_faults_took_changes_no_mean():
     assert found["total_tokens"] == sum(len(s.ids) for t in (*group, lost) for s in t.segments)
 
 
+def test_lengths_turns_and_rewards_are_those_of_a_rollout_on_average():
+    outcomes = {"print(x)": "error"}
+    long = play([call("print(x)"), call("print(y)"), "42"], outcomes, repair=Saar()).trajectory
+    short = play(["It is 41."]).trajectory
+    armed = replace(long, provenance=replace(long.provenance, purified=True))
+    bare = replace(short, provenance=replace(short.provenance, purified=False))
+    metrics = rollout_metrics([[replace(armed, reward=1.0), replace(bare, reward=-0.5)], [replace(bare, reward=0.0)]])
+    prompts, whole = ([sum(len(s.ids) for s in part) for part in parts] for parts in (
+        [t.prompt for t in (long, short, short)], [t.segments for t in (long, short, short)]
+    ))  # fmt: skip
+    assert metrics["prompt_tokens"] == pytest.approx(sum(prompts) / 3)
+    assert metrics["response_tokens"] == pytest.approx((sum(whole) - sum(prompts)) / 3)
+    assert metrics["total_tokens"] == sum(whole)
+    assert (metrics["turns"], metrics["purified"]) == ((2 + 1 + 1) / 3, 1)
+    assert (metrics["reward"], metrics["pass_rate"]) == (pytest.approx(0.5 / 3), pytest.approx(1 / 3))
+
+
 def test_rollouts_that_ended_for_want_of_tokens_or_turns_are_cut_off():
     one = replace(play(["42"]).trajectory, reward=0.0)
     ends = ("length", "turns", "answer", "answer", "answer")

@@ -1,0 +1,46 @@
+"""The recipe by which a model is conversed with: the lengths that it takes, unless one says otherwise."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="a model's folder is found by the [train] extra")
+
+from retcon.cli.common.conversing import ANSWER, CHARS, ROOM, conversing
+
+URL = "http://127.0.0.1:1/v1"
+
+
+def lengths(model: str, *overrides: str) -> tuple[int, int]:
+    rollout = conversing(model, ["python"], overrides)[0].rollout
+    return rollout.max_tokens, rollout.lookahead_tokens
+
+
+@pytest.mark.parametrize(("positions", "room"), [(3000, 3000), (ROOM, ROOM), (40_000, ROOM)])
+def test_a_conversation_has_the_room_that_the_model_takes_and_no_more_than_is_quick(
+    positions: int, room: int, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": positions}))
+    history, lookahead = lengths(str(tmp_path))
+    assert history + lookahead == room
+    assert history == 2 * room // 3
+    assert lengths(str(tmp_path), "rollout.max_tokens=500") == (500, lookahead)
+
+
+def test_a_server_says_itself_how_much_it_takes() -> None:
+    assert sum(lengths(URL, "engine.context=5000")) == 5000
+    assert lengths(URL, "engine.context=5000", "rollout.lookahead_tokens=7") == (3333, 7)
+
+
+def test_whatever_a_conversation_begins_with_can_be_told_otherwise() -> None:
+    recipe, _ = conversing(URL, ["python"], [])
+    assert (recipe.engine.url, recipe.rollout.tools, recipe.sandbox.output_chars) == (URL, ("python",), CHARS)
+    assert (recipe.engine.answer_tokens, recipe.engine.patience) == (ANSWER, 0)
+    keys = ["engine.answer_tokens=9", "engine.patience=4", "sandbox.output_chars=77", "rollout.tools=[]"]
+    changed, _ = conversing(URL, ["python"], keys)
+    assert (changed.engine.answer_tokens, changed.engine.patience) == (9, 4)
+    assert (changed.sandbox.output_chars, changed.rollout.tools) == (77, ())
+    assert conversing(URL, [], [], answer_tokens=0)[0].engine.answer_tokens == 0

@@ -1,0 +1,74 @@
+"""What a command tells whoever started it, what it gives a job, and what it says of demonstrations that were made."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from retcon.cli.common.jobs import Job, run_jobs
+from retcon.cli.common.progress import FILE, StepLine, telling, telling_steps
+from retcon.cli.learn.demos import _told
+from retcon.train.demos.making import Summary
+
+
+def test_who_started_a_command_reads_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "progress.json"
+    monkeypatch.setenv(FILE, str(file))
+    with telling_steps("training", 80) as told:
+        told({"step": 3, "reward": 0.5})
+        assert json.loads(file.read_text()) == {"label": "training", "done": 3, "total": 80}
+    with telling("writing demonstrations") as tell:
+        tell(5, 40)
+    assert json.loads(file.read_text()) == {"label": "writing demonstrations", "done": 5, "total": 40}
+
+
+def test_a_loss_is_told_where_it_says_something_and_of_supervised_steps_the_tokens_a_second() -> None:
+    line = StepLine(9)
+    assert line({"step": 1, "reward": 0.5, "loss": 0.25, "tokens_per_second": 1500.4}) == (
+        "step 1/9  reward +0.500  1,500 tokens/s"
+    )
+    assert line({"step": 1, "loss": 0.25, "tokens": 3000, "seconds": 2.0}) == "step 1/9  loss 0.2500  1,500 tokens/s"
+
+
+class Silent:
+    def started(self, job: Job) -> None: ...
+
+    def moved(self, job: Job, label: str, done: int, total: int) -> None: ...
+
+    def ending(self, job: Job) -> None: ...
+
+    def ended(self, job: Job) -> None: ...
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_job_has_the_threads_that_its_recipe_says(
+    threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of as many jobs as there are cores, each would take all of these otherwise."""
+    script = tmp_path / "python"
+    script.write_text("#!/bin/sh\necho $3 $OMP_NUM_THREADS $MKL_NUM_THREADS $MINE\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(script))
+    monkeypatch.setitem(os.environ, "OMP_NUM_THREADS", "7")
+    monkeypatch.setitem(os.environ, "MINE", "kept")
+    job = Job("a", ("train",), tmp_path / "a.log", threads=threads)
+    run_jobs([job], at_once=1, board=Silent(), on_end=lambda _: None)
+    assert job.log.read_text() == f"train {threads} {threads} kept\n"
+
+
+def test_what_became_of_candidates_is_told_by_why() -> None:
+    out = Path("runs/d.jsonl")
+    summary = Summary(40, 12, {"wrong to the grader": 7, "no room in rollout.max_tokens": 2}, left_over=3)
+    assert _told(out, summary) == [
+        "demonstrations: runs/d.jsonl",
+        "kept: 40, 12 of them with a failed call",
+        "rejected: 7, wrong to the grader",
+        "rejected: 2, no room in rollout.max_tokens",
+        "left over: 3, more than are wanted, or than the wanted share has a place for",
+    ]
+    assert _told(out, Summary(40, 12, {}))[1:] == ["kept: 40, 12 of them with a failed call"]
+    assert _told(out, None) == ["demonstrations: runs/d.jsonl (there already, and not of this command)"]
