@@ -18,6 +18,7 @@ from retcon.build import (
 from retcon.config.schema import Recipe
 from retcon.core.errors import RecipeError
 from retcon.core.types import Trajectory
+from retcon.engine.kinds.local import LocalSection
 from retcon.models.loading import load_config
 from retcon.rollout.group import rollout_groups
 from retcon.rollout.prompts import fitting
@@ -61,10 +62,10 @@ def to_sample(recipe: Recipe, folder: Path) -> ToSample | None:
 
 
 def _refuse_beyond(recipe: Recipe, folder: Path) -> None:
-    """Raises RecipeError where an engine here would refuse the model for its positions, once it has been trained."""
+    """Raises RecipeError where the local engine would refuse the model for its positions, once it has been trained."""
     positions = getattr(load_config(folder).get_text_config(), "max_position_embeddings", None)
     most = recipe.rollout.max_tokens + recipe.rollout.lookahead_tokens
-    if recipe.engine.in_process and positions is not None and most > positions:
+    if isinstance(recipe.engine, LocalSection) and positions is not None and most > positions:
         raise RecipeError(
             f"sft.samples = {recipe.sft.samples}: rollout.max_tokens + rollout.lookahead_tokens = {most}, and the "
             f"model has {positions} positions: lower them, or leave sft.samples out"
