@@ -107,15 +107,6 @@ def test_a_comparison_whose_arms_repair_nothing_is_refused_for_its_repaired_eval
         make_plan(Wish(tmp_path / "out", 1, "rollouts", start=str(base)), arms)
 
 
-@pytest.mark.parametrize("keys", [(), ("task.rollback=unneeded",)], ids=["impossible", "said to be unneeded"])
-def test_rollouts_do_not_branch_with_a_state_that_all_tools_share(
-    keys: tuple[str, ...], base: Path, tmp_path: Path
-) -> None:
-    """A branch would begin with a fresh one, without the calls before it."""
-    with pytest.raises(RecipeError, match="rollouts cannot branch with it"):
-        plan_rl(recipe_of(base, "strategy.kind=arpo", *keys), base, tmp_path / "out")
-
-
 @pytest.mark.parametrize("keys", [(), ("evaluate.every=1",), ("stages.b.repair.kind=saar",)], ids=list)
 def test_of_a_recipe_in_stages_its_own_repair_counts_where_evaluations_go_by_it(
     keys: tuple[str, ...], base: Path, tmp_path: Path

@@ -224,10 +224,11 @@ def test_where_no_state_need_be_gone_back_to_calls_have_one_all_the_same() -> No
     assert played(recipe_of("Locked", "task.rollback=unneeded"), (add(2), add(3), "done")).reward == 1.0
 
 
-def test_branches_are_refused_where_all_tools_have_one_state() -> None:
+@pytest.mark.parametrize("keys", [(), ("task.rollback=unneeded",)], ids=["copied", "said to be unneeded"])
+def test_branches_are_refused_where_all_tools_have_one_state(keys: tuple[str, ...]) -> None:
+    """A branch would begin with a fresh one, of which the reward is."""
     with pytest.raises(RecipeError, match="cannot branch"):
-        (recipe := recipe_of("Counter", "strategy.kind=arpo")).task.refuse_rollouts(recipe)
-    (recipe := recipe_of("Counter", "strategy.kind=arpo", "task.rollback=unneeded")).task.refuse_rollouts(recipe)
+        (recipe := recipe_of("Counter", "strategy.kind=arpo", *keys)).task.refuse_rollouts(recipe)
 
 
 def test_a_fault_of_a_tool_is_not_the_models() -> None:
