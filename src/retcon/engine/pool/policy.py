@@ -203,16 +203,14 @@ class Policy:
     # --- places ---
 
     def _place_for(self, one: Trajectory, now: float) -> Replica | None:
-        """Where a waiting call may go: the replica with the smallest load, if it fits there. One that is slow may have
-        the smallest and still all that it is to have: then the next one."""
+        """Where a waiting call may go: the lightest replica, or the next one where that is slow and has its share."""
         while True:
             full: list[Replica] = []
             while (replica := self._lightest(now, besides=full)) is not None:
-                allowed = self._allowed(replica)
-                if self._load(replica, one) <= allowed or not replica.residents:
+                if self._load(replica, one) <= self._allowed(replica) or not replica.residents:
                     return replica
                 full.append(replica)
-                if allowed == self.settings.admit:  # no other one has room
+                if not self._slow(replica):  # no other one has room
                     break
             if not full or not self._forget_away(now):
                 return None
@@ -255,9 +253,8 @@ class Policy:
 
     def _allowed(self, replica: Replica) -> float:
         """A replica that is slower than others at the same load takes less, so that it does not end last."""
-        if not replica.rates or not self._slow(replica):
-            return self.settings.admit
-        return self.settings.admit * max(0.25, FASTER * replica.rate / self._middle(replica))
+        slow = replica.rates and self._slow(replica)
+        return self.settings.admit * (max(0.25, FASTER * replica.rate / self._middle(replica)) if slow else 1.0)
 
     def _middle(self, replica: Replica) -> float:
         """Tokens a second of one call on other replicas, in the median; 0 where nothing is known."""

@@ -2,7 +2,7 @@
 """The local engine of two versions of the source, in turns: CPU time, and whether the tokens are the same.
 
     git worktree add /tmp/before COMMIT
-    python benchmarks/versions.py /tmp/before [--rounds 9] [--rollouts 48] [--workload quickstart] [--size mini]
+    python benchmarks/studies/versions.py /tmp/before [--rounds 9] [--rollouts 48] [--workload quickstart] [--size mini]
 
 The first version is that of the folder given, the second this one's; each has a process of its own, all on the same
 machine in the same minutes. The workload is one of `benchmarks/workloads`, as in `rollout.py`: lengths are forced, ids
@@ -23,6 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+sys.path.append(str(Path(__file__).parents[1]))  # where `parts` and `rollout` are
 from parts.measure import machine, rates
 from parts.results import ROOT
 
