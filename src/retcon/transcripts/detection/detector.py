@@ -11,10 +11,13 @@ from retcon.transcripts.detection.hints import nearest_format
 from retcon.transcripts.reading.in_text import PLACES
 from retcon.transcripts.reading.items import find_items, has_no_items
 from retcon.transcripts.reading.itemwise import Itemwise, lists
+from retcon.transcripts.reading.roles import speaker_of
 from retcon.transcripts.registry import formats, named
 from retcon.transcripts.types import Certainty, Format, Json
 
 _SHOWN = 20
+_TEXTS = tuple(name for name in PLACES if name != "content")
+"""Where a row of a data set has a text, and a message has none."""
 
 
 class Detector:
@@ -74,13 +77,14 @@ class Detector:
 
     def may_be_list(self, items: list[Json]) -> bool:
         """Whether items of an array may be the first of such a list, though they do not show it."""
-        return not all(map(self._is_plain, items)) and not any(map(self.matches, items))
+        return not any(map(self.matches, items)) and (_may_be_said(items) or not all(map(self._is_plain, items)))
 
     def is_list(self, items: list[Json]) -> bool:
         """Whether the items of an array are those of one transcript together, messages or steps, and none is one."""
         if not items or any(map(self.matches, items)):
             return False
-        plain = find_items(items) is not None or self._plain(items) is not None
+        plain = _may_be_said(items) and any(speaker_of(item) == "assistant" for item in items)
+        plain = plain or (self._plain(items) is not None and not any(map(_is_row, items)))
         return self.matches(items) or (plain and not any(map(self._has_list, items)))
 
     def has_calls(self, record: Json) -> bool:
@@ -147,6 +151,15 @@ class Detector:
 def _lacks(format: Itemwise, keys: Set[str]) -> bool:
     """Whether lists with these keys can have no call of a format."""
     return bool(format.needs) and format.needs.isdisjoint(keys)
+
+
+def _may_be_said(items: list[Json]) -> bool:
+    """Whether items are such as messages by role are: rows of a data set may have a `role` or a `from` too."""
+    return find_items(items) is not None and not any(map(_is_row, items))
+
+
+def _is_row(item: Json) -> bool:
+    return isinstance(item, dict) and any(isinstance(item.get(name), str) for name in _TEXTS)
 
 
 def is_transcript(record: Json) -> bool:

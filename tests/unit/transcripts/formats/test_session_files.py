@@ -161,6 +161,34 @@ def test_of_a_list_of_messages_the_model_learns_its_own_words(tmp_path: Path) ->
     assert "question" not in learnt
 
 
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [{"role": "math", "text": "It is 2."}, {"role": "physics", "text": "F=ma"}],
+        [{"role": "math", "content": "It is 2."}, {"role": "physics", "content": "F=ma"}],
+        [{"role": "assistant", "prompt": "q", "completion": "a"}, {"role": "y", "prompt": "q", "completion": "b"}],
+        [{"from": "a@b", "text": "hello"}, {"from": "c@d", "text": "bye"}],
+        [{"type": "human", "text": "An essay."}, {"type": "ai", "text": "Another."}],
+        [{"role": "user", "content": "Q1"}, {"role": "user", "content": "Q2"}],
+    ],
+)
+def test_rows_of_a_data_set_that_name_a_role_or_a_type_are_records(tmp_path: Path, rows: Lines) -> None:
+    _, count, _ = run(tmp_path, json.dumps(rows).encode(), "in.json")
+    assert count.transcripts == 2
+
+
+def test_dumped_messages_of_langchain_are_one_transcript(tmp_path: Path) -> None:
+    items = [{"type": "human", "content": "An essay."}, {"type": "ai", "content": "Here."}]
+    _, count, _ = run(tmp_path, json.dumps(items).encode(), "in.json")
+    assert count.transcripts == 1
+
+
+def test_the_model_may_speak_after_the_first_look(tmp_path: Path) -> None:
+    items = [{"role": "user", "content": "A" * BYTES}, {"role": "assistant", "content": "four"}]
+    _, count, _ = run(tmp_path, json.dumps(items).encode(), "in.json")
+    assert count.transcripts == 1
+
+
 def test_sessions_one_after_another_are_a_transcript_each(tmp_path: Path) -> None:
     lines = [*session("claude_code", own="a"), *session("claude_code", CLEAN, "b"), *session("claude_code", STAYS, "c")]
     lines.insert(12, {"type": "summary", "summary": "a root"})  # it is of no session: it stays with the one before it
