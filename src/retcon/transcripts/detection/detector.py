@@ -90,7 +90,7 @@ class Detector:
     def has_calls(self, record: Json) -> bool:
         """Whether a call with an output can be read in the record."""
         try:
-            found = self.format_of(record)
+            found = self._known(record)
             clean = 0 if found is None else found.clean(record)
             if clean is None and found is not None:
                 return any(turn.observations for t in found.read(record, "").trajectories for turn in t.turns)
@@ -101,18 +101,21 @@ class Detector:
     def format_of(self, record: Json) -> Format | None:
         """The record's format. None: it is a transcript without any call, whose format cannot be told. Raises
         RecordError where it is none."""
+        found = self._known(record)
+        if found is not None or is_transcript(record):
+            return found
+        if self.name == "auto":
+            raise RecordError(f"no transcript of any known format: {_found(record)}{nearest_format(record, formats())}")
+        raise RecordError(f"no transcript of format {self.name!r}: {_found(record)}")
+
+    def _known(self, record: Json) -> Format | None:
+        """The record's format, as far as it can be told."""
         if self.main is not None and self.main.matches(record):
             return self.main
         at = self._own(record)
         if at is not None:
             return self._formats[at]
-        if is_transcript(record):
-            return None
-        if (found := self._plain(record)) is not None:
-            return found
-        if self.name == "auto":
-            raise RecordError(f"no transcript of any known format: {_found(record)}{nearest_format(record, formats())}")
-        raise RecordError(f"no transcript of format {self.name!r}: {_found(record)}")
+        return None if is_transcript(record) else self._plain(record)
 
     def _in_lines(self, items: Sequence[dict[str, Json]]) -> list[Itemwise]:
         """The formats that are kept in lines, and may have such."""
