@@ -20,6 +20,7 @@ from retcon.report.purification import remarks
 from retcon.store.jsonl import read
 from retcon.train.datasets.demonstrations import read_samples
 from retcon.transcripts.detection.sample import BYTES, RECORDS
+from retcon.transcripts.formats.sessions.claude_code import ClaudeCode
 from retcon.transcripts.purifying.assignment import Assignment
 from retcon.transcripts.purifying.count import Count
 from retcon.transcripts.purifying.purification import Purification, Stopped
@@ -222,6 +223,21 @@ def test_sessions_that_overlap_or_go_on_or_have_no_words_are_no_transcripts_of_t
     ):  # fmt: skip
         out, count, _ = run(tmp_path, as_lines(lines), f"{n}.jsonl")
         assert (out, count.transcripts) == (as_lines(lines), 1)
+
+
+def test_each_line_is_asked_once_whether_a_session_begins_there() -> None:
+    class Counting(ClaudeCode):
+        asked = 0
+
+        def has_calls(self, items: Sequence[Any]) -> bool:
+            self.asked += len(items)
+            return super().has_calls(items)
+
+    first, other = (session("claude_code", CLEAN, own) for own in "ab")
+    lines = [*first, *({"type": "queue-operation", "sessionId": str(n)} for n in range(40)), *other]
+    counting = Counting()
+    assert counting.beginnings(lines) == [0, len(first) + 40]
+    assert counting.asked == len(lines)
 
 
 def test_a_run_that_was_interrupted_goes_on_with_the_next_session(tmp_path: Path) -> None:

@@ -59,10 +59,12 @@ class ClaudeCode(Anthropic):
         known = [item for item in items if isinstance(item, dict)]
         if len(known) < len(items):
             return [0]
-        starts = [0]
+        starts, told = [0], False
         for start, stop in pairwise([*_parted(known), len(known)]):
-            if start and all(map(self._has_words, (known[starts[-1] : start], known[start:stop]))):
+            own = self._has_words(known[start:stop])
+            if start and told and own:
                 starts.append(start)
+            told = told or own
         return starts
 
     def _has_words(self, items: Sequence[Item]) -> bool:
