@@ -225,6 +225,20 @@ def test_sessions_that_overlap_or_go_on_or_have_no_words_are_no_transcripts_of_t
         assert (out, count.transcripts) == (as_lines(lines), 1)
 
 
+def test_what_stands_ahead_of_a_session_without_its_name_is_of_it(tmp_path: Path) -> None:
+    first, other = session("claude_code", STAYS, "a"), session("claude_code", own="b")
+    after: Lines = [{"type": "file-history-snapshot", "messageId": first[1]["uuid"], "isSnapshotUpdate": True},
+                    {"type": "summary", "summary": "a root", "leafUuid": first[-1]["uuid"]}, {"type": "x"}]  # fmt: skip
+    ahead: Lines = [{"type": "summary", "summary": "another", "leafUuid": "of another file"},
+                    {"type": "file-history-snapshot", "messageId": other[1]["uuid"], "snapshot": {}}]  # fmt: skip
+    (apart := tmp_path / "apart").mkdir()
+    expected, _, _ = run(apart, as_lines([*ahead, *other]))
+    out, count, _ = run(tmp_path, as_lines([*first, *after, *ahead, *other]), drop_unrepaired=True)
+    assert (count.transcripts, count.dropped) == (2, 1)
+    assert out == expected
+    assert out.startswith(as_lines(ahead))
+
+
 def test_each_line_is_asked_once_whether_a_session_begins_there() -> None:
     class Counting(ClaudeCode):
         asked = 0
