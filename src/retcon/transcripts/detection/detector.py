@@ -60,6 +60,10 @@ class Detector:
         """Whether any format does."""
         return self._own(record) is not None
 
+    def is_unknown(self, record: Json) -> bool:
+        """Whether a record is no transcript, judged alone."""
+        return not self.matches(record) and not self._is_plain(record)
+
     def session_format(self, items: Sequence[Json]) -> Itemwise | None:
         """The format of the lines of a file, of which none is a transcript, if they are the items of one together, in
         a format that is kept in lines. Some may have a text that alone would pass for one."""

@@ -73,6 +73,29 @@ def test_the_last_line_of_a_session_may_break_off_and_is_told(tmp_path: Path, na
     assert f"1 record could not be read: records {at}" in next(remarks([Path("in.jsonl")], [count]))
 
 
+def test_the_second_line_of_a_session_may_break_off(tmp_path: Path) -> None:
+    first = as_lines(session("claude_code")[1:2])
+    out, count, told = run(tmp_path, first + TORN)
+    assert (out, count.transcripts, count.bad_at) == (first, 1, [2])
+    assert told == [f"{tmp_path / 'in.jsonl'}, line 2: the session's last line breaks off, and is left out"]
+    with pytest.raises(Stopped, match=r"ended\.jsonl, line 1: no transcript"):
+        run(tmp_path, first + TORN + b"\n", "ended.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("first", "message"),
+    [({"role": "assistant", "content": "A text."}, "line 2: not JSON"), ({"text": "A text."}, "line 2: not JSON"),
+     ({"type": "ai", "content": "A text."}, "line 2: not JSON"), ({"note": "none"}, "line 1: no transcript"),
+     ({"type": "message", "message": {"role": "assistant", "content": "A text."}}, "line 1: no transcript")],
+)  # fmt: skip
+@pytest.mark.parametrize("end", [b"", b"\n"])
+def test_two_lines_of_which_the_last_is_broken_are_refused_where_they_are_no_session(
+    tmp_path: Path, first: dict[str, Any], message: str, end: bytes
+) -> None:
+    with pytest.raises(Stopped, match=message):
+        run(tmp_path, as_lines([first]) + TORN + end)
+
+
 @pytest.mark.parametrize("skip_bad", [False, True])
 def test_no_other_line_of_a_session_may_be_broken(tmp_path: Path, skip_bad: bool) -> None:
     lines = as_lines(session("codex")).splitlines(keepends=True)
