@@ -15,7 +15,9 @@ from retcon.core.errors import RecordError
 from retcon.purify.offline import Offline
 from retcon.report.purification import remarks, shortened
 from retcon.store.jsonl import read
+from retcon.transcripts.detection import detector
 from retcon.transcripts.detection.detector import Detector
+from retcon.transcripts.detection.hints import nearest_format
 from retcon.transcripts.formats.markdown import Markdown
 from retcon.transcripts.formats.messages import Messages
 from retcon.transcripts.purifying.assignment import Assignment
@@ -87,6 +89,21 @@ def test_tool_use_that_nothing_reads_is_an_error_with_the_nearest_format(tmp_pat
     steps = {"steps": [{"step_number": 1, "model_outputs": "x", "code_actions": "1", "observation": "1"}]}
     with pytest.raises((RecordError, Stopped), match="nearest format: 'smolagents'"):
         run(tmp_path, lines([steps]))
+
+
+def test_the_nearest_format_is_looked_for_only_where_it_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+
+    def seen(record: Any, known: Sequence[Any]) -> str:
+        asked.append(record)
+        return nearest_format(record, known)
+
+    monkeypatch.setattr(detector, "nearest_format", seen)
+    with pytest.raises(Stopped, match="no transcript of any known format"):
+        run(tmp_path, lines([{"id": n, "note": "nothing"} for n in range(9)]))
+    assert asked == [{"id": 0, "note": "nothing"}]
 
 
 def test_the_nearest_format_is_the_one_that_has_more_of_its_own_words(tmp_path: Path) -> None:

@@ -11,10 +11,13 @@ from retcon.transcripts.detection.hints import nearest_format
 from retcon.transcripts.reading.in_text import PLACES
 from retcon.transcripts.reading.items import find_items, has_no_items
 from retcon.transcripts.reading.itemwise import Itemwise, lists
+from retcon.transcripts.reading.roles import speaker_of
 from retcon.transcripts.registry import formats, named
 from retcon.transcripts.types import Certainty, Format, Json
 
 _SHOWN = 20
+_TEXTS = tuple(name for name in PLACES if name != "content")
+"""Where a row of a data set has a text, and a message has none."""
 
 
 class Detector:
@@ -57,6 +60,10 @@ class Detector:
         """Whether any format does."""
         return self._own(record) is not None
 
+    def is_unknown(self, record: Json) -> bool:
+        """Whether a record is no transcript, judged alone."""
+        return not self.matches(record) and not self._is_plain(record)
+
     def session_format(self, items: Sequence[Json]) -> Itemwise | None:
         """The format of the lines of a file, of which none is a transcript, if they are the items of one together, in
         a format that is kept in lines. Some may have a text that alone would pass for one."""
@@ -74,19 +81,20 @@ class Detector:
 
     def may_be_list(self, items: list[Json]) -> bool:
         """Whether items of an array may be the first of such a list, though they do not show it."""
-        return not all(map(self._is_plain, items)) and not any(map(self.matches, items))
+        return not any(map(self.matches, items)) and (_may_be_said(items) or not all(map(self._is_plain, items)))
 
     def is_list(self, items: list[Json]) -> bool:
         """Whether the items of an array are those of one transcript together, messages or steps, and none is one."""
         if not items or any(map(self.matches, items)):
             return False
-        plain = find_items(items) is not None or self._plain(items) is not None
+        plain = _may_be_said(items) and any(speaker_of(item) == "assistant" for item in items)
+        plain = plain or (self._plain(items) is not None and not any(map(_is_row, items)))
         return self.matches(items) or (plain and not any(map(self._has_list, items)))
 
     def has_calls(self, record: Json) -> bool:
         """Whether a call with an output can be read in the record."""
         try:
-            found = self.format_of(record)
+            found = self._known(record)
             clean = 0 if found is None else found.clean(record)
             if clean is None and found is not None:
                 return any(turn.observations for t in found.read(record, "").trajectories for turn in t.turns)
@@ -97,18 +105,21 @@ class Detector:
     def format_of(self, record: Json) -> Format | None:
         """The record's format. None: it is a transcript without any call, whose format cannot be told. Raises
         RecordError where it is none."""
+        found = self._known(record)
+        if found is not None or is_transcript(record):
+            return found
+        if self.name == "auto":
+            raise RecordError(f"no transcript of any known format: {_found(record)}{nearest_format(record, formats())}")
+        raise RecordError(f"no transcript of format {self.name!r}: {_found(record)}")
+
+    def _known(self, record: Json) -> Format | None:
+        """The record's format, as far as it can be told."""
         if self.main is not None and self.main.matches(record):
             return self.main
         at = self._own(record)
         if at is not None:
             return self._formats[at]
-        if is_transcript(record):
-            return None
-        if (found := self._plain(record)) is not None:
-            return found
-        if self.name == "auto":
-            raise RecordError(f"no transcript of any known format: {_found(record)}{nearest_format(record, formats())}")
-        raise RecordError(f"no transcript of format {self.name!r}: {_found(record)}")
+        return None if is_transcript(record) else self._plain(record)
 
     def _in_lines(self, items: Sequence[dict[str, Json]]) -> list[Itemwise]:
         """The formats that are kept in lines, and may have such."""
@@ -147,6 +158,15 @@ class Detector:
 def _lacks(format: Itemwise, keys: Set[str]) -> bool:
     """Whether lists with these keys can have no call of a format."""
     return bool(format.needs) and format.needs.isdisjoint(keys)
+
+
+def _may_be_said(items: list[Json]) -> bool:
+    """Whether items are such as messages by role are: rows of a data set may have a `role` or a `from` too."""
+    return find_items(items) is not None and not any(map(_is_row, items))
+
+
+def _is_row(item: Json) -> bool:
+    return isinstance(item, dict) and any(isinstance(item.get(name), str) for name in _TEXTS)
 
 
 def is_transcript(record: Json) -> bool:

@@ -51,7 +51,8 @@ def sampled(source: Source, format: str, *, skip_bad: bool = False) -> Sampled:
     for times in (1, _TIMES):
         broken = _read_on(source, head, values, times)
         items = list(values.values())
-        session = detector.session_format(items) if source.shape == "lines" and len(items) > 1 else None
+        in_lines = source.shape == "lines" and (len(items) > 1 or _is_torn(head, values, detector))
+        session = detector.session_format(items) if in_lines else None
         is_list = source.shape == "array" and detector.is_list(items)
         if session or is_list or broken or not _is_undecided(source, detector, items):
             break
@@ -85,6 +86,13 @@ def _read_on(source: Source, head: list[Record], values: dict[int, Json], times:
     except RecordError as error:
         return error
     return None
+
+
+def _is_torn(head: list[Record], values: dict[int, Json], detector: Detector) -> bool:
+    """Whether of two lines the last breaks off, and the first alone would be refused."""
+    if len(head) != 2 or head[1].data.endswith(b"\n") or list(values) != [head[0].number]:
+        return False
+    return detector.is_unknown(values[head[0].number])
 
 
 def _is_undecided(source: Source, detector: Detector, items: list[Json]) -> bool:

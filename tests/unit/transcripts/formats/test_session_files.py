@@ -20,6 +20,7 @@ from retcon.report.purification import remarks
 from retcon.store.jsonl import read
 from retcon.train.datasets.demonstrations import read_samples
 from retcon.transcripts.detection.sample import BYTES, RECORDS
+from retcon.transcripts.formats.sessions.claude_code import ClaudeCode
 from retcon.transcripts.purifying.assignment import Assignment
 from retcon.transcripts.purifying.count import Count
 from retcon.transcripts.purifying.purification import Purification, Stopped
@@ -70,6 +71,29 @@ def test_the_last_line_of_a_session_may_break_off_and_is_told(tmp_path: Path, na
     assert (count.transcripts, count.shallow, count.bad, count.bad_at) == (1, 1, 1, [at])
     assert told == [f"{tmp_path / 'in.jsonl'}, line {at}: the session's last line breaks off, and is left out"]
     assert f"1 record could not be read: records {at}" in next(remarks([Path("in.jsonl")], [count]))
+
+
+def test_the_second_line_of_a_session_may_break_off(tmp_path: Path) -> None:
+    first = as_lines(session("claude_code")[1:2])
+    out, count, told = run(tmp_path, first + TORN)
+    assert (out, count.transcripts, count.bad_at) == (first, 1, [2])
+    assert told == [f"{tmp_path / 'in.jsonl'}, line 2: the session's last line breaks off, and is left out"]
+    with pytest.raises(Stopped, match=r"ended\.jsonl, line 1: no transcript"):
+        run(tmp_path, first + TORN + b"\n", "ended.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("first", "message"),
+    [({"role": "assistant", "content": "A text."}, "line 2: not JSON"), ({"text": "A text."}, "line 2: not JSON"),
+     ({"type": "ai", "content": "A text."}, "line 2: not JSON"), ({"note": "none"}, "line 1: no transcript"),
+     ({"type": "message", "message": {"role": "assistant", "content": "A text."}}, "line 1: no transcript")],
+)  # fmt: skip
+@pytest.mark.parametrize("end", [b"", b"\n"])
+def test_two_lines_of_which_the_last_is_broken_are_refused_where_they_are_no_session(
+    tmp_path: Path, first: dict[str, Any], message: str, end: bytes
+) -> None:
+    with pytest.raises(Stopped, match=message):
+        run(tmp_path, as_lines([first]) + TORN + end)
 
 
 @pytest.mark.parametrize("skip_bad", [False, True])
@@ -161,6 +185,34 @@ def test_of_a_list_of_messages_the_model_learns_its_own_words(tmp_path: Path) ->
     assert "question" not in learnt
 
 
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [{"role": "math", "text": "It is 2."}, {"role": "physics", "text": "F=ma"}],
+        [{"role": "math", "content": "It is 2."}, {"role": "physics", "content": "F=ma"}],
+        [{"role": "assistant", "prompt": "q", "completion": "a"}, {"role": "y", "prompt": "q", "completion": "b"}],
+        [{"from": "a@b", "text": "hello"}, {"from": "c@d", "text": "bye"}],
+        [{"type": "human", "text": "An essay."}, {"type": "ai", "text": "Another."}],
+        [{"role": "user", "content": "Q1"}, {"role": "user", "content": "Q2"}],
+    ],
+)
+def test_rows_of_a_data_set_that_name_a_role_or_a_type_are_records(tmp_path: Path, rows: Lines) -> None:
+    _, count, _ = run(tmp_path, json.dumps(rows).encode(), "in.json")
+    assert count.transcripts == 2
+
+
+def test_dumped_messages_of_langchain_are_one_transcript(tmp_path: Path) -> None:
+    items = [{"type": "human", "content": "An essay."}, {"type": "ai", "content": "Here."}]
+    _, count, _ = run(tmp_path, json.dumps(items).encode(), "in.json")
+    assert count.transcripts == 1
+
+
+def test_the_model_may_speak_after_the_first_look(tmp_path: Path) -> None:
+    items = [{"role": "user", "content": "A" * BYTES}, {"role": "assistant", "content": "four"}]
+    _, count, _ = run(tmp_path, json.dumps(items).encode(), "in.json")
+    assert count.transcripts == 1
+
+
 def test_sessions_one_after_another_are_a_transcript_each(tmp_path: Path) -> None:
     lines = [*session("claude_code", own="a"), *session("claude_code", CLEAN, "b"), *session("claude_code", STAYS, "c")]
     lines.insert(12, {"type": "summary", "summary": "a root"})  # it is of no session: it stays with the one before it
@@ -194,6 +246,35 @@ def test_sessions_that_overlap_or_go_on_or_have_no_words_are_no_transcripts_of_t
     ):  # fmt: skip
         out, count, _ = run(tmp_path, as_lines(lines), f"{n}.jsonl")
         assert (out, count.transcripts) == (as_lines(lines), 1)
+
+
+def test_what_stands_ahead_of_a_session_without_its_name_is_of_it(tmp_path: Path) -> None:
+    first, other = session("claude_code", STAYS, "a"), session("claude_code", own="b")
+    after: Lines = [{"type": "file-history-snapshot", "messageId": first[1]["uuid"], "isSnapshotUpdate": True},
+                    {"type": "summary", "summary": "a root", "leafUuid": first[-1]["uuid"]}, {"type": "x"}]  # fmt: skip
+    ahead: Lines = [{"type": "summary", "summary": "another", "leafUuid": "of another file"},
+                    {"type": "file-history-snapshot", "messageId": other[1]["uuid"], "snapshot": {}}]  # fmt: skip
+    (apart := tmp_path / "apart").mkdir()
+    expected, _, _ = run(apart, as_lines([*ahead, *other]))
+    out, count, _ = run(tmp_path, as_lines([*first, *after, *ahead, *other]), drop_unrepaired=True)
+    assert (count.transcripts, count.dropped) == (2, 1)
+    assert out == expected
+    assert out.startswith(as_lines(ahead))
+
+
+def test_each_line_is_asked_once_whether_a_session_begins_there() -> None:
+    class Counting(ClaudeCode):
+        asked = 0
+
+        def has_calls(self, items: Sequence[Any]) -> bool:
+            self.asked += len(items)
+            return super().has_calls(items)
+
+    first, other = (session("claude_code", CLEAN, own) for own in "ab")
+    lines = [*first, *({"type": "queue-operation", "sessionId": str(n)} for n in range(40)), *other]
+    counting = Counting()
+    assert counting.beginnings(lines) == [0, len(first) + 40]
+    assert counting.asked == len(lines)
 
 
 def test_a_run_that_was_interrupted_goes_on_with_the_next_session(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from itertools import groupby, pairwise
 from typing import cast
 
@@ -21,6 +21,8 @@ _PARENT = "parentUuid"
 _LINKS = (_PARENT, "logicalParentUuid", "leafUuid")
 """Where a line names another that came before it."""
 _SESSION = "sessionId"
+_AHEAD = ("summary", "file-history-snapshot")
+"""Lines without a session's name that stand before the first of a session."""
 _REJECTED = "User rejected tool use"
 _NOT_RUN = (
     "The user doesn't want to proceed with this tool use", "The user doesn't want to take this action right now",
@@ -59,10 +61,12 @@ class ClaudeCode(Anthropic):
         known = [item for item in items if isinstance(item, dict)]
         if len(known) < len(items):
             return [0]
-        starts = [0]
+        starts, told = [0], False
         for start, stop in pairwise([*_parted(known), len(known)]):
-            if start and all(map(self._has_words, (known[starts[-1] : start], known[start:stop]))):
+            own = self._has_words(known[start:stop])
+            if start and told and own:
                 starts.append(start)
+            told = told or own
         return starts
 
     def _has_words(self, items: Sequence[Item]) -> bool:
@@ -184,13 +188,23 @@ def _parted(items: Sequence[Item]) -> Iterator[int]:
     own = [first.get(string(item.get(_SESSION)), "") for item in items]
     last = {name: n for n, name in enumerate(own)}
     end = len(items)
+    start = 0  # of the lines that are of the next session, if one begins
+    seen: set[str] = set()
     yield 0
-    for n, name in enumerate(own):
-        if not name:
-            continue  # it is of the session before it
-        if n > end:
-            yield n
-        end = last[name] if end == len(items) else max(end, last[name])
+    for n, (item, name) in enumerate(zip(items, own, strict=True)):
+        if name:
+            if n > end:
+                yield start
+            end = last[name] if end == len(items) else max(end, last[name])
+        if name or not _is_ahead(item, seen):
+            start = n + 1
+        seen.add(string(item.get("uuid")))
+
+
+def _is_ahead(item: Item, seen: Set[str]) -> bool:
+    """Whether a line is of the session after it: it names none that came before. seen: the `uuid`s of those."""
+    named = (string(item.get(key)) for key in ("leafUuid", "messageId"))
+    return item.get("type") in _AHEAD and seen.isdisjoint(filter(None, named))
 
 
 def _left(items: Sequence[Item]) -> Iterable[int]:
