@@ -5,8 +5,9 @@
     python benchmarks/studies/versions.py /tmp/before [--rounds 9] [--rollouts 48] [--workload quickstart] [--size mini]
 
 The first version is that of the folder given, the second this one's; each has a process of its own, all on the same
-machine in the same minutes. The workload is one of `benchmarks/workloads`, as in `rollout.py`: lengths are forced, ids
-and tools are not. `--size mini` is the number tasks' model, 0.7 M parameters, `small` the 4 M of the other benchmarks.
+machine in the same minutes. The workload is one of `benchmarks/workloads`, as in `rollout.py`: lengths and the tools'
+seconds are those recorded, ids are drawn. `--size mini` is about as large as the number tasks' model, `small` the 4 M
+parameters of the other benchmarks; weights are random.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Version:
         child = [sys.executable, __file__, str(tree), "--serve", *chosen]
         env = os.environ | {"PYTHONPATH": str(tree / "src"), "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(child, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
-        self.told()  # that it is ready
+        self.told()
 
     def told(self) -> Any:
         assert self.process.stdout is not None
@@ -70,15 +71,13 @@ def serve(options: argparse.Namespace) -> None:
     plans = read(FOLDER / f"{options.workload}.jsonl", vocabulary=VOCAB, limit=options.rollouts)
     longest = max(plan.length for plan in plans) + 1
     engine = LocalEngine(small_model(**SIZES[options.size]), max_len=longest, max_requests=len(plans))
-    say: dict[str, Any] = {}
-    print(json.dumps(say), flush=True)
+    print(json.dumps("ready"), flush=True)
     for _ in sys.stdin:
         began = time.process_time()
         stats, turns = with_engine(engine, plans)
-        say["cpu"] = time.process_time() - began
-        say |= {"tokens": stats.generated, "forwards": stats.steps}
-        say["bits"] = hashlib.sha256(repr([(turn.ids, turn.logprobs) for turn in turns]).encode()).hexdigest()
-        print(json.dumps(say), flush=True)
+        cpu = time.process_time() - began
+        bits = hashlib.sha256(repr([(turn.ids, turn.logprobs) for turn in turns]).encode()).hexdigest()
+        print(json.dumps({"cpu": cpu, "tokens": stats.generated, "forwards": stats.steps, "bits": bits}), flush=True)
 
 
 def compare(options: argparse.Namespace) -> None:

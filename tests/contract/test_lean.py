@@ -76,13 +76,13 @@ def test_an_engine_goes_by_the_threads_that_there_are_now(qwen3: Any, monkeypatc
     monkeypatch.setattr(lean, "SMALL", 2**17)
     monkeypatch.setattr(invariance, "TRIED", (1, 2))  # quickly: two threads on a busy machine wait for each other
     tried: list[int] = []
-    probe = decoder.probe
+    probe = invariance.probe
 
     def noted(*about: Any) -> Any:
         tried.append(torch.get_num_threads())
         return probe(*about)
 
-    monkeypatch.setattr(decoder, "probe", noted)
+    monkeypatch.setattr(invariance, "probe", noted)
     (ids,) = prompts(23, (3,))
 
     async def main() -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from retcon.cli.common.arguments import Model, Out, command_line, need_training, plain_console, split_overrides
+from retcon.cli.common.arguments import Model, Out, command_line, plain_console, split_overrides
 from retcon.cli.common.importing import import_training
 from retcon.cli.common.interrupt import interruptible
 from retcon.cli.common.progress import tell_place, telling
@@ -53,7 +53,6 @@ def audit(
     recipe = load_recipe(name, overrides, reads=READS["audit"])
     folder = locate(checkpoint)
     if recipe.engine.in_process:
-        need_training()
         import_training()
     from retcon.evaluate.replay.audit import RESULT, Auditing, Size, run_audit
     from retcon.report.audit import audit_sheets

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from retcon.cli.common.arguments import Model, command_line, need_training, plain_console, split_overrides
+from retcon.cli.common.arguments import Model, command_line, plain_console, split_overrides
 from retcon.cli.common.importing import import_training
 from retcon.cli.common.interrupt import interruptible
 from retcon.cli.common.progress import tell_place, telling
@@ -67,7 +67,6 @@ def difficulty(
         recipe = of_run.recipe
     folder = locate(checkpoint)
     if recipe.engine.in_process:
-        need_training()
         import_training()
     from retcon.evaluate.difficulty import run_difficulty
 

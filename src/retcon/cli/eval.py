@@ -76,9 +76,8 @@ def evaluate(
         for override in of_sections(overrides, ["repair"]):
             tell_line(f"{override}: without --repair an evaluation repairs nothing")
     folder = locate(recipe.model.path if served else checkpoint)
-    if recipe.engine.in_process or dry_run:
-        need_training()
     if dry_run:
+        need_training()
         from retcon.cli.common.plan import plan_evaluation
 
         plan_evaluation(recipe, folder, out)

@@ -49,6 +49,12 @@ def load_config(path: str | Path) -> PretrainedConfig:
     return config
 
 
+def positions(config: PretrainedConfig) -> int | None:
+    """How many tokens a text may have, None where the model does not say."""
+    found: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return found
+
+
 def _refuse_sizes(file: Path) -> None:
     """Raises CheckpointError for a size that transformers would divide by, or take for a shape, without a word on it.
     Of what is no configuration at all, transformers says what it is."""

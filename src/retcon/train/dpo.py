@@ -16,7 +16,7 @@ from retcon.config.learning import DPOSection
 from retcon.config.schema import Recipe
 from retcon.core.types import Sample
 from retcon.models.devices import OnPlace, Placement
-from retcon.models.loading import load_config
+from retcon.models.loading import load_config, positions
 from retcon.models.placing import model_folder, move, place_training, start_model
 from retcon.planning.needs import needs_of, refuse_unfit
 from retcon.planning.rates import warn_of_rate
@@ -70,8 +70,8 @@ def run_dpo(
     folder = model_folder(start)
     where = place_training(recipe, folder, ("dtype",))
     config = load_config(folder).get_text_config()
-    longest = getattr(config, "max_position_embeddings", None)
-    preferences = read_preferences(pairs, build_chat(recipe, folder), vocabulary=config.vocab_size, max_tokens=longest)
+    chat, limit = build_chat(recipe, folder), positions(config)
+    preferences = read_preferences(pairs, chat, vocabulary=config.vocab_size, max_tokens=limit)
     inputs = {"start": fingerprint(folder), "pairs": fingerprint(pairs)}
     inputs[RENDERED] = ids_fingerprint(sample.ids for sample in both_sides(preferences))
     needs = needs_of("dpo", recipe, folder, where, longest=max(len(s.ids) for s in both_sides(preferences)))

@@ -19,7 +19,7 @@ from retcon.config.schema import Recipe
 from retcon.core.errors import RecipeError
 from retcon.core.types import Trajectory
 from retcon.engine.kinds.local import LocalSection
-from retcon.models.loading import load_config
+from retcon.models.loading import load_config, positions
 from retcon.rollout.group import rollout_groups
 from retcon.rollout.prompts import fitting
 from retcon.runs.folder import RunFolder
@@ -63,12 +63,12 @@ def to_sample(recipe: Recipe, folder: Path) -> ToSample | None:
 
 def _refuse_beyond(recipe: Recipe, folder: Path) -> None:
     """Raises RecipeError where the local engine would refuse the model for its positions, once it has been trained."""
-    positions = getattr(load_config(folder).get_text_config(), "max_position_embeddings", None)
+    limit = positions(load_config(folder))
     most = recipe.rollout.max_tokens + recipe.rollout.lookahead_tokens
-    if isinstance(recipe.engine, LocalSection) and positions is not None and most > positions:
+    if isinstance(recipe.engine, LocalSection) and limit is not None and most > limit:
         raise RecipeError(
             f"sft.samples = {recipe.sft.samples}: rollout.max_tokens + rollout.lookahead_tokens = {most}, and the "
-            f"model has {positions} positions: lower them, or leave sft.samples out"
+            f"model has {limit} positions: lower them, or leave sft.samples out"
         )
 
 

@@ -17,7 +17,7 @@ from retcon.core.seeds import derive
 from retcon.core.texts import counted
 from retcon.core.types import Sample
 from retcon.models.devices import OnPlace
-from retcon.models.loading import load_config
+from retcon.models.loading import load_config, positions
 from retcon.models.placing import model_folder, place_training
 from retcon.planning.needs import needs_of, refuse_unfit
 from retcon.planning.rates import warn_of_rate
@@ -68,7 +68,7 @@ def run_sft(
         demonstrations,
         build_chat(recipe, start),
         vocabulary=config.get_text_config().vocab_size,
-        max_tokens=getattr(config.get_text_config(), "max_position_embeddings", None),
+        max_tokens=positions(config),
     )
     inputs = {"model": fingerprint(start), "demonstrations": files_fingerprint(files_of(demonstrations))}
     inputs[RENDERED] = ids_fingerprint(sample.ids for sample in samples)

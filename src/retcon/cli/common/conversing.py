@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from retcon.cli.common.arguments import need_training
 from retcon.cli.common.importing import import_training
 from retcon.core.texts import is_url
 
@@ -40,7 +39,6 @@ def conversing(
     if served and "path" in recipe.model.model_fields_set:
         folder = locate(recipe.model.path)
     if recipe.engine.in_process:
-        need_training()
         import_training()
     return recipe, folder
 

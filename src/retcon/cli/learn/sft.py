@@ -57,11 +57,9 @@ def sft(
     name, changes = split_overrides([recipe, *(overrides or ())])
     settings = load_recipe(name or COLD_START, changes, reads=READS["sft"])
     need_training()
-    import_training()
     from retcon.cli.common.demonstrations import ensure_demonstrations, refuse_missing
     from retcon.models.placing import model_folder, place_training
     from retcon.runs.folder import check_run
-    from retcon.train.sft import run_sft
 
     file = demonstrations[0] if demonstrations else _beside(out)
     if demonstrations:
@@ -74,6 +72,9 @@ def sft(
         plan_sft(settings, file, out)
         return
     check_run(out, kind="sft", recipe=settings)
+    import_training()
+    from retcon.train.sft import run_sft
+
     if not file.exists():  # whose making may take hours
         place_training(settings, model_folder(settings.model.path), ("dtype",))
     samples: list[str] = []

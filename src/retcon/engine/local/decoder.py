@@ -13,7 +13,7 @@ from torch import Tensor
 
 from retcon.core.errors import ComputeWarning
 from retcon.engine.local.attention import ForwardPlan, FreshJob, forward
-from retcon.engine.local.invariance import Invariance, linear_layers, probe
+from retcon.engine.local.invariance import Invariance, Probes, Products, linear_layers
 from retcon.engine.local.lean import Lean, room, why_not
 from retcon.engine.local.sampling import CHUNK
 
@@ -92,22 +92,16 @@ class Transformers:
     def __init__(self, model: PreTrainedModel, reason: str) -> None:
         self._model = model
         self.about = f"transformers' own forward: {reason}"
-        self._found: dict[int, Invariance] = {}
-        self._probe()
+        self._probes = Probes(lambda: linear_layers(model), model.dtype, model.device)
+        self.invariance = self._probes.now()
 
     def __call__(self, plan: ForwardPlan) -> Kept:
         logits = forward(self._model, plan)
         return Kept(logits, _themselves, logits.shape[-1])
 
     def refresh(self) -> None:
-        """They hold the weights themselves."""
-        self._probe()
-
-    def _probe(self) -> None:
-        threads = torch.get_num_threads()
-        if threads not in self._found:
-            self._found[threads] = probe(linear_layers(self._model), self._model.dtype, self._model.device)
-        self.invariance = self._found[threads]
+        """It holds the weights itself."""
+        self.invariance = self._probes.now()
 
 
 def _themselves(logits: Tensor) -> Tensor:
@@ -120,9 +114,9 @@ class LeanDecoder:
     about = "the lean forward, which gives what transformers' own gives"
 
     def __init__(self, model: PreTrainedModel, max_len: int) -> None:
-        self._lean, self._dtype, self._device = Lean(model, max_len), model.dtype, model.device
-        self._found: dict[int, Invariance] = {}
-        self._probe()
+        self._lean = Lean(model, max_len)
+        self._probes = Probes(self._of_each_shape, model.dtype, model.device)
+        self.invariance = self._probes.now()
 
     def __call__(self, plan: ForwardPlan) -> Kept:
         head = self._lean.head
@@ -130,16 +124,11 @@ class LeanDecoder:
 
     def refresh(self) -> None:
         self._lean.refresh()
-        self._probe()
+        self.invariance = self._probes.now()
 
-    def _probe(self) -> None:
-        """The kernels go by shapes and threads, not by weights: once for each number of threads."""
-        threads = torch.get_num_threads()
-        if threads not in self._found:
-            of_each_shape = {p.shape: p for p in self._lean.products}
-            products = ((shape[1], p) for shape, p in of_each_shape.items())
-            self._found[threads] = probe(products, self._dtype, self._device)
-        self.invariance = self._found[threads]
+    def _of_each_shape(self) -> Products:
+        of_each_shape = {p.shape: p for p in self._lean.products}
+        return ((shape[1], p) for shape, p in of_each_shape.items())
 
 
 def decoder_for(model: PreTrainedModel, max_len: int) -> Decoder:

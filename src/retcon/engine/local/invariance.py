@@ -56,6 +56,21 @@ def probe(products: Products, dtype: torch.dtype, device: torch.device) -> Invar
     return Invariance(least, exact=True)
 
 
+class Probes:
+    """What holds for a model's products, by how many threads torch has: kernels go by these and by shapes, not by the
+    weights, so that each number of threads is tried once."""
+
+    def __init__(self, products: Callable[[], Products], dtype: torch.dtype, device: torch.device) -> None:
+        self._products, self._dtype, self._device = products, dtype, device
+        self._found: dict[int, Invariance] = {}
+
+    def now(self) -> Invariance:
+        threads = torch.get_num_threads()
+        if threads not in self._found:
+            self._found[threads] = probe(self._products(), self._dtype, self._device)
+        return self._found[threads]
+
+
 def linear_layers(model: PreTrainedModel) -> Products:
     """One linear layer of each shape."""
     found: dict[tuple[int, ...], Tensor] = {}

@@ -6,6 +6,7 @@ import inspect
 from typing import TYPE_CHECKING
 
 from retcon.core.errors import EngineError
+from retcon.models.loading import positions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -25,10 +26,10 @@ def check_model(model: PreTrainedModel, max_len: int) -> None:
                           "attention layers alone")  # fmt: skip
     if model.config.is_encoder_decoder:
         raise EngineError(f"{name} is an encoder-decoder; the local engine serves decoder-only models")
-    positions = getattr(config, "max_position_embeddings", None)
-    if positions is not None and max_len > positions:
+    limit = positions(model.config)
+    if limit is not None and max_len > limit:
         raise EngineError(
-            f"max_len {max_len} is more than the {positions} positions of {name}; lower "
+            f"max_len {max_len} is more than the {limit} positions of {name}; lower "
             "max_len (in a recipe: rollout.max_tokens + rollout.lookahead_tokens)"
         )
     _check_layers(name, config, max_len)
