@@ -71,16 +71,20 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class DecodeJob:
-    """Ids start…end, one of each of some of the first `count` slots of a slab, which makes reading a view and no copy.
+    """Ids start…end, of some of the first `count` slots of a slab, which makes reading a view and no copy.
 
-    slots: of each id; None where they are 0…count-1. cold: whether what is kept is more than a cache holds.
+    width: ids of a slot at most. where: (end - start,), slot · width + number of each id; None where each slot has one.
+    mask: (count, width, capacity), additive, where a slot has several, the later hidden from the earlier ones; else the
+    slab's own. cold: whether what is kept is more than a cache holds.
     """
 
     slab: Slab
     start: int
     end: int
     count: int
-    slots: Tensor | None
+    width: int
+    where: Tensor | None
+    mask: Tensor | None = None
     cold: bool = False
 
     @property
@@ -90,18 +94,24 @@ class DecodeJob:
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         heads, size = k.shape[1:]
         queries = q[self.start : self.end] * scale
-        if self.slots is not None:
-            queries = queries.new_zeros(self.count, *queries.shape[1:]).index_copy_(0, self.slots, queries)
+        if self.where is not None:
+            queries = queries.new_zeros(self.count * self.width, *q.shape[1:]).index_copy_(0, self.where, queries)
         keys, values = self.slab.keys[layer][: self.count], self.slab.values[layer][: self.count]
+        queries = queries.view(self.count, self.width, heads, -1, size).transpose(1, 2)
         queries = queries.reshape(self.count * heads, -1, size)
         # Two batched products over whole slots, which are contiguous: several times quicker on CPUs than attention
         # kernels, which are made for many queries.
         self._warm(keys)
         scores = torch.bmm(queries, keys.flatten(0, 1).transpose(1, 2))
-        scores.view(self.count, -1, keys.shape[2]).add_(self.slab.mask[: self.count])
+        if self.mask is None:
+            scores.view(self.count, -1, keys.shape[2]).add_(self.slab.mask[: self.count])
+        else:
+            scores.view(self.count, heads, self.width, -1, keys.shape[2]).add_(self.mask[:, None, :, None])
         self._warm(values)
-        attended = torch.bmm(scores.softmax(-1), values.flatten(0, 1)).reshape(self.count, q.shape[1], -1)
-        return attended if self.slots is None else attended.index_select(0, self.slots)
+        attended = torch.bmm(scores.softmax(-1), values.flatten(0, 1))
+        attended = attended.view(self.count, heads, self.width, -1, v.shape[2]).transpose(1, 2)
+        attended = attended.reshape(self.count * self.width, q.shape[1], -1)
+        return attended if self.where is None else attended.index_select(0, self.where)
 
     def _warm(self, kept: Tensor) -> None:
         """Read it in order, as fast as memory allows; the products in bfloat16 wait for each piece that is not in the
@@ -199,12 +209,17 @@ class ForwardPlan:
 
 @dataclass(slots=True)
 class Shapes(ForwardPlan):
-    """A plan that only notes what each layer keeps of an id: (heads of keys, size of a key, size of a value)."""
+    """A plan that only notes what each layer keeps of an id: (heads of keys, size of a key, size of a value).
+
+    products: what its attention multiplies, each once: (heads of queries to one of keys, size of a key, of a value).
+    """
 
     layers: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    products: set[tuple[int, int, int]] = field(default_factory=set)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         self.layers[layer] = (k.shape[1], k.shape[2], v.shape[2])
+        self.products.add((q.shape[1] // k.shape[1], k.shape[2], v.shape[2]))
         return q.new_zeros(*q.shape[:2], v.shape[-1])
 
 

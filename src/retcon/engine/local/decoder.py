@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _LOG = logging.getLogger(__name__)
+
+Attended = Collection[tuple[int, int, int]]
+"""See `Shapes.products`."""
 
 AGREE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
 """How far the lean forward's logits may be off, relative to the largest: rounding, and no more."""
@@ -89,10 +92,10 @@ class Decoder(Protocol):
 class Transformers:
     """The model's own modules, around attention over slabs."""
 
-    def __init__(self, model: PreTrainedModel, reason: str) -> None:
+    def __init__(self, model: PreTrainedModel, attended: Attended, reason: str) -> None:
         self._model = model
         self.about = f"transformers' own forward: {reason}"
-        self._probes = Probes(lambda: linear_layers(model), model.dtype, model.device)
+        self._probes = Probes(lambda: linear_layers(model), attended, model.dtype, model.device)
         self.invariance = self._probes.now()
 
     def __call__(self, plan: ForwardPlan) -> Kept:
@@ -113,9 +116,9 @@ class LeanDecoder:
 
     about = "the lean forward, which gives what transformers' own gives"
 
-    def __init__(self, model: PreTrainedModel, max_len: int) -> None:
+    def __init__(self, model: PreTrainedModel, attended: Attended, max_len: int) -> None:
         self._lean = Lean(model, max_len)
-        self._probes = Probes(self._of_each_shape, model.dtype, model.device)
+        self._probes = Probes(self._of_each_shape, attended, model.dtype, model.device)
         self.invariance = self._probes.now()
 
     def __call__(self, plan: ForwardPlan) -> Kept:
@@ -131,30 +134,30 @@ class LeanDecoder:
         return ((shape[1], p) for shape, p in of_each_shape.items())
 
 
-def decoder_for(model: PreTrainedModel, max_len: int) -> Decoder:
+def decoder_for(model: PreTrainedModel, attended: Attended, max_len: int) -> Decoder:
     """The lean decoder where the model is of a kind that it knows, and gives what transformers gives. Logs which it is.
 
-    Warns (ComputeWarning) where the lean one would do, but memory lacks.
+    attended: `Shapes.products`. Warns (ComputeWarning) where the lean one would do, but memory lacks.
     """
-    decoder = _choose(model, max_len)
+    decoder = _choose(model, attended, max_len)
     _LOG.info("decoding with %s", decoder.about)
     return decoder
 
 
-def _choose(model: PreTrainedModel, max_len: int) -> Decoder:
+def _choose(model: PreTrainedModel, attended: Attended, max_len: int) -> Decoder:
     if (reason := why_not(model)) is not None:
-        return Transformers(model, reason)
+        return Transformers(model, attended, reason)
     needed, free = room(model)
     if needed > free:
         reason = f"the lean one wants {needed / 2**30:.2f} GiB of free memory, and there are {free / 2**30:.2f}"
         slower = f"rollouts decode with transformers' own forward, which is slower: {reason}"
         warnings.warn(slower, ComputeWarning, stacklevel=3)
-        return Transformers(model, reason)
+        return Transformers(model, attended, reason)
     with torch.inference_mode():
-        lean = LeanDecoder(model, max_len)
+        lean = LeanDecoder(model, attended, max_len)
         if agrees(lean, model, max_len):
             return lean
-    return Transformers(model, f"the lean one's logits differ from those of {type(model).__name__}")
+    return Transformers(model, attended, f"the lean one's logits differ from those of {type(model).__name__}")
 
 
 def agrees(decoder: Decoder, model: PreTrainedModel, max_len: int) -> bool:

@@ -2,12 +2,13 @@
 
 The kernels of a matrix product may be chosen by the shape, and add up in another order then: a request would get other
 last bits in other company, and now and then another id. On most CPUs that happens only for the smallest batches, which
-can be padded.
+can be padded. The same holds of attention over what is stored, where the rows are a request's own: the queries of all
+ids that it feeds at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
 ROWS = (1, 4, 16, 32)
 """Least numbers of rows that are tried."""
 TRIED = (1, 2, 3, 4, 5, 7, 8, 11, 13, 16, 17, 23, 31, 32, 33, 47, 63, 64)
+DRAFTED = 3
+"""Ids of a draft at most. Twice as many bring a sixth more ids a forward, as the later ones are less likely."""
+STORED = ((1, 64), (5, 128), (2, 512), (33, 256))
+"""Slots and positions with which attention is tried."""
 
 Products = Iterable[tuple[int, Callable[[Tensor], Tensor]]]
 """Matrix products, (N, in) → (N, out), with the size of their inputs."""
@@ -30,14 +35,19 @@ Products = Iterable[tuple[int, Callable[[Tensor], Tensor]]]
 @dataclass(frozen=True, slots=True)
 class Invariance:
     """rows: ids of a forward at least. exact: whether a request's results do not depend on the batch, bit for bit, as
-    far as was tried."""
+    far as was tried. drafted: ids of a draft at most; with 0 nothing is drafted, as the bits would depend on it. width:
+    ids of a request's attention at least."""
 
     rows: int = 1
     exact: bool = False
+    drafted: int = 0
+    width: int = 1
 
 
-def probe(products: Products, dtype: torch.dtype, device: torch.device) -> Invariance:
-    """What holds for these products.
+def probe(
+    products: Products, attended: Collection[tuple[int, int, int]], dtype: torch.dtype, device: torch.device
+) -> Invariance:
+    """What holds for these products, and for attention. attended: `Shapes.products`.
 
     Devices other than CPUs choose kernels in too many ways to be tried out: there nothing is padded, nothing promised.
     """
@@ -53,21 +63,48 @@ def probe(products: Products, dtype: torch.dtype, device: torch.device) -> Invar
             if not enough:
                 return Invariance()
             least = max(least, enough[0])
-    return Invariance(least, exact=True)
+        widths = [_width(*shape, slots, length, dtype) for shape in attended for slots, length in STORED]
+    known = [width for width in widths if width is not None]
+    if not known or len(known) < len(widths):
+        return Invariance(least, exact=True)
+    return Invariance(least, exact=True, drafted=DRAFTED, width=max(known))
+
+
+def _width(groups: int, key: int, value: int, slots: int, length: int, dtype: torch.dtype) -> int | None:
+    """The least number of ids from which on attention gives each the same bits, whatever its place among them. None:
+    there is no such number up to the most."""
+    random, most = torch.Generator().manual_seed(0), DRAFTED + 1
+    queries = torch.randn(slots, most * groups, key, generator=random).to(dtype)
+    keys, values = (torch.randn(slots, length, size, generator=random).to(dtype) for size in (key, value))
+
+    def attend(some: Tensor) -> Tensor:
+        return torch.bmm(torch.bmm(some, keys.transpose(1, 2)).softmax(-1), values)
+
+    whole = attend(queries)
+    if not torch.equal(attend(queries.roll(groups, 1)).roll(-groups, 1), whole):
+        return None
+    wrong = [n for n in range(1, most) if not torch.equal(attend(queries[:, : n * groups]), whole[:, : n * groups])]
+    return max(wrong, default=0) + 1
 
 
 class Probes:
     """What holds for a model's products, by how many threads torch has: kernels go by these and by shapes, not by the
-    weights, so that each number of threads is tried once."""
+    weights, so that each number of threads is tried once. See `probe`."""
 
-    def __init__(self, products: Callable[[], Products], dtype: torch.dtype, device: torch.device) -> None:
-        self._products, self._dtype, self._device = products, dtype, device
+    def __init__(
+        self,
+        products: Callable[[], Products],
+        attended: Collection[tuple[int, int, int]],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._products, self._attended, self._dtype, self._device = products, attended, dtype, device
         self._found: dict[int, Invariance] = {}
 
     def now(self) -> Invariance:
         threads = torch.get_num_threads()
         if threads not in self._found:
-            self._found[threads] = probe(self._products(), self._dtype, self._device)
+            self._found[threads] = probe(self._products(), self._attended, self._dtype, self._device)
         return self._found[threads]
 
 

@@ -88,6 +88,10 @@ class Slab:
         self.mask[slot, ..., :length] = 0
         self.mask[slot, ..., length:] = self.blocked
 
+    def hide(self, slot: int, start: int, end: int) -> None:
+        """Let positions start…end of the slot not be seen any more."""
+        self.mask[slot, ..., start:end] = self.blocked
+
     def wipe(self, slot: int) -> None:
         """Remove what is not finite, which no mask hides."""
         with torch.inference_mode():  # also where a caller is gone, between two forwards

@@ -10,7 +10,8 @@ class EngineStats:
     """Counters since the engine was made. Ids: generated; fed in prefills; scored; found cached; copied from an equal
     prompt.
 
-    steps: forwards that decoded. rows: ids that they decoded, so rows / steps is the mean batch. preempted: requests
+    steps: forwards that decoded. rows: requests that they decoded, so rows / steps is the mean batch. drafted: ids fed
+    before they were known; agreed: those of them that were sampled then. preempted: requests
     under way that gave their room to others. carried: requests that went on with other weights. evicted: requests at
     rest, or waiting, that lost their keys and values. seconds: wall time in the model, the sampler and their
     bookkeeping. gathered: wall time in which a thin batch waited for company. starved: wall time in which requests were
@@ -25,6 +26,8 @@ class EngineStats:
     copied: int = 0
     steps: int = 0
     rows: int = 0
+    drafted: int = 0
+    agreed: int = 0
     preempted: int = 0
     carried: int = 0
     evicted: int = 0
