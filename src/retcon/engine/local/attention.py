@@ -75,7 +75,8 @@ class DecodeJob:
 
     width: ids of a slot at most. where: (end - start,), slot · width + number of each id; None where each slot has one.
     mask: (count, width, capacity), additive, where a slot has several, the later hidden from the earlier ones; else the
-    slab's own. cold: whether what is kept is more than a cache holds.
+    slab's own. queries: of one product, and head of keys, at least. cold: whether what is kept is more than a cache
+    holds.
     """
 
     slab: Slab
@@ -85,6 +86,7 @@ class DecodeJob:
     width: int
     where: Tensor | None
     mask: Tensor | None = None
+    queries: int = 1
     cold: bool = False
 
     @property
@@ -99,6 +101,9 @@ class DecodeJob:
         keys, values = self.slab.keys[layer][: self.count], self.slab.values[layer][: self.count]
         queries = queries.view(self.count, self.width, heads, -1, size).transpose(1, 2)
         queries = queries.reshape(self.count * heads, -1, size)
+        asked = queries.shape[1]
+        if asked < self.queries:
+            queries = pad(queries, (0, 0, 0, self.queries - asked))
         # Two batched products over whole slots, which are contiguous: several times quicker on CPUs than attention
         # kernels, which are made for many queries.
         self._warm(keys)
@@ -106,9 +111,10 @@ class DecodeJob:
         if self.mask is None:
             scores.view(self.count, -1, keys.shape[2]).add_(self.slab.mask[: self.count])
         else:
-            scores.view(self.count, heads, self.width, -1, keys.shape[2]).add_(self.mask[:, None, :, None])
+            shown = scores[:, :asked].view(self.count, heads, self.width, -1, keys.shape[2])
+            shown.add_(self.mask[:, None, :, None])
         self._warm(values)
-        attended = torch.bmm(scores.softmax(-1), values.flatten(0, 1))
+        attended = torch.bmm(scores.softmax(-1), values.flatten(0, 1))[:, :asked]
         attended = attended.view(self.count, heads, self.width, -1, v.shape[2]).transpose(1, 2)
         attended = attended.reshape(self.count * self.width, q.shape[1], -1)
         return attended if self.where is None else attended.index_select(0, self.where)

@@ -78,7 +78,7 @@ def plan(
     for run in runs:
         store = _store(run, fed, positions, device)
         stores.append(store)
-        jobs.append(_decode_job(run, store, invariance.width, cold))
+        jobs.append(_decode_job(run, store, invariance.queries, cold))
         fed = store.end
     starts: list[int] = []
     for stretch in stretches:
@@ -143,15 +143,15 @@ def _store(run: Sequence[Step], start: int, positions: Sequence[int], device: to
     return store
 
 
-def _decode_job(run: Sequence[Step], store: Store, least: int, cold: bool) -> DecodeJob:
-    """least: the width, at least. Each id of a slot sees what is stored, and of the step's own those up to itself."""
+def _decode_job(run: Sequence[Step], store: Store, queries: int, cold: bool) -> DecodeJob:
+    """Each id of a slot sees what is stored, and of the step's own those up to itself."""
     slab, count = store.slab, run[-1].place.slot + 1
-    width = max(least, *(len(s.ids) for s in run)) if len(store.slots) > len(run) else least
+    width = max(len(s.ids) for s in run)
     where, mask = None, None
     if width > 1 or count > len(run):
         places = [s.place.slot * width + n for s in run for n in range(len(s.ids))]
         where = torch.tensor(places, device=store.slots.device)
-    if len(store.slots) > len(run):
+    if width > 1:
         later = [
             (s.place.slot * width + n) * slab.capacity + s.length + after
             for s in run
@@ -160,7 +160,7 @@ def _decode_job(run: Sequence[Step], store: Store, least: int, cold: bool) -> De
         ]
         mask = slab.mask[:count].repeat(1, width, 1)
         mask.view(-1).index_fill_(0, torch.tensor(later, device=mask.device), slab.blocked)
-    return DecodeJob(slab, store.start, store.end, count, width, where, mask, cold and slab.legible)
+    return DecodeJob(slab, store.start, store.end, count, width, where, mask, queries, cold and slab.legible)
 
 
 def _stretch_jobs(

@@ -35,13 +35,13 @@ Products = Iterable[tuple[int, Callable[[Tensor], Tensor]]]
 @dataclass(frozen=True, slots=True)
 class Invariance:
     """rows: ids of a forward at least. exact: whether a request's results do not depend on the batch, bit for bit, as
-    far as was tried. drafted: ids of a draft at most; with 0 nothing is drafted, as the bits would depend on it. width:
-    ids of a request's attention at least."""
+    far as was tried. drafted: ids of a draft at most; with 0 nothing is drafted, as the bits would depend on it.
+    queries: of attention over what is stored at least, for one head of keys."""
 
     rows: int = 1
     exact: bool = False
     drafted: int = 0
-    width: int = 1
+    queries: int = 1
 
 
 def probe(
@@ -63,27 +63,27 @@ def probe(
             if not enough:
                 return Invariance()
             least = max(least, enough[0])
-        widths = [_width(*shape, slots, length, dtype) for shape in attended for slots, length in STORED]
-    known = [width for width in widths if width is not None]
-    if not known or len(known) < len(widths):
+        found = [_queries(*shape, slots, length, dtype) for shape in attended for slots, length in STORED]
+    known = [queries for queries in found if queries is not None]
+    if not known or len(known) < len(found):
         return Invariance(least, exact=True)
-    return Invariance(least, exact=True, drafted=DRAFTED, width=max(known))
+    return Invariance(least, exact=True, drafted=DRAFTED, queries=max(known))
 
 
-def _width(groups: int, key: int, value: int, slots: int, length: int, dtype: torch.dtype) -> int | None:
-    """The least number of ids from which on attention gives each the same bits, whatever its place among them. None:
-    there is no such number up to the most."""
-    random, most = torch.Generator().manual_seed(0), DRAFTED + 1
-    queries = torch.randn(slots, most * groups, key, generator=random).to(dtype)
+def _queries(groups: int, key: int, value: int, slots: int, length: int, dtype: torch.dtype) -> int | None:
+    """The least number of queries from which on attention gives each the same bits, whatever its place among them.
+    None: up to as many as drafts make there is none, or the place matters."""
+    random, most = torch.Generator().manual_seed(0), (DRAFTED + 1) * groups
+    queries = torch.randn(slots, most, key, generator=random).to(dtype)
     keys, values = (torch.randn(slots, length, size, generator=random).to(dtype) for size in (key, value))
 
     def attend(some: Tensor) -> Tensor:
         return torch.bmm(torch.bmm(some, keys.transpose(1, 2)).softmax(-1), values)
 
     whole = attend(queries)
-    if not torch.equal(attend(queries.roll(groups, 1)).roll(-groups, 1), whole):
+    if not torch.equal(attend(queries.roll(1, 1)).roll(-1, 1), whole):
         return None
-    wrong = [n for n in range(1, most) if not torch.equal(attend(queries[:, : n * groups]), whole[:, : n * groups])]
+    wrong = [n for n in range(1, most) if not torch.equal(attend(queries[:, :n]), whole[:, :n])]
     return max(wrong, default=0) + 1
 
 
