@@ -44,11 +44,14 @@ class EngineStats:
         return EngineStats(**{k: v if k.startswith("kv") else v - earlier[k] for k, v in asdict(self).items()})
 
     def metrics(self) -> dict[str, float]:
-        """What a run logs of a step: engine_utilisation, mean batch, ids fed, found cached and copied, requests that
-        gave way, and MiB of keys and values. They depend on how quick tools were."""
+        """What a run logs of a step: engine_utilisation, mean batch, ids of drafts and those that were agreed with, ids
+        fed, found cached and copied, requests that gave way, and MiB of keys and values. They depend on how quick tools
+        were."""
         return {
             "engine_utilisation": round(self.utilisation, 4),
             "engine_batch": round(self.batch, 2),
+            "engine_drafted": self.drafted,
+            "engine_agreed": self.agreed,
             "engine_prefilled": self.prefilled,
             "engine_reused": self.reused + self.copied,
             "engine_preempted": self.preempted,
