@@ -35,7 +35,7 @@ Lines = list[dict[str, Any]]
 def session(name: str, steps: Any = REPAIRED, own: str = "s") -> Lines:
     """A session's lines. own: its name, which all its lines have."""
     record = copy.deepcopy(FORMATS[name](steps))
-    found: Lines = next(record[key] for key in ("lines", "events", "messages", "contents") if key in record)
+    found: Lines = next(record[key] for key in ("lines", "events", "messages", "contents", "input") if key in record)
     for line in found if own != "s" else ():
         line.update({key: own + line[key] for key in ("uuid", "parentUuid") if line.get(key)}, sessionId=own)
         if "id" in (message := line.get("message", {})):
@@ -135,7 +135,8 @@ def test_a_session_that_breaks_off_is_learnt_from_and_told(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("name", "file"),
     [("claude_code", "in.jsonl"), ("codex", "in.jsonl"), ("adk", "in.jsonl"), ("adk", "in.json"),
-     ("gemini", "in.jsonl"), ("gemini", "in.json"), ("pydantic_ai", "in.json")],
+     ("gemini", "in.jsonl"), ("gemini", "in.json"), ("pydantic_ai", "in.json"), ("langchain_flat", "in.jsonl"),
+     ("langchain_flat", "in.json"), ("responses", "in.jsonl")],
 )  # fmt: skip
 def test_a_transcript_may_begin_with_more_than_the_first_look_takes_in(tmp_path: Path, name: str, file: str) -> None:
     lines = session(name)
