@@ -125,6 +125,63 @@ def test_cuts_of_two_repairs_in_one_answer_leave_something_of_it() -> None:
         assert result.trajectory.turns[-1].text == (rest.strip() or said)
 
 
+HALVED = [fails("half = roots / 2\nprint(half)", said="Half of it."), works("half = root / 2\nprint(half)")]
+GONE = "The previous error is gone by now."
+
+
+def test_what_two_repairs_would_cut_is_cut_once() -> None:
+    first = [ASK, FAIL, works(FIXED, "4.0", f"{GONE} We write it as sqrt.")]
+    said = answer(f"{GONE} The root of 16 is 4.")
+    for last in ([said], [*HALVED, said]):
+        result = purify(*first, *last)
+        assert len(result.splices) == (len(last) + 1) // 2
+        assert [(cut.rule, cut.text) for cut in result.cuts] == [("error", GONE)]
+
+
+def test_what_was_cut_by_the_rules_for_a_fix_is_not_cut_by_those_for_later_words() -> None:
+    said = "That crashed, so here is the corrected code."
+    listed = "values = [n for n in range(99) if n * 2 == root]\nhalf = values[-1] * len('a')\nprint(half)"
+    fix = works(listed, "2.0", f"{said} Now we list all halves there are.")
+    result = purify(ASK, FAIL, works(FIXED, "4.0", "sqrt it is"), HALVED[0], fix, answer("The half is 2."))
+    assert [splice.shallow for splice in result.splices] == [True, False]
+    assert [(cut.rule, cut.text) for cut in result.cuts] == [("error", said)]
+
+
+def test_what_is_repeated_is_cut_though_another_repair_was_tried_first() -> None:
+    code = "def twice(n):\n    return n + {}\n\nassert twice(4) == 8"
+    said = "The existing code has no meaning for us here."
+    first = fails(code.format(2), "AssertionError", 4, "We add two to the number to double it.")
+    first = replace(first, output=f"half is 12.345\n{first.output}")
+    retry = fails(code.format("m"), "NameError", 2, said)
+    fix = works(code.format("n"), "ok", "The number is added to itself.")
+    result = purify(ASK, first, retry, fix, answer(f"{said} Twice 12.345 is what we want here."))
+    assert (reasons(result), [one.failure for one in result.splices]) == ([("plan", "an assertion failed")], [1])
+    assert [(cut.rule, cut.text) for cut in result.cuts] == [("repeated", said)]
+
+
+def test_a_value_of_the_removed_output_is_missed_in_the_words_of_a_fix() -> None:
+    failure = replace(FAIL, output="half is 7.25\n" + FAIL.output)
+    for asked, said, left in (
+        (ASK, "We list all squares below 7.25 and take the last one.", ["value: 7.25"]),
+        (user("Is it 7.25?"), "We list all squares below 7.25 and take the last one.", []),
+    ):
+        result = purify(asked, failure, works(OTHER, "4", said), answer("The root of 16 is 4."))
+        assert [one.detail for one in result.left] == left
+
+
+def test_nothing_is_cut_of_a_later_failure_without_all_its_results_nor_of_a_program_beside_another() -> None:
+    (raw,) = MINT.read(FORMATS["mint"]([ASK, FAIL, works(FIXED, "4.0", "sqrt it is")]), "t").trajectories
+    codes = ("print(x)", "total = 2  # the corrected code")
+    half, whole = (Observation("0", "NameError", "error"),), (Observation("0", "", "ok"), Observation("1", "", "ok"))
+    for said, seen, left in (
+        ("After fixing the error we see it. Now we show both.", half, [("words", "error"), ("unanswered", "")]),
+        ("Now we show both.", whole, [("words", "fix")]),
+    ):
+        calls = tuple(ToolCall(str(n), "python", {"code": code}, len(said)) for n, code in enumerate(codes))
+        later = Turn((Segment("sampled", said + "".join(codes)),), calls, seen, "call")
+        assert reasons(Offline()(replace(raw, turns=(*raw.turns, later)))) == left
+
+
 def test_an_edit_of_words_and_program_moves_the_call_and_leaves_what_was_said_to_the_model() -> None:
     before = (
         ("sampled", "First. Second. "),
