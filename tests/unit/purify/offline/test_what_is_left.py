@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from foreign import FORMATS, Step, answer, fails, user, works
-from retcon.core.types import Observation, Segment, ToolCall, Turn
+from retcon.core.types import Observation, RepairRecord, Segment, ToolCall, Turn
 from retcon.purify.kept import Edit, edited
 from retcon.purify.offline import Offline, Purified
 from retcon.purify.reading.rewriting import rewritten
 from retcon.transcripts.detection.detector import Detector
 from retcon.transcripts.formats.mint import MINT
+from retcon.transcripts.purifying.one import purify_transcript
 from unit.purify.offline.test_kept import ASK, COMMENTED, FAIL, FAILED, FIXED, OTHER, purify, reasons
 
 
@@ -147,6 +148,18 @@ def test_what_was_cut_by_the_rules_for_a_fix_is_not_cut_by_those_for_later_words
     assert [(cut.rule, cut.text) for cut in result.cuts] == [("error", said)]
 
 
+def test_what_was_cut_is_told_and_counted_in_the_order_of_the_turns() -> None:
+    double = works("print(2 * root)", "8.0", f"{GONE} Now we double it.")
+    said = answer("After fixing the error we see it. The root of 16 is 4.")
+    steps = [ASK, FAIL, works(FIXED, "4.0", "sqrt it is"), double, said]
+    result = purify(*steps)
+    assert [(cut.turn, cut.rule) for cut in result.cuts] == [(2, "error"), (3, "error")]
+    repair = result.trajectory.turns[0].repair
+    assert repair is not None
+    assert repair.cut == result.cuts
+    assert dict(purify_transcript(FORMATS["mint"](steps))[1].cut) == {"error": 2}
+
+
 def test_what_is_repeated_is_cut_though_another_repair_was_tried_first() -> None:
     code = "def twice(n):\n    return n + {}\n\nassert twice(4) == 8"
     said = "The existing code has no meaning for us here."
@@ -167,6 +180,44 @@ def test_a_value_of_the_removed_output_is_missed_in_the_words_of_a_fix() -> None
     ):
         result = purify(asked, failure, works(OTHER, "4", said), answer("The root of 16 is 4."))
         assert [one.detail for one in result.left] == left
+
+
+def test_a_value_of_an_attempt_between_is_missed_too() -> None:
+    between = replace(FAIL, output="half is 7.25\n" + FAIL.output)
+    result = purify(ASK, FAIL, between, works(FIXED, "4.0"), answer("Twice 7.25 is what we want here."))
+    assert reasons(result) == [("words", "value")] * 2
+
+
+def test_log_probs_between_two_repairs_are_unknown_too() -> None:
+    (raw,) = MINT.read(FORMATS["mint"]([ASK, FAIL, SQRT, works("print(root)"), *HALVED]), "t").trajectories
+    scored = [replace(s, ids=(1,), logprobs=(-0.5,)) if s.kind == "sampled" else s for s in raw.turns[2].segments]
+    between = replace(raw.turns[2], segments=tuple(scored))
+    result = Offline()(replace(raw, turns=(*raw.turns[:2], between, *raw.turns[3:])))
+    assert [splice.failure for splice in result.splices] == [0, 3]
+    assert [s.logprobs for s in result.trajectory.turns[1].generated] == [None] * len(between.generated)
+
+
+def test_a_failure_that_was_judged_before_stays_judged_where_it_is_asked_what_is_settled() -> None:
+    steps = [ASK, FAIL, FAIL, SQRT, answer("It is 4."), user("And f?"), fails("f(2)"), answer("No.")]
+    (raw,) = MINT.read(FORMATS["mint"]([*steps, user("And half of it?"), *HALVED]), "t").trajectories
+    judged = replace(raw.turns[0], repair=RepairRecord("unrepaired", 0))
+    result = Offline()(replace(raw, turns=(judged, *raw.turns[1:])))
+    assert ([splice.failure for splice in result.splices], reasons(result)) == ([1, 6], [("answered", "")])
+
+
+def test_a_comment_that_the_failed_program_has_too_stays() -> None:
+    failed, fixed = (f"# Fixed width, as they want it.\n{code}" for code in (FAILED, FIXED))
+    result = purify(ASK, replace(FAIL, code=failed), works(fixed, "4.0"), answer("The root of 16 is 4."))
+    assert ([one.shallow for one in result.splices], result.cuts) == ([True], ())
+    assert result.trajectory.turns[0].calls[0].code == fixed
+
+
+def test_nothing_is_cut_of_a_fix_with_ids() -> None:
+    deep = [ASK, FAIL, works(OTHER, "4", "Sorry, an error. Now we list all squares below 81.")]
+    (raw,) = MINT.read(FORMATS["mint"](deep), "t").trajectories
+    of_ids = [replace(s, ids=(1,)) if s.kind == "sampled" else s for s in raw.turns[1].segments]
+    result = Offline()(replace(raw, turns=(raw.turns[0], replace(raw.turns[1], segments=tuple(of_ids)))))
+    assert reasons(result) == [("words", "apology")]
 
 
 def test_nothing_is_cut_of_a_later_failure_without_all_its_results_nor_of_a_program_beside_another() -> None:

@@ -243,6 +243,7 @@ def test_a_history_that_several_candidates_answer_is_read_and_not_repaired() -> 
         record = {"contents": contents, "candidates": answers}
         clean, count = purify_transcript(record)
         assert (count.calls, count.failed, count.shallow) == (2, 1, shallow)
+        assert "candidates" not in count.rules, "it failed whatever follows"
         assert dict(count.left) == {"unclear": 1} if not shallow else not count.left
         assert (clean == record) is not shallow
     _, count = purify_transcript({"contents": [*contents[:1], *contents[3:]], "candidates": candidates})
