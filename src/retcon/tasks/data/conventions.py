@@ -29,7 +29,7 @@ from retcon.tasks.data.fields import (
 from retcon.tasks.data.passages import INPUT, whole
 from retcon.tasks.graders.text import chosen_letter, lettered
 
-QUESTIONS = ("question", "problem", "Problem", "Question", "query", "prompt", "instruction")
+QUESTIONS = ("question", "problem", "Problem", "Question", "query", "prompt", "instruction", "messages")
 ANSWERS = ("answer", "expected_answer", "final_answer", "ground_truth", "Answer", "solution")
 SOLUTIONS = ("solution", "reference_solution", "Solution", "canonical_solution", "code", "gold")
 IDS = ("id", "unique_id", "task_id", "question_id", "problem_id", "ID", "idx", "index")

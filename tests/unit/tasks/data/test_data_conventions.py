@@ -253,6 +253,14 @@ def test_worked_examples_come_before_the_question(tmp_path: Path) -> None:
     assert {segment.kind for segment in prompt} == {"prompt"}, "what others wrote is not learnt"
 
 
+def test_a_column_of_messages_is_a_question(tmp_path: Path) -> None:
+    said = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+2?"}]
+    (task,) = tasks(write(tmp_path / "a.jsonl", [{"messages": said, "answer": "3"}]))
+    assert (task.system, task.question, task.answer) == ("Be brief.", "1+2?", "3")
+    beside = {"question": "1+2?", "messages": [*said, {"role": "assistant", "content": "3"}], "answer": "3"}
+    assert tasks(write(tmp_path / "b.jsonl", [beside]))[0].question == "1+2?"
+
+
 def test_one_question_after_other_messages_is_another_problem(tmp_path: Path) -> None:
     def row(number: int, answer: str) -> dict[str, Any]:
         told = [("user", f"A square has a side of {number}."), ("assistant", "Yes?"), ("user", "Is its area odd?")]
