@@ -119,9 +119,10 @@ def recognised(row: Columns, where: str, mapped: Mapping[str, str]) -> Conventio
     has = f"has columns {', '.join(own)}" if own else "has no columns"
     lacks = f"lacks {' and '.join(need.replace('|', ' or ') for need in lacking)}" if lacking else "does not fit"
     hints = [hint for need in lacking if (hint := close.nearest(need, own))]
+    tests = "; tests are known by these names alone" if any("test" in need for need in lacking) else ""
     raise DataError(
         f"{where}: no known convention: the row {has}; the nearest is {close.name}, of which it {lacks}"
-        f"{hints[0] if hints else ''}. Say which columns hold what: "
+        f"{hints[0] if hints else ''}{tests}. Say which columns hold what: "
         'columns = { question = "…", answer = "…" } (of `retcon data`: --column question=… --column answer=…)'
     )
 

@@ -186,6 +186,7 @@ def test_a_mapped_answer_replaces_the_one_of_a_convention(tmp_path: Path) -> Non
                                           r"nearest is \w+, of which it lacks answer.*\(did you mean 'anser'\?\)"),
         ({"prompt": "x", "test": "t", "entry": "f"}, r"nearest is humaneval, of which it lacks entry_point \(did you "
                                                      r"mean 'entry'\?\)"),
+        ({"question": "x", "test": "t"}, r"lacks test_list or tests \(did you mean 'test'\?\); tests are known by"),
         ({}, "line 1: no known convention: the row has no columns"),
         ({"question": "x"}, r"nearest is plain, of which it lacks answer or [\w ]+ solution\. Say which columns"),
     ],
