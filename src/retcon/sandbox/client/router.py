@@ -132,8 +132,8 @@ class SandboxRouter:
             raise SandboxUnavailable(f"no session: {error}") from error
 
     async def _of_any(self, ask: Callable[[_Server], Awaitable[T]]) -> T:
-        """What the first server gives that does not fail: where one does, the next is asked at once. Those that rest are
-        passed over, unless all do.
+        """What the first server gives that does not fail: where one does, the next is asked at once, but for those that
+        rest, unless all do.
 
         Raises as `_choose`, and ServerUnavailable where all of them fail; `after` is then until the first has rested.
         """
