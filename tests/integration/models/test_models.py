@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from contextlib import suppress
 from pathlib import Path
@@ -13,10 +14,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
+from typer.testing import CliRunner
 
 from ggufs import tiny, write_gguf
 from retcon.chat import registry
 from retcon.chat.opening import open_chat
+from retcon.cli.app import app
 from retcon.core.errors import CheckpointError
 from retcon.engine.kinds.vllm import dtype_of
 from retcon.models.catalogue import HOME, models_folder
@@ -244,6 +247,19 @@ def test_an_end_that_the_tokenizer_lacks_is_refused(ends: object, said: str, fol
     edit(folder / "generation_config.json", eos_token_id=ends)
     with pytest.raises(CheckpointError, match=f"ends a text with id {said}, which its tokenizer does not have"):
         check_model_folder(folder)
+
+
+def test_the_command_prints_what_was_found_and_fails_for_a_broken_model(folder: Path) -> None:
+    (folder / "source.json").write_text('{"source": "acme/tiny", "licence": "MIT"}')
+    done = CliRunner().invoke(app, ["model", "check", str(folder)])
+    assert done.exit_code == 0, done.output
+    rows = dict(re.findall(r"^(source|licence|architecture|tokenizer) +(.+?) *$", done.stdout, re.MULTILINE))
+    assert (rows["source"], rows["licence"], rows["tokenizer"]) == ("acme/tiny", "MIT", "263 tokens")
+    assert rows["architecture"].startswith("LlamaForCausalLM, ")
+    assert "warning: plain English costs it" in done.stderr
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="has no weights"):
+        CliRunner().invoke(app, ["model", "check", str(folder)], catch_exceptions=False)
 
 
 @pytest.mark.parametrize("text", ["[1]", "3", "null", "{"])
