@@ -83,6 +83,7 @@ class Rollouts:
             raise RecipeError(f"{recipe} has stages, and TRL's trainer has none: train with a recipe of one of them")
         _refuse_unfit(settings)
         settings.task.refuse_rollouts(settings)
+        settings.task.refuse_branching(settings)
         self._folder = locate(model or settings.model.path)
         self._tasks = build_tasks(settings, self._folder)
         self.recipe, _ = settle(settings, self._folder, self._tasks)
