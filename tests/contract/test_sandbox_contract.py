@@ -174,6 +174,7 @@ def test_a_program_imports_what_lies_beside_it(opened: Opener) -> None:
         ("import sys\nclass I(int):\n    def __and__(s, o): return 'x'\nsys.exit(I(3))", "error", "SystemExit", 3),
         ("import os; os._exit(4)", "error", "SystemExit", 4),
         ("import os; os.abort()", "error", "SIGABRT", -6),
+        ("import os; os.kill(os.getpid(), 24)", "error", "SIGXCPU", -24),
         ("raise MemoryError", "limit", "MemoryError", 1),
         ("class Mine(Exception): pass\nraise Mine", "error", "Mine", 1),
         ("raise KeyboardInterrupt", "error", "KeyboardInterrupt", 1),

@@ -77,7 +77,18 @@ def test_a_run_that_goes_on_has_a_page_of_the_steps_so_far(tmp_path: Path) -> No
     assert 'alt="Loss' not in page, "a loss of reinforcement learning says nothing to the eye"
     assert (out / "report/reward.png").is_file()
     assert load_recipe(out / "report/recipe.toml").rl.steps == 9, "what repeats it"
-    assert f"retcon train {out}/report/recipe.toml --from MODEL" in page
+    assert f"retcon train {out}/report/recipe.toml --from MODEL" in page, "of an earlier version, which kept no name"
+    assert "<td>base</td>" not in page
+
+
+def test_the_model_of_a_run_is_the_one_that_it_began_with(tmp_path: Path) -> None:
+    out = learning(tmp_path / "own")
+    about = json.loads((out / "run.json").read_text())
+    (out / "run.json").write_text(json.dumps({**about, "start": "my model"}))
+    report(out)
+    page = unescape((out / "report/report.html").read_text())
+    assert "<td>my model</td>" in page
+    assert f"retcon train {out}/report/recipe.toml --from 'my model' --out" in page
 
 
 @pytest.mark.parametrize(

@@ -107,6 +107,16 @@ def test_a_group_below_the_minima_of_its_selection_is_refused(tmp_path: Path) ->
                 rollouts._groups(batch, size, start, True)
 
 
+def test_a_group_that_leaves_nothing_to_branch_is_refused(tmp_path: Path) -> None:
+    base = make_base(tmp_path / "base", positions=1024)
+    with Rollouts("mini/arpo", ["strategy.initial=4"], model=base) as rollouts:
+        rollouts._know([TASK])
+        with pytest.raises(RecipeError, match=r"initial = 4 is more than the 3 rollouts .* num_generations: raise it"):
+            rollouts._groups([prompt_of(TASK)] * 3, 3, 0, True)
+        assert len(rollouts._groups([prompt_of(TASK)] * 4, 4, 0, True)) == 1
+        assert len(rollouts._groups([prompt_of(TASK)] * 3, 3, 0, False)) == 1, "no rollout branches in an evaluation"
+
+
 def test_tasks_of_one_question_are_told_apart(tmp_path: Path) -> None:
     """Such as those of an environment, or after other worked examples."""
     ada, bob = (
@@ -232,7 +242,7 @@ def test_rollouts_branch_in_training_as_the_recipe_says(tmp_path: Path) -> None:
     base = make_base(tmp_path / "base", positions=1024)
     model: Any = start_model(base, 0)
     short = ["rollout.max_tokens=40", "rollout.max_turns=2", "sandbox.workers=1", "compute.device=cpu"]
-    with Watched("mini/arpo", short, model=base) as rollouts:
+    with Watched("mini/arpo", [*short, "strategy.initial=2"], model=base) as rollouts:
         for training in (True, False):
             made = rollouts._wait(rollouts._rolled(["go"] * 3, model, trainer_of(3), training))
             assert len(made) == 3
@@ -246,7 +256,8 @@ def test_a_task_that_stands_twice_in_a_batch_has_two_groups(recipe: str, tmp_pat
     base = make_base(tmp_path / "base", positions=1024)
     model: Any = start_model(base, 0)
     short = ["rollout.max_tokens=40", "rollout.max_turns=2", "sandbox.workers=1", "compute.device=cpu"]
-    with Rollouts(recipe, [*short, "rl.contrast=0"], model=base) as rollouts:
+    branching = ["strategy.initial=1"] if recipe == "mini/arpo" else []
+    with Rollouts(recipe, [*short, "rl.contrast=0", *branching], model=base) as rollouts:
         one, other = (prompt_of(task) for task in islice(training_prompts(rollouts._tasks, 1), 2))
         rollouts._know(list(islice(training_prompts(rollouts._tasks, 1), 2)))
         batch = [*[one] * 2, *[other] * 4, *[one] * 2]

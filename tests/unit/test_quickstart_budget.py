@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from rich.console import Console
 from retcon.cli.quickstart.budget import Lengths, budget_of, budget_table, scaled
 from retcon.cli.quickstart.ledger import fitted_before, open_ledger
 from retcon.cli.quickstart.plan import Plan, make_plan
+from retcon.cli.quickstart.prepare import Wish, prepare
 from retcon.cli.quickstart.sets import SETS, chosen
 from retcon.cli.quickstart.speed import Speed
 from retcon.core.errors import RecipeError
@@ -123,3 +125,41 @@ def test_what_an_arm_makes_besides_and_a_second_setting_are_reckoned_too(tmp_pat
     (baseline, measured), (roc, _), _ = budget_of(made, SPEED, LENGTHS, at_once=2).chains
     assert (roc.sampled, roc.learnt) == (2 * baseline.sampled, baseline.learnt)
     assert measured.sampled == 2 * 100 * 4 * 40
+
+
+def wished(tmp_path: Path, hours: float | None) -> Wish:
+    """For the base model, on 60 problems of one's own."""
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(f'{{"question": "What is {n} plus 1?", "answer": "{n + 1}"}}\n' for n in range(60)))
+    small = ("model.path=base", "evaluate.problems=4", "evaluate.samples=2")
+    return Wish("smollm2", tmp_path / "out", arms=("baseline",), overrides=small, data=data, hours=hours)
+
+
+@pytest.mark.torch
+def test_hours_are_fitted_once_by_a_measurement_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch", reason="the model's folder is found by the [train] extra")
+    asked: list[tuple[str, ...]] = []
+
+    def measured(_recipe: str, overrides: Sequence[str]) -> Speed:
+        asked.append(tuple(overrides))
+        return Speed(2000.0, 4000.0, 1000.0)
+
+    monkeypatch.setattr("retcon.cli.quickstart.prepare.measure_speed", measured)
+    shown = StringIO()
+    console = Console(file=shown, width=100)
+    free = prepare(wished(tmp_path, None), console)
+    few, many = (prepare(wished(tmp_path, hours), console) for hours in (0.5, 4))
+    steps = [made.cold[0].recipe.sft.steps for made in (free, few, many)]
+    assert steps[1] < steps[2] != steps[0]
+    assert few.fitted
+    assert f"rl.steps={next(iter(few.arms.values()))[0].recipe.rl.steps}" in few.fitted
+    assert len(asked) == 3
+    assert "The plan" in shown.getvalue()
+    open_ledger(many).save()
+    assert prepare(wished(tmp_path, 4), console).fitted == many.fitted
+    assert len(asked) == 3, "a folder that was begun goes on as it was fitted"
+
+
+def test_hours_are_of_a_quickstart_that_is_measured(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="--hours is not for the quickstart 'numbers'; it is for: smollm2"):
+        prepare(Wish("numbers", tmp_path, ("baseline",), hours=1.0), Console(file=StringIO()))

@@ -15,6 +15,7 @@ from retcon.plugins.verl.briefs import pack, unpack
 from retcon.plugins.verl.choosing import Step
 from retcon.plugins.verl.router import RetconRouter
 from retcon.plugins.verl.settings import Lengths, recipe_of, refuse_unfit, sampling_of
+from retcon.plugins.verl.tasks import Repeats
 
 
 class Config(dict[str, Any]):
@@ -132,6 +133,21 @@ def test_a_rollout_stays_within_the_recipes_tokens_and_verls() -> None:
     assert lengths.limits(cleaner("rl.overlong_buffer=0", "rollout.max_tokens=800"), 100).max_tokens == 800
     params = sampling_of({"temperature": 0.5, "top_p": 0.9, "top_k": -1}, cleaner("rollout.min_p=0.1"))
     assert (params.temperature, params.top_p, params.top_k, params.min_p) == (0.5, 0.9, 0, 0.1)
+
+
+def row(question: str, **about: object) -> dict[str, Any]:
+    return {
+        "raw_prompt": [{"role": "user", "content": question}], "data_source": "theirs",
+        "reward_model": {"ground_truth": "1"}, "extra_info": about,
+    }  # fmt: skip
+
+
+def test_rows_of_a_task_that_its_step_has_had_are_counted() -> None:
+    """In all calls of a step, by the id that names the task's rollouts, and its question where it has none."""
+    repeats = Repeats()
+    assert repeats.before(1, [row("a"), row("b"), row("a"), row("c", id="7"), row("d", id="7")]) == [0, 0, 1, 0, 1]
+    assert repeats.before(1, [row("a"), row("a", id="8"), {"data_source": "unread"}]) == [2, 0, 0]
+    assert repeats.before(2, [row("a"), row("a")]) == [0, 1]
 
 
 def rollout(task: str, number: int, *, right: bool, failed: int = 0) -> Trajectory:

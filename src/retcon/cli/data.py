@@ -122,9 +122,9 @@ def _show(console: Console, report: Report) -> None:
         said = f"the grader {name} needs settings: task.graders = {{ {name} = {{ {keys} }} }}"
         console.print(Text(said, "yellow"))
     if report.in_words:
-        console.print(
-            Text("answers in words, which math takes for products of letters: is --grader exact meant?", "yellow")
-        )
+        meant = "code" if "test" in report.columns else "exact"
+        said = f"answers in words, which math takes for products of letters: is --grader {meant} meant?"
+        console.print(Text(said, "yellow"))
         for where, answer in report.in_words[:PLACES]:
             console.print(Text(f"  {_short(report, where)}: {_cut(answer, 60)}"))
     if report.overlap:

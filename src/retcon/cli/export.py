@@ -13,7 +13,7 @@ from retcon.cli.data import Columns, GraderName, RevisionName, SplitName, Subset
 from retcon.core.texts import counted
 
 if TYPE_CHECKING:
-    from retcon.config.schema import Recipe, SelectSection
+    from retcon.config.schema import Recipe, SelectSection, TaskSection
     from retcon.tasks.registry import TaskSet
     from retcon.tasks.types import Split, Task
 
@@ -100,8 +100,7 @@ def export(
         if not (stage or evaluation):
             others = [one.name for one in stages_of(whole) if _tasks_of(one.recipe) != _tasks_of(whole)]
         _refuse_input(verl, found.task)
-        if found.task.kind == "file":  # verl leaves long prompts out itself, by its own limit and tokenizer
-            found = found.model_copy(update={"task": found.task.model_copy(update={"max_prompt_tokens": 0})})
+        found = found.model_copy(update={"task": _of_any_length(found.task)})
         tasks, select = build_tasks(found), found.select
         own_seed = found.evaluate.seed if evaluation else found.run.seed
     else:
@@ -129,9 +128,14 @@ def export(
 
 
 def _tasks_of(recipe: Recipe) -> tuple[object, ...]:
-    """What says which tasks are trained on."""
+    """What says which rows are written to be trained on."""
     select = recipe.select
-    return recipe.task, select.pass_rates, select.min_pass_rate, select.max_pass_rate
+    return _of_any_length(recipe.task), select.pass_rates, select.min_pass_rate, select.max_pass_rate
+
+
+def _of_any_length(task: TaskSection) -> TaskSection:
+    """verl leaves long prompts out itself, by its own limit and tokenizer."""
+    return task.model_copy(update={"max_prompt_tokens": 0}) if task.kind == "file" else task
 
 
 def _refuse_of_files(options: Mapping[str, object]) -> None:

@@ -131,8 +131,8 @@ def _repeat(run: Viewed, file: Path) -> tuple[Recipe | None, list[str]]:
         return None, [f"# {run.name}: the recipe in its run.json is {of}: {why}"]
     words: dict[str, Sequence[object]] = {
         "sft": ("sft", file, "--demonstrations", "DEMONSTRATIONS"),
-        "dpo": ("dpo", file, "--pairs", "PAIRS", "--from", "MODEL"),
-        "rl": ("train", file, "--from", "MODEL"),
+        "dpo": ("dpo", file, "--pairs", "PAIRS", "--from", run.start or "MODEL"),
+        "rl": ("train", file, "--from", run.start or "MODEL"),
         "eval": ("eval", _measured(run, recipe), file),
     }
     return recipe, [

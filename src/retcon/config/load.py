@@ -49,7 +49,8 @@ def load_recipe(
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        hint = "" if path is None or path.suffix == ".toml" else "; a recipe names its file of problems as task.path"
+        hint = "; a recipe names its file of problems as task.path, and `retcon eval` takes it as --data"
+        hint = "" if path is None or path.suffix == ".toml" else hint
         raise RecipeError(f"{path}: not a recipe, as it is not valid TOML: {error}{hint}") from error
     read = _validate(data, lambda place: f"{path}, line {find_line(text, *place)}")
     return _with_overrides(read, overrides, reads) if overrides else read

@@ -35,8 +35,8 @@ def find_recipe(name_or_path: str) -> Path:
         return shipped[name]
     if "=" in name:
         raise RecipeError(
-            f"'{name_or_path}' changes a recipe, and none is named before it: write RECIPE KEY=VALUE, such as "
-            f"quickstart/saar {name_or_path} (`retcon recipes` lists all)"
+            f"'{name_or_path}' changes a recipe, and none is named before it: write RECIPE KEY=VALUE; `retcon recipes` "
+            "lists those that come with Retcon, and examples/own_data has some for models and problems of yours"
         )
     hint = nearest(name, shipped)
     raise RecipeError(f"no recipe '{name_or_path}'{hint}: it is neither a file nor a name that `retcon recipes` lists")

@@ -97,8 +97,8 @@ def run_evaluation(
         _refuse_unfit(recipe, checkpoint, len(tasks), out)
     engine = build_policy(recipe, checkpoint, chat, on_place)
     count = len(tasks) * recipe.evaluate.samples
-    for name, params in missing.items():
-        before = count * len(result.settings)
+    for number, (name, params) in enumerate(missing.items(), len(settings) - len(missing)):
+        before = count * number
 
         def tell(done: int, before: int = before) -> None:
             if on_progress is not None:

@@ -84,7 +84,6 @@ def check_model_folder(folder: Path) -> Checked:
             f"plain English costs it {nats:.1f} nats a token, and chance {math.log(size):.1f}: it is untrained, or the "
             "tokenizer is another model's"
         )
-    came = folder / "source.json"
     return Checked(
         folder,
         type(model).__name__,
@@ -92,9 +91,18 @@ def check_model_folder(folder: Path) -> Checked:
         size,
         continuation,
         nats,
-        json.loads(came.read_text(encoding="utf-8")) if came.is_file() else {},
+        _source(folder),
         tuple(warnings),
     )
+
+
+def _source(folder: Path) -> dict[str, Any]:
+    """Whence it was fetched, where that is known."""
+    file = folder / "source.json"
+    try:
+        return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}
+    except (OSError, ValueError, TypeError) as error:
+        raise CheckpointError(f"{file} cannot be read: {error}") from error
 
 
 def _tokenizer(folder: Path) -> PreTrainedTokenizerFast:
@@ -126,8 +134,9 @@ def _special_tokens(folder: Path, tokenizer: PreTrainedTokenizerFast, config: An
             ends = json.loads(generation.read_text(encoding="utf-8")).get("eos_token_id", ends)
     except (OSError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{generation} cannot be read: {error}") from error
-    ids: Sequence[int] = [] if ends is None else [ends] if isinstance(ends, int) else ends
-    if wrong := [i for i in ids if tokenizer.convert_ids_to_tokens(i) is None]:
+    ids: Sequence[Any] = [] if ends is None else ends if isinstance(ends, list) else [ends]
+    known = (isinstance(i, int) and 0 <= i < 2**31 and tokenizer.convert_ids_to_tokens(i) is not None for i in ids)
+    if wrong := [i for i, there in zip(ids, known, strict=True) if not there]:
         raise CheckpointError(
             f"{folder}: the model ends a text with id {wrong[0]}, which its tokenizer does not have: they are not of "
             "one model"

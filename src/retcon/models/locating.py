@@ -57,6 +57,11 @@ def locate(path: str | Path) -> Path:
     raise CheckpointError(f"there is no model {text}{_advice(folder)}")
 
 
+def called(folder: Path) -> str:
+    """What `locate` finds a model's folder by."""
+    return "base" if folder == BASE else str(folder)
+
+
 def _lacks(folder: Path) -> str:
     """Why a folder is no model's."""
     if (folder / "adapter_config.json").is_file():

@@ -83,6 +83,7 @@ class Rollouts:
             raise RecipeError(f"{recipe} has stages, and TRL's trainer has none: train with a recipe of one of them")
         _refuse_unfit(settings)
         settings.task.refuse_rollouts(settings)
+        settings.task.refuse_branching(settings)
         self._folder = locate(model or settings.model.path)
         self._tasks = build_tasks(settings, self._folder)
         self.recipe, _ = settle(settings, self._folder, self._tasks)
@@ -147,7 +148,7 @@ class Rollouts:
 
         Beside what TRL asks for, reward functions get `rollout_reward`, `failed_calls` (as they happened) and
         `repairs`, one of each a completion. Raises RecipeError where GRPOConfig asks for other sampling than the
-        recipe's, or for groups too small for its selection or its probes, InfrastructureFault where faults took
+        recipe's, or for groups too small for its selection, probes or strategy, InfrastructureFault where faults took
         rollouts again and again.
         """
         refuse_other_sampling(self.recipe.rollout, trainer.args)
@@ -201,11 +202,11 @@ class Rollouts:
 
     def _refuse_small(self, count: int) -> None:
         """Raises RecipeError where `count` rollouts are fewer than the selection has to keep, or those made for them
-        no more than the probes."""
+        no more than the probes, or fewer than the strategy has begin with the prompt."""
         recipe = self.recipe.model_copy(update={"rl": self.recipe.rl.model_copy(update={"group": count})})
         try:
-            recipe.select.check(recipe)
-            recipe.repair.check(recipe)
+            for section in (recipe.select, recipe.repair, recipe.strategy):
+                section.check(recipe)
         except ValueError as error:
             raise RecipeError(
                 f"{error}; in TRL's trainer a group is what a process has of GRPOConfig's num_generations: raise it"

@@ -106,9 +106,11 @@ class RetconEnvironment(vf.ToolEnv):  # type: ignore[misc]  # verifiers has no t
         try:
             async with self._opening:
                 if self._tools is None:
-                    sandbox = await self._open.enter_async_context(open_sandbox(self._recipe.sandbox))
-                    self._grading = await self._open.enter_async_context(open_graded(self._tasks))
-                    self._tools = build_tools(self._recipe, sandbox)
+                    async with AsyncExitStack() as started:
+                        sandbox = await started.enter_async_context(open_sandbox(self._recipe.sandbox))
+                        self._grading = await started.enter_async_context(open_graded(self._tasks))
+                        self._tools = build_tools(self._recipe, sandbox)
+                        self._open = started.pop_all()
         except SandboxUnavailable as error:
             raise vf.InfraError(f"no sandbox: {error}") from error
         closing, task = AsyncExitStack(), state["info"][OWN]

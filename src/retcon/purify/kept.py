@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Literal, NamedTuple
 
@@ -58,12 +58,6 @@ class _Flag(NamedTuple):
         return self[:2] == other[:2] and self.one.start < other.one.end and other.one.start < self.one.end
 
 
-@dataclass(slots=True)
-class _Cuts:
-    words: list[Sentence] = field(default_factory=list)
-    comments: list[Sentence] = field(default_factory=list)
-
-
 class Refused(NamedTuple):
     """Why a splice would leave a contradiction. rule: of `words.RULES`, or `leans`, `repeated`, `value` or `name`."""
 
@@ -80,7 +74,7 @@ class Kept:
         self._flags: list[_Flag] = []
         self._sentences: dict[str, list[_Flag]] = {}
         """What is said later, by its text."""
-        self._cuts: dict[int, _Cuts] = {}
+        self._cuts: dict[tuple[int, Place], list[_Flag]] = {}
         self.cut: list[Cut] = []
         self._cut_for: dict[int, list[Cut]] = {}
         self._mentioned: dict[str, int] = {}
@@ -112,8 +106,7 @@ class Kept:
                 _Flag(number, "comments", one, fixed or not alone) for one in referring_comments(call.code, "later")
             ]
         own += [_Flag(number, "tail", one, True) for one in referring(_tail(turn), "later")]
-        done = self._cuts.get(words, _Cuts()).words + self._cuts.get(number, _Cuts()).comments
-        self._flags += [flag for flag in own if flag.one not in done]
+        self._flags += [flag for flag in own if not self._is_cut(flag)]
         self._told.update(dict.fromkeys(tokens(asked := _asked(turn)), 2 * number + 1))
         self._asked.update(dict.fromkeys(_named(asked), 2 * number + 1))
         self._mentioned.update(dict.fromkeys(mentions(said), 2 * number))
@@ -140,8 +133,7 @@ class Kept:
                 one = next((f for f in flags if f.fixed), flags[0])
                 return Refused(one.one.rule or "", self._text(one))
         for flag in wanted:
-            own = self._cuts.setdefault(flag.turn, _Cuts())
-            (own.words if flag.place == "words" else own.comments).append(flag.one)
+            self._cuts.setdefault((flag.turn, flag.place), []).append(flag)
             self._cut_for.setdefault(first, []).append(Cut(flag.turn, flag.one.rule or "", self._text(flag)))
         self.cut += self._cut_for.get(first, [])
         self._flags.clear()
@@ -154,13 +146,21 @@ class Kept:
     def edits(self) -> tuple[Edit, ...]:
         """What was cut, by turn."""
         out: list[Edit] = []
-        for turn, cuts in sorted(self._cuts.items()):
+        for turn in sorted({turn for turn, _ in self._cuts}):
             program = None
-            if cuts.comments:
+            if comments := self._done(turn, "comments"):
                 code = self._turns[turn].calls[0].code
-                program = (code, without_comments(code, cuts.comments))
-            out.append(Edit(turn, tuple(spans(prose(self._turns[turn]), cuts.words)), program))
+                program = (code, without_comments(code, comments))
+            out.append(Edit(turn, tuple(spans(prose(self._turns[turn]), self._done(turn, "words"))), program))
         return tuple(out)
+
+    def _done(self, turn: int, place: Place) -> list[Sentence]:
+        """What has been cut there."""
+        return [flag.one for flag in self._cuts.get((turn, place), ())]
+
+    def _is_cut(self, flag: _Flag) -> bool:
+        """Whether these words have been cut, by whatever rule."""
+        return any(flag.covers(other) for other in self._cuts.get((flag.turn, flag.place), ()))
 
     def _own(self, first: int, stop: int, shallow: bool) -> Iterator[_Flag]:
         """What in the fix itself refers to the failure: its comments, what follows it, and, deep, its words."""
@@ -177,12 +177,13 @@ class Kept:
 
     def _repeated(self, first: int, stop: int, shallow: bool) -> Iterator[_Flag]:
         """What is said later in the very words in which something that goes spoke of the failure."""
-        flagged = set(self._flags)
-        for number in range(first + 1, stop + 1) if shallow else range(first, stop):
-            said = prose(self._turns[number])
-            for one in referring(said, "fix") if self._sentences else ():
-                found = self._sentences.pop(said[one.start : one.end], ())
-                yield from (flag for flag in found if not any(flag.covers(other) for other in flagged))
+        if not self._sentences:
+            return
+        words = [prose(turn) for turn in (self._turns[first + 1 : stop + 1] if shallow else self._turns[first:stop])]
+        gone = dict.fromkeys(said[one.start : one.end] for said in words for one in referring(said, "fix"))
+        for flag in (flag for text in gone for flag in self._sentences.get(text, ())):
+            if not self._is_cut(flag) and not any(flag.covers(other) for other in self._flags):
+                yield flag
 
     def _lost(self, first: int, stop: int, words: int) -> Refused | None:
         """A name or value that is spoken of, and that only what is taken out has."""
@@ -211,7 +212,7 @@ class Kept:
                 return Refused("name" if token in names else "exception", token)
         has |= tokens(asked)
         for token in sorted((values | names) - has):
-            at = 2 * stop if token in own and token in names else self._mentioned.get(token)
+            at = 2 * stop if token in own and (token in names or words == stop) else self._mentioned.get(token)
             if self._missed(token, at, first):
                 return Refused("value" if token in values else "name", token)
         for token in sorted({t for o in failed for t in absent(o.text)} & names - has):
@@ -255,15 +256,15 @@ class Kept:
         return self._first
 
     def _can_cut(self, turn: int, place: Place, cuts: list[Sentence]) -> bool:
-        done = self._cuts.get(turn, _Cuts())
+        cuts = [*self._done(turn, place), *cuts]
         if place == "words":
-            return can_cut(prose(self._turns[turn]), [*done.words, *cuts])
+            return can_cut(prose(self._turns[turn]), cuts)
         if place == "tail":
             return False
         call, text = self._turns[turn].calls[0], self._turns[turn].text
         # Of programs that were put together of several blocks, or are a shell's, no comment can be cut.
         whole = rewritten_text(text, call.code, "") != text and call.language != "shell"
-        return whole and _same_program(call.code, [*done.comments, *cuts])
+        return whole and _same_program(call.code, cuts)
 
     def _text(self, flag: _Flag) -> str:
         turn = self._turns[flag.turn]

@@ -274,7 +274,7 @@ class _After:
             turn = self.turns[self._at]
             self._session.fold(turn)
             trouble = spoken_after(turn) or (bool(turn.calls) and not works(turn))
-            self.kept.fold(self._at, self._at, trouble=trouble, stays=failed(turn))
+            self.kept.fold(self._at, self._at, trouble=trouble, stays=turn.failures > 0)
 
 
 def _as_kept(result: Trajectory, raw: Trajectory) -> Trajectory:

@@ -88,7 +88,7 @@ class SessionState:
     def _read(self) -> None:
         for turn in self._unread:
             for call, observation in reversed(_answered(turn)):
-                self._needed.update(dict.fromkeys(effects(call.code).defined, False))
+                self._needed.update(dict.fromkeys(effects(call.code, line_of(observation)).defined, False))
                 self._needed.update(dict.fromkeys(reads(call.code), True))
                 if self._starred:
                     self._read_open(call, observation)

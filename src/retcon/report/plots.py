@@ -189,8 +189,9 @@ def value_of(step: Metrics, curve: Curve) -> float | None:
 def running_mean(values: np.ndarray) -> np.ndarray:
     """Mean over the SMOOTHING steps around each, fewer at the ends; (T,) to (T,).
 
-    Centred, so that the line does not lag behind the steps that it smooths. Steps without a value are passed over.
+    Centred, so that the line does not lag behind the steps that it smooths. Steps without a value are passed over. Of
+    no more steps than that, which would all come to about one mean, the values themselves.
     """
-    half = SMOOTHING // 2
+    half = SMOOTHING // 2 if len(values) > SMOOTHING else 0
     windows = [values[max(0, at - half) : at + half + 1] for at in range(len(values))]
     return np.array([np.nan if np.isnan(w).all() else np.nanmean(w) for w in windows])

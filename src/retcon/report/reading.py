@@ -26,7 +26,8 @@ LOOK = 400
 class Viewed:
     """kind: sft, dpo, rl or eval. recipe: as run.json has it. steps: of the whole run, None of an evaluation.
     metrics: of the steps so far. finished: whether there is a final model, or a result. places: what it computed on.
-    result: of its evaluation, if there is one. stages: (name, first step, last step) of each."""
+    result: of its evaluation, if there is one. stages: (name, first step, last step) of each. start: the model
+    that it began with or measures; empty where nothing tells."""
 
     folder: Path
     name: str
@@ -39,6 +40,7 @@ class Viewed:
     places: Sequence[str] = ()
     result: Result | None = None
     stages: Sequence[tuple[str, int, int]] = ()
+    start: str = ""
 
     def last(self, metric: str) -> float | None:
         return self.metrics[-1].get(metric) if self.metrics else None
@@ -53,7 +55,7 @@ def view(folder: Path, name: str) -> Viewed:
         raise CheckpointError(f"{folder} is an audit, whose tables are in {folder / 'table.md'}")
     if (folder / "result.json").is_file():
         result = read_result(folder / "result.json")
-        return Viewed(folder, name, "eval", result.recipe, None, (), True, "", (), result)
+        return Viewed(folder, name, "eval", result.recipe, None, (), True, "", (), result, start=result.checkpoint)
     if not folder.is_dir():
         siblings = [p.name for p in folder.parent.iterdir() if p.is_dir()] if folder.parent.is_dir() else []
         raise CheckpointError(f"no run {folder}{nearest(folder.name, siblings)}")
@@ -66,6 +68,7 @@ def _training(folder: Path, name: str) -> Viewed:
     try:
         about = json.loads((folder / NAME).read_text(encoding="utf-8"))
         kind, recipe = str(about["kind"]), dict(about["recipe"])
+        start = str(recipe["model"]["path"] if kind == "sft" else about.get("start", ""))
         steps = int(recipe[kind]["steps"])  # the section that a kind of run is named after
         stages = _stages(recipe.get("stages", ()), steps) if kind == "rl" else []
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -74,7 +77,7 @@ def _training(folder: Path, name: str) -> Viewed:
     evaluated = folder / "eval" / "result.json"
     return Viewed(
         folder, name, kind, recipe, steps, metrics, (folder / "final").is_dir(), str(about.get("version", "")),
-        about.get("places", ()), read_result(evaluated) if evaluated.is_file() else None, stages,
+        about.get("places", ()), read_result(evaluated) if evaluated.is_file() else None, stages, start,
     )  # fmt: skip
 
 

@@ -129,9 +129,9 @@ def context_of(folder: Path) -> int:
     """Tokens that the model in a folder takes, by its config.json; UNKNOWN_CONTEXT where it does not say."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        config = {**config, **(config.get("text_config") or {})}
+    except (OSError, ValueError, TypeError):
         return UNKNOWN_CONTEXT  # whoever loads the model says what is wrong with it
-    config = {**config, **(config.get("text_config") or {})}
     for key in ("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length"):
         if isinstance(config.get(key), int):
             return int(config[key])

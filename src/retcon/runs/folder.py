@@ -96,16 +96,22 @@ class RunFolder:
 
 
 def open_run(
-    root: Path, *, kind: RunKind, recipe: Recipe, inputs: Mapping[str, str], tasks: str | None = None
+    root: Path,
+    *,
+    kind: RunKind,
+    recipe: Recipe,
+    inputs: Mapping[str, str],
+    tasks: str | None = None,
+    start: str = "",
 ) -> RunFolder:
     """The run in `root`, new where the folder is absent or empty.
 
-    inputs: name to fingerprint of what the run starts from. tasks: name of the task set, where it need not be the
-    recipe's. Raises CheckpointError where `root` holds something else: another format, kind, recipe or input, or no run
-    at all; nothing in it is touched then.
+    inputs: name to fingerprint of what the run starts from. tasks, start: name of the task set, and the model to start
+    from, where they need not be the recipe's. Raises CheckpointError where `root` holds something else: another format,
+    kind, recipe or input, or no run at all; nothing in it is touched then.
     """
     root = Path(root)
-    about = manifest(kind, recipe, inputs, tasks)
+    about = manifest(kind, recipe, inputs, tasks, start)
     if check_place(root, recipe, about):
         note_inputs(root, inputs)
     else:

@@ -1,6 +1,6 @@
 """run.json, the run manifest: what a run is, what it started from, and what it computed on.
 
-{"format": 1, "version": …, "kind": "rl", "recipe": …, "inputs": {name: fingerprint}, "places": […]}
+{"format": 1, "version": …, "kind": "rl", "recipe": …, "inputs": {name: fingerprint}, "start": …, "places": […]}
 """
 
 from __future__ import annotations
@@ -28,12 +28,16 @@ RENDERED = "tools or chat template"
 on."""
 
 
-def manifest(kind: RunKind, recipe: Recipe, inputs: Mapping[str, str], tasks: str | None) -> dict[str, Any]:
-    """The manifest of a run that begins now. tasks: name of the task set, where it need not be the recipe's."""
+def manifest(
+    kind: RunKind, recipe: Recipe, inputs: Mapping[str, str], tasks: str | None, start: str = ""
+) -> dict[str, Any]:
+    """The manifest of a run that begins now. tasks, start: name of the task set, and the model to start from, where
+    they need not be the recipe's."""
     values = recipe.model_dump(mode="json")
     if tasks is not None:
         values["task"]["name"] = tasks
-    return {"format": FORMAT, "version": __version__, "kind": kind, "recipe": values, "inputs": dict(inputs)}
+    about = {"format": FORMAT, "version": __version__, "kind": kind, "recipe": values, "inputs": dict(inputs)}
+    return {**about, "start": start} if start else about
 
 
 def check_place(root: Path, recipe: Recipe, about: Mapping[str, Any]) -> bool:

@@ -15,6 +15,9 @@ Tier = Literal["namespaces", "landlock", "rlimits"]
 SEEDS = 1 << 63
 """How many seeds there are."""
 
+TOO_LONG = "ProgramTooLong"
+"""What the result of a program is called that is longer than its server takes, as if it were an exception's class."""
+
 MOST = 10**9
 """Of any limit: the kernel takes no infinity, nor numbers beyond 64 bits when they become bytes."""
 
@@ -191,8 +194,8 @@ class Result:
     """What became of one call.
 
     status: from how the process ended, never from its text. error_type: name of the exception that ended it,
-    `TimeoutError` for either clock, a signal's name (`SIGSEGV`), None where status is ok. stderr of a failure ends
-    with a line that names it. value: repr of the last expression, None where there is none or it is None.
+    `TimeoutError` for either clock, a signal's name (`SIGSEGV`), `TOO_LONG`, None where status is ok. stderr of a
+    failure ends with a line that names it. value: repr of the last expression, None where there is none or it is None.
     exit_code: negative for a signal, None where no process ended. seconds: wall. peak_memory: bytes, resident.
     tier: what held around it, None where nothing ran as far as is known. files: content of the files that were asked
     for and found (`Program.fetch`).

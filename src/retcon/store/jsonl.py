@@ -130,9 +130,11 @@ def read_line(line: bytes, where: str) -> Trajectory:
 
 
 def refuse_folder(path: Path) -> None:
-    """Raises RecordError where a folder is named in place of a file of it: says which there are, audits first."""
+    """Raises RecordError where a folder is named in place of a file of it: says which there are, audits first, and no
+    metrics of a run."""
     if path.is_dir():
-        inside = sorted((".audit." not in p.name, str(p.relative_to(path))) for p in path.rglob("*.jsonl*"))
+        found = (p for p in path.rglob("*.jsonl*") if p.name != "metrics.jsonl")
+        inside = sorted((".audit." not in p.name, str(p.relative_to(path))) for p in found)
         names = [name for _, name in inside[:4]]
         there = f": it holds {', '.join(names)}{', …' if len(inside) > 4 else ''}" if inside else ""
         raise RecordError(f"{path} is a folder; name a file of trajectories{there}")

@@ -17,6 +17,7 @@ from retcon.config.schema import Recipe
 from retcon.core.types import Sample
 from retcon.models.devices import OnPlace, Placement
 from retcon.models.loading import load_config, positions
+from retcon.models.locating import called
 from retcon.models.placing import model_folder, move, place_training, start_model
 from retcon.planning.needs import needs_of, refuse_unfit
 from retcon.planning.rates import warn_of_rate
@@ -77,7 +78,7 @@ def run_dpo(
     needs = needs_of("dpo", recipe, folder, where, longest=max(len(s.ids) for s in both_sides(preferences)))
     refuse_unfit(needs, out)
     warn_of_rate("dpo", recipe, needs.parameters)
-    run = open_run(out, kind="dpo", recipe=recipe, inputs=inputs)
+    run = open_run(out, kind="dpo", recipe=recipe, inputs=inputs, start=called(folder))
     section = recipe.dpo
 
     known: Tensor

@@ -19,6 +19,7 @@ from retcon.core.errors import SandboxUnavailable
 from retcon.core.seeds import derive
 from retcon.core.types import Trajectory
 from retcon.models.devices import OnPlace
+from retcon.models.locating import called
 from retcon.models.placing import model_folder, place_training
 from retcon.planning.needs import needs_of, refuse_unfit
 from retcon.planning.rates import warn_of_rate
@@ -93,7 +94,8 @@ def run_rl(
         needs = needs_of("rl", stage.recipe, folder, where, reference=stages.needs_reference)
         refuse_unfit(needs, out, stage)
         warn_of_rate("rl", stage.recipe, needs.parameters)
-    run = open_run(out, kind="rl", recipe=recipe, inputs={"start": start_id, **stages.inputs}, tasks=stages.tasks.name)
+    inputs = {"start": start_id, **stages.inputs}
+    run = open_run(out, kind="rl", recipe=recipe, inputs=inputs, tasks=stages.tasks.name, start=called(folder))
 
     def steps(trainer: Trainer) -> None:
         asyncio.run(_train(run, trainer, folder, stages))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -13,9 +13,11 @@ from retcon.build import build_chat, build_tasks
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.config.load import load_recipe
-from retcon.config.schema import Recipe
+from retcon.config.schema import EngineSection, Recipe
 from retcon.core.errors import CheckpointError, EngineError, RecipeError
 from retcon.core.types import Trajectory
+from retcon.engine.scripted import ScriptedEngine
+from retcon.engine.types import EngineSetup
 from retcon.store import jsonl
 from retcon.train.demos.making import Summary, write_demonstrations
 from servers.answering import Answer, Asked, serving
@@ -240,6 +242,38 @@ def test_a_model_here_teaches_and_another_ones_words_go_into_the_learners_templa
     assert CHAT.tokenizer.decode(ids) == one.text  # another model's ids would be other words
     assert one.text.startswith("<|im_start|>user\nWhat is 5 times 6?<|im_end|>\n<|im_start|>assistant\n```python")
     assert statuses(one) == ["ok"]
+
+
+class Resource(ScriptedEngine):
+    """Holds something while it is open, as an engine that computes here does."""
+
+    closed: ClassVar[list[bool]] = []
+
+    async def __aenter__(self) -> Resource:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.closed.append(len(self.seen) > 0)
+
+
+class Holding(EngineSection):
+    """`engine.kind = "test_demonstrations:Holding"`."""
+
+    in_process: ClassVar[bool] = False
+
+    def build(self, setup: EngineSetup) -> Resource:
+        return Resource(setup.tokenizer, ["```python\nprint(5 * 6)\n```", "So \\boxed{30}."])
+
+
+@pytest.mark.torch
+def test_a_model_that_taught_is_closed_before_anything_else_is_done(tmp_path: Path) -> None:
+    """As its memory is what training needs next."""
+    pytest.importorskip("torch", reason="a model's folder is found by the [train] extra")
+    row = {"question": "What is 5 times 6?", "answer": "30"}
+    engine = ("demos.kind=engine", "engine.kind=test_demonstrations:Holding")
+    Resource.closed.clear()
+    made(annotated_recipe(tmp_path, [row], *engine), tmp_path / "d.jsonl")
+    assert Resource.closed == [True]
 
 
 SPOKEN = [{"role": "user", "content": "What is 1 + 1?"}, {"role": "assistant", "content": "\\boxed{2}"}]

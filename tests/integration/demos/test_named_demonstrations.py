@@ -140,3 +140,12 @@ def test_a_file_of_ones_own_beside_it_stays_as_it_is(base: Path, tmp_path: Path)
         ):
             CliRunner().invoke(app, words, catch_exceptions=False)
         assert (tmp_path / "clean.jsonl.partial").read_text() == mine
+
+
+@pytest.mark.parametrize("note", ["{", "[]", '{"model": []}', '{"made": {}}'])
+def test_a_broken_note_of_what_made_demonstrations_is_refused_by_name(base: Path, tmp_path: Path, note: str) -> None:
+    file = make_demonstrations(base, tmp_path / "d.jsonl")
+    (tmp_path / "d.jsonl.recipe.json").write_text(note)
+    words = sft(base, tmp_path / "run", "--demonstrations", file)
+    with pytest.raises(CheckpointError, match=r"d\.jsonl\.recipe\.json is broken .*: remove it and"):
+        CliRunner().invoke(app, words, catch_exceptions=False)

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
+from typer.testing import CliRunner
 
 from ggufs import tiny, write_gguf
 from retcon.chat import registry
 from retcon.chat.opening import open_chat
+from retcon.cli.app import app
 from retcon.core.errors import CheckpointError
+from retcon.engine.kinds.vllm import dtype_of
 from retcon.models.catalogue import HOME, models_folder
 from retcon.models.checking import QUESTION, check_model_folder
 from retcon.models.gguf.converting import convert
 from retcon.models.loading import empty_model, load_config, load_model
 from retcon.models.locating import BASE, locate
+from retcon.rollout.lengths import UNKNOWN_CONTEXT, context_of
 
 pytestmark = pytest.mark.torch
 
@@ -235,10 +242,37 @@ def test_a_tokenizer_of_another_vocabulary_is_refused(folder: Path) -> None:
         check_model_folder(folder)
 
 
-def test_an_end_that_the_tokenizer_lacks_is_refused(folder: Path) -> None:
-    edit(folder / "generation_config.json", eos_token_id=[2, 5000])
-    with pytest.raises(CheckpointError, match="ends a text with id 5000, which its tokenizer does not have"):
+@pytest.mark.parametrize(("ends", "said"), [([2, 5000], "5000"), ("</s>", "</s>"), (-1, "-1"), ([{}], "{}")])
+def test_an_end_that_the_tokenizer_lacks_is_refused(ends: object, said: str, folder: Path) -> None:
+    edit(folder / "generation_config.json", eos_token_id=ends)
+    with pytest.raises(CheckpointError, match=f"ends a text with id {said}, which its tokenizer does not have"):
         check_model_folder(folder)
+
+
+def test_the_command_prints_what_was_found_and_fails_for_a_broken_model(folder: Path) -> None:
+    (folder / "source.json").write_text('{"source": "acme/tiny", "licence": "MIT"}')
+    done = CliRunner().invoke(app, ["model", "check", str(folder)])
+    assert done.exit_code == 0, done.output
+    rows = dict(re.findall(r"^(source|licence|architecture|tokenizer) +(.+?) *$", done.stdout, re.MULTILINE))
+    assert (rows["source"], rows["licence"], rows["tokenizer"]) == ("acme/tiny", "MIT", "263 tokens")
+    assert rows["architecture"].startswith("LlamaForCausalLM, ")
+    assert "warning: plain English costs it" in done.stderr
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="has no weights"):
+        CliRunner().invoke(app, ["model", "check", str(folder)], catch_exceptions=False)
+
+
+@pytest.mark.parametrize("text", ["[1]", "3", "null", "{"])
+def test_a_file_that_holds_no_object_is_refused_by_name(text: str, folder: Path) -> None:
+    (folder / "source.json").write_text(text)
+    with pytest.raises(CheckpointError, match=r"source\.json cannot be read"):
+        check_model_folder(folder)
+    (folder / "config.json").write_text(text)
+    assert context_of(folder) == UNKNOWN_CONTEXT, "which is left to whoever loads the model"
+    setup: Any = SimpleNamespace(dtype="auto", trained=False)
+    for load in (load_config, lambda folder: dtype_of(setup, folder)):
+        with pytest.raises(CheckpointError, match=r"config\.json"):
+            load(folder)
 
 
 def test_two_ends_of_text_are_a_warning(folder: Path) -> None:

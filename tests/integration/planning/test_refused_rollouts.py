@@ -125,6 +125,15 @@ def test_a_difficulty_pass_which_repairs_nothing_measures(base: Path, tmp_path: 
     assert len(run_difficulty(recipe, base, tmp_path / "rates.jsonl", tasks=2, rollouts=1)) == 2
 
 
+def test_branches_are_refused_in_training_and_an_evaluation_which_has_none_measures(base: Path, tmp_path: Path) -> None:
+    """The recipe is that of the model, which may have been trained on other tasks."""
+    recipe = recipe_of(base, "strategy.kind=arpo", "evaluate.problems=1", "evaluate.samples=1", "evaluate.top_p=1.0")
+    for work in (run_rl, plan_rl):
+        with pytest.raises(RecipeError, match=r"strategy\.kind = 'arpo': .*cannot branch with it"):
+            work(recipe, base, tmp_path / "out")
+    assert run_evaluation(recipe, base, tmp_path / "eval").is_file()
+
+
 def test_so_does_supervised_training(base: Path, tmp_path: Path) -> None:
     recipe = recipe_of(base, *REPAIRED, "sft.steps=1", "sft.batch=2")
     file = make_demonstrations(base, tmp_path / "demonstrations.jsonl")

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from retcon.core.errors import SandboxUnavailable, SessionLost
-from retcon.sandbox.jail.session.interpreter import WAKE
 from retcon.sandbox.pool import SandboxPool
 from retcon.sandbox.types import Limits, Result
 from sessions import DEEP, WALL, using
@@ -173,7 +172,7 @@ def test_a_cell_cannot_wake_a_frozen_copy_and_ending_it_costs_only_its_session()
         session = await pool.session(limits=WALL)
         await session.run("x = 1")
         state = await session.checkpoint()
-        for number in (WAKE, WAKE, signal.SIGCONT, signal.SIGINT):
+        for number in (signal.SIGCONT, signal.SIGCONT, signal.SIGINT):
             assert (await session.run(shoot(number))).status == "ok"
         assert (await session.run("x = 2\nx")).value == "2"
         await session.rollback(state)

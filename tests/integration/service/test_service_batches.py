@@ -44,12 +44,12 @@ def post(path: str, body: dict[str, Any]) -> httpx.Response:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_of_a_batch_each_call_has_a_result_of_its_own(stream: bool) -> None:
-    codes = ["print(0)", "busy", "a\0b", "gone", "print(4)"]
+    codes = ["print(0)", "busy", "a\0b", "gone", "print(4)", "#" * 2_097_153]
     answer = post("/v1/batch", {"calls": [{"code": code} for code in codes], "stream": stream})
     assert answer.status_code == 200, answer.text
     if stream:
         told = sorted(map(json.loads, answer.text.splitlines()), key=lambda line: line["index"])
-        assert [line.get("error", {}).get("type") for line in told] == [None, "busy", None, "unavailable", None]
+        assert [line.get("error", {}).get("type") for line in told] == [None, "busy", None, "unavailable", None, None]
         found = {line["index"]: msgspec.convert(line["result"], Result) for line in told if "result" in line}
     else:
         found = dict(enumerate(msgspec.convert(answer.json()["results"], list[Result])))
@@ -58,6 +58,9 @@ def test_of_a_batch_each_call_has_a_result_of_its_own(stream: bool) -> None:
     assert (found[0].stdout, found[4].stdout) == ("0\n", "4\n")
     assert (found[2].status, found[2].error_type, found[2].exit_code) == ("error", "SyntaxError", 1)
     assert "null bytes" in found[2].stderr
+    assert (found[5].status, found[5].error_type, found[5].exit_code) == ("limit", "ProgramTooLong", None)
+    said = "ProgramTooLong: a program of 2097153 characters: this server takes 2097152 at most\n"
+    assert found[5].stderr == said
 
 
 @pytest.mark.parametrize(

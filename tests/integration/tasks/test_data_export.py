@@ -131,6 +131,7 @@ def test_the_tasks_of_a_stage(tmp_path: Path) -> None:
     path, other = write(tmp_path / "a.jsonl", questions(6)[:2]), write(tmp_path / "b.jsonl", questions(6)[2:])
     recipe.write_text(
         f'[task]\nkind = "file"\npath = "{path}"\nevaluation_share = 0\n[[stages]]\nname = "easy"\nsteps = 9\n'
+        "task.max_prompt_tokens = 40\n"
         f'[[stages]]\nname = "hard"\ntask.path = "{other}"\nselect.pass_rates = "{rates}"\n'
     )
     with PassRateFile(rates) as added:

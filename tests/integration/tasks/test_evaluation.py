@@ -296,6 +296,27 @@ class JudgedSection(TaskSection):
 
 
 @pytest.mark.torch
+def test_a_setting_that_is_measured_again_is_told_within_the_total(tmp_path: Path) -> None:
+    """As its rollouts were removed, and its figures are still there."""
+    from retcon.basemodel.tokenizer import build_tokenizer
+
+    model, out = tmp_path / "model", tmp_path / "eval"
+    model.mkdir()
+    build_tokenizer().save_pretrained(model)
+    recipe = load_recipe(
+        None,
+        ["task.kind=numbers", "engine.kind=scripted", "engine.replies=['1']", "rollout.max_tokens=300",
+         "sandbox.workers=1", "evaluate.problems=2", "evaluate.samples=1"],
+    )  # fmt: skip
+    told: list[tuple[int, int]] = []
+    run_evaluation(recipe, model, out)
+    for setting in ("t1", "top_p"):
+        (out / f"trajectories-{setting}.jsonl").unlink()
+        run_evaluation(recipe, model, out, on_progress=lambda done, total: told.append((done, total)))
+    assert told == 2 * [(3, 4), (4, 4), (4, 4)]
+
+
+@pytest.mark.torch
 def test_one_rollout_in_twenty_may_be_lost_and_of_more_the_problems_get_another_chance(tmp_path: Path) -> None:
     from retcon.basemodel.tokenizer import build_tokenizer
 

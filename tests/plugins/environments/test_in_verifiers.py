@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from itertools import islice
 from typing import Any
 
@@ -18,6 +20,8 @@ if not hasattr(vf, "load_environment"):
 
 from retcon.build import build_tasks
 from retcon.config.load import load_recipe
+from retcon.core.errors import SandboxUnavailable
+from retcon.plugins import verifiers as plugin
 from retcon.plugins.verifiers import _turn
 from retcon.tasks.registry import training_prompts
 
@@ -111,6 +115,34 @@ def test_in_verifiers_the_state_of_a_session_goes_back_and_an_unrepaired_failure
     state = ours(Scripted(*bad, (RIGHT, None)), "repair.kind=saar")
     assert [m.role for m in state["completion"]] == ["assistant", "tool", "assistant"]
     assert "NameError" in state["completion"][1].content
+
+
+def test_a_sandbox_is_ended_where_what_is_opened_after_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each rollout tries it again."""
+    opened: list[str] = []
+
+    @asynccontextmanager
+    async def sandbox(_: Any) -> AsyncIterator[None]:
+        opened.append("a sandbox")
+        try:
+            yield
+        finally:
+            opened.pop()
+
+    def unavailable(*_: Any) -> None:
+        raise SandboxUnavailable(f"with {len(opened)} open")
+
+    monkeypatch.setattr(plugin, "open_sandbox", sandbox)
+    monkeypatch.setattr(plugin, "build_tools", unavailable)
+    env = vf.load_environment("retcon.plugins.verifiers", train=4, evaluation=2)
+
+    async def begun() -> None:
+        for _ in range(2):
+            with pytest.raises(vf.InfraError, match="with 1 open"):
+                await env.setup_state({"info": {"retcon": "t"}, "trajectory_id": "t"})
+
+    asyncio.run(begun())
+    assert opened == []
 
 
 def test_in_verifiers_other_repairs_are_refused() -> None:

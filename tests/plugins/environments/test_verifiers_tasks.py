@@ -98,6 +98,21 @@ class Ledger(vf.StatefulToolEnv):
         return 1.0 if sum(state["books"]) == int(answer) and len(state["books"]) == 2 else 0.0
 
 
+HELD: list[str] = []
+
+
+class Halting(Ledger):
+    """Its setup fails when it has opened something."""
+
+    async def setup_state(self, state: Any) -> Any:
+        HELD.append(state["trajectory_id"])
+        raise OSError("no room")
+
+    @vf.cleanup
+    async def free(self, state: Any) -> None:
+        HELD.append("freed " + state["trajectory_id"])
+
+
 class Talking(vf.MultiTurnEnv):
     async def env_response(self, messages: Any, state: Any, **_: Any) -> Any:
         return [{"role": "user", "content": "go on"}]
@@ -173,6 +188,13 @@ def test_a_stateful_env_goes_back_to_where_a_failed_call_began() -> None:
     assert raw.reward == 0.0
     again = played(verifiers("Ledger", "task.rollback=replay"), (*replies, "It is booked."))
     assert again.reward == 1.0
+
+
+def test_what_a_setup_had_opened_before_it_failed_is_closed() -> None:
+    HELD.clear()
+    made = played(verifiers("Halting"), (render_call("book", {"amount": 2}), "It is booked."))
+    assert made.stop == "infrastructure"
+    assert [f"freed {HELD[0]}"] == HELD[1:]
 
 
 def test_a_rubric_that_raises_is_no_zero() -> None:

@@ -106,6 +106,45 @@ class Bookings(Sums, vf.Taskset[Booking, SumsConfig]):
     kind = Booking
 
 
+HELD: list[str] = []
+
+
+class Holding(Ledger):
+    """What it opens for a task makes the setup fail at last."""
+
+    async def setup(self) -> None:
+        HELD.append("a connection")
+        self._exit_stack.callback(HELD.pop)
+
+    async def setup_task(self, task: Sum) -> None:
+        raise OSError("no room")
+
+
+class Halting(Booking):
+    @classmethod
+    def toolsets(cls, config: vf.TaskConfig) -> list[vf.Toolset]:
+        return [Holding(vf.ToolsetConfig())]
+
+
+class Halted(Sums, vf.Taskset[Halting, SumsConfig]):
+    kind = Halting
+
+
+class SharedHalf(Sums):
+    """Of the toolsets that all its tasks share, the second cannot be set up."""
+
+    @classmethod
+    def toolsets(cls, config: SumsConfig) -> list[vf.Toolset]:
+        return [Holding(vf.ToolsetConfig()), Unready(vf.ToolsetConfig())]
+
+
+class Unready(Adder):
+    TOOL_PREFIX = "unready"
+
+    async def setup(self) -> None:
+        raise OSError("no room")
+
+
 class Endless(Sums):
     INFINITE = True
 
@@ -245,6 +284,15 @@ def test_the_state_of_a_taskset_goes_back_to_where_a_failed_call_began() -> None
     ]  # fmt: skip
     assert raw.reward == 0.0
     assert played(sums("Bookings", "task.rollback=replay"), (*replies, "It is booked.")).reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("environment", "call"),
+    [("Halted", render_call("book", {"amount": 2})), ("SharedHalf", render_call("adder_add", {"a": 3, "b": 3}))],
+)
+def test_what_a_setup_had_opened_before_it_failed_is_closed(environment: str, call: str) -> None:
+    assert played(sums(environment), (call, "It is 6.")).stop == "infrastructure"
+    assert HELD == []
 
 
 def test_tasks_without_an_end_are_had_by_a_function_that_takes_some() -> None:

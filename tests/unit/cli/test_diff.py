@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 from typing import get_args
@@ -17,8 +18,8 @@ from retcon.core.types import Decision
 from retcon.store import jsonl
 
 
-def output_of(*words: object) -> str:
-    return CliRunner().invoke(app, ["diff", *map(str, words)], catch_exceptions=False).output
+def output_of(*words: object, command: str = "diff") -> str:
+    return CliRunner().invoke(app, [command, *map(str, words)], catch_exceptions=False).output
 
 
 def shown(*words: object) -> list[str]:
@@ -73,3 +74,22 @@ def test_a_kind_is_a_decision_and_what_is_repaired_was_replaced(tmp_path: Path) 
     jsonl.write(audit, [repaired("t")])
     with pytest.raises(RecordError, match=r"nothing is deep in it; --kind any shows what was looked at"):
         shown(audit, "--kind", "deep")
+
+
+@pytest.mark.parametrize(("printed", "repairs"), [("NameError: name 'math' is not defined", True), ("2", False)])
+def test_purify_names_it_where_it_has_something_to_show(printed: str, repairs: bool, tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": "What is the gcd?"}]
+    for code, output in (("print(math.gcd(4, 6))", printed), ("import math\nprint(math.gcd(4, 6))", "2")):
+        arguments = json.dumps({"code": code})
+        call = {"id": code, "type": "function", "function": {"name": "python", "arguments": arguments}}
+        messages += [
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": code, "content": output},
+        ]
+    (tmp_path / "in.jsonl").write_text(json.dumps({"messages": [*messages, {"role": "assistant", "content": "2"}]}))
+    told = output_of(tmp_path / "in.jsonl", "-o", tmp_path / "out.jsonl", command="purify")
+    assert ("try: retcon diff" in told) == repairs
+    if repairs:
+        assert shown(tmp_path / "out.audit.jsonl")
+    with pytest.raises(RecordError, match=r"out\.jsonl, line 1: .*; the audit of out\.jsonl is .*out\.audit\.jsonl"):
+        shown(tmp_path / "out.jsonl")

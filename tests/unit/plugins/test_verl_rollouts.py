@@ -14,6 +14,8 @@ import pytest
 
 pytest.importorskip("torch", reason="what is masked is our trainer's to say")
 
+from retcon.chat.chat import Chat
+from retcon.chat.tokenizer import ByteTokenizer
 from retcon.config.load import load_recipe
 from retcon.core.errors import EngineError, InfrastructureFault
 from retcon.core.types import Observation, Segment, ToolCall, Trajectory, Turn
@@ -21,7 +23,10 @@ from retcon.engine.types import Generation, SamplingParams
 from retcon.plugins.verl.briefs import unpack
 from retcon.plugins.verl.engine import ServerEngine
 from retcon.plugins.verl.output import to_output
-from retcon.plugins.verl.shared import Rolled
+from retcon.plugins.verl.settings import Lengths
+from retcon.plugins.verl.shared import FIRST, VALIDATING, Rolled, Shared
+from retcon.rollout.context import RolloutContext, RolloutLimits
+from retcon.tasks.types import Task
 
 pytestmark = pytest.mark.torch
 RECIPE = load_recipe("mini/cleaner")
@@ -183,3 +188,24 @@ def test_length_is_taken_off_the_reward_while_it_trains_alone() -> None:
     keys = ("rl.overlong_buffer=4",)
     assert [output(MADE, *keys, limit=n)["reward_score"] for n in (10, 8, 6)] == [1.0, 0.5, 0.0]
     assert output(MADE, *keys, limit=6, validating=True)["reward_score"] == 1.0
+
+
+def test_a_task_that_a_step_has_twice_is_rolled_out_by_other_draws_each_time() -> None:
+    chat = Chat(ByteTokenizer())
+    servers = Servers(*(told(chat.stop_ids) for _ in range(5)))
+    recipe = load_recipe("mini/cleaner", ["repair.kind=none"])
+    context = RolloutContext(ServerEngine(servers), chat, {}, RolloutLimits(4000, 1))
+    shared = Shared(
+        recipe, Lengths(2000, 2000), servers, context, lambda row: Task("t", "?", "1"),
+        lambda task, trajectory: replace(trajectory, reward=1.0),
+    )  # fmt: skip
+
+    async def rolled(first: int, session: int) -> str:
+        row = {"global_steps": 1, "session_id": session, FIRST: first, VALIDATING: False}
+        return (await shared.rollout(row, {"temperature": 1.0, "top_p": 1.0, "top_k": -1})).trajectory.id
+
+    names = [asyncio.run(rolled(first, session)) for first, session in ((0, 0), (0, 1), (2, 0), (2, 1), (0, 0))]
+    assert names == ["t/1/0", "t/1/1", "t/1/2", "t/1/3", "t/1/0"]
+    seeds = [params["seed"] for _, _, params in servers.asked]
+    assert len(set(seeds)) == 4
+    assert seeds[0] == seeds[4], "and a step that is done again is the same"

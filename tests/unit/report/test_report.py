@@ -66,6 +66,7 @@ def test_every_panel_stands_under_its_heading_in_order_and_one_with_nothing_to_s
 def test_the_running_mean_is_centred_and_passes_over_gaps() -> None:
     values = np.array([1.0, np.nan, 3.0, 4.0, 5.0, 6.0, 7.0])
     assert running_mean(values).tolist() == [2.0, 8 / 3, 3.25, 4.5, 5.0, 5.5, 6.0]
+    assert running_mean(np.array([3.0, 2.0, 1.0])).tolist() == [3.0, 2.0, 1.0], "no flat line of a run of a few steps"
 
 
 def test_arms_keep_their_looks_whatever_stands_beside_them() -> None:

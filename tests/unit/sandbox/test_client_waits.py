@@ -20,7 +20,7 @@ class Connected:
     """Connections to a server that does all at once, or each program when it is `let` go on.
 
     waits: seconds that were given to each request for a program. sent: what it was asked, but for GET. most: programs
-    at a time.
+    at a time. busy: seconds, each of which it tells one request to come back in.
     """
 
     def __init__(self) -> None:
@@ -28,6 +28,7 @@ class Connected:
         self.sent: list[Mapping[str, Any]] = []
         self.let: asyncio.Event | None = None
         self.running = self.most = 0
+        self.busy: list[int] = []
 
     async def ask(
         self,
@@ -40,6 +41,9 @@ class Connected:
     ) -> Answer:
         if body is not None:
             self.sent.append(body)
+            if self.busy:
+                said = {"error": {"type": "busy", "message": "later"}}
+                return Answer(url, 503, {"Retry-After": str(self.busy.pop(0))}, json.dumps(said).encode())
         if url.endswith("/run"):
             self.waits.append(seconds - PATIENCE)
             self.running += 1
@@ -143,3 +147,40 @@ def test_a_client_asks_for_no_more_at_a_time_than_it_has_connections() -> None:
 
     there = asyncio.run(main())
     assert (there.most, len(there.waits)) == (3, 10)
+
+
+@pytest.mark.parametrize(
+    ("busy", "pauses"), [([[], [60, 60]], 0), ([[3600] * 9, [], [60] * 9], 0), ([[3600], [60]], 1), ([[60], [3600]], 1)]
+)
+def test_a_router_asks_another_server_at_once_and_waits_where_all_are_busy(
+    monkeypatch: pytest.MonkeyPatch, busy: list[list[int]], pauses: int
+) -> None:
+    """busy: the seconds that each server tells to come back in, one after the other, until it does what it is asked."""
+    slept: list[float] = []
+    sleep = asyncio.sleep
+
+    async def noted(seconds: float) -> None:
+        slept.append(seconds)
+        await sleep(0)
+
+    async def main(asks: Callable[[SandboxRouter], Awaitable[object]]) -> None:
+        router = SandboxRouter([f"http://server{number}" for number in range(len(busy))])
+        there = [connected(server.client) for server in router._servers]
+        await router.start()
+        for one, seconds in zip(there, busy, strict=True):
+            one.busy = list(seconds)
+        await asks(router)
+        assert [server.load for server in router._servers] == [0] * len(busy)
+        await router.close()
+
+    async def call(router: SandboxRouter) -> None:
+        assert (await router.run("pass")).status == "ok"
+
+    async def session(router: SandboxRouter) -> None:
+        await (await router.session()).close()
+
+    monkeypatch.setattr(asyncio, "sleep", noted)
+    for asks in (call, session):
+        slept.clear()
+        asyncio.run(main(asks))
+        assert [30 <= seconds <= 90 for seconds in slept] == [True] * pauses, slept

@@ -86,6 +86,9 @@ def test_users_must_be_a_range_above_root(uids: range) -> None:
         (1 << 8, 0.0, None, "MemoryError", ("limit", "MemoryError")),
         (3 << 8, 0.0, None, None, ("error", "SystemExit")),
         (signal.SIGXCPU, 2.0, None, None, ("timeout", "TimeoutError")),
+        (signal.SIGXCPU, 1.9, None, None, ("timeout", "TimeoutError")),  # by the ticks that it was seen at
+        (signal.SIGXCPU, 0.1, None, None, ("error", "SIGXCPU")),  # by its own hand
+        (signal.SIGXCPU, 0.1, 5.0, None, ("timeout", "TimeoutError")),
         (signal.SIGKILL, 3.0, None, None, ("timeout", "TimeoutError")),
         (signal.SIGKILL, 0.1, None, None, ("error", "SIGKILL")),
         (signal.SIGRTMIN + 3, 0.1, None, None, ("error", f"SIG{signal.SIGRTMIN + 3}")),

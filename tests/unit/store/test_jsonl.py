@@ -98,9 +98,9 @@ def test_a_line_that_was_cut_off_is_named_as_such(tmp_path: Path) -> None:
 def test_files_that_cannot_be_opened(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match=r"none\.jsonl does not exist"):
         list(read(tmp_path / "none.jsonl", on_bad=lambda _: None))
-    for name in ("a.jsonl", "b.jsonl", "c.jsonl", "d.jsonl", "retcon.audit.jsonl"):
+    for name in ("a.jsonl", "b.jsonl", "metrics.jsonl", "n.jsonl", "o.jsonl", "retcon.audit.jsonl"):
         (tmp_path / name).touch()
-    told = "is a folder; name a file of trajectories: it holds retcon.audit.jsonl, a.jsonl, b.jsonl, c.jsonl, …"
+    told = "is a folder; name a file of trajectories: it holds retcon.audit.jsonl, a.jsonl, b.jsonl, n.jsonl, …"
     with pytest.raises(RecordError, match=re.escape(told)):
         list(read(tmp_path, on_bad=lambda _: None))
     with pytest.raises(StorageError, match=r"could not be written, .*No such file.*: put that right and run"):

@@ -228,7 +228,8 @@ def test_where_no_state_need_be_gone_back_to_calls_have_one_all_the_same() -> No
 def test_branches_are_refused_where_all_tools_have_one_state(keys: tuple[str, ...]) -> None:
     """A branch would begin with a fresh one, of which the reward is."""
     with pytest.raises(RecipeError, match="cannot branch"):
-        (recipe := recipe_of("Counter", "strategy.kind=arpo", *keys)).task.refuse_rollouts(recipe)
+        (recipe := recipe_of("Counter", "strategy.kind=arpo", *keys)).task.refuse_branching(recipe)
+    recipe.task.refuse_rollouts(recipe)  # as an evaluation does, which has no branches
 
 
 def test_a_fault_of_a_tool_is_not_the_models() -> None:

@@ -89,7 +89,7 @@ def test_a_run_whose_groups_teach_nothing_says_so_when_that_begins(passed: float
     first, again = told  # .6 among ten is .96; then one of ten that teaches is .9
     assert first.startswith(f"step {WINDOW}: in 96% of the groups of the last {WINDOW} steps")
     assert again.startswith(f"step {4 * WINDOW + 1}: in 100%")
-    assert ("cold start" in first) == hint
+    assert ("A cold start may have to come first: docs/data/demonstrations.md" in first) == hint
     assert f"({passed:.1%} of them pass)" in first
 
 

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
-from foreign import FAILED, REPAIRED, answer, fails, messages, user, works
+from foreign import FAILED, REPAIRED, answer, fails, messages, ours, user, works
+from retcon.core.codec import from_dict, to_dict
 from retcon.core.errors import RecordError
-from retcon.purify.offline import Offline
+from retcon.core.types import Observation, RepairRecord, Trajectory, Turn
+from retcon.purify.offline import REASONS, Offline, Purified
 from retcon.store.jsonl import read
 from retcon.transcripts.purifying.assignment import Assignment, expand
 from retcon.transcripts.purifying.count import EXAMPLES, SHOWN, Count
@@ -72,6 +74,45 @@ def test_a_longer_program_of_an_example_is_cut(tmp_path: Path) -> None:
     longer = [replace(one, code=f"{one.code}  # {'x' * 600}") if one.code else one for one in REPAIRED]
     (example,) = run(assignment(tmp_path, [messages(longer)])).examples
     assert [str(example[name])[-1] for name in ("failed", "fix")] == ["…", "…"]
+
+
+def test_an_example_is_of_a_repair_that_is_made_now() -> None:
+    again = [user("?"), *[fails("half = 8 / tow")] * 2, works("half = 8 / 2")]
+    before, later = Offline()(from_dict(ours(REPAIRED))).trajectory, from_dict(ours(again))
+    raw = replace(before, turns=(*before.turns, *later.turns))
+    count = Count()
+    count.found(raw, Offline()(raw))
+    assert (count.shallow, [one["failed"] for one in count.examples]) == (1, ["half = 8 / tow"])
+    assert count.attempts_removed == 2
+
+
+def test_failed_calls_are_counted_by_rule_and_by_type() -> None:
+    seen = (
+        Observation("0", "", "error", "NameError", rule="last-line"), Observation("1", "", "timeout"),
+        Observation("2", "", "infrastructure"), Observation("3", "", "ok"),
+    )  # fmt: skip
+    raw = Trajectory("t", "t", (), (Turn((), (), seen, "call"),))
+    count = Count()
+    count.found(raw, Purified(raw, (), ()))
+    assert (count.calls, count.failed) == (4, 2)
+    assert (dict(count.rules), dict(count.types)) == ({"last-line": 1, "status": 1}, {"NameError": 1, "timeout": 1})
+
+
+def test_a_failure_that_was_judged_before_is_one_that_remains(tmp_path: Path) -> None:
+    first, later = from_dict(ours([user("?"), fails("f(2)"), answer("no")])), from_dict(ours(REPAIRED))
+    judged = replace(first.turns[0], repair=RepairRecord("unrepaired", 0))
+    record = to_dict(replace(first, turns=(judged, *first.turns[1:], *later.turns)))
+    for drop, dropped in ((True, 1), (False, 0)):
+        count = run(assignment(tmp_path, [record], drop_unrepaired=drop))
+        assert (count.shallow, count.dropped) == (1, dropped)
+
+
+def test_ours_keep_on_a_failure_why_it_stays(tmp_path: Path) -> None:
+    wanted = assignment(tmp_path, [ours([user("?"), fails("f(2)"), answer("no")])])
+    assert run(wanted).changed == 0
+    (out,) = read(wanted.out)
+    assert out.turns[0].repair is not None
+    assert out.turns[0].repair.reason == REASONS["answered"]
 
 
 @pytest.mark.parametrize(("unknown", "known"), [(1, 0), (1, 1), (2, 2), (1, 2)])

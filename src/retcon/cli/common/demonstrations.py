@@ -93,22 +93,26 @@ def _about(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, dict[str, object]]
 def _already(file: Path, note: Path, recipe: Recipe) -> Summary | None:
     if not note.exists():
         return None
-    told: dict[str, Any] = json.loads(note.read_text(encoding="utf-8"))
     about = _about(recipe, load_tokenizer(model_folder(recipe.model.path)))
     left_open = _open_keys(recipe)
-    # A note of before a section was there says nothing about it, one of before TOKENS nothing about these.
-    known = {
-        name: {
-            key: told[name].get(key, value) if f"{name}.{key}" in left_open else value
-            for key, value in values.items()
-            if key in told[name] or key not in TOKENS
+    try:
+        told: dict[str, Any] = {**json.loads(note.read_text(encoding="utf-8"))}
+        # A note of before a section was there says nothing about it, one of before TOKENS nothing about these.
+        known = {
+            name: {
+                key: told[name].get(key, value) if f"{name}.{key}" in left_open else value
+                for key, value in values.items()
+                if key in told[name] or key not in TOKENS
+            }
+            for name, values in about.items()
+            if name in told
         }
-        for name, values in about.items()
-        if name in told
-    }
-    changed = list(differing(told, known))
+        changed = list(differing(told, known))
+        made = Summary.of_dict(told[MADE]) if MADE in told else None
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{note} is broken ({error!r}): remove it and {file}, or name another") from error
     if changed:
         raise CheckpointError(
             f"{file}: another recipe wrote it ({'; '.join(changed)}; see {note.name}): remove both, or name another"
         )
-    return Summary.of_dict(told[MADE]) if MADE in told else None
+    return made

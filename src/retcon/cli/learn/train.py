@@ -71,6 +71,7 @@ def train(
     if not any(line.get("grad_norm") for line in steps):
         lines.append(
             "no step moved the weights: `same_reward` in the metrics is the share of groups whose rollouts all had one "
-            "reward, of which nothing is learnt (docs/training/selection.md)"
+            "reward, of which nothing is learnt (docs/training/selection.md); where none is right, a cold start may "
+            "have to come first (docs/data/demonstrations.md)"
         )
     tell_trained(final, out, *lines, recipe=[recipe, *(overrides or ())])

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Literal, get_args
 import typer
 
 from retcon.cli.common.arguments import refuse_idle
+from retcon.cli.transcripts.purify import audit_of
 from retcon.core.errors import RecordError, nearest
 from retcon.core.types import REPLACED, Decision
 
 if TYPE_CHECKING:
+    from retcon.core.types import Trajectory
     from retcon.report.diff import Change
 
 Kind = Literal["repaired", "shallow", "deep", "resampled", "described", "unrepaired", "answered", "any"]
@@ -60,14 +62,25 @@ def diff(
 
 def _changes(file: Path, id: str | None, kind: Kind) -> Iterator[Change]:
     from retcon.report.diff import changes
-    from retcon.store import jsonl
     from retcon.store.lookup import holds
 
     decisions = {"repaired": tuple(REPLACED), "any": get_args(Decision)}.get(kind, (kind,))
     exact = id is not None and holds(file, id)
-    for trajectory in jsonl.read(file):
+    for trajectory in _audited(file):
         if id is None or (trajectory.id == id if exact else trajectory.id.startswith(id)):
             yield from (c for c in changes(trajectory) if c.repair.decision in decisions)
+
+
+def _audited(file: Path) -> Iterator[Trajectory]:
+    """Raises RecordError, which names the audit beside a file that `retcon purify` wrote."""
+    from retcon.store import jsonl
+
+    try:
+        yield from jsonl.read(file)
+    except RecordError as error:
+        audit = audit_of(file, False)
+        hint = f"; the audit of {file.name} is {audit}" if audit is not None and audit.is_file() else ""
+        raise RecordError(f"{error}{hint}") from None
 
 
 def _sampled(found: Iterator[Change], size: int, seed: int) -> list[Change]:

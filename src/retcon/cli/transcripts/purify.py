@@ -89,7 +89,7 @@ def purify(
     assignment = Assignment(
         inputs=[path for path, _ in found], out=target, into_folder=folder, names=names,
         offline=Offline(attempts, gamma, state), format=format, drop_unrepaired=drop_unrepaired, skip_bad=skip_bad,
-        audit=None if no_audit else audit or _beside(target, folder), pairs=dpo, jobs=jobs,
+        audit=None if no_audit else audit or audit_of(target, folder), pairs=dpo, jobs=jobs,
     )  # fmt: skip
     if not folder and out != "-":
         refuse_misnamed(target, "-o")
@@ -131,7 +131,9 @@ def _finish(run: Purification, report: Path | None) -> None:
     if assignment.pairs is not None:
         written.append(f"pairs: {assignment.pairs}")
     if assignment.audit is not None:
-        written += [f"audit: {assignment.audit}", f"try: {command_line('retcon', 'diff', assignment.audit)}"]
+        written.append(f"audit: {assignment.audit}")
+        if any(count.shallow or count.deep for count in run.counts):
+            written.append(f"try: {command_line('retcon', 'diff', assignment.audit)}")
     console.print("\n".join(written), highlight=False, soft_wrap=True, markup=False)
 
 
@@ -146,8 +148,8 @@ def _refuse_same(folder: Path, found: Sequence[tuple[Path, str]]) -> None:
             )
 
 
-def _beside(out: Path, folder: bool) -> Path | None:
-    """Where the audit goes if nobody says: beside the output, where that is a file."""
+def audit_of(out: Path, folder: bool) -> Path | None:
+    """Where its audit goes if nobody says: beside the output, where that is a file."""
     from retcon.store.compression import plain_name
     from retcon.store.foreign.records import KINDS
 

@@ -11,7 +11,7 @@ from pydantic import Field, field_validator
 
 from retcon.config.schema import EngineSection, Recipe
 from retcon.config.section import Positive, Rate, Several, server_urls
-from retcon.core.errors import EngineError, RecipeError
+from retcon.core.errors import CheckpointError, EngineError, RecipeError
 from retcon.engine.types import EngineSetup
 from retcon.engine.vllm.engine import VLLMEngine, VLLMSettings
 from retcon.engine.vllm.process import Launch, Server
@@ -107,10 +107,15 @@ class VLLMSection(EngineSection):
 
 def dtype_of(setup: EngineSetup, folder: Path) -> str:
     """Of the weights that the server is to decode with: what the recipe says, else the trained model's, else the
-    folder's. vLLM's own `auto` would make 16 bits of float32, which the engine in this process does not."""
+    folder's. vLLM's own `auto` would make 16 bits of float32, which the engine in this process does not. Raises
+    CheckpointError."""
     if setup.dtype != "auto":
         return setup.dtype
     if setup.trained:
         return str(setup.model().dtype).removeprefix("torch.")
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    return str(config.get("dtype") or config.get("torch_dtype") or "auto")
+    file = folder / "config.json"
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+        return str(config.get("dtype") or config.get("torch_dtype") or "auto")
+    except (OSError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"{file} cannot be read: {error}") from error

@@ -1,14 +1,15 @@
-"""Who starts verl's workers: what cannot go together is said before any of them works, and whether verl validates."""
+"""Who starts verl's workers: says what cannot go together before any of them works, and what no worker knows alone."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from tensordict.tensorclass import NonTensorData
+from tensordict.tensorclass import NonTensorData, NonTensorStack
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ
 
 from retcon.plugins.verl.settings import SECTION, recipe_of, refuse_unfit
-from retcon.plugins.verl.shared import VALIDATING
+from retcon.plugins.verl.shared import FIRST, VALIDATING
+from retcon.plugins.verl.tasks import OWN, Repeats
 
 
 class RetconManager(AgentLoopManagerTQ):  # type: ignore[misc]  # verl has no types
@@ -17,8 +18,16 @@ class RetconManager(AgentLoopManagerTQ):  # type: ignore[misc]  # verl has no ty
     def __init__(self, config: Any, *about: Any, **more: Any) -> None:
         refuse_unfit(config, recipe_of(config.get(SECTION)))
         super().__init__(config, *about, **more)
+        rollout = config.actor_rollout_ref.rollout
+        self._sizes = {False: rollout.n, True: rollout.val_kwargs.n}
+        self._repeats = {False: Repeats(), True: Repeats()}
 
     def generate_sequences(self, prompts: Any) -> None:
-        """As verl's, with what its workers keep to themselves."""
-        prompts[VALIDATING] = NonTensorData(bool(prompts["validate"]) if "validate" in prompts else False)
+        """As verl's, with whether it validates, and where the indices of each row's rollouts begin."""
+        validating = bool(prompts["validate"]) if "validate" in prompts else False
+        columns = {name: prompts[name] for name in OWN if name in prompts}
+        rows = (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
+        earlier = self._repeats[validating].before(prompts["global_steps"], rows)
+        prompts[VALIDATING] = NonTensorData(validating)
+        prompts[FIRST] = NonTensorStack(*(NonTensorData(count * self._sizes[validating]) for count in earlier))
         super().generate_sequences(prompts)

@@ -30,6 +30,8 @@ from retcon.tasks.types import Task
 
 VALIDATING = "retcon_validating"
 """What the manager adds to a batch: verl tells an agent loop nothing of whether it validates."""
+FIRST = "retcon_first"
+"""What the manager adds to a row: the index of its group's first rollout, after those of the same task in its step."""
 NEEDED = {
     "session_id": "trainer.use_v1 = true",
     "global_steps": "trainer.use_v1 = true",
@@ -69,7 +71,8 @@ class Shared:
     async def rollout(self, row: Mapping[str, Any], told: Mapping[str, Any]) -> Rolled:
         """The rollout that verl asks for: of a row, with how it is to be sampled.
 
-        All that is random derives from (seed, step, task, index), as in our own trainer; while verl validates, from
+        All that is random derives from (seed, step, task, index), as in our own trainer, where the indices of a group
+        go on from those of an earlier one of the same task; while verl validates, from
         those of the evaluation, and all is as [evaluate] says. Raises RecipeError for a row that cannot be read,
         EngineError where its prompt leaves no room.
         """
@@ -94,7 +97,7 @@ class Shared:
             share = build_schedule(recipe).at(step)
             context = replace(self.context, sampling=sampling, repair=build_repair(recipe), probability=share)
         context = replace(context, engine=engine, limits=limits)
-        index = int(row["session_id"])
+        index = int(row[FIRST]) + int(row["session_id"])
         trajectory = await rollout_member(task, context, index, seed=seed, step=step, grade=self.grade)
         return Rolled(trajectory, limits.max_tokens, engine, validating)
 

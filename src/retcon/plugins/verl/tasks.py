@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
 from retcon.config.schema import TaskSection
 from retcon.core.errors import RecipeError
 from retcon.tasks.data.conventions import named
-from retcon.tasks.data.fields import Misfit
+from retcon.tasks.data.fields import Item, Misfit
 from retcon.tasks.data.grading import graded_item, refuse_unknown
 from retcon.tasks.data.settings import FileTaskSettings
 from retcon.tasks.data.text import key
@@ -18,6 +19,7 @@ from retcon.tasks.types import Task
 
 OWN = ("raw_prompt", "data_source", "reward_model", "extra_info", "grader")
 """The columns of a row that say what the task is."""
+VERL = named("verl")
 
 
 def reading_of(section: TaskSection, family: TaskSet | None) -> Callable[[Mapping[str, Any]], Task]:
@@ -37,16 +39,47 @@ def task_of(row: Mapping[str, Any], *, grader: str = "", system: str | None = No
 
     A row without an id of its own is named by its question. Raises RecipeError for one that cannot be read.
     """
-    known = {name: row[name] for name in OWN if row.get(name) is not None}
-    columns = {**known, "prompt": [dict(message) for message in known.pop("raw_prompt", ())]}
-    convention = named("verl")
-    if lacking := convention.lacking(columns):
-        raise RecipeError(f"a row of verl's data set lacks {', '.join(lacking)}: see docs/training/verl.md")
-    try:
-        read, by = graded_item(convention.read(columns), grader, convention.grader)
-    except Misfit as misfit:
-        raise RecipeError(f"a row of verl's data set, {known.get('extra_info')}: {misfit}") from None
-    name = read.id or f"{read.source or 'verl'}/{key(read.question)[:12]}"
+    read, by = graded_item(_read(row), grader, VERL.grader)
     about = {"source": read.source, "reference": read.reference}
     meta = {**read.meta, "grader": by, **{k: v for k, v in about.items() if v}}
-    return Task(name, read.question, read.answer, system if read.system is None else read.system, meta, read.before)
+    return Task(
+        _id(read), read.question, read.answer, system if read.system is None else read.system, meta, read.before
+    )
+
+
+class Repeats:
+    """Which rows are of a task that the same step, or the same validation, has had before."""
+
+    def __init__(self) -> None:
+        self._step: object = None
+        self._had: Counter[str] = Counter()
+
+    def before(self, step: object, rows: Iterable[Mapping[str, Any]]) -> list[int]:
+        """How many rows of the same task come before each in a step: a step's rows may come in several calls. One that
+        cannot be read counts for nothing: its own rollout says why."""
+        if step != self._step:
+            self._step, self._had = step, Counter()
+        return [self._count(row) for row in rows]
+
+    def _count(self, row: Mapping[str, Any]) -> int:
+        try:
+            name = _id(_read(row))
+        except RecipeError:
+            return 0
+        self._had[name] += 1
+        return self._had[name] - 1
+
+
+def _read(row: Mapping[str, Any]) -> Item:
+    known = {name: row[name] for name in OWN if row.get(name) is not None}
+    columns = {**known, "prompt": [dict(message) for message in known.pop("raw_prompt", ())]}
+    if lacking := VERL.lacking(columns):
+        raise RecipeError(f"a row of verl's data set lacks {', '.join(lacking)}: see docs/training/verl.md")
+    try:
+        return VERL.read(columns)
+    except Misfit as misfit:
+        raise RecipeError(f"a row of verl's data set, {row.get('extra_info')}: {misfit}") from None
+
+
+def _id(read: Item) -> str:
+    return read.id or f"{read.source or 'verl'}/{key(read.question)[:12]}"

@@ -144,7 +144,7 @@ def is_runs_page(file: Path) -> bool:
 def _runs_table(runs: Sequence[Viewed]) -> str:
     rows: list[tuple[str, list[str]]] = [
         ("kind", [KINDS[run.kind] for run in runs]),
-        ("model", [str(run.recipe.get("model", {}).get("path", "–")) for run in runs]),
+        ("model", [run.start or "–" for run in runs]),
         ("tasks", [_tasks(run) for run in runs]),
         ("steps", ["–" if run.steps is None else f"{len(run.metrics):,} of {run.steps:,}" for run in runs]),
         ("stages", [", ".join(f"{name} {first}–{last}" for name, first, last in run.stages) or "–" for run in runs]),

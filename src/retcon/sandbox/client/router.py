@@ -6,9 +6,9 @@ import asyncio
 import random
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Container, Sequence
 from types import TracebackType
-from typing import Self, Unpack
+from typing import Self, TypeVar, Unpack
 
 from retcon.core.errors import SandboxUnavailable
 from retcon.core.together import together
@@ -16,16 +16,19 @@ from retcon.sandbox.client.client import FIRST_PAUSE, LONGEST_PAUSE, ClientSessi
 from retcon.sandbox.client.remote import LimitsRefused, ServerUnavailable, with_limits
 from retcon.sandbox.types import Limits, Program, ProgramOptions, Result, Session, Tier, as_program, check_seed
 
+T = TypeVar("T")
 WEAKEST_FIRST: tuple[Tier, ...] = ("rlimits", "landlock", "namespaces")
 
 
 class SandboxRouter:
     """Implements `Sandbox` over the servers at `urls`; arguments as of `SandboxClient`.
 
-    A call goes to the server with the fewest calls and sessions of this router's. A server that cannot be reached or
-    breaks off is taken out, what was asked of it goes to another, and it comes back in once it answers again, which is
-    tried after growing pauses. Sessions stay with their server and are lost with it. Raises SandboxUnavailable on entry
-    where none of the servers answers, or one of them does not allow `limits` (LimitsRefused).
+    A call goes to the server with the fewest calls and sessions of this router's, and where that one is busy, cannot be
+    reached or breaks off, to another at once. One that cannot be reached or breaks off is taken out, and comes back in
+    once it answers again, which is tried after growing pauses. Sessions stay with their server and are lost with it.
+    Where all are busy, they are asked again after pauses, more often than `tries` says by one for each further server.
+    Raises SandboxUnavailable on entry where none of the servers answers, or one of them does not allow `limits`
+    (LimitsRefused).
     """
 
     def __init__(
@@ -46,7 +49,7 @@ class SandboxRouter:
             )
             for url in dict.fromkeys(urls)
         ]
-        self._tries = tries
+        self._tries = tries + len(self._servers) - 1
         self._limits = limits
         self._is_open = False
 
@@ -98,20 +101,15 @@ class SandboxRouter:
         """See `Sandbox.run`."""
         asked = with_limits(as_program(program, options), self._limits)
 
-        async def once() -> Result:
-            server = self._choose()
+        async def once(server: _Server) -> Result:
             server.load += 1
             try:
                 return await server.client.once(asked)
-            except ServerUnavailable as fault:
-                self._failed(server, fault)
-                raise
             finally:
                 server.less()
 
         try:
-            # Each server may fail once on top of the tries, so that one which is gone costs no call its tries.
-            return await repeated(self._tries + len(self._servers) - 1, once)
+            return await repeated(self._tries, lambda: self._of_any(once))
         except ServerUnavailable as error:
             return Result("infrastructure", stderr=str(error))
 
@@ -120,24 +118,41 @@ class SandboxRouter:
         check_seed(seed)
         key = uuid.uuid4().hex
 
-        async def once() -> ClientSession:
-            server = self._choose()
+        async def once(server: _Server) -> ClientSession:
             server.load += 1
             try:
                 return await server.client.open_session(limits or self._limits, seed, key, on_end=server.less)
-            except BaseException as error:
+            except BaseException:
                 server.less()
-                if isinstance(error, ServerUnavailable):
-                    self._failed(server, error)
                 raise
 
         try:
-            return await repeated(self._tries + len(self._servers) - 1, once)
+            return await repeated(self._tries, lambda: self._of_any(once))
         except ServerUnavailable as error:
             raise SandboxUnavailable(f"no session: {error}") from error
 
-    def _choose(self) -> _Server:
-        """The server to ask next.
+    async def _of_any(self, ask: Callable[[_Server], Awaitable[T]]) -> T:
+        """What the first server gives that does not fail: where one does, the next is asked at once, but for those that
+        rest, unless all do.
+
+        Raises as `_choose`, and ServerUnavailable where all of them fail; `after` is then until the first has rested.
+        """
+        asked: set[_Server] = set()
+        while True:
+            server = self._choose(asked)
+            asked.add(server)
+            try:
+                return await ask(server)
+            except ServerUnavailable as fault:
+                self._failed(server, fault)
+                now = time.monotonic()
+                rests = {one: one.rests_until - now for one in self._servers if one.up}
+                if all(one in asked or rest > 0 for one, rest in rests.items()):
+                    fault.after = min(rests.values(), default=0.0)
+                    raise
+
+    def _choose(self, asked: Container[_Server]) -> _Server:
+        """The server to ask next, one that is not among `asked` where there is any.
 
         Raises ServerUnavailable where none is there, SandboxUnavailable where this is not open.
         """
@@ -147,7 +162,7 @@ class SandboxRouter:
         if not there:
             raise ServerUnavailable("none of the sandbox servers answers: " + "; ".join(s.why for s in self._servers))
         now = time.monotonic()
-        return min(there, key=lambda server: (server.rests_until > now, server.load))
+        return min(there, key=lambda server: (server in asked, server.rests_until > now, server.load))
 
     def _failed(self, server: _Server, fault: ServerUnavailable) -> None:
         if not fault.down:

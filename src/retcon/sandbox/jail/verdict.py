@@ -6,6 +6,10 @@ import os
 import signal
 from collections.abc import Collection
 
+IN_TICKS = 0.5
+"""Of a CPU limit, that a process which the kernel ends for it has used at least: it counts in ticks there, and exactly
+where it tells what was used. One that sends itself the signal sooner was ended by that."""
+
 
 def verdict(
     wait_status: int,
@@ -33,7 +37,8 @@ def verdict(
         return "timeout", "TimeoutError", code, no_end(wall_limit)
     if code == 0 and not raised:
         return "ok", None, 0, ""
-    if cpu_limit is not None and (code == -signal.SIGXCPU or (code == -signal.SIGKILL and cpu_used >= cpu_limit)):
+    least = {-signal.SIGXCPU: IN_TICKS, -signal.SIGKILL: 1.0}.get(code)
+    if cpu_limit is not None and least is not None and cpu_used >= least * cpu_limit:
         return "timeout", "TimeoutError", code, no_end(cpu_limit, " of CPU time")
     if code == -signal.SIGKILL and machine:
         return "infrastructure", None, code, "the kernel ended the program: the machine was out of memory"

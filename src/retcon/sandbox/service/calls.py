@@ -89,7 +89,7 @@ class Calls:
     def too_long(self, code: str) -> str | None:
         """What is wrong with a program of that length, None where nothing is."""
         most = self.settings.max_code
-        return f"a program of {len(code)} characters: at most {most}" if len(code) > most else None
+        return f"a program of {len(code)} characters: this server takes {most} at most" if len(code) > most else None
 
 
 def own_stderr(result: Result) -> str:

@@ -29,7 +29,7 @@ from retcon.tasks.data.fields import (
 from retcon.tasks.data.passages import INPUT, whole
 from retcon.tasks.graders.text import chosen_letter, lettered
 
-QUESTIONS = ("question", "problem", "Problem", "Question", "query", "prompt", "instruction")
+QUESTIONS = ("question", "problem", "Problem", "Question", "query", "prompt", "instruction", "messages")
 ANSWERS = ("answer", "expected_answer", "final_answer", "ground_truth", "Answer", "solution")
 SOLUTIONS = ("solution", "reference_solution", "Solution", "canonical_solution", "code", "gold")
 IDS = ("id", "unique_id", "task_id", "question_id", "problem_id", "ID", "idx", "index")
@@ -119,9 +119,10 @@ def recognised(row: Columns, where: str, mapped: Mapping[str, str]) -> Conventio
     has = f"has columns {', '.join(own)}" if own else "has no columns"
     lacks = f"lacks {' and '.join(need.replace('|', ' or ') for need in lacking)}" if lacking else "does not fit"
     hints = [hint for need in lacking if (hint := close.nearest(need, own))]
+    tests = "; tests are known by these names alone" if any("test" in need for need in lacking) else ""
     raise DataError(
         f"{where}: no known convention: the row {has}; the nearest is {close.name}, of which it {lacks}"
-        f"{hints[0] if hints else ''}. Say which columns hold what: "
+        f"{hints[0] if hints else ''}{tests}. Say which columns hold what: "
         'columns = { question = "…", answer = "…" } (of `retcon data`: --column question=… --column answer=…)'
     )
 

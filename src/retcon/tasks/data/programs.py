@@ -30,7 +30,7 @@ def _humaneval(row: Columns) -> Item:
 
 def _mbpp(row: Columns) -> Item:
     """The tests are shown, as by its authors (arXiv 2108.07732): only they say what the function is called."""
-    read = item(row, first_of(row, _MBPP_ASKS), "")
+    read = item(row, first_of(row, (*_MBPP_ASKS, *QUESTIONS)), "")
     column = first_of(row, (name for name in _MBPP_TESTS if not missing(row.get(name))))
     if not column:
         return read
@@ -74,7 +74,10 @@ def _livecodebench(row: Columns) -> Item:
 
 
 def _apps(row: Columns) -> Item:
-    """Also TACO, and rows whose `tests` are cases, or Python in one text: they are not shown, as they are many."""
+    """Also TACO, and rows whose `tests` are cases, or Python in one text: they are not shown, as they are many. Lines
+    of Python are mbpp's, whatever the question's column is called."""
+    if (tests := row.get("tests")) and _are_lines(tests):
+        return _mbpp(row)
     read = item(row, first_of(row, QUESTIONS), "")
     return _with_how(read, row)
 

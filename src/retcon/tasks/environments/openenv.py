@@ -160,9 +160,11 @@ class OpenEnvEnvironment:
         http = aiohttp.ClientSession()
         try:
             socket = await http.ws_connect(f"{self._url}/ws", max_msg_size=100 << 20)
-        except _FAULTS as error:
+        except BaseException as error:
             await http.close()
-            raise InfrastructureFault(f"{self.name}: no session: {error}") from error
+            if isinstance(error, _FAULTS):
+                raise InfrastructureFault(f"{self.name}: no session: {error}") from error
+            raise
         return Episode(http, socket)
 
     async def _step(self, episode: Episode, action: Mapping[str, Any]) -> Mapping[str, Any]:

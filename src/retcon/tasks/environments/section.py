@@ -47,18 +47,24 @@ class EnvironmentSection(TaskSection):
         """Raises RecipeError where the recipe goes back to states, and that is impossible."""
         sessions = self.build().sessions
         name, how = sessions.environment.name, sessions.rollback
-        needless = how == sessions.environment.rollback == "unneeded"  # else each rollout has a state all the same
-        if recipe.strategy.branching and not needless:
-            raise RecipeError(
-                f"strategy.kind = '{recipe.strategy.kind}': the state of {name} is one for all its tools, and rollouts "
-                "cannot branch with it; set strategy.kind to independent"
-            )
         repairs = recipe.repair.kind != "none" or recipe.evaluate.repair != "none"
         if how == "impossible" and repairs and sessions.environment.specs:
             raise RecipeError(
                 f"{name} keeps a state that cannot be gone back to, and a repair would go on from what the failed call "
                 "left: set task.rollback to replay, where the same calls are always answered alike, or to unneeded, "
                 "where an answer depends on the call alone; or repair.kind and evaluate.repair to none"
+            )
+
+    def refuse_branching(self, recipe: Recipe) -> None:
+        """Raises RecipeError where rollouts branch, and would share a state."""
+        if not recipe.strategy.branching:
+            return
+        sessions = self.build().sessions
+        name, needless = sessions.environment.name, sessions.environment.rollback == "unneeded"
+        if not (needless and sessions.rollback == "unneeded"):  # else each rollout has a state all the same
+            raise RecipeError(
+                f"strategy.kind = '{recipe.strategy.kind}': the state of {name} is one for all its tools, and rollouts "
+                "cannot branch with it; set strategy.kind to independent"
             )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import AsyncExitStack
 from contextvars import ContextVar
 from copy import deepcopy
 from functools import cache
@@ -65,8 +66,14 @@ class Served:
 
     async def end(self) -> None:
         """Closes what its own toolsets have opened."""
-        for toolset in self.own:
-            await toolset._exit_stack.aclose()  # as the server does in which verifiers runs it
+        await end_toolsets(self.own)
+
+
+async def end_toolsets(toolsets: Sequence[Any]) -> None:
+    """Closes what they have opened, the rest too where closing one of them raises."""
+    async with AsyncExitStack() as closing:
+        for toolset in toolsets:
+            closing.push_async_callback(toolset._exit_stack.aclose)  # as the server does in which verifiers runs it
 
 
 def served_here(toolset: Any) -> Any:

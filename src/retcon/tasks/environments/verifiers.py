@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AsyncExitStack
 from contextvars import ContextVar
 from copy import deepcopy
 from functools import wraps
@@ -75,11 +76,16 @@ class VerifiersEnvironment:
 
     async def begin(self, task: str) -> Any:
         row = self._begun.row(task)
-        try:
-            state = await self._env.init_state(row, self._vf.types.ClientConfig(), "retcon")
-            return state if self._python else await self._env.setup_state(state) or state
-        except Exception as error:
-            raise InfrastructureFault(f"{self.name}: its setup raised {type(error).__name__}: {error}") from error
+        async with AsyncExitStack() as opened:
+            try:
+                state = await self._env.init_state(row, self._vf.types.ClientConfig(), "retcon")
+                opened.push_async_callback(self.end, state)
+                if not self._python:
+                    state = await self._env.setup_state(state) or state
+            except Exception as error:
+                raise InfrastructureFault(f"{self.name}: its setup raised {type(error).__name__}: {error}") from error
+            opened.pop_all()
+        return state
 
     async def call(self, state: Any, name: str, arguments: Mapping[str, Any]) -> str:
         given = dict(arguments)

@@ -22,7 +22,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from retcon.core.errors import CheckpointRefused, InfrastructureFault, RetconError, SessionLost
-from retcon.sandbox.types import Limits, Result, Sandbox, Session
+from retcon.sandbox.types import TOO_LONG, Limits, Result, Sandbox, Session
 from retcon.tasks.grading.answers import answered_program, whole
 from retcon.tasks.grading.cases import Call, Check, Stdio, Tests, read_tests, refuse_unreadable
 from retcon.tasks.grading.outputs import same_output, same_value
@@ -129,26 +129,31 @@ class CodeGrader:
         """What is wrong with the answer in this case, empty where nothing is."""
         if isinstance(case, Stdio):
             code = _RUN.format(before=_packed(before), program=_packed(program)) if before else program
-            result = await self._run(code, case, stdin=case.stdin, room=len(case.stdout))
+            result = await self._run(program, code, case, stdin=case.stdin, room=len(case.stdout))
             same = same_output(case.stdout, result.stdout, exact=case.exact)
             return _failure(result) or ("" if same else "another output")
         code = _CALL.format(before=_packed(before), program=_packed(program), name=case.function)
         room = 2 * len(json.dumps(case.values))
         files = {"arguments.json": json.dumps(case.arguments).encode()}
-        result = await self._run(code, case, files=files, room=room)
+        result = await self._run(program, code, case, files=files, room=room)
         return _failure(result) or ("" if _returned(result, case.values) else "another value")
 
     async def _run(
-        self, code: str, case: Stdio | Call, *, stdin: str = "", files: dict[str, bytes] | None = None, room: int
+        self,
+        program: str,
+        code: str,
+        case: Stdio | Call,
+        *,
+        stdin: str = "",
+        files: dict[str, bytes] | None = None,
+        room: int,
     ) -> Result:
         limits = replace(self._limits(), output_bytes=OUTPUT_BYTES + 4 * room)
         try:
             result = await self._sandbox.run(code, stdin=stdin, files=files, limits=limits, echo=isinstance(case, Call))
         except (RetconError, ValueError) as error:  # ValueError: its server does not allow the limits
             raise InfrastructureFault(f"an answer could not be graded: {error}") from error
-        if result.status == "infrastructure":
-            raise InfrastructureFault(f"an answer could not be graded: {result.stderr}")
-        return result
+        return _of_answer(result, program, code)
 
     async def _checked(self, program: str, before: str, checks: Sequence[Check]) -> tuple[int, str]:
         async with self._sessions.one() as session:
@@ -163,7 +168,7 @@ class CodeGrader:
         self, session: Session, program: str, before: str, checks: Sequence[Check]
     ) -> tuple[int, str]:
         for code in (before, program, _CHECKS) if before.strip() else (program, _CHECKS):
-            if failure := _failure(await _cell(session, code)):
+            if failure := _failure(await _cell(session, code, program)):
                 return 0, failure
         each = self._settings.score == "share" and len(checks) > 1
         start = None
@@ -196,15 +201,29 @@ class CodeGrader:
         return Limits(cpu_seconds=seconds, wall_seconds=WAITING * seconds, memory_mb=self._settings.memory_mb)
 
 
-async def _cell(session: Session, code: str) -> Result:
-    """Raises SessionLost, InfrastructureFault."""
-    result = await session.run(code)
-    if result.status == "infrastructure":
+async def _cell(session: Session, code: str, program: str = "") -> Result:
+    """Raises SessionLost, and as `_of_answer`."""
+    return _of_answer(await session.run(code), program, code)
+
+
+def _of_answer(result: Result, program: str, code: str) -> Result:
+    """What came of `code`, where the answer's `program` is to blame for it.
+
+    Raises InfrastructureFault where it is not: the sandbox had a fault, or takes no code so long as the tests are.
+    """
+    if result.status == "infrastructure" or (_is_too_long(result) and 2 * len(program) < len(code)):
         raise InfrastructureFault(f"an answer could not be graded: {result.stderr}")
     return result
 
 
+def _is_too_long(result: Result) -> bool:
+    """Unlike an answer that raises something of that name, which is no limit."""
+    return (result.status, result.error_type) == ("limit", TOO_LONG)
+
+
 def _failure(result: Result) -> str:
+    if _is_too_long(result):
+        return result.stderr.strip()
     return "" if result.status == "ok" else result.error_type or result.status
 
 

@@ -4,7 +4,7 @@ one that will learn."""
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -76,6 +76,8 @@ async def open_engine(section: Engine, setup: DemoSetup) -> AsyncIterator[Engine
     engine = build_policy(recipe, folder, chat, setup.on_place)
     fit = fitting(drawn_tasks(tasks, recipe.run.seed), chat, recipe.rollout.max_tokens)
     name = section.model or recipe.model.path
-    async with open_roller(setup, tasks, engine, model=name, chat=chat, sampling=build_sampling(recipe)) as roller:
+    closing = engine if isinstance(engine, AbstractAsyncContextManager) else nullcontext()
+    roller_of = open_roller(setup, tasks, engine, model=name, chat=chat, sampling=build_sampling(recipe))
+    async with closing, roller_of as roller:  # training, which follows, needs the memory
         into = setup.chat if section.model else None
         yield EngineSource(Drawn(fit), roller, engine, into, section.tries, {"teacher": fingerprint(folder)})

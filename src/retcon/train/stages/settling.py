@@ -76,9 +76,12 @@ def refuse_unlearnable(recipe: Recipe) -> None:
 
 def refuse_rollouts(recipe: Recipe) -> None:
     """Raises RecipeError where the tasks of a stage, or of the evaluations, cannot be rolled out as the recipe says
-    (`TaskSection.refuse_rollouts`)."""
-    for one in (*(stage.recipe for stage in stages_of(recipe)), *([recipe] if recipe.evaluate.every else ())):
+    (`TaskSection.refuse_rollouts`, and of a stage `refuse_branching`)."""
+    trained = [stage.recipe for stage in stages_of(recipe)]
+    for one in (*trained, *([recipe] if recipe.evaluate.every else ())):
         one.task.refuse_rollouts(one)
+    for one in trained:
+        one.task.refuse_branching(one)
 
 
 def _of(stage: Stage, sets: Sequence[tuple[TaskSection, TaskSet]]) -> TaskSet:

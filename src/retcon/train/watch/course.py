@@ -54,7 +54,7 @@ class Course:
         if not self._idles(lines) or self._idles(lines[:-1]):
             return
         idle, passed = (_mean(lines[-WINDOW:], name) for name in ("same_reward", "pass_rate"))
-        first = " A cold start may have to come first: docs/training/sft-and-dpo.md." if passed < 0.5 else ""
+        first = " A cold start may have to come first: docs/data/demonstrations.md." if passed < 0.5 else ""
         warnings.warn(
             f"step {len(self._lines) + 1}: in {idle:.0%} of the groups of the last {WINDOW} steps all rollouts had one "
             f"reward ({passed:.1%} of them pass), and such groups have no advantage to learn from. `retcon difficulty` "

@@ -20,6 +20,9 @@ from retcon.transcripts.types import Json
 
 RECORDS, BYTES = 512, 4 << 20
 """How much of a file decides its format: of a file no larger than that, every record has the same say."""
+_LEAST = 3
+"""Records that are looked at whatever their size: of a long prompt alone nobody can tell whether it is one transcript
+or the first line of one."""
 _TIMES = 8
 """So many times as much where nothing of that is a transcript: a session may begin with images, a request of which has
 up to 32 MB, and with what happened before anybody spoke."""
@@ -76,7 +79,7 @@ def _read_on(source: Source, head: list[Record], values: dict[int, Json], times:
     """Read the first records, up to so many times as many as decide; what stopped that."""
     size = sum(len(record.data) for record in head)
     try:
-        while len(head) < times * RECORDS and size < times * BYTES:
+        while len(head) < times * RECORDS and (size < times * BYTES or len(head) < _LEAST):
             if (record := next(source.records, None)) is None:
                 break
             head.append(record)

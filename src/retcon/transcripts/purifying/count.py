@@ -69,7 +69,7 @@ class Count:
             self.left[left.reason] += 1
         self.cut.update(cut.rule for cut in result.cuts)
         if result.splices and len(self.examples) < EXAMPLES:
-            self.examples.append(_example(result.trajectory))
+            self.examples.append(_example(result))
 
     def add(self, other: Count) -> None:
         """Add another's counts; its lists, of examples and of numbers of its records, are not taken over."""
@@ -114,11 +114,12 @@ def total(counts: Sequence[Count]) -> Count:
     return whole
 
 
-def _example(trajectory: Trajectory) -> dict[str, object]:
-    turn = next(t for t in trajectory.turns if t.repair is not None and t.repair.decision in ("shallow", "deep"))
+def _example(result: Purified) -> dict[str, object]:
+    """The first repair that was made; what ours brings along of earlier ones is none."""
+    turn = result.trajectory.turns[result.splices[0].failure]
     repair = turn.repair
     return {
-        "id": trajectory.id,
+        "id": result.trajectory.id,
         "decision": repair and repair.decision,
         "similarity": repair and repair.similarity,
         "failed": _cut(turn.abandoned[0]),

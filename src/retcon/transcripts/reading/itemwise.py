@@ -164,7 +164,8 @@ class ItemwiseReading:
 
     def purified(self, results: Sequence[Purified]) -> Json:
         record = self._record
-        for place, reading, result in zip(self.places, self.readings, results, strict=True):
+        # What stands within another transcript comes after it: the last first, so that each is still in its place.
+        for place, reading, result in reversed([*zip(self.places, self.readings, results, strict=True)]):
             if result.splices:
                 record = self._format.with_items(record, place, self._items(place, reading, result))
         return record

@@ -72,7 +72,8 @@ def test_a_program_in_an_answer_keeps_all_of_its_lines(shown: str) -> None:
 def test_a_failure_that_stays_and_a_user_are_something_to_refer_to() -> None:
     fix = works(FIXED, "4.0", "sqrt it is")
     sorry = answer("Sorry for the error. The root of 16 is 4.")
-    for between in (user("that is wrong"), fails("f(", "NameError", 1, "And now we go on to the next.")):
+    unclear = works("import traceback\ntraceback.print_exc()", fails("").output)
+    for between in (user("that is wrong"), fails("f(", "NameError", 1, "And now we go on to the next."), unclear):
         result = purify(ASK, FAIL, fix, between, sorry)
         assert result.splices
         assert "Sorry for the error." in result.trajectory.turns[-1].text
@@ -157,6 +158,8 @@ def test_a_run_of_which_more_would_be_repaired_the_next_time_stays_whole() -> No
     result = purify(*steps, user("And a?"), other, works("b = 1\nprint(b)", "1"), answer("It is 1."))
     assert reasons(result) == [("unsettled", "")] * 2
     assert [(splice.failure, splice.fix) for splice in result.splices] == [(4, 5)]
+    before = purify(ASK, other, works("b = 1\nprint(b)", "1"), user("And four?"), *steps[1:])
+    assert ([splice.failure for splice in before.splices], reasons(before)) == ([0], [("unsettled", "")] * 2)
     assert purify(ASK, second, *steps[3:]).splices
     own = works(code.format("n"), "ok", "The number is added to itself.")
     assert [splice.failure for splice in purify(*steps[:3], own, *steps[4:]).splices] == [0]

@@ -26,6 +26,20 @@ def test_what_a_failed_call_changed_in_place_is_needed_where_it_is_read_again(ch
     assert left(ROWS, failed, works(FIXED), works("print(1)")) == []
 
 
+def test_an_import_of_a_call_that_failed_is_none_that_stands_earlier() -> None:
+    failed, fix = fails("import math\nroot = math.sqroot(16)", "AttributeError", 2), works("root = math.sqrt(16)")
+    assert left(works("import math"), failed, fix) == []
+    assert left(fails("stop()\nimport math"), user("?"), failed, fix) == [(0, "user", ""), (1, "state", "math")]
+
+
+def test_a_later_call_that_fails_has_bound_what_stands_before_its_failing_line() -> None:
+    failed = fails(f"import math\nside = 16\n{FAILS}", "AttributeError", 3)
+    shown = works("print(side)", "16")
+    for code, line, stays in (("stop()\nside = 3", 1, 2), ("side = 3\nstop()", 2, 1)):
+        later = fails(code, "NameError", line, "And then")
+        assert len(left(failed, works(FIXED), later, user("?"), shown)) == stays
+
+
 def test_what_an_attempt_between_the_failure_and_its_fix_has_left_there_is_needed_too() -> None:
     first = fails(f"import math\n{FAILS}", "AttributeError", 2)
     between = fails(f"import math\nside = 16\n{FAILS}", "AttributeError", 3)

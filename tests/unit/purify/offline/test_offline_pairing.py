@@ -58,6 +58,8 @@ def test_k_failures_may_lead_to_a_fix_and_no_more() -> None:
     steps = [ASK, *[fails(FAILED, line=2)] * 3, works(FIXED)]
     assert purify(*steps).splices == (Splice(0, 3, True),)
     assert reasons(purify(*steps, attempts=2)) == [(0, "attempts"), (1, "attempts"), (2, "attempts")]
+    # Calls between them that do nothing are attempts as well.
+    assert reasons(purify(*steps[:3], works("pass"), steps[4], attempts=2)) == [(0, "attempts"), (1, "attempts")]
 
 
 @pytest.mark.parametrize(
@@ -98,6 +100,8 @@ def test_the_fix_of_a_retry_that_speaks_of_the_failure_before_it_is_none() -> No
     )
     assert reasons(purify(*steps)) == [(0, "unrelated"), (1, "retry")]
     assert purify(*steps[:2], user("The root, please."), *steps[2:]).splices == (Splice(1, 2, True),)
+    given = replace(steps[2], text="Since it is a square, we take the root of it.")
+    assert purify(*steps[:2], given, *steps[3:]).splices == (Splice(1, 2, True),), "a reason is no word on a failure"
 
 
 def test_an_unclear_output_ends_the_run() -> None:
@@ -173,6 +177,13 @@ def test_a_call_that_worked_beside_the_failed_one_must_be_in_the_fix() -> None:
         result = Offline(state="ignore")(Trajectory("t", "k", (), (failure, fix)))
         assert len(result.splices) == splices
         assert [left.reason for left in result.left] == ["sibling"] * (1 - splices)
+
+
+def test_a_call_of_another_tool_is_no_fix() -> None:
+    failure, fix = two_calls(FAILED, "print(2)", "error", "ok"), two_calls(FIXED, "print(2)", "ok", "ok")
+    other = replace(fix, calls=tuple(replace(call, name="notebook") for call in fix.calls))
+    result = Offline()(Trajectory("t", "k", (), (failure, other)))
+    assert result.left == (LeftAlone(0, "unrelated", "another tool"),)
 
 
 def test_a_comment_that_speaks_of_the_failure_stays_where_a_turn_has_several_programs() -> None:

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from foreign import FORMATS, Step, answer, fails, user, works
-from retcon.core.types import Observation, Segment, ToolCall, Turn
+from retcon.core.types import Observation, RepairRecord, Segment, ToolCall, Turn
 from retcon.purify.kept import Edit, edited
 from retcon.purify.offline import Offline, Purified
 from retcon.purify.reading.rewriting import rewritten
 from retcon.transcripts.detection.detector import Detector
 from retcon.transcripts.formats.mint import MINT
+from retcon.transcripts.purifying.one import purify_transcript
 from unit.purify.offline.test_kept import ASK, COMMENTED, FAIL, FAILED, FIXED, OTHER, purify, reasons
 
 
@@ -123,6 +124,113 @@ def test_cuts_of_two_repairs_in_one_answer_leave_something_of_it() -> None:
         result = purify(ASK, *first, *second, answer(f"{said} The error is gone.{rest}"))
         assert len(result.splices) == splices
         assert result.trajectory.turns[-1].text == (rest.strip() or said)
+
+
+HALVED = [fails("half = roots / 2\nprint(half)", said="Half of it."), works("half = root / 2\nprint(half)")]
+GONE = "The previous error is gone by now."
+
+
+def test_what_two_repairs_would_cut_is_cut_once() -> None:
+    first = [ASK, FAIL, works(FIXED, "4.0", f"{GONE} We write it as sqrt.")]
+    said = answer(f"{GONE} The root of 16 is 4.")
+    for last in ([said], [*HALVED, said]):
+        result = purify(*first, *last)
+        assert len(result.splices) == (len(last) + 1) // 2
+        assert [(cut.rule, cut.text) for cut in result.cuts] == [("error", GONE)]
+
+
+def test_what_was_cut_by_the_rules_for_a_fix_is_not_cut_by_those_for_later_words() -> None:
+    said = "That crashed, so here is the corrected code."
+    listed = "values = [n for n in range(99) if n * 2 == root]\nhalf = values[-1] * len('a')\nprint(half)"
+    fix = works(listed, "2.0", f"{said} Now we list all halves there are.")
+    result = purify(ASK, FAIL, works(FIXED, "4.0", "sqrt it is"), HALVED[0], fix, answer("The half is 2."))
+    assert [splice.shallow for splice in result.splices] == [True, False]
+    assert [(cut.rule, cut.text) for cut in result.cuts] == [("error", said)]
+
+
+def test_what_was_cut_is_told_and_counted_in_the_order_of_the_turns() -> None:
+    double = works("print(2 * root)", "8.0", f"{GONE} Now we double it.")
+    said = answer("After fixing the error we see it. The root of 16 is 4.")
+    steps = [ASK, FAIL, works(FIXED, "4.0", "sqrt it is"), double, said]
+    result = purify(*steps)
+    assert [(cut.turn, cut.rule) for cut in result.cuts] == [(2, "error"), (3, "error")]
+    repair = result.trajectory.turns[0].repair
+    assert repair is not None
+    assert repair.cut == result.cuts
+    assert dict(purify_transcript(FORMATS["mint"](steps))[1].cut) == {"error": 2}
+
+
+def test_what_is_repeated_is_cut_though_another_repair_was_tried_first() -> None:
+    code = "def twice(n):\n    return n + {}\n\nassert twice(4) == 8"
+    said = "The existing code has no meaning for us here."
+    first = fails(code.format(2), "AssertionError", 4, "We add two to the number to double it.")
+    first = replace(first, output=f"half is 12.345\n{first.output}")
+    retry = fails(code.format("m"), "NameError", 2, said)
+    fix = works(code.format("n"), "ok", "The number is added to itself.")
+    result = purify(ASK, first, retry, fix, answer(f"{said} Twice 12.345 is what we want here."))
+    assert (reasons(result), [one.failure for one in result.splices]) == ([("plan", "an assertion failed")], [1])
+    assert [(cut.rule, cut.text) for cut in result.cuts] == [("repeated", said)]
+
+
+def test_a_value_of_the_removed_output_is_missed_in_the_words_of_a_fix() -> None:
+    failure = replace(FAIL, output="half is 7.25\n" + FAIL.output)
+    for asked, said, left in (
+        (ASK, "We list all squares below 7.25 and take the last one.", ["value: 7.25"]),
+        (user("Is it 7.25?"), "We list all squares below 7.25 and take the last one.", []),
+    ):
+        result = purify(asked, failure, works(OTHER, "4", said), answer("The root of 16 is 4."))
+        assert [one.detail for one in result.left] == left
+
+
+def test_a_value_of_an_attempt_between_is_missed_too() -> None:
+    between = replace(FAIL, output="half is 7.25\n" + FAIL.output)
+    result = purify(ASK, FAIL, between, works(FIXED, "4.0"), answer("Twice 7.25 is what we want here."))
+    assert reasons(result) == [("words", "value")] * 2
+
+
+def test_log_probs_between_two_repairs_are_unknown_too() -> None:
+    (raw,) = MINT.read(FORMATS["mint"]([ASK, FAIL, SQRT, works("print(root)"), *HALVED]), "t").trajectories
+    scored = [replace(s, ids=(1,), logprobs=(-0.5,)) if s.kind == "sampled" else s for s in raw.turns[2].segments]
+    between = replace(raw.turns[2], segments=tuple(scored))
+    result = Offline()(replace(raw, turns=(*raw.turns[:2], between, *raw.turns[3:])))
+    assert [splice.failure for splice in result.splices] == [0, 3]
+    assert [s.logprobs for s in result.trajectory.turns[1].generated] == [None] * len(between.generated)
+
+
+def test_a_failure_that_was_judged_before_stays_judged_where_it_is_asked_what_is_settled() -> None:
+    steps = [ASK, FAIL, FAIL, SQRT, answer("It is 4."), user("And f?"), fails("f(2)"), answer("No.")]
+    (raw,) = MINT.read(FORMATS["mint"]([*steps, user("And half of it?"), *HALVED]), "t").trajectories
+    judged = replace(raw.turns[0], repair=RepairRecord("unrepaired", 0))
+    result = Offline()(replace(raw, turns=(judged, *raw.turns[1:])))
+    assert ([splice.failure for splice in result.splices], reasons(result)) == ([1, 6], [("answered", "")])
+
+
+def test_a_comment_that_the_failed_program_has_too_stays() -> None:
+    failed, fixed = (f"# Fixed width, as they want it.\n{code}" for code in (FAILED, FIXED))
+    result = purify(ASK, replace(FAIL, code=failed), works(fixed, "4.0"), answer("The root of 16 is 4."))
+    assert ([one.shallow for one in result.splices], result.cuts) == ([True], ())
+    assert result.trajectory.turns[0].calls[0].code == fixed
+
+
+def test_nothing_is_cut_of_a_fix_with_ids() -> None:
+    deep = [ASK, FAIL, works(OTHER, "4", "Sorry, an error. Now we list all squares below 81.")]
+    (raw,) = MINT.read(FORMATS["mint"](deep), "t").trajectories
+    of_ids = [replace(s, ids=(1,)) if s.kind == "sampled" else s for s in raw.turns[1].segments]
+    result = Offline()(replace(raw, turns=(raw.turns[0], replace(raw.turns[1], segments=tuple(of_ids)))))
+    assert reasons(result) == [("words", "apology")]
+
+
+def test_nothing_is_cut_of_a_later_failure_without_all_its_results_nor_of_a_program_beside_another() -> None:
+    (raw,) = MINT.read(FORMATS["mint"]([ASK, FAIL, works(FIXED, "4.0", "sqrt it is")]), "t").trajectories
+    codes = ("print(x)", "total = 2  # the corrected code")
+    half, whole = (Observation("0", "NameError", "error"),), (Observation("0", "", "ok"), Observation("1", "", "ok"))
+    for said, seen, left in (
+        ("After fixing the error we see it. Now we show both.", half, [("words", "error"), ("unanswered", "")]),
+        ("Now we show both.", whole, [("words", "fix")]),
+    ):
+        calls = tuple(ToolCall(str(n), "python", {"code": code}, len(said)) for n, code in enumerate(codes))
+        later = Turn((Segment("sampled", said + "".join(codes)),), calls, seen, "call")
+        assert reasons(Offline()(replace(raw, turns=(*raw.turns, later)))) == left
 
 
 def test_an_edit_of_words_and_program_moves_the_call_and_leaves_what_was_said_to_the_model() -> None:

@@ -186,6 +186,7 @@ def test_a_mapped_answer_replaces_the_one_of_a_convention(tmp_path: Path) -> Non
                                           r"nearest is \w+, of which it lacks answer.*\(did you mean 'anser'\?\)"),
         ({"prompt": "x", "test": "t", "entry": "f"}, r"nearest is humaneval, of which it lacks entry_point \(did you "
                                                      r"mean 'entry'\?\)"),
+        ({"question": "x", "test": "t"}, r"lacks test_list or tests \(did you mean 'test'\?\); tests are known by"),
         ({}, "line 1: no known convention: the row has no columns"),
         ({"question": "x"}, r"nearest is plain, of which it lacks answer or [\w ]+ solution\. Say which columns"),
     ],
@@ -251,6 +252,14 @@ def test_worked_examples_come_before_the_question(tmp_path: Path) -> None:
     text = "".join(segment.text for segment in prompt)
     assert text.index("Be brief.") < text.index("1+1?") < text.index("\\boxed{2}") < text.index("1+2?")
     assert {segment.kind for segment in prompt} == {"prompt"}, "what others wrote is not learnt"
+
+
+def test_a_column_of_messages_is_a_question(tmp_path: Path) -> None:
+    said = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+2?"}]
+    (task,) = tasks(write(tmp_path / "a.jsonl", [{"messages": said, "answer": "3"}]))
+    assert (task.system, task.question, task.answer) == ("Be brief.", "1+2?", "3")
+    beside = {"question": "1+2?", "messages": [*said, {"role": "assistant", "content": "3"}], "answer": "3"}
+    assert tasks(write(tmp_path / "b.jsonl", [beside]))[0].question == "1+2?"
 
 
 def test_one_question_after_other_messages_is_another_problem(tmp_path: Path) -> None:

@@ -41,6 +41,12 @@ def test_tests_that_are_no_lines_of_python_are_not_shown(row: dict[str, Any], as
     assert len(read_tests(task).cases) == 1
 
 
+@pytest.mark.parametrize("asks", ["question", "problem", "instruction"])
+def test_tests_that_are_lines_of_python_are_shown_whatever_asks(asks: str, tmp_path: Path) -> None:
+    (task,) = tasks(write(tmp_path / "a.jsonl", [{asks: "Add.", "tests": ["assert add(1, 2) == 3"]}]))
+    assert task.question.endswith("These tests must pass:\n\n```python\nassert add(1, 2) == 3\n```")
+
+
 def test_a_row_of_apps_is_read_as_it_is(tmp_path: Path) -> None:
     called = {**ROWS["apps"], "question": "Add one.", "input_output": json.dumps(CALLED)}
     source = read(write(tmp_path / "a.jsonl", [ROWS["apps"], called]))

@@ -78,6 +78,41 @@ def test_a_result_that_only_points_to_another_trajectory_is_an_output() -> None:
     assert (count.calls, count.failed) == (2, 1)
 
 
+def delegating(*ids: str) -> dict[str, Any]:
+    """A trajectory whose calls are made by subagents, one each."""
+    value = record()
+    for step, own in zip(value["steps"][1:3], ids, strict=True):
+        step["observation"]["results"][0]["subagent_trajectory_ref"] = [{"trajectory_id": own}]
+    inner = [{**record(user("?"), answer("4")), "trajectory_id": own} for own in dict.fromkeys((*ids, "unnamed"))]
+    return {**value, "subagent_trajectories": inner}
+
+
+def test_a_subagent_goes_with_the_only_call_that_names_it() -> None:
+    clean, count = purify_transcript(value := delegating("failed", "fixed"))
+    assert count.shallow == 1
+    assert clean["subagent_trajectories"] == value["subagent_trajectories"][1:]
+    for same in (delegating("both", "both"), {**delegating("failed", "fixed"), "subagent_trajectories": None}):
+        assert purify_transcript(same)[0]["subagent_trajectories"] == same["subagent_trajectories"]
+    # Those that stay are repaired in their places, be they held in one that is repaired itself.
+    value["subagent_trajectories"][1] = {**delegating("failed", "fixed"), "trajectory_id": "fixed"}
+    nested, count = purify_transcript(value)
+    assert count.shallow == 2
+    (first, last) = nested["subagent_trajectories"]
+    assert first == {**clean, "trajectory_id": "fixed"}
+    assert last == value["subagent_trajectories"][2]
+
+
+@pytest.mark.parametrize(("told", "tells"), [(4, 3), (9, 9), (None, None)])
+def test_of_the_final_metrics_the_number_of_steps_is_that_of_the_steps_that_are_left(told: Any, tells: Any) -> None:
+    spent = {"total_prompt_tokens": 9, "total_cost_usd": 0.5}
+    inner = {**record(), "trajectory_id": "b", "final_metrics": {"total_steps": told, **spent}}
+    value = {**record(user("?"), answer("4")), "subagent_trajectories": [inner], "final_metrics": {"total_steps": 2}}
+    clean, count = purify_transcript(value)
+    assert count.shallow == 1
+    assert clean["final_metrics"] == {"total_steps": 2}
+    assert clean["subagent_trajectories"][0]["final_metrics"] == {"total_steps": tells, **spent}
+
+
 def test_the_trajectories_of_subagents_are_transcripts_of_their_own() -> None:
     deepest, inner = {**record(), "trajectory_id": "c"}, {**record(user("?"), answer("4")), "trajectory_id": "b"}
     empty: dict[str, Any] = {"trajectory_id": "none", "steps": []}
@@ -87,6 +122,7 @@ def test_the_trajectories_of_subagents_are_transcripts_of_their_own() -> None:
         clean, count = purify_transcript(value)
         main = int(own == record())
         assert (count.transcripts, count.calls, count.failed, count.shallow) == (1, 2 * main + 4, main + 2, main + 2)
+        assert count.changed == 1
         repaired = purify_transcript(record())[0]["steps"]
         first, last = clean["subagent_trajectories"]
         assert clean["steps"] == (repaired if main else own["steps"])

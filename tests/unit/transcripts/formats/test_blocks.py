@@ -236,11 +236,18 @@ def test_the_one_candidate_that_answers_a_history_is_part_of_it(order: int, nest
     assert found.read(dict(parts), "t").trajectories[0].turns[-1].text == f"{SAID} {LEFT}"
 
 
-def test_a_history_that_several_candidates_answer_is_repaired_without_them() -> None:
-    record = FORMATS["gemini"]((*REPAIRED[:-1],))
-    candidates = [said({"text": text}) for text in ("4", "four")]
-    clean, count = purify_transcript({"contents": record["contents"], "candidates": candidates})
-    assert (count.calls, count.shallow, clean["candidates"]) == (2, 1, candidates)
+def test_a_history_that_several_candidates_answer_is_read_and_not_repaired() -> None:
+    contents = FORMATS["gemini"]((*REPAIRED[:-1],))["contents"]
+    candidates = [said({"text": text}) for text in ("Sorry for that error. It is 4.", "four")]
+    for answers, shallow in ((candidates, 0), (candidates[1:], 1)):
+        record = {"contents": contents, "candidates": answers}
+        clean, count = purify_transcript(record)
+        assert (count.calls, count.failed, count.shallow) == (2, 1, shallow)
+        assert "candidates" not in count.rules, "it failed whatever follows"
+        assert dict(count.left) == {"unclear": 1} if not shallow else not count.left
+        assert (clean == record) is not shallow
+    _, count = purify_transcript({"contents": [*contents[:1], *contents[3:]], "candidates": candidates})
+    assert (count.calls, count.failed, count.unread) == (1, 0, 0)
 
 
 def test_a_plain_history_is_learnt_with_its_answer() -> None:

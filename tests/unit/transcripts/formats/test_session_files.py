@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from foreign import FORMATS, REPAIRED, answer, fails, user, works
 from retcon.chat.chat import Chat
@@ -20,7 +22,7 @@ from retcon.report.purification import remarks
 from retcon.store.jsonl import read
 from retcon.train.datasets.demonstrations import read_samples
 from retcon.transcripts.detection.sample import BYTES, RECORDS
-from retcon.transcripts.formats.sessions.claude_code import ClaudeCode
+from retcon.transcripts.formats.sessions.claude_code import ClaudeCode, _first_sessions
 from retcon.transcripts.purifying.assignment import Assignment
 from retcon.transcripts.purifying.count import Count
 from retcon.transcripts.purifying.purification import Purification, Stopped
@@ -33,7 +35,7 @@ Lines = list[dict[str, Any]]
 def session(name: str, steps: Any = REPAIRED, own: str = "s") -> Lines:
     """A session's lines. own: its name, which all its lines have."""
     record = copy.deepcopy(FORMATS[name](steps))
-    found: Lines = next(record[key] for key in ("lines", "events", "messages", "contents") if key in record)
+    found: Lines = next(record[key] for key in ("lines", "events", "messages", "contents", "input") if key in record)
     for line in found if own != "s" else ():
         line.update({key: own + line[key] for key in ("uuid", "parentUuid") if line.get(key)}, sessionId=own)
         if "id" in (message := line.get("message", {})):
@@ -133,7 +135,8 @@ def test_a_session_that_breaks_off_is_learnt_from_and_told(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("name", "file"),
     [("claude_code", "in.jsonl"), ("codex", "in.jsonl"), ("adk", "in.jsonl"), ("adk", "in.json"),
-     ("gemini", "in.jsonl"), ("gemini", "in.json"), ("pydantic_ai", "in.json")],
+     ("gemini", "in.jsonl"), ("gemini", "in.json"), ("pydantic_ai", "in.json"), ("langchain_flat", "in.jsonl"),
+     ("langchain_flat", "in.json"), ("responses", "in.jsonl")],
 )  # fmt: skip
 def test_a_transcript_may_begin_with_more_than_the_first_look_takes_in(tmp_path: Path, name: str, file: str) -> None:
     lines = session(name)
@@ -275,6 +278,32 @@ def test_each_line_is_asked_once_whether_a_session_begins_there() -> None:
     counting = Counting()
     assert counting.beginnings(lines) == [0, len(first) + 40]
     assert counting.asked == len(lines)
+
+
+def told_by_all(items: Lines) -> dict[str, str]:
+    """Of each session the first of those that it goes on from, each time looked for among all."""
+    first: dict[str, str] = {}
+    has: dict[str, str] = {}
+    for item in items:
+        own = item["sessionId"]
+        first.setdefault(own, own)
+        for link in ("parentUuid", "logicalParentUuid", "leafUuid"):
+            before = has.get(item.get(link) or "", own)
+            if first[before] != first[own]:
+                first |= {name: first[before] for name, one in first.items() if one == first[own]}
+        has[item["uuid"]] = own
+    return first
+
+
+links = st.fixed_dictionaries(
+    {"sessionId": st.sampled_from("abcdefgh"), "uuid": st.sampled_from("0123456789")},
+    optional={name: st.sampled_from("0123456789") for name in ("parentUuid", "logicalParentUuid", "leafUuid")},
+)
+
+
+@given(items=st.lists(links, max_size=30))
+def test_a_session_is_of_the_first_that_it_goes_on_from(items: Lines) -> None:
+    assert _first_sessions(items) == told_by_all(items)
 
 
 def test_a_run_that_was_interrupted_goes_on_with_the_next_session(tmp_path: Path) -> None:

@@ -107,8 +107,6 @@ def set_limits() -> None:
     """
     with contextlib.suppress(ValueError):  # the machine's own is 0, and this user may not raise it
         resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
-    hard = resource.getrlimit(resource.RLIMIT_SIGPENDING)[1]
-    resource.setrlimit(resource.RLIMIT_SIGPENDING, (QUEUED_SIGNALS if hard < 0 else min(hard, QUEUED_SIGNALS),) * 2)
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES if hard < 0 else min(hard, OPEN_FILES), hard))
 
@@ -223,7 +221,12 @@ def _closed_folder() -> str | None:
 
 
 def _finish(confinement: Confinement) -> None:
-    """What is the same in every tier."""
+    """What is the same in every tier.
+
+    The queue of signals is bounded only here: a user namespace then has one of its own, not one with all of the user's.
+    """
+    hard = resource.getrlimit(resource.RLIMIT_SIGPENDING)[1]
+    resource.setrlimit(resource.RLIMIT_SIGPENDING, (QUEUED_SIGNALS if hard < 0 else min(hard, QUEUED_SIGNALS),) * 2)
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
     kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)  # a call of the same uid cannot attach to the worker or read its memory

@@ -21,17 +21,16 @@ import ctypes
 import fcntl
 import os
 import resource
-import signal
 import socket
 import stat
 import sys
 import traceback
-from _signal import ITIMER_PROF, ITIMER_REAL, ITIMER_VIRTUAL, SIG_IGN, SIGINT, default_int_handler, setitimer
+from _signal import ITIMER_PROF, ITIMER_REAL, ITIMER_VIRTUAL, SIG_IGN, SIGCONT, SIGINT, default_int_handler, setitimer
 from _signal import signal as set_handler
 from collections.abc import Callable
 from marshal import loads
 from os import _exit, fork, getpid, getppid, sched_yield, waitpid
-from signal import pthread_sigmask, sigtimedwait, sigwaitinfo
+from signal import sigwaitinfo
 from types import ModuleType
 from typing import Any, Literal, NamedTuple, NoReturn, NotRequired, TypedDict
 
@@ -56,8 +55,6 @@ _raise_limit, _limit, _to_text = resource.setrlimit, resource.getrlimit, repr
 _before_fork = ctypes.pythonapi.PyOS_BeforeFork
 _after_fork_parent, _after_fork_child = ctypes.pythonapi.PyOS_AfterFork_Parent, ctypes.pythonapi.PyOS_AfterFork_Child
 CONTROL_FD = child.RECORD_FD
-WAKE = signal.SIGRTMAX - 3
-SIGNALS = frozenset(signal.valid_signals())
 NAME = "<cell {}>"
 EARLY, DONE, FAILED = "!", "=", "-"
 """What is said begins with one: the name of an exception that is still to be shown; how a cell ended, or that a copy
@@ -270,7 +267,7 @@ class Interpreter:
         files, folder = _open_files(), self._scratch
         with contextlib.suppress(OSError):  # a cell removed it
             folder = os.getcwd()
-        mask = pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        mask = kernel.mask_signals(kernel.ALL_SIGNALS)
         try:
             is_copy = _fork_sibling() if command["alone"] else _fork_orphan()
             if is_copy:
@@ -279,7 +276,7 @@ class Interpreter:
             self._say(command["token"], FAILED)
             return
         finally:
-            pthread_sigmask(signal.SIG_SETMASK, mask)
+            kernel.mask_signals(mask)
         if not is_copy:
             self._say(command["token"], DONE)
             return
@@ -291,17 +288,16 @@ class Interpreter:
             _open_again(file)
 
     def _sleep(self) -> None:
-        """Be the frozen copy until the keeper's signal: the kernel names its sender, so that no cell can wake it. What
+        """Be the frozen copy until the keeper continues it: the kernel names who did, so that no cell can wake it. What
         else it was sent until then, such as by `os.killpg`, it does not get."""
         self._pid = getpid()
         while getppid() != self._keeper:  # for as long as the process between is still there
             sched_yield()
         die_with_parent()
         while True:
-            sent = sigwaitinfo({WAKE})
+            sent = sigwaitinfo({SIGCONT})
             if sent.si_pid == self._keeper and sent.si_code == 0:  # SI_USER, which only the kernel can say
-                while sigtimedwait(SIGNALS, 0) is not None:
-                    pass
+                kernel.drop_signals()
                 return
 
 

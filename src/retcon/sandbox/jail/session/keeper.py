@@ -40,7 +40,7 @@ from retcon.sandbox.jail.session.control import Control, Output, Said
 from retcon.sandbox.jail.session.copies import CheckpointImpossible, Child, Copy, InterpreterGone, held, only_new
 from retcon.sandbox.jail.session.deadlines import Deadlines
 from retcon.sandbox.jail.session.exchange import HostGone, exchange
-from retcon.sandbox.jail.session.interpreter import FAILED, WAKE, CellCommand, FreezeCommand, cell_command, serve_cells
+from retcon.sandbox.jail.session.interpreter import FAILED, CellCommand, FreezeCommand, cell_command, serve_cells
 from retcon.sandbox.jail.session.processes import Tree
 from retcon.sandbox.jail.session.snapshot import Snapshot
 from retcon.sandbox.jail.session.writable import FilesNotRestored, Writable
@@ -255,8 +255,8 @@ class Keeper:
             return
         (name, folders), self._owed = self._owed, None
         self._at_rest, self._left = False, []
-        self._alive.signal(WAKE)
-        self._alive.signal(signal.SIGCONT)
+        self._alive.signal(signal.SIGSTOP)  # with which a SIGCONT of a cell's that waits there is gone
+        self._alive.signal(signal.SIGCONT)  # which, unlike a real-time signal, has its sender where a queue is full
         try:
             with contextlib.suppress(InterpreterGone):  # whose cause is kept
                 self._copies[name] = self._freeze(folders)

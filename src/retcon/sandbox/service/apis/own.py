@@ -23,7 +23,7 @@ from retcon.sandbox.pool.paths import check_room
 from retcon.sandbox.service.calls import Calls
 from retcon.sandbox.service.files import check_paths, check_text, decode_files
 from retcon.sandbox.service.shapes import as_own
-from retcon.sandbox.types import MOST, SEEDS, Limits, Program, Result
+from retcon.sandbox.types import MOST, SEEDS, TOO_LONG, Limits, Program, Result
 
 Seconds = Annotated[float, Meta(gt=0)]
 Count = Annotated[int, Meta(gt=0, le=MOST)]
@@ -177,7 +177,8 @@ def checked_cell(calls: Calls, cell: Cell, limits: Limits, tier: str = "", at: s
     if not cell.code:
         raise RequestRefused.invalid(f"{at}code", "there is no code: give at least a comment")
     if (problem := calls.too_long(cell.code)) is not None:
-        raise RequestRefused.invalid(f"{at}code", problem)
+        result = Result("limit", TOO_LONG, stderr=f"{TOO_LONG}: {problem}\n")
+        raise ProgramRefused(problem, field=f"{at}code", result=result)
     if "\0" in cell.code:
         result = Result("error", "SyntaxError", stderr=f"{NUL}\n", exit_code=1)
         message = f"NUL at character {cell.code.index(chr(0))}: Python takes none in a program"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from retcon.transcripts.reading.items import APART, text_of, with_text, without_words
+from retcon.transcripts.reading.items import APART, replaced, text_of, with_text, without_words
 from retcon.transcripts.reading.itemwise import (
     Item,
     ItemList,
@@ -25,7 +25,8 @@ from retcon.transcripts.types import Json
 _REASONING = "reasoning_content"
 _IDS = ("prompt_token_ids", "completion_token_ids", "logprobs")
 _NUMBER = "step_id"
-_SUBAGENTS = "subagent_trajectories"
+_SUBAGENTS, _ID = "subagent_trajectories", "trajectory_id"
+_METRICS, _TOTAL = "final_metrics", "total_steps"
 _THOUGHT = "thought"
 """Beside words: that they are what was thought."""
 
@@ -33,7 +34,7 @@ _THOUGHT = "thought"
 class Atif(Itemwise):
     """A step of the agent has its `message`, `reasoning_content` (words before it), `tool_calls`, and what these gave
     in `observation`. After a repair the steps are numbered anew, and the ids of their tokens emptied. A subagent's
-    trajectory that is held in one is a transcript of its own."""
+    trajectory that is held in one is a transcript of its own, and goes with the only call that it is named by."""
 
     name = "atif"
     aliases = ("harbor",)
@@ -55,13 +56,23 @@ class Atif(Itemwise):
         return [one for own in found for one in (own, *self._of_subagents(record, own.path[:-1]))]
 
     def _of_subagents(self, record: Json, path: Sequence[str | int]) -> Iterator[ItemList]:
-        holder: Json = record
-        for key in path:
-            holder = part_of(holder, str(key))
-        listed = holder.get(_SUBAGENTS) if isinstance(holder, dict) else None
+        listed = _at(record, path).get(_SUBAGENTS)
         for n, one in enumerate(listed if isinstance(listed, list) else []):
             for own in self.find_all(one):
                 yield own._replace(path=(*path, _SUBAGENTS, n, *own.path))
+
+    def with_items(self, record: Json, place: ItemList, items: list[Json]) -> Json:
+        """What tells of the steps beside them is in line with these; what the run has cost stays."""
+        new = super().with_items(record, place, items)
+        holder = _at(new, place.path[:-1])
+        told: dict[str, Json] = {}
+        metrics = part_of(holder, _METRICS)
+        if metrics.get(_TOTAL) == len(place.items):
+            told[_METRICS] = {**metrics, _TOTAL: len(items)}
+        gone, listed = _named(place.items) - _named(items), holder.get(_SUBAGENTS)
+        if gone and isinstance(listed, list):
+            told[_SUBAGENTS] = [one for one in listed if not isinstance(one, dict) or string(one.get(_ID)) not in gone]
+        return replaced(new, place.path[:-1], {**holder, **told}) if told else new
 
     def group(self, items: Sequence[Item]) -> list[Piece]:
         pieces = Pieces()
@@ -106,6 +117,23 @@ class Atif(Itemwise):
         ]
 
 
+def _at(record: Json, path: Sequence[str | int]) -> Item:
+    """The object at a path."""
+    for key in path:
+        if isinstance(record, list) and isinstance(key, int):
+            record = record[key]
+        else:
+            record = record.get(key) if isinstance(record, dict) else None
+    return record if isinstance(record, dict) else {}
+
+
+def _named(steps: Sequence[Json]) -> set[str]:
+    """The ids of the subagents' trajectories that the results of steps point to."""
+    listed = [one.get("subagent_trajectory_ref") for step in steps for one in _results(step)]
+    refs = [ref for refs in listed if isinstance(refs, list) for ref in refs if isinstance(ref, dict)]
+    return {string(ref.get(_ID)) for ref in refs}
+
+
 def _with_words(item: Item, thoughts: Sequence[Piece], words: str | None) -> Json:
     reasoning = {_REASONING: thoughts[0].text.removesuffix(APART)} if thoughts else {}
     kept = {key: value for key, value in item.items() if key != _REASONING or reasoning or not value}
@@ -126,12 +154,12 @@ def _calls(item: Item) -> list[Call]:
 
 
 def _outputs(item: Item) -> list[ToolOutput]:
+    return [ToolOutput(text_of(one.get("content")), some_id(one.get("source_call_id"))) for one in _results(item)]
+
+
+def _results(item: Json) -> list[Item]:
     results = part_of(item, "observation").get("results")
-    return [_output(one) for one in (results if isinstance(results, list) else []) if isinstance(one, dict)]
-
-
-def _output(result: Item) -> ToolOutput:
-    return ToolOutput(text_of(result.get("content")), some_id(result.get("source_call_id")))
+    return [one for one in (results if isinstance(results, list) else []) if isinstance(one, dict)]
 
 
 register(Atif())

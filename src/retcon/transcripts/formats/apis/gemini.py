@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import compress
 from operator import not_
 
+from retcon.core.types import Trajectory
 from retcon.transcripts.failures.rules import Verdict
 from retcon.transcripts.reading.blockwise import Blockwise
 from retcon.transcripts.reading.items import APART, as_text, text_of
@@ -23,7 +25,7 @@ from retcon.transcripts.reading.pieces import Call, PieceKind, ToolOutput
 from retcon.transcripts.reading.roles import role_of, speaker_of
 from retcon.transcripts.reading.stale import renewed
 from retcon.transcripts.registry import register
-from retcon.transcripts.types import Json
+from retcon.transcripts.types import Json, Reading
 
 _FUNCTION, _CODE = ("functionCall", "function_call"), ("executableCode", "executable_code")
 _RESPONSE = ("functionResponse", "function_response")
@@ -45,8 +47,9 @@ _LOGPROBS = ("logprobsResult", "logprobs_result", "avgLogprobs", "avg_logprobs")
 
 class Gemini(Blockwise):
     """A content has a role and parts; an event of ADK's, and a candidate of a response, has a content. A history and
-    the one candidate that answers it are one transcript; of several candidates, each is one. The `outcome` of a program
-    decides; a function's response speaks where it has an `error`. Thoughts are words, but for signed ones."""
+    the one candidate that answers it are one transcript; of several candidates, each is one, and no calls of a history
+    before them are repaired. The `outcome` of a program decides; a function's response speaks where it has an `error`.
+    Thoughts are words, but for signed ones."""
 
     name = "gemini"
     aliases = ("adk", "vertex")
@@ -79,6 +82,15 @@ class Gemini(Blockwise):
         asked = [(speaker_of(one), text_of(one.get("parts"))) for one in told]
         context = "\n\n".join(text for _, text in asked) or found.context
         return found._replace(context=context, asked=asked, system=system)
+
+    def read(self, record: Json, id: str) -> Reading:
+        """Whatever takes a failure out of a history would have to fit each of the candidates that answer it, which are
+        not read with it: none of its calls counts as a fix."""
+        reading = super().read(record, id)
+        found, answers = self.find(record), _under(record, _CANDIDATES)
+        if found is not None and answers is not None and len(answers.items) > 1 and found.path[-1:] == (_CONTENTS,):
+            reading.trajectories = [_unclear(one) for one in reading.trajectories]
+        return reading
 
     def find_all(self, record: Json) -> Sequence[ItemList]:
         found = self.find(record)
@@ -168,6 +180,13 @@ def _are_answers(items: Sequence[Item]) -> bool:
     """Whether the items are several candidates, which are no events."""
     contents = [part_of(item, "content") for item in items if "parts" not in item and "author" not in item]
     return len(items) > 1 and len(contents) == len(items) and all(c.get("role", "model") == "model" for c in contents)
+
+
+def _unclear(trajectory: Trajectory) -> Trajectory:
+    """The trajectory, in which it is open what the calls that worked have led to."""
+    seen = [[replace(o, rule=o.rule or _CANDIDATES) for o in turn.observations] for turn in trajectory.turns]
+    turns = [replace(turn, observations=tuple(own)) for turn, own in zip(trajectory.turns, seen, strict=True)]
+    return replace(trajectory, turns=tuple(turns))
 
 
 def _has(part: Json, keys: Sequence[str]) -> bool:

@@ -167,19 +167,24 @@ def _together(items: Sequence[Item]) -> list[Item]:
 
 def _first_sessions(items: Iterable[Item]) -> Mapping[str, str]:
     """Of each session of a file the first of those that it goes on from; itself where it goes on from none."""
-    first: dict[str, str] = {}
+    before: dict[str, str] = {}  # a session that each goes on from; itself where none is known
+
+    def first(name: str) -> str:
+        while before[name] != name:
+            before[name] = before[before[name]]  # so that a long way is gone once
+            name = before[name]
+        return name
+
     has: dict[str, str] = {}  # by a line's uuid, its session
     for item in items:
         if not (own := string(item.get(_SESSION))):
             continue
-        first.setdefault(own, own)
+        before.setdefault(own, own)
         for link in _LINKS:
-            before = has.get(string(item.get(link)), own)
-            if first[before] != first[own]:
-                first |= {name: first[before] for name, one in first.items() if one == first[own]}
+            before[first(own)] = first(has.get(string(item.get(link)), own))
         if uuid := string(item.get("uuid")):
             has[uuid] = own
-    return first
+    return {name: first(name) for name in before}
 
 
 def _parted(items: Sequence[Item]) -> Iterator[int]:

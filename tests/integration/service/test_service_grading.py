@@ -1,0 +1,81 @@
+"""Grading behind a server that takes no program as long as that."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from retcon.core.types import Observation, ToolCall, Trajectory
+from retcon.http.server import listen, served
+from retcon.sandbox.client import SandboxClient
+from retcon.sandbox.pool import SandboxPool
+from retcon.sandbox.service.app import create_app
+from retcon.sandbox.service.settings import Settings
+from retcon.tasks.grading.grading import Grading
+from retcon.tasks.grading.types import Fault, Outcome, Reply
+from retcon.tasks.types import Task
+from retcon.tools.python import PythonTool
+
+T = TypeVar("T")
+LONG = "#" * 5000
+RIGHT = "def f(n): return n + 1\nif __name__ == '__main__': print(f(int(input())))\n"
+CHECKS = {"tests": ["assert f(1) == 2"]}
+KINDS: list[dict[str, Any]] = [
+    CHECKS,
+    {"input_output": {"inputs": ["1\n"], "outputs": ["2\n"]}},
+    {"input_output": {"inputs": [[1]], "outputs": [2], "fn_name": "f"}},
+]
+
+
+def behind_a_server(work: Callable[[SandboxClient], Awaitable[T]]) -> T:
+    async def main() -> T:
+        async with SandboxPool(workers=1) as pool:
+            app = create_app(pool, pool.tier, Settings(workers=1, max_code=4000))
+            async with served(app, listen("127.0.0.1", 0)) as url, SandboxClient(url) as client:
+                return await work(client)
+
+    return asyncio.run(main())
+
+
+def outcomes(asked: list[tuple[str, dict[str, Any]]]) -> list[Outcome]:
+    """What is said of each program with its tests."""
+
+    async def work(client: SandboxClient) -> list[Outcome]:
+        async with Grading(sandbox=client) as grading:
+            return [
+                await grading.outcome(
+                    Task("t", "…", "a", meta={"grader": "code", **meta}),
+                    Reply(f"```python\n{program}\n```", Trajectory("t", "t", (), (), stop="answer")),
+                )
+                for program, meta in asked
+            ]
+
+    return behind_a_server(work)
+
+
+def test_an_answer_that_is_too_long_is_wrong_and_says_so_whatever_tests_it() -> None:
+    for said in outcomes([(RIGHT + LONG, meta) for meta in KINDS]):
+        assert not isinstance(said, Fault), said
+        assert (said.right, said.score) == (False, 0.0)
+        assert "ProgramTooLong: a program of " in said.why
+        assert said.why.endswith("characters: this server takes 4000 at most")
+    raises = "class ProgramTooLong(Exception): pass\ndef f(n): raise ProgramTooLong"
+    right, error = outcomes([(RIGHT, CHECKS), (raises, CHECKS)])
+    assert (right.why, error.why) == ("passed", "test 1: ProgramTooLong")
+
+
+def test_tests_that_are_too_long_are_a_fault_and_no_answers() -> None:
+    tests = [{"tests": [f"assert f(1) == 2\n{LONG}"]}, CHECKS | {"test_setup_code": LONG}]
+    for said in outcomes([(program, meta) for program in (RIGHT, "f = None") for meta in tests]):
+        assert isinstance(said, Fault)
+        assert "ProgramTooLong: a program of 50" in said.why
+
+
+def test_a_call_that_is_too_long_has_failed_by_its_own_doing() -> None:
+    async def work(client: SandboxClient) -> Observation:
+        return await PythonTool(client)(ToolCall("c", "python", {"code": f"print(1) {LONG}"}, 0))
+
+    told = behind_a_server(work)
+    assert (told.status, told.error_type) == ("limit", "ProgramTooLong")
+    assert told.text == "ProgramTooLong: a program of 5009 characters: this server takes 4000 at most"
