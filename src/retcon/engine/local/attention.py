@@ -172,7 +172,7 @@ class PastJob:
         length = self.mask.shape[-1]
         keys = self.slab.keys[layer][:, :, :length].index_select(0, self.slots)
         values = self.slab.values[layer][:, :, :length].index_select(0, self.slots)
-        queries = q[self.index].transpose(1, 2)
+        queries = q.index_select(0, self.index.flatten()).unflatten(0, self.index.shape).transpose(1, 2)
         rows, heads, width, size = queries.shape
         groups = heads // keys.shape[1]
         if quicker(q):
@@ -183,7 +183,7 @@ class PastJob:
             attended = sdpa(queries, keys, values, attn_mask=mask, scale=scale).reshape(rows, heads, width, -1)
         else:
             attended = sdpa(queries, keys, values, attn_mask=self.mask, scale=scale, enable_gqa=groups > 1)
-        return attended.transpose(1, 2).flatten(0, 1)[self.where]
+        return attended.transpose(1, 2).flatten(0, 1).index_select(0, self.where)
 
 
 @dataclass(slots=True)
@@ -209,7 +209,11 @@ class ForwardPlan:
             return pad(attended, (0, 0, 0, 0, 0, missing)) if missing else attended
         out = q.new_zeros(*q.shape[:2], v.shape[-1])  # zeros, as ids that only pad the batch belong to no job
         for job in self.jobs:
-            out[job.target] = job(layer, q, k, v, scale)
+            attended = job(layer, q, k, v, scale)
+            if isinstance(job.target, Tensor):
+                out.index_copy_(0, job.target, attended)
+            else:
+                out[job.target] = attended
         return out
 
 
