@@ -75,8 +75,8 @@ class DecodeJob:
 
     width: ids of a slot at most. where: (end - start,), slot · width + number of each id; None where each slot has one.
     mask: (count, width, capacity), additive, where a slot has several, the later hidden from the earlier ones; else the
-    slab's own. queries: of one product, and head of keys, at least. cold: whether what is kept is more than a cache
-    holds.
+    slab's own. queries: each head of keys gets so many, some for nothing, so that none depends on their number.
+    cold: whether what is kept is more than a cache holds.
     """
 
     slab: Slab
@@ -221,15 +221,16 @@ class ForwardPlan:
 class Shapes(ForwardPlan):
     """A plan that only notes what each layer keeps of an id: (heads of keys, size of a key, size of a value).
 
-    products: what its attention multiplies, each once: (heads of queries to one of keys, size of a key, of a value).
+    products: what its attention multiplies, each once: (heads of keys, heads of queries to one of these, size of a key,
+    of a value).
     """
 
     layers: dict[int, tuple[int, int, int]] = field(default_factory=dict)
-    products: set[tuple[int, int, int]] = field(default_factory=set)
+    products: set[tuple[int, int, int, int]] = field(default_factory=set)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         self.layers[layer] = (k.shape[1], k.shape[2], v.shape[2])
-        self.products.add((q.shape[1] // k.shape[1], k.shape[2], v.shape[2]))
+        self.products.add((k.shape[1], q.shape[1] // k.shape[1], k.shape[2], v.shape[2]))
         return q.new_zeros(*q.shape[:2], v.shape[-1])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from retcon.core.errors import ComputeWarning
 from retcon.engine.local.attention import ForwardPlan, FreshJob, forward
-from retcon.engine.local.invariance import Invariance, Probes, Products, linear_layers
+from retcon.engine.local.invariance import Attended, Invariance, Probes, Products, linear_layers
 from retcon.engine.local.lean import Lean, room, why_not
 from retcon.engine.local.sampling import CHUNK
 
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _LOG = logging.getLogger(__name__)
-
-Attended = Collection[tuple[int, int, int]]
-"""See `Shapes.products`."""
 
 AGREE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
 """How far the lean forward's logits may be off, relative to the largest: rounding, and no more."""
@@ -96,7 +93,9 @@ class Transformers:
         self._model = model
         self.about = f"transformers' own forward: {reason}"
         self._probes = Probes(lambda: linear_layers(model), attended, model.dtype, model.device)
-        self.invariance = self._probes.now()
+        # Experts, which are not tried: how many rows one gets hangs on all the others.
+        self._tried = all(parameter.ndim < 3 for parameter in model.parameters())
+        self.refresh()
 
     def __call__(self, plan: ForwardPlan) -> Kept:
         logits = forward(self._model, plan)
@@ -104,7 +103,7 @@ class Transformers:
 
     def refresh(self) -> None:
         """It holds the weights itself."""
-        self.invariance = self._probes.now()
+        self.invariance = self._probes.now() if self._tried else Invariance()
 
 
 def _themselves(logits: Tensor) -> Tensor:

@@ -1,10 +1,11 @@
 """Drafts of the ids that come next, out of what the engine has generated before.
 
 Agents repeat themselves: a call is tried again with one change, the rollouts of a group are much alike, and what a run
-wrote in its last step it mostly writes again. So an id is remembered by the few ids before it. A draft is fed behind
-the id that is known, and the model samples at each of its ids, with the logits and the uniform that it would have
-without it; what it samples is kept up to the first id that differs. That makes several ids of one forward, at the price
-of those fed in vain, and a request gets the same whatever was drafted.
+wrote in its last step it mostly writes again. So a table maps the last six ids, and the last three, to the id that
+followed them most often. A draft is fed behind the id that is known, and the model samples at each of its ids, with the
+logits and the random number that it would have without it; what it samples is kept up to the first id that differs. One
+forward then yields several ids, and those that were not accepted were computed for nothing. What is sampled does not
+depend on drafts, bit for bit, unless memory is so short that keys and values are computed again.
 
 Speculative decoding is arXiv 2211.17192, there with a smaller model for the drafts and a rule of acceptance that keeps
 the distribution; drafts from earlier rollouts are arXiv 2511.13841.
@@ -17,12 +18,16 @@ from collections.abc import Sequence
 CONTEXTS = (6, 3)
 """Ids before an id by which it is remembered, and looked for, the longer ones first."""
 LIKELY = 0.5
-"""A draft goes on while it is at least so likely to be agreed with as a whole."""
+"""A draft is extended while the estimated probability that all of it is accepted is at least this."""
 REMEMBERED = 2**16
-"""Contexts after which those that were not met since as many others are forgotten."""
+"""Contexts in one generation of the table. A full one becomes the old one, in place of the old one before: at most
+twice as many are held."""
+SURE = 8
+"""So often an id is counted at most, and the count against it falls from then on: what follows lately soon takes the
+place of what followed before."""
 
 Seen = tuple[int, int, int]
-"""An id, how often it followed, and how often others did since it was chosen."""
+"""An id, how often it followed, and a count against it."""
 
 
 class Drafts:
@@ -33,7 +38,7 @@ class Drafts:
         self._before: dict[int, Seen] = {}
 
     def learn(self, ids: Sequence[int], made: Sequence[int]) -> None:
-        """`made` was generated after `ids`."""
+        """`made` was generated after `ids`, and fed: an id that never was may have keys that are no numbers."""
         near = [*ids[-CONTEXTS[0] :], *made]
         for place in range(len(near) - len(made), len(near)):
             for length in CONTEXTS:
@@ -41,7 +46,7 @@ class Drafts:
                     self._count(hash((length, *near[place - length : place])), near[place])
 
     def propose(self, ids: Sequence[int], most: int) -> list[int]:
-        """Up to `most` ids that are likely to follow `ids`, of which the last few count."""
+        """Up to `most` ids that are likely to follow `ids`, of which the last six are used."""
         near = list(ids[-CONTEXTS[0] :])
         draft: list[int] = []
         likely = 1.0
@@ -49,8 +54,8 @@ class Drafts:
             seen = self._known(near)
             if seen is None:
                 break
-            guess, agreed, others = seen
-            likely *= agreed / (agreed + others + 1)
+            guess, accepted, others = seen
+            likely *= accepted / (accepted + others + 1)
             if likely < LIKELY:
                 break
             draft.append(guess)
@@ -67,13 +72,13 @@ class Drafts:
         return None
 
     def _count(self, key: int, following: int) -> None:
-        guess, agreed, others = self._seen.get(key) or self._before.get(key) or (following, 0, 0)
+        guess, accepted, others = self._seen.get(key) or self._before.get(key) or (following, 0, 0)
         if guess == following:
-            agreed += 1
-        elif others < agreed:
+            accepted, others = (accepted + 1, others) if accepted < SURE else (accepted, max(others - 1, 0))
+        elif others < accepted:
             others += 1
-        else:  # what follows lately
-            guess, agreed, others = following, 1, agreed
+        else:
+            guess, accepted, others = following, 1, 1
         if key not in self._seen and len(self._seen) >= REMEMBERED:
             self._before, self._seen = self._seen, {}
-        self._seen[key] = (guess, agreed, others)
+        self._seen[key] = (guess, accepted, others)

@@ -12,13 +12,15 @@ from retcon.engine.local.sampling import Sampler, entropies
 
 
 class Drawing:
-    """Keeps the sampler of the calls that it was asked about last: most forwards are about the same ones."""
+    """Keeps the sampler of the rows that it was asked about last: where nothing is drafted, most forwards have the same
+    ones."""
 
     def __init__(self) -> None:
         self._sampler: tuple[list[GenerateCall], Sampler] | None = None
 
     def __call__(self, calls: Sequence[GenerateCall], counts: Sequence[int], logits: Tensor) -> list[list[Drawn]]:
-        """Of each call its next `count` ids, as if each were the true one: logits (sum of counts, V), in order.
+        """Of each call its next `count` ids, as if every id of its draft had been sampled: logits (sum of counts,
+        V), in order.
 
         The uniforms stay the call's next ones; whoever takes ids skips as many.
         """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import itemgetter
 
@@ -28,6 +28,8 @@ STRETCH_LOGITS = 2**26
 """Logits of one stretch at most, where those of all of its tokens are wanted."""
 CACHE = 2**24
 """Bytes of keys and values from which a forward finds them in memory, and no more in the processor's cache."""
+DRAFTING = 0.25
+"""Share of a slab's steps that must have a draft."""
 FOLDED_IDS = 64
 """Stretches that are longer repeat keys for the query heads that share them, shorter ones the mask."""
 
@@ -57,6 +59,19 @@ def stretch_end(start: int, end: int, wanted: int, vocabulary: int) -> int:
     count = min(count, max(128, STRETCH_SCORES // (start + count) // 64 * 64))
     count = min(count, max(wanted - start, 0) + max(16, STRETCH_LOGITS // vocabulary))
     return start + count
+
+
+def sparing(steps: Sequence[Step], most: int) -> Sequence[Step]:
+    """The steps without drafts of which little would come: attention over a slab costs all of its slots what the
+    longest draft does. most: ids of all steps; where that is not enough, nothing is drafted."""
+    if sum(len(step.ids) for step in steps) > most:
+        return [replace(step, ids=step.ids[:1]) for step in steps]
+    kept: list[Step] = []
+    for first, last in _runs(steps):
+        run = steps[first:last]
+        few = sum(len(step.ids) > 1 for step in run) < DRAFTING * len(run)
+        kept += [replace(step, ids=step.ids[:1]) for step in run] if few else run
+    return kept
 
 
 def plan(

@@ -2,8 +2,8 @@
 
 The kernels of a matrix product may be chosen by the shape, and add up in another order then: a request would get other
 last bits in other company, and now and then another id. On most CPUs that happens only for the smallest batches, which
-can be padded. The same holds of attention over what is stored, where the rows are a request's own: the queries of all
-ids that it feeds at once.
+can be padded. The same holds for attention over stored keys and values, whose rows are the queries that one request
+feeds together.
 """
 
 from __future__ import annotations
@@ -24,19 +24,25 @@ ROWS = (1, 4, 16, 32)
 """Least numbers of rows that are tried."""
 TRIED = (1, 2, 3, 4, 5, 7, 8, 11, 13, 16, 17, 23, 31, 32, 33, 47, 63, 64)
 DRAFTED = 3
-"""Ids of a draft at most. Twice as many bring a sixth more ids a forward, as the later ones are less likely."""
-STORED = ((1, 64), (5, 128), (2, 512), (33, 256))
+"""Ids of a draft at most: the later ones are less likely, and attention pays for each."""
+FEW = 4
+"""Queries that cost about what two or three do."""
+STORED = ((1, 64), (5, 128), (2, 512), (33, 256), (1, 4096))
 """Slots and positions with which attention is tried."""
 
 Products = Iterable[tuple[int, Callable[[Tensor], Tensor]]]
 """Matrix products, (N, in) → (N, out), with the size of their inputs."""
+Attended = Collection[tuple[int, int, int, int]]
+"""See `Shapes.products`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Invariance:
     """rows: ids of a forward at least. exact: whether a request's results do not depend on the batch, bit for bit, as
-    far as was tried. drafted: ids of a draft at most; with 0 nothing is drafted, as the bits would depend on it.
-    queries: of attention over what is stored at least, for one head of keys."""
+    far as was tried. drafted: ids of a draft at most; with 0 nothing is drafted, as the bits would depend on it, or
+    keeping them would cost more than drafts bring. queries: attention over stored keys is padded to so many for each
+    head of keys.
+    """
 
     rows: int = 1
     exact: bool = False
@@ -44,12 +50,11 @@ class Invariance:
     queries: int = 1
 
 
-def probe(
-    products: Products, attended: Collection[tuple[int, int, int]], dtype: torch.dtype, device: torch.device
-) -> Invariance:
-    """What holds for these products, and for attention. attended: `Shapes.products`.
+def probe(products: Products, attended: Attended, dtype: torch.dtype, device: torch.device) -> Invariance:
+    """What holds for these products, and for attention.
 
     Devices other than CPUs choose kernels in too many ways to be tried out: there nothing is padded, nothing promised.
+    Drafts are for float32 alone: CPUs without instructions for bfloat16 multiply each query of it on its own.
     """
     if device.type != "cpu":
         return Invariance()
@@ -63,28 +68,37 @@ def probe(
             if not enough:
                 return Invariance()
             least = max(least, enough[0])
-        found = [_queries(*shape, slots, length, dtype) for shape in attended for slots, length in STORED]
-    known = [queries for queries in found if queries is not None]
-    if not known or len(known) < len(found):
-        return Invariance(least, exact=True)
-    return Invariance(least, exact=True, drafted=DRAFTED, queries=max(known))
+        if dtype is not torch.float32:
+            return Invariance(least, exact=True)
+        found = {queries_for(*shape) for shape in attended}
+    queries = found.pop() if len(found) == 1 else None
+    return Invariance(least, exact=True) if queries is None else Invariance(least, True, DRAFTED, queries)
 
 
-def _queries(groups: int, key: int, value: int, slots: int, length: int, dtype: torch.dtype) -> int | None:
-    """The least number of queries from which on attention gives each the same bits, whatever its place among them.
-    None: up to as many as drafts make there is none, or the place matters."""
-    random, most = torch.Generator().manual_seed(0), (DRAFTED + 1) * groups
-    queries = torch.randn(slots, most, key, generator=random).to(dtype)
-    keys, values = (torch.randn(slots, length, size, generator=random).to(dtype) for size in (key, value))
+def queries_for(heads: int, groups: int, key: int, value: int) -> int | None:
+    """The least number of queries for a head of keys with which attention gives each the same bits, however many ids a
+    draft has and wherever they stand. None: there is none that costs next to nothing, which is the `groups` of a single
+    id, or FEW where there are several."""
+    tried = [_attention(heads * slots, length, groups, key, value) for slots, length in STORED]
+    for least in (groups, max(groups, FEW)) if groups > 1 else (groups,):
+        counts = {max(least, ids * groups) for ids in range(1, DRAFTED + 1)}
+        if all(same(counts) for same in tried):
+            return least
+    return None
+
+
+def _attention(batch: int, length: int, groups: int, key: int, value: int) -> Callable[[Collection[int]], bool]:
+    """Tells whether attention over random keys gives so many queries the bits that the most give, in any place."""
+    random = torch.Generator().manual_seed(0)
+    queries = torch.randn(batch, (DRAFTED + 1) * groups, key, generator=random)
+    keys, values = (torch.randn(batch, length, size, generator=random) for size in (key, value))
 
     def attend(some: Tensor) -> Tensor:
         return torch.bmm(torch.bmm(some, keys.transpose(1, 2)).softmax(-1), values)
 
     whole = attend(queries)
-    if not torch.equal(attend(queries.roll(1, 1)).roll(-1, 1), whole):
-        return None
-    wrong = [n for n in range(1, most) if not torch.equal(attend(queries[:, :n]), whole[:, :n])]
-    return max(wrong, default=0) + 1
+    anywhere = torch.equal(attend(queries.roll(1, 1)).roll(-1, 1), whole)
+    return lambda counts: anywhere and all(torch.equal(attend(queries[:, :n]), whole[:, :n]) for n in counts)
 
 
 class Probes:
@@ -94,7 +108,7 @@ class Probes:
     def __init__(
         self,
         products: Callable[[], Products],
-        attended: Collection[tuple[int, int, int]],
+        attended: Attended,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:

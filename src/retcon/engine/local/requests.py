@@ -163,8 +163,8 @@ class Request:
         return isinstance(self.call, GenerateCall) and self.call.made != [] and math.isnan(self.call.logprobs[-1])
 
     def take(self, call: GenerateCall, drawn: Sequence[Drawn], draft: Sequence[int]) -> bool:
-        """Add the id that was drawn, and those after it as long as they were drawn after what was sampled; whether the
-        call is over. What was fed in vain is not seen any more."""
+        """Add the ids that were drawn, up to the first that differs from the draft; whether the call is over. The
+        positions of those that were fed in vain are hidden again."""
         made, length = len(call.made), len(self.cached)
         ended = False
         for one, guess in zip(drawn, (*draft, None), strict=True):

@@ -20,7 +20,7 @@ from torch import Tensor
 from retcon.engine.local.decoder import Decoder, Kept
 from retcon.engine.local.drafts import Drafts
 from retcon.engine.local.drawing import Drawing
-from retcon.engine.local.forward import FORWARD_IDS, Step, Stretch, plan, stretch_end
+from retcon.engine.local.forward import FORWARD_IDS, STRETCH_LOGITS, Step, Stretch, plan, sparing, stretch_end
 from retcon.engine.local.prompt_cache import PromptCache
 from retcon.engine.local.requests import AHEAD, GenerateCall, Request, ScoreCall, common_prefix
 from retcon.engine.local.slabs import Memory, Place
@@ -133,7 +133,7 @@ class Scheduler:
         known = self._admit()
         self._make_room()
         rows = self._ordered()
-        steps = [self._next(r) for r in rows]
+        steps = sparing([self._next(r) for r in rows], STRETCH_LOGITS // self._vocabulary)
         count = sum(len(s.ids) for s in steps)
         fed = sorted(self._stretches(FORWARD_IDS - count), key=lambda f: (f[1].start > 0, len(f[1].ids)))
         sampled, parts = list(rows), []
@@ -380,13 +380,13 @@ class Scheduler:
             before = len(call.made)
             ended = request.take(call, rows, draft)
             self._stats.generated += len(call.made) - before
-            self._stats.agreed += len(call.made) - before - 1
+            self._stats.accepted += len(call.made) - before - 1
             if ended:
                 self._end(request, call)
 
     def _end(self, request: Request, call: GenerateCall) -> None:
         if call.answer(request.id, self.version):
-            self._drafts.learn(call.ids, call.made)
+            self._drafts.learn(call.ids, call.made[:-1])
         else:
             self._evict(request)
         del self._decoding[request.id]
