@@ -17,6 +17,7 @@ from retcon.engine.local.drafts import REMEMBERED, SURE, Drafts
 from retcon.engine.local.engine import LocalEngine
 from retcon.engine.local.forward import Step, sparing
 from retcon.engine.local.invariance import DRAFTED
+from retcon.engine.local.requests import GenerateCall
 from retcon.engine.local.slabs import Place, Slab
 from retcon.engine.local.stats import EngineStats
 from retcon.engine.types import Generation, SamplingParams
@@ -172,22 +173,40 @@ def test_stop_strings_end_within_a_draft(model: Any) -> None:
     assert stopped.logprobs == whole.logprobs[: len(stopped.ids)]
 
 
-def test_an_id_that_was_never_fed_is_not_drafted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_id_that_was_never_fed_is_not_drafted() -> None:
     """The embedding of the stop id is nan: nothing ever feeds it, as a generation ends with it."""
     model = make_model("llama")
-    prompt = prompts(8, (10,))[0]
+    prompt, embedding = prompts(8, (10,))[0], model.model.embed_tokens.weight.data
 
-    async def main() -> list[Generation]:
-        engine = LocalEngine(model, max_len=WINDOW)
-        whole = await engine.generate("a", prompt, HOT)
-        stop = whole.ids[20]
-        model.model.embed_tokens.weight.data[stop] = torch.nan
-        engine.invalidate()
-        params = SamplingParams(temperature=1.2, top_p=0.95, max_tokens=20, stop_ids=(stop,))
-        return [await engine.generate(f"b{n}", prompt, params) for n in range(6)]
+    async def main() -> list[tuple[Generation, Generation]]:
+        whole = await LocalEngine(model, max_len=WINDOW).generate("a", prompt, HOT)
+        found = []
+        for at in range(10, 24):
+            stop = whole.ids[at]
+            if stop in (*prompt, *whole.ids[:at]):
+                continue
+            params = SamplingParams(temperature=1.2, top_p=0.95, max_tokens=40, stop_ids=(stop,))
+            before, embedding[stop] = embedding[stop].clone(), torch.nan
+            engine = LocalEngine(model, max_len=WINDOW)
+            found += [(whole, await engine.generate(str(n), prompt, params)) for n in range(6)]
+            embedding[stop] = before
+        return found
 
-    first, *others = run(main())
-    assert all(one == first for one in others)
+    found = run(main())
+    assert len({len(one.ids) for _, one in found}) > 3
+    assert all(one.ids == whole.ids[: len(one.ids)] for whole, one in found)
+
+
+def test_a_draft_goes_by_the_end_of_the_prompt_too() -> None:
+    async def main() -> None:
+        call = GenerateCall((1, 2, 3, 4, 5, 6, 7), HOT, 40, asyncio.get_running_loop().create_future())
+        assert list(call.nearest) == [2, 3, 4, 5, 6, 7]
+        call.made += [8, 9]
+        assert list(call.nearest) == [4, 5, 6, 7, 8, 9]
+        call.made += [10, 11, 12, 13, 14]
+        assert list(call.nearest) == [9, 10, 11, 12, 13, 14]
+
+    run(main())
 
 
 def test_nothing_is_drafted_where_bits_were_not_tried_or_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
