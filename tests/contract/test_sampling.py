@@ -35,7 +35,7 @@ KINDS = (
 
 def uniforms(seed: int, count: int) -> Tensor:
     stream = RandomStream(seed)
-    return torch.tensor([stream.draw() for _ in range(count)])
+    return torch.tensor(stream.ahead(count))
 
 
 def sample(params: Sequence[SamplingParams], logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor, Tensor]:

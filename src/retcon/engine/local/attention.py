@@ -71,16 +71,22 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class DecodeJob:
-    """Ids start…end, one of each of some of the first `count` slots of a slab, which makes reading a view and no copy.
+    """Ids start…end, of some of the first `count` slots of a slab, which makes reading a view and no copy.
 
-    slots: of each id; None where they are 0…count-1. cold: whether what is kept is more than a cache holds.
+    width: ids of a slot at most. where: (end - start,), slot · width + number of each id; None where each slot has one.
+    mask: (count, width, capacity), additive, where a slot has several, the later hidden from the earlier ones; else the
+    slab's own. queries: each head of keys gets so many, some for nothing, so that none depends on their number.
+    cold: whether what is kept is more than a cache holds.
     """
 
     slab: Slab
     start: int
     end: int
     count: int
-    slots: Tensor | None
+    width: int
+    where: Tensor | None
+    mask: Tensor | None = None
+    queries: int = 1
     cold: bool = False
 
     @property
@@ -90,18 +96,28 @@ class DecodeJob:
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         heads, size = k.shape[1:]
         queries = q[self.start : self.end] * scale
-        if self.slots is not None:
-            queries = queries.new_zeros(self.count, *queries.shape[1:]).index_copy_(0, self.slots, queries)
+        if self.where is not None:
+            queries = queries.new_zeros(self.count * self.width, *q.shape[1:]).index_copy_(0, self.where, queries)
         keys, values = self.slab.keys[layer][: self.count], self.slab.values[layer][: self.count]
+        queries = queries.view(self.count, self.width, heads, -1, size).transpose(1, 2)
         queries = queries.reshape(self.count * heads, -1, size)
+        asked = queries.shape[1]
+        if asked < self.queries:
+            queries = pad(queries, (0, 0, 0, self.queries - asked))
         # Two batched products over whole slots, which are contiguous: several times quicker on CPUs than attention
         # kernels, which are made for many queries.
         self._warm(keys)
         scores = torch.bmm(queries, keys.flatten(0, 1).transpose(1, 2))
-        scores.view(self.count, -1, keys.shape[2]).add_(self.slab.mask[: self.count])
+        if self.mask is None:
+            scores.view(self.count, -1, keys.shape[2]).add_(self.slab.mask[: self.count])
+        else:
+            shown = scores[:, :asked].view(self.count, heads, self.width, -1, keys.shape[2])
+            shown.add_(self.mask[:, None, :, None])
         self._warm(values)
-        attended = torch.bmm(scores.softmax(-1), values.flatten(0, 1)).reshape(self.count, q.shape[1], -1)
-        return attended if self.slots is None else attended.index_select(0, self.slots)
+        attended = torch.bmm(scores.softmax(-1), values.flatten(0, 1))[:, :asked]
+        attended = attended.view(self.count, heads, self.width, -1, v.shape[2]).transpose(1, 2)
+        attended = attended.reshape(self.count * self.width, q.shape[1], -1)
+        return attended if self.where is None else attended.index_select(0, self.where)
 
     def _warm(self, kept: Tensor) -> None:
         """Read it in order, as fast as memory allows; the products in bfloat16 wait for each piece that is not in the
@@ -156,7 +172,7 @@ class PastJob:
         length = self.mask.shape[-1]
         keys = self.slab.keys[layer][:, :, :length].index_select(0, self.slots)
         values = self.slab.values[layer][:, :, :length].index_select(0, self.slots)
-        queries = q[self.index].transpose(1, 2)
+        queries = q.index_select(0, self.index.flatten()).unflatten(0, self.index.shape).transpose(1, 2)
         rows, heads, width, size = queries.shape
         groups = heads // keys.shape[1]
         if quicker(q):
@@ -167,7 +183,7 @@ class PastJob:
             attended = sdpa(queries, keys, values, attn_mask=mask, scale=scale).reshape(rows, heads, width, -1)
         else:
             attended = sdpa(queries, keys, values, attn_mask=self.mask, scale=scale, enable_gqa=groups > 1)
-        return attended.transpose(1, 2).flatten(0, 1)[self.where]
+        return attended.transpose(1, 2).flatten(0, 1).index_select(0, self.where)
 
 
 @dataclass(slots=True)
@@ -193,18 +209,28 @@ class ForwardPlan:
             return pad(attended, (0, 0, 0, 0, 0, missing)) if missing else attended
         out = q.new_zeros(*q.shape[:2], v.shape[-1])  # zeros, as ids that only pad the batch belong to no job
         for job in self.jobs:
-            out[job.target] = job(layer, q, k, v, scale)
+            attended = job(layer, q, k, v, scale)
+            if isinstance(job.target, Tensor):
+                out.index_copy_(0, job.target, attended)
+            else:
+                out[job.target] = attended
         return out
 
 
 @dataclass(slots=True)
 class Shapes(ForwardPlan):
-    """A plan that only notes what each layer keeps of an id: (heads of keys, size of a key, size of a value)."""
+    """A plan that only notes what each layer keeps of an id: (heads of keys, size of a key, size of a value).
+
+    products: what its attention multiplies, each once: (heads of keys, heads of queries to one of these, size of a key,
+    of a value).
+    """
 
     layers: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    products: set[tuple[int, int, int, int]] = field(default_factory=set)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         self.layers[layer] = (k.shape[1], k.shape[2], v.shape[2])
+        self.products.add((k.shape[1], q.shape[1] // k.shape[1], k.shape[2], v.shape[2]))
         return q.new_zeros(*q.shape[:2], v.shape[-1])
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from retcon.core.errors import ComputeWarning
 from retcon.engine.local.attention import ForwardPlan, FreshJob, forward
-from retcon.engine.local.invariance import Invariance, Probes, Products, linear_layers
+from retcon.engine.local.invariance import Attended, Invariance, Probes, Products, linear_layers
 from retcon.engine.local.lean import Lean, room, why_not
 from retcon.engine.local.sampling import CHUNK
 
@@ -89,11 +89,13 @@ class Decoder(Protocol):
 class Transformers:
     """The model's own modules, around attention over slabs."""
 
-    def __init__(self, model: PreTrainedModel, reason: str) -> None:
+    def __init__(self, model: PreTrainedModel, attended: Attended, reason: str) -> None:
         self._model = model
         self.about = f"transformers' own forward: {reason}"
-        self._probes = Probes(lambda: linear_layers(model), model.dtype, model.device)
-        self.invariance = self._probes.now()
+        self._probes = Probes(lambda: linear_layers(model), attended, model.dtype, model.device)
+        # Experts, which are not tried: how many rows one gets hangs on all the others.
+        self._tried = all(parameter.ndim < 3 for parameter in model.parameters())
+        self.refresh()
 
     def __call__(self, plan: ForwardPlan) -> Kept:
         logits = forward(self._model, plan)
@@ -101,7 +103,7 @@ class Transformers:
 
     def refresh(self) -> None:
         """It holds the weights itself."""
-        self.invariance = self._probes.now()
+        self.invariance = self._probes.now() if self._tried else Invariance()
 
 
 def _themselves(logits: Tensor) -> Tensor:
@@ -113,9 +115,9 @@ class LeanDecoder:
 
     about = "the lean forward, which gives what transformers' own gives"
 
-    def __init__(self, model: PreTrainedModel, max_len: int) -> None:
+    def __init__(self, model: PreTrainedModel, attended: Attended, max_len: int) -> None:
         self._lean = Lean(model, max_len)
-        self._probes = Probes(self._of_each_shape, model.dtype, model.device)
+        self._probes = Probes(self._of_each_shape, attended, model.dtype, model.device)
         self.invariance = self._probes.now()
 
     def __call__(self, plan: ForwardPlan) -> Kept:
@@ -131,30 +133,30 @@ class LeanDecoder:
         return ((shape[1], p) for shape, p in of_each_shape.items())
 
 
-def decoder_for(model: PreTrainedModel, max_len: int) -> Decoder:
+def decoder_for(model: PreTrainedModel, attended: Attended, max_len: int) -> Decoder:
     """The lean decoder where the model is of a kind that it knows, and gives what transformers gives. Logs which it is.
 
-    Warns (ComputeWarning) where the lean one would do, but memory lacks.
+    attended: `Shapes.products`. Warns (ComputeWarning) where the lean one would do, but memory lacks.
     """
-    decoder = _choose(model, max_len)
+    decoder = _choose(model, attended, max_len)
     _LOG.info("decoding with %s", decoder.about)
     return decoder
 
 
-def _choose(model: PreTrainedModel, max_len: int) -> Decoder:
+def _choose(model: PreTrainedModel, attended: Attended, max_len: int) -> Decoder:
     if (reason := why_not(model)) is not None:
-        return Transformers(model, reason)
+        return Transformers(model, attended, reason)
     needed, free = room(model)
     if needed > free:
         reason = f"the lean one wants {needed / 2**30:.2f} GiB of free memory, and there are {free / 2**30:.2f}"
         slower = f"rollouts decode with transformers' own forward, which is slower: {reason}"
         warnings.warn(slower, ComputeWarning, stacklevel=3)
-        return Transformers(model, reason)
+        return Transformers(model, attended, reason)
     with torch.inference_mode():
-        lean = LeanDecoder(model, max_len)
+        lean = LeanDecoder(model, attended, max_len)
         if agrees(lean, model, max_len):
             return lean
-    return Transformers(model, f"the lean one's logits differ from those of {type(model).__name__}")
+    return Transformers(model, attended, f"the lean one's logits differ from those of {type(model).__name__}")
 
 
 def agrees(decoder: Decoder, model: PreTrainedModel, max_len: int) -> bool:

@@ -10,6 +10,9 @@ hold on this machine). That is what lets a resumed run repeat bit for bit althou
 one exception: keys and values that had to give way to a short budget are computed again in other pieces, which may
 change last bits (`stats.evicted` and `stats.preempted` count them).
 
+**Several ids a forward.** Where that was found to change nothing, forwards are fed drafts of what comes next, from what
+was generated before (see `drafts`).
+
 **Keys and values** stay in a request's slot from turn to turn. A call feeds only what differs from what is cached: a
 rollback is a crop to the longest common prefix. Equal prompts are computed once and copied.
 """
@@ -91,7 +94,7 @@ class LocalEngine:
         self.stats = EngineStats()
         with _evaluating(model):
             shape = shapes(model)
-            self._decoder = decoder_for(model, max_len)
+            self._decoder = decoder_for(model, shape.products, max_len)
         self.decoding = self._decoder.about
         memory = Memory(
             shape.layers, dtype=model.dtype, device=model.device, max_len=max_len, max_slots=max_requests, budget=0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import itemgetter
 
@@ -28,16 +28,18 @@ STRETCH_LOGITS = 2**26
 """Logits of one stretch at most, where those of all of its tokens are wanted."""
 CACHE = 2**24
 """Bytes of keys and values from which a forward finds them in memory, and no more in the processor's cache."""
+DRAFTING = 0.25
+"""Share of a slab's steps that must have a draft."""
 FOLDED_IDS = 64
 """Stretches that are longer repeat keys for the query heads that share them, shorter ones the mask."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The next id of a request, to be stored at position `length`."""
+    """The next id of a request, to be stored at position `length`, and a draft of those that may follow it."""
 
     place: Place
-    id: int
+    ids: Sequence[int]
     length: int
 
 
@@ -59,24 +61,40 @@ def stretch_end(start: int, end: int, wanted: int, vocabulary: int) -> int:
     return start + count
 
 
+def sparing(steps: Sequence[Step], most: int) -> Sequence[Step]:
+    """The steps without drafts of which little would come: attention over a slab costs all of its slots what the
+    longest draft does. most: ids of all steps; where that is not enough, nothing is drafted."""
+    if sum(len(step.ids) for step in steps) > most:
+        return [replace(step, ids=step.ids[:1]) for step in steps]
+    kept: list[Step] = []
+    for first, last in _runs(steps):
+        run = steps[first:last]
+        few = sum(len(step.ids) > 1 for step in run) < DRAFTING * len(run)
+        kept += [replace(step, ids=step.ids[:1]) for step in run] if few else run
+    return kept
+
+
 def plan(
     steps: Sequence[Step], stretches: Sequence[Stretch], invariance: Invariance, device: torch.device
 ) -> ForwardPlan:
-    """The forward that feeds all of them. Its kept logits come in order: one of each step, then those of stretches.
+    """The forward that feeds all of them. Its kept logits come in order: those of the steps, then those of stretches.
 
     More may follow, of tokens that only pad the batch. Steps must be ordered by slab, and by slot within a slab;
     stretches that start at 0 must come first, and best by length.
     """
-    ids = [s.id for s in steps]
-    positions = [s.length for s in steps]
-    keep = list(range(len(steps)))
+    ids = [i for s in steps for i in s.ids]
+    positions = [s.length + n for s in steps for n in range(len(s.ids))]
+    keep = list(range(len(ids)))
     stores: list[Store] = []
     jobs: list[DecodeJob | FreshJob | PastJob] = []
-    runs = [(first, steps[first:last]) for first, last in _runs(steps)]
-    cold = sum(run[0].place.slab.slot_bytes * (run[-1].place.slot + 1) for _, run in runs) > CACHE
-    for first, run in runs:
-        stores.append(_store(run, first, device))
-        jobs.append(_decode_job(run, first, device, cold))
+    runs = [steps[first:last] for first, last in _runs(steps)]
+    cold = sum(run[0].place.slab.slot_bytes * (run[-1].place.slot + 1) for run in runs) > CACHE
+    fed = 0
+    for run in runs:
+        store = _store(run, fed, positions, device)
+        stores.append(store)
+        jobs.append(_decode_job(run, store, invariance.queries, cold))
+        fed = store.end
     starts: list[int] = []
     for stretch in stretches:
         start = len(ids)
@@ -126,20 +144,38 @@ def _runs(steps: Sequence[Step]) -> Iterable[tuple[int, int]]:
             first = index
 
 
-def _store(run: Sequence[Step], first: int, device: torch.device) -> Store:
-    slots = torch.tensor([s.place.slot for s in run], device=device)
-    positions = torch.tensor([s.length for s in run], device=device)
-    slab = run[0].place.slab
-    slab.mask[slots, 0, positions] = 0
-    return Store(slab, first, first + len(run), slots, positions)
+def _store(run: Sequence[Step], start: int, positions: Sequence[int], device: torch.device) -> Store:
+    slots = [s.place.slot for s in run for _ in s.ids]
+    end = start + len(slots)
+    store = Store(
+        run[0].place.slab,
+        start,
+        end,
+        torch.tensor(slots, device=device),
+        torch.tensor(positions[start:end], device=device),
+    )
+    store.slab.mask[store.slots, 0, store.positions] = 0
+    return store
 
 
-def _decode_job(run: Sequence[Step], first: int, device: torch.device, cold: bool) -> DecodeJob:
-    slab = run[0].place.slab
-    count = run[-1].place.slot + 1
-    cold = cold and slab.legible
-    slots = None if count == len(run) else torch.tensor([s.place.slot for s in run], device=device)
-    return DecodeJob(slab, first, first + len(run), count, slots, cold)
+def _decode_job(run: Sequence[Step], store: Store, queries: int, cold: bool) -> DecodeJob:
+    """Each id of a slot sees what is stored, and of the step's own those up to itself."""
+    slab, count = store.slab, run[-1].place.slot + 1
+    width = max(len(s.ids) for s in run)
+    where, mask = None, None
+    if width > 1 or count > len(run):
+        places = [s.place.slot * width + n for s in run for n in range(len(s.ids))]
+        where = torch.tensor(places, device=store.slots.device)
+    if width > 1:
+        later = [
+            (s.place.slot * width + n) * slab.capacity + s.length + after
+            for s in run
+            for n in range(len(s.ids) - 1)
+            for after in range(n + 1, len(s.ids))
+        ]
+        mask = slab.mask[:count].repeat(1, width, 1)
+        mask.view(-1).index_fill_(0, torch.tensor(later, device=mask.device), slab.blocked)
+    return DecodeJob(slab, store.start, store.end, count, width, where, mask, queries, cold and slab.legible)
 
 
 def _stretch_jobs(

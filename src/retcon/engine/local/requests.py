@@ -10,11 +10,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from retcon.core.errors import EngineError
+from retcon.engine.local.drafts import CONTEXTS
 from retcon.engine.local.sampling import RandomStream
 from retcon.engine.local.slabs import Place
 from retcon.engine.stops import StopStrings
 from retcon.engine.types import Generation, SamplingParams
 
+Drawn = tuple[int, float, float]
+"""An id, its log-prob and its sampling log-prob."""
 AHEAD = 16
 """Positions that a slot should have beyond what is known to be needed: attention goes over all of them."""
 
@@ -56,6 +59,12 @@ class GenerateCall:
         """Positions that are likely to be needed soon: the tokens to feed, and some of those to generate."""
         ids = len(self.ids) + len(self.made)
         return ids + min(self.limit - len(self.made), AHEAD)
+
+    @property
+    def nearest(self) -> Sequence[int]:
+        """The last ids, as many as a draft goes by."""
+        missing = CONTEXTS[0] - len(self.made)
+        return self.made[-CONTEXTS[0] :] if missing <= 0 else (*self.ids[-missing:], *self.made)
 
     @property
     def wants_entropy(self) -> bool:
@@ -152,6 +161,22 @@ class Request:
     def unsound(self) -> bool:
         """Whether the last id was drawn from nan: so is something that is cached, which no mask hides from others."""
         return isinstance(self.call, GenerateCall) and self.call.made != [] and math.isnan(self.call.logprobs[-1])
+
+    def take(self, call: GenerateCall, drawn: Sequence[Drawn], draft: Sequence[int]) -> bool:
+        """Add the ids that were drawn, up to the first that differs from the draft; whether the call is over. The
+        positions of those that were fed in vain are hidden again."""
+        made, length = len(call.made), len(self.cached)
+        ended = False
+        for one, guess in zip(drawn, (*draft, None), strict=True):
+            ended = call.take(*one)
+            if ended or one[0] != guess:
+                break
+        taken = len(call.made) - made
+        call.draws.skip(taken)
+        self.cached += call.made[made - 1 : -1] if made else ()
+        if self.place is not None and taken < len(drawn):
+            self.place.slab.hide(self.place.slot, length + taken, length + len(drawn))
+        return ended
 
     def fail(self, error: EngineError) -> None:
         """Raise `error` in the caller that waits, if one does."""

@@ -44,11 +44,14 @@ class RandomStream:
         self._generator = np.random.Generator(np.random.Philox(key=seed % 2**128))
         self._ahead: list[float] = []
 
-    def draw(self) -> float:
-        """The next uniform."""
-        if not self._ahead:
-            self._ahead = self._generator.random(STREAM_BLOCK).astype(np.float32)[::-1].tolist()
-        return self._ahead.pop()
+    def ahead(self, count: int) -> list[float]:
+        """The next uniforms, which stay the next ones until `skip` takes them."""
+        while len(self._ahead) < count:
+            self._ahead += self._generator.random(STREAM_BLOCK).astype(np.float32).tolist()
+        return self._ahead[:count]
+
+    def skip(self, count: int) -> None:
+        del self._ahead[:count]
 
 
 def invert(weights: Tensor, uniform: Tensor) -> Tensor:

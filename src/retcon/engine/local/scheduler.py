@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 
 from retcon.engine.local.decoder import Decoder, Kept
-from retcon.engine.local.forward import FORWARD_IDS, Step, Stretch, plan, stretch_end
+from retcon.engine.local.drafts import Drafts
+from retcon.engine.local.drawing import Drawing
+from retcon.engine.local.forward import FORWARD_IDS, STRETCH_LOGITS, Step, Stretch, plan, sparing, stretch_end
 from retcon.engine.local.prompt_cache import PromptCache
 from retcon.engine.local.requests import AHEAD, GenerateCall, Request, ScoreCall, common_prefix
-from retcon.engine.local.sampling import Sampler, entropies
 from retcon.engine.local.slabs import Memory, Place
 from retcon.engine.local.stats import EngineStats
 
@@ -51,7 +52,8 @@ class Scheduler:
         self._decoding: dict[str, Request] = {}
         self._resting: dict[str, Request] = {}  # with keys and values but no call, those longest out of use first
         self._prompts = PromptCache()
-        self._sampler: tuple[list[GenerateCall], Sampler] | None = None
+        self._drafts = Drafts()
+        self._draw = Drawing()
         self._changed = True
         self._forwards = 0
 
@@ -131,22 +133,24 @@ class Scheduler:
         known = self._admit()
         self._make_room()
         rows = self._ordered()
-        steps = [self._next(r) for r in rows]
-        fed = sorted(self._stretches(FORWARD_IDS - len(steps)), key=lambda f: (f[1].start > 0, len(f[1].ids)))
+        steps = sparing([self._next(r) for r in rows], STRETCH_LOGITS // self._vocabulary)
+        count = sum(len(s.ids) for s in steps)
+        fed = sorted(self._stretches(FORWARD_IDS - count), key=lambda f: (f[1].start > 0, len(f[1].ids)))
         sampled, parts = list(rows), []
         if steps or fed:
             kept = self._forward(steps, [stretch for _, stretch in fed])
-            led = list(self._fed(fed, kept, len(rows)))
+            led = list(self._fed(fed, kept, count))
             if rows or led:
-                parts.append(kept.logits([*range(len(rows)), *(token for _, token in led)]))
-            for (request, _), row in zip(led, parts[0][len(rows) :] if led else (), strict=True):
+                parts.append(kept.logits([*range(count), *(token for _, token in led)]))
+            for (request, _), row in zip(led, parts[0][count:] if led else (), strict=True):
                 self._prompts.led(request, row)
                 sampled.append(request)
         for request, row in known:
             sampled.append(request)
             parts.append(row[None])
         if sampled:
-            self._sample(sampled, torch.cat(parts) if len(parts) > 1 else parts[0])
+            drafts = [s.ids[1:] for s in steps] + [()] * (len(sampled) - len(steps))
+            self._sample(sampled, drafts, torch.cat(parts) if len(parts) > 1 else parts[0])
         if known:
             self._changed = True
         self._stats.seconds += time.perf_counter() - began
@@ -310,9 +314,12 @@ class Scheduler:
     # --- what is computed ---
 
     def _next(self, request: Request) -> Step:
-        assert isinstance(request.call, GenerateCall)
-        assert request.place is not None
-        return Step(request.place, request.call.made[-1], len(request.cached))
+        call, place, length = request.call, request.place, len(request.cached)
+        assert isinstance(call, GenerateCall)
+        assert place is not None
+        most = min(self._decoder.invariance.drafted, place.capacity - length - 1, call.limit - len(call.made) - 1)
+        draft = self._drafts.propose(call.nearest, most) if most > 0 and not call.wants_entropy else []
+        return Step(place, (call.made[-1], *draft), length)
 
     def _stretches(self, room: int) -> Iterator[tuple[Request, Stretch]]:
         """The next stretch of each request that is fed, while there is room in the forward, one at least."""
@@ -334,6 +341,7 @@ class Scheduler:
         self._forwards += 1
         self._stats.steps += bool(steps)
         self._stats.rows += len(steps)
+        self._stats.drafted += sum(len(s.ids) - 1 for s in steps)
         self._stats.prefilled += sum(len(s.ids) for s in stretches)
         return kept
 
@@ -364,26 +372,22 @@ class Scheduler:
             if not call.made:
                 yield request, at - 1
 
-    def _sample(self, requests: list[Request], logits: Tensor) -> None:
-        """Draw the next id of each request; answer those that end."""
+    def _sample(self, requests: Sequence[Request], drafts: Sequence[Sequence[int]], logits: Tensor) -> None:
+        """Draw the next id of each request, and with a draft those after it; answer those that end."""
         calls = [r.call for r in requests if isinstance(r.call, GenerateCall)]
-        wanted = [n for n, call in enumerate(calls) if call.wants_entropy]
-        for n, entropy in zip(wanted, entropies(logits[wanted]) if wanted else (), strict=True):
-            calls[n].entropies.append(entropy)
-        if self._sampler is None or self._sampler[0] != calls:
-            self._sampler = (calls, Sampler([c.params for c in calls], logits.device))
-        uniform = torch.tensor([c.draws.draw() for c in calls], dtype=torch.float32, device=logits.device)
-        ids, logprobs, sampling = self._sampler[1](logits, uniform)
-        drawn = zip(requests, calls, ids.tolist(), logprobs.tolist(), sampling.tolist(), strict=True)
-        for request, call, token, logprob, sampling_logprob in drawn:
-            if len(call.made):
-                request.cached.append(call.made[-1])
-            if call.take(token, logprob, sampling_logprob):
+        drawn = self._draw(calls, [1 + len(draft) for draft in drafts], logits)
+        for request, call, draft, rows in zip(requests, calls, drafts, drawn, strict=True):
+            before = len(call.made)
+            ended = request.take(call, rows, draft)
+            self._stats.generated += len(call.made) - before
+            self._stats.accepted += len(call.made) - before - 1
+            if ended:
                 self._end(request, call)
-        self._stats.generated += len(requests)
 
     def _end(self, request: Request, call: GenerateCall) -> None:
-        if not call.answer(request.id, self.version):
+        if call.answer(request.id, self.version):
+            self._drafts.learn(call.ids, call.made[:-1])
+        else:
             self._evict(request)
         del self._decoding[request.id]
         self._changed = True

@@ -10,12 +10,12 @@ class EngineStats:
     """Counters since the engine was made. Ids: generated; fed in prefills; scored; found cached; copied from an equal
     prompt.
 
-    steps: forwards that decoded. rows: ids that they decoded, so rows / steps is the mean batch. preempted: requests
-    under way that gave their room to others. carried: requests that went on with other weights. evicted: requests at
-    rest, or waiting, that lost their keys and values. seconds: wall time in the model, the sampler and their
-    bookkeeping. gathered: wall time in which a thin batch waited for company. starved: wall time in which requests were
-    open and none of them had a call, as all waited for their tools. kv_used, kv_peak, kv_budget: bytes of keys and
-    values, allocated.
+    steps: forwards that decoded. rows: requests that they decoded, so rows / steps is the mean batch. drafted: ids fed
+    before they were known; accepted: those of them that were sampled then. preempted: requests under way that gave
+    their room to others. carried: requests that went on with other weights. evicted: requests at rest, or waiting, that
+    lost their keys and values. seconds: wall time in the model, the sampler and their bookkeeping. gathered: wall time
+    in which a thin batch waited for company. starved: wall time in which requests were open and none of them had a
+    call, as all waited for their tools. kv_used, kv_peak, kv_budget: bytes of keys and values, allocated.
     """
 
     generated: int = 0
@@ -25,6 +25,8 @@ class EngineStats:
     copied: int = 0
     steps: int = 0
     rows: int = 0
+    drafted: int = 0
+    accepted: int = 0
     preempted: int = 0
     carried: int = 0
     evicted: int = 0
@@ -41,11 +43,13 @@ class EngineStats:
         return EngineStats(**{k: v if k.startswith("kv") else v - earlier[k] for k, v in asdict(self).items()})
 
     def metrics(self) -> dict[str, float]:
-        """What a run logs of a step: engine_utilisation, mean batch, ids fed, found cached and copied, requests that
-        gave way, and MiB of keys and values. They depend on how quick tools were."""
+        """What a run logs of a step: engine_utilisation, mean batch, ids drafted and accepted, ids fed, found
+        cached and copied, requests that gave way, and MiB of keys and values. They depend on how quick tools were."""
         return {
             "engine_utilisation": round(self.utilisation, 4),
             "engine_batch": round(self.batch, 2),
+            "engine_drafted": self.drafted,
+            "engine_accepted": self.accepted,
             "engine_prefilled": self.prefilled,
             "engine_reused": self.reused + self.copied,
             "engine_preempted": self.preempted,
