@@ -13,7 +13,7 @@ import torch
 from engines import MAX_LEN, TOKENIZER, VOCAB, WINDOW, make_model, model_of, prompts, run
 from retcon.engine.local import invariance
 from retcon.engine.local.attention import shapes
-from retcon.engine.local.drafts import REMEMBERED, SURE, Drafts
+from retcon.engine.local.drawing.drafts import REMEMBERED, SURE, Drafts
 from retcon.engine.local.engine import LocalEngine
 from retcon.engine.local.forward import Step, sparing
 from retcon.engine.local.invariance import DRAFTED

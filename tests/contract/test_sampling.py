@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from engines import kept_ids
-from retcon.engine.local.sampling import CELL, FEW, RANKED_GROWTH, RandomStream, Sampler, argmax, invert, risen
+from retcon.engine.local.drawing.sampling import CELL, FEW, RANKED_GROWTH, RandomStream, Sampler, argmax, invert, risen
 from retcon.engine.types import SamplingParams
 
 pytestmark = pytest.mark.torch

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from retcon.core.errors import ComputeWarning
 from retcon.engine.local.attention import ForwardPlan, FreshJob, forward
+from retcon.engine.local.drawing.sampling import CHUNK
 from retcon.engine.local.invariance import Attended, Invariance, Probes, Products, linear_layers
 from retcon.engine.local.lean import Lean, room, why_not
-from retcon.engine.local.sampling import CHUNK
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

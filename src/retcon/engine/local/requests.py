@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from retcon.core.errors import EngineError
-from retcon.engine.local.drafts import CONTEXTS
-from retcon.engine.local.sampling import RandomStream
+from retcon.engine.local.drawing.drafts import CONTEXTS
+from retcon.engine.local.drawing.sampling import RandomStream
 from retcon.engine.local.slabs import Place
 from retcon.engine.stops import StopStrings
 from retcon.engine.types import Generation, SamplingParams

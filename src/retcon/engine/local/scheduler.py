@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from retcon.engine.local.decoder import Decoder, Kept
-from retcon.engine.local.drafts import Drafts
-from retcon.engine.local.drawing import Drawing
+from retcon.engine.local.drawing.batch import Drawing
+from retcon.engine.local.drawing.drafts import Drafts
 from retcon.engine.local.forward import FORWARD_IDS, STRETCH_LOGITS, Step, Stretch, plan, sparing, stretch_end
 from retcon.engine.local.prompt_cache import PromptCache
 from retcon.engine.local.requests import AHEAD, GenerateCall, Request, ScoreCall, common_prefix

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from retcon.engine.local.drawing.sampling import Sampler, entropies
 from retcon.engine.local.requests import Drawn, GenerateCall
-from retcon.engine.local.sampling import Sampler, entropies
 
 
 class Drawing:

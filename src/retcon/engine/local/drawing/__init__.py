@@ -1,0 +1,1 @@
+"""Which ids come next: sampled from logits, and drafted before they are."""
