@@ -363,7 +363,7 @@ def test_limits_and_memory_of_a_copy_are_out_of_reach(session: Attacked) -> None
 @contained_by(*ALL)
 def test_what_cells_put_in_the_place_of_forks_and_waits_is_not_used(session: Attacked) -> None:
     session.run(
-        "x = 1\nimport os, signal\nfor name in ('fork', 'wait', 'waitpid', 'getpid', 'kill', '_exit'): setattr(os, name, None)\n"
+        "x = 1\nimport os, signal\nfor name in ('fork', 'wait', 'waitpid', 'getpid', 'kill', 'uname', '_exit'): setattr(os, name, None)\n"
         "signal.pthread_sigmask = signal.sigwaitinfo = signal.signal = None"
     )
     state = session.checkpoint()
