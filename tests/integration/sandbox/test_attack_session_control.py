@@ -205,6 +205,17 @@ def test_a_signal_that_the_c_library_keeps_to_itself_does_not_end_a_copy(session
 
 
 @contained_by(*ALL)
+def test_a_copy_that_is_continued_again_and_again_does_not_end_of_it(session: Attacked) -> None:
+    session.run("import os, signal, time\nx = 1")
+    state = session.checkpoint()
+    session.run("for _ in range(2000):\n    os.killpg(0, signal.SIGCONT)\n    time.sleep(.0002)\nx = 2")
+    for _ in range(2):
+        session.rollback(state)
+        assert session.run("x").value == "1"
+    session.close()
+
+
+@contained_by(*ALL)
 def test_a_full_queue_of_signals_keeps_no_session_from_going_back(jail: Jail) -> None:
     """The queue is its user's, who may be that of other sessions, too."""
     filling, other = jail.session(), jail.session()

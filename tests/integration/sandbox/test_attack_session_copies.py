@@ -141,8 +141,22 @@ def test_a_signal_to_all_of_its_processes_does_not_end_a_copy(session: Attacked,
 
 @contained_by(*ALL)
 def test_what_a_woken_copy_starts_counts_and_is_ended(session: Attacked) -> None:
-    work = "def work(w):\n    os.write(w, b'x')\n    time.sleep(.1)\n    for _ in range(6):\n        if os.fork() == 0:\n            x = eat(60)\n            time.sleep(60)\n    time.sleep(60)"
-    session.run(FORGE + EAT + work + "\nforge(work)")
+    session.run(
+        FORGE
+        + EAT
+        + """
+def work(w):
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCONT])
+    os.write(w, b'x')
+    signal.sigwait([signal.SIGCONT])
+    for _ in range(6):
+        if os.fork() == 0:
+            x = eat(60)
+            time.sleep(60)
+    time.sleep(60)
+forge(work)
+"""
+    )
     session.checkpoint()
     session.run(
         """
@@ -363,7 +377,7 @@ def test_limits_and_memory_of_a_copy_are_out_of_reach(session: Attacked) -> None
 @contained_by(*ALL)
 def test_what_cells_put_in_the_place_of_forks_and_waits_is_not_used(session: Attacked) -> None:
     session.run(
-        "x = 1\nimport os, signal\nfor name in ('fork', 'wait', 'waitpid', 'getpid', 'kill', '_exit'): setattr(os, name, None)\n"
+        "x = 1\nimport os, signal\nfor name in ('fork', 'wait', 'waitpid', 'getpid', 'kill', 'uname', '_exit'): setattr(os, name, None)\n"
         "signal.pthread_sigmask = signal.sigwaitinfo = signal.signal = None"
     )
     state = session.checkpoint()

@@ -55,7 +55,9 @@ def outcomes(asked: list[tuple[str, dict[str, Any]]]) -> list[Outcome]:
 
 
 def test_an_answer_that_is_too_long_is_wrong_and_says_so_whatever_tests_it() -> None:
-    for said in outcomes([(RIGHT + LONG, meta) for meta in KINDS]):
+    asked = [(RIGHT + LONG, meta) for meta in KINDS]
+    asked.append((f"{RIGHT}# {'字' * 1100}", KINDS[2]))  # far below the limit, but it is called by way of its bytes
+    for said in outcomes(asked):
         assert not isinstance(said, Fault), said
         assert (said.right, said.score) == (False, 0.0)
         assert "ProgramTooLong: a program of " in said.why

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -19,7 +20,8 @@ from rolling import played, recipe_of, tools_of
 from retcon.build import build_tasks
 from retcon.chat.hermes import render_call
 from retcon.config.schema import Recipe
-from retcon.core.errors import RecipeError
+from retcon.core.errors import InfrastructureFault, RecipeError
+from retcon.tasks.environments.verifiers import VerifiersEnvironment
 
 pytestmark = pytest.mark.filterwarnings("default")  # the packages' own
 
@@ -195,6 +197,22 @@ def test_what_a_setup_had_opened_before_it_failed_is_closed() -> None:
     made = played(verifiers("Halting"), (render_call("book", {"amount": 2}), "It is booked."))
     assert made.stop == "infrastructure"
     assert [f"freed {HELD[0]}"] == HELD[1:]
+
+
+class Broken(Halting):
+    """What it opened cannot be closed, either."""
+
+    @vf.cleanup
+    async def free(self, state: Any) -> None:
+        raise KeyError("books")
+
+
+@pytest.mark.parametrize("environment", ["Halting", "Broken"])
+def test_why_a_setup_failed_is_told_whatever_comes_of_closing_it(environment: str) -> None:
+    adapter = VerifiersEnvironment(f"{__name__}:{environment}", {}, ())
+    task = adapter.tasks("train")[0]
+    with pytest.raises(InfrastructureFault, match="its setup raised OSError: no room"):
+        asyncio.run(adapter.begin(task.id))
 
 
 def test_a_rubric_that_raises_is_no_zero() -> None:

@@ -25,6 +25,7 @@ _CAPABILITY_VERSION_3 = 0x20080522
 _SYS_MOUNT_SETATTR = 442  # the same number on every architecture
 _CLONE_PARENT, _CLONE_CHILD_CLEARTID, _CLONE_CHILD_SETTID = 0x8000, 0x200000, 0x1000000
 
+_X86 = os.uname().machine == "x86_64"  # now: a cell may replace what tells it
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
 _holding = ctypes.PyDLL(None, use_errno=True)  # its functions do not let other Python threads run
@@ -78,7 +79,7 @@ def change_root(path: str) -> None:
 
 
 def _pivot_root() -> int:
-    return 155 if os.uname().machine == "x86_64" else 41
+    return 155 if _X86 else 41
 
 
 def set_capabilities(kept: int | None) -> None:
@@ -138,7 +139,7 @@ def clone_sibling(note: int) -> int:
     For a process with one thread. Raises OSError.
     """
     flags = _CLONE_PARENT | _CLONE_CHILD_CLEARTID | _CLONE_CHILD_SETTID | signal.SIGCHLD
-    number = 56 if os.uname().machine == "x86_64" else 220
+    number = 56 if _X86 else 220
     # the last two are (ctid, tls) or (tls, ctid), by machine, and no flag has tls looked at
     given = [ctypes.c_long(a) for a in (number, flags, 0, 0, note, note)]
     return checked(_holding.syscall(*given), "clone")
@@ -150,14 +151,14 @@ def mask_signals(blocked: int) -> int:
     Unlike `pthread_sigmask` it reaches the C library's own, 32 and 33, which end a process that has no handler of them.
     """
     set_mask, before = 2, (ctypes.c_uint64 * 1)()
-    number = 14 if os.uname().machine == "x86_64" else 135
+    number = 14 if _X86 else 135
     syscall(number, set_mask, (ctypes.c_uint64 * 1)(blocked), before, 8, what="rt_sigprocmask")
     return before[0]
 
 
 def drop_signals() -> None:
     """Take away those that wait, as they are blocked."""
-    number = 128 if os.uname().machine == "x86_64" else 137
+    number = 128 if _X86 else 137
     every, at_once = (ctypes.c_uint64 * 1)(ALL_SIGNALS), (ctypes.c_uint64 * 2)()
     with contextlib.suppress(BlockingIOError):
         while True:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from retcon.core.errors import InfrastructureFault, RecipeError
@@ -19,7 +19,7 @@ from retcon.core.together import in_a_loop
 from retcon.core.types import Trajectory
 from retcon.tasks.environments.prompts import task_of
 from retcon.tasks.environments.toolsets import Served, end_toolsets, served_here
-from retcon.tasks.environments.types import Rollback, messages_of
+from retcon.tasks.environments.types import Rollback, ended_if_it_fails, messages_of
 from retcon.tasks.types import Split, Task
 
 _IN_A_CONTAINER = ("image", "agent_user", "skills", "artifacts")
@@ -71,19 +71,17 @@ class TasksetEnvironment:
         state = vf.state.state_cls(type(row))()
         trace = vf.Trace(task=about, state=state, agent=vf.AgentInfo(config=vf.AgentConfig()))
         begun = Begun(row, trace, self._served(row))
-        async with AsyncExitStack() as opened:
-            opened.push_async_callback(self.end, begun)
-            try:
+        try:
+            async with ended_if_it_fails(begun.served.end):
                 await self._set_up()
                 for toolset in begun.served.own:
                     await toolset.setup()
                     await toolset.setup_task(row.data)
                 await self._hook(row.setup, trace)
-            except RecipeError:
-                raise
-            except Exception as error:
-                raise InfrastructureFault(f"{self.name}: its setup raised {type(error).__name__}: {error}") from error
-            opened.pop_all()
+        except RecipeError:
+            raise
+        except Exception as error:
+            raise InfrastructureFault(f"{self.name}: its setup raised {type(error).__name__}: {error}") from error
         return begun
 
     async def call(self, state: Begun, name: str, arguments: Mapping[str, Any]) -> str:
@@ -182,11 +180,9 @@ class TasksetEnvironment:
         await asyncio.shield(ready)  # a rollout that is cancelled does not take it along
 
     async def _set_up_shared(self) -> None:
-        async with AsyncExitStack() as opened:
-            opened.push_async_callback(end_toolsets, self._shared)
+        async with ended_if_it_fails(partial(end_toolsets, self._shared)):
             for toolset in self._shared:
                 await toolset.setup()
-            opened.pop_all()
 
     async def _hook(self, hook: Any, trace: Any) -> None:
         """Runs what a task does before or after the rollout."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Literal, Protocol
 
 from retcon.core.errors import InfrastructureFault
@@ -61,6 +62,18 @@ class Environment(Protocol):
         """The reward of a rollout, and its answer where it has one. state: as the last call left it, or as it begins
         where there was none. Raises InfrastructureFault."""
         ...
+
+
+@asynccontextmanager
+async def ended_if_it_fails(end: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+    """Ends what a setup had opened, where that setup raises or is cancelled. Why it did is what is raised then, and not
+    what came of ending what was half set up."""
+    try:
+        yield
+    except BaseException:
+        with suppress(Exception):
+            await end()
+        raise
 
 
 def failure(error: Exception, faults: Collection[str], text: str) -> CallFailed | InfrastructureFault:

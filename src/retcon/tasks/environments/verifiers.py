@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AsyncExitStack
 from contextvars import ContextVar
 from copy import deepcopy
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 from retcon.core.errors import InfrastructureFault, MissingExtra, RecipeError
@@ -20,7 +19,7 @@ from retcon.core.schema import ToolSpec
 from retcon.core.types import Trajectory
 from retcon.tasks.environments.prompts import task_of
 from retcon.tasks.environments.rows import BegunRows
-from retcon.tasks.environments.types import Rollback, failure, messages_of, shown
+from retcon.tasks.environments.types import Rollback, ended_if_it_fails, failure, messages_of, shown
 from retcon.tasks.types import Split, Task
 
 HAD = "SingleTurnEnv, ToolEnv, StatefulToolEnv and PythonEnv"
@@ -76,16 +75,14 @@ class VerifiersEnvironment:
 
     async def begin(self, task: str) -> Any:
         row = self._begun.row(task)
-        async with AsyncExitStack() as opened:
-            try:
-                state = await self._env.init_state(row, self._vf.types.ClientConfig(), "retcon")
-                opened.push_async_callback(self.end, state)
-                if not self._python:
-                    state = await self._env.setup_state(state) or state
-            except Exception as error:
-                raise InfrastructureFault(f"{self.name}: its setup raised {type(error).__name__}: {error}") from error
-            opened.pop_all()
-        return state
+        try:
+            state = await self._env.init_state(row, self._vf.types.ClientConfig(), "retcon")
+            if self._python:
+                return state
+            async with ended_if_it_fails(partial(self.end, state)):
+                return await self._env.setup_state(state) or state
+        except Exception as error:
+            raise InfrastructureFault(f"{self.name}: its setup raised {type(error).__name__}: {error}") from error
 
     async def call(self, state: Any, name: str, arguments: Mapping[str, Any]) -> str:
         given = dict(arguments)

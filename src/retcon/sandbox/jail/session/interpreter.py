@@ -31,6 +31,7 @@ from collections.abc import Callable
 from marshal import loads
 from os import _exit, fork, getpid, getppid, sched_yield, waitpid
 from signal import sigwaitinfo
+from time import sleep
 from types import ModuleType
 from typing import Any, Literal, NamedTuple, NoReturn, NotRequired, TypedDict
 
@@ -55,6 +56,9 @@ _raise_limit, _limit, _to_text = resource.setrlimit, resource.getrlimit, repr
 _before_fork = ctypes.pythonapi.PyOS_BeforeFork
 _after_fork_parent, _after_fork_child = ctypes.pythonapi.PyOS_AfterFork_Parent, ctypes.pythonapi.PyOS_AfterFork_Child
 CONTROL_FD = child.RECORD_FD
+FIRST_PAUSE, LONGEST_PAUSE = 0.001, 1.0
+"""Seconds that a frozen copy rests once another than the keeper has continued it, doubled each time: each time takes
+it CPU time, of which a copy has little (`copies`)."""
 NAME = "<cell {}>"
 EARLY, DONE, FAILED = "!", "=", "-"
 """What is said begins with one: the name of an exception that is still to be shown; how a cell ended, or that a copy
@@ -294,11 +298,14 @@ class Interpreter:
         while getppid() != self._keeper:  # for as long as the process between is still there
             sched_yield()
         die_with_parent()
+        pause = FIRST_PAUSE
         while True:
             sent = sigwaitinfo({SIGCONT})
             if sent.si_pid == self._keeper and sent.si_code == 0:  # SI_USER, which only the kernel can say
                 kernel.drop_signals()
                 return
+            sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
 
 
 def _fork_orphan() -> bool:
