@@ -35,6 +35,7 @@ from retcon.core.sample import to_sample
 from retcon.core.types import REPLACED, Sample, Trajectory
 from retcon.models.loading import load_model
 from retcon.plugins.verl import settings
+from retcon.plugins.verl.briefs import unpack
 from retcon.plugins.verl.manager import RetconManager
 from retcon.tasks.data.export import verl_rows, write_verl
 from retcon.tasks.registry import training_prompts
@@ -229,6 +230,24 @@ def test_while_verl_validates_nothing_is_repaired_or_left_out(model: Path, data:
         assert told["val-aux/go/repairs/mean@2"] == 0
         assert told["val-aux/go/failed_calls/mean@2"] > 0
         assert 0 < told["val-core/go/acc/mean@2"] < 1
+    finally:
+        training.close()
+
+
+@pytest.mark.usefixtures("ray_here")
+def test_a_task_that_a_step_has_twice_is_rolled_out_by_other_draws_each_time(
+    model: Path, tasks: list[Task], tmp_path: Path
+) -> None:
+    """The manager's column comes to each row's own rollouts, whatever worker has the row."""
+    write_verl(tmp_path / "twice.parquet", verl_rows(2 * tasks[:2], split="train", system=None, source="go"))
+    config = configured(model, tmp_path / "twice.parquet", *SAAR, "repair.kind=none", "select.kind=none",
+                        f"rl.group={GROUP}")  # fmt: skip
+    training = Training(config, replicas(model, 480))
+    try:
+        batch, _ = training.step(1)
+        made = training.read(batch, "extra_fields")["extra_fields"]
+        names = sorted(unpack(one["trajectory"]).id for one in made)
+        assert names == sorted(f"{task.id}/1/{n}" for task in tasks[:2] for n in range(2 * GROUP))
     finally:
         training.close()
 

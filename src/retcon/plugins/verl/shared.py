@@ -71,10 +71,10 @@ class Shared:
     async def rollout(self, row: Mapping[str, Any], told: Mapping[str, Any]) -> Rolled:
         """The rollout that verl asks for: of a row, with how it is to be sampled.
 
-        All that is random derives from (seed, step, task, index), as in our own trainer, where the indices of a group
-        go on from those of an earlier one of the same task; while verl validates, from
-        those of the evaluation, and all is as [evaluate] says. Raises RecipeError for a row that cannot be read,
-        EngineError where its prompt leaves no room.
+        All that is random derives from (seed, step, task, index), as in our own trainer; where a step has a task twice,
+        as none of ours has, the indices of the second group go on from those of the first. While verl validates, it
+        derives from those of the evaluation, and all is as [evaluate] says. Raises RecipeError for a row that cannot be
+        read, EngineError where its prompt leaves no room.
         """
         for name, how in NEEDED.items():
             if row.get(name) is None:
