@@ -26,7 +26,7 @@ class SandboxRouter:
     A call goes to the server with the fewest calls and sessions of this router's, and where that one is busy, cannot be
     reached or breaks off, to another at once. One that cannot be reached or breaks off is taken out, and comes back in
     once it answers again, which is tried after growing pauses. Sessions stay with their server and are lost with it.
-    Where all are busy, they are asked again after pauses, more often than `tries` says by one for each further server.
+    Where all are busy, they are asked again after pauses, `tries` times in all.
     Raises SandboxUnavailable on entry where none of the servers answers, or one of them does not allow `limits`
     (LimitsRefused).
     """
@@ -49,7 +49,7 @@ class SandboxRouter:
             )
             for url in dict.fromkeys(urls)
         ]
-        self._tries = tries + len(self._servers) - 1
+        self._tries = tries
         self._limits = limits
         self._is_open = False
 
