@@ -10,7 +10,7 @@ from typing import Literal
 from retcon.core.types import Observation, ToolCall, Turn
 from retcon.purify.fixes import line_of
 from retcon.purify.noop import is_program
-from retcon.purify.reading.names import effects
+from retcon.purify.reading.names import bound_before, effects
 from retcon.purify.reading.reads import needs, reads
 from retcon.purify.reading.trees import parse
 
@@ -88,7 +88,7 @@ class SessionState:
     def _read(self) -> None:
         for turn in self._unread:
             for call, observation in reversed(_answered(turn)):
-                self._needed.update(dict.fromkeys(effects(call.code, line_of(observation)).defined, False))
+                self._needed.update(dict.fromkeys(_surely_bound(call, observation), False))
                 self._needed.update(dict.fromkeys(reads(call.code), True))
                 if self._starred:
                     self._read_open(call, observation)
@@ -157,3 +157,11 @@ def _reads_surely(code: str) -> frozenset[str]:
 def _answered(turn: Turn) -> list[tuple[ToolCall, Observation]]:
     """The programs of a turn that were run, each with its output."""
     return [(c, o) for c, o in zip(turn.calls, turn.observations, strict=False) if is_program(c)]
+
+
+def _surely_bound(call: ToolCall, observation: Observation) -> frozenset[str]:
+    """The names that a program has bound for all that is known: nothing, where it failed nobody knows where."""
+    if observation.status == "ok":
+        return effects(call.code).defined
+    line = line_of(observation)
+    return frozenset() if line is None else bound_before(call.code, line)

@@ -68,6 +68,18 @@ def effects(code: str, before: int | None = None) -> Effects:
     return Effects(frozenset(defined), frozenset(imported), _changed(here, defined), reached, stars)
 
 
+@lru_cache(maxsize=64)
+def bound_before(code: str, line: int) -> frozenset[str]:
+    """The names that `code`, which failed at this line (1-based), has bound for all that is known: those of statements
+    that end before it, also within one that it lies in. What a loop binds further down counts among `effects`."""
+    tree = parse(code)
+    if tree is None:
+        return effects(code, line).defined
+    here = (item for node in tree.body for item in nodes_here(node))
+    ended = [item for item in here if isinstance(item, ast.stmt) and (item.end_lineno or item.lineno) < line]
+    return frozenset(name for node in ended for item in nodes_here(node) for name in binds(item))
+
+
 def definitions(code: str) -> frozenset[str]:
     """The names that a whole program binds at its top level, those of imports left out."""
     left = effects(code)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from foreign import FIXED, Step, fails, mint, user, works
@@ -38,6 +40,31 @@ def test_a_later_call_that_fails_has_bound_what_stands_before_its_failing_line()
     for code, line, stays in (("stop()\nside = 3", 1, 2), ("side = 3\nstop()", 2, 1)):
         later = fails(code, "NameError", line, "And then")
         assert len(left(failed, works(FIXED), later, user("?"), shown)) == stays
+
+
+@pytest.mark.parametrize(
+    ("code", "line", "stays"),
+    [
+        ("for n in [0]:\n    side = 1 / n", 2, True),
+        ("for n in [0]:\n    stop(n)\n    side = 3", 2, True),
+        ("for n in [0]:\n    side = sum([\n        1 / n])", 3, True),
+        ("for n in [0]:\n    side = 3\n    stop(n)", 3, False),
+        ("try:\n    side = 3\nfinally:\n    stop()", 4, False),
+    ],
+)
+def test_within_a_statement_that_fails_only_what_ends_before_its_line_is_bound(
+    code: str, line: int, stays: bool
+) -> None:
+    failed = fails(f"import math\nside = 16\n{FAILS}", "AttributeError", 3)
+    later = (fails(code, "NameError", line, "And then"), user("?"), works("print(side)", "16"))
+    assert ((0, "state", "side") in left(failed, works(FIXED), *later)) == stays
+
+
+def test_a_later_call_that_fails_nobody_knows_where_has_surely_bound_nothing() -> None:
+    failed = fails(f"import math\nside = 16\n{FAILS}", "AttributeError", 3)
+    later = replace(works("side = long()\nstop()", said="And then"), output="TimeoutError: it took too long")
+    assert (0, "state", "side") in left(failed, works(FIXED), later, user("?"), works("print(side)", "16"))
+    assert left(failed, works(FIXED), later, user("?"), works("side = 1\nprint(side)", "1")) == [(2, "user", "")]
 
 
 def test_what_an_attempt_between_the_failure_and_its_fix_has_left_there_is_needed_too() -> None:

@@ -102,6 +102,17 @@ def test_a_subagent_goes_with_the_only_call_that_names_it() -> None:
     assert last == value["subagent_trajectories"][2]
 
 
+def test_a_subagent_stays_that_another_points_to_or_that_no_call_names_by_an_id() -> None:
+    value = delegating("failed", "fixed")
+    refs = [{"trajectory_id": "failed"}]
+    value["subagent_trajectories"][1]["steps"][1]["observation"] = {"results": [{"subagent_trajectory_ref": refs}]}
+    assert purify_transcript(value)[0]["subagent_trajectories"] == value["subagent_trajectories"]
+    apart = delegating("failed", "fixed")
+    apart["steps"][1]["observation"]["results"][0]["subagent_trajectory_ref"] = [{"trajectory_path": "a.json"}]
+    apart["subagent_trajectories"][2].pop("trajectory_id")
+    assert purify_transcript(apart)[0]["subagent_trajectories"] == apart["subagent_trajectories"]
+
+
 @pytest.mark.parametrize(("told", "tells"), [(4, 3), (9, 9), (None, None)])
 def test_of_the_final_metrics_the_number_of_steps_is_that_of_the_steps_that_are_left(told: Any, tells: Any) -> None:
     spent = {"total_prompt_tokens": 9, "total_cost_usd": 0.5}

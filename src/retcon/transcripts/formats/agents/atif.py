@@ -71,6 +71,7 @@ class Atif(Itemwise):
             told[_METRICS] = {**metrics, _TOTAL: len(items)}
         gone, listed = _named(place.items) - _named(items), holder.get(_SUBAGENTS)
         if gone and isinstance(listed, list):
+            gone -= _named([step for one in listed for own in self.find_all(one) for step in own.items])
             told[_SUBAGENTS] = [one for one in listed if not isinstance(one, dict) or string(one.get(_ID)) not in gone]
         return replaced(new, place.path[:-1], {**holder, **told}) if told else new
 
@@ -131,7 +132,7 @@ def _named(steps: Sequence[Json]) -> set[str]:
     """The ids of the subagents' trajectories that the results of steps point to."""
     listed = [one.get("subagent_trajectory_ref") for step in steps for one in _results(step)]
     refs = [ref for refs in listed if isinstance(refs, list) for ref in refs if isinstance(ref, dict)]
-    return {string(ref.get(_ID)) for ref in refs}
+    return {own for ref in refs if (own := string(ref.get(_ID)))}  # one that is kept elsewhere may have none
 
 
 def _with_words(item: Item, thoughts: Sequence[Piece], words: str | None) -> Json:
