@@ -223,11 +223,12 @@ def test_curves_by_hand() -> None:
 
 
 def test_without_evaluations_a_curve_is_the_running_mean_of_training() -> None:
-    metrics: list[Metrics] = [{"step": n, "pass_rate": rate} for n, rate in enumerate((0.0, 0.3, 0.6), 1)]
+    rates = (0.0, 0.3, 0.6, 0.3, 0.0, 0.6)
+    metrics: list[Metrics] = [{"step": n, "pass_rate": rate} for n, rate in enumerate(rates, 1)]
     one = replace(run(0, measured({"a": 1.0})).run, metrics=metrics)
     steps, heights = curve_of(one, learnt([one]))
-    assert list(steps) == [1, 2, 3]
-    assert list(heights) == pytest.approx([0.3, 0.3, 0.3])
+    assert list(steps) == [1, 2, 3, 4, 5, 6]
+    assert list(heights) == pytest.approx([0.3, 0.3, 0.24, 0.36, 0.375, 0.3])
 
 
 def test_held_out_problems_are_never_compared_with_those_of_training(arms: dict[str, list[ComparedRun]]) -> None:

@@ -240,3 +240,23 @@ def test_one_sandbox_does_not_fill_anothers_queue_of_signals(jail: Jail) -> None
     assert other.run(fill + "signal.sigtimedwait([50], 0).si_pid == os.getpid()").value == "True"
     filling.close()
     another.close()
+
+
+@contained_by(NAMESPACES)
+def test_a_copy_that_a_cell_ends_does_not_lend_its_number(session: Attacked) -> None:
+    session.run("x = 1")
+    state = session.checkpoint()
+    session.run(
+        FORGE
+        + """
+for name in os.listdir('/proc'):
+    if name.isdigit() and int(name) not in (1, os.getpid()): os.kill(int(name), signal.SIGKILL)
+"""
+    )
+    session.rests()
+    assert len(session.all_processes()) == 2  # it is kept, dead, so that nobody else is taken for it
+    assert len(session.processes()) == 1
+    session.rests()
+    with pytest.raises(SessionLost, match="frozen copy of checkpoint 1 was ended"):
+        session.rollback(state)
+    session.close()
