@@ -256,7 +256,7 @@ def test_layers_that_differ_are_all_known() -> None:
 
 
 def test_a_mixture_of_experts_drafts_nothing() -> None:
-    """How many rows an expert gets hangs on the batch, which the trial at the start does not see."""
+    """How many rows an expert gets depends on the batch, which the trial at the start does not see."""
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
     config = Qwen3MoeConfig(

@@ -93,7 +93,7 @@ class Transformers:
         self._model = model
         self.about = f"transformers' own forward: {reason}"
         self._probes = Probes(lambda: linear_layers(model), attended, model.dtype, model.device)
-        # Experts, which are not tried: how many rows one gets hangs on all the others.
+        # Experts are not tried: how many rows one of them gets depends on the rest of the batch.
         self._tried = all(parameter.ndim < 3 for parameter in model.parameters())
         self.refresh()
 

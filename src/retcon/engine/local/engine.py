@@ -11,7 +11,7 @@ one exception: keys and values that had to give way to a short budget are comput
 change last bits (`stats.evicted` and `stats.preempted` count them).
 
 **Several ids a forward.** Where that was found to change nothing, forwards are fed drafts of what comes next, from what
-was generated before (see `drafts`).
+was generated before (see `drawing.drafts`).
 
 **Keys and values** stay in a request's slot from turn to turn. A call feeds only what differs from what is cached: a
 rollback is a crop to the longest common prefix. Equal prompts are computed once and copied.
