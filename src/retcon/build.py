@@ -211,7 +211,8 @@ def mixing(recipe: Recipe, context: RolloutContext, step: int) -> RolloutContext
 def build_tools(recipe: Recipe, sandbox: Sandbox) -> dict[str, AnyTool]:
     """The recipe's tools and those of its tasks, by the names that the model calls them by. Raises RecipeError where
     two have one name."""
-    setup = ToolSetup(sandbox, output_chars=recipe.sandbox.output_chars, sessions=recipe.sandbox.sessions)
+    section = recipe.sandbox
+    setup = ToolSetup(sandbox, output_chars=section.output_chars, sessions=section.sessions, reuse=section.reuse)
     tools: dict[str, AnyTool] = {
         tool.name: tool for tool in (kind.build(setup) for kind in find_tools(recipe.rollout.tools))
     }

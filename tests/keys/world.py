@@ -73,6 +73,12 @@ def a_variable_of_the_call_before(recipe: Recipe, lab: Lab) -> str:
     return observed(recipe, "a = 1", "print(a)")[1].status
 
 
+@acts("sandbox.reuse", (False, False), (True, True), given=LONG)
+def a_program_that_ran_before(recipe: Recipe, lab: Lab) -> bool:
+    """Whether it takes no time."""
+    return observed(recipe, "print(1)", "print(1)")[1].seconds == 0
+
+
 @acts("sandbox.cpu_seconds", (1.0, "timeout"), (60.0, "ok"), given=LONG)
 def a_call_that_computes_for_two_seconds(recipe: Recipe, lab: Lab) -> str:
     return observed(recipe, "import time\nwhile time.process_time() < 2:\n    pass")[0].status

@@ -14,11 +14,13 @@ from retcon.tools.types import StatefulTool, Tool
 @dataclass(frozen=True, slots=True)
 class ToolSetup:
     """What a tool is built with. output_chars: characters of an observation at most. sessions: whether a tool that can
-    keep state between the calls of a trajectory is to."""
+    keep state between the calls of a trajectory is to. reuse: whether a call that was made before, and can come to but
+    one thing, is answered with that."""
 
     sandbox: Sandbox
     output_chars: int
     sessions: bool = False
+    reuse: bool = False
 
 
 class ToolKind:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from retcon.core.seeds import derive
 from retcon.core.types import Observation, ToolCall
-from retcon.sandbox.types import Sandbox
+from retcon.sandbox.types import Result, Sandbox
+from retcon.tools.repeats import Repeats
 from retcon.tools.schema import python_spec
 from retcon.tools.wording import FAULTS, Wording
 
@@ -12,22 +15,32 @@ from retcon.tools.wording import FAULTS, Wording
 class PythonTool:
     """Implements `retcon.tools.types.Tool` over a sandbox: a fresh interpreter for every call.
 
-    output_chars: characters of an observation at most (`retcon.tools.wording`). Random numbers follow from the call's
-    id and its code, so that a rollout repeats.
+    output_chars: characters of an observation at most (`retcon.tools.wording`). reuse: whether a program that was
+    called before, and can come to but one thing, is answered with that (`retcon.tools.repeats`). Random numbers follow
+    from the call's id and its code, so that a rollout repeats.
     """
 
-    def __init__(self, sandbox: Sandbox, *, name: str = "python", output_chars: int = 2000) -> None:
+    def __init__(
+        self, sandbox: Sandbox, *, name: str = "python", output_chars: int = 2000, reuse: bool = False
+    ) -> None:
         self.name = name
         self.spec = python_spec(name)
         self._sandbox = sandbox
         self._wording = Wording(name, output_chars)
+        self._repeats = Repeats() if reuse else None
 
     async def __call__(self, call: ToolCall) -> Observation:
         malformed = self._wording.malformed(call)
         if malformed is not None:
             return malformed
         try:
-            result = await self._sandbox.run(call.code, seed=derive("python", call.id, call.code))
+            if self._repeats is None:
+                result = await self._run(call)
+            else:
+                result = await self._repeats.run(call.code, partial(self._run, call))
         except FAULTS as error:
             return self._wording.fault(call, error)
         return self._wording.observation(call, result)
+
+    async def _run(self, call: ToolCall) -> Result:
+        return await self._sandbox.run(call.code, seed=derive("python", call.id, call.code))

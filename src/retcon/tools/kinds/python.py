@@ -17,5 +17,6 @@ class Python(ToolKind):
         return python_spec(keeps_state=sessions)
 
     def build(self, setup: ToolSetup) -> Tool | StatefulTool:
-        kind = PythonSessions if setup.sessions else PythonTool
-        return kind(setup.sandbox, output_chars=setup.output_chars)
+        if setup.sessions:
+            return PythonSessions(setup.sandbox, output_chars=setup.output_chars)
+        return PythonTool(setup.sandbox, output_chars=setup.output_chars, reuse=setup.reuse)
