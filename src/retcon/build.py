@@ -212,7 +212,8 @@ def build_tools(recipe: Recipe, sandbox: Sandbox) -> dict[str, AnyTool]:
     """The recipe's tools and those of its tasks, by the names that the model calls them by. Raises RecipeError where
     two have one name."""
     section = recipe.sandbox
-    setup = ToolSetup(sandbox, output_chars=section.output_chars, sessions=section.sessions, reuse=section.reuse)
+    reuse = _call_limits(section) if section.reuse else None
+    setup = ToolSetup(sandbox, output_chars=section.output_chars, sessions=section.sessions, reuse=reuse)
     tools: dict[str, AnyTool] = {
         tool.name: tool for tool in (kind.build(setup) for kind in find_tools(recipe.rollout.tools))
     }
@@ -225,10 +226,14 @@ def build_tools(recipe: Recipe, sandbox: Sandbox) -> dict[str, AnyTool]:
     return tools
 
 
+def _call_limits(section: SandboxSection) -> Limits:
+    return Limits(cpu_seconds=section.cpu_seconds, wall_seconds=section.wall_seconds, memory_mb=section.memory_mb)
+
+
 @asynccontextmanager
 async def open_sandbox(section: SandboxSection) -> AsyncIterator[Sandbox]:
     """The recipe's servers, or a pool of workers here. Raises SandboxUnavailable."""
-    limits = Limits(cpu_seconds=section.cpu_seconds, wall_seconds=section.wall_seconds, memory_mb=section.memory_mb)
+    limits = _call_limits(section)
     if section.url:
         async with SandboxRouter(section.url, token=token_from_environment(), limits=limits) as router:
             yield router

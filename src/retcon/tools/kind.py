@@ -7,20 +7,20 @@ from typing import ClassVar
 
 from retcon.core.registry import Registry
 from retcon.core.schema import ToolSpec
-from retcon.sandbox.types import Sandbox
+from retcon.sandbox.types import Limits, Sandbox
 from retcon.tools.types import StatefulTool, Tool
 
 
 @dataclass(frozen=True, slots=True)
 class ToolSetup:
     """What a tool is built with. output_chars: characters of an observation at most. sessions: whether a tool that can
-    keep state between the calls of a trajectory is to. reuse: whether a call that was made before, and can come to but
-    one thing, is answered with that."""
+    keep state between the calls of a trajectory is to. reuse: the limits of all calls, where one that was made
+    before, and can come to but one thing, is to be answered with that."""
 
     sandbox: Sandbox
     output_chars: int
     sessions: bool = False
-    reuse: bool = False
+    reuse: Limits | None = None
 
 
 class ToolKind:

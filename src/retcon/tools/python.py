@@ -6,7 +6,7 @@ from functools import partial
 
 from retcon.core.seeds import derive
 from retcon.core.types import Observation, ToolCall
-from retcon.sandbox.types import Result, Sandbox
+from retcon.sandbox.types import Limits, Result, Sandbox
 from retcon.tools.repeats import Repeats
 from retcon.tools.schema import python_spec
 from retcon.tools.wording import FAULTS, Wording
@@ -15,19 +15,19 @@ from retcon.tools.wording import FAULTS, Wording
 class PythonTool:
     """Implements `retcon.tools.types.Tool` over a sandbox: a fresh interpreter for every call.
 
-    output_chars: characters of an observation at most (`retcon.tools.wording`). reuse: whether a program that was
-    called before, and can come to but one thing, is answered with that (`retcon.tools.repeats`). Random numbers follow
-    from the call's id and its code, so that a rollout repeats.
+    output_chars: characters of an observation at most (`retcon.tools.wording`). reuse: the limits of all
+    calls, where a program that was called before, and can come to but one thing, is to be answered with that
+    (`retcon.tools.repeats`). Random numbers follow from the call's id and its code, so that a rollout repeats.
     """
 
     def __init__(
-        self, sandbox: Sandbox, *, name: str = "python", output_chars: int = 2000, reuse: bool = False
+        self, sandbox: Sandbox, *, name: str = "python", output_chars: int = 2000, reuse: Limits | None = None
     ) -> None:
         self.name = name
         self.spec = python_spec(name)
         self._sandbox = sandbox
         self._wording = Wording(name, output_chars)
-        self._repeats = Repeats() if reuse else None
+        self._repeats = None if reuse is None else Repeats(reuse)
 
     async def __call__(self, call: ToolCall) -> Observation:
         malformed = self._wording.malformed(call)

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from retcon.purify.reading.trees import children
-from retcon.sandbox.types import Result
+from retcon.sandbox.types import Limits, Result
 
 MODULES = frozenset({
     "bisect", "cmath", "collections", "decimal", "fractions", "functools", "heapq", "itertools", "math", "numbers",
@@ -33,16 +33,16 @@ LONGEST = 4000
 
 
 class Repeats:
-    """What up to `most` programs came to, those that were called last; of one sandbox with one set of limits."""
+    """What up to `most` programs came to, those that were called last. limits: under which all of them run."""
 
-    def __init__(self, most: int = 8192) -> None:
-        self._most = most
+    def __init__(self, limits: Limits, most: int = 8192) -> None:
+        self._limits, self._most = limits, most
         self._known: OrderedDict[str, Result] = OrderedDict()
         self._running: dict[str, asyncio.Future[None]] = {}
 
     async def run(self, code: str, call: Callable[[], Awaitable[Result]]) -> Result:
         """What `call`, which runs the program, gives, or gave before: then in 0 seconds. One that is running is waited
-        for; where that comes to what cannot be kept (a limit, a fault), the program runs once more."""
+        for; where that comes to what cannot be kept (most limits, a fault), the program runs once more."""
         if len(code) > LONGEST:
             return await call()
         if code in self._running:
@@ -57,13 +57,21 @@ class Repeats:
         first = self._running.setdefault(code, ended) is ended
         try:
             result = await call()
-            if _settled(result) and (runs or result.error_type in _COMPILING):
+            if self._settled(result) and (runs or result.error_type in _COMPILING):
                 self._keep(code, result)
             return result
         finally:
             if first:
                 del self._running[code]
                 ended.set_result(None)
+
+    def _settled(self, result: Result) -> bool:
+        """Whether it ended by itself, or had used up its CPU time: no signal, no fault, and not the wall's clock, which
+        goes by what else the machine does."""
+        if result.status == "timeout":
+            return result.seconds < self._limits.wall_seconds
+        by_itself = result.exit_code is not None and result.exit_code >= 0
+        return result.status == "ok" or (result.status == "error" and by_itself and result.error_type != "MemoryError")
 
     def _keep(self, code: str, result: Result) -> None:
         if len(result.stdout) + len(result.stderr) + len(result.value or "") <= LONGEST:
@@ -107,11 +115,3 @@ def _plain(node: ast.AST) -> bool:
             return known and not any(one.name.startswith("_") or one.name in _REACHING for one in names)
         case _:
             return True
-
-
-def _settled(result: Result) -> bool:
-    """Whether it ended by itself, without a limit, a signal or a fault."""
-    if result.status == "ok":
-        return True
-    by_itself = result.exit_code is not None and result.exit_code >= 0
-    return result.status == "error" and by_itself and result.error_type != "MemoryError"

@@ -10,6 +10,7 @@ import pytest
 
 from retcon.core.types import Observation, ToolCall
 from retcon.sandbox.pool import SandboxPool
+from retcon.sandbox.types import Limits
 from retcon.tools.python import PythonTool
 from retcon.tools.repeats import follows_from_text
 
@@ -43,13 +44,13 @@ def test_two_sandboxes_say_the_same_of_what_follows_from_its_text() -> None:
 
 
 @pytest.mark.timeout(60)
-def test_of_a_program_that_runs_out_of_time_each_call_has_its_own_end() -> None:
+def test_a_program_that_has_used_up_its_cpu_time_would_do_so_again() -> None:
     async def run() -> list[Observation]:
         async with SandboxPool(workers=2) as sandbox:
-            tool = PythonTool(sandbox, reuse=True)
+            tool = PythonTool(sandbox, reuse=Limits())
             codes = ("print(1)", "while True: pass", "print(1)", "while True: pass")
             return [await tool(ToolCall("c", "python", {"code": code}, 0)) for code in codes]
 
     seen = asyncio.run(run())
     assert [o.status for o in seen] == ["ok", "timeout", "ok", "timeout"]
-    assert [o.seconds == 0 for o in seen] == [False, False, True, False]
+    assert [o.seconds == 0 for o in seen] == [False, False, True, True]

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from retcon.core.types import Observation, ToolCall
-from retcon.sandbox.types import Result
+from retcon.sandbox.types import Limits, Result
 from retcon.tools.kind import ToolSetup
 from retcon.tools.kinds.python import Python
 from retcon.tools.python import PythonTool
@@ -17,6 +17,7 @@ from retcon.tools.repeats import LONGEST, Repeats, follows_from_text
 from retcon.tools.sessions import PythonSessions
 
 OK = Result("ok", stdout="2\n", exit_code=0, seconds=0.5)
+LIMITS = Limits(wall_seconds=30.0)
 WRONG = Result("error", "NameError", stderr="NameError: name 'a' is not defined\n", exit_code=1, seconds=0.5)
 
 
@@ -36,7 +37,9 @@ class Counted:
         return
 
 
-def called(sandbox: Counted, *codes: str, at_once: bool = False, reuse: bool = True) -> Sequence[Observation]:
+def called(
+    sandbox: Counted, *codes: str, at_once: bool = False, reuse: Limits | None = LIMITS
+) -> Sequence[Observation]:
     tool = PythonTool(sandbox, reuse=reuse)
 
     async def run() -> Sequence[Observation]:
@@ -96,25 +99,25 @@ def test_of_what_is_no_python_nothing_can_be_said() -> None:
     assert follows_from_text("(" * 5000) in (None, False)
 
 
-@pytest.mark.parametrize("result", [OK, WRONG])
+@pytest.mark.parametrize("result", [OK, WRONG, Result("timeout", "TimeoutError", seconds=29.9)])
 def test_the_same_program_runs_once(result: Result) -> None:
     sandbox = Counted(result, replace(OK, stdout="another\n"))
     first, second, other = called(sandbox, "a", "a", "b")
     assert sandbox.asked == ["a", "b"]
-    assert (first.seconds, second) == (0.5, replace(first, call_id="c1", seconds=0.0))
+    assert (first.seconds, second) == (result.seconds, replace(first, call_id="c1", seconds=0.0))
     assert other.text == "another"
 
 
 def test_without_reuse_it_runs_each_time() -> None:
     sandbox = Counted(OK)
-    called(sandbox, "a", "a", reuse=False)
+    called(sandbox, "a", "a", reuse=None)
     assert sandbox.asked == ["a", "a"]
 
 
 @pytest.mark.parametrize(
     "result",
     [
-        Result("timeout", "TimeoutError"),
+        Result("timeout", "TimeoutError", seconds=30.0),
         Result("limit", "MemoryError"),
         Result("infrastructure", "WorkerDied"),
         Result("error", "MemoryError", exit_code=1),
@@ -123,7 +126,7 @@ def test_without_reuse_it_runs_each_time() -> None:
         replace(OK, stdout="a" * (LONGEST + 1)),
     ],
 )
-def test_what_a_limit_or_a_fault_ended_is_not_kept(result: Result) -> None:
+def test_what_another_run_might_not_come_to_is_not_kept(result: Result) -> None:
     sandbox = Counted(result)
     called(sandbox, "a", "a")
     assert sandbox.asked == ["a", "a"]
@@ -159,7 +162,7 @@ def test_where_the_one_that_runs_comes_to_nothing_each_runs_by_itself() -> None:
 
 def test_a_caller_that_is_gone_takes_nobody_with_it() -> None:
     async def run() -> tuple[Result, bool]:
-        repeats, begun = Repeats(), asyncio.Event()
+        repeats, begun = Repeats(LIMITS), asyncio.Event()
 
         async def endless() -> Result:
             begun.set()
@@ -179,14 +182,14 @@ def test_a_caller_that_is_gone_takes_nobody_with_it() -> None:
 
 def test_the_program_that_was_called_the_longest_ago_is_forgotten() -> None:
     async def run() -> list[float]:
-        repeats = Repeats(most=2)
+        repeats = Repeats(LIMITS, most=2)
         return [(await repeats.run(code, _gives(OK))).seconds for code in ("a", "b", "a", "c", "a", "b")]
 
     assert asyncio.run(run()) == [0.5, 0.5, 0.0, 0.5, 0.0, 0.5]
 
 
 def test_a_recipes_tool_reuses_where_its_section_says_so() -> None:
-    for reuse, times in ((True, 1), (False, 2)):
+    for reuse, times in ((LIMITS, 1), (None, 2)):
         sandbox = Counted(OK)
         tool = Python().build(ToolSetup(sandbox, output_chars=100, reuse=reuse))
         assert isinstance(tool, PythonTool)
@@ -194,7 +197,7 @@ def test_a_recipes_tool_reuses_where_its_section_says_so() -> None:
             asyncio.run(tool(ToolCall("c", "python", {"code": "a"}, 0)))
         assert len(sandbox.asked) == times
     assert isinstance(
-        Python().build(ToolSetup(Counted(OK), output_chars=100, sessions=True, reuse=True)), PythonSessions
+        Python().build(ToolSetup(Counted(OK), output_chars=100, sessions=True, reuse=LIMITS)), PythonSessions
     )
 
 
