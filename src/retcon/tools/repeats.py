@@ -24,7 +24,7 @@ _REACHING = frozenset({"attrgetter", "builtins", "methodcaller", "os", "sys"})
 """Names, of whatever, by which it may get at more than it says."""
 _BUILTINS = frozenset({
     "breakpoint", "compile", "delattr", "dir", "eval", "exec", "getattr", "globals", "hash", "help", "id", "input",
-    "locals", "memoryview", "open", "setattr", "vars",
+    "license", "locals", "memoryview", "open", "setattr", "vars",
 })  # fmt: skip
 """The same, or what differs from one process to the next, among what needs no import."""
 _COMPILING = ("SyntaxError", "IndentationError", "TabError")
