@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 
+from retcon.core.parsing import parsed
 from retcon.core.types import ToolCall
 
 
@@ -12,13 +13,10 @@ def does_nothing(code: str) -> bool:
 
     Code that does not parse is not judged here: False.
     """
-    try:
-        body = ast.parse(code).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # null bytes; what is nested too deep for the parser
-        return False
-    return all(
+    tree = parsed(code)
+    return tree is not None and all(
         isinstance(node, ast.Pass) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
-        for node in body
+        for node in tree.body
     )
 
 

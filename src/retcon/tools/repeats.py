@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
+from retcon.core.parsing import parsed
 from retcon.purify.reading.trees import children
 from retcon.sandbox.types import Limits, Result
 
@@ -87,18 +88,14 @@ def follows_from_text(code: str) -> bool | None:
     True errs on the side of caution, and is no protection: the sandbox contains what is run, this only decides whether
     it runs again.
     """
-    try:
-        left: list[ast.AST] = [ast.parse(code)]
-    except (SyntaxError, ValueError):
-        return None
-    except (RecursionError, MemoryError):  # too deep for the parser
-        return False
+    tree = parsed(code)
+    left: list[ast.AST] = [] if tree is None else [tree]
     while left:
         node = left.pop()
         if not _plain(node):
             return False
         left += children(node)
-    return True
+    return None if tree is None else True
 
 
 def _plain(node: ast.AST) -> bool:

@@ -7,6 +7,8 @@ import re
 from collections.abc import Sequence
 from functools import cache, lru_cache
 
+from retcon.core.parsing import parsed
+
 _MAGIC = re.compile(r"^[ \t]*[!%][^\n]*$", re.MULTILINE)
 _DEEPEST = 100
 """Levels of a tree (a sum of so many terms) beyond which Python's own functions, which recurse, may not read it."""
@@ -24,11 +26,8 @@ def parse(code: str) -> ast.Module | None:
     never changed."""
     plain = _MAGIC.sub("", code)
     for text in (plain, plain.lstrip(" \t")):
-        try:
-            tree = ast.parse(text)
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            continue
-        return None if _nested(tree) > _DEEPEST else tree
+        if (tree := parsed(text)) is not None:
+            return None if _nested(tree) > _DEEPEST else tree
     return None
 
 
