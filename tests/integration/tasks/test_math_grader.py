@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
+import multiprocessing
 from collections.abc import Coroutine, Iterator
 from dataclasses import replace
 from typing import Any
@@ -325,3 +326,21 @@ def test_from_within_a_running_loop() -> None:
         return await asyncio.to_thread(grade, answer="1/2", reply=r"\boxed{0.5}")
 
     assert asyncio.run(main())
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_process_grades_by_itself() -> None:
+    assert grade(answer="x^2-1", reply=r"\boxed{(x-1)(x+1)}")
+    given, said = multiprocessing.Pipe(duplex=False)
+
+    def child() -> None:
+        said.send(grade(answer="x^2-1", reply=r"\boxed{(x-1)(x+1)}"))
+
+    forked = multiprocessing.get_context("fork").Process(target=child, daemon=True)
+    forked.start()
+    try:
+        assert given.poll(60), "it waits for a thread of its parent's"
+        assert given.recv() is True
+    finally:
+        forked.kill()
+        forked.join()
