@@ -132,6 +132,7 @@ def brief(grading: Grading) -> Iterator[MathGrader]:
         ("1000", r"\boxed{1 000}"),
         ("12500", r"\boxed{12~500\text{ eggs}}"),
         ("1000.5", "It is 1 000,5 kg."),
+        ("1,234.5", "It is 1.234,5 kg."),
         ("3/2", r"\boxed{1 100/200}"),
     ],
 )
@@ -197,6 +198,7 @@ def test_equal(grading: Grading, answer: str, reply: str) -> None:
         ("1", r"\boxed{0,001}"),
         ("0", r"\boxed{1 000}"),
         ("1", "The answer is 1 000 eggs."),
+        ("1", "It costs 1.234,50 €."),
     ],
 )
 def test_different(grading: Grading, answer: str, reply: str) -> None:
