@@ -111,7 +111,7 @@ def recognised(row: Columns, where: str, mapped: Mapping[str, str]) -> Conventio
         if not one.lacking(row) and one.untold(row):
             raise Untold(
                 f"{where}: no known convention: the row has no tests, which tell whether it is of mbpp, apps or "
-                "another; say so by `format`"
+                "another; say so by `format` (task.format=plain, say)"
             )
     own = [name for name in row if name not in mapped]
     close = min(conventions(), key=lambda one: (_distance(one, row, own), -one.certainty))
