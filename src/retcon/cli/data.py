@@ -106,6 +106,8 @@ def _counter(model: str) -> Callable[[str], int]:
 def _show(console: Console, report: Report) -> None:
     from rich.text import Text
 
+    from retcon.tasks.grading.cases import PLACES as TESTS
+
     console.print(Text(f"{Path(report.path).name}: {report.convention}", "bold"), f"({', '.join(report.columns)})")
     console.print(_table(report))
     for where, first in report.conflicting[:PLACES]:
@@ -122,7 +124,7 @@ def _show(console: Console, report: Report) -> None:
         said = f"the grader {name} needs settings: task.graders = {{ {name} = {{ {keys} }} }}"
         console.print(Text(said, "yellow"))
     if report.in_words:
-        meant = "code" if "test" in report.columns else "exact"
+        meant = "exact" if set(TESTS).isdisjoint(report.columns) else "code"
         said = f"answers in words, which math takes for products of letters: is --grader {meant} meant?"
         console.print(Text(said, "yellow"))
         for where, answer in report.in_words[:PLACES]:

@@ -132,6 +132,8 @@ def test_words_under_math_are_pointed_out(tmp_path: Path) -> None:
     assert "in words" not in checked(path, "--column", "question=text", "--column", "answer=label", "--grader", "exact")
     row = {"question": "Add.", "solution": "def add(a, b): return a + b", "test": "assert add(1, 2) == 3"}
     assert "is --grader code meant?" in " ".join(checked(write(tmp_path / "b.jsonl", [row])).split())
+    row = {"problem": "Add.", "answer": "def add(a, b): return a + b", "tests": [{"input": "1", "output": "2"}]}
+    assert "is --grader code meant?" in " ".join(checked(write(tmp_path / "c.jsonl", [row])).split())
 
 
 def test_without_math_verify_the_rest_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from retcon.core.errors import InfrastructureFault
+from retcon.core.errors import EngineError, InfrastructureFault
 from retcon.tasks.graders.judge import JudgeGrader, JudgeSettings
-from retcon.tasks.grading.types import Reply, Verdict
+from retcon.tasks.grading.grading import GradeSettings, Grading
+from retcon.tasks.grading.types import Outcome, Reply, Verdict
 from retcon.tasks.types import Task
 from servers.answering import Answer, serving
 
@@ -162,3 +163,30 @@ def test_the_key_is_never_told(serve: Any, monkeypatch: pytest.MonkeyPatch, capl
     with caplog.at_level(logging.DEBUG), pytest.raises(InfrastructureFault, match="wrong key …") as raised:
         grade(judge.url, key_env="MY_KEY")
     assert KEY not in f"{raised.value}{caplog.text}{settings}"
+
+
+def graded_by(url: str) -> Outcome:
+    async def main() -> Outcome:
+        options = {"judge": {"url": url, "model": "judge-1", "attempts": 1}}
+        async with Grading(GradeSettings("judge", options=options)) as grading:
+            return await grading.outcome(TASK, Reply("so it is 1"))
+
+    return asyncio.run(main())
+
+
+def test_a_judge_is_asked_for_a_word_before_it_judges_any_reply(serve: Any) -> None:
+    judge = serve((200, None), (200, "VERDICT: right"))
+    assert graded_by(judge.url) == Verdict(1.0, True, "VERDICT: right")
+    first, second = (body for _, _, body in judge.asked)
+    assert first["messages"] == [{"role": "user", "content": "Say yes."}]
+    assert {**first, "messages": 0} == {**second, "messages": 0}, "what it takes is found out at once"
+
+
+def test_a_judge_that_cannot_be_had_ends_the_work_and_is_named(serve: Any) -> None:
+    judge = serve((404, "no model judge-1"))
+    with pytest.raises(EngineError, match=f"grader judge: the judge at {judge.url}: status 404: no model judge-1"):
+        graded_by(judge.url)
+    judge.shutdown()
+    judge.server_close()
+    with pytest.raises(EngineError, match=f"grader judge: the judge at {judge.url} does not answer: ClientConnector"):
+        graded_by(judge.url)

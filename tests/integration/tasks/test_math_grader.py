@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
+import multiprocessing
 from collections.abc import Coroutine, Iterator
 from dataclasses import replace
 from typing import Any
@@ -120,6 +121,19 @@ def brief(grading: Grading) -> Iterator[MathGrader]:
         ("7", "<answer>x is 3 and y is 4. The answer is 7.</answer>"),
         ("6", r"<think>So \boxed{5}? No, I forgot one.</think>The answer is 6."),
         ("5", r"<think>So \boxed{5}.</think>"),
+        ("3.5", "The answer is 3,5."),
+        ("3.5", "The result is 3,5."),
+        (r"3.5\text{ cm}", r"\boxed{3{,}5\text{ cm}}"),
+        (r"\frac{5}{2}", r"\boxed{x = 2,5}"),
+        (r"12.5\%", "It is 12,5 %."),
+        ("0.125", r"\boxed{0,125}"),
+        ("1000", r"\boxed{1,000}"),
+        ("3,5", r"\boxed{5, 3}"),
+        ("1000", r"\boxed{1 000}"),
+        ("12500", r"\boxed{12~500\text{ eggs}}"),
+        ("1000.5", "It is 1 000,5 kg."),
+        ("1,234.5", "It is 1.234,5 kg."),
+        ("3/2", r"\boxed{1 100/200}"),
     ],
 )
 def test_equal(grading: Grading, answer: str, reply: str) -> None:
@@ -177,6 +191,14 @@ def test_equal(grading: Grading, answer: str, reply: str) -> None:
         ("3", "<answer>x is 3 and y is 4. The answer is 7.</answer>"),
         ("5", r"<think>So \boxed{5}? No, I forgot one.</think>The answer is 6."),
         ("5", r"<think>So \boxed{5}?</think>I cannot tell."),
+        ("3", "The result is 3,5."),
+        ("35", r"\boxed{3,5}"),
+        ("3.5", r"\boxed{(3,5)}"),
+        ("1", r"\boxed{1,000}"),
+        ("1", r"\boxed{0,001}"),
+        ("0", r"\boxed{1 000}"),
+        ("1", "The answer is 1 000 eggs."),
+        ("1", "It costs 1.234,50 €."),
     ],
 )
 def test_different(grading: Grading, answer: str, reply: str) -> None:
@@ -306,3 +328,21 @@ def test_from_within_a_running_loop() -> None:
         return await asyncio.to_thread(grade, answer="1/2", reply=r"\boxed{0.5}")
 
     assert asyncio.run(main())
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_process_grades_by_itself() -> None:
+    assert grade(answer="x^2-1", reply=r"\boxed{(x-1)(x+1)}")
+    given, said = multiprocessing.Pipe(duplex=False)
+
+    def child() -> None:
+        said.send(grade(answer="x^2-1", reply=r"\boxed{(x-1)(x+1)}"))
+
+    forked = multiprocessing.get_context("fork").Process(target=child, daemon=True)
+    forked.start()
+    try:
+        assert given.poll(60), "it waits for a thread of its parent's"
+        assert given.recv() is True
+    finally:
+        forked.kill()
+        forked.join()

@@ -210,6 +210,11 @@ def test_what_is_unknown_is_refused_before_anything_is_written(run: Path, tmp_pa
         regrade(job(tmp_path / "empty"), ignored)
     with pytest.raises(RecordError, match=r"rum does not exist .did you mean 'run'"):
         regrade(job(run.with_name("rum"), out=run / "regraded"), ignored)
+    about = json.loads((run / "run.json").read_text())
+    about["recipe"]["task"] = {"kind": "openenv", "url": "http://127.0.0.1:9", "seeds": 1}
+    (run / "run.json").write_text(json.dumps(about))
+    with pytest.raises(RecordError, match=r"gives 0 of the 4 tasks.*no OpenEnv server answers at http://127.*--tasks"):
+        regrade(job(run), ignored)
     (run / "run.json").unlink()
     with pytest.raises(RecordError, match=r"gives 0 of the 4 tasks, but not 'numbers/\w+': name a file .* --tasks"):
         regrade(job(run), ignored)

@@ -118,6 +118,11 @@ class Unsteady(Counter):
         return super().reset(seed)
 
 
+class Strict(Counter):
+    def reset(self, seed: int = 0) -> str:
+        return super().reset(seed)
+
+
 class Ungradable(Counter):
     def get_reward(self) -> float:
         raise RuntimeError("no judge")
@@ -306,6 +311,13 @@ def test_rows_of_a_file_are_what_reset_gets(tmp_path: Path) -> None:
     recipe = recipe_of("Counter", "task.seeds=0", f'task.path="{file}"', "task.evaluation_share=0")
     found = {(task.system, task.question) for task in build_tasks(recipe).train(0)}
     assert found == {(None, "Go! Count to 6."), ("Be exact.", "Please: Count to 7.")}
+
+
+def test_rows_that_reset_does_not_take_are_refused_by_their_columns(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"prompt": "Go!", "seed": 1}\n')
+    with pytest.raises(RecipeError, match=r"Strict\.reset cannot be called with prompt, seed: .*'prompt'"):
+        build_tasks(recipe_of("Strict", "task.seeds=0", f'task.path="{file}"'))
 
 
 def test_a_reward_function_is_given_the_columns_of_the_row_and_the_prompt(tmp_path: Path) -> None:

@@ -66,6 +66,7 @@ def test_in_latex(typed: str, latex: str) -> None:
         ("(1,234, 5)", "(1,234, 5)"),
         (r"\{100,200\}", r"\{100,200\}"),
         ("1,23", "1,23"),
+        ("0,125", "0,125"),
     ],
 )
 def test_commas_that_part_thousands(text: str, without: str) -> None:

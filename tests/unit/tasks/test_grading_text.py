@@ -60,6 +60,7 @@ def test_the_final_answer(reply: str, answer: str | None) -> None:
         (r"10\,000", 10000),
         ("+3", 3),
         ("1,23", None),
+        ("0,125", None),
         ("3.5", None),
     ],
 )

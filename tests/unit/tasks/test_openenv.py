@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,13 @@ import pytest
 from retcon.build import build_tasks, build_tools
 from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
-from retcon.core.errors import InfrastructureFault
+from retcon.core.errors import InfrastructureFault, RecipeError
 from retcon.core.types import ToolCall, Trajectory, Turn
+from retcon.tasks.environments import openenv
+from servers.answering import Answer, Asked, serving
 from servers.openenv import Lookout, playing
+
+JSON = {"Content-Type": "application/json"}
 
 
 @pytest.fixture(scope="module")
@@ -119,3 +124,30 @@ def test_what_a_listed_tool_tells_is_its_text_a_failure_or_nobodys_fault() -> No
             ("timeout", "timeout", "too far"),
             ("infrastructure", "InfrastructureFault", "look: no way there"),
         ]
+
+
+@pytest.mark.parametrize("schema", [{}, [], {"action": None}, {"action": {"title": "CallToolAction"}}], ids=str)
+def test_a_server_of_another_kind_is_refused_by_its_address(schema: object) -> None:
+    with serving(lambda _: Answer(schema, headers=JSON)) as other:
+        url = other.url.removesuffix("/v1")
+        with pytest.raises(RecipeError, match=f"task.url: no OpenEnv server answers at {url}: .+"):
+            build_tasks(recipe_of(url))
+
+
+@pytest.mark.parametrize("at", ["/schema", "/ws"])
+def test_a_server_that_says_nothing_is_not_waited_for_without_end(at: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked_enough = threading.Event()
+
+    def reply(asked: Asked) -> Answer:
+        if asked.path == at:
+            asked_enough.wait()
+        return Answer({"action": {"title": "CallToolAction"}}, headers=JSON)
+
+    monkeypatch.setattr(openenv, "SECONDS", 0.05)
+    with serving(reply) as silent:
+        url = silent.url.removesuffix("/v1")
+        try:
+            with pytest.raises(RecipeError, match=f"no OpenEnv server answers at {url}: .*no answer in 0.05 seconds"):
+                build_tasks(recipe_of(url))
+        finally:
+            asked_enough.set()

@@ -111,7 +111,7 @@ def recognised(row: Columns, where: str, mapped: Mapping[str, str]) -> Conventio
         if not one.lacking(row) and one.untold(row):
             raise Untold(
                 f"{where}: no known convention: the row has no tests, which tell whether it is of mbpp, apps or "
-                "another; say so by `format`"
+                "another; say so by `format` (task.format=plain, say)"
             )
     own = [name for name in row if name not in mapped]
     close = min(conventions(), key=lambda one: (_distance(one, row, own), -one.certainty))
@@ -240,7 +240,8 @@ def names_option(row: Columns) -> bool:
 
 def _choices(row: Columns) -> Item:
     """Choices are shown and graded by letters, whatever the data set calls them (ARC some by 1 to 4)."""
-    column = first_of({name: row[name] for name in row if not missing(row[name])}, OPTIONS) or first_of(row, OPTIONS)
+    told = {name: value for name, value in row.items() if not missing(value)}
+    column = first_of(told, OPTIONS) or first_of(row, OPTIONS)
     options, letters = row[column], "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
     called: list[str] = list(letters)
     if isinstance(options, dict):  # of two lists (ARC), or label to text
@@ -248,7 +249,7 @@ def _choices(row: Columns) -> Item:
         called, options = list(map(str, about.get("label") or letters)), about["text"]
     if not isinstance(options, list) or not 2 <= len(options) <= min(len(called), len(letters)):
         raise Misfit(column, "is not a list of choices")
-    answer = first_of(row, CHOSEN)
+    answer = first_of(told, CHOSEN) or first_of(row, CHOSEN)
     read = item(row, first_of(row, QUESTIONS), answer)
     lines = [f"{letter}. {in_full(option)}" for letter, option in zip(letters, options, strict=False)]
     read = replace(read, question="\n".join([read.question.rstrip(), "", *lines]))

@@ -81,6 +81,11 @@ def missing(value: object) -> bool:
     return value is None or value == "" or (isinstance(value, float) and math.isnan(value))
 
 
+def empty(value: object) -> bool:
+    """What is missing, and lists and objects that hold nothing, as they are or as JSON."""
+    return missing(value) or value in ([], {}, "[]", "{}")
+
+
 def marks(value: object) -> bool:
     """Whether a row is marked by what stands in such a column: anything but nothing, and words and numbers for no."""
     said = value.strip().lower() if isinstance(value, str) else value

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from retcon.core.errors import RecipeError
-from retcon.tasks.data.fields import DataError, Item, missing
+from retcon.tasks.data.fields import DataError, Item, empty
 from retcon.tasks.data.programs import CODE
 from retcon.tasks.grading.cases import PLACES, is_tests
 from retcon.tasks.grading.registry import Kind, kind_of
@@ -41,7 +41,7 @@ def is_answered(item: Item | Task, grader: str) -> bool:
 
 def has_tests(item: Item | Task) -> bool:
     """Whether there is anything to run an answer's program against."""
-    return is_tests(item.answer) or any(not missing(item.meta.get(name)) for name in PLACES)
+    return is_tests(item.answer) or any(not empty(item.meta.get(name)) for name in PLACES)
 
 
 def in_words(task: Task) -> bool:

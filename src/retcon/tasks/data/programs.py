@@ -8,12 +8,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from retcon.tasks.data.conventions import ANSWERS, QUESTIONS, Convention, first_of, item, names_option, register
-from retcon.tasks.data.fields import Columns, Item, Misfit, missing, text
-from retcon.tasks.grading.cases import function_named
+from retcon.tasks.data.fields import Columns, Item, Misfit, empty, text
+from retcon.tasks.grading.cases import function_named, lines_of
 
 CODE = "code"
 """The grader of tasks with tests."""
 _MBPP_ASKS = ("question", "text", "query", "prompt")
+_ASKS = (*_MBPP_ASKS, *(name for name in QUESTIONS if name not in _MBPP_ASKS))
 _MBPP_TESTS = ("test_list", "tests")
 _APPS_TESTS = ("input_output", "tests")
 
@@ -30,42 +31,52 @@ def _humaneval(row: Columns) -> Item:
 
 def _mbpp(row: Columns) -> Item:
     """The tests are shown, as by its authors (arXiv 2108.07732): only they say what the function is called."""
-    read = item(row, first_of(row, (*_MBPP_ASKS, *QUESTIONS)), "")
-    column = first_of(row, (name for name in _MBPP_TESTS if not missing(row.get(name))))
+    read = item(row, first_of(row, _ASKS), "")
+    column = first_of(row, (name for name in _MBPP_TESTS if not empty(row.get(name))))
     if not column:
         return read
-    tests = row[column]
-    if not _are_lines(tests):
+    if (lines := lines_of(row[column])) is None:
+        if column == "tests":
+            return _with_how(read, row)
         raise Misfit(column, "is not a list of tests, each a line of Python")
-    shown = "\n".join(tests)
+    shown = "\n".join(lines)
     asked = (
         f"{read.question.strip()} Answer with one block of Python. These tests must pass:\n\n```python\n{shown}\n```"
     )
     return replace(read, question=asked)  # without our few words the tests would hide that a question is known
 
 
-def _are_lines(tests: object) -> bool:
-    return isinstance(tests, list) and all(isinstance(test, str) for test in tests)
-
-
 def _of_mbpp(row: Columns) -> bool:
-    """`tests` may be those of another convention."""
-    return not _only_chooses(row) and ("test_list" in row or _are_lines(row["tests"]))
+    """`tests` may be those of another convention, and a row without any of it, too, unless it asks as MBPP's do."""
+    lines = any(lines_of(row.get(name)) for name in _MBPP_TESTS)
+    return not _only_chooses(row) and (lines or ("test_list" in row and _asks_as_mbpp(row)))
+
+
+def _asks_as_mbpp(row: Columns) -> bool:
+    return any(name in row for name in _MBPP_ASKS)
 
 
 def _without_tests(row: Columns) -> bool:
-    return all(missing(row.get(name)) for name in _APPS_TESTS)
+    return all(empty(row.get(name)) for name in _APPS_TESTS)
 
 
 def _only_chooses(row: Columns) -> bool:
     """Whether it names an option, and its columns of tests hold none, as where rows of several kinds have one table."""
-    tests = [row.get(name) for name in {*_APPS_TESTS, *_MBPP_TESTS}]
-    return names_option(row) and all(missing(one) or one in ({}, [], "{}", "[]") for one in tests)
+    return names_option(row) and all(empty(row.get(name)) for name in {*_APPS_TESTS, *_MBPP_TESTS})
 
 
 def _untold(row: Columns) -> bool:
     """Whether other rows may have the tests that it lacks."""
-    return _without_tests(row) and not _only_chooses(row)
+    return _without_tests(row) and _asks_for_programs(row)
+
+
+def _asks_for_programs(row: Columns) -> bool:
+    """Rows with an answer beside `input_output`, or `tests` that may be others, are of the conventions that read it; a
+    solution without a box is a program."""
+    answered = any(name in row for name in ANSWERS if name != "solution") or "\\boxed" in str(row.get("solution"))
+    tests = row.get("tests")
+    tested = "tests" in row and (_asks_as_mbpp(row) or (isinstance(tests, str) and "assert" in tests))
+    return not _only_chooses(row) and (tested or not answered)
 
 
 def _livecodebench(row: Columns) -> Item:
@@ -75,21 +86,15 @@ def _livecodebench(row: Columns) -> Item:
 
 def _apps(row: Columns) -> Item:
     """Also TACO, and rows whose `tests` are cases, or Python in one text: they are not shown, as they are many. Lines
-    of Python are mbpp's, whatever the question's column is called."""
-    if (tests := row.get("tests")) and _are_lines(tests):
+    of Python are mbpp's, which may stand in other rows."""
+    if lines_of(row.get("tests")):
         return _mbpp(row)
     read = item(row, first_of(row, QUESTIONS), "")
     return _with_how(read, row)
 
 
 def _of_apps(row: Columns) -> bool:
-    """Rows with an answer beside `input_output` are of the conventions that read it."""
-    asks_as_mbpp = "tests" in row and any(name in row for name in _MBPP_ASKS)
-    return not (_without_tests(row) or _only_chooses(row)) and (asks_as_mbpp or not _has_answer(row))
-
-
-def _has_answer(row: Columns) -> bool:
-    return any(name in row for name in ANSWERS)
+    return not _without_tests(row) and _asks_for_programs(row)
 
 
 def _with_how(read: Item, row: Columns) -> Item:
@@ -110,7 +115,7 @@ register(Convention("humaneval", ("prompt", "test", "entry_point"), _humaneval, 
 register(
     Convention("livecodebench", ("question_content", "public_test_cases|private_test_cases"), _livecodebench, CODE)
 )
-register(Convention("mbpp", ("|".join(_MBPP_ASKS), "|".join(_MBPP_TESTS)), _mbpp, CODE, _of_mbpp, 1,
+register(Convention("mbpp", ("|".join(_ASKS), "|".join(_MBPP_TESTS)), _mbpp, CODE, _of_mbpp, 1,
                     untold=_untold))  # fmt: skip
 register(Convention("apps", ("|".join(QUESTIONS), "|".join(_APPS_TESTS)), _apps, CODE, _of_apps, 1,
-                    untold=lambda row: _untold(row) and not _has_answer(row)))  # fmt: skip
+                    untold=_untold))  # fmt: skip

@@ -128,6 +128,12 @@ class MethodEnvironment:
     def _reset(self, row: Mapping[str, Any]) -> tuple[Any, str]:
         """A fresh instance, and what its `reset` says."""
         state = self._made()
+        try:
+            inspect.signature(state.reset).bind(**row)
+        except TypeError as error:
+            columns = ", ".join(row)
+            why = f"{self.name}.reset cannot be called with {columns}: {error}"
+            raise RecipeError(f"task.environment: {why}") from error
         said = state.reset(**row)
         return state, "" if said is None else shown(said)
 

@@ -5,6 +5,7 @@ Its messages are those of OpenEnv's own client (openenv-core 0.3), which would b
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ NOT_RESET = ("prompt", "answer")
 _OWN = ("EXECUTION_ERROR", "VALIDATION_ERROR")
 """Codes of errors that an action has met with; others are the server's."""
 _FAULTS = (aiohttp.ClientError, OSError, TimeoutError, ValueError)
+_OTHERS = (LookupError, TypeError, AttributeError)
+"""Raised by what another server says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +71,8 @@ class OpenEnvEnvironment:
         self._begun = BegunRows(self.name, "url")
         try:
             self.specs: Sequence[ToolSpec] = in_a_loop(self._tools())
-        except (InfrastructureFault, *_FAULTS) as error:
-            raise RecipeError(f"task.url: no OpenEnv server answers at {self._url}: {error}") from error
+        except (InfrastructureFault, CallFailed, *_FAULTS, *_OTHERS) as error:
+            raise RecipeError(f"task.url: no OpenEnv server answers at {self._url}: {_why(error)}") from error
 
     def tasks(self, split: Split) -> Sequence[Task]:
         return in_a_loop(self._tasks()) if split == "train" else []
@@ -159,11 +162,12 @@ class OpenEnvEnvironment:
     async def _connected(self) -> Episode:
         http = aiohttp.ClientSession()
         try:
-            socket = await http.ws_connect(f"{self._url}/ws", max_msg_size=100 << 20)
+            async with asyncio.timeout(SECONDS):
+                socket = await http.ws_connect(f"{self._url}/ws", max_msg_size=100 << 20)
         except BaseException as error:
             await http.close()
             if isinstance(error, _FAULTS):
-                raise InfrastructureFault(f"{self.name}: no session: {error}") from error
+                raise InfrastructureFault(f"{self.name}: no session: {_why(error)}") from error
             raise
         return Episode(http, socket)
 
@@ -179,7 +183,7 @@ class OpenEnvEnvironment:
             await episode.socket.send_str(json.dumps(message))
             told = json.loads(await episode.socket.receive_str(timeout=SECONDS))
         except (*_FAULTS, TypeError) as error:  # TypeError: it was closed
-            raise InfrastructureFault(f"{self.name}: the session broke off: {error}") from error
+            raise InfrastructureFault(f"{self.name}: the session broke off: {_why(error)}") from error
         data: Mapping[str, Any] = told.get("data") or {}
         if told.get("type") != "error":
             return data
@@ -187,6 +191,12 @@ class OpenEnvEnvironment:
         if code in _OWN:
             raise CallFailed(said, str(code))
         raise InfrastructureFault(f"{self.name}: {code}: {said}")
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, TimeoutError):  # which says nothing
+        return f"no answer in {SECONDS:g} seconds"
+    return f"{type(error).__name__}: {error}" if isinstance(error, _OTHERS) else str(error)
 
 
 def _of_tool(observation: Mapping[str, Any]) -> str:

@@ -51,13 +51,15 @@ class EnvironmentTasks:
 
     @cached_property
     def _split(self) -> tuple[list[Task], list[Task]]:
-        """What trains, and what evaluates; a task for evaluation does not train, whatever its id."""
+        """What trains, and what evaluates; a task for evaluation does not train, whatever its id. Of those drawn here
+        that have no answer, the question may be that of all (a game with a hidden word): they are told by their ids."""
         own = list(self.sessions.environment.tasks("train"))
         held_out = list(self.sessions.environment.tasks("evaluation"))
-        if not held_out:
-            held_out = self._held_out(own)
-        asked = {(task.before, task.question, task.answer) for task in held_out}
-        train = [task for task in own if (task.before, task.question, task.answer) not in asked]
+        drawn = [] if held_out else self._held_out(own)
+        ids = {task.id for task in drawn}
+        asked = {_told(task) for task in (*held_out, *(task for task in drawn if task.answer))}
+        train = [task for task in own if task.id not in ids and _told(task) not in asked]
+        held_out += drawn
         if not train and not held_out:
             raise RecipeError(f"task.environment: {self.name} has no task at all")
         return train, held_out
@@ -67,3 +69,7 @@ class EnvironmentTasks:
         drawn = sorted((derive("held out", task.id), n) for n, task in enumerate(own))
         within = [n for place, n in drawn if place < self._share * _RANGE]
         return [own[n] for n in sorted(within or [n for _, n in drawn[: self._share > 0]])]
+
+
+def _told(task: Task) -> tuple[object, ...]:
+    return task.before, task.question, task.answer

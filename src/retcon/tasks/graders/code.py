@@ -22,6 +22,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from retcon.core.errors import CheckpointRefused, InfrastructureFault, RetconError, SessionLost
+from retcon.core.together import together
 from retcon.sandbox.types import TOO_LONG, Limits, Result, Sandbox, Session
 from retcon.tasks.grading.answers import answered_program, whole
 from retcon.tasks.grading.cases import Call, Check, Stdio, Tests, read_tests, refuse_unreadable
@@ -118,7 +119,7 @@ class CodeGrader:
             return await self._checked(program, tests.before, checks)
         cases = [case for case in tests.cases if not isinstance(case, Check)]
         if self._settings.score == "share":
-            told = await asyncio.gather(*(self._one(program, tests.before, case) for case in cases))
+            told = await together(self._one(program, tests.before, case) for case in cases)
             return told.count(""), next((f"case {n}: {why}" for n, why in enumerate(told, 1) if why), "")
         for n, case in enumerate(cases):
             if why := await self._one(program, tests.before, case):

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
-from retcon.core.errors import InfrastructureFault, RecipeError
-from retcon.models.remote import USUAL_KEY, RemoteModel, key_is_missing
+from retcon.core.errors import EngineError, InfrastructureFault, RecipeError
+from retcon.models.remote import USUAL_KEY, Refused, RemoteModel, key_is_missing
 from retcon.tasks.graders.text import final_answer
 from retcon.tasks.grading.registry import Kind
 from retcon.tasks.grading.types import Host, Reply, Verdict
@@ -75,16 +75,19 @@ class JudgeGrader:
             wait=wait,
         )
 
+    async def start(self) -> None:
+        """Asks for a word, as for a verdict. Raises EngineError where the judge is not there, or refuses."""
+        try:
+            await self._model.message(**self._request("Say yes."))
+        except (Refused, InfrastructureFault) as fault:
+            raise EngineError(f"grader judge: {fault}") from fault
+
     async def grade(self, task: Task, reply: Reply) -> Verdict:
         """See `Grader.grade`."""
         parts = {"question": task.question, "answer": task.answer, "reply": reply.text[-self._settings.reply_chars :]}
         # In one pass: braces of LaTeX stay, and a reply that says {answer} is not told it.
         prompt = _SLOT.sub(lambda slot: parts[slot[1]], self._settings.prompt)
-        said = await self._model.chat(
-            [{"role": "user", "content": prompt}],
-            max_tokens=self._settings.max_tokens,
-            temperature=self._settings.temperature,
-        )
+        said = await self._model.chat(**self._request(prompt))
         verdict = read_verdict(said, self._settings.right_from)
         return Verdict(verdict.score, verdict.right, verdict.why, final_answer(reply.text))
 
@@ -96,6 +99,11 @@ class JudgeGrader:
     async def close(self) -> None:
         """See `Grader.close`."""
         await self._model.close()
+
+    def _request(self, prompt: str) -> dict[str, Any]:
+        about = self._settings
+        asked = [{"role": "user", "content": prompt}]
+        return {"messages": asked, "max_tokens": about.max_tokens, "temperature": about.temperature}
 
 
 def read_verdict(said: str, right_from: float = 1.0) -> Verdict:
@@ -117,7 +125,13 @@ def _ready(settings: JudgeSettings) -> None:
 
 async def _open(settings: JudgeSettings, _host: Host) -> JudgeGrader:
     _ready(settings)
-    return JudgeGrader(settings)
+    grader = JudgeGrader(settings)
+    try:
+        await grader.start()
+    except BaseException:
+        await grader.close()
+        raise
+    return grader
 
 
 GRADER = Kind("judge", JudgeSettings, _open, ready=_ready)

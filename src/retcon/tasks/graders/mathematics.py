@@ -27,7 +27,7 @@ from retcon.sandbox.types import Limits, Sandbox
 from retcon.tasks.graders.bases import same_in_base
 from retcon.tasks.graders.quantities import CHARS, apart, quantity, same_measures, same_quantity
 from retcon.tasks.graders.stated import stated
-from retcon.tasks.graders.symbols import in_latex, in_ratio, listed, lists, ungrouped
+from retcon.tasks.graders.symbols import in_latex, in_ratio, listed, lists, pointed, ungrouped
 from retcon.tasks.graders.text import aloud, final_answer, folded, in_decimals, integer, marked, rational
 from retcon.tasks.grading.readable import READ, in_words, not_mathematics
 from retcon.tasks.grading.registry import Kind
@@ -146,6 +146,8 @@ class MathGrader:
         ours, theirs = in_ratio(ours, theirs), in_ratio(theirs, ours)
         plain = listed if lists(ours) or lists(theirs) else ungrouped
         ours, theirs = plain(ours), plain(theirs)
+        if "," in theirs and quantity(_per_cent(ours)[0]) is not None:
+            theirs = pointed(theirs)  # a list is no number
         if folded(ours) == folded(theirs):
             return True
         number = _same_number(ours, theirs)

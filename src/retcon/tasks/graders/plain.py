@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import functools
+import os
 import threading
 from contextlib import AsyncExitStack
 from typing import Literal, get_args
@@ -40,10 +41,12 @@ def grade(*, answer: str, reply: str, kind: Kind = "math") -> bool:
 
 
 class _Grader:
-    """A `MathGrader` with its sandbox and their event loop, in a thread of their own."""
+    """A `MathGrader` with its sandbox and their event loop, in a thread of their own. process: the id of the one that
+    it is of: in those that are forked from it there is no such thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, process: int) -> None:
         need_math_verify()
+        self._process = process
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="retcon-grade", daemon=True).start()
         self._open = AsyncExitStack()
@@ -58,7 +61,8 @@ class _Grader:
         return await self._open.enter_async_context(MathGrader(sandbox))
 
     def _close(self) -> None:
-        asyncio.run_coroutine_threadsafe(self._open.aclose(), self._loop).result()
+        if os.getpid() == self._process:
+            asyncio.run_coroutine_threadsafe(self._open.aclose(), self._loop).result()
 
 
 _one = threading.Lock()
@@ -67,4 +71,4 @@ _cached = functools.cache(_Grader)
 
 def _grader() -> _Grader:
     with _one:  # two threads that come first at once share one sandbox
-        return _cached()
+        return _cached(os.getpid())

@@ -36,6 +36,7 @@ _MARKS = re.compile(
 _MONEY = re.compile(r"(?<!\\)\$(?=\d)")
 _GROUP = re.compile(r"\{,\}|,\s*\\!\s*|\s\\!\s*,\s*|(?<=\d)\\[,;] ?(?=\d{3}(?!\d))")
 _SPACE = re.compile(r"(?:\\!|(?<!\\)\\[,;: ]|(?<!\\)~|\\q?quad(?![A-Za-z])|\s)++")
+_SPACED = re.compile(r"(?<![\w.,^}\\])(?!0)\d{1,3}(?: \d{3})+(?![\d/])")  # 10 000
 _TEXT = re.compile(r"\\(?:mbox|textnormal|text(?:bf|it|rm|sf)?|math(?:rm|bf|it|sf))\s*(?=\{)")
 _SIZES = re.compile(r"\\(?:left|right|[bB]igg?[lr]?)(?![A-Za-z])\s*")
 _ANGLES = re.compile(r"\\langle(?![A-Za-z])\s*|(?<!\s)\s*\\rangle(?![A-Za-z])")
@@ -44,7 +45,8 @@ _CLOCK = re.compile(r"(?<![\d:.])(\d{1,2})\s*:\s*([0-5]\d)(?:\s*:\s*([0-5]\d))?(
 _CLOCK_IN_TEXT = re.compile(r"\\text\{\s*(\d{1,2}\s*(?::\s*[0-5]\d){1,2})(?![\d:.])")
 _CLOCK_ALONE = re.compile(r"\\text\{clock (\d+) (\d+)\}")
 _RATIO = re.compile(r"\d+ ?[:/] ?\d+|\\[dtc]?frac\{\d+\}\{\d+\}")
-_THOUSANDS = re.compile(r"[(\[\])]|\\[{}]|(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
+_THOUSANDS = re.compile(r"[(\[\])]|\\[{}]|(?<![\d.,])(?!0)\d{1,3}(?:,\d{3})+(?![\d,])")
+_DECIMAL_COMMA = re.compile(r"(?<![\d.(\[{])(\d{1,3}(?:\.\d{3})+|\d+),(\d+)(?![\d.])")
 _LIST = re.compile(r"\d, +\d{3}(?!\d)")
 _ARGUMENTS = re.compile(r"\\(?:[dtc]?(frac)|sqrt\s*(?:\[([^\[\]]*)\])?)(?![A-Za-z])|(?<![\\A-Za-z])sqrt(?=\s*\()")
 _RAISED = re.compile(r"(?<=[\w)\]}])\s*(?:\*\*|\^)\s*(?=[\w(\\-])")
@@ -70,6 +72,7 @@ def in_latex(text: str) -> str:
     text = _ALIGNED.sub(_in_a_line, text)
     text = _MARKS.sub("", _MONEY.sub(r"\$", text)).strip("`")
     text = _SPACE.sub(lambda found: " " if found[0].replace(r"\!", "") else "", _GROUP.sub(",", text))
+    text = _SPACED.sub(lambda found: found[0].replace(" ", ""), text)
     text = _ANGLES.sub(
         lambda found: "(" if found[0].startswith(r"\l") else ")", _SIZES.sub("", _TEXT.sub(r"\\text", text))
     )
@@ -102,6 +105,13 @@ def ungrouped(text: str) -> str:
         return found[0].replace(",", "") if within <= 0 else found[0]
 
     return _THOUSANDS.sub(one, text)
+
+
+def pointed(text: str) -> str:
+    """With a point for its one comma, where that stands in a number and not in brackets: `3,5`, `1.234,5`."""
+    if text.count(",") != 1:
+        return text
+    return _DECIMAL_COMMA.sub(lambda found: f"{found[1].replace('.', '')}.{found[2]}", text)
 
 
 def in_ratio(text: str, other: str) -> str:

@@ -16,7 +16,7 @@ from retcon.tasks.graders.letters import labelled, said_letter
 
 MARK = "####"  # before an answer in GSM8K's solutions, and before headings in Markdown
 MOST_DIGITS = 1000
-_THOUSANDS = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+")
+_THOUSANDS = re.compile(r"[+-]?(?!0)\d{1,3}(?:,\d{3})+")
 _INTEGER = re.compile(r"[+-]?\d+")
 _DECIMAL = re.compile(r"[+-]?\d*\.\d+", re.ASCII)
 _SCIENTIFIC = re.compile(

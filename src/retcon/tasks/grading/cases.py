@@ -2,8 +2,8 @@
 
 Where they are, in a task's `meta` (the first that is there counts):
 
-tests                     Python that raises where an answer is wrong, a list of such pieces, or cases as below;
-                          where nothing calls the tests in it, each is called as a case (`uncalled.py`)
+tests                     Python that raises where an answer is wrong, a list of such pieces, or cases as below, each
+                          maybe a text of JSON; tests in it that nothing calls are called as cases (`uncalled.py`)
 test_list                 MBPP: asserts, with `test_setup_code` and `test_imports`; MBPP+ has more of them in `test`
 test, entry_point         HumanEval: `check(candidate)`, with `prompt`, whose imports and helpers an answer may use;
                           or tests as in `tests` (BigCodeBench)
@@ -19,6 +19,7 @@ function (`fn_name`, or `func_name` in its `metadata`), and its kind (`type`, `t
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -74,6 +75,7 @@ Case = Check | Stdio | Call
 PLACES = ("tests", "test_list", "test", "public_test_cases", "private_test_cases", "input_output")
 """Where tests may stand in a task's `meta`."""
 _LIVECODEBENCH = ("public_test_cases", "private_test_cases")
+_LISTS_TEXTS = re.compile(r'\s*\[\s*(?:"|\])')
 _OF_PROGRAMS = ("stdin", "stdin_stdout")
 _OF_FUNCTIONS = ("functional", "function_call")
 """Kinds of cases, as LiveCodeBench and SYNTHETIC-1 call them."""
@@ -125,7 +127,7 @@ def refuse_unreadable(answer: str, meta: Mapping[str, object]) -> None:
 def _python_tests(meta: Mapping[str, object]) -> Tests | None:
     """Those in Python, None where there are others or none. Raises ValueError where they would check nothing."""
     setup = _text(meta.get("test_setup_code"))
-    if tests := _plain(meta.get("tests")):
+    if tests := _listed(meta.get("tests")):
         if isinstance(tests, str):
             return _python([tests], setup) if tests.strip() else None
         are_python = not isinstance(tests, Mapping) and isinstance(tests[0], str)
@@ -142,7 +144,7 @@ def _python_tests(meta: Mapping[str, object]) -> Tests | None:
 def _found(answer: str, meta: Mapping[str, object]) -> Tests | None:
     if (found := _python_tests(meta)) is not None:
         return found
-    if tests := _plain(meta.get("tests")):
+    if tests := _listed(meta.get("tests")):
         return None if isinstance(tests, str) else _cases(tests, _function_of(meta))
     if public := [name for name in _LIVECODEBENCH if meta.get(name)]:
         cases = [case for name in public for case in _livecodebench(meta[name])]
@@ -248,15 +250,34 @@ def function_named(row: Mapping[str, object]) -> str | None:
         return None
 
 
+def lines_of(tests: object) -> list[str] | None:
+    """The pieces of Python that a column of tests lists, as a list or as its JSON; None where it holds cases, a text
+    alone, or what cannot be read (`refuse_unreadable` says why)."""
+    if isinstance(tests, str) and not _LISTS_TEXTS.match(tests):
+        return None  # many are of megabytes
+    try:
+        found = _listed(tests)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, list) and all(isinstance(one, str) for one in found) else None
+
+
 def _function_named(row: Mapping[str, object]) -> str | None:
     if own := _function_of(row):
         return own
     written = row.get("input_output") or row.get("tests")
     if isinstance(written, str) and "fn_name" not in written and "func_name" not in written:
         return None  # many are of megabytes
-    cases = _plain(written)
+    cases = _listed(written)
     first = cases[0] if isinstance(cases, list) and cases else cases
     return _function_of(first) if isinstance(first, Mapping) else None
+
+
+def _listed(tests: object) -> Any:
+    """As `_plain`, each of a list of cases, too."""
+    found = _plain(tests)
+    cases = [_plain(case) for case in found] if isinstance(found, list) else []
+    return cases if cases and all(isinstance(case, Mapping) for case in cases) else found
 
 
 def _plain(value: object) -> Any:

@@ -80,7 +80,7 @@ def tasks_of(files: Iterable[Path], wanted: set[str], given: Path | None) -> dic
                         break
                     if task.id in wanted:
                         found[task.id] = task
-            except (DataError, MissingExtra) as error:  # data that are no longer there, say
+            except (DataError, MissingExtra, RecipeError) as error:  # data, or a server, that are no longer there, say
                 why = f" ({error})"
     if missing := sorted(wanted - found.keys()):
         where = f"{given} holds" if given is not None else "what is known of the run gives"
@@ -161,15 +161,15 @@ def _manifest_files(files: Iterable[Path]) -> list[Path]:
 
 def _drawn(about: Mapping[str, Any], wanted: int) -> Iterator[Task]:
     """The tasks that a run or an evaluation drew, and more: those too that were left out as too long, as nobody counts
-    tokens here. Raises DataError, MissingExtra for data that cannot be read."""
+    tokens here. Raises DataError, MissingExtra, RecipeError for a task set that cannot be had."""
     recipe = about.get("recipe") or {}
     said = dict(recipe.get("task") or {})
     limited = bool(said.pop("max_prompt_tokens", 0))
     try:
         section = TaskSection.kinds.find(str(said.get("kind", "")))
         tasks: TaskSet = section.model_validate({k: v for k, v in said.items() if k in section.model_fields}).build()
-    except (RecipeError, ValidationError):
-        return  # a set of someone's own that is not found by name
+    except ValidationError:
+        return  # it is of another version
     evaluation, samples = recipe.get("evaluate"), about.get("kind") == "sft"
     if evaluation and (samples or "checkpoint" in about):
         count = int(recipe["sft"]["samples"] if samples else evaluation["problems"])

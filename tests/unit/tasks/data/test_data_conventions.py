@@ -123,6 +123,11 @@ def test_a_column_of_indices_holds_indices_also_as_strings(tmp_path: Path) -> No
         assert tasks(write(tmp_path / "a.jsonl", [row]))[0].answer == "B"
 
 
+def test_the_column_that_says_which_option_is_right_is_one_that_says_it(tmp_path: Path) -> None:
+    row = {"question": "Which?", "choices": ["red", "blue"], "answer": None, "answerKey": "", "label": 1}
+    assert tasks(write(tmp_path / "a.jsonl", [row]))[0].answer == "B"
+
+
 def test_a_number_among_numbers_that_counts_another_one_is_refused(tmp_path: Path) -> None:
     row = {"question": "How many?", "choices": [1, 2, 3], "answer": 2}
     with pytest.raises(DataError, match=r"line 1: column 'answer' is 2, which is one option and the index of another"):
@@ -295,7 +300,8 @@ ABOUT = {"input": "I loved it", "answer": "1"}
         ({"question": "Good?", "context": "Asked: Good?", "answer": "1"}, "Good?"),
         ({"question": "I loved it. Good?", **ABOUT}, "I loved it. Good?"),
         ({"question": "Add.", "input": "1 2", "output": "3", "answer": "3"}, "Add."),
-        ({"question": "Add.", "input": "1 2", "answer": "x", "input_output": "{}", "grader": "code"}, "Add."),
+        ({"question": "Add.", "input": "1 2", "answer": "x", "input_output": {"inputs": [""], "outputs": ["3"]},
+          "grader": "code"}, "Add."),
         ({"prompt": "Good?", **ABOUT}, "Good?"),
         ({"prompt": [{"role": "user", "content": "Good?"}], "context": "x", "answer": "1"}, "Good?"),
         ({**ROWS["mbpp"], "input": "1", "context": "x"}, None),

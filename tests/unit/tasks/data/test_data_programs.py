@@ -12,7 +12,7 @@ import pytest
 from datafiles import ROWS, read, tasks, write
 from retcon.tasks.data.fields import DataError
 from retcon.tasks.data.settings import FileTaskSettings
-from retcon.tasks.grading.cases import Call, Stdio, read_tests
+from retcon.tasks.grading.cases import Call, Check, Stdio, read_tests
 
 CASE = {"input": "1", "output": "2"}
 CALLED = {"fn_name": "f", "inputs": [[1]], "outputs": [[2]]}
@@ -39,12 +39,6 @@ def test_tests_that_are_no_lines_of_python_are_not_shown(row: dict[str, Any], as
     assert task.question.startswith(f"{row.get('question', row.get('problem'))}\n\nAnswer with one block of Python")
     assert task.meta["grader"] == "code"
     assert len(read_tests(task).cases) == 1
-
-
-@pytest.mark.parametrize("asks", ["question", "problem", "instruction"])
-def test_tests_that_are_lines_of_python_are_shown_whatever_asks(asks: str, tmp_path: Path) -> None:
-    (task,) = tasks(write(tmp_path / "a.jsonl", [{asks: "Add.", "tests": ["assert add(1, 2) == 3"]}]))
-    assert task.question.endswith("These tests must pass:\n\n```python\nassert add(1, 2) == 3\n```")
 
 
 def test_a_row_of_apps_is_read_as_it_is(tmp_path: Path) -> None:
@@ -133,6 +127,68 @@ def test_tests_that_python_does_not_read_are_refused_by_line(tests: dict[str, An
 
 
 LINES, DOUBLED = ["assert f(1) == 2"], json.dumps({"inputs": ["1"], "outputs": ["2"]})
+
+
+@pytest.mark.parametrize("answer", [{}, {"answer": "def f(a): ..."}, {"solution": "def f(a): ..."}], ids=list)
+@pytest.mark.parametrize("tests", [{"tests": LINES}, {"tests": json.dumps(LINES)}, {"test_list": json.dumps(LINES)}])
+@pytest.mark.parametrize("asks", ["question", "Question", "problem", "Problem", "instruction", "prompt", "messages"])
+def test_tests_that_are_lines_of_python_are_shown_whatever_asks_and_answers(
+    asks: str, tests: dict[str, Any], answer: dict[str, str], tmp_path: Path
+) -> None:
+    asked: Any = [{"role": "user", "content": "Add."}] if asks == "messages" else "Add."
+    source = read(write(tmp_path / "a.jsonl", [{asks: asked, **answer, **tests}]))
+    ((task, unread),) = [(placed.task, placed.unread) for placed in source.train]
+    assert (source.convention, task.meta["grader"], task.answer, unread) == ("mbpp", "code", "", "")
+    assert task.question.startswith("Add. ")
+    assert task.question.endswith(f"These tests must pass:\n\n```python\n{LINES[0]}\n```")
+    assert read_tests(task).cases == (Check(LINES[0]),)
+
+
+@pytest.mark.parametrize("tests", ["def test_f():\n    assert f(1) == 2\n", [CASE]])
+def test_a_solution_beside_tests_is_a_program_unless_it_boxes_an_answer(tests: Any, tmp_path: Path) -> None:
+    row = {"problem": "Write f.", "solution": "def f(a): ...", "tests": tests}
+    (task,) = tasks(write(tmp_path / "a.jsonl", [row]))
+    assert (task.meta["grader"], task.answer, len(read_tests(task).cases)) == ("code", "", 1)
+    boxed = {"problem": "Add.", "solution": r"It is $\boxed{2}$.", "tests": [CASE]}
+    (task,) = tasks(write(tmp_path / "b.jsonl", [boxed]))
+    assert (task.meta["grader"], task.answer) == ("math", "2")
+
+
+def test_cases_that_are_each_a_text_of_json_are_cases(tmp_path: Path) -> None:
+    called = {**CASE, "fn_name": "f"}
+    for case, asked, read_as in (CASE, PRINTS, Stdio("1", "2")), (called, "that defines `f`.", Call("f", [1], [2])):
+        for tests in [json.dumps(case)], json.dumps([json.dumps(case)]):
+            (task,) = tasks(write(tmp_path / "a.jsonl", [{"question": "Add.", "answer": "", "tests": tests}]))
+            assert task.question.endswith(asked)
+            assert read_tests(task).cases == (read_as,)
+
+
+def test_lines_of_python_and_cases_may_stand_in_one_file(tmp_path: Path) -> None:
+    rows = [{"question": "Write f.", "tests": LINES}, {"question": "Add.", "tests": [CASE]}]
+    for some in rows, rows[::-1]:
+        found = {task.question[:4]: task for task in tasks(write(tmp_path / "a.jsonl", some))}
+        assert found["Writ"].question.endswith(f"```python\n{LINES[0]}\n```")
+        assert found["Add."].question.endswith(PRINTS)
+
+
+@pytest.mark.parametrize("nothing", [[], {}, "[]", "{}"], ids=str)
+@pytest.mark.parametrize("column", ["test_list", "tests"])
+def test_rows_whose_list_of_tests_is_empty_are_left_out(column: str, nothing: object, tmp_path: Path) -> None:
+    rows = [{"text": "Write f.", column: LINES}, {"text": "Write g.", column: nothing}]
+    for some in rows, rows[::-1]:
+        source = read(write(tmp_path / "a.jsonl", some))
+        assert (len(source.train), dict(source.dropped)) == (1, {"without tests": 1})
+
+
+def test_a_first_row_with_a_solution_and_no_tests_does_not_make_its_file_one_of_mathematics(tmp_path: Path) -> None:
+    row = {"problem": "Write f.", "solution": "def f(a): ..."}
+    source = read(write(tmp_path / "a.jsonl", [{**row, "tests": []}, {**row, "tests": LINES}]))
+    assert (source.convention, dict(source.dropped)) == ("mbpp", {"without tests": 1})
+
+
+def test_an_empty_list_of_tests_beside_an_answer_leaves_the_answer(tmp_path: Path) -> None:
+    (task,) = tasks(write(tmp_path / "a.jsonl", [{"problem": "Add.", "answer": "2", "tests": []}]))
+    assert (task.meta["grader"], task.answer) == ("math", "2")
 
 
 @pytest.mark.parametrize(

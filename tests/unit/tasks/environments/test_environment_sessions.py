@@ -140,3 +140,29 @@ def test_a_seed_makes_the_order_that_is_trained_in_and_draws_what_is_evaluated_o
     assert {len(ids) for ids in drawn} == {1}
     assert len(drawn) > 1
     assert not {id for ids in drawn for id in ids} & set(first)
+
+
+class Hidden(Noted):
+    """Begins each of its tasks with the same words."""
+
+    def __init__(self, answers: Sequence[str]) -> None:
+        super().__init__()
+        self.answers = answers
+
+    def tasks(self, split: Split) -> Sequence[Task]:
+        return [Task(f"hidden/{n}", "Guess!", a) for n, a in enumerate(self.answers)] if split == "train" else []
+
+
+def test_tasks_that_only_begin_alike_train_but_for_those_held_out() -> None:
+    tasks = EnvironmentTasks(Sessions(Hidden([""] * 9), "copy"), evaluation_share=0.5, right_from=None)
+    train, held_out = {task.id for task in tasks.train(0)}, {task.id for task in tasks.evaluation(9, 0)}
+    assert train
+    assert held_out
+    assert len(train) + len(held_out) == 9
+    assert not train & held_out
+
+
+def test_a_task_that_is_held_out_does_not_train_under_another_id() -> None:
+    tasks = EnvironmentTasks(Sessions(Hidden(["a", "b"] * 9), "copy"), evaluation_share=0.01, right_from=None)
+    (held_out,) = tasks.evaluation(9, 0)
+    assert {task.answer for task in tasks.train(0)} == {"a", "b"} - {held_out.answer}

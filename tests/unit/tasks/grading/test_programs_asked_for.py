@@ -112,3 +112,30 @@ def test_decimals_are_compared_as_the_data_set_does(exact: bool, right: bool) ->
     meta = {"public_test_cases": json.dumps([{**case, "testtype": "stdin"}])} if exact else {"tests": [case]}
     for score in ("all", "share"):
         assert graded(Answering(Result("ok", stdout="0.3333333333")), meta, score=score).right is right
+
+
+class Waiting(Answering):
+    """Answers as it was told to, and then no more. ended: calls that were given up."""
+
+    ended = 0
+
+    async def run(self, program: str | Program, /, **options: Unpack[ProgramOptions]) -> Result:
+        if self.answers:
+            return await super().run(program, **options)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.ended += 1
+        return OK
+
+
+def test_the_cases_beside_one_that_cannot_be_graded_are_given_up() -> None:
+    async def main() -> int:
+        sandbox = Waiting(GONE)
+        grader = CodeGrader(sandbox, CodeSettings(score="share"))
+        task = Task("t/0", "?", "", meta={"tests": READS["tests"] * 3})
+        with pytest.raises(InfrastructureFault):
+            await grader.grade(task, Reply("```python\nprint(2)\n```"))
+        return sandbox.ended
+
+    assert asyncio.run(main()) == 2
