@@ -156,6 +156,12 @@ def test_a_conversation_that_the_models_template_refuses_is_refused_by_line(tmp_
         read_preferences(written(tmp_path / "p.jsonl", pair), templated(), vocabulary=TOKENIZER.size)
 
 
+def test_text_that_nobody_asked_for_is_learnt_also_where_a_template_looks_at_the_first_message(tmp_path: Path) -> None:
+    file = written(tmp_path / "d.jsonl", {"text": "I multiply."})
+    (sample,) = read_samples(file, templated(), vocabulary=TOKENIZER.size)
+    assert TOKENIZER.decode(sample.ids) == "<|im_start|>assistant\nI multiply.<|im_end|>"
+
+
 def test_a_task_that_the_models_template_refuses_is_named() -> None:
     task = Task("t7", "Q", "A", before=(("user", "Hi."), ("assistant", "Hello.")))
     assert prompt_ids(templated(), task) > 0
