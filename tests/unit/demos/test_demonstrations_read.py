@@ -16,7 +16,9 @@ from retcon.chat.template import Template
 from retcon.chat.templated import Templated
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.core.errors import RecipeError, RecordError, TaskWarning
+from retcon.core.types import Segment, Trajectory, Turn
 from retcon.rollout.prompts import prompt_ids
+from retcon.store import jsonl
 from retcon.store.pass_rates import PassRate, PassRateFile
 from retcon.tasks.types import Task
 from retcon.train.datasets.demonstrations import read_rendered, read_samples, short_enough
@@ -160,6 +162,18 @@ def test_text_that_nobody_asked_for_is_learnt_also_where_a_template_looks_at_the
     file = written(tmp_path / "d.jsonl", {"text": "I multiply."})
     (sample,) = read_samples(file, templated(), vocabulary=TOKENIZER.size)
     assert TOKENIZER.decode(sample.ids) == "<|im_start|>assistant\nI multiply.<|im_end|>"
+
+
+def test_the_first_id_of_all_is_not_learnt_as_nothing_predicts_it(tmp_path: Path) -> None:
+    for text, learnt in (("AB", [(0, 1)]), ("A", [])):
+        said = Turn((Segment("sampled", text, tuple(TOKENIZER.encode(text))),))
+        jsonl.write(tmp_path / "d.jsonl", [Trajectory("t", "t", (), (said,))])
+        if learnt:
+            samples = read_samples(tmp_path / "d.jsonl", CHAT, vocabulary=TOKENIZER.size)
+            assert [sample.mask for sample in samples] == learnt
+        else:
+            with pytest.raises(RecordError, match=r"d\.jsonl holds no trajectory to learn from"):
+                read_samples(tmp_path / "d.jsonl", CHAT, vocabulary=TOKENIZER.size)
 
 
 def test_a_task_that_the_models_template_refuses_is_named() -> None:

@@ -58,6 +58,8 @@ def read_samples(file: Path, chat: Chat, *, vocabulary: int, max_tokens: int | N
             raise RecordError(f"{record.where}: {error}: an audit? Give what `retcon purify` wrote to -o") from error
         refuse_other_vocabulary(sample.ids, vocabulary, record.where)
         refuse_other_texts([(s.text, s.ids or ()) for s in trajectory.segments], chat.tokenizer, record.where)
+        if sample.mask[:1] == (1,):  # nothing predicts the first id of all
+            sample = replace(sample, mask=(0, *sample.mask[1:]))
         if any(sample.mask):
             samples.append(sample)
             calling += any(turn.calls and turn.generated for turn in trajectory.turns)
