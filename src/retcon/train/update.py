@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 SUMS = ("loss", "clip_fraction", "kl", "kl_reference", "entropy_estimate", "entropy", "imitation")
 METRICS = (*SUMS, "grad_norm", "padding", "shared", "skipped")
-OF_COMPUTED = ("kl", "entropy_estimate", "padding", "shared")
+OF_COMPUTED = ("kl", "kl_reference", "entropy_estimate", "entropy", "padding", "shared")
 """Those of what was computed alone: where nothing was, nothing is known of them."""
 NOTHING = dict.fromkeys((name for name in METRICS if name not in OF_COMPUTED), 0.0)
 """The figures of a minibatch that teaches nothing."""
@@ -157,6 +157,8 @@ def update(
     means = {name: _mean([part[name] for part in parts if name in part]) for name in METRICS}
     if not config.entropy_coefficient:
         means["entropy"] = None  # not measured
+    if reference is None:
+        means["kl_reference"] = 0.0
     if not config.imitate_spliced:
         means["imitation"] = None
     return {**means, **mismatch.metrics(), **splice_metrics(samples), "lr": lr}
