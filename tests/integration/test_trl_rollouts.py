@@ -16,6 +16,7 @@ import pytest
 pytest.importorskip("torch", reason="training needs the [train] extra")
 
 from playing import LIMITS, TASK, call, play
+from retcon.build import build_chat
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.config.load import load_recipe
@@ -26,6 +27,7 @@ from retcon.engine.scripted import ScriptedEngine
 from retcon.models.placing import start_model
 from retcon.plugins.trl import ROUNDS, Rollouts, _completions, _told, prompt_of
 from retcon.rollout.context import RolloutContext
+from retcon.rollout.prompts import prompt_ids
 from retcon.store.fingerprint import fingerprint
 from retcon.store.pass_rates import PassRate, PassRateFile
 from retcon.tasks.registry import Taught, training_prompts
@@ -361,3 +363,24 @@ def test_the_data_set_holds_the_tasks_within_the_bounds_of_pass_rates(
             rollouts.dataset(4)
     with pytest.raises(RecordError, match=r"missing\.jsonl does not exist; `retcon difficulty` makes one"):
         Rollouts("quickstart/baseline", [f"select.pass_rates={tmp_path / 'missing.jsonl'}"], model=base)
+
+
+def test_a_prompt_that_leaves_no_room_is_in_no_data_set_and_refused_in_a_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TRL could make no ids of a completion without any."""
+    base = make_base(tmp_path / "base", positions=1024)
+    stands_in = SimpleNamespace(Dataset=SimpleNamespace(from_list=lambda rows: rows))
+    monkeypatch.setitem(sys.modules, "datasets", stands_in)
+    with Rollouts("quickstart/baseline", model=base) as rollouts:
+        chat = build_chat(rollouts.recipe, base, rollouts._tasks)
+        tasks = list(islice(training_prompts(rollouts._tasks, rollouts.recipe.run.seed), 20))
+    lengths = [prompt_ids(chat, task) for task in tasks]
+    with Rollouts("quickstart/baseline", [f"rollout.max_tokens={max(lengths)}"], model=base) as rollouts:
+        fit = [task for task, length in zip(tasks, lengths, strict=True) if length < max(lengths)]
+        assert 0 < len(fit) < 20
+        assert rollouts.dataset(len(fit)) == [{"prompt": prompt_of(task)} for task in fit]
+    made = replace(FAILED, task="long", turns=())
+    recipe = load_recipe("quickstart/baseline", ["rollout.max_tokens=8"])
+    with pytest.raises(RecipeError, match=r"rollout\.max_tokens = 8: the prompt of long has \d+ tokens and leaves no"):
+        _completions([made], recipe, True)

@@ -24,6 +24,7 @@ pytest.importorskip("verling")  # without the warnings that verl's imports give;
 import hydra
 import torch
 from omegaconf import OmegaConf
+from pyarrow import parquet
 from rays import a_ray
 from verl.utils.config import validate_config
 from verling import ROOT, SaidTasks, Training, config_of, replicas, with_recipe
@@ -234,20 +235,27 @@ def test_while_verl_validates_nothing_is_repaired_or_left_out(model: Path, data:
         training.close()
 
 
+@pytest.mark.parametrize("numbers", [None, [5, 3, 4, 6]])
 @pytest.mark.usefixtures("ray_here")
 def test_a_task_that_a_step_has_twice_is_rolled_out_by_other_draws_each_time(
-    model: Path, tasks: list[Task], tmp_path: Path
+    model: Path, tasks: list[Task], numbers: list[int] | None, tmp_path: Path
 ) -> None:
-    """The manager's column comes to each row's own rollouts, whatever worker has the row."""
-    write_verl(tmp_path / "twice.parquet", verl_rows(2 * tasks[:2], split="train", system=None, source="go"))
-    config = configured(model, tmp_path / "twice.parquet", *SAAR, "repair.kind=none", "select.kind=none",
-                        f"rl.group={GROUP}")  # fmt: skip
+    """The manager's columns come to each row's own rollouts, whatever worker has the row. numbers: of the rollouts of
+    each row, where they are not verl's."""
+    file, counts = tmp_path / "twice.parquet", numbers or [GROUP] * 4
+    write_verl(file, verl_rows(2 * tasks[:2], split="train", system=None, source="go"))
+    if numbers:
+        table = parquet.read_table(file)
+        parquet.write_table(table.append_column("__rollout_n__", [numbers]), file)
+    config = configured(model, file, *SAAR, "repair.kind=none", "select.kind=none", f"rl.group={GROUP}")
     training = Training(config, replicas(model, 480))
     try:
-        batch, _ = training.step(1)
+        batch, told = training.step(1)
         made = training.read(batch, "extra_fields")["extra_fields"]
         names = sorted(unpack(one["trajectory"]).id for one in made)
-        assert names == sorted(f"{task.id}/1/{n}" for task in tasks[:2] for n in range(2 * GROUP))
+        twice = [(task, counts[n] + counts[n + 2]) for n, task in enumerate(tasks[:2])]
+        assert names == sorted(f"{task.id}/1/{n}" for task, count in twice for n in range(count))
+        assert told["retcon/lost_to_faults"] == 0
     finally:
         training.close()
 

@@ -142,12 +142,15 @@ def row(question: str, **about: object) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_rows_of_a_task_that_its_step_has_had_are_counted() -> None:
-    """In all calls of a step, by the id that names the task's rollouts, and its question where it has none."""
+def test_rollouts_of_a_task_that_its_step_has_had_are_counted() -> None:
+    """In all calls of a step, by the id that names the task's rollouts, and its question where it has none; rows may
+    have other numbers of them (`__rollout_n__`)."""
     repeats = Repeats()
-    assert repeats.before(1, [row("a"), row("b"), row("a"), row("c", id="7"), row("d", id="7")]) == [0, 0, 1, 0, 1]
-    assert repeats.before(1, [row("a"), row("a", id="8"), {"data_source": "unread"}]) == [2, 0, 0]
-    assert repeats.before(2, [row("a"), row("a")]) == [0, 1]
+    rows = [row("a"), row("b"), row("a"), row("c", id="7"), row("d", id="7")]
+    assert repeats.before(1, rows, [2] * 5) == [0, 0, 2, 0, 2]
+    assert repeats.before(1, [row("a"), row("a", id="8"), {"data_source": "unread"}], [2] * 3) == [4, 0, 0]
+    assert repeats.before(2, [row("a"), row("a")], [2, 2]) == [0, 2]
+    assert repeats.before(3, [row("a"), row("a"), row("a")], [5, 1, 2]) == [0, 5, 6], "none has an index twice"
 
 
 def rollout(task: str, number: int, *, right: bool, failed: int = 0) -> Trajectory:
@@ -191,6 +194,15 @@ def test_a_group_that_faults_took_is_drawn_anew_within_bounds() -> None:
     assert made.to_draw() == 0
     assert made.trained() == {"v"}
     assert made.metrics()["retcon/lost_to_faults"] == 3 + 4
+
+
+def test_a_row_with_a_number_of_rollouts_of_its_own_has_lost_none_by_that() -> None:
+    made = step()
+    for uid, count, lost in (("u", 6, 0), ("v", 3, 1)):
+        left = {f"{uid}_{n}_0": rollout(uid, n, right=n > 1) for n in range(count - lost)}
+        made.add(uid, left, count)
+    assert made.metrics()["retcon/lost_to_faults"] == 1
+    assert [len(group.kept) for group in made.groups.values()] == [2, 2]
 
 
 def test_dynamic_sampling_asks_for_groups_that_teach_something() -> None:

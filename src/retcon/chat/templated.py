@@ -58,7 +58,12 @@ class Templated:
             raise RecipeError(f"{error}: {instead}") from error
 
     def opened(self, messages: Sequence[Told], tools: Sequence[ToolSpec]) -> list[Piece]:
-        around = self._opening(tuple(role for role, _ in messages), tuple(tools))
+        try:
+            around = self._opening(tuple(role for role, _ in messages), tuple(tools))
+        except Refused:
+            if messages:
+                raise
+            return self._family.opened(messages, tools)  # many a template looks at what the first message is
         return list(_filled(around, [words(self._manner[role](text)) for role, text in messages]))
 
     def observed(self, answers: Sequence[Answer], told: Sequence[Told]) -> list[Piece]:

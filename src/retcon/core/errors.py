@@ -128,9 +128,12 @@ class MissingExtra(RetconError):
     """A part of Retcon needs a package that is not installed: names the extra to install."""
 
 
-def located(error: RecordError, where: str) -> RecordError:
-    """The error with a message that begins with `where`, such as a file and line; itself where its message does."""
-    return error if str(error).startswith(where) else RecordError(f"{where}: {error}")
+def located(error: RetconError, where: str) -> RecordError:
+    """The error as one of a record, with a message that begins with `where`, such as a file and line; itself where it
+    is that already."""
+    if isinstance(error, RecordError) and str(error).startswith(where):
+        return error
+    return RecordError(f"{where}: {error}")
 
 
 LONGEST_NAME = 200

@@ -29,6 +29,7 @@ from retcon.models.locating import locate
 from retcon.plugins.losses import refuse_own_losses
 from retcon.plugins.trl_sampling import refuse_other_sampling
 from retcon.rollout.group import rollout_group
+from retcon.rollout.prompts import fitting
 from retcon.store.fingerprint import fingerprint
 from retcon.tasks.registry import training_prompts
 from retcon.tasks.types import Task
@@ -109,12 +110,15 @@ class Rollouts:
         self._loop.close()
 
     def dataset(self, count: int) -> datasets.Dataset:
-        """The first `count` training prompts that `retcon train` draws, for `train_dataset`; with `select.pass_rates`
-        those within the bounds, again and again as it draws them. Raises MissingExtra without datasets, RecipeError as
-        `PromptStream`."""
+        """The first `count` training prompts that `retcon train` draws, for `train_dataset`, without those that leave
+        no room to answer; with `select.pass_rates` those within the bounds, again and again as it draws them. Raises
+        MissingExtra without datasets, RecipeError as `PromptStream`."""
         if self.recipe.select.pass_rates:
             return self._dataset(self._within(count))
-        return self._dataset(list(islice(training_prompts(self._tasks, self.recipe.run.seed), count)))
+        chat = build_chat(self.recipe, self._folder, self._tasks)
+        drawn = training_prompts(self._tasks, self.recipe.run.seed)
+        fit = fitting(drawn, chat, self.recipe.rollout.max_tokens)
+        return self._dataset(list(islice(fit, count)))
 
     def _within(self, count: int) -> list[Task]:
         rl = self.recipe.rl.model_copy(update={"prompts": 1})  # steps and their prompts are TRL's
@@ -148,8 +152,8 @@ class Rollouts:
 
         Beside what TRL asks for, reward functions get `rollout_reward`, `failed_calls` (as they happened) and
         `repairs`, one of each a completion. Raises RecipeError where GRPOConfig asks for other sampling than the
-        recipe's, or for groups too small for its selection, probes or strategy, InfrastructureFault where faults took
-        rollouts again and again.
+        recipe's, for groups too small for its selection, probes or strategy, or for a prompt that leaves no room to
+        answer; InfrastructureFault where faults took rollouts again and again.
         """
         refuse_other_sampling(self.recipe.rollout, trainer.args)
         model = trainer.accelerator.unwrap_model(trainer.model)
@@ -334,6 +338,11 @@ def _completions(made: Sequence[Trajectory], recipe: Recipe, training: bool) -> 
     }  # fmt: skip
     for trajectory in made:
         sample, start = to_sample(trajectory), token_count(trajectory.prompt)
+        if start == len(sample.ids):  # of which TRL could make no tensor of ids
+            raise RecipeError(
+                f"rollout.max_tokens = {recipe.rollout.max_tokens}: the prompt of {trajectory.task} has {start} tokens "
+                "and leaves no room for an answer; raise it, or leave that prompt out"
+            )
         mask = learnt(trajectory, sample, recipe.rl) if training else sample.mask
         found["prompt_ids"].append(list(sample.ids[:start]))
         found["completion_ids"].append(list(sample.ids[start:]))

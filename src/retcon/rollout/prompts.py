@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from retcon.chat.chat import Chat
+from retcon.chat.template import Refused
 from retcon.core.errors import RecipeError
 from retcon.core.sample import token_count
 from retcon.core.texts import counted
@@ -15,8 +16,12 @@ PATIENCE = 10_000
 
 
 def prompt_ids(chat: Chat, task: Task) -> int:
-    """Ids of the task's prompt, the template's among them."""
-    return token_count(chat.prompt(task.question, task.system, task.before))
+    """Ids of the task's prompt, the template's among them. Raises RecipeError where the model's own template refuses
+    it."""
+    try:
+        return token_count(chat.prompt(task.question, task.system, task.before))
+    except Refused as error:
+        raise RecipeError(f"task {task.id}: {error}") from error
 
 
 def fitting(tasks: Iterable[Task], chat: Chat, max_tokens: int) -> Iterator[Task]:

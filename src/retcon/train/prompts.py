@@ -87,7 +87,7 @@ class PromptStream:
 
     def position(self, drawn: int, begin: Position) -> Position:
         """Where in the data the stream stands once `drawn` tasks of it have been drawn."""
-        at = Position(begin.epoch, begin.looked)
+        at = Position(begin.epoch, begin.looked, begin.put_off)
         waiting: list[Task] = []
 
         def epoch(number: int) -> Iterator[Task]:
@@ -97,7 +97,7 @@ class PromptStream:
 
         for task in islice(epochs(epoch, apart=self._of_a_step), drawn):
             waiting.remove(task)
-        at.put_off = tuple(waiting)
+        at.put_off = (*waiting, *at.put_off)
         return at
 
     def _stream(self, begin: Position | None = None) -> Iterator[Task]:
@@ -108,7 +108,8 @@ class PromptStream:
         stream = self._looked(begin.epoch + number, at)
         if begin.looked:  # what is left of the epoch may be too little for a step, or nothing: the next one is joined
             after = self._looked(begin.epoch + number + 1, at)
-            stream = chain(begin.put_off, islice(stream, begin.looked, None), after) if not number else after
+            put_off = self._put_off(begin, at)
+            stream = chain(put_off, islice(stream, begin.looked, None), after) if not number else after
         stream = fitting(stream, self._chat, self._recipe.rollout.max_tokens)
         if not self._rates:
             return stream
@@ -119,6 +120,12 @@ class PromptStream:
         for number, task in enumerate(training_prompts(self.tasks, self._recipe.run.seed, epoch), start=1):
             if at is not None:
                 at.epoch, at.looked = epoch, number
+            yield task
+
+    def _put_off(self, begin: Position, at: Position | None) -> Iterator[Task]:
+        for number, task in enumerate(begin.put_off, start=1):
+            if at is not None:
+                at.put_off = begin.put_off[number:]
             yield task
 
     def _identity(self) -> str:

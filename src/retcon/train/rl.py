@@ -108,6 +108,8 @@ async def _train(run: RunFolder, trainer: Trainer, tokenizer: Path, stages: RunS
     course = Course(stages.recipe.rl, trainer.history())
     weights = trainer.engine_weights()
     for stage, tasks in stages.after(trainer.step):
+        if course.over:
+            return
         prompts = stages.prompts(stage, trainer.drawn, run.checkpoint(trainer.step))
         trainer.begin(stage.recipe.rl, anew=stage.anew and trainer.step == stage.before)
         course.data_since(stages.data_since(stage))
@@ -120,8 +122,6 @@ async def _train(run: RunFolder, trainer: Trainer, tokenizer: Path, stages: RunS
         ):
             while trainer.step < stage.last and not course.over:
                 course.add(await _step(Stretch(run, trainer, tokenizer, stages, stage, reference), stream, course))
-        if course.over:
-            return
         trainer.save()  # a stage's end is kept: what comes goes on from it
 
 

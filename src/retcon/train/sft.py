@@ -77,8 +77,8 @@ def run_sft(
     warn_of_rate("sft", recipe, needs.parameters)
     section = recipe.sft
     wanted = to_sample(recipe, start)
-    run = open_run(out, kind="sft", recipe=recipe, inputs=inputs)
     learnt, held_out = split(samples, section.validation_share, recipe.run.seed)
+    run = open_run(out, kind="sft", recipe=recipe, inputs=inputs)
 
     def steps(trainer: Trainer) -> None:
         with trainer.interruptible():

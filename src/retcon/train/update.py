@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 
 SUMS = ("loss", "clip_fraction", "kl", "kl_reference", "entropy_estimate", "entropy", "imitation")
 METRICS = (*SUMS, "grad_norm", "padding", "shared", "skipped")
+OF_COMPUTED = ("kl", "kl_reference", "entropy_estimate", "entropy", "padding", "shared")
+"""Those of what was computed alone: where nothing was, nothing is known of them."""
+NOTHING = dict.fromkeys((name for name in METRICS if name not in OF_COMPUTED), 0.0)
+"""The figures of a minibatch that teaches nothing."""
 
 
 def to_samples(group: Sequence[Trajectory], advantages: Sequence[float], config: RLSection) -> list[Sample]:
@@ -112,9 +116,10 @@ def update(
     lr: float | None = None,
 ) -> dict[str, float | None]:
     """`config.minibatches` optimiser steps over the samples of one step (from 1), `config.epochs` times. Returns the
-    means over them, the learning rate, the mismatch of log-probs (see `Mismatch`) before the first of them, and what
-    became of spliced tokens (see `splice_metrics`). Where computing.temperature is not 1, which the log-probs of
-    rollouts are of, π_old is recomputed, and no mismatch is known.
+    means over them (of a figure over those that have it, None where none has), the learning rate, the mismatch of
+    log-probs (see `Mismatch`) before the first of them, and what became of spliced tokens (see `splice_metrics`). Where
+    computing.temperature is not 1, which the log-probs of rollouts are of, π_old is recomputed, and no mismatch is
+    known.
     reference: π_ref, where config.kl asks for a penalty. lr: where it does not go by this step of config.steps.
 
     The model stays in evaluation mode: dropout would tell the old and the new log-probs apart. Raises UnscoredTokens,
@@ -148,13 +153,19 @@ def update(
             name=f"step {step}, minibatch {number} of {len(batches)}",
         )
         for number, part in enumerate(batches, start=1)
-    ]
-    means: dict[str, float | None] = {n: math.fsum(p[n] for p in parts) / len(parts) if parts else 0.0 for n in METRICS}
+    ] or [NOTHING]
+    means = {name: _mean([part[name] for part in parts if name in part]) for name in METRICS}
     if not config.entropy_coefficient:
         means["entropy"] = None  # not measured
+    if reference is None:
+        means["kl_reference"] = 0.0
     if not config.imitate_spliced:
         means["imitation"] = None
     return {**means, **mismatch.metrics(), **splice_metrics(samples), "lr": lr}
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return math.fsum(values) / len(values) if values else None
 
 
 def rate_of(config: RLSection, step: int, course: tuple[int, int]) -> float:
@@ -184,16 +195,16 @@ def minibatch_update(
     config.max_kl from the one that sampled, so that no step was taken. mismatch: gets the log-probs. name: of the
     minibatch, in errors.
 
-    Samples without an advantage have no gradient and are not computed, but stay in the denominators; kl and
-    entropy_estimate are of those that were computed. Where no sample has an advantage, no step is taken: AdamW would
-    move on momentum. Raises TrainingDiverged where loss or gradient are not finite, before weights move.
+    Samples without an advantage have no gradient and are not computed, but stay in the denominators; the figures in
+    OF_COMPUTED are of those that were computed, and left out where none was. No step is taken then: AdamW would move on
+    momentum. Raises TrainingDiverged where loss or gradient are not finite, before weights move.
     """
     model.eval()
     totals = Totals(sum(sum(s.mask) for s in samples), sum(any(s.mask) for s in samples))
     bonus = config.entropy_coefficient
     learnt = computed(samples, bonus)
     if not learnt:
-        return dict.fromkeys(METRICS, 0.0)
+        return dict(NOTHING)
     sums = dict.fromkeys(SUMS, 0.0)
     scale = totals.tokens / sum(sum(s.mask) for s in learnt)
     ids = padded = 0

@@ -183,6 +183,20 @@ def test_a_teacher_is_told_what_it_wrote_as_it_counted_and_what_each_program_pri
     assert (last["temperature"], last["top_p"]) == (0.7, 0.8)
 
 
+def test_a_task_that_a_mix_repeats_is_demonstrated_once(tmp_path: Path) -> None:
+    """Two rollouts of one name, made at once, would speak with the teacher in one conversation."""
+    sources = []
+    for name, weight, numbers in (("few", 3, [5]), ("many", 1, [15, 25, 35])):
+        rows = ({"question": f"What is {n} times 6 of 5?", "answer": "30"} for n in numbers)
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        sources.append(f"{{path = '{tmp_path / name}.jsonl', weight = {weight}}}")
+    with teacher_at(multiply) as server:
+        mix = ("task.path=''", f"task.sources=[{', '.join(sources)}]", "sft.demonstrations=4")
+        summary, found = made(remote(tmp_path, server.url, *mix), tmp_path / "d.jsonl")
+    assert (summary.kept, dict(summary.rejected)) == (2, {})
+    assert len({one.task for one in found}) == 2
+
+
 def test_a_teacher_that_reasons_first_and_answers_in_parts_is_heard(tmp_path: Path) -> None:
     """vLLM's and DeepSeek's reasoning takes the few tokens of the first question; Mistral's stands in parts."""
 

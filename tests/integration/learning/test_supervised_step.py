@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,16 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("supervised")
     make_demonstrations(make_base(folder / "base"), folder / "demonstrations.jsonl")
     return folder
+
+
+def test_a_share_that_leaves_nothing_to_learn_from_is_refused_before_there_is_a_run(
+    world: Path, tmp_path: Path
+) -> None:
+    """Else the folder would be that of a run with this share, and refuse another."""
+    jsonl.write(tmp_path / "one.jsonl", islice(jsonl.read(world / "demonstrations.jsonl"), 1))
+    with pytest.raises(RecipeError, match="of 1 demonstration none is left to learn from"):
+        run_sft(small_recipe(world / "base", sft={"validation_share": 0.5}), tmp_path / "one.jsonl", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def steps_of(

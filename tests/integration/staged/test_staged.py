@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -207,9 +208,14 @@ def test_the_manifest_holds_the_stages_and_other_ones_are_refused(start: tuple[P
 def test_a_run_that_ends_for_what_it_has_spent_begins_no_further_stage(
     start: tuple[Path, Path], tmp_path: Path
 ) -> None:
+    """Nor one that was killed before its model was kept: what the next stage would lack is not asked for."""
     base, cold = start
-    recipe = staged(base, A, B, rl={"steps": 4, "max_sampled_tokens": 1})
+    later = {**B, "select": {"pass_rates": str(tmp_path / "rates.jsonl")}}
+    recipe = staged(base, {**A, "steps": 1}, later, rl={"steps": 4, "max_sampled_tokens": 1})
     assert [line["stage"] for line in trained(recipe, cold, tmp_path / "out")] == [1]
+    shutil.rmtree(tmp_path / "out/final")
+    assert trained(recipe, cold, tmp_path / "out") == []
+    assert (tmp_path / "out/final").is_dir()
 
 
 def numbers(base: Path, *stages: dict[str, Any], **sections: dict[str, object]) -> Recipe:

@@ -141,6 +141,24 @@ def test_the_figures_of_an_update_are_the_means_over_its_minibatches(model):
         assert whole[figure] == pytest.approx(sum(part[figure] for part in parts) / 2, rel=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore::retcon.core.errors.ComputeWarning")  # log-probs are made up
+def test_what_nothing_was_computed_for_is_not_known_and_lowers_no_mean(model):
+    """As an entropy of 0 would be that of a policy which has collapsed."""
+    of_computed, config = ("kl", "entropy_estimate", "padding", "shared"), CONFIG.model_copy(update={"minibatches": 2})
+    for advantages in ((0.0, 0.0), (1.0, 0.0)):
+        trained = copy.deepcopy(model)
+        samples = [sample(9, advantage, first=n) for n, advantage in enumerate(advantages)]
+        told = update(trained, torch.optim.SGD(trained.parameters()), samples, config, seed=0, step=1)
+        alone = moved(model, samples[:1], config)[1] if any(advantages) else {}
+        assert [told[name] for name in of_computed] == pytest.approx([alone.get(name) for name in of_computed])
+        assert told["loss"] == pytest.approx(alone.get("loss", 0.0) / 2)
+    for more, known in (({}, 0.0), ({"kl": 0.1, "entropy_coefficient": 0.1}, None)):
+        about = {"reference": model} if more else {}
+        sgd = torch.optim.SGD(model.parameters())
+        told = update(model, sgd, [], config.model_copy(update=more), seed=0, step=1, **about)
+        assert (told["kl"], told["entropy"], told["kl_reference"]) == (None, None, known)
+
+
 def test_where_nothing_has_an_advantage_nothing_moves(model):
     trained = copy.deepcopy(model)
     optimizer = torch.optim.AdamW(trained.parameters())

@@ -4,15 +4,23 @@ what is asked beside a list of messages, and what is warned of."""
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from retcon.chat.chat import Chat
 from retcon.chat.hermes import render_call
+from retcon.chat.registry import named
+from retcon.chat.template import Template
+from retcon.chat.templated import Templated
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.core.errors import RecipeError, RecordError, TaskWarning
+from retcon.core.types import Segment, Trajectory, Turn
+from retcon.rollout.prompts import prompt_ids
+from retcon.store import jsonl
 from retcon.store.pass_rates import PassRate, PassRateFile
+from retcon.tasks.types import Task
 from retcon.train.datasets.demonstrations import read_rendered, read_samples, short_enough
 from retcon.train.datasets.preferences import read_preferences
 from retcon.train.datasets.vocabulary import UNREADABLE, refuse_other_texts, refuse_other_vocabulary
@@ -121,3 +129,55 @@ def test_rates_of_several_models_are_told_apart(tmp_path: Path) -> None:
         measured_of(file)
     with pytest.raises(RecipeError, match=r"2 models \(one, two\), none of which is the one that this run .*\(three\)"):
         measured_of(file, "three")
+
+
+ALTERNATING = """{% if tools %}{{ tools | tojson }}{% endif %}
+{%- if messages[0].role == 'tool' %}{{ raise_exception('a tool speaks first') }}{% endif %}
+{%- for m in messages %}
+{%- if m.role == 'user' and not loop.first and loop.previtem.role == 'user' %}
+{{- raise_exception('roles must alternate') }}{% endif %}
+{{- '<|im_start|>' + m.role + '\\n' + (m.content or '') + (m.tool_calls | tojson if m.tool_calls else '') }}
+{{- '<|im_end|>\\n' }}{% endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"""
+
+
+def templated() -> Chat:
+    """By a template that, as many do, looks at the first message and lets the user speak once at a time."""
+    pytest.importorskip("jinja2", reason="jinja2 comes with the [train] extra")
+    framing = Templated(Template(ALTERNATING, where="the file"), named("hermes"))
+    return Chat(TOKENIZER, style="hermes", framing=framing)
+
+
+def test_a_conversation_that_the_models_template_refuses_is_refused_by_line(tmp_path: Path) -> None:
+    said = "the file: the template refuses a conversation: roles must alternate"
+    file = written(tmp_path / "d.jsonl", {"messages": [ASKED, SAID]}, {"messages": [ASKED, ASKED, SAID]})
+    with pytest.raises(RecordError, match=rf"d\.jsonl, line 2: {said}$"):
+        read_samples(file, templated(), vocabulary=TOKENIZER.size)
+    pair = {"prompt": [ASKED, ASKED], "chosen": [SAID], "rejected": [{**SAID, "content": "B"}]}
+    with pytest.raises(RecordError, match=rf"p\.jsonl, line 1: {said}$"):
+        read_preferences(written(tmp_path / "p.jsonl", pair), templated(), vocabulary=TOKENIZER.size)
+
+
+def test_text_that_nobody_asked_for_is_learnt_also_where_a_template_looks_at_the_first_message(tmp_path: Path) -> None:
+    file = written(tmp_path / "d.jsonl", {"text": "I multiply."})
+    (sample,) = read_samples(file, templated(), vocabulary=TOKENIZER.size)
+    assert TOKENIZER.decode(sample.ids) == "<|im_start|>assistant\nI multiply.<|im_end|>"
+
+
+def test_the_first_id_of_all_is_not_learnt_as_nothing_predicts_it(tmp_path: Path) -> None:
+    for text, learnt in (("AB", [(0, 1)]), ("A", [])):
+        said = Turn((Segment("sampled", text, tuple(TOKENIZER.encode(text))),))
+        jsonl.write(tmp_path / "d.jsonl", [Trajectory("t", "t", (), (said,))])
+        if learnt:
+            samples = read_samples(tmp_path / "d.jsonl", CHAT, vocabulary=TOKENIZER.size)
+            assert [sample.mask for sample in samples] == learnt
+        else:
+            with pytest.raises(RecordError, match=r"d\.jsonl holds no trajectory to learn from"):
+                read_samples(tmp_path / "d.jsonl", CHAT, vocabulary=TOKENIZER.size)
+
+
+def test_a_task_that_the_models_template_refuses_is_named() -> None:
+    task = Task("t7", "Q", "A", before=(("user", "Hi."), ("assistant", "Hello.")))
+    assert prompt_ids(templated(), task) > 0
+    with pytest.raises(RecipeError, match=r"^task t7: the file: the template refuses a conversation: roles must"):
+        prompt_ids(templated(), replace(task, before=task.before[:1]))

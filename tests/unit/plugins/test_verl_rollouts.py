@@ -24,7 +24,7 @@ from retcon.plugins.verl.briefs import unpack
 from retcon.plugins.verl.engine import ServerEngine
 from retcon.plugins.verl.output import to_output
 from retcon.plugins.verl.settings import Lengths
-from retcon.plugins.verl.shared import FIRST, VALIDATING, Rolled, Shared
+from retcon.plugins.verl.shared import FIRST, SIZE, VALIDATING, Rolled, Shared
 from retcon.rollout.context import RolloutContext, RolloutLimits
 from retcon.tasks.types import Task
 
@@ -110,8 +110,8 @@ def test_what_is_a_servers_fault_is_nobody_elses_and_kept(answer: Any, says: str
     with pytest.raises(InfrastructureFault, match=re.escape(says)):
         generated(engine)
     made = Trajectory("t/1/0", "t", (), (), stop="infrastructure")
-    assert says in Rolled(made, 100, engine, False).fault
-    assert Rolled(replace(made, stop="answer"), 100, engine, False).fault == "", "it was answered in the end"
+    assert says in Rolled(made, 100, engine, False, 2).fault
+    assert Rolled(replace(made, stop="answer"), 100, engine, False, 2).fault == "", "it was answered in the end"
 
 
 def test_what_a_server_refuses_and_what_it_could_not_serve_is_no_fault() -> None:
@@ -152,7 +152,7 @@ MADE = Trajectory("t/1/0", "t", (Segment("prompt", "?", (7, 8)),), (CALLED, ANSW
 def output(made: Trajectory = MADE, *keys: str, validating: bool = False, limit: int = 100) -> dict[str, Any]:
     engine = ServerEngine(Servers())
     engine.seconds, engine.preempted, engine.steps = 1.5, 2, [5, 3, 4]
-    return to_output(Rolled(made, limit, engine, validating), load_recipe("mini/cleaner", keys))
+    return to_output(Rolled(made, limit, engine, validating, 6), load_recipe("mini/cleaner", keys))
 
 
 def test_ids_mask_and_log_probs_begin_after_the_prompt() -> None:
@@ -164,6 +164,7 @@ def test_ids_mask_and_log_probs_begin_after_the_prompt() -> None:
     more = found["extra_fields"]
     assert (more["min_global_steps"], more["max_global_steps"]) == (3, 5)
     assert unpack(more["trajectory"]).id == "t/1/0"
+    assert more["group_size"] == 6
     assert more["reward_extra_info"] == {
         "acc": 1.0, "turns": 2.0, "calls": 1.0, "failed_calls": 1.0, "repairs": 0.0, "sampled_tokens": 3.0,
         "cut_off": 0.0,
@@ -201,7 +202,7 @@ def test_a_task_that_a_step_has_twice_is_rolled_out_by_other_draws_each_time() -
     )  # fmt: skip
 
     async def rolled(first: int, session: int) -> str:
-        row = {"global_steps": 1, "session_id": session, FIRST: first, VALIDATING: False}
+        row = {"global_steps": 1, "session_id": session, FIRST: first, SIZE: 2, VALIDATING: False}
         return (await shared.rollout(row, {"temperature": 1.0, "top_p": 1.0, "top_k": -1})).trajectory.id
 
     names = [asyncio.run(rolled(first, session)) for first, session in ((0, 0), (0, 1), (2, 0), (2, 1), (0, 0))]

@@ -15,9 +15,10 @@ from retcon.select.dynamic import DynamicSampling, informative
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The rollouts of a prompt by their keys: how many there were, and those that are kept, none where faults left
-    fewer than two."""
+    """The rollouts of a prompt by their keys: how many were made, how many of those are left by faults, and those that
+    are kept, none where fewer than two are left."""
 
+    made: int
     rolled: int
     kept: Mapping[str, Trajectory]
 
@@ -39,18 +40,21 @@ class Step:
 
     @property
     def made(self) -> int:
-        """G': the rollouts of a prompt."""
+        """G': the rollouts of a prompt that does not say how many it has."""
         return int(self.recipe.select.made(self.recipe.rl.group))
 
-    def add(self, uid: str, rolled: Mapping[str, Trajectory]) -> None:
-        """A group that is over. rolled: in the order of their indices, without those that a fault ended."""
+    def add(self, uid: str, rolled: Mapping[str, Trajectory], made: int | None = None) -> None:
+        """A group that is over. rolled: in the order of their indices, without those that a fault ended. made: with
+        those, G' where None."""
         left = drop_infrastructure(list(rolled.values()))
         kept: list[Trajectory] = []
         if left:
             seed = derive("select", self.recipe.run.seed, self.number, left[0].task)
             kept = self.recipe.select.select(left, self.recipe.rl.group, seed=seed)
         chosen = {id(one) for one in kept}
-        self.groups[uid] = Group(len(rolled), {key: one for key, one in rolled.items() if id(one) in chosen})
+        self.groups[uid] = Group(
+            made or self.made, len(rolled), {key: one for key, one in rolled.items() if id(one) in chosen}
+        )
 
     def to_draw(self) -> int:
         """How many fresh prompts to roll out now, in place of groups that faults took or, with dynamic sampling, that
@@ -84,7 +88,7 @@ class Step:
         return {
             "retcon/kept": float(kept),
             "retcon/rollouts": float(sum(group.rolled for group in groups)),
-            "retcon/lost_to_faults": float(sum(self.made - group.rolled for group in groups)),
+            "retcon/lost_to_faults": float(sum(group.made - group.rolled for group in groups)),
             "retcon/groups_skipped": float(sum(not group.kept for group in groups)),
             "retcon/groups_flat": float(sum(bool(group.kept) and not group.informative for group in groups)),
             "retcon/extra_groups": float(len(groups) - self.prompts),

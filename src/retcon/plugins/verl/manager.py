@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from tensordict.tensorclass import NonTensorData, NonTensorStack
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ
 
 from retcon.plugins.verl.settings import SECTION, recipe_of, refuse_unfit
-from retcon.plugins.verl.shared import FIRST, VALIDATING
+from retcon.plugins.verl.shared import FIRST, SIZE, VALIDATING
 from retcon.plugins.verl.tasks import OWN, Repeats
+
+OWN_SIZE = "__rollout_n__"
+"""verl's column of rows that are rolled out otherwise than `rollout.n` times."""
 
 
 class RetconManager(AgentLoopManagerTQ):  # type: ignore[misc]  # verl has no types
@@ -23,11 +27,17 @@ class RetconManager(AgentLoopManagerTQ):  # type: ignore[misc]  # verl has no ty
         self._repeats = {False: Repeats(), True: Repeats()}
 
     def generate_sequences(self, prompts: Any) -> None:
-        """As verl's, with whether it validates, and where the indices of each row's rollouts begin."""
+        """As verl's, with whether it validates, and of each row how many rollouts it has and where their indices
+        begin."""
         validating = bool(prompts["validate"]) if "validate" in prompts else False
         columns = {name: prompts[name] for name in OWN if name in prompts}
         rows = (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
-        earlier = self._repeats[validating].before(prompts["global_steps"], rows)
-        prompts[VALIDATING] = NonTensorData(validating)
-        prompts[FIRST] = NonTensorStack(*(NonTensorData(count * self._sizes[validating]) for count in earlier))
+        own = prompts[OWN_SIZE] if OWN_SIZE in prompts else [self._sizes[validating]] * len(prompts)
+        sizes = [int(size) for size in own]
+        prompts[FIRST] = _column(self._repeats[validating].before(prompts["global_steps"], rows, sizes))
+        prompts[SIZE], prompts[VALIDATING] = _column(sizes), NonTensorData(validating)
         super().generate_sequences(prompts)
+
+
+def _column(values: Sequence[int]) -> NonTensorStack:
+    return NonTensorStack(*map(NonTensorData, values))

@@ -46,6 +46,7 @@ def to_output(rolled: Rolled, recipe: Recipe) -> dict[str, Any]:
             "max_global_steps": max(engine.steps, default=None),
             "reward_extra_info": _told(rolled),
             "trajectory": pack(trajectory),
+            "group_size": rolled.size,
         },
     }
 

@@ -71,14 +71,18 @@ class RetconSampler(ReplayBuffer):  # type: ignore[misc]  # verl has no types
         new = set(uids)
         keys = sorted((k for k in self.partitions[partition_id] if _uid(k) in new), key=_place)
         told: dict[str, dict[Key, Trajectory]] = defaultdict(dict)
+        sizes: dict[str, int] = {}
         if keys:
             read = transfer_queue.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=["extra_fields"])
             for key, about in zip(keys, read["extra_fields"], strict=True):
-                told[_uid(key)][key] = unpack(getattr(about, "data", about)["trajectory"])
+                fields = getattr(about, "data", about)
+                told[_uid(key)][key] = unpack(fields["trajectory"])
+                sizes[_uid(key)] = int(fields["group_size"])
         for uid in uids:
-            if len(told[uid]) < step.made:
-                log.warning("prompt %s: faults took %d of %d rollouts", uid, step.made - len(told[uid]), step.made)
-            step.add(uid, told[uid])
+            made = sizes.get(uid, step.made)  # nobody is left of a group that faults took as a whole
+            if len(told[uid]) < made:
+                log.warning("prompt %s: faults took %d of %d rollouts", uid, made - len(told[uid]), made)
+            step.add(uid, told[uid], made)
 
     def _batch(self, step: Step, partition_id: str) -> Any:
         """The metadata of what is trained on; all else leaves the queue."""

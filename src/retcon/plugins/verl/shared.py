@@ -31,7 +31,8 @@ from retcon.tasks.types import Task
 VALIDATING = "retcon_validating"
 """What the manager adds to a batch: verl tells an agent loop nothing of whether it validates."""
 FIRST = "retcon_first"
-"""What the manager adds to a row: the index of its group's first rollout, after those of the same task in its step."""
+SIZE = "retcon_size"
+"""What it adds to a row: its group's first index, after those of the same task in its step, and how many there are."""
 NEEDED = {
     "session_id": "trainer.use_v1 = true",
     "global_steps": "trainer.use_v1 = true",
@@ -41,12 +42,14 @@ NEEDED = {
 
 @dataclass(frozen=True, slots=True)
 class Rolled:
-    """A rollout that is over. limit: of its tokens. engine: what it took."""
+    """A rollout that is over. limit: of its tokens. engine: what it took. size: rollouts of its group, lost ones among
+    them."""
 
     trajectory: Trajectory
     limit: int
     engine: ServerEngine
     validating: bool
+    size: int
 
     @property
     def fault(self) -> str:
@@ -99,7 +102,7 @@ class Shared:
         context = replace(context, engine=engine, limits=limits)
         index = int(row[FIRST]) + int(row["session_id"])
         trajectory = await rollout_member(task, context, index, seed=seed, step=step, grade=self.grade)
-        return Rolled(trajectory, limits.max_tokens, engine, validating)
+        return Rolled(trajectory, limits.max_tokens, engine, validating, int(row[SIZE]))
 
 
 KEPT = "_retcon_shared"

@@ -54,20 +54,20 @@ class Repeats:
         self._step: object = None
         self._had: Counter[str] = Counter()
 
-    def before(self, step: object, rows: Iterable[Mapping[str, Any]]) -> list[int]:
-        """How many rows of the same task come before each in a step: a step's rows may come in several calls. One that
-        cannot be read counts for nothing: its own rollout says why."""
+    def before(self, step: object, rows: Iterable[Mapping[str, Any]], sizes: Iterable[int]) -> list[int]:
+        """How many rollouts of the same task come before those of each row in a step, whose rows may come in several
+        calls. sizes: rollouts of each. A row that cannot be read counts for nothing: its own rollout says why."""
         if step != self._step:
             self._step, self._had = step, Counter()
-        return [self._count(row) for row in rows]
+        return [self._count(row, size) for row, size in zip(rows, sizes, strict=True)]
 
-    def _count(self, row: Mapping[str, Any]) -> int:
+    def _count(self, row: Mapping[str, Any], size: int) -> int:
         try:
             name = _id(_read(row))
         except RecipeError:
             return 0
-        self._had[name] += 1
-        return self._had[name] - 1
+        self._had[name] += size
+        return self._had[name] - size
 
 
 def _read(row: Mapping[str, Any]) -> Item:

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from retcon.chat.chat import Chat
 from retcon.chat.render import render
+from retcon.chat.template import Refused
 from retcon.chat.types import Told
 from retcon.core.codec import from_dict
 from retcon.core.errors import MissingIds, RecordError, TaskWarning, located
@@ -43,9 +44,9 @@ def read_samples(file: Path, chat: Chat, *, vocabulary: int, max_tokens: int | N
 
     vocabulary: ids that the model has. max_tokens: positions that it has, None for any number; longer samples are left
     out, and so are those with nothing to learn, which a TaskWarning counts. Another one says that no demonstration
-    calls a tool. Raises RecordError, which begins with the file and line, at a record that is neither, has messages
-    that would not be read (`refuse_unread`) or ids of another model, or holds text where it should have ids; and where
-    nothing is left to learn.
+    calls a tool. Raises RecordError, which begins with the file and line, at a record that is neither, that the chat's
+    template refuses, has messages that would not be read (`refuse_unread`) or ids of another model, or holds text where
+    it should have ids; and where nothing is left to learn.
     """
     samples: list[Sample] = []
     idle: list[str] = []
@@ -57,6 +58,8 @@ def read_samples(file: Path, chat: Chat, *, vocabulary: int, max_tokens: int | N
             raise RecordError(f"{record.where}: {error}: an audit? Give what `retcon purify` wrote to -o") from error
         refuse_other_vocabulary(sample.ids, vocabulary, record.where)
         refuse_other_texts([(s.text, s.ids or ()) for s in trajectory.segments], chat.tokenizer, record.where)
+        if sample.mask[:1] == (1,):  # nothing predicts the first id of all
+            sample = replace(sample, mask=(0, *sample.mask[1:]))
         if any(sample.mask):
             samples.append(sample)
             calling += any(turn.calls and turn.generated for turn in trajectory.turns)
@@ -115,7 +118,7 @@ def _rendered_of(file: Path, chat: Chat) -> Iterator[tuple[Record, Trajectory]]:
             try:
                 value = known[record.number] if record.number in known else decoded(record)
                 yield from ((record, one) for one in rendered(value, detector, chat, record.where))
-            except RecordError as error:
+            except (RecordError, Refused) as error:
                 raise located(error, record.where) from error
     except TornLine as torn:
         warnings.warn(str(torn), TaskWarning, stacklevel=2)

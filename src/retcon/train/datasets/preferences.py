@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import cast
 
 from retcon.chat.chat import Chat
+from retcon.chat.template import Refused
 from retcon.core.errors import RecordError, TaskWarning, located
 from retcon.core.sample import ids_of
 from retcon.core.texts import counted
@@ -51,7 +52,7 @@ def read_preferences(file: Path, chat: Chat, *, vocabulary: int, max_tokens: int
         try:
             value = decoded(record)
             pair = _pair(value, chat, record.where)
-        except RecordError as error:
+        except (RecordError, Refused) as error:
             raise located(error, record.where) from error
         refuse_other_vocabulary((*pair.chosen.ids, *pair.rejected.ids), vocabulary, record.where)
         refuse_other_texts(_own(value), chat.tokenizer, record.where)

@@ -27,5 +27,10 @@ class Drawn(Generic[T]):
 
 
 def drawn_tasks(tasks: TaskSet, seed: int) -> Iterator[Task]:
-    """One pass over the training tasks, in another order than that of a run's prompts."""
-    return tasks.train(derive("demonstrations", seed))
+    """One pass over the training tasks, in another order than that of a run's prompts. One that comes again, as in a
+    mix of sources with weights, is left out: rollouts are named, and drawn, by their task."""
+    had: set[str] = set()
+    for task in tasks.train(derive("demonstrations", seed)):
+        if task.id not in had:
+            had.add(task.id)
+            yield task
