@@ -32,6 +32,14 @@ def parse(code: str) -> ast.Module | None:
     return None
 
 
+def source(node: ast.AST) -> str:
+    """A node as text, the same for nodes that say the same."""
+    try:
+        return ast.unparse(node)
+    except ValueError:  # before Python 3.12, for an f-string with an invisible character in a text within it
+        return ast.dump(node)
+
+
 def _nested(tree: ast.AST) -> int:
     """How deep a tree is, no further than is of interest."""
     level: list[ast.AST] = [tree]
