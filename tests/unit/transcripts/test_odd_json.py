@@ -43,8 +43,8 @@ WRITTEN = "len(f'''{'\N{NO-BREAK SPACE}'.join('ab')}''')"
 
 @pytest.mark.parametrize(
     "code",
-    [r"'\ud83d'", r"'\ud83d') # again (", "[" * DEEP, WRITTEN],
-    ids=["half an emoji", "with a comment", "brackets", "an invisible character"],
+    [r"'\ud83d'", r"'\ud83d') # again (", "[" * DEEP, WRITTEN, f"abs(0x{'f' * 5000})"],
+    ids=["half an emoji", "with a comment", "brackets", "an invisible character", "a long number"],
 )
 @pytest.mark.parametrize("name", FORMATS)
 def test_any_text_may_stand_in_a_call(name: str, code: str) -> None:

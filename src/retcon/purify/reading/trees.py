@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from functools import cache, lru_cache
 
 _MAGIC = re.compile(r"^[ \t]*[!%][^\n]*$", re.MULTILINE)
+_LONG = re.compile(r"0[xXoObB][\da-fA-F_]{3500}")
+"""A number that Python reads, and would not write with so many digits as it has in decimals."""
 _DEEPEST = 100
 """Levels of a tree (a sum of so many terms) beyond which Python's own functions, which recurse, may not read it."""
 IMPORTS = (ast.Import, ast.ImportFrom)
@@ -20,8 +22,10 @@ _SCOPES = (
 @lru_cache(maxsize=32)
 def parse(code: str) -> ast.Module | None:
     """The program without IPython's `!` and `%` lines, and as IPython does without an indent of the first line; None
-    where it is no Python of ours, or nested too deeply. Lines keep their numbers. What was parsed last is kept, and
-    never changed."""
+    where it is no Python of ours, nested too deeply, or has a number without end. Lines keep their numbers. What was
+    parsed last is kept, and never changed."""
+    if _LONG.search(code):
+        return None
     plain = _MAGIC.sub("", code)
     for text in (plain, plain.lstrip(" \t")):
         try:
