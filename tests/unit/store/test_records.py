@@ -223,6 +223,9 @@ def test_zstd_is_seen_from_its_bytes_in_one_frame_or_several(tmp_path: Path) -> 
     pack = zstandard.ZstdCompressor().compress
     path.write_bytes(pack(b'{"a": 1}\n{"a"') + pack(b": 2}\n"))
     assert values(path) == [{"a": 1}, {"a": 2}]
+    skipped = b"\x50\x2a\x4d\x18\x04\0\0\0size"  # as pzstd writes them
+    path.write_bytes(skipped + pack(b'{"a": 1}\n') + skipped + pack(b'{"a": 2}\n') + skipped)
+    assert values(path) == [{"a": 1}, {"a": 2}]
     path.write_bytes(pack(b'{"a": 1}\n' * 9999)[:-12])
     with pytest.raises(RecordError, match="cannot be read"):
         values(path)
