@@ -138,6 +138,17 @@ def test_two_files_that_would_be_one_of_a_folder_are_both_named(tmp_path: Path) 
     assert f"{one} and {two} would both be {both}: " in str(done.exception)
 
 
+def test_a_file_that_is_given_twice_is_not_written_twice_into_one(tmp_path: Path) -> None:
+    (source := tmp_path / "a.jsonl").write_text(json.dumps(CLEAN) + "\n")
+    (tmp_path / "latest.jsonl").symlink_to(source)
+    for words in ([str(tmp_path)], [f"{tmp_path}/*.jsonl"], [str(source), f"{tmp_path}/../{tmp_path.name}/a.jsonl"]):
+        done = CliRunner().invoke(app, ["purify", *words, "-o", str(tmp_path / "o.jsonl")])
+        assert f"{source} and {tmp_path}/" in str(done.exception)
+        assert "are one file, which would be in the output twice" in str(done.exception)
+    assert CliRunner().invoke(app, ["purify", str(tmp_path), "-o", f"{tmp_path}/out/"]).exit_code == 0
+    assert parsed(tmp_path / "out/latest.jsonl") == [CLEAN]
+
+
 def test_what_lies_where_the_output_goes_and_was_not_made_of_the_rest_is_told(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     for name in ("a.jsonl", "out/a.jsonl", "out/raw.jsonl"):
