@@ -17,7 +17,7 @@ from retcon.core.types import Observation, ToolCall, Turn
 from retcon.purify.kept import prose, unreferring
 from retcon.purify.noop import is_program
 from retcon.purify.reading.names import definitions, goals, only_constants, runs_nothing, works_out
-from retcon.purify.reading.trees import below, parse
+from retcon.purify.reading.trees import below, parse, source
 from retcon.purify.reading.words import comments, gives_up_plan, says_something, without_comments
 
 _TELLS = re.compile(
@@ -207,7 +207,7 @@ def _by_hand(before: str, after: str, said: str) -> str | None:
     for node in fixed.body:
         value = getattr(node, "value", None)
         if isinstance(value, ast.BinOp) and not any(isinstance(n, ast.Name) for n in below(value)):
-            text = ast.unparse(value)
+            text = source(value)
             if re.sub(r"\s+", "", text) not in shown:
                 return text
     return None
@@ -233,7 +233,7 @@ def _ranges(code: str) -> Iterator[tuple[float, str]]:
             bounds = [_number(argument) for argument in node.args[:2]]
             if None not in bounds:
                 start, stop = bounds if len(bounds) == 2 else (0.0, bounds[0])
-                yield (stop or 0) - (start or 0), ast.unparse(node)
+                yield (stop or 0) - (start or 0), source(node)
 
 
 def _number(node: ast.expr) -> float | None:
@@ -248,7 +248,8 @@ def _number(node: ast.expr) -> float | None:
         if left is None or right is None:
             return None
         if isinstance(node.op, ast.Pow):
-            return left**right if 0 <= right <= 30 and abs(left) <= 1000 and left else None
+            small = abs(left) <= 1000 and 0 <= right <= 30
+            return left**right if small and left and right.is_integer() else None
         for kind, result in ((ast.Add, left + right), (ast.Sub, left - right), (ast.Mult, left * right)):
             if isinstance(node.op, kind):
                 return result
@@ -271,7 +272,7 @@ def _conditions(tree: ast.AST) -> Iterator[tuple[str, list[str]]]:
     """What each comprehension goes over, and its conditions."""
     for node in below(tree):
         if isinstance(node, ast.comprehension):
-            yield ast.unparse(node.iter), [ast.unparse(test) for test in node.ifs]
+            yield source(node.iter), [source(test) for test in node.ifs]
 
 
 def _left_out(before: str, after: str, line: int | None) -> str | None:
@@ -299,7 +300,7 @@ def _made_up(after: str, missing: Collection[str], told: Callable[[str], bool]) 
         for name, value in _bindings(node):
             if name not in missing or name in changed or not isinstance(value, ast.Constant | ast.UnaryOp):
                 continue
-            text = ast.unparse(value)
+            text = source(value)
             number = _NUMBER.search(text)
             later = any(isinstance(n, ast.Assign) and n is not node and name in dict(_bindings(n)) for n in tree.body)
             if text == "None" or (number is not None and (later or not told(number[0]))):

@@ -146,7 +146,7 @@ class Offline:
                     break
                 left.append(LeftAlone(at, *objection))
                 if objection[0] == "words":
-                    reason = "words"  # of what is tried later in the run the same words would stay
+                    reason = "words"  # whatever is tried later in the run, the same words would stay beside it
         if not splices and not left:
             return Purified(trajectory, (), ())
         splices.reverse()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 from retcon.core.types import Trajectory
 
@@ -32,6 +34,11 @@ class DynamicSampling:
     prompts: int
     extra: int
     rounds: int
+
+    @classmethod
+    def bounded(cls, prompts: int, max_extra: float, rounds: int) -> Self:
+        """With `max_extra` groups more at most for each of the step's own, rounded down."""
+        return cls(prompts, math.floor(round(max_extra * prompts, 6)), rounds)  # .29 × 100 is 28.999999999999996
 
     def to_draw(self, groups: Sequence[Sequence[Trajectory]], *, rounds: int) -> int:
         """How many fresh prompts to draw now.

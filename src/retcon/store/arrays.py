@@ -96,7 +96,8 @@ class ArrayWriter(Writer):
 
     def add(self, record: Record, data: bytes) -> None:
         wanted, had = (b"," if self._any else b"["), record.lead.lstrip()[:1]
-        self._write((record.lead.replace(had, wanted, 1) if had else wanted + b"\n") + data.rstrip())
+        lead = record.lead.replace(had, wanted, 1) if had else wanted + b"\n"
+        self._write(lead + data.removeprefix(codecs.BOM_UTF8).rstrip())  # of a document
         self._any = True
 
     def end(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import importlib
 import io
+import re
 import zlib
 from pathlib import Path
 from types import ModuleType
@@ -14,7 +15,9 @@ from retcon.core.errors import MissingExtra
 from retcon.core.installing import how_to_install
 
 SUFFIXES = (".gz", ".zst")
-_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+_GZIP = b"\x1f\x8b"
+_ZSTD = re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18")
+"""A frame; or one that readers skip, which pzstd writes before each."""
 _CHUNK = 1 << 20
 
 
@@ -30,7 +33,7 @@ def decompressed(file: io.BufferedReader, what: str) -> io.BufferedReader:
     head = file.peek(4)[:4]
     if head.startswith(_GZIP):
         return io.BufferedReader(cast(io.RawIOBase, _Gzip(fileobj=file)), _CHUNK)
-    if head == _ZSTD:
+    if _ZSTD.match(head):
         try:
             module = zstandard(what)
         except MissingExtra:
@@ -45,7 +48,8 @@ def is_compressed(path: Path) -> bool:
     if path.suffix in SUFFIXES or not path.exists():
         return path.suffix in SUFFIXES
     with path.open("rb") as file:
-        return file.read(4).startswith((_GZIP, _ZSTD))
+        head = file.read(4)
+    return head.startswith(_GZIP) or _ZSTD.match(head) is not None
 
 
 def compressed(file: IO[bytes], name: str) -> IO[bytes]:

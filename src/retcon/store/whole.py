@@ -27,21 +27,29 @@ def whole_folder(target: Path) -> Iterator[Path]:
 
     On any error it is removed. Raises StorageError, with the free space, where the disk says no.
     """
-    partial = target.with_name(f"{PARTIAL}{target.name}")
+    partial, old = (target.with_name(f"{PARTIAL}{of}{target.name}") for of in ("", "old-"))
     try:
         with explained(target):
-            shutil.rmtree(partial, ignore_errors=True)
+            _clear(target, partial, old)
             partial.mkdir(parents=True)
             yield partial
             for file in partial.rglob("*"):
                 synced(file)
             synced(partial)
             if target.exists():
-                shutil.rmtree(target)
+                target.rename(old)  # to remove it may take seconds, in which nothing whole would stand there
             partial.rename(target)
             synced(target.parent)
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        _clear(target, partial, old)
+
+
+def _clear(target: Path, partial: Path, old: Path) -> None:
+    """Remove what is left of a new folder and of the one before it; that one goes back where nothing took its place."""
+    if old.exists() and not target.exists():
+        old.rename(target)
+    for rest in (partial, old):
+        shutil.rmtree(rest, ignore_errors=True)
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -62,4 +61,4 @@ def dynamic_sampling(recipe: Recipe) -> DynamicSampling | None:
     section, prompts = recipe.select, recipe.rl.prompts
     if not section.dynamic:
         return None
-    return DynamicSampling(prompts, extra=math.floor(section.max_extra * prompts), rounds=section.max_rounds)
+    return DynamicSampling.bounded(prompts, section.max_extra, section.max_rounds)

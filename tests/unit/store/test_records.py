@@ -160,6 +160,14 @@ def test_an_eval_archive_is_its_samples_and_keeps_the_rest(tmp_path: Path) -> No
         open_source(path)
 
 
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize("name", ["in.jsonl", "in.json"])
+def test_utf_16_is_refused_with_what_to_do(tmp_path: Path, name: str, encoding: str) -> None:
+    (path := tmp_path / name).write_bytes('\ufeff{"messages":\r\n []}\r\n'.encode(encoding))
+    with pytest.raises(RecordError, match=rf"{name}: it is UTF-16, and not UTF-8: iconv"):
+        open_source(path)
+
+
 @pytest.mark.parametrize(("name", "hint"), [("a.arrow", "to_parquet"), ("a.xz", "xz -d")])
 def test_other_kinds_of_files_are_refused_with_what_to_do(tmp_path: Path, name: str, hint: str) -> None:
     with pytest.raises(RecordError, match=hint):
@@ -214,6 +222,9 @@ def test_zstd_is_seen_from_its_bytes_in_one_frame_or_several(tmp_path: Path) -> 
     path = tmp_path / "in.jsonl"
     pack = zstandard.ZstdCompressor().compress
     path.write_bytes(pack(b'{"a": 1}\n{"a"') + pack(b": 2}\n"))
+    assert values(path) == [{"a": 1}, {"a": 2}]
+    skipped = b"\x50\x2a\x4d\x18\x04\0\0\0size"  # as pzstd writes them
+    path.write_bytes(skipped + pack(b'{"a": 1}\n') + skipped + pack(b'{"a": 2}\n') + skipped)
     assert values(path) == [{"a": 1}, {"a": 2}]
     path.write_bytes(pack(b'{"a": 1}\n' * 9999)[:-12])
     with pytest.raises(RecordError, match="cannot be read"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,11 @@ def begin(target: Path, error: BaseException) -> None:
     with whole_folder(target) as partial:
         (partial / "new").touch()
         raise error
+
+
+def begin_whole(target: Path) -> None:
+    with whole_folder(target) as partial:
+        (partial / "new").touch()
 
 
 def begin_file(target: Path, error: BaseException) -> None:
@@ -43,6 +49,44 @@ def test_a_folder_takes_the_place_of_another_only_once_it_is_whole(tmp_path: Pat
         (partial / "inner/new").touch()
         assert names(target) == ["old"]
     assert names(tmp_path) == ["final", "final/inner", "final/inner/new"]
+
+
+def test_a_folder_is_whole_while_the_one_before_it_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "final"
+    for name in ("old", "new"):
+        with monkeypatch.context() as patched, whole_folder(target) as partial:
+            for part in ("config", "weights"):
+                (partial / f"{name}-{part}").touch()
+            if name == "new":
+                patched.setattr(shutil, "rmtree", half_removed)
+    assert names(target) == ["new-config", "new-weights"]
+    with whole_folder(target) as partial:
+        (partial / "newest").touch()
+    assert names(tmp_path) == ["final", "final/newest"]
+
+
+def half_removed(folder: Path, **_: object) -> None:
+    """As far as a process came that was killed."""
+    for part in sorted(folder.glob("*"))[:1]:
+        part.unlink()
+
+
+def test_the_folder_before_goes_back_where_the_new_one_cannot_take_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "final").mkdir()
+    (tmp_path / "final/old").touch()
+    rename = Path.rename
+
+    def refused(path: Path, target: Path) -> Path:
+        if path.name == f"{PARTIAL}final":
+            raise OSError(5, "Input/output error")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", refused)
+    with pytest.raises(StorageError, match="final could not be written, and is as it was before"):
+        begin_whole(tmp_path / "final")
+    assert names(tmp_path) == ["final", "final/old"]
 
 
 def test_what_a_killed_one_left_is_no_part_of_the_next(tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ def ends(*tests: str) -> list[str]:
          [SUITE.format("a")]),
         ("import random, pytest\nrandom.seed(1)\nprint('go')\n" + FUNCTION + "pytest.main()", ["test_f()"]),
         ("def make(n): return [n]\nDATA = make(3)\n" + FUNCTION, ["test_f()"]),
+        (f"DATA = f\"{{'\N{NO-BREAK SPACE}'.join('ab')}}\"\n{FUNCTION}", ["test_f()"]),
         ("from unittest.mock import patch\n@patch('os.getcwd')\ndef test_f(mock): assert f(1) == 2", ["test_f()"]),
         ("from unittest import TestCase\nclass A(TestCase):\n    def test_a(self): pass\nclass B(A): pass",
          ["__import__('unittest').TestSuite([A('test_a')]).debug()",

@@ -58,3 +58,18 @@ def test_what_litellm_s_fields_repeat_of_reasoning_goes_where_that_is_cut() -> N
     assert first["provider_specific_fields"]["thinking_blocks"] == [{"thinking": "Take the root."}]
     assert last["reasoning_content"] == "The root is plausible."
     assert last["provider_specific_fields"] == {"refusal": None, "reasoning_content": None, "thinking_blocks": []}
+
+
+def test_what_mini_swe_agent_repeats_of_calls_goes_with_them_and_the_replies_are_emptied() -> None:
+    record = FORMATS["messages"](REPAIRED)
+    for n, item in enumerate(item for item in record["messages"] if item["role"] == "assistant"):
+        reply = {"choices": [{"message": dict(item)}]}
+        actions = [{"command": call["function"]["arguments"]} for call in item.get("tool_calls", ())]
+        item["extra"] = {"actions": actions, "response": reply, "cost": n}
+    failed, fixed, last = (item for item in record["messages"] if item["role"] == "assistant")
+    clean, count = purify_transcript(record)
+    assert count.shallow == 1
+    assert "sqroot" not in str(clean)
+    first, same = (item for item in clean["messages"] if item["role"] == "assistant")
+    assert first["extra"] == {**fixed["extra"], "response": None} != failed["extra"]
+    assert same == last

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -116,6 +117,9 @@ DEAD = "-" * 75 + " Timeout waiting for reply                                Tra
         ("Process finished with exit code 1", "exit-code", "exit 1", None),
         ("<returncode>1</returncode>\n<output>x</output>", "exit-code", "exit 1", None),
         ('{"output": "x", "exit_code": 3}', "exit-code", "exit 3", None),
+        (json.dumps({"output": PLAIN}), "traceback", "OwnError", 4),
+        (json.dumps({"result": "IndexError: no", "error": None}), "exception-line", "IndexError", None),
+        (str({"stdout": PLAIN, "stderr": ""}), "traceback", "OwnError", 4),
     ],
 )  # fmt: skip
 def test_a_failure_is_found_by_its_rule(output: str, rule: str, error_type: str | None, line: int | None) -> None:
@@ -153,6 +157,9 @@ def test_a_timeout_is_told_from_an_error(output: str, rule: str) -> None:
         "found 2 lines with 'Traceback (most recent call last)' in the log",
         "Exit code: 0",
         '{"stdout": "", "exit_code": 0}',
+        '{"output": "IndexError: no", "exit_code": 0}',
+        '{"result": "4.0"}',
+        '{"result": "KeyError: x", "source": "a page on errors"}',
         '{"error": "none"}',
         "He timed out the player after 3 minutes\nthen went on",
         "Answer: 12",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import io
 import json
@@ -36,7 +37,15 @@ def with_program(format: str, code: str) -> str:
     return json.dumps(record).replace("PROGRAM", code)
 
 
-@pytest.mark.parametrize("code", [r"'\ud83d'", "[" * DEEP], ids=["half an emoji", "brackets"])
+WRITTEN = "len(f'''{'\N{NO-BREAK SPACE}'.join('ab')}''')"
+"""What Python before 3.12 can read, and not write."""
+
+
+@pytest.mark.parametrize(
+    "code",
+    [r"'\ud83d'", r"'\ud83d') # again (", "[" * DEEP, WRITTEN, f"abs(0x{'f' * 5000})"],
+    ids=["half an emoji", "with a comment", "brackets", "an invisible character", "a long number"],
+)
 @pytest.mark.parametrize("name", FORMATS)
 def test_any_text_may_stand_in_a_call(name: str, code: str) -> None:
     assert purified(with_program(name, code)).calls == 2
@@ -49,7 +58,9 @@ def test_arguments_of_brackets_without_end_are_malformed(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "output", ['{"result": ' * DEEP + "}", f'{{"result": "{HALF}"}}'], ids=["deep", "half an emoji"]
+    "output",
+    ['{"result": ' * DEEP + "}", f'{{"result": "{HALF}"}}', "{'a', [1]}", "[{'a': {[]: 1}}]"],
+    ids=["deep", "half an emoji", "a set of lists", "a list as key"],
 )
 def test_any_text_may_be_an_output(output: str) -> None:
     assert purified(json.dumps(messages((user("?"), fails("f()"), works("f(2)", output), answer("1"))))).calls == 2
@@ -113,6 +124,14 @@ def test_a_number_beyond_all_floats_stays_a_number_of_json(number: str, indent: 
 def test_what_python_s_own_writer_names_is_named_so_again(number: str) -> None:
     out = repaired(json.dumps({"score": "AT", **messages(REPAIRED)}).replace('"AT"', number).encode() + b"\n")
     assert f'"score": {number}' in out.decode()
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize("ascii", [True, False])
+def test_a_document_keeps_its_style_whatever_it_begins_with(indent: int | None, ascii: bool) -> None:
+    text = json.dumps({"é": "√", **messages(REPAIRED)}, indent=indent, ensure_ascii=ascii)
+    marked = repaired(codecs.BOM_UTF8 + text.encode(), "document")
+    assert marked.removeprefix(codecs.BOM_UTF8) == repaired(text.encode(), "document")
 
 
 @pytest.mark.parametrize("indent", [None, 2])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import itertools
 import json
 import os
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,11 +16,12 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 import pytest
+import zstandard
 from typer.testing import CliRunner
 
 from foreign import answer, fails, markdown, messages, user, works
 from retcon.cli.app import app
-from retcon.core.errors import RecordError
+from retcon.core.errors import MissingExtra, RecordError
 from retcon.purify.offline import Offline
 from retcon.transcripts.purifying.assignment import Assignment, expand
 from retcon.transcripts.purifying.count import Count
@@ -135,6 +138,17 @@ def test_two_files_that_would_be_one_of_a_folder_are_both_named(tmp_path: Path) 
     assert f"{one} and {two} would both be {both}: " in str(done.exception)
 
 
+def test_a_file_that_is_given_twice_is_not_written_twice_into_one(tmp_path: Path) -> None:
+    (source := tmp_path / "a.jsonl").write_text(json.dumps(CLEAN) + "\n")
+    (tmp_path / "latest.jsonl").symlink_to(source)
+    for words in ([str(tmp_path)], [f"{tmp_path}/*.jsonl"], [str(source), f"{tmp_path}/../{tmp_path.name}/a.jsonl"]):
+        done = CliRunner().invoke(app, ["purify", *words, "-o", str(tmp_path / "o.jsonl")])
+        assert f"{source} and {tmp_path}/" in str(done.exception)
+        assert "are one file, which would be in the output twice" in str(done.exception)
+    assert CliRunner().invoke(app, ["purify", str(tmp_path), "-o", f"{tmp_path}/out/"]).exit_code == 0
+    assert parsed(tmp_path / "out/latest.jsonl") == [CLEAN]
+
+
 def test_what_lies_where_the_output_goes_and_was_not_made_of_the_rest_is_told(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     for name in ("a.jsonl", "out/a.jsonl", "out/raw.jsonl"):
@@ -203,6 +217,20 @@ def test_an_output_that_is_a_link_to_itself_is_one_message(tmp_path: Path) -> No
     refused = CliRunner().invoke(app, ["purify", str(tmp_path), "-o", f"{tmp_path}/loop"])
     assert isinstance(refused.exception, RecordError)
     assert "loop cannot be written: " in str(refused.exception)
+
+
+@pytest.mark.parametrize(("name", "stop"), [("out.jsonl", 1), ("out.json", 2), ("out.json", 4)])
+def test_the_mark_of_a_file_stays_out_of_the_midst_of_another(tmp_path: Path, name: str, stop: int) -> None:
+    order = ("document", "lines", "array") if name.endswith("l") else ("array", "document", "lines")
+    inputs = written(tmp_path, **{kind: [CLEAN] if kind == "document" else [CLEAN, CLEAN] for kind in order})
+    for path in inputs:
+        path.write_bytes(codecs.BOM_UTF8 + path.read_bytes())
+    one = assignment(inputs, tmp_path / name)
+    with pytest.raises(Stopped):
+        purified(one, stop_after=stop)
+    purified(one, resume=True)
+    text = one.out.read_text("utf-8-sig")
+    assert (json.loads(text) if name == "out.json" else list(map(json.loads, text.splitlines()))) == [CLEAN] * 5
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(("lines", "array", "document"))), ids="-".join)
@@ -292,6 +320,32 @@ def test_a_table_that_is_compressed_as_a_whole_is_an_input_that_cannot_be_read(
     assert [count.transcripts for count in run(lambda *_: None, lambda: False)] == [1, 0, 1]
     assert run.bad == [f"{told}{inputs[1]}"]
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a.jsonl", "c.jsonl"]
+
+
+def test_a_package_that_a_later_file_needs_ends_a_run_that_can_be_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = [*written(tmp_path, lines=[LEFT, CLEAN]), tmp_path / "more.jsonl.zst"]
+    inputs[1].write_bytes(zstandard.ZstdCompressor().compress(json.dumps(CLEAN).encode() + b"\n"))
+    one = assignment(inputs, tmp_path / "out.jsonl", audit=tmp_path / "audit.jsonl")
+    told = r"more\.jsonl\.zst is compressed with zstd"
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "zstandard", None)
+        with pytest.raises(MissingExtra, match=told):
+            purified(assignment(inputs[1:], tmp_path / "none.jsonl"))
+        run = Purification(assignment(inputs, tmp_path / "some.jsonl", skip_bad=True))
+        assert [count.transcripts for count in run(lambda *_: None, lambda: False)] == [2, 0]
+        assert re.search(told, run.bad[0])
+        with pytest.raises(Stopped, match=told):
+            purified(one)
+    purified(one, resume=True)
+    assert parsed(one.out) == [LEFT, CLEAN, CLEAN]
+    assert len(parsed(tmp_path / "audit.jsonl")) == 1
+
+
+def test_a_pattern_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match=r"b\*\*\.jsonl is no pattern of files|no file matches"):
+        list(expand([f"{tmp_path}/b**.jsonl"]))
 
 
 def test_where_no_file_can_be_read_that_is_an_error(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -86,6 +86,8 @@ def purify(
     names = [name for _, name in found]
     if folder:
         _refuse_same(target, found)
+    else:
+        _refuse_twice([path for path, _ in found])
     assignment = Assignment(
         inputs=[path for path, _ in found], out=target, into_folder=folder, names=names,
         offline=Offline(attempts, gamma, state), format=format, drop_unrepaired=drop_unrepaired, skip_bad=skip_bad,
@@ -146,6 +148,16 @@ def _refuse_same(folder: Path, found: Sequence[tuple[Path, str]]) -> None:
                 f"{other} and {path} would both be {folder / name}: give the folder that holds both, which keeps their "
                 "places in it, or write them into one file (-o all.jsonl)"
             )
+
+
+def _refuse_twice(inputs: Sequence[Path]) -> None:
+    """Raises RecordError, which names both, where two inputs are one file: all of it would be in the output twice."""
+    from retcon.store.outputs import identity
+
+    first: dict[Hashable, Path] = {}
+    for path in inputs:
+        if (other := first.setdefault(identity(path), path)) is not path:
+            raise RecordError(f"{other} and {path} are one file, which would be in the output twice: give one of them")
 
 
 def audit_of(out: Path, folder: bool) -> Path | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -60,9 +59,7 @@ class Step:
         """How many fresh prompts to roll out now, in place of groups that faults took or, with dynamic sampling, that
         teach nothing: a round more is then counted. The bounds are those of [select]."""
         section = self.recipe.select
-        bound = DynamicSampling(
-            self.prompts, extra=math.floor(section.max_extra * self.prompts), rounds=section.max_rounds
-        )
+        bound = DynamicSampling.bounded(self.prompts, section.max_extra, section.max_rounds)
         kept = [list(group.kept.values()) for group in self.groups.values()]
         if section.dynamic:
             missing = bound.to_draw(kept, rounds=self.rounds)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from retcon.purify.reading.outside import outside, shell_lines
-from retcon.purify.reading.trees import IMPORTS, below, binds, nodes_here, parse
+from retcon.purify.reading.trees import IMPORTS, below, binds, nodes_here, parse, source
 
 _ASSIGNED = re.compile(
     r"^[ \t]*([A-Za-z_]\w*)[ \t]*(?:=(?!=)|[-+*/%&|^@]=|//=|\*\*=|:\s*\w[^=\n]*=(?!=))", re.MULTILINE
@@ -58,7 +58,7 @@ def effects(code: str, before: int | None = None) -> Effects:
         bound = binds(item)
         defined.update(bound)
         if isinstance(item, IMPORTS):
-            imported.update((name, ast.unparse(item)) for name in bound if item in ran)
+            imported.update((name, source(item)) for name in bound if item in ran)
     reached |= outside(code, tree, ran)
     stars = frozenset(
         "." * item.level + (item.module or "")
@@ -119,7 +119,7 @@ def works_out(code: str, line: int | None = None, *, whole: bool = False) -> fro
             value = getattr(node, "value", None) if isinstance(node, ast.Expr | ast.Assign | ast.Return) else None
             printed = isinstance(value, ast.Call) and getattr(value.func, "id", "") in ("print", "display")
             values = value.args if printed and isinstance(value, ast.Call) else [value]
-            found |= {ast.unparse(v) for v in values if isinstance(v, ast.Call | ast.BinOp | ast.Subscript)}
+            found |= {source(v) for v in values if isinstance(v, ast.Call | ast.BinOp | ast.Subscript)}
     return frozenset(text for text in found if len(text) >= _TELLING)
 
 
@@ -209,7 +209,7 @@ def handlers(code: str) -> int:
 def assertions(code: str) -> frozenset[str]:
     """What a program asserts: its conditions as text."""
     tree = parse(code)
-    return frozenset(ast.unparse(n.test) for n in below(tree) if isinstance(n, ast.Assert)) if tree else frozenset()
+    return frozenset(source(n.test) for n in below(tree) if isinstance(n, ast.Assert)) if tree else frozenset()
 
 
 def _began(node: ast.stmt, line: int) -> bool:

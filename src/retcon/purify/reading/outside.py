@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Sequence
 
-from retcon.purify.reading.trees import IMPORTS, below
+from retcon.purify.reading.trees import IMPORTS, below, source
 
 _SHELL = re.compile(
     r"^[ \t]*((?:!|%{1,2}(?:pip|conda|mamba|uv|cd|pushd|popd|env|set_env|run|sx|system|bash|sh|script|writefile)\b)"
@@ -50,7 +50,7 @@ def outside(code: str, tree: ast.Module, ran: Sequence[ast.stmt]) -> frozenset[s
         return frozenset()
     names = _Names(tree)
     calls = [node for top in ran for node in below(top) if isinstance(node, ast.Call)]
-    return frozenset(ast.unparse(call) for call in calls if names.reaches_out(call))
+    return frozenset(source(call) for call in calls if names.reaches_out(call))
 
 
 class _Names:

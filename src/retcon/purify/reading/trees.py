@@ -10,6 +10,8 @@ from functools import cache, lru_cache
 from retcon.core.parsing import parsed
 
 _MAGIC = re.compile(r"^[ \t]*[!%][^\n]*$", re.MULTILINE)
+_LONG = re.compile(r"0[xXoObB][\da-fA-F_]{3500}")
+"""A number that Python reads, and would not write with so many digits as it has in decimals."""
 _DEEPEST = 100
 """Levels of a tree (a sum of so many terms) beyond which Python's own functions, which recurse, may not read it."""
 IMPORTS = (ast.Import, ast.ImportFrom)
@@ -22,13 +24,23 @@ _SCOPES = (
 @lru_cache(maxsize=32)
 def parse(code: str) -> ast.Module | None:
     """The program without IPython's `!` and `%` lines, and as IPython does without an indent of the first line; None
-    where it is no Python of ours, or nested too deeply. Lines keep their numbers. What was parsed last is kept, and
-    never changed."""
+    where it is no Python of ours, nested too deeply, or has a number without end. Lines keep their numbers. What was
+    parsed last is kept, and never changed."""
+    if _LONG.search(code):
+        return None
     plain = _MAGIC.sub("", code)
     for text in (plain, plain.lstrip(" \t")):
         if (tree := parsed(text)) is not None:
             return None if _nested(tree) > _DEEPEST else tree
     return None
+
+
+def source(node: ast.AST) -> str:
+    """A node as text, the same for nodes that say the same."""
+    try:
+        return ast.unparse(node)
+    except ValueError:  # before Python 3.12, for an f-string with an invisible character in a text within it
+        return ast.dump(node)
 
 
 def _nested(tree: ast.AST) -> int:

@@ -363,7 +363,7 @@ def comments(code: str) -> Iterator[Sentence]:
             if token.type == tokenize.COMMENT:
                 at = starts[token.start[0] - 1] + token.start[1]
                 yield Sentence(at, at + len(token.string))
-    except (tokenize.TokenError, SyntaxError, IndexError):
+    except (tokenize.TokenError, SyntaxError, IndexError, ValueError):  # of half an emoji, from Python 3.12 on
         return
 
 

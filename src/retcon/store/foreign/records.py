@@ -74,12 +74,16 @@ def open_source(path: Path) -> Source:
 
 def _source_of(path: Path, file: io.BufferedReader, name: str, read: Callable[[], int]) -> Source:
     """What a file is by its first bytes, and by its name."""
-    first = file.peek(_CHUNK)[:_CHUNK].removeprefix(codecs.BOM_UTF8).lstrip()[:1]
+    head = file.peek(_CHUNK)[:_CHUNK]
+    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        file.close()
+        raise RecordError(f"{name}: it is UTF-16, and not UTF-8: iconv -f UTF-16 -t UTF-8 rewrites it")
+    first = head.removeprefix(codecs.BOM_UTF8).lstrip()[:1]
     if first == b"[":
         if plain_name(path.name).endswith(LINES):
-            head = file.readline()
-            following = file.readline() if _is_json(head) else b""
-            file = _chained(head + following, file)
+            line = file.readline()
+            following = file.readline() if _is_json(line) else b""
+            file = _chained(line + following, file)
             if following.strip():  # each line is a list: a transcript that is nothing but its messages
                 return Source(path, "lines", _lines(file, name), read)
         tail: list[bytes] = []
@@ -98,7 +102,7 @@ def writer(source: Source, out: IO[bytes], *, kind: str = "", going_on: bool = F
     if source.shape == "session":
         return DocumentWriter(out)
     if kind == ".jsonl":
-        return LinesWriter(out)
+        return LinesWriter(out, going_on=going_on)
     if kind == ".parquet":
         return RowsWriter(source.table, out) if source.shape == "parquet" and not joined else ParquetWriter(out)
     if kind == ".json":
@@ -113,12 +117,15 @@ def writer(source: Source, out: IO[bytes], *, kind: str = "", going_on: bool = F
         return DocumentWriter(out)
     if source.shape == "array":
         return ArrayWriter(out, source.tail, going_on=going_on, joined=joined)
-    return LinesWriter(out)
+    return LinesWriter(out, going_on=going_on)
 
 
 class LinesWriter(Writer):
-    def __init__(self, out: IO[bytes]) -> None:
+    """going_on: whether records stand before, in a file whose writing is resumed."""
+
+    def __init__(self, out: IO[bytes], *, going_on: bool = False) -> None:
         self._write = out.write
+        self._any = going_on
 
     def begin(self) -> None:
         """Lines need no opening."""
@@ -127,7 +134,10 @@ class LinesWriter(Writer):
         if record.kind != "line" or data is not record.data:
             end = b"\r\n" if record.kind == "line" and data.endswith(b"\r\n") else b"\n"
             data = _one_line(data.removesuffix(end)) + end
+        if self._any:  # only at the beginning of a file is it a mark
+            data = data.removeprefix(codecs.BOM_UTF8)
         self._write(data if data.endswith(b"\n") else data + b"\n")
+        self._any = True
 
     def end(self) -> None:
         """Nor a closing."""

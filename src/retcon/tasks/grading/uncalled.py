@@ -56,8 +56,8 @@ def pieces_of(codes: Sequence[str]) -> list[Piece]:
         waiting = [node for node in _flat(tree.body) if isinstance(node, Defined) and id(node) not in called]
         calls = tuple(call for node in waiting if known.defined[node.name] is node for call in known.calls(node))
         without = _WithoutRunners(known)
-        plain = ast.unparse(without.visit(tree))
-        found.append(Piece(plain if without.found else code, False, calls))
+        plain = without.visit(tree)  # written anew only where it has to be, as Python cannot write all that it reads
+        found.append(Piece(ast.unparse(plain) if without.found else code, False, calls))
     return found
 
 

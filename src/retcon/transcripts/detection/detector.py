@@ -16,8 +16,10 @@ from retcon.transcripts.registry import formats, named
 from retcon.transcripts.types import Certainty, Format, Json
 
 _SHOWN = 20
-_TEXTS = tuple(name for name in PLACES if name != "content")
-"""Where a row of a data set has a text, and a message has none."""
+_SAID = ("content", "value")
+"""Where a message has its text."""
+_TEXTS = tuple(name for name in PLACES if name not in _SAID)
+"""Where a row of a data set has one."""
 
 
 class Detector:
@@ -166,7 +168,9 @@ def _may_be_said(items: list[Json]) -> bool:
 
 
 def _is_row(item: Json) -> bool:
-    return isinstance(item, dict) and any(isinstance(item.get(name), str) for name in _TEXTS)
+    if not isinstance(item, dict) or not item.keys().isdisjoint(_SAID):
+        return False  # what else a message has beside its text is its own: the answer that was wanted, say
+    return any(isinstance(item.get(name), str) for name in _TEXTS)
 
 
 def is_transcript(record: Json) -> bool:

@@ -25,6 +25,8 @@ _PROCESS = "process_status"
 _ENDED: dict[str, tuple[Status, str]] = {
     "timeout": ("timeout", "timeout"), "fail": ("error", "field"), "failed": ("error", "field"),
 }  # fmt: skip
+_PRINTED = ("output", "result", "stdout")
+"""Where a record has what was printed; nothing else in it may mean that it only wraps this."""
 _WRAPPED = frozenset({"tool_call_id", "name", "content"})
 _LARGEST = 200_000
 _CUT = ("Traceback (most recent call last):\\n", "Traceback (most recent call last)\\n")
@@ -51,8 +53,8 @@ def fields_of(text: str, tools: Collection[str] | None = None) -> Fields | None:
 
     SandboxFusion (`status`, `run_result` with `return_code`), code-judge (`success`, `run_success`), shells behind an
     API (`exit_code`, `stderr`; Codex has it under `metadata`), NeMo-Gym's tools (`process_status`). What only wraps an
-    output with the name of its tool (Hermes) counts by that; one with another name, and no id of a call, is data. A
-    record that was cut in the middle of a traceback counts by that.
+    output, alone or with the name of its tool (Hermes), counts by that; one with another name, and no id of a call, is
+    data. A record that was cut in the middle of a traceback counts by that.
     """
     record = _decoded(text)
     if record is None:
@@ -69,6 +71,9 @@ def fields_of(text: str, tools: Collection[str] | None = None) -> Fields | None:
 
 
 def _of_record(record: Mapping[str, object]) -> Fields | None:
+    filled = [name for name, value in record.items() if value not in (None, "", [], {})]
+    if len(filled) == 1 and filled[0] in _PRINTED and isinstance(printed := record[filled[0]], str):
+        return Fields(None, "", None, printed, ())
     inside, beside = _inside(record), _beside(record)
     parts = [record, *inside, *beside]
     why = _says_why(record) or next((said for part in inside if (said := _says_why(part))), "")
@@ -167,7 +172,7 @@ def _value(text: str, python: str) -> object:
             return None
     try:
         return ast.literal_eval(text)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):  # of `{[]: 1}` a TypeError
         return None
 
 

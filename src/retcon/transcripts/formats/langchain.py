@@ -52,7 +52,7 @@ class LangChain(Itemwise):
         )
 
     def is_plain(self, items: Sequence[Item]) -> bool:
-        return all(_kind(item) in _KINDS for item in items)
+        return all(_kind(item) in _KINDS and "content" in _inside(item) for item in items)
 
     def group(self, items: Sequence[Item]) -> list[Piece]:
         pieces: list[Piece] = []

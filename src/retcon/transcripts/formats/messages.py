@@ -20,7 +20,7 @@ from retcon.transcripts.reading.items import (
     text_of,
     with_part_words,
 )
-from retcon.transcripts.reading.itemwise import some_id
+from retcon.transcripts.reading.itemwise import part_of, some_id
 from retcon.transcripts.reading.pieces import Call, Piece, PieceReading, ToolOutput, awaits_output
 from retcon.transcripts.registry import register
 from retcon.transcripts.types import NOT_JSON, Certainty, Json, Reading
@@ -46,7 +46,11 @@ _WEIGHT = "weight"
 """Whether a message is learned from (OpenAI's fine-tuning): it goes with the call."""
 _LOGPROBS = "logprobs"
 """Of the tokens of a message: wrong where it has others now."""
+_EXTRA, _ACTIONS, _REPLY = "extra", "actions", "response"
+"""Where mini-swe-agent has the calls of a message once more, which go with them, and the reply that they came in."""
 _TYPED = frozenset({"error", "is_error", "status", "exit_code", "returncode"})
+_NO_ARGUMENTS = frozenset({"id", "index", "type", "name", "function", "custom"})
+"""What else a call has."""
 
 
 class Messages:
@@ -154,6 +158,8 @@ def pieces_of(item: Item, owner: int, *, after_call: bool) -> Sequence[Piece]:
             shown.append(shown_call(call))
         key = "tool_calls" if item.get("tool_calls") else "function_call"
         own = {name: item[name] for name in (key, _WEIGHT) if name in item}
+        if _ACTIONS in part_of(item, _EXTRA):
+            own[_EXTRA] = item[_EXTRA]
         call_piece = Piece("call", owner, "".join(shown), tuple(calls), payload=own)
         return [*thought, *said, call_piece]
     text = text_of(item.get("content"))
@@ -209,12 +215,15 @@ def _decoded(text: str) -> Json:
 
 
 def _call(raw: Json) -> Call:
-    """A call as it was read; arguments that are no JSON object stay text."""
+    """A call as it was read; arguments that are no JSON object stay text. Of one that has none by that name (a custom
+    tool's has its `input`), all that it has: else any two would be alike."""
     if not isinstance(raw, dict):
         return Call("python", str(raw))
-    function = raw.get("function", raw)
-    name = function if isinstance(function, str) else function.get("name") if isinstance(function, dict) else None
-    arguments = function.get("arguments") if isinstance(function, dict) else raw.get("arguments")
+    function = raw.get("function") or raw.get("custom") or raw
+    given = function if isinstance(function, dict) else raw
+    name = function if isinstance(function, str) else given.get("name")
+    rest = {key: value for key, value in given.items() if key not in _NO_ARGUMENTS}
+    arguments = given.get("arguments", given.get("parameters", rest))
     if isinstance(arguments, str):
         read = _decoded(arguments)
         arguments = read if isinstance(read, dict) else arguments
@@ -276,7 +285,10 @@ def rebuilt(item: Json, pieces: Sequence[Piece]) -> Json:
         kept[_LOGPROBS] = None
     moved = {**{key: value for key, value in thought.items() if key not in kept}, **moved}
     content = _with_said(item.get("content"), said)
-    return {**kept, **moved} if content == item.get("content") else {**kept, "content": content, **moved}
+    new = {**kept, **({} if content == item.get("content") else {"content": content}), **moved}
+    if _ACTIONS in (extra := part_of(new, _EXTRA)) and extra.get(_REPLY):
+        new[_EXTRA] = {**extra, _REPLY: None}
+    return new
 
 
 def _with_said(content: Json, said: Sequence[Piece]) -> Json:

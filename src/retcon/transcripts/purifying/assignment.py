@@ -103,7 +103,10 @@ def expand(words: Sequence[str], out: Path | None = None) -> Iterator[tuple[Path
             yield path, path.name
         elif any(c in word for c in "*?["):
             root = Path(path.anchor) if path.is_absolute() else Path()
-            matches = sorted(p for p in root.glob(str(path.relative_to(root))) if p.is_file())
+            try:
+                matches = sorted(p for p in root.glob(str(path.relative_to(root))) if p.is_file())
+            except ValueError as error:  # before Python 3.13, of `**.jsonl`
+                raise RecordError(f"{word} is no pattern of files: {error}") from error
             if not matches:
                 raise RecordError(f"no file matches {word}")
             yield from ((p, p.name) for p in matches)

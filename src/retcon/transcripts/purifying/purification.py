@@ -9,7 +9,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import IO, Protocol
 
-from retcon.core.errors import RecordError, RetconError
+from retcon.core.errors import MissingExtra, RecordError, RetconError
 from retcon.store.compression import plain_name
 from retcon.store.foreign.parquet import ParquetWriter
 from retcon.store.foreign.records import (
@@ -186,7 +186,7 @@ class Purification:
         wanted = self.assignment
         try:
             return sampled(open_source(wanted.inputs[index]), wanted.format, skip_bad=wanted.skip_bad)
-        except RecordError as error:
+        except (RecordError, MissingExtra) as error:
             if wanted.skip_bad and len(wanted.inputs) > 1:
                 if len(self.counts) == index:
                     self.counts.append(Count())

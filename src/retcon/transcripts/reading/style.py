@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import math
 import re
@@ -42,6 +43,7 @@ def encoded(value: Json, like: Record) -> bytes:
     was, and numbers beyond all floats as such a number. Of a session, lines whose values stay are the very bytes."""
     if like.kind == SESSION:
         return _session(value, like)
+    like = like._replace(data=like.data.removeprefix(codecs.BOM_UTF8))
     head = like.data.lstrip()[:_HEAD]
     broken = _INDENT.match(head)
     colon = _COLON.search(head)

@@ -51,6 +51,7 @@ def test_a_range_is_narrower_below_half_of_its_length_however_it_is_written() ->
     ):
         assert ranges(before, half) is None
         assert ranges(before, less) == ("avoided", less)
+    assert ranges("range((-100) ** 0.5)", "range(1)", "TypeError") is None, "it has no length"
 
 
 @pytest.mark.parametrize("error", ["NameError", "ModuleNotFoundError", "SyntaxError"])

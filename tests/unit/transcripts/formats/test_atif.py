@@ -113,6 +113,19 @@ def test_a_subagent_stays_that_another_points_to_or_that_no_call_names_by_an_id(
     assert purify_transcript(apart)[0]["subagent_trajectories"] == apart["subagent_trajectories"]
 
 
+def test_what_only_a_subagent_that_goes_points_to_goes_with_it() -> None:
+    def points(own: str, *ids: str) -> dict[str, Any]:
+        inner = {**record(user("?"), works("f()", "1"), answer("4")), "trajectory_id": own}
+        inner["steps"][1]["observation"]["results"][0]["subagent_trajectory_ref"] = [{"trajectory_id": i} for i in ids]
+        return inner
+
+    value = delegating("failed", "fixed")
+    chain = [points("failed", "a", "shared"), points("a", "b", "failed"), points("b"), points("shared"), points("free")]
+    value["subagent_trajectories"] = [*chain, points("fixed", "shared")]
+    left = [one["trajectory_id"] for one in purify_transcript(value)[0]["subagent_trajectories"]]
+    assert left == ["shared", "free", "fixed"]
+
+
 @pytest.mark.parametrize(("told", "tells"), [(4, 3), (9, 9), (None, None)])
 def test_of_the_final_metrics_the_number_of_steps_is_that_of_the_steps_that_are_left(told: Any, tells: Any) -> None:
     spent = {"total_prompt_tokens": 9, "total_cost_usd": 0.5}

@@ -229,3 +229,22 @@ def test_an_action_of_openhands_that_is_not_known_is_a_call() -> None:
 
 def test_a_thought_of_openhands_is_no_call() -> None:
     assert purify_transcript({"history": openhands("think", "think")})[1].calls == 2
+
+
+@pytest.mark.parametrize("way", ["custom", "parameters"])
+@pytest.mark.parametrize(("fix", "shallow"), [(WORKS, 1), ("import os\nprint(os.listdir('/data'))", 0)])
+def test_a_call_without_arguments_by_that_name_is_known_by_what_it_has(way: str, fix: str, shallow: int) -> None:
+    def call(id: str, code: str) -> dict[str, Any]:
+        if way == "custom":
+            return {"id": id, "type": "custom", "custom": {"name": "run", "input": code}}
+        return {"id": id, "name": "run", "parameters": {"code": code}}
+
+    def ran(id: str, code: str, output: str) -> Items:
+        said = {"role": "assistant", "content": "", "tool_calls": [call(id, code)]}
+        return [said, {"role": "tool", "tool_call_id": id, "content": output}]
+
+    end = {"role": "assistant", "content": "It is 6.283."}
+    items = [{"role": "user", "content": "2 pi?"}, *ran("a", FAILED, ERROR), *ran("b", fix, "6.283"), end]
+    clean, count = purify_transcript({"messages": items})
+    assert (count.calls, count.failed, count.shallow) == (2, 1, shallow)
+    assert (clean["messages"] == items) is not bool(shallow)

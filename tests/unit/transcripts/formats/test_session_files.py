@@ -200,8 +200,22 @@ def test_of_a_list_of_messages_the_model_learns_its_own_words(tmp_path: Path) ->
     ],
 )
 def test_rows_of_a_data_set_that_name_a_role_or_a_type_are_records(tmp_path: Path, rows: Lines) -> None:
-    _, count, _ = run(tmp_path, json.dumps(rows).encode(), "in.json")
-    assert count.transcripts == 2
+    for data, name in ((json.dumps(rows).encode(), "in.json"), (as_lines(rows), "in.jsonl")):
+        _, count, _ = run(tmp_path, data, name)
+        assert count.transcripts == 2
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        [{"role": "user", "content": "2 + 2?", "text": "2+2"}, {"role": "assistant", "content": "4", "answer": "4"}],
+        [{"from": "human", "value": "2 + 2?"}, {"from": "gpt", "value": "4", "solution": "2 + 2 = 4"}],
+        [{"type": "human", "content": "2 + 2?"}, {"type": "ai", "content": "4", "answer": "4"}],
+    ],
+)
+def test_messages_with_more_beside_their_text_are_one_transcript(tmp_path: Path, items: Lines) -> None:
+    _, count, _ = run(tmp_path, json.dumps(items).encode(), "in.json")
+    assert count.transcripts == 1
 
 
 def test_dumped_messages_of_langchain_are_one_transcript(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from retcon.transcripts.reading.items import APART, replaced, text_of, with_text, without_words
 from retcon.transcripts.reading.itemwise import (
@@ -34,7 +34,7 @@ _THOUGHT = "thought"
 class Atif(Itemwise):
     """A step of the agent has its `message`, `reasoning_content` (words before it), `tool_calls`, and what these gave
     in `observation`. After a repair the steps are numbered anew, and the ids of their tokens emptied. A subagent's
-    trajectory that is held in one is a transcript of its own, and goes with the only call that it is named by."""
+    trajectory that is held in one is a transcript of its own, and goes with the only call that leads to it."""
 
     name = "atif"
     aliases = ("harbor",)
@@ -69,11 +69,21 @@ class Atif(Itemwise):
         metrics = part_of(holder, _METRICS)
         if metrics.get(_TOTAL) == len(place.items):
             told[_METRICS] = {**metrics, _TOTAL: len(items)}
-        gone, listed = _named(place.items) - _named(items), holder.get(_SUBAGENTS)
-        if gone and isinstance(listed, list):
-            gone -= _named([step for one in listed for own in self.find_all(one) for step in own.items])
-            told[_SUBAGENTS] = [one for one in listed if not isinstance(one, dict) or string(one.get(_ID)) not in gone]
+        named, listed = _named(items), holder.get(_SUBAGENTS)
+        if (gone := _named(place.items) - named) and isinstance(listed, list):
+            told[_SUBAGENTS] = self._left(listed, named, gone)
         return replaced(new, place.path[:-1], {**holder, **told}) if told else new
+
+    def _left(self, listed: Sequence[Json], named: set[str], gone: set[str]) -> list[Json]:
+        """The subagents' trajectories without those that only what is gone leads to. named, gone: the ids that the
+        steps that stay, and those alone that went, point to."""
+        ids = [string(one.get(_ID)) if isinstance(one, dict) else "" for one in listed]
+        points = [_named([step for own in self.find_all(one) for step in own.items]) for one in listed]
+        leads = {own: to for own, to in zip(ids, points, strict=True) if own}
+        gone = _reached(gone, leads)
+        stay = [to for own, to in zip(ids, points, strict=True) if own not in gone]
+        gone -= _reached(named.union(*stay), leads)
+        return [one for own, one in zip(ids, listed, strict=True) if own not in gone]
 
     def group(self, items: Sequence[Item]) -> list[Piece]:
         pieces = Pieces()
@@ -133,6 +143,16 @@ def _named(steps: Sequence[Json]) -> set[str]:
     listed = [one.get("subagent_trajectory_ref") for step in steps for one in _results(step)]
     refs = [ref for refs in listed if isinstance(refs, list) for ref in refs if isinstance(ref, dict)]
     return {own for ref in refs if (own := string(ref.get(_ID)))}  # one that is kept elsewhere may have none
+
+
+def _reached(names: set[str], leads: Mapping[str, set[str]]) -> set[str]:
+    """The names, and all that these lead to."""
+    found, waiting = set(names), list(names)
+    while waiting:
+        new = leads.get(waiting.pop(), set()) - found
+        found |= new
+        waiting += new
+    return found
 
 
 def _with_words(item: Item, thoughts: Sequence[Piece], words: str | None) -> Json:
