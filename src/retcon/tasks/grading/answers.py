@@ -10,6 +10,7 @@ from itertools import chain
 from textwrap import dedent
 
 from retcon.chat.markdown import find_calls, whole_blocks
+from retcon.core.parsing import parsed
 from retcon.core.types import Trajectory
 from retcon.tasks.graders.text import heard
 from retcon.tasks.grading.cases import Call, Check, Tests
@@ -81,14 +82,7 @@ def _is_python(block: str) -> bool:
     """Whether a block, fences and all, is a program or the body of one: what is left open in a thought, and closed by a
     fence of the answer, is none. A long one is taken for one, as parsing it would keep others waiting."""
     code = "\n".join(block.split("\n")[1:-1])
-    return len(code) > LONG or any(_parsed(one) is not None for one in (dedent(code), f"def _():\n{code}"))
-
-
-def _parsed(code: str) -> ast.Module | None:
-    try:
-        return ast.parse(code)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
+    return len(code) > LONG or any(parsed(one) is not None for one in (dedent(code), f"def _():\n{code}"))
 
 
 def _answers(program: str, names: Collection[str], tests: Tests) -> bool:
@@ -119,7 +113,7 @@ def _free(codes: Iterable[str]) -> set[str]:
     used: set[str] = set()
     bound = set(dir(builtins))
     for code in codes:
-        if (tree := _parsed(code)) is None:
+        if (tree := parsed(code)) is None:
             return set()
         for node in ast.walk(tree):
             if isinstance(node, ast.Name):

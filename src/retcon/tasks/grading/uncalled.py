@@ -10,6 +10,8 @@ import builtins
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from retcon.core.parsing import parsed
+
 _RUNNERS = ("unittest", "pytest")
 _RUN = ("main", "run")
 _ANYTHING = {"exec", "eval", "globals", "locals", "vars", "__main__"}
@@ -38,7 +40,7 @@ def pieces_of(codes: Sequence[str]) -> list[Piece]:
 
     Raises ValueError for a test that nothing calls, and that cannot be called without more ado, by its name.
     """
-    trees = [_parsed(code) for code in codes]
+    trees = [parsed(code) for code in codes]
     known = _Known([tree for tree in trees if tree is not None])
     checking = [tree is None or any(map(known.checks, tree.body)) for tree in trees]
     doing = (
@@ -63,13 +65,13 @@ def pieces_of(codes: Sequence[str]) -> list[Piece]:
 
 def is_python(code: str) -> bool:
     """Whether there is any, and it can be read as such."""
-    tree = _parsed(code)
+    tree = parsed(code)
     return tree is not None and bool(tree.body)
 
 
 def defines(code: str, name: str) -> bool:
     """Whether Python binds a name at its top level. True for what is no Python."""
-    tree = _parsed(code)
+    tree = parsed(code)
     return tree is None or name in _Known([tree]).bound
 
 
@@ -197,13 +199,6 @@ class _WithoutRunners(ast.NodeTransformer):
             self.found = True
             return ast.Pass()
         return self.generic_visit(node)
-
-
-def _parsed(code: str) -> ast.Module | None:
-    try:
-        return ast.parse(code)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
 
 
 def _flat(body: Iterable[ast.AST]) -> Iterator[ast.stmt]:

@@ -143,7 +143,7 @@ def test_gzip_is_seen(tmp_path: Path) -> None:
         ("a.jsonl", b'{"question": "x", "answer": 1}\n{"question": "caf\xe9"}\n',
          "line 2: not UTF-8 .byte 0xe9 .*LATIN1"),
         ("a.csv", b"question,answer\nx,1\ncaf\xe9,2\n", "line 3: not UTF-8 .byte 0xe9"),
-        ("a.jsonl", '{"question": "x"}\n'.encode("utf-16"), "line 1: this is UTF-16"),
+        ("a.jsonl", '{"question": "x"}\n'.encode("utf-16"), "it is UTF-16, and not UTF-8: iconv"),
         ("a.csv", "question,answer\n".encode("utf-16"), "line 1: this is UTF-16"),
         ("a.jsonl", b'{"question": "x", "answer": "1\x00"}\n', "line 1: a NUL byte at position"),
         ("a.csv", b"question,answer\nx\x00,1\n", "line 2: a NUL byte at position 1"),
