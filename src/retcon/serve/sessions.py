@@ -247,11 +247,11 @@ class Sessions:
         return max(found, key=_fit)
 
 
-def _fit(place: Place) -> tuple[int, bool, bool, float]:
-    """Of places where the same was said: the longest, whose calls have the same ids, that nobody went on from, the last
-    that was used."""
+def _fit(place: Place) -> tuple[int, int, bool, bool, float]:
+    """Of places where the same was said: the longest, where the least was added (another answer may begin alike), whose
+    calls have the same ids, that nobody went on from, the last that was used."""
     free = place.parent is not None and not place.parent.children and place.parent.engine not in place.session.busy
-    return (place.start, place.same_calls, free, place.session.used)
+    return (place.start, -len(place.added), place.same_calls, free, place.session.used)
 
 
 def _task(task: str | None, first: str) -> str:
