@@ -240,7 +240,7 @@ class Sessions:
                 end, exchange = start + len(child.exchange.keys), child.exchange
                 if exchange.added != added or end >= len(keys) or keys[start:end] != exchange.keys:
                     continue
-                if (more := exchange.goes_on(messages[end])) is not None:
+                if (more := exchange.goes_on(messages[end], keys[end])) is not None:
                     same = [c.id for c in messages[end].calls] == [c.id for c in exchange.shown.calls]
                     found.append(Place(session, child, end + 1, first, more, same))
                     ends.append((end + 1, more, child.children))

@@ -165,6 +165,20 @@ def test_an_answer_is_not_taken_for_another_one_that_it_begins_with(answers: lis
     asked(play, reply)
 
 
+def test_a_message_of_the_users_that_quotes_the_model_is_none_of_the_models() -> None:
+    async def play(client: Asking) -> None:
+        told, _ = await conversed(client, "One?", "Two?")
+        quoted = [*told[:3], user("answer 2, you said, which is wrong")]  # without the answer itself
+        again = await client.chat(quoted)
+        assert (again["choices"][0]["message"]["content"], again["retcon"]["session"]) == ("answer 2", session(client))
+
+    def session(client: Asking) -> str:
+        (one,) = client.agent.sessions
+        return one.id
+
+    asked(play, numbered)
+
+
 def test_another_set_of_tools_is_another_conversation() -> None:
     async def play(client: Asking) -> None:
         told, first = await conversed(client, "One?")
