@@ -84,7 +84,7 @@ def test_an_answer_is_too_long_by_itself_however_much_is_put_around_it(
 
 
 def test_tests_that_are_too_long_are_a_fault_and_no_answers() -> None:
-    tests = [{"tests": [f"assert f(1) == 2\n{LONG}"]}, CHECKS | {"test_setup_code": LONG}]
+    tests: list[dict[str, Any]] = [{"tests": [f"assert f(1) == 2\n{LONG}"]}, CHECKS | {"test_setup_code": LONG}]
     programs = (RIGHT, "f = None", f"{RIGHT}{LONG[:3500]}")
     for said in outcomes([(program, meta) for program in programs for meta in tests]):
         assert isinstance(said, Fault)
