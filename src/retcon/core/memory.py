@@ -1,7 +1,9 @@
-"""How much memory this process may still take."""
+"""How much memory this process may still take, and how much there is in all."""
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -20,3 +22,12 @@ def available_memory(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path(
         return free
     # Cached files count as used there, and give way to whoever needs the room.
     return min(free, limit - used + int(stat.get("inactive_file", 0)))
+
+
+def total_memory(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes that the machine has, or that the container's limit lets it have, whichever is less."""
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for limit in ("memory.max", "memory/memory.limit_in_bytes"):  # of cgroup v2, and of v1
+        with suppress(OSError, ValueError):  # there is none, or it is "max"
+            return min(machine, int((cgroup / limit).read_text()))
+    return machine

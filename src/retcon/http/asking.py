@@ -100,6 +100,8 @@ class Connections:
                 ssl=self._trusted if url.startswith("https:") else False,
             ) as answer:
                 return Answer(url, answer.status, answer.headers, await answer.read())
+        except aiohttp.ConnectionTimeoutError as error:  # a machine that starts, say, whose kernel refuses nothing yet
+            raise NoAnswer(f"no connection within {CONNECT_SECONDS:g} s") from error
         except TimeoutError as error:
             raise NoAnswer(f"no answer in time ({type(error).__name__})", late=True) from error
         except (aiohttp.ClientError, OSError, ValueError) as error:  # ValueError: what is no URL

@@ -38,6 +38,8 @@ def parse(body: bytes, kind: type[T]) -> T:
         return msgspec.convert(data, kind, strict=True)
     except msgspec.ValidationError as error:
         raise _named(str(error), kind) from error
+    except UnicodeEncodeError as error:  # of the name of a field, or of what has to be one of some words
+        raise RequestRefused.invalid(None, f"a name in it is not Unicode: {error.reason}") from error
 
 
 def _no_number(name: str) -> NoReturn:

@@ -71,8 +71,8 @@ class SessionBounds:
     """How many sessions a pool keeps, and for how long. Raises ValueError where a bound is not above 0.
 
     open: at a time; one more waits `wait_seconds` for a place. idle_seconds: after which one that nobody uses is
-    evicted. memory_mb: MiB that all may take together, half of the machine's where None; where they take more, those
-    that have been idle for the longest time are evicted.
+    evicted. memory_mb: MiB that all may take together, half of what the machine or its container has where None; where
+    they take more, those that have been idle for the longest time are evicted.
     """
 
     open: int = 64

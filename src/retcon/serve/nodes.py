@@ -30,25 +30,28 @@ class Exchange:
     stop: Stop
     refused: bool = False
     added: str = ""
+    _says: tuple[Key, ...] = field(init=False, repr=False, compare=False)  # in each request they are compared with all
 
-    def goes_on(self, said: Said) -> str | None:
-        """What a message adds to the one that the client was answered with: nothing where it says the same; None where
-        it is another one.
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_says", (replace(self.shown, text=self.whole).key, self.shown.key))
+
+    def goes_on(self, said: Said, key: Key) -> str | None:
+        """What a message, of this key, adds to the one that the client was answered with: nothing where it says the
+        same; None where it is another one.
 
         Some harnesses write on a message of the model's before they send it back: smolagents adds `Calling tools: …`,
         in place of the calls, with their ids; OpenHands closes the tag that a stop string cut. A call that no tool
         takes comes back as the client has put it right, or as an error of its own: the id tells which one it is.
         """
         if self.refused and [call.id for call in said.calls] == [call.id for call in self.shown.calls]:
-            said = replace(said, calls=self.shown.calls)
-        if said.key in (self.shown.key, replace(self.shown, text=self.whole).key):
+            key = replace(said, calls=self.shown.calls).key
+        if key in self._says:
             return ""
-        if said.calls or not all(call.id in said.text for call in self.shown.calls):
+        if said.role != "assistant" or said.calls or not all(call.id in said.text for call in self.shown.calls):
             return None
-        for begins in (self.whole, self.shown.text):
-            added = after(begins, said.text)
-            if added is not None and (begins.strip() or self.shown.calls):
-                return added.rstrip() or None
+        for _, begins, *_ in self._says:
+            if key[1].startswith(begins) and (begins or self.shown.calls):
+                return after(len(begins), said.text).rstrip() or None
         return None
 
     @property

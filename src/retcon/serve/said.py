@@ -55,13 +55,10 @@ def keys_of(messages: Sequence[Said]) -> tuple[Key, ...]:
     return tuple(message.key for message in messages)
 
 
-def after(begins: str, text: str) -> str | None:
-    """What a text says after how it begins, however that is spaced; None where it begins otherwise."""
-    length = len(_bare(begins))
-    if _bare(text)[:length] != _bare(begins):
-        return None
+def after(count: int, text: str) -> str:
+    """What a text says after its first `count` characters that are no white space."""
     spots = [n for n, char in enumerate(text) if not char.isspace()]
-    return text[spots[length - 1] + 1 :] if length else text
+    return text[spots[count - 1] + 1 :] if count else text
 
 
 def _bare(text: str) -> str:

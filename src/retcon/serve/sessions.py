@@ -240,18 +240,18 @@ class Sessions:
                 end, exchange = start + len(child.exchange.keys), child.exchange
                 if exchange.added != added or end >= len(keys) or keys[start:end] != exchange.keys:
                     continue
-                if (more := exchange.goes_on(messages[end])) is not None:
+                if (more := exchange.goes_on(messages[end], keys[end])) is not None:
                     same = [c.id for c in messages[end].calls] == [c.id for c in exchange.shown.calls]
                     found.append(Place(session, child, end + 1, first, more, same))
                     ends.append((end + 1, more, child.children))
         return max(found, key=_fit)
 
 
-def _fit(place: Place) -> tuple[int, bool, bool, float]:
-    """Of places where the same was said: the longest, whose calls have the same ids, that nobody went on from, the last
-    that was used."""
+def _fit(place: Place) -> tuple[int, int, bool, bool, float]:
+    """Of places where the same was said: the longest, where the least was added (another answer may begin alike), whose
+    calls have the same ids, that nobody went on from, the last that was used."""
     free = place.parent is not None and not place.parent.children and place.parent.engine not in place.session.busy
-    return (place.start, place.same_calls, free, place.session.used)
+    return (place.start, -len(place.added), place.same_calls, free, place.session.used)
 
 
 def _task(task: str | None, first: str) -> str:

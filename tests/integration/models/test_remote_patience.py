@@ -1,15 +1,17 @@
-"""How long a request is made to a server that limits the rate, and answers others."""
+"""How long a request is made to a server that limits the rate and answers others, or is not there."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import time
 from threading import Condition
 from typing import Any
 
 import pytest
 
+from retcon.core.errors import InfrastructureFault
 from retcon.models.remote import Failed, RemoteModel
 from servers.answering import Answer, Asked, Reply, said, serving
 
@@ -78,3 +80,23 @@ def test_it_does_not_wait_for_ever() -> None:
 def test_a_request_that_fails_otherwise_is_not_waited_for_on_account_of_others() -> None:
     with pytest.raises(Failed, match="status 502: not now"):
         asked_beside_others(Limiting(60.0, status=502))
+
+
+def test_a_machine_that_takes_no_connection_is_away_and_not_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that is started anew, which refuses nothing either: it is asked for as long as there is patience."""
+    monkeypatch.setattr("retcon.http.asking.CONNECT_SECONDS", 0.02)
+
+    async def main(url: str) -> tuple[str, int]:
+        model = RemoteModel("model", url, "small", attempts=1, wait=0.01, patience=0.2)
+        with pytest.raises(InfrastructureFault) as lost:
+            await model.message([{"role": "user", "content": "one"}])
+        await model.close()
+        return str(lost.value), model.retried
+
+    with socket.socket() as full, socket.socket() as waits:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        waits.connect(full.getsockname())  # nobody takes it in, and there is no place beside it
+        said, retried = asyncio.run(main(f"http://127.0.0.1:{full.getsockname()[1]}"))
+    assert said.endswith("does not answer: no connection within 0.02 s")
+    assert retried > 0

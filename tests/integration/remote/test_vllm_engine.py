@@ -64,6 +64,18 @@ def test_how_long_a_generation_may_get_and_what_ended_it_go_both_ways() -> None:
     assert (with_string["detokenize"], without["detokenize"], "stop" in without) == (True, False, False)
 
 
+@pytest.mark.parametrize(
+    ("usage", "prefilled"), [({"prompt_tokens": 7}, 7), (None, 0), ([1], 0), ({"prompt_tokens": "some"}, 0)]
+)
+def test_what_a_server_counts_is_no_part_of_the_answer(usage: object, prefilled: int) -> None:
+    """What stands before a server may count otherwise, or not at all."""
+    told = json.loads(json.dumps(VLLM().tokens({"token_ids": [5], "sampling_params": {"max_tokens": 3}}).body))
+    with serving(VLLM(answers=[Answer({**told, "usage": usage})]), models=()) as server:
+        engine = engine_of(server)
+        assert run(connected(engine, lambda: engine.generate("a", [5], GREEDY))).ids == (5, 5, 5)
+    assert engine.stats.prefilled == prefilled
+
+
 CACHE = {"num_gpu_blocks": 4, "block_size": 16}
 
 

@@ -16,18 +16,34 @@ from jail import ALL, NAMESPACES, Jail, contained_by
 STARVED = """
 import asyncio, sys, warnings
 from pathlib import Path
+from retcon.core.errors import SessionLost
 from retcon.sandbox.pool import SandboxPool
 from retcon.sandbox.types import Limits
 
 Path(sys.argv[2], "cgroup.procs").write_text("0")
 warnings.simplefilter("ignore")
+programs = ("import os\\nos.kill(os.getpid(), 9)", "x = b'x' * (800 << 20)", "print('on')")
+
+def told(result, lost):
+    said = result.stdout.strip() or result.stderr.strip()
+    print(result.status, result.error_type, said.rpartition("\\n")[2], lost, sep="|")
+
+async def after(session):
+    try:
+        await session.run("1")
+    except SessionLost as lost:
+        return "its own code" if lost.by_own_code else "a fault"
+    return ""
 
 async def main():
     limits = Limits(memory_mb=2000, cpu_seconds=30)
     async with SandboxPool(workers=1, tier=sys.argv[1], limits=limits) as sandbox:
-        for code in ("import os\\nos.kill(os.getpid(), 9)", "x = b'x' * (800 << 20)", "print('on')"):
-            result = await sandbox.run(code)
-            print(result.status, result.error_type, result.stdout.strip() or result.stderr.strip(), sep="|")
+        for code in programs:
+            told(await sandbox.run(code), "")
+        for code in programs:
+            session = await sandbox.session()
+            told(await session.run(code), await after(session))
+            await session.close()
 
 asyncio.run(main())
 """
@@ -210,7 +226,7 @@ def test_the_input_is_the_programs_own(jail: Jail, size: int) -> None:
 
 
 @pytest.mark.parametrize("tier", ["namespaces", "landlock", "rlimits"])
-def test_a_call_that_the_kernel_ends_for_want_of_memory_is_not_to_blame(starved: Path, tier: str) -> None:
+def test_what_the_kernel_ends_for_want_of_memory_is_not_to_blame(starved: Path, tier: str) -> None:
     """And one that ends itself by the same signal is."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     ran = subprocess.run(
@@ -222,8 +238,10 @@ def test_a_call_that_the_kernel_ends_for_want_of_memory_is_not_to_blame(starved:
     )
     if "SandboxUnavailable" in ran.stderr:
         pytest.skip(f"not on this machine: {ran.stderr[-300:]}")
-    itself, kernel, after = ran.stdout.splitlines()
-    assert itself == "error|SIGKILL|SIGKILL: killed by signal 9"
+    itself, kernel, after, *cells = ran.stdout.splitlines()
+    assert itself == "error|SIGKILL|SIGKILL: killed by signal 9|"
     assert kernel.startswith("infrastructure|None|"), ran.stdout + ran.stderr
     assert "out of memory" in kernel
-    assert after == "ok|None|on"
+    assert after == "ok|None|on|"
+    ended = "infrastructure|None|the kernel ended the program: the machine was out of memory"
+    assert cells == [f"{itself}its own code", f"{ended}|a fault", after]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -139,6 +140,43 @@ def test_conversations_that_say_the_same_are_told_apart_by_the_ids_of_their_call
 
     tool = '<tool_call>\n{"name": "search", "arguments": {"query": "it"}}\n</tool_call>'
     asked(play, [tool, "Ada."], style="hermes")
+
+
+@pytest.mark.parametrize("session", [None, "s"], ids=["nameless", "named"])
+@pytest.mark.parametrize("answers", [["42", "4"], ["4", "42"], ["420", "42", "4"]])
+def test_an_answer_is_not_taken_for_another_one_that_it_begins_with(answers: list[str], session: str | None) -> None:
+    """Nor is what a harness adds to it."""
+
+    def reply(request: str, text: str, n: int) -> str:
+        return "and on" if "Two?" in text else answers[len(given)]
+
+    given: list[Any] = []
+
+    async def play(client: Asking) -> None:
+        for _ in answers:
+            given.append(await client.chat([user("One?")], session=session))
+        for answer in given:
+            for adds in ("", " Calling tools"):
+                wrote = {"role": "assistant", "content": f"{said(answer)['content']}{adds}"}
+                after = await client.chat([user("One?"), wrote, user("Two?")], session=session)
+                assert after["retcon"]["session"] == answer["retcon"]["session"]
+                assert after["retcon"]["known_tokens"] == answer["usage"]["total_tokens"]
+
+    asked(play, reply)
+
+
+def test_a_message_of_the_users_that_quotes_the_model_is_none_of_the_models() -> None:
+    async def play(client: Asking) -> None:
+        told, _ = await conversed(client, "One?", "Two?")
+        quoted = [*told[:3], user("answer 2, you said, which is wrong")]  # without the answer itself
+        again = await client.chat(quoted)
+        assert (again["choices"][0]["message"]["content"], again["retcon"]["session"]) == ("answer 2", session(client))
+
+    def session(client: Asking) -> str:
+        (one,) = client.agent.sessions
+        return one.id
+
+    asked(play, numbered)
 
 
 def test_another_set_of_tools_is_another_conversation() -> None:

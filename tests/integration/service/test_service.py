@@ -122,6 +122,8 @@ BAD: list[tuple[str, Any, int, str | None, str]] = [
     ("/v1/run", {"code": "1", "fetch": ["/etc/passwd"]}, 422, "fetch", "inside the scratch folder"),
     ("/v1/run", {"code": "1", "fetch": "a"}, 422, "fetch", "array"),
     ("/v1/run", {"code": "1", "stdin": "\ud800"}, 422, "stdin", "Unicode"),
+    ("/v1/run", {"code": "1", "\ud800": 1}, 422, None, "not Unicode"),
+    ("/v1/run", {"code": "1", "tier": "\ud800"}, 422, None, "not Unicode"),
     ("/v1/batch", {"calls": []}, 422, "calls", ">= 1"),
     ("/v1/batch", {"calls": [{"code": "1"}, {"code": ""}]}, 422, "calls[1].code", "no code"),
     ("/v1/batch", {"calls": [{"code": "1"}, {"code": "1", "limits": {"x": 1}}]}, 422, "calls[1].limits.x", "unknown"),

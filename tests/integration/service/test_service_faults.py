@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import base64
 import shutil
-from typing import Any
+from typing import Any, Unpack
 
 import httpx
 import pytest
 
+from retcon.core.errors import SessionLost
 from retcon.sandbox.pool import SandboxPool
 from retcon.sandbox.service.app import create_app
 from retcon.sandbox.service.settings import Settings
-from retcon.sandbox.types import Limits
-from servers.serving import MemorySandbox
+from retcon.sandbox.types import Limits, Program, ProgramOptions, Result
+from servers.serving import MemorySandbox, MemorySession
 
 
 def notebook(**sent: Any) -> dict[str, Any]:
@@ -105,3 +106,45 @@ def test_a_compiled_program_that_is_too_large_has_failed() -> None:
     ran = asked("/run_code", sent, Settings(workers=1))
     assert (ran["status"], ran["compile_result"]["return_code"], ran["run_result"]) == ("Failed", 1, None)
     assert ran["compile_result"]["stderr"].endswith("OSError: the program is larger than 8 MiB\n")
+
+
+class Failing(MemorySandbox):
+    """Its sessions have a fault in the run of this number, beginning with 0, or are lost in it."""
+
+    def __init__(self, at: int, *, lost: bool) -> None:
+        super().__init__()
+        self._at, self._lost = at, lost
+
+    async def session(self, *, limits: Limits | None = None, seed: int | None = None) -> MemorySession:
+        made = await super().session(limits=limits, seed=seed)
+
+        async def fails(program: str | Program, /, **options: Unpack[ProgramOptions]) -> Result:
+            if self.runs < self._at:
+                self.runs += 1
+                return Result("ok")
+            if self._lost:
+                raise SessionLost("it was evicted")
+            return Result("infrastructure", stderr="its worker died")
+
+        made.run = fails  # type: ignore[method-assign]
+        return made
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["fault", "lost"])
+@pytest.mark.parametrize(("at", "cells"), [(0, 0), (1, 0), (2, 1), (3, 1)], ids=["files", "cell", "figures", "fetched"])
+def test_a_fault_of_the_sandbox_is_no_failure_of_a_notebook_whenever_it_comes(
+    at: int, cells: int, *, lost: bool
+) -> None:
+    """Not of its files, of which a client would not ask again, nor are those that it fetches merely not there."""
+    sent = {"cells": ["import a"], "files": {"a.py": ""}, "fetch_files": ["b"]}
+
+    async def main() -> httpx.Response:
+        app = create_app(Failing(at, lost=lost), "rlimits", Settings())
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://sandbox") as http:
+            return await http.post("/run_jupyter", json=sent)
+
+    answer = asyncio.run(main())
+    assert answer.status_code == 200, answer.text
+    ran = answer.json()
+    assert (ran["status"], ran["driver"]["status"], len(ran["cells"])) == ("SandboxError", "Error", cells)
+    assert ran["message"] == ("it was evicted" if lost else "its worker died")

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
+import pytest
+
 from retcon.core.types import Observation, ToolCall, Trajectory
 from retcon.http.server import listen, served
 from retcon.sandbox.client import SandboxClient
@@ -28,17 +30,17 @@ KINDS: list[dict[str, Any]] = [
 ]
 
 
-def behind_a_server(work: Callable[[SandboxClient], Awaitable[T]]) -> T:
+def behind_a_server(work: Callable[[SandboxClient], Awaitable[T]], max_code: int = 4000) -> T:
     async def main() -> T:
         async with SandboxPool(workers=1) as pool:
-            app = create_app(pool, pool.tier, Settings(workers=1, max_code=4000))
+            app = create_app(pool, pool.tier, Settings(workers=1, max_code=max_code))
             async with served(app, listen("127.0.0.1", 0)) as url, SandboxClient(url) as client:
                 return await work(client)
 
     return asyncio.run(main())
 
 
-def outcomes(asked: list[tuple[str, dict[str, Any]]]) -> list[Outcome]:
+def outcomes(asked: list[tuple[str, dict[str, Any]]], max_code: int = 4000) -> list[Outcome]:
     """What is said of each program with its tests."""
 
     async def work(client: SandboxClient) -> list[Outcome]:
@@ -51,7 +53,7 @@ def outcomes(asked: list[tuple[str, dict[str, Any]]]) -> list[Outcome]:
                 for program, meta in asked
             ]
 
-    return behind_a_server(work)
+    return behind_a_server(work, max_code)
 
 
 def test_an_answer_that_is_too_long_is_wrong_and_says_so_whatever_tests_it() -> None:
@@ -67,9 +69,24 @@ def test_an_answer_that_is_too_long_is_wrong_and_says_so_whatever_tests_it() -> 
     assert (right.why, error.why) == ("passed", "test 1: ProgramTooLong")
 
 
+@pytest.mark.parametrize(
+    ("meta", "max_code", "more"), [(KINDS[1], 900, 250), (KINDS[2], 1300, 400)], ids=["run", "call"]
+)
+def test_an_answer_is_too_long_by_itself_however_much_is_put_around_it(
+    meta: dict[str, Any], max_code: int, more: int
+) -> None:
+    """Else it could be padded until it is left out of its group, in place of being wrong."""
+    right, long = outcomes([(RIGHT, meta), (f"{RIGHT}{'#' * more}", meta)], max_code)
+    assert not isinstance(right, Fault)
+    assert not isinstance(long, Fault), long
+    assert (right.right, long.right) == (True, False)
+    assert long.why.startswith("case 1: ProgramTooLong: ")
+
+
 def test_tests_that_are_too_long_are_a_fault_and_no_answers() -> None:
-    tests = [{"tests": [f"assert f(1) == 2\n{LONG}"]}, CHECKS | {"test_setup_code": LONG}]
-    for said in outcomes([(program, meta) for program in (RIGHT, "f = None") for meta in tests]):
+    tests: list[dict[str, Any]] = [{"tests": [f"assert f(1) == 2\n{LONG}"]}, CHECKS | {"test_setup_code": LONG}]
+    programs = (RIGHT, "f = None", f"{RIGHT}{LONG[:3500]}")
+    for said in outcomes([(program, meta) for program in programs for meta in tests]):
         assert isinstance(said, Fault)
         assert "ProgramTooLong: a program of 50" in said.why
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from retcon.core.errors import SandboxUnavailable
 from retcon.http.asking import Answer
 from retcon.sandbox.client import SandboxClient, SandboxRouter
 from retcon.sandbox.types import Limits
@@ -184,3 +185,39 @@ def test_a_router_asks_another_server_at_once_and_waits_where_all_are_busy(
         slept.clear()
         asyncio.run(main(asks))
         assert [30 <= seconds <= 90 for seconds in slept] == [True] * pauses, slept
+
+
+@pytest.mark.parametrize("tries", [1, 3])
+def test_a_router_asks_each_of_its_servers_as_often_as_it_is_to_try(
+    monkeypatch: pytest.MonkeyPatch, tries: int
+) -> None:
+    """Where all stay busy: with many servers, too, a call is not given up before it has waited."""
+    slept: list[float] = []
+    sleep = asyncio.sleep
+
+    async def noted(seconds: float) -> None:
+        slept.append(seconds)
+        await sleep(0)
+
+    async def main(asks: Callable[[SandboxRouter], Awaitable[object]]) -> list[int]:
+        router = SandboxRouter(["http://one", "http://two", "http://three"], tries=tries)
+        there = [connected(server.client) for server in router._servers]
+        await router.start()
+        for one in there:
+            one.busy = [0] * 100
+        await asks(router)
+        await router.close()
+        return [100 - len(one.busy) for one in there]
+
+    async def call(router: SandboxRouter) -> None:
+        assert (await router.run("pass")).status == "infrastructure"
+
+    async def session(router: SandboxRouter) -> None:
+        with pytest.raises(SandboxUnavailable, match="no session: "):
+            await router.session()
+
+    monkeypatch.setattr(asyncio, "sleep", noted)
+    for asks in (call, session):
+        slept.clear()
+        assert asyncio.run(main(asks)) == [tries] * 3
+        assert len(slept) == tries - 1

@@ -4,8 +4,10 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,7 +16,9 @@ from retcon.sandbox.pool.folders import PREFIX, PoolFolder
 
 HOLD = """
 import sys
+import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from retcon.sandbox.pool.folders import PoolFolder
 
 folder = PoolFolder(Path(sys.argv[1]))
@@ -44,6 +48,24 @@ def test_a_folder_of_a_killed_pool_is_swept_by_the_next_and_a_living_ones_is_not
     mine.remove()
     again.remove()
     assert not list(tmp_path.iterdir())
+
+
+def test_it_lies_in_memory_unless_calls_have_room_for_their_files_on_the_disk_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """tmp_path is closed to others: where root starts a pool, its calls could not enter there."""
+    memory, disk = tmp_path / "memory", tmp_path / "disk"
+    for folder in (memory, disk):
+        folder.mkdir()
+    monkeypatch.setattr("retcon.sandbox.pool.folders.MEMORY", memory)
+    monkeypatch.setattr(tempfile, "tempdir", str(disk))
+    free = {memory: 64, disk: 1024}
+    monkeypatch.setattr(os, "statvfs", lambda folder: SimpleNamespace(f_bavail=free[folder], f_frsize=1))
+    for room, user, home in ((64, 1000, memory), (65, 1000, disk), (65, 0, memory), (2000, 1000, memory)):
+        monkeypatch.setattr(os, "geteuid", lambda user=user: user)
+        made = PoolFolder(room=room)
+        assert made.path.parent == home, (room, user)
+        made.remove()
 
 
 def test_a_folder_without_a_lock_is_left_alone(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import stat
 import subprocess
 import sys
@@ -13,10 +14,13 @@ import pytest
 
 from retcon.sandbox.jail import scratch
 from retcon.sandbox.jail.confine import cgroup, commands, landlock, root, seccomp, syscalls
+from retcon.sandbox.jail.confine.confinement import Confinement
 from retcon.sandbox.jail.confine.instructions import ALLOW, ERRNO, KILL, Instruction
 from retcon.sandbox.jail.confine.isolate import attempt
 from retcon.sandbox.jail.confine.syscalls import NUMBERS
 from retcon.sandbox.jail.confine.users import FIRST_UID, NOBODY, UIDS, closed_to_others, pick_uid
+from retcon.sandbox.jail.messages import Bounds
+from retcon.sandbox.jail.watchdog import Watchdog
 
 ENOSYS, EPERM = ERRNO | 38, ERRNO | 1
 HEADERS = {
@@ -312,7 +316,9 @@ def test_a_cgroup_without_its_controllers_is_refused_and_nothing_is_left(delegat
     assert not [path for path in delegated.iterdir() if path.is_dir()]
 
 
-def test_a_group_is_entered_limited_and_asked(delegated: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def group(delegated: Path, monkeypatch: pytest.MonkeyPatch) -> cgroup.Group:
+    """A worker's, entered."""
     made = os.mkdir
 
     def mkdir(path: str) -> None:  # the kernel fills a new cgroup with its files
@@ -322,14 +328,38 @@ def test_a_group_is_entered_limited_and_asked(delegated: Path, monkeypatch: pyte
 
     monkeypatch.setattr(cgroup.os, "mkdir", mkdir)
     monkeypatch.setenv(cgroup.VARIABLE, str(delegated))
-    group = cgroup.join("7", 99)
+    return cgroup.join("7", 99)
+
+
+def test_a_group_is_entered_limited_and_asked(delegated: Path, group: cgroup.Group) -> None:
     folder = delegated / "retcon-7"
     assert (folder / "pids.max").read_text() == "99"
     assert (folder / "cgroup.procs").read_text() == "0"
     group.limit(1000)
     assert (folder / "memory.max").read_text()[:4] == "1000"
-    assert group.kills() == 2
+    assert group.kills() == (3, 2)
     assert stat.S_ISDIR(folder.stat().st_mode)
+
+
+@pytest.mark.parametrize(
+    ("limit", "killed", "status", "machine", "said"),
+    [
+        (3, 2, signal.SIGKILL, False, ""),
+        (4, 3, signal.SIGKILL, False, "MemoryError: its processes held more than 64 MiB together"),
+        (3, 3, signal.SIGKILL, True, ""),
+        (3, 3, signal.SIGSEGV, False, ""),
+    ],
+    ids=["itself", "its limit", "the machine", "otherwise"],
+)
+def test_who_ended_a_call_in_a_cgroup(
+    group: cgroup.Group, limit: int, killed: int, status: int, machine: bool, said: str
+) -> None:
+    """limit, killed: what the cgroup counts afterwards. What other calls are killed for is no excuse of this one's."""
+    confinement = Confinement("namespaces", "/nowhere")
+    confinement.bounded, confinement.group = True, group
+    watchdog = Watchdog(confinement, Bounds(1.0, 1.0, 64, 100, 16, 64, 8), baseline=0)
+    Path(group.folder, "memory.events").write_text(f"max 9\noom {limit}\noom_kill {killed}\noom_group_kill 0\n")
+    assert (watchdog.judge(status), watchdog.said) == (machine, said)
 
 
 def test_where_calls_write_is_not_where_python_lies() -> None:

@@ -5,15 +5,19 @@ import os
 import signal
 import sys
 import tracemalloc
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from retcon.core.errors import SandboxUnavailable
+from retcon.core.memory import total_memory
 from retcon.sandbox.jail.capture import Capture, Record, cut_middle
 from retcon.sandbox.jail.verdict import verdict
 from retcon.sandbox.pool import SandboxPool, default_workers
-from retcon.sandbox.types import Limits
+from retcon.sandbox.pool.session import Sessions
+from retcon.sandbox.pool.worker_handle import WorkerHandle
+from retcon.sandbox.types import Limits, SessionBounds
 
 
 def test_another_system_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,6 +73,41 @@ def test_the_default_number_of_workers_leaves_room_and_fits_into_memory() -> Non
     cores = len(os.sched_getaffinity(0))
     assert cores < default_workers(Limits(memory_mb=1)) <= max(cores + 1, 64)
     assert default_workers(Limits(memory_mb=10**9)) == cores
+
+
+def test_in_a_container_memory_is_what_that_may_have(tmp_path: Path) -> None:
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert total_memory(tmp_path) == machine
+    (tmp_path / "memory").mkdir()
+    (tmp_path / "memory" / "memory.limit_in_bytes").write_text("9223372036854771712\n")  # of v1, which sets none
+    assert total_memory(tmp_path) == machine
+    (tmp_path / "memory" / "memory.limit_in_bytes").write_text(f"{64 << 20}\n")
+    assert total_memory(tmp_path) == 64 << 20
+    (tmp_path / "memory.max").write_text(f"{32 << 20}\n")
+    assert total_memory(tmp_path) == 32 << 20
+    (tmp_path / "memory" / "memory.max").write_text("max\n")
+    assert total_memory(tmp_path / "memory") == machine
+
+
+def test_workers_and_sessions_leave_half_of_a_containers_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("pool", "session"):
+        monkeypatch.setattr(f"retcon.sandbox.pool.{module}.total_memory", lambda: 64 << 20)
+    assert default_workers(Limits(memory_mb=32)) == len(os.sched_getaffinity(0))
+
+    async def main() -> list[bool]:
+        sessions = Sessions(SessionBounds(), running=1, start=never)
+        opened = [await sessions.open(Limits()) for _ in range(3)]
+        for session in opened:
+            session.memory = 16 << 20
+            sessions.rests(session)
+        ended = [session.ended for session in opened]
+        sessions.close()
+        return ended
+
+    async def never(code: str) -> WorkerHandle:
+        raise AssertionError("none of them runs")
+
+    assert asyncio.run(main()) == [True, False, False]
 
 
 @pytest.mark.parametrize("uids", [range(0, 5), range(9, 9), range(1, 9, 2)])

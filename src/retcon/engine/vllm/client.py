@@ -178,7 +178,7 @@ class VLLMClient:
     async def generate(
         self, ids: Sequence[int], params: Mapping[str, object], *, version: str | None
     ) -> tuple[dict[str, Any], list[str]]:
-        """The first choice, with `prompt_logprobs` and `usage` in it, and the version of the weights that sampled each
+        """The first choice, with `prompt_logprobs` and `prompt_tokens`, and the version of the weights that made each
         of its tokens. version: that is asked for. Raises InfrastructureFault, also for tokens of weights that are not
         to be taken; Refused."""
         await self.ready()
@@ -196,7 +196,7 @@ class VLLMClient:
             spans = [(str(s["version"]), int(s["start"]), int(s["end"])) for s in choice["weight_versions"] or ()]
             if adapter is not None:  # what the server tells is the version of the weights below it
                 spans = [(adapter, 0, len(choice["token_ids"]))]
-            choice |= {"prompt_logprobs": answer.get("prompt_logprobs"), "usage": answer.get("usage") or {}}
+            choice |= {"prompt_logprobs": answer.get("prompt_logprobs"), "prompt_tokens": _prompt_tokens(answer)}
         except (LookupError, TypeError, ValueError) as error:
             raise self.remote.no_answer("no generation") from error
         versions = {version for version, _, _ in spans}
@@ -271,3 +271,10 @@ def _only(cards: Sequence[Mapping[str, Any]], model: str, url: str) -> Mapping[s
 def _numbers(version: str) -> tuple[int, ...]:
     parts = version.split("+", maxsplit=1)[0].split(".")
     return tuple(int(part) for part in parts[:2] if part.isdecimal())
+
+
+def _prompt_tokens(answer: Mapping[str, Any]) -> int:
+    """As the server counts them; 0 where it does not say, or something in between says something else."""
+    usage = answer.get("usage")
+    count = usage.get("prompt_tokens") if isinstance(usage, Mapping) else None
+    return count if isinstance(count, int) else 0

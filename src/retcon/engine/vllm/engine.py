@@ -261,7 +261,7 @@ class VLLMEngine:
             finally:
                 self._open[version] -= 1
             dispatcher.policy.resized(number, client.capacity)  # it may have been down when we connected
-            self.stats.prefilled += found[0]["usage"].get("prompt_tokens") or 0
+            self.stats.prefilled += found[0]["prompt_tokens"]
             return found
 
         def made(found: tuple[dict[str, Any], list[str]]) -> int:

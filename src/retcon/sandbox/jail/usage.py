@@ -105,7 +105,7 @@ class MachineKills:
     it while it keeps to its own limits.
     """
 
-    def __init__(self, vmstat: int) -> None:
+    def __init__(self, vmstat: int = -1) -> None:
         """vmstat: a descriptor of the machine's /proc/vmstat, -1 where it cannot be read."""
         self._vmstat = vmstat
         self._count = self._read()

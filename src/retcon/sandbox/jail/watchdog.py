@@ -43,11 +43,11 @@ class Watchdog:
         self._files = None if confinement.bounded else Files(confinement.root, pid)
         self._memory_due = self.due = time.monotonic() + PERIOD
         self.said = ""
-        self._kills = 0
+        self._limits = self._kills = 0
         if confinement.group is not None:
             shares = 1 + len(apart)  # a session's frozen copies keep what it had when each was made
             confinement.group.limit(baseline + (shares * self._memory_mb + root.SIZE_MB + HEADROOM_MB << 20))
-            self._kills = confinement.group.kills()
+            self._limits, self._kills = confinement.group.kills()
 
     def look(self) -> bool:
         """Whether the call is over a limit; `said` is then the line that tells which."""
@@ -69,12 +69,18 @@ class Watchdog:
         now = time.monotonic()
         self._memory_due = now + max(_within(PERIOD if alone else left / FILLED), (now - started) / SHARE)
 
-    def judge(self, status: int) -> None:
-        """After the call's process ended with `status`, as from wait4: was it the cgroup's limit that did it?"""
+    def judge(self, status: int) -> bool:
+        """After its process ended with `status`, as from wait4: whether the kernel did that, as the machine was out of
+        memory. Where it was the cgroup's limit, `said` tells."""
         group = self._confinement.group
-        killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
-        if group is not None and killed and not self.said and group.kills() > self._kills:
+        if self.said or not os.WIFSIGNALED(status) or os.WTERMSIG(status) != signal.SIGKILL:
+            return False
+        if group is None:
+            return self._confinement.kills.rose()
+        limit, kills = group.kills()
+        if kills > self._kills and limit > self._limits:
             self.said = self._too_much()
+        return kills > self._kills and not self.said
 
     def _too_much(self) -> str:
         return f"MemoryError: its processes held more than {self._memory_mb} MiB together"

@@ -73,7 +73,6 @@ class Worker:
         self.statm = usage.open_own(confinement.proc)
         self.first_size, self.resident = usage.own(self.statm)
         self.setting = child.Setting(confinement, folder, self.first_size)
-        self.machine_kills = usage.MachineKills(confinement.vmstat)
         self.folders = [os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) for folder in confinement.writable]
 
     def serve(self) -> None:
@@ -107,7 +106,7 @@ class Worker:
     def call(self, call: RunCall) -> tuple[Outcome, dict[str, str]]:
         """How it ended, and the files that it hands back. Raises OSError."""
         os.mkdir(self.setting.scratch, 0o700)
-        self.machine_kills.note()
+        self.setting.confinement.kills.note()
         started = time.monotonic()
         running = Running(call, self)
         running.watch()
@@ -125,9 +124,7 @@ class Worker:
             limits.wall_seconds if running.late else None,
             raised,
             over=running.watchdog.said,
-            machine=not running.late
-            and os.waitstatus_to_exitcode(status) == -signal.SIGKILL
-            and self.machine_kills.rose(),
+            machine=running.starved,
         )
         outcome = Outcome(
             status=name,
@@ -172,7 +169,7 @@ class Running:
     def __init__(self, call: RunCall, worker: Worker) -> None:
         limits = call.limits
         self.worker = worker
-        self.late = False
+        self.late = self.starved = False
         self.wall_seconds = limits.wall_seconds
         self.stdout, self.stderr = Capture(limits.output_bytes), Capture(limits.output_bytes)
         self.token = os.urandom(16)
@@ -244,7 +241,7 @@ class Running:
     def end(self) -> tuple[int, resource.struct_rusage]:
         """Reap the process, end its descendants, read what is still in the pipes."""
         _, status, used = os.wait4(self.pid, 0)
-        self.watchdog.judge(status)
+        self.starved = self.watchdog.judge(status)
         self.worker.sweep()
         problem = os.read(self.setup, select.PIPE_BUF)
         os.close(self.setup)

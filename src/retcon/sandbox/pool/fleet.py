@@ -16,6 +16,7 @@ from pathlib import Path
 
 from retcon.core.cores import usable_cores
 from retcon.core.errors import SandboxUnavailable, SandboxWarning
+from retcon.sandbox.jail.confine.root import SIZE_MB
 from retcon.sandbox.pool.folders import PoolFolder
 from retcon.sandbox.pool.profiles import BARE, Chooser
 from retcon.sandbox.pool.waiting import Waiting
@@ -95,7 +96,7 @@ class Fleet:
 
         Raises SandboxUnavailable, with nothing left running.
         """
-        self._folder = PoolFolder()
+        self._folder = PoolFolder(room=self.size * SIZE_MB << 20)
         try:
             async with asyncio.TaskGroup() as group:
                 for name in dict.fromkeys((BARE.name, *warm)):

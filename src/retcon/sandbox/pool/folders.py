@@ -7,6 +7,7 @@ import os
 import tempfile
 from pathlib import Path
 
+from retcon.sandbox.jail.confine.users import closed_to_others
 from retcon.sandbox.jail.leftovers import LOCK, remove, remove_abandoned
 
 MEMORY = Path("/dev/shm")  # on a disk, making and removing a folder takes longer than the rest of a call
@@ -14,12 +15,19 @@ PREFIX = "retcon-sandbox-"
 
 
 class PoolFolder:
-    """A new folder, which is locked until `remove`. The lock ends with the process however that ends."""
+    """A new folder, which is locked until `remove`. The lock ends with the process however that ends.
 
-    def __init__(self, home: Path | None = None) -> None:
-        home = home or (MEMORY if os.access(MEMORY, os.W_OK) else Path(tempfile.gettempdir()))
-        _sweep(home)
-        self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=home))
+    home: where it is made; None: in memory, unless there is no `room` for so many bytes, as calls of the weaker tiers
+    have their files here (a container may have 64 MiB of it), and there is among the temporary files.
+    """
+
+    def __init__(self, home: Path | None = None, *, room: int = 0) -> None:
+        homes = (MEMORY, Path(tempfile.gettempdir())) if home is None else (home,)
+        for one in homes:
+            _sweep(one)
+        writable = [one for one in homes if os.access(one, os.W_OK)] or homes
+        chosen = next((one for one in writable if _free(one) >= room and _is_open(one)), writable[0])
+        self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=chosen))
         self.path.chmod(0o711)  # a child that became nobody must reach its scratch folder
         unlocked = self.path / f"{LOCK}.new"
         self._lock = os.open(unlocked, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
@@ -35,3 +43,13 @@ def _sweep(home: Path) -> None:
     """Remove this user's folders whose pool is gone."""
     for folder in home.glob(f"{PREFIX}*"):
         remove_abandoned(str(folder))
+
+
+def _free(folder: Path) -> int:
+    facts = os.statvfs(folder)
+    return facts.f_bavail * facts.f_frsize
+
+
+def _is_open(folder: Path) -> bool:
+    """Whether calls reach what is in it, whose users are others where root starts them."""
+    return os.geteuid() != 0 or closed_to_others(str(folder)) is None

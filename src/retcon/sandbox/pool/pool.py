@@ -7,7 +7,6 @@ docs/sandbox/sandbox.md says what each tier contains and what it does not.
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
@@ -17,6 +16,7 @@ import msgspec
 
 from retcon.core.cores import usable_cores
 from retcon.core.errors import SandboxBusy, SandboxUnavailable
+from retcon.core.memory import total_memory
 from retcon.sandbox.jail.messages import CallEnded, RunCall
 from retcon.sandbox.pool.fleet import Fleet
 from retcon.sandbox.pool.packages import check_packages
@@ -228,5 +228,5 @@ def default_workers(limits: Limits) -> int:
     leave room for short calls, but no more than fit into half of the memory if each takes all that it may. In any
     case one to a core, since a core that waits is no use and hardly any call takes all that it may."""
     cores = usable_cores()
-    fit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2 // (limits.memory_mb << 20)
+    fit = total_memory() // 2 // (limits.memory_mb << 20)
     return max(cores, min(64, max(16, 4 * cores), fit))

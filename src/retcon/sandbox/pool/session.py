@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -12,6 +11,7 @@ from typing import Unpack
 import msgspec
 
 from retcon.core.errors import CheckpointRefused, SandboxUnavailable, SessionLost, nearest
+from retcon.core.memory import total_memory
 from retcon.core.texts import counted
 from retcon.sandbox.jail.messages import (
     CHECKPOINTS,
@@ -205,8 +205,7 @@ class Sessions:
         self.start = start
         self.running = asyncio.Semaphore(running)
         self._bounds = bounds
-        half = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-        self._memory = half if bounds.memory_mb is None else bounds.memory_mb << 20
+        self._memory = total_memory() // 2 if bounds.memory_mb is None else bounds.memory_mb << 20
         self._places = asyncio.Semaphore(bounds.open)
         self._open: dict[PoolSession, asyncio.TimerHandle | None] = {}  # the one that rested last stands last
 

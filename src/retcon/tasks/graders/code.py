@@ -129,21 +129,18 @@ class CodeGrader:
     async def _one(self, program: str, before: str, case: Stdio | Call) -> str:
         """What is wrong with the answer in this case, empty where nothing is."""
         if isinstance(case, Stdio):
-            own = _packed(program) if before else program
-            code = _RUN.format(before=_packed(before), program=own) if before else program
-            result = await self._run(own, code, case, stdin=case.stdin, room=len(case.stdout))
+            code = _RUN.format(before=_packed(before), program=_packed(program)) if before else program
+            result = await self._run(code, case, stdin=case.stdin, room=len(case.stdout))
             same = same_output(case.stdout, result.stdout, exact=case.exact)
             return _failure(result) or ("" if same else "another output")
-        own = _packed(program)
-        code = _CALL.format(before=_packed(before), program=own, name=case.function)
+        code = _CALL.format(before=_packed(before), program=_packed(program), name=case.function)
         room = 2 * len(json.dumps(case.values))
         files = {"arguments.json": json.dumps(case.arguments).encode()}
-        result = await self._run(own, code, case, files=files, room=room)
+        result = await self._run(code, case, files=files, room=room)
         return _failure(result) or ("" if _returned(result, case.values) else "another value")
 
     async def _run(
         self,
-        own: str,
         code: str,
         case: Stdio | Call,
         *,
@@ -151,13 +148,13 @@ class CodeGrader:
         files: dict[str, bytes] | None = None,
         room: int,
     ) -> Result:
-        """own: the answer's part of the code."""
+        """code: the answer, with at most a few lines around it that are the same for all: the case goes beside it."""
         limits = replace(self._limits(), output_bytes=OUTPUT_BYTES + 4 * room)
         try:
             result = await self._sandbox.run(code, stdin=stdin, files=files, limits=limits, echo=isinstance(case, Call))
         except (RetconError, ValueError) as error:  # ValueError: its server does not allow the limits
             raise InfrastructureFault(f"an answer could not be graded: {error}") from error
-        return _of_answer(result, own, code)
+        return _of_answer(result)
 
     async def _checked(self, program: str, before: str, checks: Sequence[Check]) -> tuple[int, str]:
         async with self._sessions.one() as session:
@@ -172,7 +169,7 @@ class CodeGrader:
         self, session: Session, program: str, before: str, checks: Sequence[Check]
     ) -> tuple[int, str]:
         for code in (before, program, _CHECKS) if before.strip() else (program, _CHECKS):
-            if failure := _failure(await _cell(session, code, program)):
+            if failure := _failure(await _cell(session, code, own=code is program)):
                 return 0, failure
         each = self._settings.score == "share" and len(checks) > 1
         start = None
@@ -205,17 +202,17 @@ class CodeGrader:
         return Limits(cpu_seconds=seconds, wall_seconds=WAITING * seconds, memory_mb=self._settings.memory_mb)
 
 
-async def _cell(session: Session, code: str, own: str = "") -> Result:
-    """Raises SessionLost, and as `_of_answer`."""
-    return _of_answer(await session.run(code), own, code)
+async def _cell(session: Session, code: str, *, own: bool = False) -> Result:
+    """own: whether it is the answer, and none of its tests. Raises SessionLost, and as `_of_answer`."""
+    return _of_answer(await session.run(code), own=own)
 
 
-def _of_answer(result: Result, own: str, code: str) -> Result:
-    """What came of `code`, where the answer is to blame for it. own: its part of the code, as it stands there.
+def _of_answer(result: Result, *, own: bool = True) -> Result:
+    """What came of a program, where the answer is to blame for it. own: whether it is to blame for its length.
 
     Raises InfrastructureFault where it is not: the sandbox had a fault, or takes no code so long as the tests are.
     """
-    if result.status == "infrastructure" or (_is_too_long(result) and 2 * len(own) < len(code)):
+    if result.status == "infrastructure" or (_is_too_long(result) and not own):
         raise InfrastructureFault(f"an answer could not be graded: {result.stderr}")
     return result
 

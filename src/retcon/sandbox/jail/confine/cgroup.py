@@ -58,12 +58,11 @@ class Group:
             os.pwrite(self._memory, str(size).encode(), 0)
             self._limit = size
 
-    def kills(self) -> int:
-        """How many processes the kernel has ended because of the memory limit."""
-        for line in os.pread(self._events, 4096, 0).splitlines():
-            if line.startswith(b"oom_kill "):
-                return int(line.split()[1])
-        return 0
+    def kills(self) -> tuple[int, int]:
+        """How often its own memory limit was reached with nothing to free, and how many of its processes the kernel has
+        ended for want of memory, there or of the machine's."""
+        counts = dict(line.split()[:2] for line in os.pread(self._events, 4096, 0).splitlines())
+        return int(counts.get(b"oom", 0)), int(counts.get(b"oom_kill", 0))
 
 
 def join(name: str, pids: int) -> Group:

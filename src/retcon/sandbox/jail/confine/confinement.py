@@ -13,7 +13,7 @@ from retcon.sandbox.jail.confine.loopback import Traffic
 from retcon.sandbox.jail.confine.seccomp import Filter, own_signals
 from retcon.sandbox.jail.confine.users import become
 from retcon.sandbox.jail.messages import Facts
-from retcon.sandbox.jail.usage import children
+from retcon.sandbox.jail.usage import MachineKills, children
 
 
 class Confinement:
@@ -22,7 +22,7 @@ class Confinement:
     tier: `namespaces`, `landlock` or `rlimits`. root: the folder in which scratch folders are made. writable: what a
     call may have written to, to be emptied after it; `mode` is theirs, and their size has a bound where `bounded`.
     folders: by whose names a call may be given files, beside its scratch folder.
-    proc: descriptor of a /proc, for the worker alone; vmstat: of the machine's /proc/vmstat, -1 where it is hidden.
+    proc: descriptor of a /proc, for the worker alone. kills: of the machine, for want of memory.
     tasks: how many processes of its uid a call may find running.
 
     network, files, processes, own_user, system_calls: whether calls are kept from the network, from files that are not
@@ -38,7 +38,8 @@ class Confinement:
         self.folders: tuple[str, ...] = ()
         self.mode = 0o700
         self.bounded = False
-        self.proc = self.vmstat = -1
+        self.proc = -1
+        self.kills = MachineKills()
         self.tasks = 0
         self.network = self.files = self.processes = self.own_user = self.system_calls = False
         self.become: int | None = None

@@ -21,6 +21,7 @@ from retcon.sandbox.jail import kernel
 from retcon.sandbox.jail.confine import cgroup, commands, landlock, loopback, root, seccomp
 from retcon.sandbox.jail.confine.confinement import Confinement
 from retcon.sandbox.jail.confine.users import NOBODY, become, closed_to_others, count_tasks, pick_uid, why_not
+from retcon.sandbox.jail.usage import MachineKills
 
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x00020000, 0x04000000, 0x08000000
 CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
@@ -58,7 +59,7 @@ def isolate(folder: str, tier: str, uid: int | None = None) -> Confinement:
     confinement = Confinement(tier, folder)
     set_limits()
     with contextlib.suppress(OSError):  # hidden in some containers
-        confinement.vmstat = os.open("/proc/vmstat", os.O_RDONLY | os.O_CLOEXEC)
+        confinement.kills = MachineKills(os.open("/proc/vmstat", os.O_RDONLY | os.O_CLOEXEC))
     try:
         confinement.group = cgroup.join(str(os.getpid()), TASKS)
     except OSError as error:

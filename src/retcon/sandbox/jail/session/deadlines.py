@@ -80,6 +80,12 @@ class Deadlines:
         os.kill(self._pid, sent)
         self._end = time.monotonic() + seconds
 
+    def starved(self, status: int) -> bool:
+        """After the interpreter ended with `status`: see `Watchdog.judge`."""
+        starved = self._watchdog.judge(status)
+        self.over = self.over or self._watchdog.said
+        return starved
+
     def _cpu_left(self) -> float:
         return self._cpu_limit - (cpu_seconds(self._pid) - self._cpu)
 

@@ -109,7 +109,7 @@ class Keeper:
             match asked:
                 case RunCell():
                     outcome = self._cell(asked)
-                    return Kept(0, outcome, lost=self._cause)
+                    return Kept(0, outcome, lost=self._cause, fault=outcome.status == "infrastructure")
                 case MakeCheckpoint():
                     self._checkpoint(asked.name)
                 case RollBack():
@@ -199,10 +199,11 @@ class Keeper:
         else:
             value, raised = "", early
             end, peak = self._bury(interpreter)
-            status, error_type, code, line = verdict(end, 0.0, None, None, early)
+            status, error_type, code, line = verdict(end, 0.0, None, None, early, machine=deadlines.starved(end))
             if deadlines.over:
                 status, error_type, line = cell_verdict(None, deadlines.over)
-            self._cause = f"its code ended the interpreter ({line or f'exit code {code}'})"
+            ours = status == "infrastructure"
+            self._cause = line if ours else f"its code ended the interpreter ({line or f'exit code {code}'})"
         stdout, stderr = self._output.take()
         return Outcome(
             status=status,
@@ -336,11 +337,10 @@ class Keeper:
         return copy
 
     def _deadlines(self, cpu: float, wall: float, limits: Bounds) -> Deadlines:
+        self._setting.confinement.kills.note()
         watchdog = Watchdog(self._setting.confinement, limits, self._baseline, frozenset(self._frozen()))
         copies = self._copies.values()
         return Deadlines(self._alive.pid, self._tree, copies, cpu_limit=cpu, wall_limit=wall, watchdog=watchdog)
-
-    # What stands between an operation and the processes.
 
     def _ask(self, command: CellCommand | FreezeCommand, wake: Collection[int], deadlines: Deadlines) -> Said:
         """What the interpreter said to a command. wake: the processes that go on meanwhile, of those that are stopped.

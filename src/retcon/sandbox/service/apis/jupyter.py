@@ -152,6 +152,10 @@ class JupyterApi:
             raise unavailable(error, "busy") from error
 
 
+class SandboxFault(Exception):
+    """What a cell, or what is run between cells, came to through no fault of the notebook."""
+
+
 class _Notebook:
     """One request's session, and the time that its cells have left; late: it was too short for them."""
 
@@ -178,19 +182,21 @@ class _Notebook:
                     self._late = True
                     break
                 result = await self._cell(cell)
-                if result.status == "infrastructure":
-                    problem = result.stderr
-                    break
                 ran.append(self._shown(result))
                 alive = result.exit_code is None  # a cell may end the interpreter, as one may end a notebook's kernel
                 if alive:
                     ran[-1].display += await self._drawn(cell)
-            if fetch and alive and not problem:
+            if fetch and alive:
                 said, _ = await self._said(_GET, f"_get({fetch!r}, {TOTAL_BYTES})", 2 * TOTAL_BYTES, dict[str, str])
                 found = {name: said[name] for name in fetch if said and name in said}
-        except SessionLost as error:
+        except SandboxFault as fault:
+            problem = str(fault)
+        except SessionLost as lost:
             alive = False
-            ran += [CellRan(error=[Raised(ename="DeadKernelError", evalue=str(error), traceback=[])])]
+            if lost.by_own_code:
+                ran += [CellRan(error=[Raised(ename="DeadKernelError", evalue=str(lost), traceback=[])])]
+            else:
+                problem = str(lost)
         whole: Whole = "SandboxError" if problem else "Success" if alive and not self._late else "Failed"
         driver = Command(
             status="Error" if problem else "TimeLimitExceeded" if self._late else "Finished",
@@ -253,9 +259,12 @@ class _Notebook:
         return value, result.seconds
 
     async def _asked(self, cell: Program) -> Result:
-        """A notebook that has begun waits for room rather than lose what its cells have come to."""
+        """A notebook that has begun waits for room rather than lose what its cells have come to. Raises SandboxFault,
+        SessionLost."""
         result = await self._calls.run(API, lambda: self._session.run(cell), patient=self._begun)
         self._begun = True
+        if result.status == "infrastructure":
+            raise SandboxFault(result.stderr)
         return result
 
     def _shown(self, result: Result) -> CellRan:
