@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from retcon.core.programs import error_line
 from retcon.core.sample import token_count
-from retcon.core.tracebacks import error_line
 from retcon.core.types import Observation, RepairRecord, Segment, Status, ToolCall, Turn
 from retcon.purify.failing import FAILURES, check_failures, has_failed
 from retcon.purify.splice import UNALIGNED, cut

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from retcon.core.parsing import parsed
+from retcon.core.programs import parsed
 from retcon.core.types import ToolCall
 
 

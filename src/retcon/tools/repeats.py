@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from retcon.core.parsing import parsed
+from retcon.core.programs import parsed
 from retcon.purify.reading.trees import children
 from retcon.sandbox.types import Limits, Result
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from retcon.core.errors import RetconError
-from retcon.core.tracebacks import error_line
+from retcon.core.programs import error_line
 from retcon.core.types import Observation, ToolCall
 from retcon.sandbox.jail.capture import cut_middle
 from retcon.sandbox.types import Result

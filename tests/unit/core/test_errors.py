@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from retcon.core.errors import RecordError, SessionLost, located, nearest
-from retcon.core.tracebacks import error_line
+from retcon.core.programs import error_line
 
 
 @pytest.mark.parametrize(

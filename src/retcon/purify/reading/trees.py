@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from functools import cache, lru_cache
 
-from retcon.core.parsing import parsed
+from retcon.core.programs import parsed
 
 _MAGIC = re.compile(r"^[ \t]*[!%][^\n]*$", re.MULTILINE)
 _LONG = re.compile(r"0[xXoObB][\da-fA-F_]{3500}")

@@ -10,7 +10,7 @@ from itertools import chain
 from textwrap import dedent
 
 from retcon.chat.markdown import find_calls, whole_blocks
-from retcon.core.parsing import parsed
+from retcon.core.programs import parsed
 from retcon.core.types import Trajectory
 from retcon.tasks.graders.text import heard
 from retcon.tasks.grading.cases import Call, Check, Tests

@@ -10,7 +10,7 @@ import builtins
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from retcon.core.parsing import parsed
+from retcon.core.programs import parsed
 
 _RUNNERS = ("unittest", "pytest")
 _RUN = ("main", "run")

@@ -1,9 +1,10 @@
-"""Programs that somebody else wrote, as trees."""
+"""Programs that somebody else wrote: as trees, and by what line a failure of theirs is known."""
 
 from __future__ import annotations
 
 import ast
 import warnings
+from collections.abc import Sequence
 
 FILENAME = "<program>"
 
@@ -17,3 +18,10 @@ def parsed(code: str) -> ast.Module | None:
         return ast.parse(code, FILENAME)
     except (SyntaxError, ValueError, RecursionError, MemoryError):  # ValueError: null bytes, lone surrogates
         return None
+
+
+def error_line(lines: Sequence[str], error_type: str | None) -> str | None:
+    """The last line that names this type of error, `NameError: name 'x' is not defined`; None where there is none. Its
+    message may go on for further lines."""
+    named = (line for line in reversed(lines) if line.partition(":")[0].rpartition(".")[2] == error_type)
+    return next(named, None)

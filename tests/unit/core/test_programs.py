@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from retcon.core.parsing import parsed
+from retcon.core.programs import parsed
 
 
 def test_a_program_is_a_tree() -> None:
@@ -21,6 +21,6 @@ def test_what_python_does_not_take_is_none(code: str) -> None:
 
 
 def test_python_says_nothing_of_odd_programs() -> None:
-    code = r"""from retcon.core.parsing import parsed; assert parsed("print(1if 1else 2, '\\d')")"""
+    code = r"""from retcon.core.programs import parsed; assert parsed("print(1if 1else 2, '\\d')")"""
     told = subprocess.run([sys.executable, "-W", "default", "-c", code], capture_output=True, text=True, check=True)
     assert told.stderr == ""
