@@ -21,7 +21,9 @@ MODULES = frozenset({
     "operator", "re", "string", "textwrap",
 })  # fmt: skip
 """What a program may import, and still follow from its text."""
-_REACHING = frozenset({"attrgetter", "builtins", "methodcaller", "os", "sys"})
+_REACHING = frozenset({
+    "attrgetter", "bltns", "builtins", "f_builtins", "f_globals", "f_locals", "get_field", "methodcaller", "os", "sys",
+})  # fmt: skip
 """Names, of whatever, by which it may get at more than it says."""
 _BUILTINS = frozenset({
     "breakpoint", "compile", "delattr", "dir", "eval", "exec", "getattr", "globals", "hash", "help", "id", "input",
@@ -105,6 +107,8 @@ def _plain(node: ast.AST) -> bool:
             return known and (name == "__name__" or not name.startswith("__"))
         case ast.Attribute(attr=name):
             return name not in _REACHING and not name.startswith("_")
+        case ast.MatchClass(kwd_attrs=names):
+            return not any(name in _REACHING or name.startswith("_") for name in names)
         case ast.Import(names=names):
             return all(one.name.partition(".")[0] in MODULES for one in names)
         case ast.ImportFrom(module=module, names=names, level=level):
