@@ -84,8 +84,8 @@ class Repeats:
 
 
 def follows_from_text(code: str) -> bool | None:
-    """Whether a fresh interpreter can do but one thing with a program, time and limits aside; None where Python does
-    not take it, as far as ours says: then nothing of it runs.
+    """Whether a fresh interpreter can do but one thing with a program, time, limits and the addresses of objects (the
+    order of a set of them) aside; None where Python does not take it, as far as ours says: then nothing of it runs.
 
     True errs on the side of caution, and is no protection: the sandbox contains what is run, this only decides whether
     it runs again.
