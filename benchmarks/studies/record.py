@@ -6,7 +6,8 @@ r"""Record a workload: of a run's rollouts, or of transcripts, the lengths and s
         --out benchmarks/workloads/agents.jsonl
 
 A run's folder: whole groups of the rollouts that it kept, drawn at random; lengths in its model's ids, seconds of its
-tools. Attempts that a repair took out are not in it.
+tools: of a run with `sandbox.reuse=false`, as a program that is answered from memory takes none. Attempts that a repair
+took out are not in it.
 
 Transcripts, in any format that `retcon purify` reads: as many with 2 calls as with 3, 4, 5 and 6, drawn at random;
 `--characters` of text count as one id; what is longer than `--window` ids in all is left out. Transcripts tell no

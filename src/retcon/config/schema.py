@@ -272,8 +272,8 @@ class SandboxSection(Section):
     workers: Positive = Field(2, description="calls at a time; servers set their own number")
     sessions: bool = Field(False, description="each rollout has an interpreter that keeps variables and files between "
                            "calls, and is rolled back with its history")  # fmt: skip
-    reuse: bool = Field(True, description="a program that reads no clock, random number or file runs once: another "
-                        "call of it gets what it came to; not with sessions")  # fmt: skip
+    reuse: bool = Field(True, description="a program that only computes, without numpy and the like, runs once: "
+                        "another call of it gets what it came to; not with sessions")  # fmt: skip
     cpu_seconds: Rate = Field(2.0, description="CPU time of a call")
     wall_seconds: Rate = Field(30.0, description="wall time of a call: a backstop, not a limit that load can reach")
     memory_mb: Positive = Field(512, description="address space that a call may add")

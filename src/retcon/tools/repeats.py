@@ -21,7 +21,9 @@ MODULES = frozenset({
     "operator", "re", "string", "textwrap",
 })  # fmt: skip
 """What a program may import, and still follow from its text."""
-_REACHING = frozenset({"attrgetter", "builtins", "methodcaller", "os", "sys"})
+_REACHING = frozenset({
+    "attrgetter", "bltns", "builtins", "f_builtins", "f_globals", "f_locals", "get_field", "methodcaller", "os", "sys",
+})  # fmt: skip
 """Names, of whatever, by which it may get at more than it says."""
 _BUILTINS = frozenset({
     "breakpoint", "compile", "delattr", "dir", "eval", "exec", "getattr", "globals", "hash", "help", "id", "input",
@@ -82,8 +84,8 @@ class Repeats:
 
 
 def follows_from_text(code: str) -> bool | None:
-    """Whether a fresh interpreter can do but one thing with a program, time and limits aside; None where Python does
-    not take it, as far as ours says: then nothing of it runs.
+    """Whether a fresh interpreter can do but one thing with a program, time, limits and the addresses of objects (the
+    order of a set of them) aside; None where Python does not take it, as far as ours says: then nothing of it runs.
 
     True errs on the side of caution, and is no protection: the sandbox contains what is run, this only decides whether
     it runs again.
@@ -105,6 +107,8 @@ def _plain(node: ast.AST) -> bool:
             return known and (name == "__name__" or not name.startswith("__"))
         case ast.Attribute(attr=name):
             return name not in _REACHING and not name.startswith("_")
+        case ast.MatchClass(kwd_attrs=names):
+            return not any(name in _REACHING or name.startswith("_") for name in names)
         case ast.Import(names=names):
             return all(one.name.partition(".")[0] in MODULES for one in names)
         case ast.ImportFrom(module=module, names=names, level=level):

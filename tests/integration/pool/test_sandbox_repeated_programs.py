@@ -43,11 +43,11 @@ def test_two_sandboxes_say_the_same_of_what_follows_from_its_text() -> None:
     assert all(follows_from_text(code) is not False for code in PROGRAMS)
 
 
-@pytest.mark.timeout(60)
 def test_a_program_that_has_used_up_its_cpu_time_would_do_so_again() -> None:
     async def run() -> list[Observation]:
-        async with SandboxPool(workers=2) as sandbox:
-            tool = PythonTool(sandbox, reuse=Limits())
+        limits = Limits(cpu_seconds=1.0, wall_seconds=600.0)  # which no load reaches
+        async with SandboxPool(workers=2, limits=limits) as sandbox:
+            tool = PythonTool(sandbox, reuse=limits)
             codes = ("print(1)", "while True: pass", "print(1)", "while True: pass")
             return [await tool(ToolCall("c", "python", {"code": code}, 0)) for code in codes]
 

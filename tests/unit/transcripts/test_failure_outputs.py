@@ -40,6 +40,12 @@ def test_what_looks_like_a_failure_is_none(output: dict[str, Any]) -> None:
     assert looks_clean(output["text"]) or output.get("own")
 
 
+def test_python_says_nothing_of_a_record_with_odd_escapes() -> None:
+    verdict = judge(r"{'stdout': '', 'stderr': 'C:\data: not found', 'exit_code': 1}", "some(code)")
+    assert verdict is not None
+    assert verdict.status == "error"
+
+
 PRINTED = "Traceback (most recent call last):\n  File \"a.py\", line 1, in <module>\nNameError: name 'q'"
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from retcon.core.programs import FILENAME
 from retcon.core.types import Status
 
 _EXIT = ("exit_code", "returncode", "return_code", "exit_status", "exitcode", "exitCode", "returnCode")
@@ -171,7 +172,7 @@ def _value(text: str, python: str) -> object:
         if len(text) > _LARGEST or not text.startswith(python):
             return None
     try:
-        return ast.literal_eval(text)
+        return ast.literal_eval(ast.parse(text, FILENAME, mode="eval"))
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):  # of `{[]: 1}` a TypeError
         return None
 
