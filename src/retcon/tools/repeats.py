@@ -72,7 +72,7 @@ class Repeats:
         """Whether it ended by itself, or had used up its CPU time: no signal, no fault, and not the wall's clock, which
         goes by what else the machine does."""
         if result.status == "timeout":
-            return result.seconds < self._limits.wall_seconds
+            return 0 < result.seconds < self._limits.wall_seconds
         by_itself = result.exit_code is not None and result.exit_code >= 0
         return result.status == "ok" or (result.status == "error" and by_itself and result.error_type != "MemoryError")
 
