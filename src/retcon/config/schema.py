@@ -93,8 +93,8 @@ class TaskSection(Chosen, what="task family", kinds="retcon.tasks.kinds"):
         return ()
 
     def refuse_rollouts(self, recipe: Recipe) -> None:
-        """Raises RecipeError, before any work, where what its tasks bring cannot be rolled out as [repair] and
-        [evaluate] say; asked by whoever rolls out as these say."""
+        """Raises RecipeError, before any work, where what its tasks bring cannot be rolled out as [repair] says; asked
+        by whoever rolls out so, of evaluations with what they repair by (`build.as_evaluated`)."""
 
     def refuse_branching(self, recipe: Recipe) -> None:
         """Raises RecipeError, before any work, where its rollouts cannot branch as [strategy] says; asked by whoever

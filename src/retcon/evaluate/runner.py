@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from retcon.build import (
+    as_evaluated,
     build_engine_chat,
     build_plain_sampling,
     build_policy,
@@ -81,7 +82,7 @@ def run_evaluation(
     SandboxUnavailable where more than one rollout in twenty was lost, EngineError for an engine elsewhere that is down,
     MissingExtra without torch.
     """
-    recipe.task.refuse_rollouts(recipe)
+    recipe.task.refuse_rollouts(as_evaluated(recipe))
     family = build_tasks(recipe, checkpoint)
     recipe, _ = settle(recipe, checkpoint, family)
     tasks = problems_of(recipe, family)

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from retcon.build import build_chat, build_engine_chat, build_tasks, settle
+from retcon.build import as_evaluated, build_chat, build_engine_chat, build_tasks, settle
 from retcon.cli.common.arguments import plain_console
 from retcon.cli.common.progress import duration
 from retcon.config.schema import Recipe
@@ -118,7 +118,7 @@ def plan_dpo(recipe: Recipe, pairs: Path, folder: Path, out: Path) -> None:
 
 def plan_evaluation(recipe: Recipe, folder: Path, out: Path) -> None:
     """Prints the plan of `retcon eval`. Raises what the evaluation itself would before it starts."""
-    recipe.task.refuse_rollouts(recipe)
+    recipe.task.refuse_rollouts(as_evaluated(recipe))
     tasks = build_tasks(recipe, folder)
     recipe, derived = settle(recipe, folder, tasks)
     problems = problems_of(recipe, tasks)
