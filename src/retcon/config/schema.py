@@ -266,7 +266,12 @@ class LoraSection(Section):
 
 
 class SandboxSection(Section):
-    matters_to: ClassVar = {"rl": None, "demonstrations": None}
+    """Which machine runs the calls, and how many at a time, can change from session to session of a run."""
+
+    matters_to: ClassVar = {
+        "rl": ("sessions", "cpu_seconds", "wall_seconds", "memory_mb", "output_chars"), "demonstrations": None,
+    }  # fmt: skip
+
     url: Several = Field((), description="of servers (`retcon sandbox serve`) to run calls on instead of here, "
                          "one or several; their token: RETCON_SANDBOX_TOKEN")  # fmt: skip
     workers: Positive = Field(2, description="calls at a time; servers set their own number")
