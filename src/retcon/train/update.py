@@ -154,6 +154,8 @@ def update(
         means["entropy"] = None  # not measured
     if not config.imitate_spliced:
         means["imitation"] = None
+    if reference is None:
+        means["kl_reference"] = None
     return {**means, **mismatch.metrics(), **splice_metrics(samples), "lr": lr}
 
 
