@@ -187,12 +187,17 @@ def build_strategy(recipe: Recipe) -> Strategy | None:
     return section if section.branching else None
 
 
-def build_evaluation_repair(recipe: Recipe) -> Repair | None:
-    """That of `evaluate.repair`: as [repair] says where it is of that kind, else with that kind's defaults."""
+def as_evaluated(recipe: Recipe) -> Recipe:
+    """The recipe as its evaluations repair: its [repair] is what `evaluate.repair` names, as [repair] says where it is
+    of that kind, else with that kind's defaults."""
     kind = recipe.evaluate.repair
     section = recipe.repair if recipe.repair.kind == kind else type(recipe.repair).kinds.find(kind)()
-    repair: Repair | None = section.build()
-    return repair
+    return recipe.model_copy(update={"repair": section})
+
+
+def build_evaluation_repair(recipe: Recipe) -> Repair | None:
+    """What is done about failed turns while measuring."""
+    return build_repair(as_evaluated(recipe))
 
 
 def build_schedule(recipe: Recipe) -> Schedule:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from comparing import FIX, repaired, trajectory
+from retcon.config.load import load_recipe
 from retcon.store import jsonl
 
 COMMANDS = (
@@ -97,6 +98,7 @@ def test_a_bad_recipe_is_one_message_without_a_traceback(tmp_path: Path) -> None
     assert "did you mean 'steps'?" in done.stderr
     assert "Traceback" not in done.stderr
     assert "Traceback" in retcon(*words, RETCON_DEBUG="1").stderr
+    assert "Traceback" not in retcon(*words, RETCON_DEBUG="0").stderr
 
 
 def test_a_missing_checkpoint_names_the_nearest(tmp_path: Path) -> None:
@@ -164,7 +166,7 @@ def test_show_names_a_broken_line_and_lists_the_others(trajectories: Path) -> No
 
 
 def test_doctor_speaks_json() -> None:
-    done = retcon("doctor", "--json")
+    done = retcon("doctor", "--json", OMP_NUM_THREADS="7")
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
@@ -173,6 +175,7 @@ def test_doctor_speaks_json() -> None:
     wanted = [*project["dependencies"], *(r for e in told["extras"] for r in project["optional-dependencies"][e])]
     assert told["versions"].keys() == {re.split(r"[^\w.-]", requirement)[0] for requirement in wanted}
     assert told["machine"]["cores"] >= 1
+    assert told["machine"]["threads"] == load_recipe(None).run.threads, "whatever the machine has"
     assert told["sandbox"]["tier"] in ("namespaces", "landlock", "rlimits", None)
 
 

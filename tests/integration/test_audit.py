@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch", reason="rolling a model out needs the [train] extra")
 
 from retcon.cli.audit import audit
-from retcon.core.errors import CheckpointError
+from retcon.core.errors import CheckpointError, RecipeError
 from retcon.evaluate.replay.audit import read_audit
 from retcon.store import jsonl
 from retcon.train.sft import run_sft
@@ -51,3 +51,6 @@ def test_an_audit_leaves_a_table_and_the_replays_and_is_made_once(
     tasks.write_text(json.dumps({"id": "0", "question": "go", "answer": "2"}) + "\n")
     with pytest.raises(CheckpointError, match=r"audit\.problems was"):  # the same file, another answer in it
         audit(str(start), words, prompts=1, calls=3, replays=2, out=out)
+    with pytest.raises(RecipeError, match=r"no problem to evaluate on: task\.evaluation_share"):
+        audit(str(start), [*words, "task.evaluation_share=0"], prompts=1, calls=3, replays=2, out=tmp_path / "none")
+    assert not (tmp_path / "none").exists()

@@ -24,6 +24,9 @@ from retcon.planning import needs as module
 from retcon.planning.needs import MIB, needs_of, refuse_unfit
 from retcon.runs.tracker import Tracker
 from retcon.store import jsonl
+from retcon.store.fingerprint import fingerprint
+from retcon.store.pass_rates import PassRate, PassRateFile
+from retcon.tasks.data.settings import FileTaskSettings
 from retcon.train.measuring import Measured
 from retcon.train.rl import run_rl
 from training import make_base, make_demonstrations
@@ -128,6 +131,18 @@ def test_each_stage_is_planned(base: Path, tmp_path: Path, monkeypatch: pytest.M
     assert said.count("reference") == 2, "of the KL penalty of one stage, in memory from the first on"
     assert said.count("stage 2, long: rollout.lookahead_tokens = ") == 1, "derived for its own limit"
     assert [p.name for p in tmp_path.iterdir()] == ["mine.toml"]
+
+
+def test_of_rates_of_several_models_those_of_the_one_that_the_run_starts_from_count_in_the_plan_too(
+    base: Path, tmp_path: Path
+) -> None:
+    rates, problems = tmp_path / "rates.jsonl", FileTaskSettings(path=str(PROBLEMS)).open()
+    with PassRateFile(rates) as file:
+        for model, passed in ((fingerprint(base), 1), ("another", 0)):
+            for task in problems.train(0):
+                file.add(PassRate(task.id, model, passed, 2))
+    said = dry("train", "quickstart/baseline", *SMALL, f"select.pass_rates={rates}", "--from", base)
+    assert "7 steps: " in said
 
 
 def test_the_stage_that_may_not_fit_is_named(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,6 +82,18 @@ def test_a_failure_is_told_with_its_log_and_ends_the_others(tmp_path: Path, bloc
     assert ("started", "after") not in board.told
 
 
+def test_a_job_that_is_killed_is_told_as_such_and_what_it_may_be_for(tmp_path: Path, blocked: Job) -> None:
+    """Its log says nothing of it."""
+
+    class Kills(Record):
+        def started(self, job: Job) -> None:
+            (process,) = _that_run(str(tmp_path / "pipe"))
+            os.kill(int(process.name), signal.SIGKILL)
+
+    with pytest.raises(JobFailed, match=r"blocked was ended by signal 9, Killed, as .* memory runs out .*--jobs"):
+        run_jobs([blocked], at_once=1, board=Kills(), on_end=lambda _: None)
+
+
 def test_ctrl_c_ends_all_that_runs(tmp_path: Path, blocked: Job) -> None:
     running = threading.Event()
 

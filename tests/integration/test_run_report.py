@@ -112,6 +112,18 @@ def test_the_evaluation_of_a_server_is_repeated_with_its_own_engine(
     assert load_recipe(tmp_path / "report/recipe.toml").engine == recipe.engine
 
 
+@pytest.mark.parametrize("given", ["", "mine"])
+def test_what_repeats_a_run_names_its_tasks_where_somebody_did_as_seeds_go_by_their_ids(
+    tmp_path: Path, given: str
+) -> None:
+    out = run(tmp_path / "own", "rl", [], "task.kind=file", "task.path=b/problems.jsonl", f'task.name="{given}"')
+    about = json.loads((out / "run.json").read_text())
+    about["recipe"]["task"]["name"] = given or "problems"  # what the tasks of this run were called
+    (out / "run.json").write_text(json.dumps(about))
+    report(out)
+    assert load_recipe(out / "report/recipe.toml").model_dump()["task"]["name"] == given
+
+
 def test_a_page_says_and_marks_where_stages_begin(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     stages = '[[stages]]\nname = "short"\nsteps = 2\n[[stages]]\nname = "long"\nrl.lr = 0.1\n'
@@ -157,7 +169,8 @@ def test_what_is_no_run_is_said_with_what_is_near(tmp_path: Path) -> None:
     run(tmp_path / "quick/saar", "sft", [])
     with pytest.raises(CheckpointError, match=r"no run .*quikc \(did you mean 'quick'\?\)"):
         view(tmp_path / "quikc", "x")
-    with pytest.raises(CheckpointError, match="is not a run folder; there are runs in it: saar"):
+    run(tmp_path / "quick/roc/seed-1", "rl", [])
+    with pytest.raises(CheckpointError, match="is not a run folder; there are runs in it: roc/seed-1, saar"):
         view(tmp_path / "quick", "x")
     audit = tmp_path / "audit"
     audit.mkdir()
@@ -165,6 +178,10 @@ def test_what_is_no_run_is_said_with_what_is_near(tmp_path: Path) -> None:
         (audit / name).write_text("{}")
     with pytest.raises(CheckpointError, match=r"is an audit, whose tables are in .*table\.md"):
         view(audit, "audit")
+    (tmp_path / "begun").mkdir()
+    (tmp_path / "begun/trajectories-t1.jsonl.partial").touch()
+    with pytest.raises(CheckpointError, match="begun is an evaluation that has only begun"):
+        view(tmp_path / "begun", "x")
     with pytest.raises(CheckpointError, match="named twice"):
         named([tmp_path, tmp_path])
     (tmp_path / "quick/saar/metrics.jsonl").write_bytes(b'{"step": "\xe9"}\n{"step": 2}\n')
@@ -192,10 +209,13 @@ def test_evaluations_stand_in_one_row_only_where_they_sampled_alike(tmp_path: Pa
         setting = score([(task, [trajectory(f"{task}/0", FIX)])], temperature=1.0, top_p=top_p, cpu_s=1.0, wall_s=1.0)
         (tmp_path / name).mkdir()
         write_result(tmp_path / name / "result.json", result.with_setting("top_p", setting))
-    report(*(tmp_path / name for name in "abc"), "--out", tmp_path / "page")
+    (tmp_path / "b/trajectories-t1.jsonl.partial").touch()
+    said = report(*(tmp_path / name for name in "abc"), "--out", tmp_path / "page")
+    assert said.startswith("b: not finished\n"), said
     page = (tmp_path / "page/report.html").read_text()
     assert "<td>problems, T = 1, top-p 0.6</td><td>1</td><td>–</td><td>–</td>" in page
     assert "<td>problems, not the same, T = 1, top-p 0.95</td><td>–</td><td>1</td><td>1</td>" in page
+    assert "Not finished then: b." in page
 
 
 @pytest.mark.parametrize(

@@ -85,12 +85,12 @@ def weight_at_most(recipe: Recipe, lab: Lab) -> float | None:
     return rounded(updated(recipe, lab, sample(lab, 4, 1.0, change=RATIO)).metrics["loss"])
 
 
-@acts("rl.kl", (0.0, [False, 0.0]), (0.5, [True, 0.0]))
-def whether_there_is_a_reference_and_how_far_it_is_at_the_start(recipe: Recipe, lab: Lab) -> list[object]:
+@acts("rl.kl", (0.0, None), (0.5, 0.0))
+def how_far_a_reference_is_at_the_start_if_there_is_one(recipe: Recipe, lab: Lab) -> float | None:
     """A run of one step: its first minibatch starts from π_ref itself."""
     one = recipe.model_copy(update={"rl": recipe.rl.model_copy(update={"minibatches": 1})})
     _, lines = lab.reinforced(one)
-    return [recipe.rl.kl > 0 and lines[0]["kl_reference"] is not None, rounded(lines[0]["kl_reference"])]
+    return rounded(lines[0]["kl_reference"])
 
 
 @acts("rl.kl_estimator", ("k1", False), ("k3", True), given=["rl.kl=0.1", "rl.minibatches=2"])

@@ -64,8 +64,7 @@ def options(
     ] = False,
 ) -> None:
     """Agentic RL for models that write and run Python, without learning from the mistakes they repair themselves."""
-    if debug:
-        os.environ[DEBUG] = "1"
+    os.environ[DEBUG] = "1" * debug  # 0 and false of the environment are no
 
 
 app.command("quickstart")(quickstart)

@@ -88,6 +88,12 @@ def difficulty(
             f"{tasks - len(measured)} have no rate: the task set is smaller, or they lost rollouts to faults and the "
             "same command again measures them"
         )
+    if not within:
+        console.print(
+            "a training that selects by them would have no task: where none is solved, a cold start may have to come "
+            "first (docs/data/demonstrations.md); where all are, take harder tasks"
+        )
+        return
     if of_run is not None:
         console.print(f"try: {_with_stage(of_run, out)}")
         return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import platform
 import shutil
 import sys
@@ -29,7 +28,8 @@ NEEDED_GB = 4.0  # memory of the quickstart, at most
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """cores: that this process may use. memory_gb, disk_gb: available (GiB), None where unknown. threads: torch's."""
+    """cores: that this process may use. memory_gb, disk_gb: available (GiB), None where unknown. threads: torch's, of a
+    recipe that does not say how many."""
 
     cores: int
     memory_gb: float | None
@@ -96,12 +96,12 @@ def diagnose() -> Diagnosis:
 
 
 def look_at_machine() -> Machine:
-    cores = usable_cores()
-    threads = os.environ.get("OMP_NUM_THREADS", "")
+    from retcon.config.schema import RunSection
+
     disk = shutil.disk_usage(Path.cwd()).free / 2**30
     memory = available_memory()
     free = None if memory is None else round(memory / 2**30, 1)
-    return Machine(cores, free, round(disk, 1), int(threads) if threads.isdigit() else cores)
+    return Machine(usable_cores(), free, round(disk, 1), RunSection().threads)
 
 
 def _installed(package: str) -> str | None:

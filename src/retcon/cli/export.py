@@ -171,7 +171,13 @@ def _drawn(
             raise RecipeError(f"--count: {tasks.name} makes its tasks as they are drawn, without an end; say how many")
         held_out = len(tasks.held_out)
     if evaluation:
-        return iter(tasks.evaluation(held_out or 0, seed))
+        problems = tasks.evaluation(held_out or 0, seed)
+        if not problems:
+            raise RecipeError(
+                f"--evaluation: nothing of {tasks.name} is held out: --share says of files how much is, in a recipe "
+                "task.evaluation_share, task.evaluation_path or task.evaluation_split"
+            )
+        return iter(problems)
     stream = training_prompts(tasks, seed)
     return islice(_rated(stream, select, unrated if ends else None) if select else stream, count)
 

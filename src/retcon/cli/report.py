@@ -69,8 +69,9 @@ def report(
         write_whole(file, text)
     console = plain_console()
     for run in viewed:
-        if run.steps is not None and not run.finished:
-            console.print(f"{run.name}: step {len(run.metrics)} of {run.steps}, not finished")
+        if not run.finished:
+            at = "" if run.steps is None else f"step {len(run.metrics)} of {run.steps}, "
+            console.print(f"{run.name}: {at}not finished")
     console.print(f"page: {out / PAGE}\npictures: {len(pictures)} PNGs beside it")
 
 
@@ -151,5 +152,10 @@ def _measured(run: Viewed, recipe: Recipe) -> str:
 
 
 def _without_name(section: str, keys: dict[str, object]) -> dict[str, object]:
-    """`task.name` of a task set that was given to `run_rl` itself is no key of a recipe."""
-    return {k: v for k, v in keys.items() if (section, k) != ("task", "name") or v == ""}
+    """In a manifest `task.name` is what the tasks were called. It is a key of data's alone, and says nothing where they
+    are called so by themselves; but what somebody has named them is in their ids, and so in every seed."""
+    from retcon.tasks.data.origin import short_name
+
+    if section != "task" or (keys.get("kind") == "file" and keys.get("name") != short_name(str(keys.get("path", "")))):
+        return keys
+    return {k: v for k, v in keys.items() if k != "name"}

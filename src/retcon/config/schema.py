@@ -93,8 +93,8 @@ class TaskSection(Chosen, what="task family", kinds="retcon.tasks.kinds"):
         return ()
 
     def refuse_rollouts(self, recipe: Recipe) -> None:
-        """Raises RecipeError, before any work, where what its tasks bring cannot be rolled out as [repair] and
-        [evaluate] say; asked by whoever rolls out as these say."""
+        """Raises RecipeError, before any work, where what its tasks bring cannot be rolled out as [repair] says; asked
+        by whoever rolls out so, of evaluations with what they repair by (`build.as_evaluated`)."""
 
     def refuse_branching(self, recipe: Recipe) -> None:
         """Raises RecipeError, before any work, where its rollouts cannot branch as [strategy] says; asked by whoever
@@ -266,7 +266,12 @@ class LoraSection(Section):
 
 
 class SandboxSection(Section):
-    matters_to: ClassVar = {"rl": None, "demonstrations": None}
+    """Which machine runs the calls, and how many at a time, can change from session to session of a run."""
+
+    matters_to: ClassVar = {
+        "rl": ("sessions", "cpu_seconds", "wall_seconds", "memory_mb", "output_chars"), "demonstrations": None,
+    }  # fmt: skip
+
     url: Several = Field((), description="of servers (`retcon sandbox serve`) to run calls on instead of here, "
                          "one or several; their token: RETCON_SANDBOX_TOKEN")  # fmt: skip
     workers: Positive = Field(2, description="calls at a time; servers set their own number")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from retcon.evaluate.statistics import RESAMPLES, Interval, over_problems, t_quantile
+from retcon.evaluate.statistics import Interval, over_problems, resampled, t_quantile
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,7 @@ def _half(means: np.ndarray, draws: np.random.Generator) -> float:
     count = len(means)
     if means.max() == means.min():
         return 0.0
-    drawn = draws.integers(count, size=(RESAMPLES, count))
-    error = means[drawn].mean(axis=1).std() * math.sqrt(count / (count - 1))
+    error = resampled(means, draws).std() * math.sqrt(count / (count - 1))
     return t_quantile(count - 1) * float(error)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from retcon.build import (
+    as_evaluated,
     build_engine_chat,
     build_plain_sampling,
     build_policy,
@@ -53,6 +54,9 @@ RELEVANT = ("run", "model", "compute", "engine", "task", "rollout", "sandbox", "
 """Sections of a recipe that an evaluation depends on; with repairs also `repair`."""
 
 MOST_LOST = 0.05  # share of rollouts; an evaluation that lost more says nothing
+AT_ONCE = 4096
+"""Rollouts that are begun side by side at most: of large sets, more would wait for the engine with their prompts in
+memory."""
 
 
 def settings_of(recipe: Recipe) -> dict[str, SamplingParams]:
@@ -81,7 +85,7 @@ def run_evaluation(
     SandboxUnavailable where more than one rollout in twenty was lost, EngineError for an engine elsewhere that is down,
     MissingExtra without torch.
     """
-    recipe.task.refuse_rollouts(recipe)
+    recipe.task.refuse_rollouts(as_evaluated(recipe))
     family = build_tasks(recipe, checkpoint)
     recipe, _ = settle(recipe, checkpoint, family)
     tasks = problems_of(recipe, family)
@@ -155,12 +159,14 @@ async def evaluate(
 
         measured = replace(measuring(recipe, context, params), faults=faults or context.faults)
         seed = derive("evaluation", recipe.evaluate.seed, name)
+        count = recipe.evaluate.samples
+        room = asyncio.Semaphore(max(1, AT_ONCE // count))
 
         async def group_of(task: Task) -> list[Trajectory]:
             if task.id in begun.groups:
                 return begun.groups[task.id]
-            count = recipe.evaluate.samples
-            group = await rollout_group(task, measured, count=count, seed=seed, step=0, grade=graded)
+            async with room:
+                group = await rollout_group(task, measured, count=count, seed=seed, step=0, grade=graded)
             begun.add(task.id, group)
             return group
 

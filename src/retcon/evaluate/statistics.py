@@ -11,6 +11,8 @@ import numpy as np
 
 CONFIDENCE = 0.95
 RESAMPLES = 2000
+DRAWN = 1 << 24
+"""Values that are drawn at a time, at most."""
 
 _T_TABLE = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281)
 """Two-sided 95 % quantiles of Student's t for 1 to 10 degrees of freedom."""
@@ -49,10 +51,18 @@ def over_problems(values: Sequence[float], *, seed: int = 0) -> Interval:
     if not values:
         raise ValueError("an interval needs at least one problem")
     sample = np.asarray(values, dtype=np.float64)
-    drawn = np.random.default_rng(seed).integers(len(sample), size=(RESAMPLES, len(sample)))
     tail = (1 - CONFIDENCE) / 2
-    low, high = np.quantile(sample[drawn].mean(axis=1), [tail, 1 - tail])
+    low, high = np.quantile(resampled(sample, np.random.default_rng(seed)), [tail, 1 - tail])
     return Interval(float(sample.mean()), float(low), float(high))
+
+
+def resampled(values: np.ndarray, draws: np.random.Generator) -> np.ndarray:
+    """The means of RESAMPLES samples of (N,) values, drawn with replacement; of many values part by part, as all that
+    is drawn of a hundred thousand would take gigabytes."""
+    count = len(values)
+    rows = max(1, min(RESAMPLES, DRAWN // count))
+    sizes = [min(rows, RESAMPLES - done) for done in range(0, RESAMPLES, rows)]
+    return np.concatenate([values[draws.integers(count, size=(size, count))].mean(axis=1) for size in sizes])
 
 
 def over_seeds(values: Sequence[float], *, floor: float = -math.inf, ceiling: float = math.inf) -> Interval:

@@ -17,17 +17,20 @@ from retcon.report.choose import repaired, showcase
 from retcon.runs.manifest import NAME
 from retcon.runs.metrics import Metrics, read_metrics
 from retcon.store.lookup import head
+from retcon.store.partial import SUFFIX
 
 LOOK = 400
 """Trajectories of a file that are chosen from."""
+FEW = 6
+"""Runs that a message names at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class Viewed:
     """kind: sft, dpo, rl or eval. recipe: as run.json has it. steps: of the whole run, None of an evaluation.
-    metrics: of the steps so far. finished: whether there is a final model, or a result. places: what it computed on.
-    result: of its evaluation, if there is one. stages: (name, first step, last step) of each. start: the model
-    that it began with or measures; empty where nothing tells."""
+    metrics: of the steps so far. finished: whether there is a final model, or a whole result. places: what it computed
+    on. result: of its evaluation, if there is one. stages: (name, first step, last step) of each. start: the model that
+    it began with or measures; empty where nothing tells."""
 
     folder: Path
     name: str
@@ -53,14 +56,19 @@ def view(folder: Path, name: str) -> Viewed:
         return _training(folder, name)
     if (folder / ABOUT).is_file():
         raise CheckpointError(f"{folder} is an audit, whose tables are in {folder / 'table.md'}")
+    going = any(folder.glob(f"trajectories-*{SUFFIX}"))
     if (folder / "result.json").is_file():
         result = read_result(folder / "result.json")
-        return Viewed(folder, name, "eval", result.recipe, None, (), True, "", (), result, start=result.checkpoint)
+        return Viewed(folder, name, "eval", result.recipe, None, (), not going, "", (), result, start=result.checkpoint)
+    if going:
+        raise CheckpointError(f"{folder} is an evaluation that has only begun: no figure of it is known yet")
     if not folder.is_dir():
         siblings = [p.name for p in folder.parent.iterdir() if p.is_dir()] if folder.parent.is_dir() else []
         raise CheckpointError(f"no run {folder}{nearest(folder.name, siblings)}")
-    inside = sorted(str(p.parent.relative_to(folder)) for p in folder.glob("*/run.json"))
-    hint = f"; there are runs in it: {', '.join(inside)}" if inside else ""
+    # Those of a comparison lie below their arms.
+    inside = sorted(str(p.parent.relative_to(folder)) for at in ("*", "*/*") for p in folder.glob(f"{at}/{NAME}"))
+    more = ", …" * (len(inside) > FEW)
+    hint = f"; there are runs in it: {', '.join(inside[:FEW])}{more}" if inside else ""
     raise CheckpointError(f"{folder} has neither {NAME} nor result.json: it is not a run folder{hint}")
 
 

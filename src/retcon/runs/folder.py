@@ -22,7 +22,7 @@ from retcon.runs.manifest import NAME, RunKind, check_place, manifest, note_curv
 from retcon.runs.metrics import Metrics, read_metrics
 from retcon.store import jsonl
 from retcon.store.alone import alone
-from retcon.store.whole import explained, remove_partial, write_json, write_whole
+from retcon.store.whole import explained, remove_partial, synced, write_json, write_whole
 
 STEP = re.compile(r"step-(\d+)(\.jsonl)?")
 
@@ -71,6 +71,12 @@ class RunFolder:
         known = {name: None if value is None or not math.isfinite(value) else value for name, value in line.items()}
         with explained(self.metrics), self.metrics.open("a", encoding="utf-8") as file:
             file.write(json.dumps(known) + "\n")
+
+    def keep_metrics(self) -> None:
+        """Put the metrics on the disk: of a checkpoint that a power cut leaves, those of its steps must be there."""
+        if self.metrics.is_file():
+            with explained(self.metrics):
+                synced(self.metrics)
 
     def read_metrics(self) -> list[Metrics]:
         """The lines of metrics.jsonl, up to one that was cut off as it was written. Raises RecordError by line."""

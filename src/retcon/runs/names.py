@@ -41,7 +41,7 @@ ALL = (
     Name("call_failure_rate", "failed calls among all calls, as they happened", "", "tools/failure_frequency"),
     Name("loss", "of the policy, or of supervised or preference training", "actor/pg_loss", "loss"),
     Name("kl", "estimate of KL(π_old ‖ π), nats a token", "actor/ppo_kl"),
-    Name("kl_reference", "of a run with rl.kl: KL to the model that it began from, by rl.kl_estimator, 0 without",
+    Name("kl_reference", "of a run with rl.kl: KL to the model that it began from, by rl.kl_estimator; nothing without",
          "actor/kl_loss", "kl"),
     Name("entropy_estimate", "mean −log π of the tokens that are trained on, nats: an estimate of the entropy",
          "actor/entropy", "entropy"),

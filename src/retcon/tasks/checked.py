@@ -60,20 +60,25 @@ def evaluation_tasks(tasks: TaskSet, count: int, seed: int) -> list[Task]:
     return list(checked_tasks(tasks.evaluation(count, seed), f"{named(tasks)}.evaluation(count, seed)"))
 
 
+def held_out(recipe: Recipe, tasks: TaskSet, count: int) -> list[Task]:
+    """`count` problems of an evaluation, or as many as there are. Raises RecipeError where there is none."""
+    if found := evaluation_tasks(tasks, count, recipe.evaluate.seed):
+        return found
+    said = (
+        "task.evaluation_share, task.evaluation_path or task.evaluation_split says which to hold out"
+        if "evaluation_share" in type(recipe.task).model_fields
+        else f"{named(tasks)}.evaluation(count, seed) gives none"
+    )
+    raise RecipeError(f"there is no problem to evaluate on: {said}")
+
+
 def problems_of(recipe: Recipe, tasks: TaskSet) -> list[Task]:
     """What a recipe's evaluations are on. Raises RecipeError where there is nothing, or all of what may have no end is
     asked for, and warns (TaskWarning) where `evaluate.problems` names more than there are."""
     section = recipe.evaluate
     if section.problems == EVERY:
         _refuse_endless(tasks, section.seed)
-    found = evaluation_tasks(tasks, section.problems, section.seed)
-    if not found:
-        held_out = (
-            "task.evaluation_share, task.evaluation_path or task.evaluation_split says which to hold out"
-            if "evaluation_share" in type(recipe.task).model_fields
-            else f"{named(tasks)}.evaluation(count, seed) gives none"
-        )
-        raise RecipeError(f"there is no problem to evaluate on: {held_out}")
+    found = held_out(recipe, tasks, section.problems)
     if len(found) < section.problems < EVERY and "problems" in section.model_fields_set:
         warnings.warn(
             f"evaluate.problems = {section.problems}: there {'is' if len(found) == 1 else 'are'} "

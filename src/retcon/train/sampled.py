@@ -24,6 +24,7 @@ from retcon.rollout.group import rollout_groups
 from retcon.rollout.prompts import fitting
 from retcon.runs.folder import RunFolder
 from retcon.store import jsonl
+from retcon.tasks.checked import held_out
 from retcon.tasks.registry import TaskSet
 from retcon.tasks.types import Task
 
@@ -49,14 +50,14 @@ class Samples:
 
 def to_sample(recipe: Recipe, folder: Path) -> ToSample | None:
     """`sft.samples` evaluation problems for what the model in `folder` will become, None where none are wanted. Raises
-    RecipeError where no prompt leaves room to answer, or the model has fewer positions than the recipe's rollouts may
-    have tokens, and what `build_tasks` raises."""
+    RecipeError where there is none, no prompt leaves room to answer, or the model has fewer positions than the recipe's
+    rollouts may have tokens, and what `build_tasks` raises."""
     if not recipe.sft.samples:
         return None
     family = build_tasks(recipe, folder)
     recipe, _ = settle(recipe, folder, family)
     _refuse_beyond(recipe, folder)
-    asked = family.evaluation(recipe.sft.samples, recipe.evaluate.seed)
+    asked = held_out(recipe, family, recipe.sft.samples)
     fit = fitting(asked, build_chat(recipe, folder, family), recipe.rollout.max_tokens)
     return ToSample(recipe, family, tuple(fit))
 

@@ -251,6 +251,7 @@ class Trainer:
     def save(self) -> None:
         """A checkpoint of the steps done, unless there is one. Only between steps."""
         if self._saved != self.step:
+            self._run.keep_metrics()
             progress = Progress(self.step, tuple(self.drawn), self.cost)
             save_checkpoint(self._run, progress, self.model, self.optimizer, files=self._files, adapter=self._adapter)
             self._saved = self.step

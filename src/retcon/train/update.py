@@ -161,6 +161,8 @@ def update(
         means["kl_reference"] = 0.0
     if not config.imitate_spliced:
         means["imitation"] = None
+    if reference is None:
+        means["kl_reference"] = None
     return {**means, **mismatch.metrics(), **splice_metrics(samples), "lr": lr}
 
 

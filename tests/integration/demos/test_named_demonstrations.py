@@ -10,6 +10,7 @@ import torch
 from typer.testing import CliRunner
 
 from retcon.cli.app import app
+from retcon.cli.common import demonstrations
 from retcon.cli.common.overriding import names_demos
 from retcon.cli.common.targets import cold_start
 from retcon.config.load import load_recipe
@@ -149,3 +150,14 @@ def test_a_broken_note_of_what_made_demonstrations_is_refused_by_name(base: Path
     words = sft(base, tmp_path / "run", "--demonstrations", file)
     with pytest.raises(CheckpointError, match=r"d\.jsonl\.recipe\.json is broken .*: remove it and"):
         CliRunner().invoke(app, words, catch_exceptions=False)
+
+
+def test_a_fault_in_comparing_with_the_note_is_not_told_as_the_notes(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who is told so removes demonstrations that took hours."""
+    file = make_demonstrations(base, tmp_path / "d.jsonl")
+    (tmp_path / "d.jsonl.recipe.json").write_text("{}")
+    monkeypatch.setattr(demonstrations, "differing", {}.__getitem__)
+    with pytest.raises(TypeError):
+        CliRunner().invoke(app, sft(base, tmp_path / "run", "--demonstrations", file), catch_exceptions=False)

@@ -93,6 +93,8 @@ def test_the_trained_model_has_room_for_the_samples_of_its_own_problems(base: Pa
     with pytest.raises(RecipeError, match="no room for an answer"):
         run_sft(tight, demonstrations, tmp_path / "tight")
     assert not (tmp_path / "tight").exists(), "before there is anything to train"
+    with pytest.raises(RecipeError, match="no problem to evaluate on"):
+        to_sample(recipe_of(base, tmp_path, *changes, "task.evaluation_share=0"), base)
 
 
 def test_samples_that_the_trained_model_has_no_positions_for_are_refused_before_it_is_trained(

@@ -133,3 +133,10 @@ def test_entropies_are_compared_among_tokens_of_rollouts_that_are_learnt_from() 
     assert alone.weights is not None
     assert among[1].weights is not None
     assert among[1].weights[5:] == pytest.approx(alone.weights[5:], rel=1e-5)
+
+
+def test_where_there_is_no_reference_a_policy_is_at_no_distance_from_it() -> None:
+    """0 would be a curve of one that stays where it began, under the name that TRL has for that."""
+    model = made(0)
+    samples, sgd = sampled(model, (9, 4, 1.0, 0)), torch.optim.SGD(model.parameters())
+    assert update(model, sgd, samples, Dapo(**PLAIN), seed=0, step=1)["kl_reference"] is None

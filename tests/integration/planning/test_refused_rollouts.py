@@ -20,7 +20,7 @@ from retcon.cli.compare.arms import read_arms
 from retcon.cli.compare.plan import Wish, make_plan
 from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
-from retcon.core.errors import RecipeError
+from retcon.core.errors import RecipeError, TaskWarning
 from retcon.evaluate.difficulty import run_difficulty
 from retcon.evaluate.replay.audit import Auditing, Size, run_audit
 from retcon.evaluate.runner import run_evaluation
@@ -57,7 +57,7 @@ KEYS = (
     "task.kind=trl", f"task.environment={__name__}:Locked", "task.seeds=9", "rollout.tools=[]",
     "model.style=hermes", "compute.device=cpu",
 )  # fmt: skip
-REPAIRED = ("repair.kind=saar", "evaluate.repair=none")
+REPAIRED, MEASURED_REPAIRED = ("repair.kind=saar", "evaluate.repair=none"), ("repair.kind=none", "evaluate.repair=saar")
 SHORT = ("rollout.max_tokens=400", "rollout.lookahead_tokens=32", "rollout.max_turns=1", "sandbox.output_chars=99")
 
 
@@ -71,19 +71,21 @@ def recipe_of(base: Path, *keys: str) -> Recipe:
 
 
 Work = Callable[[Recipe, Path, Path], object]
-ROLLED_OUT: dict[str, Work] = {
-    "train": run_rl,
-    "train --dry-run": plan_rl,
-    "eval": run_evaluation,
-    "eval --dry-run": plan_evaluation,
-    "audit": lambda recipe, base, out: run_audit(Auditing(recipe, base, out, Size(), lambda *_: [])),
+ROLLED_OUT: dict[str, tuple[Work, tuple[str, ...]]] = {
+    "train": (run_rl, REPAIRED),
+    "train --dry-run": (plan_rl, REPAIRED),
+    "eval": (run_evaluation, MEASURED_REPAIRED),
+    "eval --dry-run": (plan_evaluation, MEASURED_REPAIRED),
+    "audit": (lambda recipe, base, out: run_audit(Auditing(recipe, base, out, Size(), lambda *_: [])), REPAIRED),
 }
 
 
-@pytest.mark.parametrize("work", ROLLED_OUT.values(), ids=ROLLED_OUT)
-def test_what_rolls_out_with_a_repair_refuses_it_before_any_work(work: Work, base: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("work", "repaired"), ROLLED_OUT.values(), ids=ROLLED_OUT)
+def test_what_rolls_out_with_a_repair_refuses_it_before_any_work(
+    work: Work, repaired: tuple[str, ...], base: Path, tmp_path: Path
+) -> None:
     with pytest.raises(RecipeError, match="cannot be gone back to"):
-        work(recipe_of(base, *REPAIRED), base, tmp_path / "out")
+        work(recipe_of(base, *repaired), base, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -96,33 +98,51 @@ def test_so_do_a_comparison_before_its_cold_start_a_conversation_and_trls_traine
         Rollouts("quickstart/saar", KEYS, model=base)
 
 
-def test_a_comparison_whose_arms_repair_nothing_is_refused_for_its_repaired_evaluation(
+def test_a_comparison_whose_arms_repair_nothing_goes_without_its_repaired_evaluation(
     base: Path, tmp_path: Path
 ) -> None:
     first, second = tmp_path / "first.toml", tmp_path / "second.toml"
     first.write_text("[rl]\nsteps = 2\n")
     second.write_text("[rl]\nsteps = 2\nlr = 1e-3\n")
     arms = read_arms([str(first), str(second), *KEYS])
-    with pytest.raises(RecipeError, match="cannot be gone back to"):
-        make_plan(Wish(tmp_path / "out", 1, "rollouts", start=str(base)), arms)
+    with pytest.warns(TaskWarning, match="no arm is measured with purification on: .* cannot be gone back to"):
+        plan = make_plan(Wish(tmp_path / "out", 1, "rollouts", start=str(base)), arms)
+    assert [target.makes.parent.name for target in plan.trained["first", 0][1:]] == ["eval", "eval-faults"]
 
 
-@pytest.mark.parametrize("keys", [(), ("evaluate.every=1",), ("stages.b.repair.kind=saar",)], ids=list)
-def test_of_a_recipe_in_stages_its_own_repair_counts_where_evaluations_go_by_it(
-    keys: tuple[str, ...], base: Path, tmp_path: Path
+WITHIN = {
+    "a training": ((), False),
+    "points of a curve": (("evaluate.every=1",), False),
+    "no point that is repaired": (("evaluate.repair=saar",), False),
+    "points that are repaired": (("evaluate.repair=saar", "evaluate.every=1"), True),
+    "a stage": (("stages.b.repair.kind=saar",), True),
+}
+
+
+@pytest.mark.parametrize(("keys", "refused"), WITHIN.values(), ids=WITHIN)
+def test_of_a_recipe_in_stages_what_each_of_them_repairs_by_counts_and_what_the_points_of_its_curve_do(
+    keys: tuple[str, ...], refused: bool, base: Path, tmp_path: Path
 ) -> None:
     staged, unrepaired = tmp_path / "staged.toml", 'repair.kind = "none"'
     staged.write_text(
         f'[rl]\nsteps = 2\n[[stages]]\nname = "a"\nsteps = 1\n{unrepaired}\n[[stages]]\nname = "b"\n{unrepaired}\n'
     )
     recipe = load_recipe(staged, [*KEYS, *SHORT, *REPAIRED, f'model.path="{base}"', *keys])
-    with pytest.raises(RecipeError, match="cannot be gone back to") if keys else nullcontext():
+    with pytest.raises(RecipeError, match="cannot be gone back to") if refused else nullcontext():
         settle_stages(recipe, base)
 
 
 def test_a_difficulty_pass_which_repairs_nothing_measures(base: Path, tmp_path: Path) -> None:
     recipe = recipe_of(base, *REPAIRED, "strategy.kind=arpo", "evaluate.repair=saar")
     assert len(run_difficulty(recipe, base, tmp_path / "rates.jsonl", tasks=2, rollouts=1)) == 2
+
+
+def test_an_evaluation_without_a_repair_goes_by_its_own_key_and_not_by_that_of_the_training(
+    base: Path, tmp_path: Path
+) -> None:
+    recipe = recipe_of(base, *REPAIRED, "evaluate.problems=1", "evaluate.samples=1", "evaluate.top_p=1.0")
+    plan_evaluation(recipe, base, tmp_path / "plan")
+    assert run_evaluation(recipe, base, tmp_path / "eval").is_file()
 
 
 def test_branches_are_refused_in_training_and_an_evaluation_which_has_none_measures(base: Path, tmp_path: Path) -> None:

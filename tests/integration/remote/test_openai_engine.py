@@ -318,6 +318,23 @@ def test_no_more_requests_at_a_time_than_are_allowed() -> None:
     assert most == [2]
 
 
+def test_rollouts_that_are_under_way_go_before_others_begin() -> None:
+    """Else none of an evaluation comes to its end before all have begun, and what interrupts it takes them all."""
+
+    def reply(asked: Asked) -> Answer:
+        return said("42") if asked.body["messages"][-1]["role"] == "tool" else said("I compute.", python("6*7", "c"))
+
+    async def main(engine: OpenAIEngine) -> None:
+        async with engine.connected():
+            await rollout_group(TASK, context_of(engine), count=6, seed=1, step=0, grade=lambda _, t: t)
+
+    with serving(reply) as server:
+        asyncio.run(main(engine_of(server, at_once=2)))
+    again = [asked.body["messages"][-1]["role"] == "tool" for asked in server.asked]
+    assert sum(again) == 6
+    assert any(again[:6]), again
+
+
 def test_the_server_is_asked_what_it_serves_before_any_work() -> None:
     unknown = Answer({"error": {"message": "The model `smal` does not exist.", "code": "model_not_found"}}, 404)
     with serving(lambda asked: unknown if asked.body["model"] == "smal" else said("42"), ("big", "small")) as server:

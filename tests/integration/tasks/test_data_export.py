@@ -33,9 +33,11 @@ def export(out: Path, *words: object) -> list[dict[str, Any]]:
 
 
 def test_what_is_trained_on_and_what_is_evaluated_on_are_all_that_there_is(tmp_path: Path) -> None:
-    file, out = write(tmp_path / "a.jsonl", questions(40)), tmp_path / "out.parquet"
+    file, out = write(tmp_path / "a.jsonl", questions(40)), tmp_path / "verl/out.parquet"
     train = export(out, file, "--share", 0.2, "--system", "Think.")
     assert train[0]["prompt"][0] == {"role": "system", "content": "Think."}
+    with pytest.raises(RecipeError, match=r"nothing of a is held out: .*--share"):
+        export(out, file, "--evaluation")
     held_out = export(out, file, "--share", 0.2, "--evaluation")
     assert {row["extra_info"]["split"] for row in held_out} == {"evaluation"}
     asked = [row["prompt"][-1]["content"] for row in (*train, *held_out)]

@@ -15,6 +15,7 @@ from retcon.config.schema import TaskSection
 from retcon.core.errors import CheckpointError, InfrastructureFault, SandboxUnavailable
 from retcon.core.types import Trajectory
 from retcon.engine.scripted import ScriptedEngine
+from retcon.evaluate import runner
 from retcon.evaluate.begun import Begun
 from retcon.evaluate.result import Result, Setting, read_result, write_result
 from retcon.evaluate.runner import evaluate, fingerprint_of, held_by, run_evaluation, settings_of
@@ -253,6 +254,25 @@ def test_random_streams_are_the_evaluations_own_and_the_same_for_every_model() -
     assert measured("run.seed=5", "rl.lr=1")[0] == seeds
     for other in (measured("evaluate.seed=5"), measured(name="top_p")):
         assert not set(other[0].values()) & set(seeds.values())
+
+
+def test_of_many_problems_some_are_done_before_others_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits has its prompts in memory, and is lost where the evaluation is killed."""
+    monkeypatch.setattr(runner, "AT_ONCE", 4)
+    tasks, tokenizer, begun = task_set("numbers").evaluation(3, 0), ByteTokenizer(), Begun()
+    seen: list[tuple[str, int]] = []
+
+    def reply(request_id: str, text: str, n: int) -> str:
+        seen.append((request_id.rsplit("/", 2)[0], len(begun.groups)))
+        return "I do not know"
+
+    work = evaluate(
+        RECIPE, tasks, name="t1", params=settings_of(RECIPE)["t1"], engine=ScriptedEngine(tokenizer, reply),
+        chat=Chat(tokenizer), on_progress=lambda _: None, begun=begun,
+    )  # fmt: skip
+    groups, _ = asyncio.run(work)
+    assert seen == [(task.id, number) for number, task in enumerate(tasks) for _ in range(4)]
+    assert [group[0].task for group in groups] == [task.id for task in tasks]
 
 
 def test_what_was_begun_is_not_rolled_out_again_and_counts_with_what_it_cost() -> None:

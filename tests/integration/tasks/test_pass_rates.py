@@ -180,8 +180,13 @@ def test_the_command_tells_how_hard_the_tasks_are_and_what_to_do_next(base, tmp_
     assert done.exit_code == 0, done.output
     assert "0 of 2" in done.stdout, "an untrained model solves nothing"
     assert f"3 tasks measured, 0 within [0.01, 0.99]: {out}" in done.stdout
-    assert f"select.pass_rates={out}" in done.stdout
+    assert "would have no task: where none is solved, a cold start" in done.stdout
+    assert "try:" not in done.stdout, "that training would be refused"
     assert len(list(read_pass_rates(out))) == 3
+    all_of_them = CliRunner().invoke(app, [*words, "select.min_pass_rate=0"])
+    assert "3 within [0, 0.99]" in all_of_them.stdout
+    assert "try: retcon train RECIPE" in all_of_them.stdout
+    assert f"select.pass_rates={out}" in all_of_them.stdout
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["of the command", "of the recipe"])

@@ -45,8 +45,9 @@ def test_the_points_of_a_curve_are_measured_alike(tmp_path: Path, change: str) -
         ((), ("evaluate.every=2", *OTHERS)),
         ((), OTHERS),
         (SERVERS, (*SERVERS, "engine.url=http://b:1", "engine.at_once=7")),
+        (("sandbox.url=http://a:1",), ("sandbox.url=http://b:1", "sandbox.workers=7")),
     ],
-    ids=["other steps", "none any more", "a first one", "no curve", "other servers"],
+    ids=["other steps", "none any more", "a first one", "no curve", "other servers", "another sandbox"],
 )
 def test_what_changes_no_figure_may_change(tmp_path: Path, began: tuple[str, ...], goes_on: tuple[str, ...]) -> None:
     assert resumed(tmp_path, began, goes_on)

@@ -5,6 +5,7 @@ import statistics
 
 import pytest
 
+from retcon.evaluate import statistics as module
 from retcon.evaluate.statistics import Interval, exactly, over_problems, over_seeds, pass_at_k, t_quantile
 
 
@@ -56,3 +57,10 @@ def test_equal_problems_leave_no_doubt() -> None:
     assert over_problems([0.25] * 8) == exactly(0.25) == Interval(0.25, 0.25, 0.25)
     with pytest.raises(ValueError, match="one problem"):
         over_problems([])
+
+
+def test_what_is_drawn_of_many_problems_part_by_part_is_what_is_drawn_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = [n % 7 / 7 for n in range(90)]
+    whole = over_problems(values, seed=3)
+    monkeypatch.setattr(module, "DRAWN", 1000)
+    assert over_problems(values, seed=3) == whole

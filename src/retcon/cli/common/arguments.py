@@ -76,7 +76,9 @@ Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="Where everythin
 Seeds = Annotated[int, typer.Option("--seeds", min=1, help="Training runs per arm; five make a finding.")]
 Jobs = Annotated[
     int | None,
-    typer.Option("--jobs", min=1, help="Runs at once; by default, one per core.", show_default=False),
+    typer.Option(
+        "--jobs", min=1, help="Runs at once; by default, one per core, which share a GPU.", show_default=False
+    ),
 ]
 DryRun = Annotated[
     bool,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from retcon.build import build_chat, build_tasks, settle
 from retcon.chat.tokenizer import load_tokenizer
@@ -93,24 +94,23 @@ def _about(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, dict[str, object]]
 def _already(file: Path, note: Path, recipe: Recipe) -> Summary | None:
     if not note.exists():
         return None
-    about = _about(recipe, load_tokenizer(model_folder(recipe.model.path)))
-    left_open = _open_keys(recipe)
     try:
-        told: dict[str, Any] = {**json.loads(note.read_text(encoding="utf-8"))}
-        # A note of before a section was there says nothing about it, one of before TOKENS nothing about these.
-        known = {
-            name: {
-                key: told[name].get(key, value) if f"{name}.{key}" in left_open else value
-                for key, value in values.items()
-                if key in told[name] or key not in TOKENS
-            }
-            for name, values in about.items()
-            if name in told
-        }
-        changed = list(differing(told, known))
+        told = msgspec.json.decode(note.read_bytes(), type=dict[str, dict[str, Any]])
         made = Summary.of_dict(told[MADE]) if MADE in told else None
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, LookupError) as error:
         raise CheckpointError(f"{note} is broken ({error!r}): remove it and {file}, or name another") from error
+    left_open = _open_keys(recipe)
+    # A note of before a section was there says nothing about it, one of before TOKENS nothing about these.
+    known = {
+        name: {
+            key: told[name].get(key, value) if f"{name}.{key}" in left_open else value
+            for key, value in values.items()
+            if key in told[name] or key not in TOKENS
+        }
+        for name, values in _about(recipe, load_tokenizer(model_folder(recipe.model.path))).items()
+        if name in told
+    }
+    changed = list(differing(told, known))
     if changed:
         raise CheckpointError(
             f"{file}: another recipe wrote it ({'; '.join(changed)}; see {note.name}): remove both, or name another"

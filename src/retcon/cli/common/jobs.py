@@ -160,10 +160,17 @@ async def _run(job: Job, board: Board, hurry: asyncio.Event) -> None:
                 board.ending(job)
                 await _end(process, hurry)
     if process.returncode:
-        raise JobFailed(
-            f"{job.name} failed with exit code {process.returncode}; the end of {job.log}:\n{_tail(job.log)}"
-        )
+        kept = "what is done is kept: once this is put right, the same command continues"
+        raise JobFailed(f"{job.name} {_how(process.returncode)}; {kept}. The end of {job.log}:\n{_tail(job.log)}")
     board.ended(job)
+
+
+def _how(code: int) -> str:
+    """What became of a process that failed. code: as Python has it, below 0 where a signal ended it."""
+    if code > 0:
+        return f"failed with exit code {code}"
+    hint = ", as the system does where memory runs out (--jobs says how many run at once)" * (code == -signal.SIGKILL)
+    return f"was ended by signal {-code}, {signal.strsignal(-code)}{hint}"
 
 
 def _environment(outer: Mapping[str, str], job: Job) -> dict[str, str]:

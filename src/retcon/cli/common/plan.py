@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from retcon.build import build_chat, build_engine_chat, build_tasks, settle
+from retcon.build import as_evaluated, build_chat, build_engine_chat, build_tasks, settle
 from retcon.cli.common.arguments import plain_console
 from retcon.cli.common.progress import duration
 from retcon.config.schema import Recipe
@@ -28,6 +28,7 @@ from retcon.planning.rates import warn_of_rate
 from retcon.rollout.lengths import Derived, context_of
 from retcon.rollout.prompts import refuse_long
 from retcon.runs.manifest import RunKind, check_free
+from retcon.store.fingerprint import fingerprint
 from retcon.tasks.checked import EVERY, evaluation_tasks, problems_of
 from retcon.tasks.registry import TaskSet
 from retcon.train.measuring import Measured, measure_evaluation, measure_rl, measure_updates
@@ -45,6 +46,10 @@ def plan_rl(recipe: Recipe, folder: Path, out: Path) -> None:
     recipe = settled.recipe
     place = place_training(recipe, folder)
     check_free(out, "rl", recipe)
+    rated = any(stage.recipe.select.pass_rates for stage, _ in settled.each)
+    stages = RunStages(settled, folder, model=fingerprint(folder) if rated else "")  # whose rates count
+    about = recipe.evaluate
+    problems = evaluation_tasks(settled.tasks, about.problems, about.seed) if about.every else []
     reference = any(stage.recipe.rl.kl for stage, _ in settled.each)
     each = [
         (stage, tasks, needs_of("rl", stage.recipe, folder, place, reference=reference))
@@ -54,12 +59,10 @@ def plan_rl(recipe: Recipe, folder: Path, out: Path) -> None:
     largest = max((needs for _, _, needs in each), key=lambda needs: needs.disk + needs.rollouts)
     _head(show, folder, out, largest, place.line, settled.derived)
     seconds = 0.0
-    problems = problems_of(recipe, settled.tasks) if recipe.evaluate.every else []
     for stage, tasks, needs in each:
         _stage(show, stage, tasks, needs)
         refuse_unfit(needs, out, stage)
         warn_of_rate("rl", stage.recipe, needs.parameters)
-    stages = RunStages(settled, folder, model="")
     for stage, _, _ in each:
         show.print(f"measuring a first step{f' of {stage}' if stage.name else ''} …", style="dim")
         if stages.waits(stage):
@@ -118,7 +121,7 @@ def plan_dpo(recipe: Recipe, pairs: Path, folder: Path, out: Path) -> None:
 
 def plan_evaluation(recipe: Recipe, folder: Path, out: Path) -> None:
     """Prints the plan of `retcon eval`. Raises what the evaluation itself would before it starts."""
-    recipe.task.refuse_rollouts(recipe)
+    recipe.task.refuse_rollouts(as_evaluated(recipe))
     tasks = build_tasks(recipe, folder)
     recipe, derived = settle(recipe, folder, tasks)
     problems = problems_of(recipe, tasks)

@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from retcon.build import as_evaluated
 from retcon.cli.common.jobs import Job
 from retcon.cli.common.overriding import names_demos, of_sections
 from retcon.cli.common.reading import READS
@@ -98,7 +99,7 @@ def evaluation(
     target = folder / into
     settings = load_recipe(recipe, overrides, text=text)
     if not (target / "result.json").exists():
-        settings.task.refuse_rollouts(settings)
+        settings.task.refuse_rollouts(as_evaluated(settings))
     words = ("eval", str(folder), recipe, *overrides, "--out", str(target))
     job = Job(name or f"{made.job.name}, evaluation", words, _log(out, target), needs=(made.job.name,))
     return Target(job, settings, target / "result.json", tuple(overrides))

@@ -19,7 +19,7 @@ FILES = {
     "tables": "table.md, table.tex, table.csv",
     "pictures": "*.png, *.svg",
     "models": "<arm>/seed-<n>/final",
-    "evaluations": "<arm>/seed-<n>/eval, eval-repaired, eval-faults",
+    "evaluations": "<arm>/seed-<n>/eval, eval-*",
     "logs": "logs",
 }
 

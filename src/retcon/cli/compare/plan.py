@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
 
+from retcon.build import as_evaluated
 from retcon.cli.common.ledger import Book, Ledger, read_book, refuse_foreign
 from retcon.cli.common.overriding import COLD_SECTIONS, of_cold_start, of_sections
 from retcon.cli.common.targets import EVALUATION, Target, cold_start, evaluation, training
 from retcon.cli.compare.arms import UNTRAINED, Arm, arm_of, refuse_other_models, refuse_unshared
 from retcon.cli.compare.matching import KEYS, Match, late_words, matched
-from retcon.core.errors import CheckpointError, RecipeError
+from retcon.core.errors import CheckpointError, RecipeError, TaskWarning
 from retcon.report.compared.reading import FAULTS, REPAIRED, run_folder
 
 FILE = "comparison.json"
@@ -170,18 +172,25 @@ def _arm_targets(wish: Wish, arm: Arm, seed: int, origin: _Origin) -> tuple[Targ
         late=origin.late,
         text=arm.text,
     )
-    repair = arm.settings.repair.kind if arm.settings.repair.kind != "none" else "saar"
-    conditions = {
-        EVALUATION: (),
-        REPAIRED: ("evaluate.top_p=1.0", f"evaluate.repair={repair}"),
-        FAULTS: ("evaluate.top_p=1.0", f"evaluate.faults={wish.faults}"),
-    }
-    if not wish.faults:
-        del conditions[FAULTS]
     return (
         made,
         *(
             evaluation(wish.out, made, arm.recipe, (*changes, *own), name=f"{name}, {into}", into=into, text=arm.text)
-            for into, own in conditions.items()
+            for into, own in _conditions(wish, arm, folder).items()
         ),
     )
+
+
+def _conditions(wish: Wish, arm: Arm, run: Path) -> dict[str, tuple[str, ...]]:
+    """Overrides of the evaluations of an arm's run, by their folders in it. Warns (TaskWarning) where there is none
+    with repairs, as what its tasks bring cannot go back to where a failed call began."""
+    repair = arm.settings.repair.kind if arm.settings.repair.kind != "none" else "saar"
+    repaired = ("evaluate.top_p=1.0", f"evaluate.repair={repair}")
+    found: dict[str, tuple[str, ...]] = {EVALUATION: (), REPAIRED: repaired}
+    try:
+        if not (run / REPAIRED / "result.json").exists():
+            arm.settings.task.refuse_rollouts(as_evaluated(arm.changed(*repaired).settings))
+    except RecipeError as error:
+        warnings.warn(f"no arm is measured with purification on: {error}", TaskWarning, stacklevel=2)
+        del found[REPAIRED]
+    return {**found, FAULTS: ("evaluate.top_p=1.0", f"evaluate.faults={wish.faults}")} if wish.faults else found

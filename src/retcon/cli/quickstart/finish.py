@@ -70,7 +70,7 @@ def _showcase(plan: Plan) -> tuple[Trajectory, Path] | None:
 def _places_of(plan: Plan) -> str:
     """What the trainings computed on, one line for each place."""
     folders = [plan.out / "cold_start", *(plan.run_folder(*key) for key in plan.arms)]
-    lines = [line for folder in folders for line in json.loads((folder / "run.json").read_text()).get("places", [])]
+    lines = [line for folder in folders for line in json.loads((folder / "run.json").read_bytes()).get("places", [])]
     return "\n".join(dict.fromkeys(lines))
 
 

@@ -85,7 +85,7 @@ def write_recipes(arms: Sequence[Arm], out: Path) -> None:
     """Writes those that the arms bring, unless they are there. Raises CheckpointError where another command is at work
     in `out`, StorageError."""
     todo = [(Path(arm.recipe), arm.text) for arm in arms if arm.text is not None]
-    todo = [(path, text) for path, text in todo if not path.is_file() or path.read_text() != text]
+    todo = [(path, text) for path, text in todo if not path.is_file() or path.read_text(encoding="utf-8") != text]
     if not todo:
         return
     with alone(out):

@@ -12,6 +12,7 @@ from typing import Any
 
 from retcon.core.errors import EngineError, InfrastructureFault
 from retcon.engine.openai.messages import Manner, pieces_of, request_of, with_objects
+from retcon.engine.openai.places import Places
 from retcon.engine.openai.served import served_by
 from retcon.engine.openai.standin import END, StandIn
 from retcon.engine.stops import StopStrings
@@ -86,6 +87,8 @@ class OpenAIEngine:
         self.encoded_by = tokenizer.name
         self.model = settings.model
         self._remote: RemoteModel | None = None
+        self._places = Places(settings.at_once)
+        self._under_way: set[str] = set()
         self._always: Mapping[str, object] = {}
         self._only_objects = False
 
@@ -116,8 +119,11 @@ class OpenAIEngine:
         if self._remote is None:
             raise EngineError(f"request {request_id}: the engine is not connected: see `OpenAIEngine.connected`")
         request = request_of(self.tokenizer, ids, self.settings.manner)
+        under_way = request_id in self._under_way
+        self._under_way.add(request_id)
         try:
-            choice = await self._told(self._remote, request, self._params(params))
+            async with self._places.place(under_way=under_way):
+                choice = await self._told(self._remote, request, self._params(params))
         except TooLong as refused:
             return Generation((), None, "length", too_long=str(refused))
         except Refused as refused:
@@ -157,7 +163,8 @@ class OpenAIEngine:
         return
 
     async def release(self, request_id: str) -> None:
-        """Nothing is kept."""
+        """It is under way no longer; nothing else was kept."""
+        self._under_way.discard(request_id)
 
     def _params(self, params: SamplingParams) -> dict[str, Any]:
         """The request's parameters; those that OpenAI's own API lacks only where they do something."""

@@ -44,7 +44,7 @@ from retcon.runs.comparing import as_now, differing
 from retcon.store import jsonl
 from retcon.store.fingerprint import fingerprint
 from retcon.store.whole import write_json, write_whole
-from retcon.tasks.checked import evaluation_tasks
+from retcon.tasks.checked import held_out
 from retcon.tasks.registry import Grade
 from retcon.tasks.types import Task, fingerprint_of
 from retcon.tools.types import TaskTool
@@ -101,17 +101,17 @@ def run_audit(
 
     All that is random derives from the recipe's evaluate.seed; problems are those of its evaluation, rollouts are
     sampled as in its training. Where [repair] is no SAAR, SAAR has its defaults. Raises CheckpointError for an `out`
-    that holds something else, such as an audit of other problems in the same file, RecipeError where no call failed or
-    a prompt leaves no room to answer, SandboxUnavailable where faults took more than one rollout in twenty or, one
-    of them other than a state that cannot be rebuilt, all replays of a failed call, what an engine raises, MissingExtra
-    without torch.
+    that holds something else, such as an audit of other problems in the same file, RecipeError where there is no
+    problem, no call failed or a prompt leaves no room to answer, SandboxUnavailable where faults took more than one
+    rollout in twenty or, one of them other than a state that cannot be rebuilt, all replays of a failed call, what an
+    engine raises, MissingExtra without torch.
     """
     job.recipe.task.refuse_rollouts(job.recipe)
-    recipe, _ = settle(job.recipe, job.checkpoint)
+    family = build_tasks(job.recipe, job.checkpoint)
+    recipe, _ = settle(job.recipe, job.checkpoint, family)
     job = replace(job, recipe=recipe)
     model = fingerprint(job.checkpoint) if recipe.engine.in_process else recipe.engine.subject(job.checkpoint)
-    family = build_tasks(recipe, job.checkpoint)
-    tasks = evaluation_tasks(family, job.size.prompts, recipe.evaluate.seed)
+    tasks = held_out(recipe, family, job.size.prompts)
     _open(job, model, tasks)
     if (job.out / RESULT).exists():
         return read_audit(job.out / RESULT)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from retcon.build import as_evaluated
 from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
 from retcon.core.errors import RecipeError
@@ -94,7 +95,8 @@ def refuse_unfit(config: Any, recipe: Recipe) -> None:
     if purified and rollout.calculate_log_probs:
         raise RecipeError(f"{ROLLOUT}.calculate_log_probs = true: {named}; set it to false")
     refuse_own_losses(recipe, "verl")
-    recipe.task.refuse_rollouts(recipe)
+    for one in (recipe, as_evaluated(recipe)):  # while verl trains, and while it validates
+        one.task.refuse_rollouts(one)
     if purified and recipe.repair.probes:
         raise RecipeError(f"repair.probes = {recipe.repair.probes}: verl rolls out the members of a group each by "
                           "itself, and none can wait for others; set it to 0")  # fmt: skip

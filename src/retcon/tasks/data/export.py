@@ -20,7 +20,7 @@ from typing import Any
 from retcon.core.errors import MissingExtra
 from retcon.core.installing import how_to_install
 from retcon.store.outputs import refuse_special
-from retcon.store.whole import whole_file
+from retcon.store.whole import explained, whole_file
 from retcon.tasks.data.fields import Columns, DataError
 from retcon.tasks.types import Split, Task
 
@@ -84,6 +84,8 @@ def write_verl(path: Path, rows: Iterable[Mapping[str, Any]]) -> int:
     first = list(islice(left, AT_ONCE))
     if not first:
         raise DataError(f"{path}: there is no task to write")
+    with explained(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(path) as file, pyarrow.parquet.ParquetWriter(file, schema) as writer:
         while first:
             writer.write_table(pyarrow.Table.from_pylist(first, schema))

@@ -47,12 +47,11 @@ class EnvironmentSection(TaskSection):
         """Raises RecipeError where the recipe goes back to states, and that is impossible."""
         sessions = self.build().sessions
         name, how = sessions.environment.name, sessions.rollback
-        repairs = recipe.repair.kind != "none" or recipe.evaluate.repair != "none"
-        if how == "impossible" and repairs and sessions.environment.specs:
+        if how == "impossible" and recipe.repair.kind != "none" and sessions.environment.specs:
             raise RecipeError(
                 f"{name} keeps a state that cannot be gone back to, and a repair would go on from what the failed call "
                 "left: set task.rollback to replay, where the same calls are always answered alike, or to unneeded, "
-                "where an answer depends on the call alone; or repair.kind and evaluate.repair to none"
+                "where an answer depends on the call alone; or repair.kind, of evaluations evaluate.repair, to none"
             )
 
     def refuse_branching(self, recipe: Recipe) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from retcon.build import build_tasks, settle
+from retcon.build import as_evaluated, build_tasks, settle
 from retcon.config.schema import Recipe, TaskSection
 from retcon.config.stages import Changes, Stage, StageSection, stages_of
 from retcon.core.errors import RecipeError
@@ -78,7 +78,7 @@ def refuse_rollouts(recipe: Recipe) -> None:
     """Raises RecipeError where the tasks of a stage, or of the evaluations, cannot be rolled out as the recipe says
     (`TaskSection.refuse_rollouts`, and of a stage `refuse_branching`)."""
     trained = [stage.recipe for stage in stages_of(recipe)]
-    for one in (*trained, *([recipe] if recipe.evaluate.every else ())):
+    for one in (*trained, *([as_evaluated(recipe)] if recipe.evaluate.every else ())):
         one.task.refuse_rollouts(one)
     for one in trained:
         one.task.refuse_branching(one)

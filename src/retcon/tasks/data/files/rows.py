@@ -286,7 +286,8 @@ def split_of(row: Row, columns: Mapping[str, str]) -> str:
     if holder is None:
         raise DataError(
             f"{row.where}: no column 'split'{nearest(SPLIT, row.columns)}, which says what is trained on; it has: "
-            f'{", ".join(row.columns)}. Map it: columns = {{ split = "…" }}'
+            f'{", ".join(row.columns)}. Map it: columns = {{ split = "…" }}; for all rows leave task.split and '
+            "task.evaluation_split empty"
         )
     return _name_of(holder, row.where)
 
