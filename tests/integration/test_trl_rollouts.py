@@ -375,11 +375,18 @@ def test_a_prompt_that_leaves_no_room_is_in_no_data_set_and_refused_in_a_batch(
     with Rollouts("quickstart/baseline", model=base) as rollouts:
         chat = build_chat(rollouts.recipe, base, rollouts._tasks)
         tasks = list(islice(training_prompts(rollouts._tasks, rollouts.recipe.run.seed), 20))
+        longest = max(prompt_ids(chat, task) for task in rollouts._tasks.evaluation(20, rollouts.recipe.evaluate.seed))
+        assert len(rollouts.evaluation_dataset(20)) == 20
     lengths = [prompt_ids(chat, task) for task in tasks]
     with Rollouts("quickstart/baseline", [f"rollout.max_tokens={max(lengths)}"], model=base) as rollouts:
         fit = [task for task, length in zip(tasks, lengths, strict=True) if length < max(lengths)]
         assert 0 < len(fit) < 20
         assert rollouts.dataset(len(fit)) == [{"prompt": prompt_of(task)} for task in fit]
+    with (
+        Rollouts("quickstart/baseline", [f"rollout.max_tokens={longest}"], model=base) as rollouts,
+        pytest.raises(RecipeError, match=rf"of 20 problems leave no room for an answer; .* has {longest} tokens"),
+    ):
+        rollouts.evaluation_dataset(20)
     made = replace(FAILED, task="long", turns=())
     recipe = load_recipe("quickstart/baseline", ["rollout.max_tokens=8"])
     with pytest.raises(RecipeError, match=r"rollout\.max_tokens = 8: the prompt of long has \d+ tokens and leaves no"):

@@ -29,7 +29,7 @@ from retcon.models.locating import locate
 from retcon.plugins.losses import refuse_own_losses
 from retcon.plugins.trl_sampling import refuse_other_sampling
 from retcon.rollout.group import rollout_group
-from retcon.rollout.prompts import fitting
+from retcon.rollout.prompts import fitting, refuse_long
 from retcon.store.fingerprint import fingerprint
 from retcon.tasks.registry import training_prompts
 from retcon.tasks.types import Task
@@ -128,8 +128,12 @@ class Rollouts:
         return list(islice(stream.after(0), count))
 
     def evaluation_dataset(self, count: int) -> datasets.Dataset:
-        """`count` prompts that no training sees, for `eval_dataset`."""
-        return self._dataset(self._tasks.evaluation(count, self.recipe.evaluate.seed))
+        """`count` prompts that no training sees, for `eval_dataset`. Raises MissingExtra without datasets, RecipeError
+        where some leave no room to answer."""
+        problems = self._tasks.evaluation(count, self.recipe.evaluate.seed)
+        chat = build_chat(self.recipe, self._folder, self._tasks)
+        refuse_long(problems, chat, self.recipe.rollout.max_tokens, "problems")
+        return self._dataset(problems)
 
     def _dataset(self, tasks: Sequence[Task]) -> datasets.Dataset:
         try:

@@ -3,6 +3,7 @@ what is asked beside a list of messages, and what is warned of."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -17,13 +18,19 @@ from retcon.chat.templated import Templated
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.core.errors import RecipeError, RecordError, TaskWarning
 from retcon.core.types import Segment, Trajectory, Turn
+from retcon.engine.scripted import ScriptedEngine
+from retcon.rollout.context import RolloutContext, RolloutLimits
 from retcon.rollout.prompts import prompt_ids
 from retcon.store import jsonl
 from retcon.store.pass_rates import PassRate, PassRateFile
+from retcon.tasks.registry import task_set
 from retcon.tasks.types import Task
 from retcon.train.datasets.demonstrations import read_rendered, read_samples, short_enough
 from retcon.train.datasets.preferences import read_preferences
 from retcon.train.datasets.vocabulary import UNREADABLE, refuse_other_texts, refuse_other_vocabulary
+from retcon.train.demos.drawing import Drawn
+from retcon.train.demos.engine import EngineSource
+from retcon.train.demos.rolling import Roller
 from retcon.train.prompts import measured_of
 
 TOKENIZER = ByteTokenizer()
@@ -181,3 +188,13 @@ def test_a_task_that_the_models_template_refuses_is_named() -> None:
     assert prompt_ids(templated(), task) > 0
     with pytest.raises(RecipeError, match=r"^task t7: the file: the template refuses a conversation: roles must"):
         prompt_ids(templated(), replace(task, before=task.before[:1]))
+
+
+def test_a_task_that_the_learners_template_refuses_is_named_before_another_model_is_asked() -> None:
+    teacher = ScriptedEngine(TOKENIZER, ["A"])
+    roller = Roller(RolloutContext(teacher, CHAT, {}, RolloutLimits(500, 1)), task_set("numbers"), 0)
+    tasks = Drawn(iter([Task("t7", "Q", "A", before=(("user", "Hi."),))]))
+    source = EngineSource(tasks, roller, teacher, into=templated(), tries=1, inputs={})
+    with pytest.raises(RecipeError, match=r"^task t7: the file: the template refuses a conversation: roles must"):
+        asyncio.run(source.make(0, 1, 0))
+    assert not teacher.seen

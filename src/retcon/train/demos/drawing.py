@@ -7,6 +7,7 @@ from itertools import islice
 from typing import Generic, TypeVar
 
 from retcon.core.seeds import derive
+from retcon.rollout.prompts import PATIENCE
 from retcon.tasks.registry import TaskSet
 from retcon.tasks.types import Task
 
@@ -28,9 +29,14 @@ class Drawn(Generic[T]):
 
 def drawn_tasks(tasks: TaskSet, seed: int) -> Iterator[Task]:
     """One pass over the training tasks, in another order than that of a run's prompts. One that comes again, as in a
-    mix of sources with weights, is left out: rollouts are named, and drawn, by their task."""
+    mix of sources with weights, is left out: rollouts are named, and drawn, by their task. Ends, too, where PATIENCE of
+    them in a row have come before: some task sets go through the same tasks without end."""
     had: set[str] = set()
+    again = 0
     for task in tasks.train(derive("demonstrations", seed)):
         if task.id not in had:
             had.add(task.id)
+            again = 0
             yield task
+        elif (again := again + 1) == PATIENCE:
+            return

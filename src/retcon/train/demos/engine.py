@@ -15,7 +15,7 @@ from retcon.config.load import apply_override
 from retcon.core.errors import RecipeError
 from retcon.core.types import Trajectory
 from retcon.engine.types import Generator
-from retcon.rollout.prompts import fitting
+from retcon.rollout.prompts import fitting, prompt_ids
 from retcon.store.fingerprint import fingerprint
 from retcon.tasks.types import Task
 from retcon.train.datasets.demonstrations import in_template
@@ -41,8 +41,11 @@ class EngineSource:
     ends: bool = False
 
     async def make(self, start: int, stop: int, kept: int) -> Made:
-        """See `Source.make`."""
+        """See `Source.make`. Raises RecipeError for a task that the template of the model that will learn refuses."""
         tasks = self.tasks.part(start, stop)
+        if self.into is not None:
+            for task in tasks:
+                prompt_ids(self.into, task)  # what the learner's template refuses is said before it is rolled out
 
         async def attempt(tasks: list[Task], number: int) -> list[Trajectory]:
             return await self.roller.roll(tasks, self.engine, attempt=number)
