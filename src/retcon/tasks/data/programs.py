@@ -33,12 +33,10 @@ def _mbpp(row: Columns) -> Item:
     """The tests are shown, as by its authors (arXiv 2108.07732): only they say what the function is called."""
     read = item(row, first_of(row, _ASKS), "")
     column = first_of(row, (name for name in _MBPP_TESTS if not empty(row.get(name))))
-    if not column:
-        return read
-    if (lines := lines_of(row[column])) is None:
-        if column == "tests":
-            return _with_how(read, row)
-        raise Misfit(column, "is not a list of tests, each a line of Python")
+    if (lines := lines_of(row.get(column))) is None:
+        if column == "test_list":
+            raise Misfit(column, "is not a list of tests, each a line of Python")
+        return _with_how(read, row)
     shown = "\n".join(lines)
     asked = (
         f"{read.question.strip()} Answer with one block of Python. These tests must pass:\n\n```python\n{shown}\n```"

@@ -164,11 +164,13 @@ def test_cases_that_are_each_a_text_of_json_are_cases(tmp_path: Path) -> None:
 
 
 def test_lines_of_python_and_cases_may_stand_in_one_file(tmp_path: Path) -> None:
-    rows = [{"question": "Write f.", "tests": LINES}, {"question": "Add.", "tests": [CASE]}]
-    for some in rows, rows[::-1]:
-        found = {task.question[:4]: task for task in tasks(write(tmp_path / "a.jsonl", some))}
-        assert found["Writ"].question.endswith(f"```python\n{LINES[0]}\n```")
-        assert found["Add."].question.endswith(PRINTS)
+    lines = {"question": "Write f.", "tests": LINES}
+    for cases in {"tests": [CASE]}, {"tests": None, "input_output": DOUBLED}:
+        rows = [lines, {"question": "Add.", **cases}]
+        for some in rows, rows[::-1]:
+            found = {task.question[:4]: task for task in tasks(write(tmp_path / "a.jsonl", some))}
+            assert found["Writ"].question.endswith(f"```python\n{LINES[0]}\n```")
+            assert found["Add."].question.endswith(PRINTS)
 
 
 @pytest.mark.parametrize("nothing", [[], {}, "[]", "{}"], ids=str)
