@@ -144,6 +144,16 @@ def test_tests_that_are_lines_of_python_are_shown_whatever_asks_and_answers(
     assert read_tests(task).cases == (Check(LINES[0]),)
 
 
+@pytest.mark.parametrize("tests", [LINES, LINES[0], [CASE]], ids=str)
+@pytest.mark.parametrize("grader", ["math", "exact", "judge"])
+def test_a_row_whose_own_grader_compares_answers_keeps_its_answer(grader: str, tests: Any, tmp_path: Path) -> None:
+    for asks in "problem", "question":
+        compared = {asks: "Add.", "answer": "2", "tests": tests, "grader": grader}
+        for others in [], [{asks: "Write f.", "answer": "", "tests": tests, "grader": "code"}]:
+            *_, task = tasks(write(tmp_path / "a.jsonl", [*others, compared]))
+            assert (task.meta["grader"], task.question, task.answer) == (grader, "Add.", "2")
+
+
 @pytest.mark.parametrize("tests", ["def test_f():\n    assert f(1) == 2\n", [CASE]])
 def test_a_solution_beside_tests_is_a_program_unless_it_boxes_an_answer(tests: Any, tmp_path: Path) -> None:
     row = {"problem": "Write f.", "solution": "def f(a): ...", "tests": tests}
