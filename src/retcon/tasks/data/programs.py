@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from retcon.tasks.data.conventions import ANSWERS, QUESTIONS, Convention, first_of, item, names_option, register
 from retcon.tasks.data.fields import Columns, Item, Misfit, empty, missing, text
+from retcon.tasks.graders.text import rational
 from retcon.tasks.grading.cases import function_named, lines_of
 
 CODE = "code"
@@ -79,8 +80,10 @@ def _untold(row: Columns) -> bool:
 
 def _asks_for_programs(row: Columns) -> bool:
     """Rows with an answer beside `input_output`, or `tests` that may be others, are of the conventions that read it; a
-    solution without a box is a program."""
-    answered = any(name in row for name in ANSWERS if name != "solution") or "\\boxed" in str(row.get("solution"))
+    solution that has no box and is no number is a program."""
+    solution = str(row.get("solution"))
+    solved = "\\boxed" in solution or rational(solution) is not None
+    answered = solved or any(name in row for name in ANSWERS if name != "solution")
     tests = row.get("tests")
     tested = "tests" in row and (_asks_as_mbpp(row) or (isinstance(tests, str) and "assert" in tests))
     return not _only_chooses(row) and (tested or not answered)

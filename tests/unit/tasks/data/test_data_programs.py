@@ -198,8 +198,12 @@ def test_a_first_row_with_a_solution_and_no_tests_does_not_make_its_file_one_of_
     assert (source.convention, dict(source.dropped)) == ("mbpp", {"without tests": 1})
 
 
-def test_an_empty_list_of_tests_beside_an_answer_leaves_the_answer(tmp_path: Path) -> None:
-    (task,) = tasks(write(tmp_path / "a.jsonl", [{"problem": "Add.", "answer": "2", "tests": []}]))
+@pytest.mark.parametrize("column", ["answer", "solution"])
+@pytest.mark.parametrize("tests", [{"tests": []}, {"input_output": None}])
+def test_an_empty_column_of_tests_beside_an_answer_leaves_the_answer(
+    column: str, tests: dict[str, Any], tmp_path: Path
+) -> None:
+    (task,) = tasks(write(tmp_path / "a.jsonl", [{"problem": "Add.", column: "2", **tests}]))
     assert (task.meta["grader"], task.answer) == ("math", "2")
 
 
