@@ -31,6 +31,7 @@ from retcon.tasks.graders.stated import stated
         ("The value of f(3,5) is 2.", "2"),
         ("There are 12 500 eggs.", r"12 500 \text{eggs}"),
         ("It costs 1.234,50 €.", "1.234,50"),
+        ("The answer is 5 100-dollar bills.", "5"),
         ("The answer is −3.", "-3"),
         (r"The final answer is $\$32,\!348$.", r"\$32,\!348"),
         (r"It costs \$36.", r"\$36"),
