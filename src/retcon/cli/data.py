@@ -106,8 +106,6 @@ def _counter(model: str) -> Callable[[str], int]:
 def _show(console: Console, report: Report) -> None:
     from rich.text import Text
 
-    from retcon.tasks.grading.cases import PLACES as TESTS
-
     console.print(Text(f"{Path(report.path).name}: {report.convention}", "bold"), f"({', '.join(report.columns)})")
     console.print(_table(report))
     for where, first in report.conflicting[:PLACES]:
@@ -124,7 +122,7 @@ def _show(console: Console, report: Report) -> None:
         said = f"the grader {name} needs settings: task.graders = {{ {name} = {{ {keys} }} }}"
         console.print(Text(said, "yellow"))
     if report.in_words:
-        meant = "exact" if set(TESTS).isdisjoint(report.columns) else "code"
+        meant = "code" if report.tested else "exact"
         said = f"answers in words, which math takes for products of letters: is --grader {meant} meant?"
         console.print(Text(said, "yellow"))
         for where, answer in report.in_words[:PLACES]:

@@ -134,6 +134,8 @@ def test_words_under_math_are_pointed_out(tmp_path: Path) -> None:
     assert "is --grader code meant?" in " ".join(checked(write(tmp_path / "b.jsonl", [row])).split())
     row = {"problem": "Add.", "answer": "def add(a, b): return a + b", "tests": [{"input": "1", "output": "2"}]}
     assert "is --grader code meant?" in " ".join(checked(write(tmp_path / "c.jsonl", [row])).split())
+    row = {"problem": "Where?", "answer": "Paris", "tests": [], "test": ""}
+    assert "is --grader exact meant?" in " ".join(checked(write(tmp_path / "d.jsonl", [row])).split())
 
 
 def test_without_math_verify_the_rest_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

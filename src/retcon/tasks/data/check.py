@@ -10,7 +10,7 @@ from typing import Any
 from retcon.core.errors import MissingExtra, RetconError
 from retcon.core.seeds import derive
 from retcon.tasks.data.fields import DataError
-from retcon.tasks.data.grading import in_words, unreadable
+from retcon.tasks.data.grading import has_tests, in_words, unreadable
 from retcon.tasks.data.load import load
 from retcon.tasks.data.loaded import Placed
 from retcon.tasks.data.settings import FileTaskSettings
@@ -49,7 +49,7 @@ class Report:
     asked_with: rows by the columns that their questions also come from. dropped: rows that are left out,
     by reason; where_dropped: the first places of each. conflicting: pairs of places
     that ask the same and answer otherwise. unreadable: (place, answer, why). in_words: (place, answer), graded by
-    `math` though they are words. overlap: (place, what it repeats, rule).
+    `math` though they are words; tested: whether one of these rows has tests. overlap: (place, what it repeats, rule).
     not_read: why nothing is known of unreadable answers, "" where it is. unready: by grader, why it cannot be had.
     unset: by grader, the settings that it has no default of, which are given in `task.graders`.
     """
@@ -67,6 +67,7 @@ class Report:
     lengths: Lengths
     unreadable: Sequence[tuple[str, str, str]]
     in_words: Sequence[tuple[str, str]]
+    tested: bool
     overlap: Sequence[tuple[str, str, str]]
     samples: Sequence[Sample]
     fingerprint: str
@@ -105,6 +106,7 @@ def check(settings: FileTaskSettings, count: Callable[[str], int] | None = None,
         not_read = str(missing)
     graders = Counter(str(one.task.meta["grader"]) for one in placed)
     unset = {name: needed for name in graders if ":" not in name and (needed := needed_settings(name))}
+    words = [one for one in placed if in_words(one.task)]
     chosen = sorted(placed, key=lambda one: derive("sample", one.task.id))[:SAMPLES]
     return Report(
         path=settings.path,
@@ -119,7 +121,8 @@ def check(settings: FileTaskSettings, count: Callable[[str], int] | None = None,
         graders=dict(graders.most_common()),
         lengths=_lengths(placed, count or len, unit if count else "characters"),
         unreadable=[(one.where, one.shown, unread[one.task.id]) for one in placed if one.task.id in unread],
-        in_words=[(one.where, one.task.answer) for one in placed if in_words(one.task)],
+        in_words=[(one.where, one.task.answer) for one in words],
+        tested=any(has_tests(one.task) for one in words),
         overlap=[(where, match.evaluation, match.rule) for where, match in loaded.overlaps],
         samples=[_sample(one) for one in chosen],
         fingerprint=tasks.fingerprint,

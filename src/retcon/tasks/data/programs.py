@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from retcon.tasks.data.conventions import ANSWERS, QUESTIONS, Convention, first_of, item, names_option, register
-from retcon.tasks.data.fields import Columns, Item, Misfit, empty, text
+from retcon.tasks.data.fields import Columns, Item, Misfit, empty, missing, text
+from retcon.tasks.graders.text import rational
 from retcon.tasks.grading.cases import function_named, lines_of
 
 CODE = "code"
@@ -17,6 +18,8 @@ _MBPP_ASKS = ("question", "text", "query", "prompt")
 _ASKS = (*_MBPP_ASKS, *(name for name in QUESTIONS if name not in _MBPP_ASKS))
 _MBPP_TESTS = ("test_list", "tests")
 _APPS_TESTS = ("input_output", "tests")
+_COMPARING = ("math", "exact", "judge")
+"""Graders that compare answers, whatever tests stand beside them."""
 
 
 def _humaneval(row: Columns) -> Item:
@@ -31,14 +34,14 @@ def _humaneval(row: Columns) -> Item:
 
 def _mbpp(row: Columns) -> Item:
     """The tests are shown, as by its authors (arXiv 2108.07732): only they say what the function is called."""
+    if _compared(row):
+        return item(row, first_of(row, _ASKS), first_of(row, (name for name in ANSWERS if not missing(row.get(name)))))
     read = item(row, first_of(row, _ASKS), "")
     column = first_of(row, (name for name in _MBPP_TESTS if not empty(row.get(name))))
-    if not column:
-        return read
-    if (lines := lines_of(row[column])) is None:
-        if column == "tests":
-            return _with_how(read, row)
-        raise Misfit(column, "is not a list of tests, each a line of Python")
+    if (lines := lines_of(row.get(column))) is None:
+        if column == "test_list":
+            raise Misfit(column, "is not a list of tests, each a line of Python")
+        return _with_how(read, row)
     shown = "\n".join(lines)
     asked = (
         f"{read.question.strip()} Answer with one block of Python. These tests must pass:\n\n```python\n{shown}\n```"
@@ -49,7 +52,12 @@ def _mbpp(row: Columns) -> Item:
 def _of_mbpp(row: Columns) -> bool:
     """`tests` may be those of another convention, and a row without any of it, too, unless it asks as MBPP's do."""
     lines = any(lines_of(row.get(name)) for name in _MBPP_TESTS)
-    return not _only_chooses(row) and (lines or ("test_list" in row and _asks_as_mbpp(row)))
+    return not (_only_chooses(row) or _compared(row)) and (lines or ("test_list" in row and _asks_as_mbpp(row)))
+
+
+def _compared(row: Columns) -> bool:
+    """Whether it names a grader that compares its answer."""
+    return row.get("grader") in _COMPARING and not all(missing(row.get(name)) for name in ANSWERS)
 
 
 def _asks_as_mbpp(row: Columns) -> bool:
@@ -72,8 +80,10 @@ def _untold(row: Columns) -> bool:
 
 def _asks_for_programs(row: Columns) -> bool:
     """Rows with an answer beside `input_output`, or `tests` that may be others, are of the conventions that read it; a
-    solution without a box is a program."""
-    answered = any(name in row for name in ANSWERS if name != "solution") or "\\boxed" in str(row.get("solution"))
+    solution that has no box and is no number is a program."""
+    solution = str(row.get("solution"))
+    solved = "\\boxed" in solution or rational(solution) is not None
+    answered = solved or any(name in row for name in ANSWERS if name != "solution")
     tests = row.get("tests")
     tested = "tests" in row and (_asks_as_mbpp(row) or (isinstance(tests, str) and "assert" in tests))
     return not _only_chooses(row) and (tested or not answered)
@@ -86,15 +96,15 @@ def _livecodebench(row: Columns) -> Item:
 
 def _apps(row: Columns) -> Item:
     """Also TACO, and rows whose `tests` are cases, or Python in one text: they are not shown, as they are many. Lines
-    of Python are mbpp's, which may stand in other rows."""
-    if lines_of(row.get("tests")):
+    of Python, and answers that are compared, are read as in mbpp: they may stand in other rows."""
+    if _compared(row) or lines_of(row.get("tests")):
         return _mbpp(row)
     read = item(row, first_of(row, QUESTIONS), "")
     return _with_how(read, row)
 
 
 def _of_apps(row: Columns) -> bool:
-    return not _without_tests(row) and _asks_for_programs(row)
+    return not (_without_tests(row) or _compared(row)) and _asks_for_programs(row)
 
 
 def _with_how(read: Item, row: Columns) -> Item:

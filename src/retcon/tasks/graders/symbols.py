@@ -46,7 +46,7 @@ _CLOCK_IN_TEXT = re.compile(r"\\text\{\s*(\d{1,2}\s*(?::\s*[0-5]\d){1,2})(?![\d:
 _CLOCK_ALONE = re.compile(r"\\text\{clock (\d+) (\d+)\}")
 _RATIO = re.compile(r"\d+ ?[:/] ?\d+|\\[dtc]?frac\{\d+\}\{\d+\}")
 _THOUSANDS = re.compile(r"[(\[\])]|\\[{}]|(?<![\d.,])(?!0)\d{1,3}(?:,\d{3})+(?![\d,])")
-_DECIMAL_COMMA = re.compile(r"(?<![\d.(\[{])(\d{1,3}(?:\.\d{3})+|\d+),(\d+)(?![\d.])")
+_DECIMAL_COMMA = re.compile(r"(?<![\d.])(\d{1,3}(?:\.\d{3})+|\d+),(\d+)(?![\d.])")
 _LIST = re.compile(r"\d, +\d{3}(?!\d)")
 _ARGUMENTS = re.compile(r"\\(?:[dtc]?(frac)|sqrt\s*(?:\[([^\[\]]*)\])?)(?![A-Za-z])|(?<![\\A-Za-z])sqrt(?=\s*\()")
 _RAISED = re.compile(r"(?<=[\w)\]}])\s*(?:\*\*|\^)\s*(?=[\w(\\-])")
@@ -109,7 +109,9 @@ def ungrouped(text: str) -> str:
 
 def pointed(text: str) -> str:
     """With a point for its one comma, where that stands in a number and not in brackets: `3,5`, `1.234,5`."""
-    if text.count(",") != 1:
+    before, _, after = text.partition(",")
+    opened, closed = (sum(map(before.count, signs)) for signs in ("([{", ")]}"))
+    if opened != closed or "," in after:
         return text
     return _DECIMAL_COMMA.sub(lambda found: f"{found[1].replace('.', '')}.{found[2]}", text)
 

@@ -144,6 +144,16 @@ def test_tests_that_are_lines_of_python_are_shown_whatever_asks_and_answers(
     assert read_tests(task).cases == (Check(LINES[0]),)
 
 
+@pytest.mark.parametrize("tests", [LINES, LINES[0], [CASE]], ids=str)
+@pytest.mark.parametrize("grader", ["math", "exact", "judge"])
+def test_a_row_whose_own_grader_compares_answers_keeps_its_answer(grader: str, tests: Any, tmp_path: Path) -> None:
+    for asks in "problem", "question":
+        compared = {asks: "Add.", "answer": "2", "tests": tests, "grader": grader}
+        for others in [], [{asks: "Write f.", "answer": "", "tests": tests, "grader": "code"}]:
+            *_, task = tasks(write(tmp_path / "a.jsonl", [*others, compared]))
+            assert (task.meta["grader"], task.question, task.answer) == (grader, "Add.", "2")
+
+
 @pytest.mark.parametrize("tests", ["def test_f():\n    assert f(1) == 2\n", [CASE]])
 def test_a_solution_beside_tests_is_a_program_unless_it_boxes_an_answer(tests: Any, tmp_path: Path) -> None:
     row = {"problem": "Write f.", "solution": "def f(a): ...", "tests": tests}
@@ -164,11 +174,13 @@ def test_cases_that_are_each_a_text_of_json_are_cases(tmp_path: Path) -> None:
 
 
 def test_lines_of_python_and_cases_may_stand_in_one_file(tmp_path: Path) -> None:
-    rows = [{"question": "Write f.", "tests": LINES}, {"question": "Add.", "tests": [CASE]}]
-    for some in rows, rows[::-1]:
-        found = {task.question[:4]: task for task in tasks(write(tmp_path / "a.jsonl", some))}
-        assert found["Writ"].question.endswith(f"```python\n{LINES[0]}\n```")
-        assert found["Add."].question.endswith(PRINTS)
+    lines = {"question": "Write f.", "tests": LINES}
+    for cases in {"tests": [CASE]}, {"tests": None, "input_output": DOUBLED}:
+        rows = [lines, {"question": "Add.", **cases}]
+        for some in rows, rows[::-1]:
+            found = {task.question[:4]: task for task in tasks(write(tmp_path / "a.jsonl", some))}
+            assert found["Writ"].question.endswith(f"```python\n{LINES[0]}\n```")
+            assert found["Add."].question.endswith(PRINTS)
 
 
 @pytest.mark.parametrize("nothing", [[], {}, "[]", "{}"], ids=str)
@@ -186,8 +198,12 @@ def test_a_first_row_with_a_solution_and_no_tests_does_not_make_its_file_one_of_
     assert (source.convention, dict(source.dropped)) == ("mbpp", {"without tests": 1})
 
 
-def test_an_empty_list_of_tests_beside_an_answer_leaves_the_answer(tmp_path: Path) -> None:
-    (task,) = tasks(write(tmp_path / "a.jsonl", [{"problem": "Add.", "answer": "2", "tests": []}]))
+@pytest.mark.parametrize("column", ["answer", "solution"])
+@pytest.mark.parametrize("tests", [{"tests": []}, {"input_output": None}])
+def test_an_empty_column_of_tests_beside_an_answer_leaves_the_answer(
+    column: str, tests: dict[str, Any], tmp_path: Path
+) -> None:
+    (task,) = tasks(write(tmp_path / "a.jsonl", [{"problem": "Add.", column: "2", **tests}]))
     assert (task.meta["grader"], task.answer) == ("math", "2")
 
 
