@@ -17,6 +17,8 @@ from typing import IO
 from retcon.core.errors import StorageError
 
 PARTIAL = ".partial-"
+_OLD = f"{PARTIAL}old-"
+"""How the name of a folder begins while another takes its place."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, None)
 """Errors for want of room, of a disk, a quota or a file; who writes for us does not always say which error it was."""
 
@@ -27,29 +29,34 @@ def whole_folder(target: Path) -> Iterator[Path]:
 
     On any error it is removed. Raises StorageError, with the free space, where the disk says no.
     """
-    partial, old = (target.with_name(f"{PARTIAL}{of}{target.name}") for of in ("", "old-"))
+    partial, old = (target.with_name(before + target.name) for before in (PARTIAL, _OLD))
     try:
         with explained(target):
-            _clear(target, partial, old)
+            _clear(partial, old)
             partial.mkdir(parents=True)
             yield partial
             for file in partial.rglob("*"):
                 synced(file)
             synced(partial)
-            if target.exists():
+            if target.is_dir() and not target.is_symlink():  # nothing else is replaced by a folder
                 target.rename(old)  # to remove it may take seconds, in which nothing whole would stand there
             partial.rename(target)
             synced(target.parent)
     finally:
-        _clear(target, partial, old)
+        _clear(partial, old)
 
 
-def _clear(target: Path, partial: Path, old: Path) -> None:
+def _clear(partial: Path, old: Path) -> None:
     """Remove what is left of a new folder and of the one before it; that one goes back where nothing took its place."""
-    if old.exists() and not target.exists():
-        old.rename(target)
+    _put_back(old)
     for rest in (partial, old):
         shutil.rmtree(rest, ignore_errors=True)
+
+
+def _put_back(old: Path) -> None:
+    target = old.with_name(old.name.removeprefix(_OLD))
+    if old.exists() and not target.exists():
+        old.rename(target)
 
 
 @contextmanager
@@ -81,7 +88,9 @@ def write_json(target: Path, content: object) -> None:
 
 
 def remove_partial(folder: Path) -> None:
-    """Remove what a killed process left half written in `folder`."""
+    """Remove what a killed process left half written in `folder`. What it had taken away for that goes back."""
+    for old in [*folder.glob(f"{_OLD}*")]:
+        _put_back(old)
     for path in folder.glob(f"{PARTIAL}*"):
         if path.is_dir():
             shutil.rmtree(path)

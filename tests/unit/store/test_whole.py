@@ -89,6 +89,30 @@ def test_the_folder_before_goes_back_where_the_new_one_cannot_take_its_place(
     assert names(tmp_path) == ["final", "final/old"]
 
 
+@pytest.mark.parametrize("kind", ["a file", "a link"])
+def test_what_is_no_folder_is_not_replaced_by_one(tmp_path: Path, kind: str) -> None:
+    target = tmp_path / "final"
+    if kind == "a file":
+        target.touch()
+    else:
+        (tmp_path / "elsewhere").mkdir()
+        target.symlink_to("elsewhere")
+    before = names(tmp_path)
+    with pytest.raises(StorageError, match="final could not be written, and is as it was before"):
+        begin_whole(target)
+    assert names(tmp_path) == before
+    assert target.is_symlink() is (kind == "a link")
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_a_run_puts_back_what_a_killed_one_was_about_to_replace(tmp_path: Path, *, taken: bool) -> None:
+    for folder in (f"{PARTIAL}old-final/before", "final/new" if taken else f"{PARTIAL}final/new"):
+        (tmp_path / folder).mkdir(parents=True)
+    with RunFolder(tmp_path).at_work():
+        left = [name for name in names(tmp_path) if not name.startswith(".lock")]
+    assert left == ["final", "final/new" if taken else "final/before"]
+
+
 def test_what_a_killed_one_left_is_no_part_of_the_next(tmp_path: Path) -> None:
     (tmp_path / f"{PARTIAL}final").mkdir()
     (tmp_path / f"{PARTIAL}final/torn").touch()

@@ -179,9 +179,14 @@ def test_a_success_that_speaks_of_failures_is_one(output: str) -> None:
         ("SyntaxError: no", "print('SyntaxError: no')"),
         ("Exit code: 3", "print('Exit code: 3')"),
         ("timed out", "print('timed out')"),
+        ("{'result': 'timeout'}", "print({'result': state_of(job)})"),
     ],
 )
 def test_what_a_program_may_have_written_itself_is_neither(output: str, code: str) -> None:
     verdict = judge(output, code)
     assert verdict is not None
     assert (verdict.status, verdict.rule) == ("ok", "own-words")
+
+
+def test_a_record_that_a_program_wrote_without_words_of_failures_is_a_success() -> None:
+    assert judge("{'result': '4.0'}", "print({'result': str(answer)})") is None

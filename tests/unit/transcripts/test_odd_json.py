@@ -51,6 +51,13 @@ def test_any_text_may_stand_in_a_call(name: str, code: str) -> None:
     assert purified(with_program(name, code)).calls == 2
 
 
+def test_a_long_text_of_digits_is_no_number() -> None:
+    """The code of a contract, say."""
+    text = f"code = '0x{'6080604052' * 500}'\n"
+    calls = (fails(f"{text}print(size(code))", line=2), works(f"{text}print(len(code))", "5002"))
+    assert purified(json.dumps(messages((user("?"), *calls, answer("It is 5002."))))).shallow == 1
+
+
 @pytest.mark.parametrize("name", ["messages", "hermes", "sharegpt_functions", "responses", "traces"])
 def test_arguments_of_brackets_without_end_are_malformed(name: str) -> None:
     text = with_program(name, "1").replace('a = 1; print(1)\\"}', 'a = 1\\", \\"x\\": ' + "[" * DEEP)

@@ -11,7 +11,9 @@ from retcon.core.programs import parsed
 
 _MAGIC = re.compile(r"^[ \t]*[!%][^\n]*$", re.MULTILINE)
 _LONG = re.compile(r"0[xXoObB][\da-fA-F_]{3500}")
-"""A number that Python reads, and would not write with so many digits as it has in decimals."""
+"""What may be a number that Python reads, and would not write with so many digits as it has in decimals; or a text."""
+_BITS = 14_000
+"""Of a number of 4,200 digits; Python writes 4,300."""
 _DEEPEST = 100
 """Levels of a tree (a sum of so many terms) beyond which Python's own functions, which recurse, may not read it."""
 IMPORTS = (ast.Import, ast.ImportFrom)
@@ -26,12 +28,10 @@ def parse(code: str) -> ast.Module | None:
     """The program without IPython's `!` and `%` lines, and as IPython does without an indent of the first line; None
     where it is no Python of ours, nested too deeply, or has a number without end. Lines keep their numbers. What was
     parsed last is kept, and never changed."""
-    if _LONG.search(code):
-        return None
     plain = _MAGIC.sub("", code)
     for text in (plain, plain.lstrip(" \t")):
         if (tree := parsed(text)) is not None:
-            return None if _nested(tree) > _DEEPEST else tree
+            return None if _nested(tree) > _DEEPEST or (_LONG.search(code) and _has_long(tree)) else tree
     return None
 
 
@@ -51,6 +51,11 @@ def _nested(tree: ast.AST) -> int:
         level = [child for node in level for child in children(node)]
         depth += 1
     return depth
+
+
+def _has_long(tree: ast.AST) -> bool:
+    numbers = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, int))
+    return any(number.bit_length() > _BITS for number in numbers)
 
 
 def nodes_here(node: ast.AST) -> list[ast.AST]:

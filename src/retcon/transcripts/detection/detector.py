@@ -168,7 +168,7 @@ def _may_be_said(items: list[Json]) -> bool:
 
 
 def _is_row(item: Json) -> bool:
-    if not isinstance(item, dict) or not item.keys().isdisjoint(_SAID):
+    if not isinstance(item, dict) or any(name in item and not isinstance(item[name], int | float) for name in _SAID):
         return False  # what else a message has beside its text is its own: the answer that was wanted, say
     return any(isinstance(item.get(name), str) for name in _TEXTS)
 

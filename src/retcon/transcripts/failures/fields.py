@@ -36,13 +36,14 @@ _CUT = ("Traceback (most recent call last):\\n", "Traceback (most recent call la
 @dataclass(frozen=True, slots=True)
 class Fields:
     """What a record says. status: None where no field does; text: then what it gives as error, "" for nothing.
-    names: the fields that say it."""
+    names: the fields that say it. wraps: whether they say nothing but the text."""
 
     status: Status | None
     rule: str
     error_type: str | None
     text: str
     names: tuple[str, ...]
+    wraps: bool = False
 
     def own(self, code: str) -> bool:
         """Whether the program may have made this record itself: it has one of the names as a string."""
@@ -74,7 +75,7 @@ def fields_of(text: str, tools: Collection[str] | None = None) -> Fields | None:
 def _of_record(record: Mapping[str, object]) -> Fields | None:
     filled = [name for name, value in record.items() if value not in (None, "", [], {})]
     if len(filled) == 1 and filled[0] in _PRINTED and isinstance(printed := record[filled[0]], str):
-        return Fields(None, "", None, printed, ())
+        return Fields(None, "", None, printed, (filled[0],), wraps=True)
     inside, beside = _inside(record), _beside(record)
     parts = [record, *inside, *beside]
     why = _says_why(record) or next((said for part in inside if (said := _says_why(part))), "")

@@ -197,12 +197,14 @@ def judge(output: str, code: str = "", tools: Collection[str] | None = None) -> 
     if (inner := blocks_of(stripped)) is not None:
         return judge(inner, code, tools)
     if stripped[:1] in "{[" and (found := fields_of(stripped, tools)) is not None:
-        if found.own(code):
+        own = found.own(code)
+        if own and not found.wraps:
             return Verdict("ok", UNCLEAR)
         if found.status is not None:
             return Verdict(found.status, found.rule, found.error_type)
         # What ended well may still have words of a failure on the way: only what is said to be an error is judged.
-        return judge(found.text, code, tools) if found.text else None
+        said = judge(found.text, code, tools) if found.text else None
+        return said and _unless(own, said)
     verdict = (
         _traceback(text, code)
         or _does_not_compile(text, code)

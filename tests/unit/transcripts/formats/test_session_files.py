@@ -196,6 +196,7 @@ def test_of_a_list_of_messages_the_model_learns_its_own_words(tmp_path: Path) ->
         [{"role": "assistant", "prompt": "q", "completion": "a"}, {"role": "y", "prompt": "q", "completion": "b"}],
         [{"from": "a@b", "text": "hello"}, {"from": "c@d", "text": "bye"}],
         [{"type": "human", "text": "An essay."}, {"type": "ai", "text": "Another."}],
+        [{"role": "user", "value": 0.5, "text": "An essay."}, {"role": "assistant", "value": 1, "text": "Another."}],
         [{"role": "user", "content": "Q1"}, {"role": "user", "content": "Q2"}],
     ],
 )
