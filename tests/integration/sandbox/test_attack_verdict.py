@@ -14,7 +14,7 @@ from jail import ALL, NAMESPACES, Jail, contained_by
 
 # In a cgroup that has less memory than its calls may take: the kernel ends one, and neither the call nor the worker did.
 STARVED = """
-import asyncio, sys, warnings
+import asyncio, subprocess, sys, warnings
 from pathlib import Path
 from retcon.core.errors import SessionLost
 from retcon.sandbox.pool import SandboxPool
@@ -43,6 +43,17 @@ async def main():
         for code in programs:
             session = await sandbox.session()
             told(await session.run(code), await after(session))
+            await session.close()
+        for cell in (False, True):
+            session = await sandbox.session()
+            await session.run("x = b'x' * (200 << 20)")
+            subprocess.run([sys.executable, "-c", "x = b'x' * (130 << 20)"], check=True)  # for which there is no room
+            if cell:
+                told(await session.run("print(len(x))"), "")
+            try:
+                await session.checkpoint()
+            except SessionLost as lost:
+                print(lost.by_own_code)
             await session.close()
 
 asyncio.run(main())
@@ -227,7 +238,7 @@ def test_the_input_is_the_programs_own(jail: Jail, size: int) -> None:
 
 @pytest.mark.parametrize("tier", ["namespaces", "landlock", "rlimits"])
 def test_what_the_kernel_ends_for_want_of_memory_is_not_to_blame(starved: Path, tier: str) -> None:
-    """And one that ends itself by the same signal is."""
+    """Nor is a session that it ends while that rests; and what ends itself by the same signal is."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     ran = subprocess.run(
         [sys.executable, "-c", STARVED, tier, str(starved)],
@@ -238,10 +249,13 @@ def test_what_the_kernel_ends_for_want_of_memory_is_not_to_blame(starved: Path, 
     )
     if "SandboxUnavailable" in ran.stderr:
         pytest.skip(f"not on this machine: {ran.stderr[-300:]}")
-    itself, kernel, after, *cells = ran.stdout.splitlines()
+    itself, kernel, after, *cells, rested, cell, over = ran.stdout.splitlines()
     assert itself == "error|SIGKILL|SIGKILL: killed by signal 9|"
     assert kernel.startswith("infrastructure|None|"), ran.stdout + ran.stderr
     assert "out of memory" in kernel
     assert after == "ok|None|on|"
     ended = "infrastructure|None|the kernel ended the program: the machine was out of memory"
     assert cells == [f"{itself}its own code", f"{ended}|a fault", after]
+    assert cell.startswith("infrastructure|None|"), ran.stdout + ran.stderr
+    assert "out of memory" in cell
+    assert (rested, over) == ("False", "False")

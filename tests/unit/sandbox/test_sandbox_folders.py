@@ -16,9 +16,7 @@ from retcon.sandbox.pool.folders import PREFIX, PoolFolder
 
 HOLD = """
 import sys
-import tempfile
 from pathlib import Path
-from types import SimpleNamespace
 from retcon.sandbox.pool.folders import PoolFolder
 
 folder = PoolFolder(Path(sys.argv[1]))
@@ -65,6 +63,17 @@ def test_it_lies_in_memory_unless_calls_have_room_for_their_files_on_the_disk_al
         monkeypatch.setattr(os, "geteuid", lambda user=user: user)
         made = PoolFolder(room=room)
         assert made.path.parent == home, (room, user)
+        made.remove()
+
+
+def test_where_nothing_but_memory_can_be_written_it_lies_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container whose root is read-only. There it may be too small, too."""
+    monkeypatch.setattr("retcon.sandbox.pool.folders.MEMORY", tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", list)
+    for room in (0, 1 << 60):
+        made = PoolFolder(room=room)
+        assert made.path.parent == tmp_path
         made.remove()
 
 

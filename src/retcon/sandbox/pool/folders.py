@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import tempfile
@@ -22,7 +23,10 @@ class PoolFolder:
     """
 
     def __init__(self, home: Path | None = None, *, room: int = 0) -> None:
-        homes = (MEMORY, Path(tempfile.gettempdir())) if home is None else (home,)
+        homes = [home or MEMORY]
+        if home is None:
+            with contextlib.suppress(FileNotFoundError):  # all else may be read-only, as in some containers
+                homes.append(Path(tempfile.gettempdir()))
         for one in homes:
             _sweep(one)
         writable = [one for one in homes if os.access(one, os.W_OK)] or homes

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from retcon.sandbox.jail.session import processes
 from retcon.sandbox.jail.session.processes import Tree
@@ -49,6 +49,12 @@ class Child:
     def is_over(self) -> bool:
         found = self._found()
         return found is not None and found.si_code != os.CLD_STOPPED
+
+    @property
+    def was_killed(self) -> bool:
+        """By SIGKILL."""
+        found = self._found()
+        return found is not None and (found.si_code, found.si_status) == (os.CLD_KILLED, signal.SIGKILL)
 
     @property
     def is_stopped(self) -> bool:
@@ -124,6 +130,11 @@ def only_new(tree: Tree, known: Iterable[int]) -> int:
     if len(tree.threads(number)) != 1 or tree.children_of(number):
         raise OSError("more than a copy of the interpreter was made")
     return number
+
+
+def still(copies: Mapping[str, Copy]) -> dict[str, int | None]:
+    """How long each copy has run, None where it runs."""
+    return {name: copy.used if copy.is_stopped else None for name, copy in copies.items() if not copy.is_over}
 
 
 def held(copies: Collection[Copy]) -> int:

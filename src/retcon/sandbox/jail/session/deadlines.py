@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Collection
 
-from retcon.sandbox.jail.session.copies import Copy
+from retcon.sandbox.jail.session.copies import Child, Copy
 from retcon.sandbox.jail.session.processes import SWEEP_SECONDS, Tree, cpu_seconds
 from retcon.sandbox.jail.verdict import no_end
 from retcon.sandbox.jail.watchdog import Watchdog
@@ -98,3 +98,10 @@ class Deadlines:
             pid = tree.pid(number)
             if pid != self._pid and cpu_seconds(pid) > self._cpu_limit:
                 tree.signal(number, signal.SIGKILL)
+
+
+def refuse_starved(interpreter: Child, watchdog: Watchdog) -> None:
+    """Raises OSError where the kernel has ended the interpreter, as the machine was out of memory, since the watchdog
+    was set."""
+    if interpreter.was_killed and watchdog.judge(signal.SIGKILL):
+        raise OSError("the kernel ended the interpreter: the machine was out of memory")

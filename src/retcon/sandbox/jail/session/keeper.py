@@ -37,8 +37,8 @@ from retcon.sandbox.jail.messages import (
 )
 from retcon.sandbox.jail.session import processes
 from retcon.sandbox.jail.session.control import Control, Output, Said
-from retcon.sandbox.jail.session.copies import CheckpointImpossible, Child, Copy, InterpreterGone, held, only_new
-from retcon.sandbox.jail.session.deadlines import Deadlines
+from retcon.sandbox.jail.session.copies import CheckpointImpossible, Child, Copy, InterpreterGone, held, only_new, still
+from retcon.sandbox.jail.session.deadlines import Deadlines, refuse_starved
 from retcon.sandbox.jail.session.exchange import HostGone, exchange
 from retcon.sandbox.jail.session.interpreter import FAILED, CellCommand, FreezeCommand, cell_command, serve_cells
 from retcon.sandbox.jail.session.processes import Tree
@@ -81,6 +81,7 @@ class Keeper:
         self._writable = Writable(setting.confinement, setting.scratch)
         self._control = Control()
         self._output = Output()
+        self._watchdog = Watchdog(setting.confinement, asked.limits, baseline)  # of the operation that was the last
         ceiling = asked.limits._replace(cpu_seconds=FOREVER, processes=asked.limits.processes + CHECKPOINTS + 2)
         keeper, (reads, writes) = os.getpid(), os.pipe()
         pid = os.fork()
@@ -148,9 +149,9 @@ class Keeper:
         deadline = time.monotonic() + processes.SWEEP_SECONDS
         while True:
             self._tree.stop()
-            before = self._still()
+            before = still(self._copies)
             self._left = self._tree.settle(self._frozen())
-            if None not in before.values() and before == self._still():  # they too stood still when all others did
+            if None not in before.values() and before == still(self._copies):  # they stood still as all others did
                 unfit = [copy for copy in self._copies.values() if not (copy.is_over or copy.is_fit(self._tree))]
                 self._at_rest = not unfit
                 if not unfit:
@@ -162,10 +163,6 @@ class Keeper:
                     copy.signal(0 if copy.is_stopped else signal.SIGKILL)
                 raise OSError("processes of a session would not stop")
             time.sleep(processes.PAUSE)
-
-    def _still(self) -> dict[str, int | None]:
-        """How long each copy has run, None where it runs."""
-        return {name: copy.used if copy.is_stopped else None for name, copy in self._copies.items() if not copy.is_over}
 
     def _end_all(self, cause: str) -> None:
         """End the interpreter and what it left; copies stay."""
@@ -311,6 +308,8 @@ class Keeper:
         limits = self._limits._replace(memory_mb=FREEZE_SHARES * self._limits.memory_mb)
         deadlines = self._deadlines(math.inf, FREEZE_SECONDS, limits)
         said = self._ask(command, {interpreter.number}.intersection(self._left), deadlines)
+        if not deadlines.over:
+            refuse_starved(interpreter, self._watchdog)
         if said.done == FAILED:
             raise CheckpointImpossible(
                 "no further process can be made for a checkpoint: its cells left too many running"
@@ -337,10 +336,11 @@ class Keeper:
         return copy
 
     def _deadlines(self, cpu: float, wall: float, limits: Bounds) -> Deadlines:
+        refuse_starved(self._alive, self._watchdog)  # while it rested
         self._setting.confinement.kills.note()
-        watchdog = Watchdog(self._setting.confinement, limits, self._baseline, frozenset(self._frozen()))
+        self._watchdog = Watchdog(self._setting.confinement, limits, self._baseline, frozenset(self._frozen()))
         copies = self._copies.values()
-        return Deadlines(self._alive.pid, self._tree, copies, cpu_limit=cpu, wall_limit=wall, watchdog=watchdog)
+        return Deadlines(self._alive.pid, self._tree, copies, cpu_limit=cpu, wall_limit=wall, watchdog=self._watchdog)
 
     def _ask(self, command: CellCommand | FreezeCommand, wake: Collection[int], deadlines: Deadlines) -> Said:
         """What the interpreter said to a command. wake: the processes that go on meanwhile, of those that are stopped.
