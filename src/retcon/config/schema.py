@@ -266,11 +266,11 @@ class LoraSection(Section):
 
 
 class SandboxSection(Section):
-    """Which machine runs the calls, and how many at a time, can change from session to session of a run."""
+    """Which machine runs the calls, how many at a time, and whether programs that repeat run again, can change from
+    session to session of a run. What demonstrations were made with says nothing of the last, which came later."""
 
-    matters_to: ClassVar = {
-        "rl": ("sessions", "cpu_seconds", "wall_seconds", "memory_mb", "output_chars"), "demonstrations": None,
-    }  # fmt: skip
+    _FIGURES: ClassVar = ("sessions", "cpu_seconds", "wall_seconds", "memory_mb", "output_chars")
+    matters_to: ClassVar = {"rl": _FIGURES, "demonstrations": ("url", "workers", *_FIGURES)}
 
     url: Several = Field((), description="of servers (`retcon sandbox serve`) to run calls on instead of here, "
                          "one or several; their token: RETCON_SANDBOX_TOKEN")  # fmt: skip

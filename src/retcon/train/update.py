@@ -157,8 +157,6 @@ def update(
     means = {name: _mean([part[name] for part in parts if name in part]) for name in METRICS}
     if not config.entropy_coefficient:
         means["entropy"] = None  # not measured
-    if reference is None:
-        means["kl_reference"] = 0.0
     if not config.imitate_spliced:
         means["imitation"] = None
     if reference is None:

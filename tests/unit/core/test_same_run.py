@@ -45,7 +45,7 @@ def test_the_points_of_a_curve_are_measured_alike(tmp_path: Path, change: str) -
         ((), ("evaluate.every=2", *OTHERS)),
         ((), OTHERS),
         (SERVERS, (*SERVERS, "engine.url=http://b:1", "engine.at_once=7")),
-        (("sandbox.url=http://a:1",), ("sandbox.url=http://b:1", "sandbox.workers=7")),
+        (("sandbox.url=http://a:1",), ("sandbox.url=http://b:1", "sandbox.workers=7", "sandbox.reuse=false")),
     ],
     ids=["other steps", "none any more", "a first one", "no curve", "other servers", "another sandbox"],
 )
@@ -94,3 +94,4 @@ def test_demonstrations_depend_on_how_they_are_made_and_on_nothing_of_the_traini
     assert found.keys() == {"run", "model", "task", "rollout", "sandbox", "demos", "sft"}
     some = {name: set(found[name]) for name in ("run", "model", "sft")}
     assert some == {"run": {"seed"}, "model": {"style"}, "sft": {"demonstrations", "max_turns"}}
+    assert "reuse" not in found["sandbox"], "it changes none, and those of before there was the key are gone on with"
