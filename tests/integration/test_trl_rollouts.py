@@ -330,11 +330,16 @@ def test_probes_that_leave_none_of_trls_group_to_purify_are_refused(tmp_path: Pa
             assert len(rollouts._groups([prompt_of(TASK)] * 4, 4, 0, True)) == 1
 
 
+def plain_data_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In place of the package `datasets`: a data set is the list of its rows."""
+    stands_in = SimpleNamespace(Dataset=SimpleNamespace(from_list=lambda rows: rows))
+    monkeypatch.setitem(sys.modules, "datasets", stands_in)
+
+
 def test_the_data_set_is_of_what_a_run_draws_and_no_demonstration_shows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stands_in = SimpleNamespace(Dataset=SimpleNamespace(from_list=lambda rows: rows))
-    monkeypatch.setitem(sys.modules, "datasets", stands_in)
+    plain_data_sets(monkeypatch)
     with Rollouts("quickstart/baseline", model=make_base(tmp_path / "base", positions=1024)) as rollouts:
         seed, tasks = rollouts.recipe.run.seed, rollouts._tasks
         rows = rollouts.dataset(20)
@@ -348,8 +353,7 @@ def test_the_data_set_holds_the_tasks_within_the_bounds_of_pass_rates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     base = make_base(tmp_path / "base", positions=1024)
-    stands_in = SimpleNamespace(Dataset=SimpleNamespace(from_list=lambda rows: rows))
-    monkeypatch.setitem(sys.modules, "datasets", stands_in)
+    plain_data_sets(monkeypatch)
     with Rollouts("quickstart/baseline", model=base) as rollouts:
         tasks = list(islice(training_prompts(rollouts._tasks, rollouts.recipe.run.seed), 6))
     file, model = tmp_path / "rates.jsonl", fingerprint(base)
@@ -370,8 +374,7 @@ def test_a_prompt_that_leaves_no_room_is_in_no_data_set_and_refused_in_a_batch(
 ) -> None:
     """TRL could make no ids of a completion without any."""
     base = make_base(tmp_path / "base", positions=1024)
-    stands_in = SimpleNamespace(Dataset=SimpleNamespace(from_list=lambda rows: rows))
-    monkeypatch.setitem(sys.modules, "datasets", stands_in)
+    plain_data_sets(monkeypatch)
     with Rollouts("quickstart/baseline", model=base) as rollouts:
         chat = build_chat(rollouts.recipe, base, rollouts._tasks)
         tasks = list(islice(training_prompts(rollouts._tasks, rollouts.recipe.run.seed), 20))

@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from retcon.core.programs import parsed
-from retcon.purify.reading.trees import children
 from retcon.sandbox.types import Limits, Result
 
 MODULES = frozenset({
@@ -91,13 +90,7 @@ def follows_from_text(code: str) -> bool | None:
     it runs again.
     """
     tree = parsed(code)
-    left: list[ast.AST] = [] if tree is None else [tree]
-    while left:
-        node = left.pop()
-        if not _plain(node):
-            return False
-        left += children(node)
-    return None if tree is None else True
+    return None if tree is None else all(map(_plain, ast.walk(tree)))
 
 
 def _plain(node: ast.AST) -> bool:

@@ -113,21 +113,24 @@ class Failing(MemorySandbox):
 
     def __init__(self, at: int, *, lost: bool) -> None:
         super().__init__()
-        self._at, self._lost = at, lost
+        self.at, self.lost = at, lost
 
     async def session(self, *, limits: Limits | None = None, seed: int | None = None) -> MemorySession:
-        made = await super().session(limits=limits, seed=seed)
+        return FailingSession(self)
 
-        async def fails(program: str | Program, /, **options: Unpack[ProgramOptions]) -> Result:
-            if self.runs < self._at:
-                self.runs += 1
-                return Result("ok")
-            if self._lost:
-                raise SessionLost("it was evicted")
-            return Result("infrastructure", stderr="its worker died")
 
-        made.run = fails  # type: ignore[method-assign]
-        return made
+class FailingSession(MemorySession):
+    def __init__(self, sandbox: Failing) -> None:
+        super().__init__(sandbox)
+        self._failing = sandbox
+
+    async def run(self, program: str | Program, /, **options: Unpack[ProgramOptions]) -> Result:
+        if self._failing.runs < self._failing.at:
+            self._failing.runs += 1
+            return Result("ok")
+        if self._failing.lost:
+            raise SessionLost("it was evicted")
+        return Result("infrastructure", stderr="its worker died")
 
 
 @pytest.mark.parametrize("lost", [False, True], ids=["fault", "lost"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import chain, cycle, islice
 
+from retcon.core.types import Trajectory
 from retcon.rollout.prompts import PATIENCE
 from retcon.tasks.types import Task
 from retcon.train.demos.drawing import drawn_tasks
@@ -21,9 +22,15 @@ class Given:
     def train(self, seed: int) -> Iterator[Task]:
         return (Task(name, "Q", "A") for name in self.left)
 
+    def evaluation(self, count: int, seed: int) -> list[Task]:
+        raise NotImplementedError
+
+    def grade(self, task: Task, trajectory: Trajectory) -> Trajectory:
+        raise NotImplementedError
+
 
 def drawn(tasks: Given) -> list[str]:
-    return [task.id for task in drawn_tasks(tasks, 0)]  # type: ignore[arg-type]
+    return [task.id for task in drawn_tasks(tasks, 0)]
 
 
 def test_a_task_is_drawn_once_however_late_another_one_comes() -> None:

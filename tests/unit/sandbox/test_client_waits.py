@@ -150,6 +150,19 @@ def test_a_client_asks_for_no_more_at_a_time_than_it_has_connections() -> None:
     assert (there.most, len(there.waits)) == (3, 10)
 
 
+def noting_sleeps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What is slept from now on, in seconds, and takes none."""
+    slept: list[float] = []
+    sleep = asyncio.sleep
+
+    async def noted(seconds: float) -> None:
+        slept.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr(asyncio, "sleep", noted)
+    return slept
+
+
 @pytest.mark.parametrize(
     ("busy", "pauses"), [([[], [60, 60]], 0), ([[3600] * 9, [], [60] * 9], 0), ([[3600], [60]], 1), ([[60], [3600]], 1)]
 )
@@ -157,12 +170,7 @@ def test_a_router_asks_another_server_at_once_and_waits_where_all_are_busy(
     monkeypatch: pytest.MonkeyPatch, busy: list[list[int]], pauses: int
 ) -> None:
     """busy: the seconds that each server tells to come back in, one after the other, until it does what it is asked."""
-    slept: list[float] = []
-    sleep = asyncio.sleep
-
-    async def noted(seconds: float) -> None:
-        slept.append(seconds)
-        await sleep(0)
+    slept = noting_sleeps(monkeypatch)
 
     async def main(asks: Callable[[SandboxRouter], Awaitable[object]]) -> None:
         router = SandboxRouter([f"http://server{number}" for number in range(len(busy))])
@@ -180,7 +188,6 @@ def test_a_router_asks_another_server_at_once_and_waits_where_all_are_busy(
     async def session(router: SandboxRouter) -> None:
         await (await router.session()).close()
 
-    monkeypatch.setattr(asyncio, "sleep", noted)
     for asks in (call, session):
         slept.clear()
         asyncio.run(main(asks))
@@ -192,12 +199,7 @@ def test_a_router_asks_each_of_its_servers_as_often_as_it_is_to_try(
     monkeypatch: pytest.MonkeyPatch, tries: int
 ) -> None:
     """Where all stay busy: with many servers, too, a call is not given up before it has waited."""
-    slept: list[float] = []
-    sleep = asyncio.sleep
-
-    async def noted(seconds: float) -> None:
-        slept.append(seconds)
-        await sleep(0)
+    slept = noting_sleeps(monkeypatch)
 
     async def main(asks: Callable[[SandboxRouter], Awaitable[object]]) -> list[int]:
         router = SandboxRouter(["http://one", "http://two", "http://three"], tries=tries)
@@ -216,7 +218,6 @@ def test_a_router_asks_each_of_its_servers_as_often_as_it_is_to_try(
         with pytest.raises(SandboxUnavailable, match="no session: "):
             await router.session()
 
-    monkeypatch.setattr(asyncio, "sleep", noted)
     for asks in (call, session):
         slept.clear()
         assert asyncio.run(main(asks)) == [tries] * 3
