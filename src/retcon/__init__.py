@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from retcon.rollout.context import RolloutContext, RolloutLimits
     from retcon.rollout.loop import run_rollout
     from retcon.sandbox.pool import SandboxPool
+    from retcon.serve.harness.solving import ModelEndpoint
     from retcon.tasks.graders.plain import grade
     from retcon.tasks.types import Task
     from retcon.tools.python import PythonTool
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ByteTokenizer",
     "Chat",
+    "ModelEndpoint",
     "PythonTool",
     "RolloutContext",
     "RolloutLimits",
@@ -37,6 +39,7 @@ __version__ = "0.1.0"
 _FACE = {
     "ByteTokenizer": "retcon.chat.tokenizer",
     "Chat": "retcon.chat.chat",
+    "ModelEndpoint": "retcon.serve.harness.solving",
     "PythonTool": "retcon.tools.python",
     "RolloutContext": "retcon.rollout.context",
     "RolloutLimits": "retcon.rollout.context",

@@ -17,13 +17,14 @@ from retcon.core.schema import ToolSpec
 from retcon.engine.types import Adapters, Connects, EngineSetup, Generator, SamplingParams, TrainableEngine
 from retcon.purify.mixing import Probes, Schedule, constant
 from retcon.purify.types import Repair
-from retcon.rollout.context import RolloutContext, RolloutLimits
+from retcon.rollout.context import Harness, RolloutContext, RolloutLimits
 from retcon.rollout.lengths import Derived, context_of, derive_lengths, open_keys, with_lengths
 from retcon.rollout.prompts import prompt_ids
 from retcon.rollout.strategy import Strategy
 from retcon.sandbox.client import SandboxRouter, token_from_environment
 from retcon.sandbox.pool import SandboxPool
 from retcon.sandbox.types import Limits, Sandbox, SessionBounds
+from retcon.serve.harness.solving import find_harness
 from retcon.tasks.checked import CheckedGrades, refuse_no_set
 from retcon.tasks.grading.grading import GradeSettings, Grading
 from retcon.tasks.grading.registry import refuse_unready
@@ -153,7 +154,10 @@ def _system(tasks: TaskSet | None) -> str | None:
 
 
 def build_specs(recipe: Recipe) -> list[ToolSpec]:
-    """What the model is shown of the recipe's tools, and of those that its tasks bring. Raises RecipeError."""
+    """What the model is shown of the recipe's tools, and of those that its tasks bring. Raises RecipeError, also for a
+    harness that cannot be had."""
+    if recipe.rollout.harness:  # before there is a run, as with tools
+        find_harness(recipe.rollout.harness)
     named = [kind.spec(sessions=recipe.sandbox.sessions) for kind in find_tools(recipe.rollout.tools)]
     return [*named, *(tool.spec for tool in recipe.task.tools(recipe))]
 
@@ -260,9 +264,24 @@ async def open_context(recipe: Recipe, engine: Generator, chat: Chat) -> AsyncIt
 @asynccontextmanager
 async def open_connected(recipe: Recipe, engine: Generator, chat: Chat) -> AsyncIterator[RolloutContext]:
     """As `open_context`, over an engine that is connected already."""
-    async with open_sandbox(recipe.sandbox) as sandbox:
+    async with open_sandbox(recipe.sandbox) as sandbox, _harness(recipe) as harness:
         tools = build_tools(recipe, sandbox)
-        yield RolloutContext(engine, chat, tools, build_limits(recipe), build_sampling(recipe))
+        yield RolloutContext(engine, chat, tools, build_limits(recipe), build_sampling(recipe), harness=harness)
+
+
+@asynccontextmanager
+async def _harness(recipe: Recipe) -> AsyncIterator[Harness | None]:
+    """Who makes rollouts, None for Retcon's own loop. Raises RecipeError, MissingExtra."""
+    section = recipe.rollout
+    if not section.harness:
+        yield None
+        return
+    try:
+        from retcon.serve.harness.opening import open_harness
+    except ModuleNotFoundError as missing:
+        raise MissingExtra(f"rollout.harness needs {missing.name}: {how_to_install('serve')}") from missing
+    async with open_harness(find_harness(section.harness), section.harness_seconds) as harness:
+        yield harness
 
 
 def measuring(recipe: Recipe, context: RolloutContext, sampling: SamplingParams) -> RolloutContext:

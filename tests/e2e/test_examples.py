@@ -11,6 +11,7 @@ import pytest
 
 from retcon.config.load import load_recipe
 from retcon.core.errors import RecipeError
+from retcon.store import jsonl
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -41,6 +42,23 @@ def test_an_example_shows_what_it_is_for(name: str) -> None:
         assert shown in done.stdout
     if name == "purify_transcripts":
         assert "NameError" not in done.stdout
+
+
+def test_the_harness_of_an_example_trains(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="training needs the [train] extra")
+    words = ("examples/own_harness/recipe.toml", "rl.steps=1", "rl.prompts=1", "rl.group=2", "run.threads=1")
+    done = subprocess.run(
+        [sys.executable, "-m", "retcon", "train", *words, "--out", tmp_path / "run"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+    )
+    assert done.returncode == 0, done.stderr
+    made = list(jsonl.read(tmp_path / "run/trajectories/step-000001.jsonl"))
+    assert [t.stop == "infrastructure" for t in made] == [False, False]
+    assert all(t.turns and t.reward is not None for t in made)
 
 
 def test_a_class_of_an_example_is_a_kind(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +16,7 @@ pytest.importorskip("agents", reason="the harnesses, which `make integration` in
 import openai
 from agents import Agent, OpenAIChatCompletionsModel, Runner, function_tool, set_tracing_disabled
 from agents.exceptions import MaxTurnsExceeded
-from endpoints import endpoint, exact, reward, trained, written
+from endpoints import ROOMY, endpoint, exact, reward, trained, written
 from langchain.agents import create_agent
 from langchain_core.tools import ToolException
 from langchain_core.tools import tool as langchain_tool
@@ -22,9 +24,18 @@ from langchain_openai import ChatOpenAI
 from langgraph.errors import GraphRecursionError
 from smolagents import CodeAgent, OpenAIServerModel, ToolCallingAgent, tool
 
+from retcon.chat.tokenizer import ByteTokenizer
+from retcon.core.sample import ids_of
+from retcon.core.types import Trajectory
+from retcon.engine.scripted import ScriptedEngine
+from retcon.rollout.group import rollout_group
+from retcon.serve.harness.opening import open_harness
+from retcon.serve.harness.solving import ModelEndpoint
 from retcon.serve.recording import FILE
 from retcon.store import jsonl
-from servers.agent import MODEL
+from retcon.tasks.grade import boxed
+from retcon.tasks.types import Task
+from servers.agent import MODEL, context_of
 
 pytestmark = pytest.mark.filterwarnings("default")  # the harnesses' own
 set_tracing_disabled(True)
@@ -167,3 +178,54 @@ def test_what_a_harness_did_trains(harness: str, tmp_path: Path) -> None:
             else:
                 run_agent(url, f"s{n}", turns=2)
             reward(url, f"s{n}", float(n % 2))
+
+
+def by_code_agent(task: Task, endpoint: ModelEndpoint) -> str:
+    model = OpenAIServerModel(f"{endpoint.name}:chat", api_base=endpoint.url, api_key=endpoint.key)
+    try:
+        return str(CodeAgent([look_up], model, max_steps=3, verbosity_level=0).run(task.question))
+    finally:
+        model.client.close()
+
+
+async def by_sdk(task: Task, endpoint: ModelEndpoint) -> str:
+    async with openai.AsyncOpenAI(base_url=endpoint.url, api_key=endpoint.key) as client:
+        model = OpenAIChatCompletionsModel(endpoint.name, client)
+        agent = Agent("finder", instructions="Find it.", tools=[find], model=model)
+        return str((await Runner.run(agent, task.question)).final_output)
+
+
+def by_graph(task: Task, endpoint: ModelEndpoint) -> None:
+    model = ChatOpenAI(model=endpoint.name, base_url=endpoint.url, api_key=endpoint.key)
+    create_agent(model, [consult], system_prompt="Find it.").invoke({"messages": [("user", task.question)]})
+
+
+@pytest.mark.parametrize(
+    ("solve", "style", "replies"),
+    [
+        (by_code_agent, "markdown", ["A slip.\n<code>\nz\n</code>", '<code>\nfinal_answer("Ada")\n</code>']),
+        (by_sdk, "qwen", [written("nothing", "find"), written("Ada", "find"), "Ada"]),
+        (by_graph, "qwen", [written("nothing", "consult"), "\\boxed{Ada}"]),
+    ],
+)
+def test_a_recipes_harness_may_be_any_of_them(solve: Any, style: str, replies: list[str]) -> None:
+    """Several rollouts at once, each with a URL of its own, and nothing else that tells them apart."""
+
+    def graded(task: Task, made: Trajectory) -> Trajectory:
+        answer = boxed(made.turns[-1].text)
+        return replace(made, answer=answer, reward=float(answer == task.answer))
+
+    engine = ScriptedEngine(ByteTokenizer(), replies)
+
+    async def main() -> list[Trajectory]:
+        async with open_harness(solve, 120.0) as harness:
+            context = replace(context_of(engine, style=style, limits=ROOMY), harness=harness)
+            return await rollout_group(Task("w/1", "Who?", "Ada"), context, count=4, seed=0, step=1, grade=graded)
+
+    made = asyncio.run(main())
+    assert [(t.id, t.reward, t.stop, len(t.turns)) for t in made] == [
+        (f"w/1/1/{n}", 1.0, "answer", len(replies)) for n in range(4)
+    ]
+    for t in made:
+        assert any(seen == tuple(ids_of(t.segments))[: len(seen)] for _, seen in engine.seen)
+    assert {t.raw_failures for t in made} == {int(solve is by_sdk)}  # LangChain says nothing of its own here

@@ -264,6 +264,8 @@ def test_what_cannot_go_together_is_refused_before_a_worker_starts(model: Path, 
     config = configured(model, data, *SAAR, verl=("algorithm.rollout_correction.bypass_mode=true",))
     with pytest.raises(RecipeError, match="bypass_mode = True"):
         RetconManager(config=config, llm_client=None)
+    with pytest.raises(RecipeError, match=r"rollout\.harness: in verl rollouts are made by its agent loops"):
+        RetconManager(config=configured(model, data, *SAAR, "rollout.harness=my_agent:solve"), llm_client=None)
 
 
 @pytest.mark.parametrize("name", ["cleaner-4b", "cleaner-7b", "rstar2-14b"])

@@ -143,6 +143,14 @@ class RolloutSection(Section):
     min_p: Probability = Field(0.0, description="keeps tokens of at least this share of the most probable one's "
                                "probability; 0 is off")  # fmt: skip
     tools: ToolNames = Field(("python",), description="what the model can call: names of tools, or import paths")
+    harness: str = Field("", description="import path of a function that makes rollouts in place of Retcon's loop, "
+                         "my_module:solve (docs/training/harnesses.md); empty: none")  # fmt: skip
+    harness_seconds: Rate = Field(3600.0, description="wall time that it has for a rollout, which is lost then")
+
+    def check(self, recipe: Any) -> None:
+        if self.harness and recipe.strategy.branching:
+            raise ValueError("rollout: harness: a harness's rollouts cannot be branched from: leave it out, or set "
+                             "strategy.kind to independent")  # fmt: skip
 
 
 class RepairSection(Chosen, what="repair", kinds="retcon.purify.kinds"):

@@ -8,8 +8,8 @@ import ipaddress
 import resource
 import signal
 import socket
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from types import FrameType
 
 import uvicorn
@@ -116,7 +116,7 @@ async def serve(
 
 @asynccontextmanager
 async def served(app: ASGIApp, opened: socket.socket) -> AsyncIterator[str]:
-    """A server in this event loop for as long as the block lasts; its URL."""
+    """A server in this event loop for as long as the block lasts; its URL. Signals stay with whoever handles them."""
     server = _server(app)
     task = asyncio.create_task(server.serve(sockets=[opened]))
     try:
@@ -132,6 +132,12 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, signals: StopSignals | None, draining: Draining | None) -> None:
         super().__init__(config)
         self._signals, self._draining = signals, draining
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Those of a block's server are others' to handle: Ctrl-C is for what the block does, not for the server."""
+        with super().capture_signals() if self._signals is not None else nullcontext():
+            yield
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._signals is not None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from retcon.chat.chat import Chat
+from retcon.core.types import Provenance, Trajectory
 from retcon.engine.types import Generator, SamplingParams
 from retcon.purify.mixing import Probes
 from retcon.purify.types import Repair
 from retcon.rollout.faults import Faults
 from retcon.rollout.strategy import Strategy
+from retcon.tasks.types import Task
 from retcon.tools.types import AnyTool
 
 
@@ -31,15 +34,35 @@ class RolloutLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class Rolled:
+    """A rollout that somebody else's loop has made. It has a reward where that loop gave one. answer: what is graded in
+    place of the model's last message, None for that."""
+
+    trajectory: Trajectory
+    answer: str | None = None
+
+
+class Harness(Protocol):
+    """A loop of somebody else's, which asks the model and runs its tools in place of `run_rollout`."""
+
+    async def rolled(
+        self, task: Task, context: RolloutContext, *, id: str, seed: int, provenance: Provenance
+    ) -> Rolled:
+        """One rollout, within the context's limits and sampled as it says. Ends with stop `infrastructure` where the
+        loop raises what no limit explains; context.faults are told why."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
 class RolloutContext:
     """What many rollouts share: all but a task, its seed and its grader.
 
     tools: by name; those that keep state are opened for each trajectory alone. sampling: its seed and stop_ids are set
     for each generation. repair: what to do about failed turns, None to leave them. probability: p, the share of a
     group's rollouts that have the repair. probes: how p follows the group's own first rollouts, None where it does
-    not. model: who writes, for the record. strategy: where a group's rollouts branch; None: nowhere. faults: why
-    rollouts were lost, of all contexts that were made of one. A frozen value: `dataclasses.replace` makes another one
-    of it.
+    not. model: who writes, for the record. strategy: where a group's rollouts branch; None: nowhere. harness: who makes
+    rollouts, None for `run_rollout`. faults: why rollouts were lost, of all contexts that were made of one. A frozen
+    value: `dataclasses.replace` makes another one of it.
     """
 
     engine: Generator
@@ -52,4 +75,5 @@ class RolloutContext:
     probes: Probes | None = None
     model: str | None = None
     strategy: Strategy | None = None
+    harness: Harness | None = None
     faults: Faults = field(default_factory=Faults, compare=False, repr=False)

@@ -107,6 +107,11 @@ def run_audit(
     engine raises, MissingExtra without torch.
     """
     job.recipe.task.refuse_rollouts(job.recipe)
+    if job.recipe.rollout.harness:
+        raise RecipeError(
+            "rollout.harness: an audit goes back to the state before a failed call, and a harness's is its own: leave "
+            "it out"
+        )
     family = build_tasks(job.recipe, job.checkpoint)
     recipe, _ = settle(job.recipe, job.checkpoint, family)
     job = replace(job, recipe=recipe)

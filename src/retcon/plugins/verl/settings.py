@@ -84,6 +84,8 @@ def refuse_unfit(config: Any, recipe: Recipe) -> None:
         raise RecipeError("trainer.use_v1 = false: verl's older trainer is not served; set it to true")
     if rollout.name != "vllm":
         raise RecipeError(f"{ROLLOUT}.name = '{rollout.name}': requests are written in vLLM's terms; set it to vllm")
+    if recipe.rollout.harness:
+        raise RecipeError("rollout.harness: in verl rollouts are made by its agent loops: leave it out")
     correction = config.algorithm.get("rollout_correction") or {}
     named = f"with repair.kind = '{recipe.repair.kind}' spliced tokens have no log-prob by which they were sampled"
     for key in ("bypass_mode", "rollout_is", "rollout_rs"):

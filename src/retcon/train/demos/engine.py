@@ -74,13 +74,19 @@ async def open_engine(section: Engine, setup: DemoSetup) -> AsyncIterator[Engine
             f"demos.kind = 'engine' needs the ids that a model wrote, and engine.kind = '{recipe.engine.kind}' gives "
             "text alone: a teacher behind a URL is demos.kind = 'openai', with demos.url and demos.model"
         )
+    if section.model and recipe.rollout.harness:
+        raise RecipeError(
+            "rollout.harness: what it says to another model (demos.model) is in that model's template, and is not put "
+            "into another: leave one of them out"
+        )
     if section.model:
         chat = build_chat(apply_override(recipe, f"model.style={section.style}"), folder, tasks)
     engine = build_policy(recipe, folder, chat, setup.on_place)
     fit = fitting(drawn_tasks(tasks, recipe.run.seed), chat, recipe.rollout.max_tokens)
     name = section.model or recipe.model.path
     closing = engine if isinstance(engine, AbstractAsyncContextManager) else nullcontext()
-    roller_of = open_roller(setup, tasks, engine, model=name, chat=chat, sampling=build_sampling(recipe))
+    sampling = build_sampling(recipe)
+    roller_of = open_roller(setup, tasks, engine, model=name, chat=chat, sampling=sampling, harnessed=True)
     async with closing, roller_of as roller:  # training, which follows, needs the memory
         into = setup.chat if section.model else None
         yield EngineSource(Drawn(fit), roller, engine, into, section.tries, {"teacher": fingerprint(folder)})

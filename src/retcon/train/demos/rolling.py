@@ -52,9 +52,11 @@ async def open_roller(
     model: str,
     chat: Chat | None = None,
     sampling: SamplingParams | None = None,
+    harnessed: bool = False,
 ) -> AsyncIterator[Roller]:
     """With the recipe's sandbox, tools and graders, and sft.max_turns. model: who writes, for the record. chat: the
-    engine's, None for that of the model that will learn. sampling: T = 1 and nothing cut off where None. Raises
+    engine's, None for that of the model that will learn. sampling: T = 1 and nothing cut off where None. harnessed:
+    whether the recipe's harness makes the rollouts, which needs a model that answers whatever it is asked. Raises
     SandboxUnavailable, RecipeError."""
     recipe = setup.recipe
     async with open_context(recipe, engine, chat or setup.chat) as opened, open_graders(tasks) as graders:
@@ -63,6 +65,7 @@ async def open_roller(
             limits=replace(opened.limits, max_turns=recipe.sft.max_turns),
             sampling=sampling or build_plain_sampling(recipe),
             model=model,
+            harness=opened.harness if harnessed else None,
         )
         yield Roller(context, graders.judged, recipe.run.seed)
 

@@ -34,6 +34,7 @@ TIMEOUT = re.compile(
     r"|(?:error:\s*)?(?:maximum\s+|max\s+)?(?:execution\s+|cpu\s+|wall\s+)?time(?:\s+limit)?\s+(?:limit\s+)?exceeded\b.*"
     r"|(?:error:\s*)?(?:the\s+)?(?:code\s+)?execution\s+(?:time\s+)?(?:exceeded|took longer than|took more than)\s+.*"
     r"|(?:error:\s*)?command\s+['\"`].*['\"`]\s+timed out(?:\s+after\s.*)?"
+    r"|tool '[^'\n]{1,100}' timed out after [\d.]+ seconds\.?"
     r"|the command (?:timed out after|has no new output after) .*"
     r"|TLE|TimeLimitExceeded",
     re.IGNORECASE,
@@ -76,10 +77,15 @@ HARNESS = re.compile(
     r"|an error occurred while trying to execute this code:.*"
     r"|an error occurred during execution|error validating tool '[^'\n]{1,100}':.*"
     r"|tool '[^'\n]{1,100}' not found\. available: .*"
+    r"|an error occurred while (?:running the tool|parsing tool arguments)\. please try again.*"
+    r"|error: \S{1,100} is not a valid tool, try one of \[.*"
+    r"|error (?:executing|invoking) tool '[^'\n]{1,100}' with kwargs .*"
+    r"|error: [a-z_][\w.]{0,80}(?:error|exception)\(.*"
     r"|your proposed edit has introduced new syntax error.*|your command failed syntax check.*)",
     re.IGNORECASE,
 )
-"""SWE-agent's linter, smolagents of old, LangChain's and other tools' wrappers, OpenHands' SDK."""
+"""SWE-agent's linter, smolagents of old, LangChain's, LangGraph's and other tools' wrappers, the SDKs of OpenHands and
+of OpenAI's agents."""
 
 SMOLAGENTS = re.compile(r"^Code execution failed at line '", re.MULTILINE)
 SMOLAGENTS_CAUSE = re.compile(

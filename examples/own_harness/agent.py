@@ -1,0 +1,58 @@
+"""A harness of one's own: it prompts, runs the model's programs itself, shows what they printed, and asks again.
+
+How to train through it: recipe.toml. Any OpenAI client would do in place of aiohttp.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import aiohttp
+
+from retcon import ModelEndpoint, SandboxPool, Task
+
+PYTHON = {
+    "type": "function",
+    "function": {
+        "name": "python",
+        "description": "Runs a program, and shows what it prints.",
+        "parameters": {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]},
+    },
+}
+TURNS = 6
+
+
+class Harness:
+    """Its sandbox is opened by the first rollout, and ends with the process."""
+
+    def __init__(self) -> None:
+        self._sandbox = SandboxPool(workers=2)
+        self._opening: asyncio.Future[SandboxPool] | None = None
+
+    async def __call__(self, task: Task, endpoint: ModelEndpoint) -> None:
+        """What the model says last is its answer, which the task's grader grades."""
+        messages: list[dict[str, Any]] = [{"role": "user", "content": task.question}]
+        async with aiohttp.ClientSession() as http:
+            for _ in range(TURNS):
+                body = {"model": endpoint.name, "messages": messages, "tools": [PYTHON]}
+                async with http.post(f"{endpoint.url}/chat/completions", json=body) as answer:
+                    answer.raise_for_status()
+                    message = (await answer.json())["choices"][0]["message"]
+                if not message.get("tool_calls"):
+                    return
+                messages.append(message)
+                for call in message["tool_calls"]:
+                    told = await self._run(json.loads(call["function"]["arguments"])["code"])
+                    messages.append({"role": "tool", "tool_call_id": call["id"], **told})
+
+    async def _run(self, code: str) -> dict[str, Any]:
+        if self._opening is None:
+            self._opening = asyncio.ensure_future(self._sandbox.__aenter__())
+        done = await (await asyncio.shield(self._opening)).run(code)
+        lines = (done.stdout or done.stderr).strip().splitlines()
+        return {"content": lines[-1][:24] if lines else "", "is_error": done.status != "ok"}
+
+
+solve = Harness()

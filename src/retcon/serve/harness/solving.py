@@ -1,0 +1,96 @@
+"""The function that a recipe names as its harness: it solves a task with a model that it reaches at a URL."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+import threading
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from retcon.core.errors import RecipeError
+from retcon.core.registry import at_path
+from retcon.tasks.types import Task
+
+KEY = "rollout.harness"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelEndpoint:
+    """The model as one rollout reaches it. url: base URL of OpenAI's API, `/v1` included, of this rollout alone. name:
+    the model's, for requests. key: for clients that insist on one; nothing asks for it."""
+
+    url: str
+    name: str
+    key: str = "none"
+
+
+Said = str | float | bool | None
+"""What a harness returns: the answer to grade, the rollout's reward, or None: the model's last message answers."""
+Solve = Callable[[Task, ModelEndpoint], Said | Awaitable[Said]]
+
+
+def find_harness(path: str) -> Solve:
+    """The function that an import path names. Raises RecipeError where it leads nowhere, or to what cannot be called
+    with a task and an endpoint."""
+    if ":" not in path:
+        raise RecipeError(f"{KEY}: '{path}' is not the import path of a function: write it as my_module:solve")
+    try:
+        found = at_path(path)
+    except ImportError as error:
+        raise RecipeError(f"{KEY}: '{path}' cannot be imported: {error}") from error
+    try:
+        fits = callable(found) and not isinstance(found, type) and bool(inspect.signature(found).bind(None, None))
+    except TypeError:
+        fits = False
+    if not fits:
+        raise RecipeError(f"{KEY}: '{path}' is {found!r:.80}, where a function solve(task, endpoint) belongs")
+    solve: Solve = found
+    return solve
+
+
+async def solved(solve: Solve, task: Task, endpoint: ModelEndpoint) -> str | float | None:
+    """What the function says. One that is no coroutine runs in a thread of its own, which goes on where this is
+    cancelled. Raises whatever the function raises, RecipeError for what cannot be an answer or a reward."""
+    if inspect.iscoroutinefunction(solve) or inspect.iscoroutinefunction(getattr(solve, "__call__", None)):  # noqa: B004
+        said = await solve(task, endpoint)  # type: ignore[misc]
+    else:
+        said = await _in_thread(lambda: solve(task, endpoint))
+        if inspect.isawaitable(said):
+            said = await said
+    if said is None or isinstance(said, str):
+        return said
+    if isinstance(said, (bool, int, float)) and math.isfinite(said):
+        return float(said)
+    raise RecipeError(
+        f"{KEY}: it returned {said!r:.80} of task {task.id!r:.80}: an answer is text, a reward a finite number, and "
+        "None leaves the answer to the model's last message"
+    )
+
+
+async def _in_thread(call: Callable[[], object]) -> object:
+    """Not in asyncio's own threads: these are few, and a rollout may wait in one for others."""
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[object] = loop.create_future()
+
+    def settle(value: object, error: BaseException | None) -> None:
+        if not ended.done():  # else nobody waits any more
+            ended.set_result(value) if error is None else ended.set_exception(error)
+
+    def run() -> None:
+        value: object = None
+        error: BaseException | None = None
+        try:
+            value = call()
+        except StopIteration as stopped:  # which no future takes
+            error = RuntimeError(f"StopIteration: {stopped}")
+        except BaseException as raised:  # noqa: BLE001 - it is raised where the answer is waited for
+            error = raised
+        try:
+            loop.call_soon_threadsafe(settle, value, error)
+        except RuntimeError:  # the loop is closed: the run is over
+            return
+
+    threading.Thread(target=run, name="harness", daemon=True).start()
+    return await ended

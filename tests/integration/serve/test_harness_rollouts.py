@@ -1,0 +1,346 @@
+"""Rollouts that a harness makes: a function that asks the model at a URL of its own, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette", reason="serving needs the [serve] extra")
+
+import httpx
+
+from retcon.core.errors import InfrastructureFault, RecipeError
+from retcon.core.sample import ids_of
+from retcon.core.types import Trajectory
+from retcon.engine.scripted import Reply, ScriptedEngine
+from retcon.engine.types import SamplingParams
+from retcon.rollout.context import RolloutContext, RolloutLimits
+from retcon.rollout.group import rollout_group
+from retcon.rollout.member import rollout_member
+from retcon.serve.harness.opening import open_harness
+from retcon.serve.harness.solving import ModelEndpoint, Solve
+from retcon.tasks.graders.text import final_answer
+from retcon.tasks.types import Task
+from servers.agent import BYTES, LIMITS, SAAR, SEARCH, context_of, said, user
+
+TASK = Task("sums/1", "What is 6 times 7?", "42", system="Be brief.")
+
+
+def grade(task: Task, trajectory: Trajectory) -> Trajectory:
+    """As task sets do: what ended by a limit is wrong, and what was lost is not graded."""
+    answer = final_answer(trajectory.turns[-1].text) if trajectory.stop == "answer" else None
+    return replace(trajectory, answer=answer, reward=float(answer == task.answer))
+
+
+async def ask(endpoint: ModelEndpoint, messages: Sequence[Any], *, session: str | None = None, **more: object) -> Any:
+    """The message that the model answers with, as a harness sends it back."""
+    headers = {"X-Retcon-Session": session} if session else {}
+    async with httpx.AsyncClient(timeout=60, headers=headers) as http:
+        body = {"model": endpoint.name, "messages": list(messages), **more}
+        answer = await http.post(f"{endpoint.url}/chat/completions", json=body)
+        return said(answer.raise_for_status().json())
+
+
+async def once(task: Task, endpoint: ModelEndpoint) -> None:
+    await ask(endpoint, [{"role": "system", "content": task.system}, user(task.question)])
+
+
+def rolled(
+    solve: Solve,
+    replies: Sequence[Reply] | Callable[[str, str, int], str],
+    *,
+    count: int = 1,
+    seconds: float = 60.0,
+    style: str = "markdown",
+    limits: RolloutLimits = LIMITS,
+    **changed: Any,
+) -> tuple[list[Trajectory], ScriptedEngine, RolloutContext]:
+    """A group of one task, its engine and what it shared."""
+    engine = ScriptedEngine(BYTES, replies)
+    context = replace(context_of(engine, style=style, limits=limits), **changed)
+
+    async def main() -> list[Trajectory]:
+        async with open_harness(solve, seconds) as harness:
+            own = replace(context, harness=harness)
+            return await rollout_group(TASK, own, count=count, seed=3, step=2, grade=grade)
+
+    return asyncio.run(asyncio.wait_for(main(), 120)), engine, context
+
+
+def test_the_last_message_is_graded_and_what_was_sampled_is_learnt() -> None:
+    (made,), engine, _ = rolled(once, ["It is \\boxed{42}."])
+    assert (made.id, made.task, made.reward, made.answer, made.stop) == ("sums/1/2/0", "sums/1", 1.0, "42", "answer")
+    assert "Be brief." in made.text
+    assert made.turns[-1].text.startswith("It is \\boxed{42}.")
+    assert ids_of(made.prompt) == engine.seen[0][1]
+    assert all(s.logprobs is not None for s in made.turns[0].generated)
+    assert (made.provenance.step, made.provenance.index, made.provenance.purified) == (2, 0, False)
+    assert len(engine.released) == 1  # what the engine keeps for it is let go when it is over
+
+
+async def in_two_turns(task: Task, endpoint: ModelEndpoint) -> str:
+    told = [user(task.question)]
+    called = await ask(endpoint, told, tools=[SEARCH])
+    (call,) = called["tool_calls"]
+    result = {"role": "tool", "tool_call_id": call["id"], "content": "six sevens"}
+    return str((await ask(endpoint, [*told, called, result], tools=[SEARCH]))["content"])
+
+
+def test_a_harness_runs_its_own_tools_in_one_conversation() -> None:
+    call = '<tool_call>\n{"name": "search", "arguments": {"query": "6 7"}}\n</tool_call>'
+    (made,), *_ = rolled(in_two_turns, [call, "42"], style="hermes")
+    assert [turn.stop for turn in made.turns] == ["call", "answer"]
+    assert made.turns[0].observations[0].text == "six sevens"
+    assert (made.reward, made.answer) == (1.0, "42")  # an answer of one line is graded as if it were boxed
+    assert made.turns[-1].text.startswith("42")  # and stands in the trajectory as it was sampled
+
+
+@pytest.mark.parametrize(
+    ("says", "reward"), [("a box: \\boxed{42}", 1.0), ("41", 0.0), (0.25, 0.25), (True, 1.0), (-2, -2.0)]
+)
+def test_what_the_function_returns_is_the_answer_or_the_reward(says: Any, reward: float) -> None:
+    async def solve(task: Task, endpoint: ModelEndpoint) -> Any:
+        await once(task, endpoint)
+        return says
+
+    (made,), *_ = rolled(solve, ["Let me think."])
+    assert (made.reward, made.stop) == (reward, "answer")
+
+
+@pytest.mark.parametrize("says", [float("nan"), ["42"], b"42"])
+def test_what_can_be_neither_ends_the_run(says: Any) -> None:
+    with pytest.raises(RecipeError, match=r"rollout.harness: it returned .* of task 'sums/1': an answer is text"):
+        rolled(lambda task, endpoint: says, ["Never asked."])
+
+
+def test_a_function_that_blocks_does_not_keep_others_waiting() -> None:
+    """All of them are under way at once: each waits until the last has asked."""
+    asked: list[str] = []
+
+    def solve(task: Task, endpoint: ModelEndpoint) -> None:
+        body = {"model": endpoint.name, "messages": [user(task.question)]}
+        asked.append(endpoint.url)
+        while len(asked) < 40:
+            time.sleep(0.01)
+        with httpx.Client(timeout=60) as http:
+            http.post(f"{endpoint.url}/chat/completions", json=body).raise_for_status()
+
+    made, *_ = rolled(solve, ["\\boxed{42}"], count=40)
+    assert [t.id for t in made] == [f"sums/1/2/{n}" for n in range(40)]
+    assert {t.reward for t in made} == {1.0}
+    assert len(set(asked)) == 40
+
+
+def test_rollouts_sample_as_the_recipe_says_whatever_is_asked_for() -> None:
+    async def solve(task: Task, endpoint: ModelEndpoint) -> None:
+        await ask(endpoint, [user("Go.")], temperature=0, top_p=0.1, top_k=1, seed=7, max_tokens=5)
+
+    made, engine, _ = rolled(solve, ["A long story."], count=2, sampling=SamplingParams(0.7, 0.9, max_tokens=99))
+    assert {(p.temperature, p.top_p, p.top_k, p.max_tokens) for p in engine.params} == {(0.7, 0.9, 0, 5)}
+    assert len({p.seed for p in engine.params}) == 2
+    assert {t.stop for t in made} == {"length"}
+    again = rolled(solve, ["A long story."], count=2)[1]
+    assert sorted(p.seed for p in again.params) == sorted(p.seed for p in engine.params)
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_a_rollout_that_met_a_limit_is_graded_as_one_that_did(goes_on: bool) -> None:
+    """Whether the harness raises what it was refused with or gives up by itself."""
+
+    async def solve(task: Task, endpoint: ModelEndpoint) -> None:
+        told = [user("Go.")]
+        try:
+            while True:
+                told += [await ask(endpoint, told), user("On.")]
+        except httpx.HTTPStatusError as error:
+            refused.append(error.response.json()["error"]["code"])
+            if not goes_on:
+                raise
+
+    refused: list[str] = []
+    (turns,), *_ = rolled(solve, lambda *_: "Yes.", limits=RolloutLimits(4000, 3))
+    assert (len(turns.turns), turns.stop, turns.reward) == (3, "turns", 0.0)
+    (length,), *_ = rolled(solve, lambda *_: "Yes." * 20, limits=RolloutLimits(300, 30))
+    assert (length.stop, length.reward) == ("length", 0.0)
+    assert refused == ["max_turns", "context_length_exceeded"]
+
+
+def test_a_harness_that_shortens_its_history_goes_on() -> None:
+    """Learnt is the conversation that ended last, from its beginning; the other is told of."""
+
+    async def solve(task: Task, endpoint: ModelEndpoint) -> None:
+        await ask(endpoint, [user("Go.")])
+        with pytest.raises(httpx.HTTPStatusError):
+            await ask(endpoint, [user("Too long. " * 60)])
+        await ask(endpoint, [user("Shorter.")])
+
+    (made,), *_ = rolled(solve, ["\\boxed{42}"], limits=RolloutLimits(300, 9))
+    assert (made.stop, made.reward) == ("answer", 1.0)
+    assert "Shorter." in made.text
+    assert "Go." not in made.text
+
+
+def test_conversations_that_are_not_learnt_are_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def solve(task: Task, endpoint: ModelEndpoint) -> None:
+        await ask(endpoint, [user("One.")])
+        await ask(endpoint, [user("Two.")])
+        await ask(endpoint, [user("Who is right?")], session="critic")
+
+    made, engine, _ = rolled(solve, ["\\boxed{42}"], count=3)
+    assert all("Two." in t.text for t in made)  # what another session says is the critic's, and nothing here
+    assert len({id for id, _ in engine.seen}) == 9  # of the engine, too, each conversation asks by a name of its own
+    told = [r.getMessage() for r in caplog.records if "its harness led" in r.getMessage()]
+    assert ["its harness led 1 other one;" in line for line in told] == [True]
+
+
+def test_a_second_try_of_the_same_history_is_learnt_with_what_came_before() -> None:
+    async def solve(task: Task, endpoint: ModelEndpoint) -> None:
+        told = [user("Go.")]
+        told += [await ask(endpoint, told), user("Again.")]
+        await ask(endpoint, told)
+        await ask(endpoint, told)
+
+    (made,), *_ = rolled(solve, lambda id, text, n: f"Number {n} of {id[-1]}. \\boxed{{42}}")
+    assert len(made.turns) == 2
+    assert all(turn.generated for turn in made.turns)  # the first turn is no part of the prompt
+
+
+@pytest.mark.parametrize(
+    ("solve", "why"),
+    [
+        (lambda task, endpoint: 1 / 0, r"the harness raised ZeroDivisionError: division by zero \(.*harness_rollouts"),
+        (lambda task, endpoint: None, "the harness asked the model nothing that was answered"),
+        (lambda task, endpoint: "42", "the harness asked the model nothing that was answered"),
+        (lambda task, endpoint: next(iter(())), "the harness raised RuntimeError: StopIteration"),
+    ],
+)
+def test_a_harness_that_breaks_costs_its_rollout_and_says_why(solve: Solve, why: str) -> None:
+    made, _, context = rolled(solve, ["Never."], count=2)
+    assert [(t.stop, t.reward, t.turns) for t in made] == [("infrastructure", None, ())] * 2
+    with pytest.raises(InfrastructureFault, match=why):
+        raise InfrastructureFault(context.faults.first)
+
+
+def test_a_first_request_without_room_is_told_of() -> None:
+    (made,), _, context = rolled(once, ["Never."], limits=RolloutLimits(20, 9))
+    assert (made.stop, made.reward) == ("infrastructure", None)
+    assert context.faults.first.startswith(
+        "the harness asked the model nothing that was answered: This model's maximum context length is 20 tokens."
+    )
+
+
+def test_a_harness_that_hangs_is_given_up() -> None:
+    cancelled: list[str] = []
+
+    async def solve(task: Task, endpoint: ModelEndpoint) -> None:
+        await once(task, endpoint)
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.append(task.id)
+            raise
+
+    (made,), _, context = rolled(solve, ["Well."], seconds=0.5)
+    assert (made.stop, made.reward, len(made.turns), cancelled) == ("infrastructure", None, 1, ["sums/1"])
+    assert context.faults.first == "the harness took more than 0.5 seconds (rollout.harness_seconds)"
+
+
+@pytest.mark.parametrize("says", [None, "42", 1.0])
+def test_a_model_that_could_not_be_reached_is_not_the_models_fault(says: Any) -> None:
+    """Whatever the harness makes of it."""
+
+    async def solve(task: Task, endpoint: ModelEndpoint) -> Any:
+        told = [user("Go.")]
+        told += [await ask(endpoint, told), user("On.")]
+        with pytest.raises(httpx.HTTPStatusError):
+            await ask(endpoint, told)
+        return says
+
+    (made,), _, context = rolled(solve, ["Yes.", ConnectionError("gone")])
+    assert (made.stop, made.reward) == ("infrastructure", None)
+    assert "gone" in context.faults.first
+
+
+def test_a_url_serves_its_rollout_alone_and_no_longer() -> None:
+    left: list[ModelEndpoint] = []
+
+    async def solve(task: Task, endpoint: ModelEndpoint) -> None:
+        for before in left:
+            async with httpx.AsyncClient() as http:
+                gone = await http.post(f"{before.url}/chat/completions", json={})
+            assert (gone.status_code, gone.json()["error"]["code"]) == (404, "no_such_rollout")
+        await once(task, endpoint)
+        left.append(endpoint)
+
+    async def main() -> list[Trajectory]:
+        context = context_of(ScriptedEngine(BYTES, lambda *_: "\\boxed{42}"))
+        async with open_harness(solve, 60.0) as harness:
+            own = replace(context, harness=harness)
+            return [await rollout_member(TASK, own, n, seed=3, step=2, grade=grade) for n in range(3)]
+
+    assert [t.reward for t in asyncio.run(asyncio.wait_for(main(), 60))] == [1.0, 1.0, 1.0]
+
+
+def test_what_is_still_asked_when_the_function_returns_is_given_up() -> None:
+    class Slow(ScriptedEngine):
+        cancelled = 0
+
+        async def generate(self, request_id: str, ids: Any, params: Any) -> Any:
+            if len(self.seen) == 1:
+                self.seen.append((request_id, ()))
+                try:
+                    await asyncio.Event().wait()
+                except asyncio.CancelledError:
+                    Slow.cancelled += 1
+                    raise
+            return await super().generate(request_id, ids, params)
+
+    async def solve(task: Task, endpoint: ModelEndpoint) -> None:
+        await once(task, endpoint)
+        waiting.append(asyncio.ensure_future(ask(endpoint, [user("And?")])))
+        while len(engine.seen) < 2:
+            await asyncio.sleep(0.01)
+
+    waiting: list[asyncio.Future[Any]] = []
+    engine = Slow(BYTES, ["\\boxed{42}"])
+
+    async def main() -> Trajectory:
+        async with open_harness(solve, 60.0) as harness:
+            own = replace(context_of(engine), harness=harness)
+            made = await rollout_member(TASK, own, 0, seed=3, step=2, grade=grade)
+            with pytest.raises(httpx.HTTPError):
+                await waiting[0]
+            return made
+
+    made = asyncio.run(asyncio.wait_for(main(), 60))
+    assert (made.reward, Slow.cancelled) == (1.0, 1)
+
+
+def test_ctrl_c_stays_with_the_run() -> None:
+    """Else it would end the server first, and rollouts would be lost whose harness asks on."""
+
+    def handled() -> object:
+        return signal.getsignal(signal.SIGINT)
+
+    async def main() -> None:
+        before = handled()
+        async with open_harness(once, 60.0):
+            await asyncio.sleep(0)
+            assert handled() is before
+
+    asyncio.run(main())
+
+
+def test_without_tools_of_its_own_calls_run_here_and_are_repaired() -> None:
+    replies = ["```python\nx\n```", "```python\n6 * 7\n```", "\\boxed{42}"]
+    (made,), *_ = rolled(once, replies, repair=SAAR)
+    assert (made.reward, made.raw_failures, made.failures) == (1.0, 1, 0)
+    assert made.provenance.purified
+    (plain,), *_ = rolled(once, replies)
+    assert (plain.raw_failures, plain.failures, plain.provenance.purified) == (1, 1, False)

@@ -1,0 +1,160 @@
+"""Training, evaluations and demonstrations through a harness that a recipe names."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette", reason="serving needs the [serve] extra")
+pytest.importorskip("torch", reason="training needs the [train] extra")
+
+from e2e.test_cli import retcon
+from retcon.build import build_specs
+from retcon.cli.audit import audit
+from retcon.config.load import load_recipe
+from retcon.config.schema import Recipe
+from retcon.core.errors import RecipeError, SandboxUnavailable
+from retcon.core.sample import ids_of
+from retcon.core.types import Trajectory
+from retcon.serve.harness.solving import find_harness
+from retcon.store import jsonl
+from retcon.train.rl import run_rl
+from retcon.train.sft import run_sft
+from training import Ones, make_base, make_demonstrations, small_recipe
+
+pytestmark = pytest.mark.torch
+HARNESS = '''
+import aiohttp
+
+class Twice:
+    """Asks the question, and again when it is answered."""
+
+    async def __call__(self, task, endpoint):
+        told = []
+        async with aiohttp.ClientSession() as http:
+            for said in (task.question, "again"):
+                told.append({"role": "user", "content": said})
+                body = {"model": endpoint.name, "messages": told}
+                async with http.post(f"{endpoint.url}/chat/completions", json=body) as answer:
+                    answer.raise_for_status()
+                    told.append((await answer.json())["choices"][0]["message"])
+
+solve = Twice()
+
+def broken(task, endpoint):
+    raise LookupError("no such tool")
+'''
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """An untrained base, and a tiny model that calls, in vain or not, and answers."""
+    folder = tmp_path_factory.mktemp("harnessed")
+    base = make_base(folder / "base", positions=1024)
+    return base, run_sft(small_recipe(base), make_demonstrations(base, folder / "demos.jsonl"), folder / "cold")
+
+
+@pytest.fixture(autouse=True)
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A module of the user's own; its name, which is another one in each test."""
+    name = f"own_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text(HARNESS)
+    monkeypatch.syspath_prepend(tmp_path)
+    return name
+
+
+def harnessed(base: Path, harness: str, **sections: dict[str, Any]) -> Recipe:
+    limits = {"max_tokens": 200, "max_turns": 8, "lookahead_tokens": 64, "harness": harness}
+    return small_recipe(base, **{"rl": {"steps": 2}, "rollout": limits, **sections})
+
+
+def trained(recipe: Recipe, cold: Path, out: Path) -> tuple[bytes, list[Trajectory]]:
+    run_rl(recipe, cold, out, tasks=Ones())
+    return (out / "final/model.safetensors").read_bytes(), list(jsonl.read(out / "trajectories/step-000001.jsonl"))
+
+
+def test_a_run_learns_from_a_harness_and_repeats_bit_for_bit(
+    start: tuple[Path, Path], tmp_path: Path, module: str
+) -> None:
+    base, cold = start
+    recipe = harnessed(base, f"{module}:solve")
+    weights, made = trained(recipe, cold, tmp_path / "a")
+    assert weights != (cold / "model.safetensors").read_bytes()
+    whole = [t for t in made if t.stop == "answer"]
+    assert whole
+    assert all(t.text.count("again") == 1 for t in whole)
+    assert any(t.failures < t.raw_failures for t in made)  # its calls ran here, and were repaired
+    assert {t.provenance.step for t in made} == {1}
+    assert all(t.reward is not None for t in made)
+    again, others = trained(recipe, cold, tmp_path / "b")
+    assert again == weights
+    assert [list(ids_of(t.segments)) for t in others] == [list(ids_of(t.segments)) for t in made]
+    told = [json.loads(line) for line in (tmp_path / "a/metrics.jsonl").read_text().splitlines()]
+    assert max(line["mismatch_max"] for line in told) < 1e-3  # the log-probs are those of the ids that are learnt
+
+
+def test_a_harness_that_always_breaks_ends_the_run_with_its_own_words(
+    start: tuple[Path, Path], tmp_path: Path, module: str
+) -> None:
+    base, cold = start
+    with pytest.raises(SandboxUnavailable, match=rf"the harness raised LookupError: no such tool \(.*{module}.py:20\)"):
+        trained(harnessed(base, f"{module}:broken"), cold, tmp_path / "run")
+
+
+def test_an_evaluation_goes_through_the_harness(start: tuple[Path, Path], tmp_path: Path, module: str) -> None:
+    base, cold = start
+    recipe = harnessed(base, f"{module}:solve", rl={"steps": 1}, evaluate={"every": 1, "problems": 2})
+    run_rl(recipe, cold, tmp_path / "run", tasks=Ones())
+    (line,) = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    bare = harnessed(base, "", rl={"steps": 1}, evaluate={"every": 1, "problems": 2})
+    run_rl(bare, cold, tmp_path / "bare", tasks=Ones())
+    (plain,) = [json.loads(line) for line in (tmp_path / "bare/metrics.jsonl").read_text().splitlines()]
+    assert line["eval_rollouts"] == plain["eval_rollouts"] == 8
+    assert line["eval_tokens"] > 1.3 * plain["eval_tokens"]  # two answers a rollout
+
+
+@pytest.mark.parametrize(
+    ("harness", "says"),
+    [
+        ("solve", "'solve' is not the import path of a function: write it as my_module:solve"),
+        ("OWN:solv", r"has no 'solv' \(did you mean 'solve'\?\)"),
+        ("OWN:Twice", "where a function solve\\(task, endpoint\\) belongs"),
+        ("OWN:HERE", "where a function solve\\(task, endpoint\\) belongs"),
+        ("math:gcd.__name__", "where a function solve\\(task, endpoint\\) belongs"),
+        ("no_such_module_at_all:solve", "cannot be imported: No module named"),
+    ],
+)
+def test_what_is_no_harness_is_refused(harness: str, says: str, tmp_path: Path, module: str) -> None:
+    (tmp_path / f"{module}.py").write_text(HARNESS + "\nHERE = 'here'\n")
+    with pytest.raises(RecipeError, match=f"rollout.harness: .*{says}"):
+        build_specs(Recipe.model_validate({"rollout": {"harness": harness.replace("OWN", module)}}))
+
+
+def test_functions_of_two_arguments_serve() -> None:
+    assert find_harness("math:gcd")(6, 4) == 2  # type: ignore[arg-type]
+
+
+def test_rollouts_that_branch_or_are_replayed_have_no_harness(tmp_path: Path, module: str) -> None:
+    with pytest.raises(RecipeError, match="a harness's rollouts cannot be branched from"):
+        load_recipe("mini/arpo", [f"rollout.harness={module}:solve"])
+    with pytest.raises(RecipeError, match=r"rollout\.harness: an audit goes back to the state before a failed call"):
+        audit("base", ["mini/cleaner", f"rollout.harness={module}:solve"], out=tmp_path / "audit")
+
+
+def test_demonstrations_are_written_through_the_harness(start: tuple[Path, Path], tmp_path: Path, module: str) -> None:
+    """Those of a model; the others' turns are none that a harness has asked for."""
+    _, cold = start
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text("".join(json.dumps({"question": f"go {n}", "answer": str(n % 2 + 1)}) + "\n" for n in range(40)))
+    words = ["quickstart/cold_start", "demos.kind=engine", "task.kind=file", f"task.path={tasks}", "sandbox.workers=1",
+             "sft.demonstrations=2", "rollout.max_tokens=200", f"rollout.harness={module}:solve"]  # fmt: skip
+    path = f"src:{tmp_path}"
+    done = retcon("demos", *words, f"model.path={cold}", "--out", tmp_path / "made.jsonl", PYTHONPATH=path)
+    assert done.returncode == 0, done.stderr
+    assert all(t.text.count("again") == 1 for t in jsonl.read(tmp_path / "made.jsonl"))
+    done = retcon("demos", *words, "demos.model=base", "--out", tmp_path / "other.jsonl", PYTHONPATH=path)
+    assert done.returncode != 0
+    assert "rollout.harness: what it says to another model" in done.stderr
