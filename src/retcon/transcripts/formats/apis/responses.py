@@ -174,7 +174,9 @@ def _call(item: Item, kind: str) -> Call:
         name, arguments = "shell", {"command": joined}
     elif kind in _NAMED:
         name = string(item.get("name"), "python")
-        arguments = item.get("arguments") if "arguments" in item else {"input": string(item.get("input"))}
+        arguments = item.get("arguments")
+        if arguments is None and ("input" in item or "arguments" not in item):  # a custom tool's
+            arguments = {"input": string(item.get("input"))}
     else:
         name = kind.removesuffix(_CALL)
         arguments = action or part_of(item, "operation") or {k: v for k, v in item.items() if k not in _BESIDE}
