@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import json
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 FILENAME = "<program>"
 
@@ -25,3 +27,14 @@ def error_line(lines: Sequence[str], error_type: str | None) -> str | None:
     message may go on for further lines."""
     named = (line for line in reversed(lines) if line.partition(":")[0].rpartition(".")[2] == error_type)
     return next(named, None)
+
+
+def literal(text: str) -> list[Any] | dict[str, Any] | None:
+    """The list or object that a text is as Python writes it, where JSON has the like (`['a', 'b']`); None for anything
+    else, `['a' 'b']` too, which to Python is a list of one."""
+    try:
+        value = ast.literal_eval(ast.parse(text.strip(), FILENAME, mode="eval"))
+        same = "".join(repr(value).split()) == "".join(text.split()) and json.loads(json.dumps(value)) == value
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        return None
+    return value if same and isinstance(value, list | dict) else None

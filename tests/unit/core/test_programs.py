@@ -3,10 +3,11 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
-from retcon.core.programs import parsed
+from retcon.core.programs import literal, parsed
 
 
 def test_a_program_is_a_tree() -> None:
@@ -24,3 +25,22 @@ def test_python_says_nothing_of_odd_programs() -> None:
     code = r"""from retcon.core.programs import parsed; assert parsed("print(1if 1else 2, '\\d')")"""
     told = subprocess.run([sys.executable, "-W", "default", "-c", code], capture_output=True, text=True, check=True)
     assert told.stderr == ""
+
+
+@pytest.mark.parametrize(
+    "value", [["a", "b"], ["it's", 'a "b"', "a\\d\n"], [], {"inputs": [["1"]], "outputs": [None, True, 0.5]}, [["a"]]]
+)
+def test_what_python_writes_is_read(value: Any) -> None:
+    assert literal(f" {value!r}\n") == value
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("['a' 'b']", "[1 2]", "['a' 'b', 'c']", "[a, b]", "['a', ('b', 'c')]", "[{'a'}]", "{1: 'a'}", "[b'a']"),
+        *("[1e999]", "'a'", "7", "", "['a'] + ['b']", "[array(['a'], dtype=object)]", "['a", "[" * 5000, "[f'a']"),
+        "[" + "7" * 5000 + "]",
+    ],
+)
+def test_what_json_has_not_or_python_writes_otherwise_is_not_read(text: str) -> None:
+    assert literal(text) is None

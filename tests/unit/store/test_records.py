@@ -160,11 +160,12 @@ def test_an_eval_archive_is_its_samples_and_keeps_the_rest(tmp_path: Path) -> No
         open_source(path)
 
 
-@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
 @pytest.mark.parametrize("name", ["in.jsonl", "in.json"])
-def test_utf_16_is_refused_with_what_to_do(tmp_path: Path, name: str, encoding: str) -> None:
+def test_utf_16_and_utf_32_are_refused_with_what_to_do(tmp_path: Path, name: str, encoding: str) -> None:
     (path := tmp_path / name).write_bytes('\ufeff{"messages":\r\n []}\r\n'.encode(encoding))
-    with pytest.raises(RecordError, match=rf"{name}: it is UTF-16, and not UTF-8: iconv"):
+    known = encoding[:6].upper()
+    with pytest.raises(RecordError, match=rf"{name}: it is {known}, and not UTF-8: iconv -f {known} "):
         open_source(path)
 
 

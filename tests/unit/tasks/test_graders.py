@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
+import multiprocessing
+import os
+import threading
 from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
@@ -12,6 +15,7 @@ import pytest
 from comparing import answer, trajectory, turn
 from retcon.core.errors import InfrastructureFault, RecipeError
 from retcon.sandbox.types import Limits, Program, ProgramOptions, Result
+from retcon.tasks.graders import plain
 from retcon.tasks.graders.judge import read_verdict as judged
 from retcon.tasks.graders.mathematics import MathGrader
 from retcon.tasks.graders.mean import MeanGrader
@@ -278,3 +282,39 @@ def test_a_judges_verdict_is_its_last_line(said: str, score: float) -> None:
 def test_an_unreadable_verdict_is_a_fault(said: str) -> None:
     with pytest.raises(InfrastructureFault, match="no verdict"):
         judged(said)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_process_that_is_forked_while_a_first_grade_begins_waits_for_no_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun, go, here = threading.Event(), threading.Event(), os.getpid()
+
+    class Slow:
+        """Begins in this process once it may."""
+
+        def __init__(self, process: int) -> None:
+            if process == here:
+                begun.set()
+                go.wait(60)
+
+        def equal(self, answer: str, reply: str) -> bool:
+            return answer == reply
+
+    monkeypatch.setattr(plain, "_cached", Slow)
+    first = threading.Thread(target=plain.grade, kwargs={"answer": "7", "reply": "7"}, daemon=True)
+    first.start()
+    assert begun.wait(60)
+    given, said = multiprocessing.Pipe(duplex=False)
+    forked = multiprocessing.get_context("fork").Process(
+        target=lambda: said.send(plain.grade(answer="7", reply="7")), daemon=True
+    )
+    forked.start()
+    try:
+        assert given.poll(20), "it waits for a thread of its parent's"
+        assert given.recv() is True
+    finally:
+        forked.kill()
+        forked.join()
+        go.set()
+        first.join()

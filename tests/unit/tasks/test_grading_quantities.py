@@ -101,6 +101,14 @@ def test_what_may_be_another_number_is_not_read(said: str) -> None:
         ("11 AM", "11 PM", False),
         ("Team 5", "Group 5", False),
         ("20 degrees Celsius", "20 degrees Fahrenheit", False),
+        ("3", "3 250 ml bottles", True),
+        ("3 bottles", "3 250-ml bottles", True),
+        (r"3 250\text{ ml bottles}", "3 250 ml bottles", True),
+        ("3 250 millilitre bottles", "3 250 ml bottles", True),
+        ("3 500 ml bottles", "3 250 ml bottles", False),
+        ("3250", "3 250 ml bottles", False),
+        ("250", "3 250 ml bottles", False),
+        ("3 cans", "3 250 ml bottles", False),
     ],
 )
 def test_words_of_both_must_agree(answer: str, said: str, same: bool) -> None:

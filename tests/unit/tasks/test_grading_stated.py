@@ -30,6 +30,8 @@ from retcon.tasks.graders.stated import stated
         ("The total (1,234) is even.", "1,234"),
         ("The value of f(3,5) is 2.", "2"),
         ("There are 12 500 eggs.", r"12 500 \text{eggs}"),
+        ("The answer is 12\u00a0500 eggs.", "12\u00a0500 \\text{eggs}"),
+        ("There are 3 250 ml bottles.", r"3 250 \text{ml bottles}"),
         ("It costs 1.234,50 €.", "1.234,50"),
         ("The answer is 5 100-dollar bills.", "5"),
         ("The answer is −3.", "-3"),

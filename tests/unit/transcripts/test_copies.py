@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from foreign import FORMATS, REPAIRED
 from foreign.calls_in_text import slime
 from retcon.transcripts.purifying.one import purify_transcript
@@ -73,3 +75,39 @@ def test_what_mini_swe_agent_repeats_of_calls_goes_with_them_and_the_replies_are
     first, same = (item for item in clean["messages"] if item["role"] == "assistant")
     assert first["extra"] == {**fixed["extra"], "response": None} != failed["extra"]
     assert same == last
+
+
+TOKENS = {"prompt_token_ids": [1], "generation_token_ids": [2], "generation_log_probs": [-0.5]}
+
+
+@pytest.mark.parametrize("tokens", [{}, TOKENS])
+def test_nemo_gym_s_rollout_is_repaired_wherever_it_stands_and_once(tokens: dict[str, Any]) -> None:
+    record = FORMATS["nemo_gym"](REPAIRED)
+    rollout = record["response"]["output"]
+    copy, asked = [dict(item) for item in rollout], record["responses_create_params"]["input"]
+    for item in rollout:
+        item.update(tokens)
+    before: list[dict[str, Any]] = [{"type": "code_interpreter_call", "id": "c", "code": "2", "outputs": []}] * 3
+    for given, left in ([*asked, *before, *copy], 1 + 3), (copy[2:], 0), ([*before, *before], None):
+        record["responses_create_params"]["input"] = given
+        clean, count = purify_transcript(record)
+        assert (count.shallow, count.failed) == (1, 1)
+        assert "sqroot" not in str(clean["response"])
+        found = clean["responses_create_params"]["input"]
+        if left is None:
+            assert found == given, "what was asked is no part of the rollout"
+        else:
+            assert "sqroot" not in str(found)
+            assert found[:left] == given[:left]
+            assert not any(set(TOKENS) & set(item) for item in found)
+        assert purify_transcript(clean)[0] == clean
+
+
+def test_lists_of_the_responses_api_that_have_the_same_items_are_repaired_alike() -> None:
+    items = FORMATS["responses"](REPAIRED)["input"]
+    clean, count = purify_transcript({"input": items, "output": items[1:], "kept": [{"type": "function_call"}]})
+    assert count.shallow == 1
+    assert "sqroot" not in str(clean)
+    assert clean["output"] == clean["input"][1:]
+    assert clean["kept"] == [{"type": "function_call"}]
+    assert purify_transcript(clean)[0] == clean

@@ -135,7 +135,15 @@ def test_two_files_that_would_be_one_of_a_folder_are_both_named(tmp_path: Path) 
         (tmp_path / folder / "a.jsonl").write_text(json.dumps(CLEAN) + "\n")
     done = CliRunner().invoke(app, ["purify", str(tmp_path / "one"), str(tmp_path / "two"), "-o", str(tmp_path / "o")])
     one, two, both = (tmp_path / name / "a.jsonl" for name in ("one", "two", "o"))
-    assert f"{one} and {two} would both be {both}: " in str(done.exception)
+    assert f"{one} and {two} would both be {both}: give the folder" in str(done.exception)
+
+
+def test_a_file_that_is_given_twice_for_a_folder_is_said_to_be_one(tmp_path: Path) -> None:
+    (source := tmp_path / "a.jsonl").write_text(json.dumps(CLEAN) + "\n")
+    for again in str(source), f"{tmp_path}/../{tmp_path.name}/a.jsonl", str(tmp_path):
+        done = CliRunner().invoke(app, ["purify", str(source), again, "-o", str(tmp_path / "o/")])
+        assert f"would both be {tmp_path}/o/a.jsonl: they are one file, give one of them" in str(done.exception)
+        assert not (tmp_path / "o").exists()
 
 
 def test_a_file_that_is_given_twice_is_not_written_twice_into_one(tmp_path: Path) -> None:

@@ -141,13 +141,18 @@ def _finish(run: Purification, report: Path | None) -> None:
 
 def _refuse_same(folder: Path, found: Sequence[tuple[Path, str]]) -> None:
     """Raises RecordError, which names both, where two inputs would be one file of a folder."""
+    from retcon.store.outputs import identity
+
     first: dict[str, Path] = {}
     for path, name in found:
         if (other := first.setdefault(name, path)) is not path:
-            raise RecordError(
-                f"{other} and {path} would both be {folder / name}: give the folder that holds both, which keeps their "
-                "places in it, or write them into one file (-o all.jsonl)"
+            advice = (
+                "give the folder that holds both, which keeps their places in it, or write them into one file "
+                "(-o all.jsonl)"
             )
+            if identity(path) == identity(other):
+                advice = "they are one file, give one of them"
+            raise RecordError(f"{other} and {path} would both be {folder / name}: {advice}")
 
 
 def _refuse_twice(inputs: Sequence[Path]) -> None:

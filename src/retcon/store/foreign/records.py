@@ -27,7 +27,7 @@ from retcon.store.foreign.logs import EvalWriter, LogWriter, eval_source, frame_
 from retcon.store.foreign.parquet import ParquetWriter, RowsWriter, parquet_source
 from retcon.store.types import WHOLE, Record, Shape, Source, Writer
 
-__all__ = ["STDIN", "WHOLE", "LinesWriter", "Record", "Shape", "Source", "Writer", "open_source", "writer"]
+__all__ = ["STDIN", "WHOLE", "LinesWriter", "Record", "Shape", "Source", "Writer", "marked_as", "open_source", "writer"]
 
 STDIN = Path("-")
 KINDS = (".jsonl", ".ndjson", ".json", ".traj", ".eval", ".parquet", ".pt")
@@ -37,6 +37,10 @@ DOCUMENTS = (".json", ".traj")
 LINES = (".jsonl", ".ndjson")
 """Those of files that are one record a line."""
 _CHUNK = 1 << 20
+_MARKS = {
+    "UTF-32": (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE),
+    "UTF-16": (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE),
+}
 
 
 def open_source(path: Path) -> Source:
@@ -75,9 +79,9 @@ def open_source(path: Path) -> Source:
 def _source_of(path: Path, file: io.BufferedReader, name: str, read: Callable[[], int]) -> Source:
     """What a file is by its first bytes, and by its name."""
     head = file.peek(_CHUNK)[:_CHUNK]
-    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+    if wide := marked_as(head):
         file.close()
-        raise RecordError(f"{name}: it is UTF-16, and not UTF-8: iconv -f UTF-16 -t UTF-8 rewrites it")
+        raise RecordError(f"{name}: it is {wide}, and not UTF-8: iconv -f {wide} -t UTF-8 rewrites it")
     first = head.removeprefix(codecs.BOM_UTF8).lstrip()[:1]
     if first == b"[":
         if plain_name(path.name).endswith(LINES):
@@ -91,6 +95,14 @@ def _source_of(path: Path, file: io.BufferedReader, name: str, read: Callable[[]
     if first == b"{" and plain_name(path.name).endswith(DOCUMENTS):
         return _document(path, file, name, read)
     return Source(path, "lines", _lines(file, name), read)
+
+
+def marked_as(head: bytes) -> str:
+    """Which encoding of several bytes a letter a file is marked as by its first bytes, "" for none."""
+    for encoding, marks in _MARKS.items():  # the mark of UTF-32 begins as that of UTF-16
+        if head.startswith(marks):
+            return encoding
+    return ""
 
 
 def writer(source: Source, out: IO[bytes], *, kind: str = "", going_on: bool = False, joined: bool = False) -> Writer:

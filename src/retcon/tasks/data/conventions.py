@@ -28,6 +28,7 @@ from retcon.tasks.data.fields import (
 )
 from retcon.tasks.data.passages import INPUT, whole
 from retcon.tasks.graders.text import chosen_letter, lettered
+from retcon.tasks.grading.cases import as_printed, plain
 
 QUESTIONS = ("question", "problem", "Problem", "Question", "query", "prompt", "instruction", "messages")
 ANSWERS = ("answer", "expected_answer", "final_answer", "ground_truth", "Answer", "solution")
@@ -242,13 +243,13 @@ def _choices(row: Columns) -> Item:
     """Choices are shown and graded by letters, whatever the data set calls them (ARC some by 1 to 4)."""
     told = {name: value for name, value in row.items() if not missing(value)}
     column = first_of(told, OPTIONS) or first_of(row, OPTIONS)
-    options, letters = row[column], "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+    options, letters = _in_text(row, column), "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
     called: list[str] = list(letters)
     if isinstance(options, dict):  # of two lists (ARC), or label to text
         about = options if "text" in options else {"label": list(options), "text": list(options.values())}
         called, options = list(map(str, about.get("label") or letters)), about["text"]
     if not isinstance(options, list) or not 2 <= len(options) <= min(len(called), len(letters)):
-        raise Misfit(column, "is not a list of choices")
+        raise Misfit(column, as_printed(row[column]) or "is not a list of choices")
     answer = first_of(told, CHOSEN) or first_of(row, CHOSEN)
     read = item(row, first_of(row, QUESTIONS), answer)
     lines = [f"{letter}. {in_full(option)}" for letter, option in zip(letters, options, strict=False)]
@@ -263,6 +264,14 @@ def _choices(row: Columns) -> Item:
     if otherwise in tuple(letters[: len(options)]):
         return read
     return replace(read, unread=f"it names none of the {len(options)} options, A to {letters[len(options) - 1]}")
+
+
+def _in_text(row: Columns, column: str) -> Any:
+    """What stands in a column, read where it is a text of JSON, or as Python writes lists and objects."""
+    try:
+        return plain(row[column])
+    except (ValueError, RecursionError) as error:
+        raise Misfit(column, f"cannot be read: {error}") from None
 
 
 def _place_of(said: str, options: Sequence[object], value: object, column: str) -> tuple[int | None, str]:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from retcon.tasks.data.conventions import ANSWERS, QUESTIONS, Convention, first_of, item, names_option, register
 from retcon.tasks.data.fields import Columns, Item, Misfit, empty, missing, text
 from retcon.tasks.graders.text import rational
-from retcon.tasks.grading.cases import function_named, lines_of
+from retcon.tasks.grading.cases import as_printed, function_named, lines_of
 
 CODE = "code"
 """The grader of tasks with tests."""
@@ -40,7 +40,7 @@ def _mbpp(row: Columns) -> Item:
     column = first_of(row, (name for name in _MBPP_TESTS if not empty(row.get(name))))
     if (lines := lines_of(row.get(column))) is None:
         if column == "test_list":
-            raise Misfit(column, "is not a list of tests, each a line of Python")
+            raise Misfit(column, as_printed(row.get(column)) or "is not a list of tests, each a line of Python")
         return _with_how(read, row)
     shown = "\n".join(lines)
     asked = (

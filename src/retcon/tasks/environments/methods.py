@@ -79,6 +79,9 @@ class MethodEnvironment:
             found.append(task)
         return found
 
+    def row(self, task: str) -> Mapping[str, Any]:
+        return self._begun.row(task)
+
     async def begin(self, task: str) -> Any:
         row = self._begun.row(task)
         try:

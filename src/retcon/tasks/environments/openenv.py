@@ -77,6 +77,9 @@ class OpenEnvEnvironment:
     def tasks(self, split: Split) -> Sequence[Task]:
         return in_a_loop(self._tasks()) if split == "train" else []
 
+    def row(self, task: str) -> Mapping[str, Any]:
+        return self._begun.row(task)
+
     async def begin(self, task: str) -> Episode:
         episode, said = await self._reset(self._begun.row(task))
         try:

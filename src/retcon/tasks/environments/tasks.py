@@ -51,25 +51,39 @@ class EnvironmentTasks:
 
     @cached_property
     def _split(self) -> tuple[list[Task], list[Task]]:
-        """What trains, and what evaluates; a task for evaluation does not train, whatever its id. Of those drawn here
-        that have no answer, the question may be that of all (a game with a hidden word): they are told by their ids."""
+        """What trains, and what evaluates; a task for evaluation does not train, whatever its id."""
         own = list(self.sessions.environment.tasks("train"))
         held_out = list(self.sessions.environment.tasks("evaluation"))
-        drawn = [] if held_out else self._held_out(own)
-        ids = {task.id for task in drawn}
-        asked = {_told(task) for task in (*held_out, *(task for task in drawn if task.answer))}
-        train = [task for task in own if task.id not in ids and _told(task) not in asked]
-        held_out += drawn
-        if not train and not held_out:
+        if not own and not held_out:
             raise RecipeError(f"task.environment: {self.name} has no task at all")
-        return train, held_out
+        if held_out:
+            asked = {_told(task) for task in held_out}
+            return [task for task in own if _told(task) not in asked], held_out
+        problems: list[object] = [self._same(task) for task in own]
+        if len(set(problems)) == 1 and not own[0].answer:  # rows that say nothing: what differs the environment draws
+            problems = [task.id for task in own]
+        first: dict[object, Task] = {}
+        for problem, task in zip(problems, own, strict=True):
+            first.setdefault(problem, task)
+        drawn = self._held_out(list(first.values()))
+        ids = {task.id for task in drawn}
+        return [task for problem, task in zip(problems, own, strict=True) if first[problem].id not in ids], drawn
+
+    def _same(self, task: Task) -> tuple[object, ...]:
+        """What tasks have in common that are one problem. Of those without an answer the question may be that of all (a
+        game with a hidden word): their rows tell them apart."""
+        if task.answer:
+            return _told(task)
+        return (*_told(task), repr(sorted(self.sessions.environment.row(task.id).items())))
 
     def _held_out(self, own: list[Task]) -> list[Task]:
-        """By the ids alone, so that tasks that are added move no other; one at least, where any is to be."""
+        """By the ids alone, so that tasks that are added move no other; one at least, where any is to be. own: of each
+        problem the first task, whose id draws for all that are the same."""
         drawn = sorted((derive("held out", task.id), n) for n, task in enumerate(own))
         within = [n for place, n in drawn if place < self._share * _RANGE]
         return [own[n] for n in sorted(within or [n for _, n in drawn[: self._share > 0]])]
 
 
 def _told(task: Task) -> tuple[object, ...]:
+    """What a task asks, and its answer."""
     return task.before, task.question, task.answer

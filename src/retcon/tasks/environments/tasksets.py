@@ -24,6 +24,8 @@ from retcon.tasks.types import Split, Task
 
 _IN_A_CONTAINER = ("image", "agent_user", "skills", "artifacts")
 """What a task says of the container that it is to be solved in."""
+_NUMBER = "idx"
+"""Of a task's data: its place in the taskset."""
 _STOPPED = {"answer": "agent_completed", "turns": "max_turns", "length": "max_total_tokens"}
 """Why a rollout ended, in the words of verifiers."""
 
@@ -63,10 +65,12 @@ class TasksetEnvironment:
     def tasks(self, split: Split) -> Sequence[Task]:
         return [] if split == "evaluation" else [task for task, _ in self._rows.values()]
 
+    def row(self, task: str) -> Mapping[str, Any]:
+        data: Mapping[str, Any] = self._row(task).data.model_dump(exclude={_NUMBER})
+        return data
+
     async def begin(self, task: str) -> Any:
-        if task not in self._rows:
-            raise RecipeError(f"{self.name} has no task {task!r}, and its tools begin with one of its own")
-        row, vf = self._rows[task][1], self._vf
+        row, vf = self._row(task), self._vf
         about = vf.TraceTask(type=type(row).__name__, data=row.data, key=row.key, hash=row.hash)
         state = vf.state.state_cls(type(row))()
         trace = vf.Trace(task=about, state=state, agent=vf.AgentInfo(config=vf.AgentConfig()))
@@ -113,6 +117,11 @@ class TasksetEnvironment:
         except Exception as error:
             raise InfrastructureFault(f"{self.name}: its rewards cannot grade {task.id}: {error}") from error
         return float(trace.reward), trace.last_reply if trajectory.stop == "answer" else None
+
+    def _row(self, task: str) -> Any:
+        if task not in self._rows:
+            raise RecipeError(f"{self.name} has no task {task!r}, and its tools begin with one of its own")
+        return self._rows[task][1]
 
     def _read(self) -> dict[str, tuple[Task, Any]]:
         if not self._taskset.bounded:

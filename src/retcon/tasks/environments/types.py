@@ -41,6 +41,11 @@ class Environment(Protocol):
         """All its tasks, empty where it has none for evaluation. Raises RecipeError for a row that is no task."""
         ...
 
+    def row(self, task: str) -> Mapping[str, Any]:
+        """What the task of this id was made of, without what only numbers it: the same for tasks that are one problem.
+        Raises RecipeError for a task of another set."""
+        ...
+
     async def begin(self, task: str) -> Any:
         """A state as it is before the first call, for the task of this id. Raises InfrastructureFault; RecipeError
         where it does not begin as the task says."""

@@ -23,6 +23,8 @@ from retcon.tasks.environments.types import Rollback, ended_if_it_fails, failure
 from retcon.tasks.types import Split, Task
 
 HAD = "SingleTurnEnv, ToolEnv, StatefulToolEnv and PythonEnv"
+_NUMBER = "example_id"
+"""The column in which verifiers numbers the rows."""
 _UNCOPIED = frozenset({"client", "usage_tracker", "usage", "timing"})
 """Of a state, what no tool changes, and what cannot be copied."""
 _raised: ContextVar[list[str]] = ContextVar("raised")
@@ -72,6 +74,9 @@ class VerifiersEnvironment:
             self._begun.keep(task.id, row)
             found.append(task)
         return found
+
+    def row(self, task: str) -> Mapping[str, Any]:
+        return {name: value for name, value in self._begun.row(task).items() if name != _NUMBER}
 
     async def begin(self, task: str) -> Any:
         row = self._begun.row(task)

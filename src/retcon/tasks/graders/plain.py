@@ -65,10 +65,12 @@ class _Grader:
             asyncio.run_coroutine_threadsafe(self._open.aclose(), self._loop).result()
 
 
-_one = threading.Lock()
+_locks: dict[int, threading.Lock] = {}
+"""By process: one that is forked while a thread of its parent's begins has that lock too, and nobody who opens it."""
 _cached = functools.cache(_Grader)
 
 
 def _grader() -> _Grader:
-    with _one:  # two threads that come first at once share one sandbox
-        return _cached(os.getpid())
+    process = os.getpid()
+    with _locks.setdefault(process, threading.Lock()):  # two threads that come first at once share one sandbox
+        return _cached(process)

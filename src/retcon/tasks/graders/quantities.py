@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from retcon.tasks.graders.text import rational, unset
-from retcon.tasks.graders.units import EACH, ENDS, FRONT, LETTERS, NOUNS, NUMBERS, RATES, SPOKEN, noun, plain
+from retcon.tasks.graders.units import EACH, ENDS, FRONT, LETTERS, NOUNS, NUMBERS, PACKED, RATES, SPOKEN, noun, plain
 
 CHARS = 200  # a longer text is no quantity, and no unit or sign of per cent is looked for further from its end
 MOST_QUARTERS = 3  # of one; `14 quarters` are coins
@@ -98,7 +98,12 @@ def quantity(text: str) -> Quantity | None:
     if number is not None:
         return Quantity(number, Unit())
     text, money = _bare(text)
-    found = _NUMBER.search(text) if len(text) <= CHARS and ".." not in text else None
+    if len(text) > CHARS:
+        return None
+    packed = PACKED.search(text)
+    if packed is not None:
+        text = text[: packed.end(1)] + text[packed.end() :]
+    found = _NUMBER.search(text) if ".." not in text else None
     number = rational(found[0]) if found is not None else None
     if found is None or number is None:
         return None
@@ -106,6 +111,8 @@ def quantity(text: str) -> Quantity | None:
     if number.denominator == 1 and number > MOST_QUARTERS:
         behind = _QUARTERS.sub(" coins", behind)
     unit = _unit(text[: found.start()], behind, money)
+    if unit is not None and packed is not None:  # as a word before: another size is another thing
+        unit = unit._replace(front=unit.front | {f"{packed[2]} {noun(packed[3] or packed[4])}"})
     return None if unit is None else Quantity(number, unit)
 
 

@@ -8,6 +8,7 @@ import re
 import unicodedata
 
 from retcon.tasks.grade import boxed
+from retcon.tasks.graders.units import PACKED
 
 MOST_DEEP = 40  # brackets within brackets that are looked into
 _POWERS = "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻"
@@ -35,6 +36,9 @@ _MARKS = re.compile(
 )
 _MONEY = re.compile(r"(?<!\\)\$(?=\d)")
 _GROUP = re.compile(r"\{,\}|,\s*\\!\s*|\s\\!\s*,\s*|(?<=\d)\\[,;] ?(?=\d{3}(?!\d))")
+_GROUPED = re.compile(  # by a space at which no line breaks, which parts nothing else
+    r"(?<![\w.,^}\\])(?!0)\d{1,3}(?:[\u00a0\u2007\u2009\u202f~]\d{3})+(?![\d/])"
+)
 _SPACE = re.compile(r"(?:\\!|(?<!\\)\\[,;: ]|(?<!\\)~|\\q?quad(?![A-Za-z])|\s)++")
 _SPACED = re.compile(r"(?<![\w.,^}\\])(?!0)\d{1,3}(?: \d{3})+(?![\d/])")  # 10 000
 _TEXT = re.compile(r"\\(?:mbox|textnormal|text(?:bf|it|rm|sf)?|math(?:rm|bf|it|sf))\s*(?=\{)")
@@ -71,11 +75,10 @@ def in_latex(text: str) -> str:
     text = BOLD.sub(r"\1", FORMULA.sub(_inside, _typed((boxed(text) or text).strip())))
     text = _ALIGNED.sub(_in_a_line, text)
     text = _MARKS.sub("", _MONEY.sub(r"\$", text)).strip("`")
+    text = _GROUPED.sub(lambda found: re.sub(r"\D", "", found[0]), text)
     text = _SPACE.sub(lambda found: " " if found[0].replace(r"\!", "") else "", _GROUP.sub(",", text))
-    text = _SPACED.sub(lambda found: found[0].replace(" ", ""), text)
-    text = _ANGLES.sub(
-        lambda found: "(" if found[0].startswith(r"\l") else ")", _SIZES.sub("", _TEXT.sub(r"\\text", text))
-    )
+    text = _SPACED.sub(_joined, _TEXT.sub(r"\\text", text))
+    text = _ANGLES.sub(lambda found: "(" if found[0].startswith(r"\l") else ")", _SIZES.sub("", text))
     text = _CLOCK_IN_TEXT.sub(r"\1\\text{", text)
     text = _CLOCK.sub(_clock, _DOTS.sub(r"\\text{dots}", text)).strip()
     text = text.removesuffix(".").strip() or text
@@ -120,6 +123,11 @@ def in_ratio(text: str, other: str) -> str:
     r"""A text in LaTeX that is a time of day (`1:20`) as a ratio, where `other` is a fraction, or a ratio alone."""
     found = _CLOCK_ALONE.fullmatch(text)
     return rf"\frac{{{found[1]}}}{{{found[2]}}}" if found is not None and _RATIO.fullmatch(other) else text
+
+
+def _joined(found: re.Match[str]) -> str:
+    """A number whose thousands are parted by spaces; what is no such number as it stands."""
+    return found[0] if PACKED.match(found.string, found.start()) else found[0].replace(" ", "")
 
 
 def _clock(found: re.Match[str]) -> str:

@@ -68,6 +68,22 @@ OTHERWISE = re.compile(
 """Beside a number: another one, none, or mathematics."""
 LETTERS = "[ghlmsL]"
 """Units of one letter, which may be variables as well."""
+PACKED = re.compile(
+    r"""
+    (?<![\w.,])(\d{1,3})\s([1-9]\d\d)
+    (?:
+        -([a-z]{3,})(?=[\s¦]+[a-z]{3})
+        |(?:\\text\{|[\s¦-])*+
+        ([mcdk]?[lgLW]|oz|lbs?
+            |(?:(?:milli|centi|kilo)?(?:lit(?:er|re)|gram)|ounce|pound|gallon|watt|dollar|euro|cent)s?)
+        (?=[\s¦}-](?:\\text\{|[\s¦}])*+
+            (?:bottle|can|bag|box|cup|glass|jar|tin|pack(?:et|age)?|carton|container|tube|bulb|bar|block|bucket|barrel
+            |jug|sack|pot|bowl|tank|serving|portion|bill|note|coin)(?:e?s)?(?![A-Za-z]))
+    )
+    """,
+    re.VERBOSE,
+)
+"""Things of one size, how many there are and how large each is: `3 250 ml bottles`, no 3,250."""
 RATES = {"mph": ("mile", "hour"), "kph": ("kilometer", "hour"), "kmph": ("kilometer", "hour")}
 _LETTERS = re.compile(r"[^\W\d_]+")
 _VOWELS = frozenset("aeiou")

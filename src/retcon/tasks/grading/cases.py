@@ -24,6 +24,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from retcon.core.programs import literal
 from retcon.tasks.grading.packed import unpack
 from retcon.tasks.grading.uncalled import defines, is_python, pieces_of
 from retcon.tasks.types import Task
@@ -75,7 +76,8 @@ Case = Check | Stdio | Call
 PLACES = ("tests", "test_list", "test", "public_test_cases", "private_test_cases", "input_output")
 """Where tests may stand in a task's `meta`."""
 _LIVECODEBENCH = ("public_test_cases", "private_test_cases")
-_LISTS_TEXTS = re.compile(r'\s*\[\s*(?:"|\])')
+_LISTS_TEXTS = re.compile(r"""\s*\[\s*(?:["']|\])""")
+_PRINTED = re.compile(r"""\s*\[\s*(?:'(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+"|[-\d.e+]++)\s+["'\d.-]""", re.DOTALL)
 _OF_PROGRAMS = ("stdin", "stdin_stdout")
 _OF_FUNCTIONS = ("functional", "function_call")
 """Kinds of cases, as LiveCodeBench and SYNTHETIC-1 call them."""
@@ -129,11 +131,13 @@ def _python_tests(meta: Mapping[str, object]) -> Tests | None:
     setup = _text(meta.get("test_setup_code"))
     if tests := _listed(meta.get("tests")):
         if isinstance(tests, str):
+            if why := as_printed(tests):
+                raise ValueError(f"'tests' {why}")
             return _python([tests], setup) if tests.strip() else None
         are_python = not isinstance(tests, Mapping) and isinstance(tests[0], str)
         return _python(list(map(str, tests)), setup) if are_python else None
-    if tests := _plain(meta.get("test_list")):
-        imports = "\n".join(str(line) for line in _plain(meta.get("test_imports")) or ())
+    if tests := plain(meta.get("test_list")):
+        imports = "\n".join(str(line) for line in plain(meta.get("test_imports")) or ())
         more = _text(meta.get("test"))
         return _python([*map(str, tests), *([more] if is_python(more) else ())], f"{imports}\n{setup}".strip())
     if meta.get("test") and meta.get("entry_point"):
@@ -151,7 +155,7 @@ def _found(answer: str, meta: Mapping[str, object]) -> Tests | None:
         function = _function_of(meta) if any(case.get("testtype") == "functional" for case in cases) else None
         return _cases(cases, function)
     if written := meta.get("input_output") or (is_tests(answer) and answer):
-        return _cases(_plain(written), _function_of(meta))
+        return _cases(plain(written), _function_of(meta))
     test = _text(meta.get("test"))
     return _python([test], _text(meta.get("test_setup_code"))) if test.strip() else None
 
@@ -180,6 +184,9 @@ def _python(codes: Sequence[str], before: str, body_of: tuple[str, str] | None =
 
 def _cases(written: Any, function: str | None) -> Tests:
     """function: what cases call that do not say."""
+    if isinstance(written, str):
+        why = as_printed(written) or f"is neither JSON nor as Python writes lists and objects: {written!r:.40}"
+        raise ValueError(f"a text of cases {why}")
     if isinstance(written, Mapping):
         called = _text(written.get("fn_name")) or function
         inputs, outputs = written["inputs"], written["outputs"]
@@ -230,13 +237,13 @@ def _is_packed(written: object) -> bool:
 def _livecodebench(written: Any) -> Sequence[Mapping[str, Any]]:
     if _is_packed(written):
         written = unpack(written)
-    cases: Sequence[Mapping[str, Any]] = _plain(written) or ()
+    cases: Sequence[Mapping[str, Any]] = plain(written) or ()
     return cases
 
 
 def _function_of(of: Mapping[str, object]) -> str | None:
     """The function to be called, as a row or a case says, or its `metadata` (LiveCodeBench)."""
-    about = _plain(of.get("metadata"))
+    about = plain(of.get("metadata"))
     named = about.get("func_name") if isinstance(about, Mapping) else None
     return _text(of.get("fn_name")) or _text(named) or None
 
@@ -274,21 +281,36 @@ def _function_named(row: Mapping[str, object]) -> str | None:
 
 
 def _listed(tests: object) -> Any:
-    """As `_plain`, each of a list of cases, too."""
-    found = _plain(tests)
-    cases = [_plain(case) for case in found] if isinstance(found, list) else []
+    """As `plain`, each of a list of cases, too."""
+    found = plain(tests)
+    cases = [plain(case) for case in found] if isinstance(found, list) else []
     return cases if cases and all(isinstance(case, Mapping) for case in cases) else found
 
 
-def _plain(value: object) -> Any:
-    """Lists and objects of JSON may stand in a row as text. Raises ValueError, RecursionError for JSON that Python does
-    not read: integers of more than 4,300 digits, lists in too many lists."""
+def plain(value: object) -> Any:
+    """Lists and objects may stand in a row as text, of JSON or as Python writes them (pandas, in CSV). Raises
+    ValueError, RecursionError for JSON that Python does not read: integers of more than 4,300 digits, lists in too
+    many lists."""
     if isinstance(value, str) and value.lstrip().startswith(("[", "{")):
         try:
             return json.loads(value)
         except json.JSONDecodeError:
-            return value
+            read = literal(value)
+            return value if read is None else read
     return value
+
+
+def as_printed(value: object) -> str:
+    """What to say of a text that holds lists as NumPy prints them, "" of any other: where their items end it may not
+    tell."""
+    if not isinstance(value, str) or not value.lstrip().startswith(("[", "{")):
+        return ""
+    if not ("array([" in value and "dtype=object)" in value) and _PRINTED.match(value) is None:
+        return ""
+    return (
+        f"is a list as NumPy prints it, {value!r:.40}, whose items cannot be told apart: write it as JSON "
+        "(json.dumps(array.tolist())), or all rows as .parquet or .jsonl"
+    )
 
 
 def _text(value: object) -> str:

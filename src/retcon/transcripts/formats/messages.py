@@ -49,7 +49,7 @@ _LOGPROBS = "logprobs"
 _EXTRA, _ACTIONS, _REPLY = "extra", "actions", "response"
 """Where mini-swe-agent has the calls of a message once more, which go with them, and the reply that they came in."""
 _TYPED = frozenset({"error", "is_error", "status", "exit_code", "returncode"})
-_NO_ARGUMENTS = frozenset({"id", "index", "type", "name", "function", "custom"})
+_NO_ARGUMENTS = frozenset({"id", "index", "type", "name", "function", "custom", "arguments", "parameters"})
 """What else a call has."""
 
 
@@ -222,8 +222,9 @@ def _call(raw: Json) -> Call:
     function = raw.get("function") or raw.get("custom") or raw
     given = function if isinstance(function, dict) else raw
     name = function if isinstance(function, str) else given.get("name")
-    rest = {key: value for key, value in given.items() if key not in _NO_ARGUMENTS}
-    arguments = given.get("arguments", given.get("parameters", rest))
+    arguments = next((given[key] for key in ("arguments", "parameters") if given.get(key) is not None), None)
+    if arguments is None:  # also where it is null, as of a record of all fields that a call may have
+        arguments = {key: value for key, value in given.items() if key not in _NO_ARGUMENTS and value is not None}
     if isinstance(arguments, str):
         read = _decoded(arguments)
         arguments = read if isinstance(read, dict) else arguments

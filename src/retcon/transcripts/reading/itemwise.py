@@ -119,6 +119,10 @@ class Itemwise:
         """The record with other items at a place; it itself stays as it is."""
         return renewed(record, place.path, items)
 
+    def settled(self, record: Json, before: Json) -> Json:
+        """The record once all that is repaired in it is in its place. before: as it was read."""
+        return record
+
     def beginnings(self, items: Sequence[Json]) -> Sequence[int]:
         """Where the transcripts begin that the lines of a file are."""
         return [0]
@@ -168,7 +172,7 @@ class ItemwiseReading:
         for place, reading, result in reversed([*zip(self.places, self.readings, results, strict=True)]):
             if result.splices:
                 record = self._format.with_items(record, place, self._items(place, reading, result))
-        return record
+        return record if record is self._record else self._format.settled(record, self._record)
 
     def pairs(self, results: Sequence[Purified]) -> Iterator[Pair]:
         for result in results:

@@ -30,6 +30,9 @@ class Noted:
     def tasks(self, split: Split) -> Sequence[Task]:
         return [Task(f"noted/{n}", f"What is {n}?", "") for n in range(9)] if split == "train" else []
 
+    def row(self, task: str) -> Mapping[str, Any]:
+        return {"task": task}
+
     async def begin(self, task: str) -> list[str]:
         self.begun.append([])
         return self.begun[-1]
@@ -143,14 +146,17 @@ def test_a_seed_makes_the_order_that_is_trained_in_and_draws_what_is_evaluated_o
 
 
 class Hidden(Noted):
-    """Begins each of its tasks with the same words."""
+    """Begins each of its tasks with the same words. rows: of the tasks, where they are not all different."""
 
-    def __init__(self, answers: Sequence[str]) -> None:
+    def __init__(self, answers: Sequence[str], rows: Sequence[Mapping[str, Any]] = ()) -> None:
         super().__init__()
-        self.answers = answers
+        self.answers, self.rows = answers, rows
 
     def tasks(self, split: Split) -> Sequence[Task]:
         return [Task(f"hidden/{n}", "Guess!", a) for n, a in enumerate(self.answers)] if split == "train" else []
+
+    def row(self, task: str) -> Mapping[str, Any]:
+        return self.rows[int(task.rpartition("/")[2])] if self.rows else super().row(task)
 
 
 def test_tasks_that_only_begin_alike_train_but_for_those_held_out() -> None:
@@ -166,3 +172,25 @@ def test_a_task_that_is_held_out_does_not_train_under_another_id() -> None:
     tasks = EnvironmentTasks(Sessions(Hidden(["a", "b"] * 9), "copy"), evaluation_share=0.01, right_from=None)
     (held_out,) = tasks.evaluation(9, 0)
     assert {task.answer for task in tasks.train(0)} == {"a", "b"} - {held_out.answer}
+
+
+def test_rows_without_an_answer_that_are_the_same_are_on_one_side() -> None:
+    words = [{"word": f"word {n % 20}"} for n in range(100)]
+    hidden = Hidden([""] * 100, words)
+    tasks = EnvironmentTasks(Sessions(hidden, "copy"), evaluation_share=0.3, right_from=None)
+    train, held_out = ([hidden.row(task.id)["word"] for task in of] for of in (tasks.train(0), tasks.evaluation(99, 0)))
+    assert train
+    assert held_out
+    assert not set(train) & set(held_out)
+    assert len(held_out) == len(set(held_out)), "the same problem counts once"
+    assert len(train) + 5 * len(held_out) == 100
+    assert {*train, *held_out} == {row["word"] for row in words}
+
+
+def test_rows_that_are_all_the_same_are_held_out_by_their_ids() -> None:
+    """The environment draws what differs (`Play Wordle!`, a thousand times)."""
+    tasks = EnvironmentTasks(Sessions(Hidden([""] * 9, [{}] * 9), "copy"), evaluation_share=0.5, right_from=None)
+    train, held_out = {task.id for task in tasks.train(0)}, {task.id for task in tasks.evaluation(9, 0)}
+    assert train
+    assert held_out
+    assert len(train) + len(held_out) == 9

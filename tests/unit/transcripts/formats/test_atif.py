@@ -156,3 +156,29 @@ def test_the_trajectories_of_subagents_are_transcripts_of_their_own() -> None:
         assert found is not None
         assert [one.id for one in found.read(value, "t").trajectories] == ["t.0", "t.1", "t.2", "t.3"]
         assert purify_transcript(clean)[0] == clean
+
+
+def test_a_subagent_goes_with_the_only_call_of_another_that_points_to_it() -> None:
+    def pointing(own: str, *ids: str) -> dict[str, Any]:
+        """A subagent whose call fails, and is made anew."""
+        inner = {**record(), "trajectory_id": own}
+        for step, id in zip(inner["steps"][1:3], ids, strict=True):
+            step["observation"]["results"][0]["subagent_trajectory_ref"] = [{"trajectory_id": id}]
+        return inner
+
+    def left(value: dict[str, Any]) -> list[str]:
+        clean, _ = purify_transcript(value)
+        assert purify_transcript(clean)[0] == clean
+        return [one["trajectory_id"] for one in clean["subagent_trajectories"]]
+
+    plain = [{**record(user("?"), answer("4")), "trajectory_id": own} for own in ("a", "b", "free")]
+    for own in (record(), record(user("?"), answer("4"))):  # whether or not a call of its own went
+        assert left({**own, "subagent_trajectories": [*plain, pointing("s", "a", "b")]}) == ["b", "free", "s"]
+        assert left({**own, "subagent_trajectories": [pointing("s", "a", "b"), *plain]}) == ["s", "b", "free"]
+        both = [pointing("s", "a", "b"), pointing("t", "b", "a"), *plain]
+        assert left({**own, "subagent_trajectories": both}) == ["s", "t", "a", "b", "free"]
+        # What one holds itself is what its own calls point to.
+        holding = {**pointing("s", "a", "b"), "subagent_trajectories": copy.deepcopy(plain)}
+        assert left({**own, "subagent_trajectories": [holding, *plain]}) == ["s", "a", "b", "free"]
+        (inner, *_) = purify_transcript({**own, "subagent_trajectories": [holding]})[0]["subagent_trajectories"]
+        assert [one["trajectory_id"] for one in inner["subagent_trajectories"]] == ["b", "free"]

@@ -231,13 +231,16 @@ def test_a_thought_of_openhands_is_no_call() -> None:
     assert purify_transcript({"history": openhands("think", "think")})[1].calls == 2
 
 
+@pytest.mark.parametrize("nulls", [{}, {"arguments": None, "description": None}])
 @pytest.mark.parametrize("way", ["custom", "parameters"])
 @pytest.mark.parametrize(("fix", "shallow"), [(WORKS, 1), ("import os\nprint(os.listdir('/data'))", 0)])
-def test_a_call_without_arguments_by_that_name_is_known_by_what_it_has(way: str, fix: str, shallow: int) -> None:
+def test_a_call_without_arguments_by_that_name_is_known_by_what_it_has(
+    way: str, fix: str, shallow: int, nulls: dict[str, None]
+) -> None:
     def call(id: str, code: str) -> dict[str, Any]:
         if way == "custom":
-            return {"id": id, "type": "custom", "custom": {"name": "run", "input": code}}
-        return {"id": id, "name": "run", "parameters": {"code": code}}
+            return {"id": id, "type": "custom", "custom": {"name": "run", **nulls, "input": code}}
+        return {"id": id, "name": "run", **nulls, "parameters": {"code": code}}
 
     def ran(id: str, code: str, output: str) -> Items:
         said = {"role": "assistant", "content": "", "tool_calls": [call(id, code)]}
@@ -248,3 +251,19 @@ def test_a_call_without_arguments_by_that_name_is_known_by_what_it_has(way: str,
     clean, count = purify_transcript({"messages": items})
     assert (count.calls, count.failed, count.shallow) == (2, 1, shallow)
     assert (clean["messages"] == items) is not bool(shallow)
+
+
+@pytest.mark.parametrize("nulls", [{}, {"arguments": None}])
+@pytest.mark.parametrize(("fix", "shallow"), [(WORKS, 1), ("import os\nprint(os.listdir('/data'))", 0)])
+def test_a_custom_tools_call_of_the_responses_api_is_known_by_its_input(
+    fix: str, shallow: int, nulls: dict[str, None]
+) -> None:
+    def ran(id: str, code: str, output: str) -> Items:
+        call = {"type": "custom_tool_call", "call_id": id, "name": "run", **nulls, "input": code}
+        return [call, {"type": "custom_tool_call_output", "call_id": id, "output": output}]
+
+    asked, end = {"role": "user", "content": "2 pi?"}, {"role": "assistant", "content": "It is 6.283."}
+    items = [asked, *ran("a", FAILED, ERROR), *ran("b", fix, "6.283"), end]
+    clean, count = purify_transcript({"input": items})
+    assert (count.calls, count.failed, count.shallow) == (2, 1, shallow)
+    assert clean["input"] == ([asked, *ran("b", fix, "6.283"), end] if shallow else items)

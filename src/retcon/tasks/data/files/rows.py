@@ -18,7 +18,7 @@ import msgspec
 from retcon.core.errors import RecordError, nearest
 from retcon.core.texts import counted
 from retcon.store.compression import decompressed, plain_name, read_errors
-from retcon.store.foreign.records import Record, open_source
+from retcon.store.foreign.records import Record, marked_as, open_source
 from retcon.tasks.data.conventions import others
 from retcon.tasks.data.fields import Columns, DataError, Misfit, Row, text
 from retcon.tasks.data.files.tables import TAB, records
@@ -203,18 +203,23 @@ def _check_header(header: list[str], path: Path) -> None:
 
 
 def _nul(where: str, data: bytes) -> str:
-    if data.count(b"\0") * 3 > len(data):
-        return f"{where}: this is UTF-16, not UTF-8: iconv -f UTF-16 -t UTF-8 rewrites it"
+    nuls = data.count(b"\0") / len(data)  # of ASCII, three of four in UTF-32
+    if wide := marked_as(data) or ("UTF-32" if nuls > 2 / 3 else "UTF-16" if nuls > 1 / 3 else ""):
+        return _wide(where, wide)
     return f"{where}: a NUL byte at position {data.index(0)}: this is not text, or it was damaged"
 
 
 def _encoding(where: str, data: bytes, error: UnicodeDecodeError) -> str:
-    if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        return f"{where}: this is UTF-16, not UTF-8: iconv -f UTF-16 -t UTF-8 rewrites it"
+    if wide := marked_as(data):
+        return _wide(where, wide)
     return (
         f"{where}: not UTF-8 (byte 0x{data[error.start]:02x} at position {error.start}): "
         "iconv -f LATIN1 -t UTF-8 rewrites it, if it is Latin-1"
     )
+
+
+def _wide(where: str, encoding: str) -> str:
+    return f"{where}: this is {encoding}, not UTF-8: iconv -f {encoding} -t UTF-8 rewrites it"
 
 
 def following(files: Iterable[Iterable[Row]]) -> Iterator[Row]:

@@ -56,29 +56,44 @@ class Atif(Itemwise):
         return [one for own in found for one in (own, *self._of_subagents(record, own.path[:-1]))]
 
     def _of_subagents(self, record: Json, path: Sequence[str | int]) -> Iterator[ItemList]:
-        listed = _at(record, path).get(_SUBAGENTS)
-        for n, one in enumerate(listed if isinstance(listed, list) else []):
+        for n, one in enumerate(_subagents(_at(record, path))):
             for own in self.find_all(one):
                 yield own._replace(path=(*path, _SUBAGENTS, n, *own.path))
 
     def with_items(self, record: Json, place: ItemList, items: list[Json]) -> Json:
-        """What tells of the steps beside them is in line with these; what the run has cost stays."""
-        new = super().with_items(record, place, items)
-        holder = _at(new, place.path[:-1])
-        told: dict[str, Json] = {}
-        metrics = part_of(holder, _METRICS)
-        if metrics.get(_TOTAL) == len(place.items):
-            told[_METRICS] = {**metrics, _TOTAL: len(items)}
-        named, listed = _named(items), holder.get(_SUBAGENTS)
-        if (gone := _named(place.items) - named) and isinstance(listed, list):
-            told[_SUBAGENTS] = self._left(listed, named, gone)
-        return replaced(new, place.path[:-1], {**holder, **told}) if told else new
+        """How many steps there are is in line with these; what the run has cost stays."""
+        new, path = super().with_items(record, place, items), place.path[:-1]
+        metrics = part_of(_at(new, path), _METRICS)
+        if metrics.get(_TOTAL) != len(place.items):
+            return new
+        return replaced(new, (*path, _METRICS), {**metrics, _TOTAL: len(items)})
+
+    def settled(self, record: Json, before: Json) -> Json:
+        """Without the subagents' trajectories that only what is gone led to, in whichever transcript that stood."""
+        for own in super().find_all(before):
+            path = own.path[:-1]
+            new, old = _at(record, path), _at(before, path)
+            pairs = [*zip(_subagents(new), _subagents(old), strict=True)]
+            if not pairs:
+                continue
+            inner = [self.settled(one, was) for one, was in pairs]
+            named = _named(_listed(new.get(str(own.path[-1]))))
+            gone = _named(own.items) - named
+            for one, (_, was) in zip(inner, pairs, strict=True):
+                gone |= self._points(was) - self._points(one) - _held(was)
+            left = self._left(inner, named, gone) if gone else inner
+            record = replaced(record, path, {**new, _SUBAGENTS: left})
+        return record
+
+    def _points(self, record: Json) -> set[str]:
+        """The ids that a trajectory and those within it point to."""
+        return _named([step for own in self.find_all(record) for step in own.items])
 
     def _left(self, listed: Sequence[Json], named: set[str], gone: set[str]) -> list[Json]:
         """The subagents' trajectories without those that only what is gone leads to. named, gone: the ids that the
-        steps that stay, and those alone that went, point to."""
-        ids = [string(one.get(_ID)) if isinstance(one, dict) else "" for one in listed]
-        points = [_named([step for own in self.find_all(one) for step in own.items]) for one in listed]
+        steps that stay, and those that went, point to."""
+        ids = [_id(one) for one in listed]
+        points = [self._points(one) for one in listed]
         leads = {own: to for own, to in zip(ids, points, strict=True) if own}
         gone = _reached(gone, leads)
         stay = [to for own, to in zip(ids, points, strict=True) if own not in gone]
@@ -136,6 +151,25 @@ def _at(record: Json, path: Sequence[str | int]) -> Item:
         else:
             record = record.get(key) if isinstance(record, dict) else None
     return record if isinstance(record, dict) else {}
+
+
+def _listed(value: Json) -> list[Json]:
+    return value if isinstance(value, list) else []
+
+
+def _subagents(record: Json | Item) -> list[Json]:
+    """The trajectories that one holds."""
+    return _listed(record.get(_SUBAGENTS)) if isinstance(record, Mapping) else []
+
+
+def _id(trajectory: Json) -> str:
+    return string(trajectory.get(_ID)) if isinstance(trajectory, dict) else ""
+
+
+def _held(record: Json) -> set[str]:
+    """The ids of the trajectories that one holds, and of those within these: what points to them within it may mean
+    no other."""
+    return {id for one in _subagents(record) for id in (_id(one), *_held(one))}
 
 
 def _named(steps: Sequence[Json]) -> set[str]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from retcon.transcripts.failures.rules import Verdict, judge
-from retcon.transcripts.reading.items import text_of, without_words, words_of
+from retcon.transcripts.reading.items import replaced, text_of, without_words, words_of
 from retcon.transcripts.reading.itemwise import (
     Item,
     ItemList,
@@ -41,6 +41,8 @@ _BESIDE = {"type", "id", "call_id", "status", "output", "outputs", "result", "re
 """What is no argument of a call."""
 _TOKENS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs", "routed_experts")
 _WORDS = {"message", "reasoning"}
+_REQUEST, _RESPONSE = "responses_create_params", ("response", "output")
+"""Where NeMo-Gym has what was asked, and the rollout."""
 _EXITED = re.compile(
     r"(?:Command: [^\n]*\n)?(?:Chunk ID: \w+\n)?Wall time: [\d.]+ seconds\nProcess exited with code (-?\d{1,9})\n"
 )
@@ -59,7 +61,7 @@ class Responses(Itemwise):
     marks: Sequence[str] = (
         "function_call", "custom_tool_call", "local_shell_call", "shell_call", "code_interpreter_call", "mcp_call",
         "function_call_output", "custom_tool_call_output", "local_shell_call_output", "shell_call_output",
-        "call_id", "reasoning", "output_text", "responses_create_params",
+        "call_id", "reasoning", "output_text", _REQUEST,
     )  # fmt: skip
 
     def inside(self, item: Json) -> Item:
@@ -82,18 +84,27 @@ class Responses(Itemwise):
         return typed and any(item.get("role") == "assistant" and "content" in item for item in items)
 
     def find(self, record: Json) -> ItemList | None:
-        """The list with the most calls: NeMo-Gym has the request's beside the response's."""
+        """The list with the most calls; of NeMo-Gym's, which has the request's beside it, the response's."""
         found = [(path, items) for path, items in lists(record) if self.has_calls(items)]
         found = found or [(path, items) for path, items in lists(record) if self.is_plain(items)][-1:]
         if not found:
             return None
-        path, items = max(found, key=lambda one: sum(map(_is_own, one[1])))
-        request = part_of(record, "responses_create_params") or (record if isinstance(record, dict) else {})
+        rollout = [one for one in found if tuple(one[0]) == _RESPONSE] if part_of(record, _REQUEST) else []
+        path, items = max(rollout or found, key=lambda one: sum(map(_is_own, one[1])))
+        request = part_of(record, _REQUEST) or (record if isinstance(record, dict) else {})
         context = request.get("input") if tuple(path) not in ((), ("input",)) else None
         told = [context] if isinstance(context, str) else context if isinstance(context, list) else []
         texts = [t if isinstance(t, str) else _text(t) for t in told]
         asked = [(speaker_of(item), text) for item, text in zip(told, texts, strict=True) if text]
         return ItemList(path, items, "\n\n".join(texts), asked, _instructions(request))
+
+    def with_items(self, record: Json, place: ItemList, items: list[Json]) -> Json:
+        """Other lists that have the same items go with these: NeMo-Gym may keep a rollout twice."""
+        new = super().with_items(record, place, items)
+        for path, other in lists(record):
+            if tuple(path) != tuple(place.path) and (copied := _as_copied(other, place.items, items)) is not None:
+                new = replaced(new, path, copied)
+        return new
 
     def group(self, items: Sequence[Item]) -> list[Piece]:
         pieces = Pieces()
@@ -126,6 +137,25 @@ class Responses(Itemwise):
         if _words(inner):
             return self.with_inside(item, super().without_words(inner, cuts))
         return self.with_inside(item, {**inner, "summary": without_words(inner.get("summary"), cuts)})
+
+
+def _as_copied(other: Sequence[Json], old: Sequence[Json], new: Sequence[Json]) -> list[Json] | None:
+    """A list that has all items of another, or its last ones, once those are new; None for any other list. Tokens may
+    stand in one of them alone."""
+    theirs, ours = [*map(_without_tokens, other)], [*map(_without_tokens, old)]
+    at = next((n for n in range(len(other) - len(old) + 1) if theirs[n : n + len(old)] == ours), None)
+    if at is not None:
+        begin, end, cut = at, at + len(old), 0
+    else:  # the beginning may stand in one of them alone
+        begin, end, cut = 0, len(other), len(old) - len(other)
+        if cut <= 0 or theirs != ours[cut:] or [*old[:cut]] != [*new[:cut]]:
+            return None
+    same = [*other[begin:end]] == [*old[cut:]]
+    return [*other[:begin], *(new[cut:] if same else map(_without_tokens, new[cut:])), *other[end:]]
+
+
+def _without_tokens(item: Json) -> Json:
+    return {key: value for key, value in item.items() if key not in _TOKENS} if isinstance(item, dict) else item
 
 
 def _is_call(item: Item) -> bool:
@@ -174,7 +204,9 @@ def _call(item: Item, kind: str) -> Call:
         name, arguments = "shell", {"command": joined}
     elif kind in _NAMED:
         name = string(item.get("name"), "python")
-        arguments = item.get("arguments") if "arguments" in item else {"input": string(item.get("input"))}
+        arguments = item.get("arguments")
+        if arguments is None and ("input" in item or "arguments" not in item):  # a custom tool's
+            arguments = {"input": string(item.get("input"))}
     else:
         name = kind.removesuffix(_CALL)
         arguments = action or part_of(item, "operation") or {k: v for k, v in item.items() if k not in _BESIDE}
