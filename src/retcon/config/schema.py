@@ -267,10 +267,10 @@ class LoraSection(Section):
 
 class SandboxSection(Section):
     """Which machine runs the calls, how many at a time, and whether programs that repeat run again, can change from
-    session to session of a run. What demonstrations were made with says nothing of the last, which came later."""
+    session to session."""
 
-    _FIGURES: ClassVar = ("sessions", "cpu_seconds", "wall_seconds", "memory_mb", "output_chars")
-    matters_to: ClassVar = {"rl": _FIGURES, "demonstrations": ("url", "workers", *_FIGURES)}
+    immaterial: ClassVar = ("url", "workers", "reuse")
+    matters_to: ClassVar = {"rl": None, "demonstrations": None}
 
     url: Several = Field((), description="of servers (`retcon sandbox serve`) to run calls on instead of here, "
                          "one or several; their token: RETCON_SANDBOX_TOKEN")  # fmt: skip
