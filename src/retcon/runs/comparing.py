@@ -40,9 +40,10 @@ def flat(recipe: Mapping[str, Any]) -> dict[str, dict[str, object]]:
     return found
 
 
-def as_now(old: Values, recipe: Recipe) -> dict[str, dict[str, object]]:
+def as_now(old: Values, recipe: Recipe, part: Values | None = None) -> dict[str, dict[str, object]]:
     """`old`, which an earlier Retcon may have written, as this one would have: keys that it lacks, and that have their
-    default in the recipe, are added. For a new key's default does what was done before there was the key.."""
+    default in the recipe, are added. For a new key's default does what was done before there was the key. part: what
+    `old` is to have of the recipe, None where that is all."""
     found = {name: dict(keys) for name, keys in old.items()}
     for name in type(recipe).model_fields:
         section = getattr(recipe, name)
@@ -51,7 +52,8 @@ def as_now(old: Values, recipe: Recipe) -> dict[str, dict[str, object]]:
         keys = found.setdefault(name, {})
         for key, value in section.model_dump(mode="json").items():
             usual = type(section).model_fields[key].get_default(call_default_factory=True)
-            if key not in keys and getattr(section, key) == usual:
+            wanted = part is None or key in part.get(name, {})
+            if wanted and key not in keys and getattr(section, key) == usual:
                 keys[key] = value
     return found
 
