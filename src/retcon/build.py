@@ -244,7 +244,8 @@ async def open_sandbox(section: SandboxSection) -> AsyncIterator[Sandbox]:
     """The recipe's servers, or a pool of workers here. Raises SandboxUnavailable."""
     limits = _call_limits(section)
     if section.url:
-        async with SandboxRouter(section.url, token=token_from_environment(), limits=limits) as router:
+        token, outage = token_from_environment(), section.patience
+        async with SandboxRouter(section.url, token=token, limits=limits, outage=outage) as router:
             yield router
     else:
         async with SandboxPool(workers=section.workers, limits=limits, sessions=SessionBounds(SESSIONS)) as pool:

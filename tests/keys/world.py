@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
+import pytest
+
 from keys.acting import Lab, acts, run
 from playing import call
 from retcon.build import open_context
@@ -18,9 +20,11 @@ from retcon.core.types import Observation, ToolCall
 from retcon.engine.scripted import ScriptedEngine
 from retcon.engine.types import SamplingParams
 from retcon.rollout.group import rollout_group
+from retcon.sandbox.client import client
 from retcon.tasks.types import Task
 from retcon.tools.kind import ToolKind, ToolSetup
 from retcon.tools.scripted import ScriptedTool
+from servers.answering import Answer, Asked, serving
 
 LONG = ("rollout.max_tokens=4000", "rollout.max_turns=6", "sandbox.output_chars=200")
 
@@ -49,6 +53,22 @@ def where_calls_run(recipe: Recipe, lab: Lab) -> str:
         return observed(recipe, "print(1)")[0].status
     except SandboxUnavailable as error:
         return str(error).partition(":")[0]
+
+
+@acts("sandbox.patience", (0, "infrastructure"), (60, "ok"), given=LONG)
+def a_call_whose_server_is_started_anew(recipe: Recipe, lab: Lab) -> str:
+    """It ends at the call, and was asked twice in vain whether it is there: all tries of the call are over by then."""
+    left = [Answer(status=None)] * 3
+
+    def reply(asked: Asked) -> Answer:
+        if left and (len(left) < 3 or "print(1)" in asked.body.get("code", "")):
+            return left.pop()
+        return Answer({"status": "ok", "tier": "landlock"})
+
+    with serving(reply) as server, pytest.MonkeyPatch.context() as patched:
+        patched.setattr(client, "FIRST_PAUSE", 0.01)
+        section = recipe.sandbox.model_copy(update={"url": (server.url.removesuffix("/v1"),)})
+        return observed(recipe.model_copy(update={"sandbox": section}), "print(1)")[0].status
 
 
 @acts("sandbox.workers", (1, "in turn"), (2, "at once"))

@@ -275,13 +275,15 @@ class LoraSection(Section):
 
 class SandboxSection(Section):
     """Which machine runs the calls, how many at a time, and whether programs that repeat run again, can change from
-    session to session of a run. What demonstrations were made with says nothing of the last, which came later."""
+    session to session."""
 
-    _FIGURES: ClassVar = ("sessions", "cpu_seconds", "wall_seconds", "memory_mb", "output_chars")
-    matters_to: ClassVar = {"rl": _FIGURES, "demonstrations": ("url", "workers", *_FIGURES)}
+    immaterial: ClassVar = ("url", "patience", "workers", "reuse")
+    matters_to: ClassVar = {"rl": None, "demonstrations": None}
 
     url: Several = Field((), description="of servers (`retcon sandbox serve`) to run calls on instead of here, "
                          "one or several; their token: RETCON_SANDBOX_TOKEN")  # fmt: skip
+    patience: NonNegative = Field(300, description="seconds for which calls wait where all of these servers have gone "
+                                  "away during the work, as one does that is restarted")  # fmt: skip
     workers: Positive = Field(2, description="calls at a time; servers set their own number")
     sessions: bool = Field(False, description="each rollout has an interpreter that keeps variables and files between "
                            "calls, and is rolled back with its history")  # fmt: skip

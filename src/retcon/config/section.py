@@ -81,17 +81,20 @@ class Section(BaseModel):
     """A section of a recipe: unknown keys are refused, values are fixed once read.
 
     matters_to: what depends on it, on all of its keys (None) or on some: where one of those changes, a run cannot be
-    resumed, and demonstrations are not those that were asked for.
+    resumed, and demonstrations are not those that were asked for. immaterial: keys that say where and how fast work is
+    done, and nothing of what it comes to: whatever was begun goes on with others.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
     matters_to: ClassVar[Mapping[Work, tuple[str, ...] | None]] = {}
+    immaterial: ClassVar[tuple[str, ...]] = ()
 
     def keys_for(self, work: Work) -> tuple[str, ...]:
         """The keys that `work` depends on."""
         if work not in self.matters_to:
             return ()
-        return self.matters_to[work] or tuple(type(self).model_fields)
+        keys = self.matters_to[work] or tuple(type(self).model_fields)
+        return tuple(key for key in keys if key not in self.immaterial)
 
     @classmethod
     def with_changes(cls, keys: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

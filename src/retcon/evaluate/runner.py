@@ -34,7 +34,7 @@ from retcon.evaluate.result import Result, Setting, read_result, score, write_re
 from retcon.rollout.faults import Faults
 from retcon.rollout.group import rollout_group
 from retcon.rollout.prompts import refuse_long
-from retcon.runs.comparing import as_now, is_new_and_empty
+from retcon.runs.comparing import as_now, is_immaterial
 from retcon.store import jsonl
 from retcon.store.fingerprint import fingerprint, template_fingerprint
 from retcon.tasks.checked import problems_of
@@ -222,7 +222,7 @@ def _refuse_other(old: Result, new: Result, recipe: Recipe, out: Path) -> None:
         f"{section}.{key} = {then.get(section, {}).get(key)!r}, now {value!r}"
         for section, keys in new.recipe.items()
         for key, value in keys.items()
-        if then.get(section, {}).get(key) != value and not is_new_and_empty(then.get(section, {}), key, value)
+        if then.get(section, {}).get(key) != value and not is_immaterial(section, then.get(section, {}), key, value)
     ]
     if changed:
         raise CheckpointError(f"{out} holds an evaluation with {'; '.join(changed)}: choose another --out")

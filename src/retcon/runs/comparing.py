@@ -40,9 +40,10 @@ def flat(recipe: Mapping[str, Any]) -> dict[str, dict[str, object]]:
     return found
 
 
-def as_now(old: Values, recipe: Recipe) -> dict[str, dict[str, object]]:
+def as_now(old: Values, recipe: Recipe, part: Values | None = None) -> dict[str, dict[str, object]]:
     """`old`, which an earlier Retcon may have written, as this one would have: keys that it lacks, and that have their
-    default in the recipe, are added. For a new key's default does what was done before there was the key."""
+    default in the recipe, are added. For a new key's default does what was done before there was the key. part: what
+    `old` is to have of the recipe, None where that is all."""
     found = {name: dict(keys) for name, keys in old.items()}
     for name in type(recipe).model_fields:
         section = getattr(recipe, name)
@@ -51,23 +52,29 @@ def as_now(old: Values, recipe: Recipe) -> dict[str, dict[str, object]]:
         keys = found.setdefault(name, {})
         for key, value in section.model_dump(mode="json").items():
             usual = type(section).model_fields[key].get_default(call_default_factory=True)
-            if key not in keys and getattr(section, key) == usual:
+            wanted = part is None or key in part.get(name, {})
+            if wanted and key not in keys and getattr(section, key) == usual:
                 keys[key] = value
     return found
 
 
-def is_new_and_empty(before: Mapping[str, object], key: str, value: object) -> bool:
-    """Whether a key is a table without an entry, of which an earlier Retcon knew nothing: it changes nothing."""
-    return key not in before and value == {}
+def is_immaterial(section: str, before: Mapping[str, object], key: str, value: object) -> bool:
+    """Whether work goes on with another value of a key of the section, or of one of `stages`: it is one of
+    `Section.immaterial`, or a table without an entry, of which an earlier Retcon knew nothing."""
+    new_and_empty = key not in before and value == {}
+    if section.startswith("stages."):
+        section, _, key = key.partition(".")
+    field = Recipe.model_fields.get(section)
+    return new_and_empty or (field is not None and key in getattr(field.annotation, "immaterial", ()))
 
 
 def differing(old: Values, new: Values) -> Iterator[str]:
     """`section.key was X, is Y` for every key of either that differs; what one of them lacks is None there.
 
-    Sections that `new` does not have are not compared, nor tables of `new` that are empty and `old` does not know.
+    Sections that `new` does not have are not compared, nor keys that are immaterial (`is_immaterial`).
     """
     for section, now in new.items():
         before = old.get(section, {})
         for key in sorted({*before, *now}):
-            if before.get(key) != now.get(key) and not is_new_and_empty(before, key, now.get(key)):
+            if before.get(key) != now.get(key) and not is_immaterial(section, before, key, now.get(key)):
                 yield f"{section}.{key} was {before.get(key)!r}, is {now.get(key)!r}"

@@ -57,3 +57,24 @@ def test_demonstrations_for_other_tokens_are_not_those_that_were_asked_for(tmp_p
     assert done.exit_code
     assert "d.jsonl, line 1: the ids of" in " ".join(str(done.exception or done.output).split())
     assert not (tmp_path / "run/run.json").exists()
+
+
+def test_a_note_of_before_a_key_is_of_the_recipe_where_the_key_has_its_default(tmp_path: Path) -> None:
+    from retcon.cli.common.demonstrations import ensure_demonstrations
+    from retcon.config.load import load_recipe
+
+    base, file = make_base(tmp_path / "base", positions=2048), tmp_path / "d.jsonl"
+
+    def written(*changes: str) -> object:
+        overrides = ["sft.demonstrations=2", f"model.path={base}", *changes]
+        return ensure_demonstrations(load_recipe("quickstart/cold_start", overrides), file, lambda *_: None)
+
+    summary = written("sandbox.workers=1")
+    note = tmp_path / "d.jsonl.recipe.json"
+    told = json.loads(note.read_text())
+    del told["sandbox"]["sessions"], told["demos"]["failed_share"]
+    told["sandbox"]["url"] = ["http://127.0.0.1:9"]  # which says nothing of what was made
+    note.write_text(json.dumps(told))
+    assert written("sandbox.workers=7") == summary
+    with pytest.raises(CheckpointError, match=r"wrote it \(sandbox\.sessions was None, is True; see"):
+        written("sandbox.sessions=true")

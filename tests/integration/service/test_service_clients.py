@@ -364,7 +364,7 @@ def test_rollouts_whose_sandbox_is_a_server(monkeypatch: pytest.MonkeyPatch) -> 
 
     async def work() -> None:
         with server("--workers", "1", "--token", "t") as one:
-            recipe = load_recipe(None, [f"sandbox.url={one.url}", "sandbox.output_chars=2000"])
+            recipe = load_recipe(None, [f"sandbox.url={one.url}", "sandbox.output_chars=2000", "sandbox.patience=0"])
             tokenizer = ByteTokenizer()
             async with open_context(recipe, ScriptedEngine(tokenizer, []), Chat(tokenizer)) as context:
                 tool = context.tools["python"]

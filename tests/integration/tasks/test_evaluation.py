@@ -104,6 +104,11 @@ def test_a_finished_one_is_kept_and_another_is_refused(done: Path) -> None:
     more = RECIPE.model_copy(update={"evaluate": RECIPE.evaluate.model_copy(update={"samples": 5})})
     with pytest.raises(CheckpointError, match=r"evaluate\.samples = 4, now 5"):
         run_evaluation(more, model, done)
+    elsewhere = RECIPE.sandbox.model_copy(update={"url": ("http://127.0.0.1:9",), "workers": 7})
+    assert run_evaluation(RECIPE.model_copy(update={"sandbox": elsewhere}), model, done) == done / "result.json"
+    longer = RECIPE.model_copy(update={"sandbox": RECIPE.sandbox.model_copy(update={"wall_seconds": 31.0})})
+    with pytest.raises(CheckpointError, match=r"evaluation with sandbox\.wall_seconds = 30\.0, now 31\.0: choose"):
+        run_evaluation(longer, model, done)
 
 
 @pytest.mark.torch

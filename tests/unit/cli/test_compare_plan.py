@@ -344,6 +344,7 @@ def test_a_folder_takes_further_arms_and_seeds_and_no_other_comparison(tmp_path:
     out = tmp_path / "out"
     open_ledger(planned(out, *THREE[:2])).begin()
     open_ledger(planned(out, *THREE, seeds=3))
+    open_ledger(planned(out, *THREE, "sandbox.url=http://a:1", "sandbox.workers=7"))
     for words, options, said in [
         ((THREE[1], THREE[0]), {}, r"compares mini/dapo-baseline, mini/cleaner: name these first"),
         ((THREE[0], THREE[2]), {}, "name these first"),

@@ -38,9 +38,10 @@ def test_a_server_says_itself_how_much_it_takes() -> None:
 def test_whatever_a_conversation_begins_with_can_be_told_otherwise() -> None:
     recipe, _ = conversing(URL, ["python"], [])
     assert (recipe.engine.url, recipe.rollout.tools, recipe.sandbox.output_chars) == (URL, ("python",), CHARS)
-    assert (recipe.engine.answer_tokens, recipe.engine.patience) == (ANSWER, 0)
-    keys = ["engine.answer_tokens=9", "engine.patience=4", "sandbox.output_chars=77", "rollout.tools=[]"]
+    assert (recipe.engine.answer_tokens, recipe.engine.patience, recipe.sandbox.patience) == (ANSWER, 0, 0)
+    own = ["sandbox.output_chars=77", "sandbox.patience=5"]
+    keys = ["engine.answer_tokens=9", "engine.patience=4", "rollout.tools=[]", *own]
     changed, _ = conversing(URL, ["python"], keys)
     assert (changed.engine.answer_tokens, changed.engine.patience) == (9, 4)
-    assert (changed.sandbox.output_chars, changed.rollout.tools) == (77, ())
+    assert (changed.sandbox.output_chars, changed.sandbox.patience, changed.rollout.tools) == (77, 5, ())
     assert conversing(URL, [], [], answer_tokens=0)[0].engine.answer_tokens == 0

@@ -283,7 +283,8 @@ def test_a_kind_can_be_named_by_its_import_path(tmp_path: Path) -> None:
 def test_its_keys_are_the_nearest_ones(tmp_path: Path) -> None:
     message = complaint(tmp_path, f'[repair]\nkind = "{__name__}:OwnRepair"\npatince = 5\n')
     assert "line 3: unknown key 'patince' in [repair] (did you mean 'patience'?)" in message
-    with pytest.raises(RecipeError, match=r"'patience' has no section; .*did you mean 'repair\.patience'\?"):
+    near = r"did you mean 'repair\.patience' or 'sandbox\.patience'\?"
+    with pytest.raises(RecipeError, match=rf"'patience' has no section; .*{near}"):
         load_recipe(None, [f"repair.kind={__name__}:OwnRepair", "patience=5"])
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from retcon.config.load import load_recipe
+from retcon.config.schema import Recipe
 from retcon.core.errors import CheckpointError
 from retcon.runs.comparing import differing, relevant
 from retcon.runs.manifest import RunKind, check_place, manifest, note_curve
@@ -16,9 +17,28 @@ OTHERS = ("evaluate.problems=3", "evaluate.seed=7", "evaluate.every_samples=1", 
 SERVERS = ("engine.kind=vllm", "engine.url=http://a:1")
 
 
+STAGED = """
+[rl]
+steps = 4
+
+[[stages]]
+name = "near"
+steps = 2
+sandbox.url = "http://a:1"
+sandbox.workers = 1
+sandbox.wall_seconds = 9.0
+
+[[stages]]
+name = "far"
+"""
+
+
 def resumed(folder: Path, began: tuple[str, ...], goes_on: tuple[str, ...], kind: RunKind = "rl") -> bool:
-    (folder / "run.json").write_text(json.dumps(manifest(kind, load_recipe(None, began), {}, None)))
-    recipe = load_recipe(None, goes_on)
+    return with_recipe(folder, load_recipe(None, began), load_recipe(None, goes_on), kind)
+
+
+def with_recipe(folder: Path, began: Recipe, recipe: Recipe, kind: RunKind = "rl") -> bool:
+    (folder / "run.json").write_text(json.dumps(manifest(kind, began, {}, None)))
     return check_place(folder, recipe, manifest(kind, recipe, {}, None))
 
 
@@ -51,6 +71,21 @@ def test_the_points_of_a_curve_are_measured_alike(tmp_path: Path, change: str) -
 )
 def test_what_changes_no_figure_may_change(tmp_path: Path, began: tuple[str, ...], goes_on: tuple[str, ...]) -> None:
     assert resumed(tmp_path, began, goes_on)
+
+
+@pytest.mark.parametrize(
+    ("was", "becomes"),
+    [("http://a:1", "http://b:1"), ("workers = 1", "workers = 7"), ('sandbox.url = "http://a:1"\n', "")],
+    ids=["another server", "other workers", "none of its own"],
+)
+def test_a_stage_may_run_its_calls_elsewhere_too(tmp_path: Path, was: str, becomes: str) -> None:
+    def staged(text: str) -> Recipe:
+        (tmp_path / "staged.toml").write_text(text)
+        return load_recipe(tmp_path / "staged.toml")
+
+    assert with_recipe(tmp_path, staged(STAGED), staged(STAGED.replace(was, becomes)))
+    with pytest.raises(CheckpointError, match=r"stages\.1\.sandbox\.wall_seconds was 9\.0, is 8\.0\. Use the old"):
+        with_recipe(tmp_path, staged(STAGED), staged(STAGED.replace("9.0", "8.0")))
 
 
 def test_a_curve_that_began_later_is_kept_and_one_that_there_is_stays(tmp_path: Path) -> None:
@@ -94,4 +129,6 @@ def test_demonstrations_depend_on_how_they_are_made_and_on_nothing_of_the_traini
     assert found.keys() == {"run", "model", "task", "rollout", "sandbox", "demos", "sft"}
     some = {name: set(found[name]) for name in ("run", "model", "sft")}
     assert some == {"run": {"seed"}, "model": {"style"}, "sft": {"demonstrations", "max_turns"}}
-    assert "reuse" not in found["sandbox"], "it changes none, and those of before there was the key are gone on with"
+    assert found["sandbox"].keys() == {"sessions", "cpu_seconds", "wall_seconds", "memory_mb", "output_chars"}
+    before = {**found, "sandbox": {**found["sandbox"], "url": ["http://a:1"], "workers": 7}}
+    assert not list(differing(before, found)), "which those of an earlier Retcon say"

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import pytest
 
 from retcon.core.errors import SandboxUnavailable
-from retcon.http.asking import Answer
+from retcon.http.asking import Answer, NoAnswer
 from retcon.sandbox.client import SandboxClient, SandboxRouter
 from retcon.sandbox.types import Limits
 
@@ -21,7 +23,8 @@ class Connected:
     """Connections to a server that does all at once, or each program when it is `let` go on.
 
     waits: seconds that were given to each request for a program. sent: what it was asked, but for GET. most: programs
-    at a time. busy: seconds, each of which it tells one request to come back in.
+    at a time. busy: seconds, each of which it tells one request to come back in. away: requests that it does not
+    answer from now on. breaks: at each program, and is back at once.
     """
 
     def __init__(self) -> None:
@@ -30,6 +33,8 @@ class Connected:
         self.let: asyncio.Event | None = None
         self.running = self.most = 0
         self.busy: list[int] = []
+        self.away = 0.0
+        self.breaks = False
 
     async def ask(
         self,
@@ -40,6 +45,9 @@ class Connected:
         seconds: float,
         headers: Mapping[str, str] | None = None,
     ) -> Answer:
+        if self.away:
+            self.away -= 1
+            raise NoAnswer("connection refused")
         if body is not None:
             self.sent.append(body)
             if self.busy:
@@ -49,6 +57,8 @@ class Connected:
             self.waits.append(seconds - PATIENCE)
             self.running += 1
             self.most = max(self.most, self.running)
+            if self.breaks:
+                raise NoAnswer("connection reset")
             if self.let is not None:
                 await self.let.wait()
             self.running -= 1
@@ -222,3 +232,76 @@ def test_a_router_asks_each_of_its_servers_as_often_as_it_is_to_try(
         slept.clear()
         assert asyncio.run(main(asks)) == [tries] * 3
         assert len(slept) == tries - 1
+
+
+async def routed(*, outage: float, tries: int = 2) -> tuple[SandboxRouter, Connected]:
+    """A router of one server, which is there."""
+    router = SandboxRouter(["http://there"], tries=tries, outage=outage)
+    there = connected(router._servers[0].client)
+    await router.start()
+    return router, there
+
+
+def test_a_server_that_is_started_anew_is_waited_for_and_that_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    noting_sleeps(monkeypatch)
+
+    async def main() -> list[str]:
+        router, there = await routed(outage=60)
+        there.away = 100
+        results = await asyncio.gather(*(router.run("pass") for _ in range(20)))
+        there.away = 100
+        session = await router.session()
+        there.away = math.inf
+        async with asyncio.timeout(20):  # whose interpreter is gone with the server, however soon that is back
+            assert (await session.run("pass")).status == "infrastructure"
+        await router.close()
+        return [result.status for result in results]
+
+    assert asyncio.run(main()) == ["ok"] * 20
+    assert [record.getMessage() for record in caplog.records] == [
+        "no sandbox server answers (http://there: connection refused); calls wait for another 60 seconds"
+    ] * 2
+
+
+def test_an_outage_is_one_for_all_calls_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    noting_sleeps(monkeypatch)
+
+    async def main() -> float:
+        router, there = await routed(outage=0.1)
+        there.away = math.inf
+        began = time.monotonic()
+        for _ in range(50):  # of which each would wait
+            result = await router.run("pass")
+            assert (result.status, "there: connection refused" in result.stderr) == ("infrastructure", True)
+        with pytest.raises(SandboxUnavailable, match="no session: none of the sandbox servers answers"):
+            await router.session()
+        await router.close()
+        return time.monotonic() - began
+
+    assert 0.1 <= asyncio.run(main()) < 2.5
+
+
+def test_a_program_that_ends_its_server_each_time_is_not_run_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    noting_sleeps(monkeypatch)
+
+    async def main() -> int:
+        router, there = await routed(outage=1000, tries=3)
+        there.breaks = True
+        assert (await router.run("pass")).status == "infrastructure"
+        await router.close()
+        return len(there.waits)
+
+    assert asyncio.run(main()) == 3
+
+
+def test_a_router_whose_servers_are_not_there_at_the_start_is_refused_at_once() -> None:
+    async def main() -> None:
+        router = SandboxRouter(["http://there"], outage=1000)
+        connected(router._servers[0].client).away = math.inf
+        async with asyncio.timeout(20):
+            await router.start()
+
+    with pytest.raises(SandboxUnavailable, match="no sandbox server answers: http://there: connection refused"):
+        asyncio.run(main())

@@ -7,11 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from retcon.config.load import load_recipe
+from retcon.config.schema import Recipe
 from retcon.core.errors import CheckpointError, RecordError
 from retcon.core.types import Segment, Trajectory, Turn
+from retcon.runs.comparing import Values, relevant
 from retcon.train.demos.journal import FileJournal
 from retcon.train.demos.types import Made
 
+RECIPE = load_recipe(None)
 MADE_FROM = {"run": {"seed": 0}}
 
 
@@ -21,16 +25,16 @@ def stretch(number: int) -> Made:
 
 def test_a_second_one_over_the_same_file_is_refused_until_the_first_is_closed(tmp_path: Path) -> None:
     file, partial = tmp_path / "d.jsonl", tmp_path / "d.jsonl.partial"
-    with FileJournal(file, MADE_FROM) as first:
+    with FileJournal(file, MADE_FROM, RECIPE) as first:
         first.add(stretch(0))
         with partial.open("ab") as half:
             half.write(b'{"stop": 2, "kep')  # as a line that is being written
         with pytest.raises(CheckpointError, match=r"another command is at work on .*d\.jsonl\.partial: wait for it"):
-            FileJournal(file, MADE_FROM)
+            FileJournal(file, MADE_FROM, RECIPE)
         assert partial.read_bytes().endswith(b'"kep')  # nothing of the first's was touched
-        with FileJournal(tmp_path / "other.jsonl", MADE_FROM) as other:
+        with FileJournal(tmp_path / "other.jsonl", MADE_FROM, RECIPE) as other:
             assert other.stop == 0
-    with FileJournal(file, MADE_FROM) as again:
+    with FileJournal(file, MADE_FROM, RECIPE) as again:
         assert (again.stop, [one.id for one in again.kept]) == (1, ["t0"])
         again.remove()
     assert not partial.exists()
@@ -38,25 +42,42 @@ def test_a_second_one_over_the_same_file_is_refused_until_the_first_is_closed(tm
 
 def test_one_that_cannot_be_begun_holds_nothing(tmp_path: Path) -> None:
     file = tmp_path / "d.jsonl"
-    with FileJournal(file, MADE_FROM):
+    with FileJournal(file, MADE_FROM, RECIPE):
         pass
     for _ in range(2):
         with pytest.raises(CheckpointError, match=r"run\.seed was 0, is 1"):
-            FileJournal(file, {"run": {"seed": 1}})
-    with FileJournal(file, MADE_FROM) as again:
+            FileJournal(file, {"run": {"seed": 1}}, RECIPE)
+    with FileJournal(file, MADE_FROM, RECIPE) as again:
         assert again.stop == 0
     (tmp_path / "e.jsonl.partial").mkdir()
     with pytest.raises(RecordError, match="is a folder"):
-        FileJournal(tmp_path / "e.jsonl", MADE_FROM)
+        FileJournal(tmp_path / "e.jsonl", MADE_FROM, RECIPE)
 
 
 def test_what_two_commands_wrote_side_by_side_is_refused_with_its_line(tmp_path: Path) -> None:
     file, partial = tmp_path / "d.jsonl", tmp_path / "d.jsonl.partial"
-    with FileJournal(file, MADE_FROM) as journal:
+    with FileJournal(file, MADE_FROM, RECIPE) as journal:
         for number in range(2):
             journal.add(stretch(number))
     lines = partial.read_bytes().splitlines(keepends=True)
     assert [json.loads(line).get("stop") for line in lines] == [None, 1, 2]
     partial.write_bytes(b"".join([*lines, lines[1]]))
     with pytest.raises(CheckpointError, match=r"line 4: candidates up to 1 after those up to 2: two"):
-        FileJournal(file, MADE_FROM)
+        FileJournal(file, MADE_FROM, RECIPE)
+
+
+def test_one_of_before_a_key_goes_on_where_the_key_has_its_default(tmp_path: Path) -> None:
+    def about(recipe: Recipe) -> Values:
+        return {**relevant(recipe, "demonstrations"), "inputs": {"tasks": "1f"}}
+
+    file, now = tmp_path / "d.jsonl", about(RECIPE)
+    old = {name: dict(keys) for name, keys in now.items()}
+    del old["task"]["steps"], old["sandbox"]["sessions"]
+    old["sandbox"]["url"] = ["http://127.0.0.1:9"]  # which says nothing of what is made
+    with FileJournal(file, old, RECIPE) as journal:
+        journal.add(stretch(0))
+    with FileJournal(file, now, RECIPE) as again:
+        assert again.stop == 1
+    other = load_recipe(None, ["sandbox.sessions=true"])
+    with pytest.raises(CheckpointError, match=r"other data \(sandbox\.sessions was None, is True\): remove it"):
+        FileJournal(file, about(other), other)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from retcon.config.load import load_recipe
 from retcon.core.errors import RecordError
 from retcon.store import partial as module
 from retcon.store.partial import Partial
@@ -76,7 +77,7 @@ def test_what_an_interrupted_command_left_is_begun_anew_or_gone_on_with(tmp_path
 
 def test_a_journal_of_demonstrations_is_nobody_elses_to_begin_anew(tmp_path: Path) -> None:
     file = tmp_path / "out.jsonl"
-    with FileJournal(file, {"run": {"seed": 0}}):
+    with FileJournal(file, {"run": {"seed": 0}}, load_recipe(None)):
         pass
     left = file.with_name("out.jsonl.partial")
     made = left.read_bytes()

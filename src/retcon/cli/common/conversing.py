@@ -51,7 +51,7 @@ def _recipe(
     from retcon.config.load import load_recipe
     from retcon.rollout.lengths import context_of
 
-    given = [f"rollout.tools={json.dumps(list(tools))}", f"sandbox.output_chars={CHARS}"]
+    given = [f"rollout.tools={json.dumps(list(tools))}", f"sandbox.output_chars={CHARS}", "sandbox.patience=0"]
 
     def read(lengths: Sequence[str]) -> Recipe:
         return load_recipe(None, [*given, *lengths, *overrides], reads=READS["conversing"])

@@ -17,7 +17,7 @@ from retcon.config.schema import Recipe
 from retcon.core.errors import CheckpointError, RecipeError, nearest
 from retcon.models.placing import model_folder
 from retcon.rollout.lengths import Derived, context_of, open_keys, with_lengths
-from retcon.runs.comparing import differing, relevant
+from retcon.runs.comparing import as_now, differing, relevant
 from retcon.store.outputs import refuse_special
 from retcon.store.whole import explained, write_json
 from retcon.train.datasets.vocabulary import vocabulary_of
@@ -110,7 +110,7 @@ def _already(file: Path, note: Path, recipe: Recipe) -> Summary | None:
         for name, values in _about(recipe, load_tokenizer(model_folder(recipe.model.path))).items()
         if name in told
     }
-    changed = list(differing(told, known))
+    changed = list(differing(as_now(told, recipe, known), known))
     if changed:
         raise CheckpointError(
             f"{file}: another recipe wrote it ({'; '.join(changed)}; see {note.name}): remove both, or name another"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
 import random
 import time
 import uuid
@@ -16,6 +18,7 @@ from retcon.sandbox.client.client import FIRST_PAUSE, LONGEST_PAUSE, ClientSessi
 from retcon.sandbox.client.remote import LimitsRefused, ServerUnavailable, with_limits
 from retcon.sandbox.types import Limits, Program, ProgramOptions, Result, Session, Tier, as_program, check_seed
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 WEAKEST_FIRST: tuple[Tier, ...] = ("rlimits", "landlock", "namespaces")
 
@@ -27,6 +30,9 @@ class SandboxRouter:
     reached or breaks off, to another at once. One that cannot be reached or breaks off is taken out, and comes back in
     once it answers again, which is tried after growing pauses. Sessions stay with their server and are lost with it.
     Where all are busy, they are asked again after pauses, `tries` times in all.
+    outage: seconds, from when the last server was taken out, for which calls and new sessions wait for one to come back
+    in. What is asked of a session is not waited for so long: a server that was restarted has no session of before.
+
     Raises SandboxUnavailable on entry where none of the servers answers, or one of them does not allow `limits`
     (LimitsRefused).
     """
@@ -40,6 +46,7 @@ class SandboxRouter:
         limits: Limits | None = None,
         connections: int = 256,
         patience: float = 900.0,
+        outage: float = 0.0,
     ) -> None:
         if not urls:
             raise ValueError("a router needs one server at least")
@@ -51,6 +58,8 @@ class SandboxRouter:
         ]
         self._tries = tries
         self._limits = limits
+        self._outage = outage
+        self._last_out = self._told = -math.inf
         self._is_open = False
 
     async def __aenter__(self) -> Self:
@@ -135,8 +144,10 @@ class SandboxRouter:
         """What the first server gives that does not fail: where one does, the next is asked at once, but for those that
         rest, unless all do.
 
-        Raises as `_choose`, and ServerUnavailable where all of them fail; `after` is then until the first has rested.
+        Where none is there, that waits for one (`_outlast`). Raises as `_choose`, and ServerUnavailable where all of
+        them fail; `after` is then until the first has rested.
         """
+        await self._outlast()
         asked: set[_Server] = set()
         while True:
             server = self._choose(asked)
@@ -169,6 +180,21 @@ class SandboxRouter:
             server.rests_until = time.monotonic() + fault.after
         elif server.up and self._is_open:
             server.take_out(str(fault))
+            self._last_out = time.monotonic()
+
+    async def _outlast(self) -> None:
+        """Wait while none of the servers is there, as long as an outage may be."""
+        while self._is_open and not self.up:
+            left = self._last_out + self._outage - time.monotonic()
+            probing = [task for server in self._servers if (task := server.probing) is not None and not task.done()]
+            if left <= 0 or not probing:
+                return
+            if self._told != self._last_out:  # once an outage
+                self._told = self._last_out
+                why = "; ".join(server.why for server in self._servers)
+                log.warning("no sandbox server answers (%s); calls wait for another %.0f seconds", why, left)
+            # A probe ends when its server is there.
+            await asyncio.wait(probing, timeout=left, return_when=asyncio.FIRST_COMPLETED)
 
     async def _first_probe(self, server: _Server) -> None:
         server.client.connect()
@@ -183,7 +209,8 @@ class SandboxRouter:
 
 
 class _Server:
-    """One of a router's servers. load: calls and sessions of the router in it. why: it is not `up`."""
+    """One of a router's servers. load: calls and sessions of the router in it. why: it is not `up`. probing: goes on
+    until it is."""
 
     def __init__(self, client: SandboxClient) -> None:
         self.client = client
@@ -191,17 +218,17 @@ class _Server:
         self.load = 0
         self.rests_until = 0.0
         self.why = ""
-        self._probing: asyncio.Task[None] | None = None
+        self.probing: asyncio.Task[None] | None = None
 
     def less(self) -> None:
         self.load -= 1
 
     def take_out(self, why: str) -> None:
         self.up, self.why = False, why
-        self._probing = asyncio.create_task(self._probe())
+        self.probing = asyncio.create_task(self._probe())
 
     async def stop_probing(self) -> None:
-        task, self._probing = self._probing, None
+        task, self.probing = self.probing, None
         if task is not None:
             task.cancel()
             await asyncio.wait((task,))

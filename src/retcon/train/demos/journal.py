@@ -16,10 +16,11 @@ from typing import Any, Self
 
 import msgspec
 
+from retcon.config.schema import Recipe
 from retcon.core.codec import from_dict
 from retcon.core.errors import CheckpointError
 from retcon.core.types import Trajectory
-from retcon.runs.comparing import differing
+from retcon.runs.comparing import Values, as_now, differing
 from retcon.store.alone import alone_on
 from retcon.store.jsonl import line_of
 from retcon.store.lines import LineAppender
@@ -75,12 +76,12 @@ class FileJournal(Journal):
     """In `FILE.partial`, which goes on where it stopped, and which no other process writes meanwhile; use it in a
     `with`.
 
-    made_from: of what, section to key to value. Raises CheckpointError where another process is at it, where it was
-    begun with something else, is broken, or somebody else's (see `begun`); RecordError or StorageError where it cannot
-    be written.
+    made_from: of what, section to key to value. recipe: that this is part of, by whose defaults a journal of an earlier
+    Retcon is read (`as_now`). Raises CheckpointError where another process is at it, where it was begun with something
+    else, is broken, or somebody else's (see `begun`); RecordError or StorageError where it cannot be written.
     """
 
-    def __init__(self, file: Path, made_from: Mapping[str, Mapping[str, object]]) -> None:
+    def __init__(self, file: Path, made_from: Values, recipe: Recipe) -> None:
         super().__init__()
         self.path = file.with_name(file.name + SUFFIX)
         refuse_special(self.path)
@@ -89,16 +90,16 @@ class FileJournal(Journal):
             begun(file)
             # Under the lock, as it removes a line that was cut off, or that another process is writing.
             self._lines = opening.enter_context(LineAppender(self.path))
-            self._read(made_from)
+            self._read(made_from, recipe)
             self._open = opening.pop_all()
 
-    def _read(self, made_from: Mapping[str, Mapping[str, object]]) -> None:
+    def _read(self, made_from: Values, recipe: Recipe) -> None:
         lines = self.path.read_bytes().splitlines()
         if not lines:
             self._write({"made_from": made_from})
             return
         try:
-            before: Any = msgspec.json.decode(lines[0])["made_from"]
+            before = msgspec.json.decode(lines[0], type=dict[str, dict[str, dict[str, Any]]])["made_from"]
             stretches: list[Any] = [msgspec.json.decode(line) for line in lines[1:]]
             for number, stretch in enumerate(stretches, start=2):
                 if stretch["stop"] <= self.stop:
@@ -110,7 +111,7 @@ class FileJournal(Journal):
                 super().add(Made(stretch["stop"] - self.stop, tuple(kept), stretch["rejected"]))
         except (msgspec.DecodeError, LookupError, TypeError) as error:
             raise CheckpointError(f"{self.path} is broken ({error!r}): remove it, and start over") from error
-        if changed := list(differing(before, made_from)):
+        if changed := list(differing(as_now(before, recipe, made_from), made_from)):
             raise CheckpointError(
                 f"{self.path} was begun with another recipe or other data ({'; '.join(changed)}): remove it, or name "
                 "another file"

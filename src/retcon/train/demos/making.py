@@ -87,7 +87,7 @@ def write_demonstrations(
     async def make() -> Summary:
         async with recipe.demos.open(setup) as source:
             made_from = {**relevant(recipe, "demonstrations"), "inputs": {**source.inputs, "chat": _told_by(chat)}}
-            with FileJournal(out, made_from) as journal:
+            with FileJournal(out, made_from, recipe) as journal:
                 made = await _make(recipe, source, journal, on_progress)
                 jsonl.write(out, made)
                 journal.remove()
