@@ -7,6 +7,7 @@ import asyncio
 import os
 import warnings
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -92,6 +93,9 @@ def run_evaluation(
     result = held_by(recipe, checkpoint, out, tasks)
     settings = settings_of(recipe)
     missing = {name: params for name, params in settings.items() if not _has(out, result, name)}
+    for name in settings.keys() - missing.keys():
+        with suppress(OSError):  # a process that was killed before it could remove it may have left it
+            partial(_trajectories(out, name)).unlink(missing_ok=True)
     if not missing:
         return out / "result.json"
     chat = build_engine_chat(recipe, checkpoint, family)

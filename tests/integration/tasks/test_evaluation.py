@@ -16,7 +16,7 @@ from retcon.core.errors import CheckpointError, InfrastructureFault, SandboxUnav
 from retcon.core.types import Trajectory
 from retcon.engine.scripted import ScriptedEngine
 from retcon.evaluate import runner
-from retcon.evaluate.begun import Begun
+from retcon.evaluate.begun import Begun, BegunFile
 from retcon.evaluate.result import Result, Setting, read_result, write_result
 from retcon.evaluate.runner import evaluate, fingerprint_of, held_by, run_evaluation, settings_of
 from retcon.runs.cost import Cost, Meter
@@ -192,6 +192,13 @@ def test_what_was_begun_and_cannot_be_read_is_refused_before_anything_is_loaded(
 
 
 @pytest.mark.torch
+def test_what_was_begun_goes_though_its_process_was_killed_as_soon_as_it_was_whole(done: Path) -> None:
+    with BegunFile(done / "trajectories-t1.jsonl", read_result(done / "result.json").without_settings()):
+        pass
+    run_evaluation(RECIPE, done.parent / "model", done)
+    assert sorted(path.suffix for path in done.iterdir()) == [".json", ".jsonl", ".jsonl"]
+
+
 def test_a_setting_whose_trajectories_are_gone_is_made_again(done: Path) -> None:
     (done / "trajectories-t1.jsonl").unlink()
     with pytest.raises(CheckpointError, match="model does not exist"):
