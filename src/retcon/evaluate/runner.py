@@ -56,8 +56,8 @@ RELEVANT = ("run", "model", "compute", "engine", "task", "rollout", "sandbox", "
 
 MOST_LOST = 0.05  # share of rollouts; an evaluation that lost more says nothing
 AT_ONCE = 4096
-"""Rollouts that are begun side by side at most: of large sets, more would wait for the engine with their prompts in
-memory."""
+"""Rollouts that are begun side by side at most, unless servers take more: of large sets, the others would wait for the
+engine with their prompts in memory."""
 
 
 def settings_of(recipe: Recipe) -> dict[str, SamplingParams]:
@@ -164,7 +164,8 @@ async def evaluate(
         measured = replace(measuring(recipe, context, params), faults=faults or context.faults)
         seed = derive("evaluation", recipe.evaluate.seed, name)
         count = recipe.evaluate.samples
-        room = asyncio.Semaphore(max(1, AT_ONCE // count))
+        at_once = max(AT_ONCE, 2 * recipe.engine.requests())  # while some ask the servers, others run their tools
+        room = asyncio.Semaphore(max(1, at_once // count))
 
         async def group_of(task: Task) -> list[Trajectory]:
             if task.id in begun.groups:

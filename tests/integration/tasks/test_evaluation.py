@@ -263,9 +263,15 @@ def test_random_streams_are_the_evaluations_own_and_the_same_for_every_model() -
         assert not set(other[0].values()) & set(seeds.values())
 
 
-def test_of_many_problems_some_are_done_before_others_begin(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What waits has its prompts in memory, and is lost where the evaluation is killed."""
+@pytest.mark.parametrize(("at_once", "side_by_side"), [(1, 1), (3, 3)])
+def test_of_many_problems_some_are_done_before_others_begin(
+    at_once: int, side_by_side: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What waits has its prompts in memory, and is lost where the evaluation is killed. at_once: of each of two
+    servers, which are to have enough to do."""
     monkeypatch.setattr(runner, "AT_ONCE", 4)
+    servers = ["engine.kind=vllm", 'engine.url=["http://a:1", "http://b:1"]', f"engine.at_once={at_once}"]
+    recipe = RECIPE.model_copy(update={"engine": load_recipe(None, servers).engine})
     tasks, tokenizer, begun = task_set("numbers").evaluation(3, 0), ByteTokenizer(), Begun()
     seen: list[tuple[str, int]] = []
 
@@ -274,11 +280,11 @@ def test_of_many_problems_some_are_done_before_others_begin(monkeypatch: pytest.
         return "I do not know"
 
     work = evaluate(
-        RECIPE, tasks, name="t1", params=settings_of(RECIPE)["t1"], engine=ScriptedEngine(tokenizer, reply),
+        recipe, tasks, name="t1", params=settings_of(recipe)["t1"], engine=ScriptedEngine(tokenizer, reply),
         chat=Chat(tokenizer), on_progress=lambda _: None, begun=begun,
     )  # fmt: skip
     groups, _ = asyncio.run(work)
-    assert seen == [(task.id, number) for number, task in enumerate(tasks) for _ in range(4)]
+    assert seen == [(task.id, number // side_by_side) for number, task in enumerate(tasks) for _ in range(4)]
     assert [group[0].task for group in groups] == [task.id for task in tasks]
 
 
