@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from parts.compared import by_arm, table
-from parts.results import ROOT, git, save
+from parts.results import ROOT, TRAINED, git, save
 from rich.console import Console, RenderableType
 
 from retcon.evaluate.statistics import Interval
@@ -43,7 +43,6 @@ from retcon.report.transcript import show_purification
 
 MARKED = re.compile(r"(<!-- figures: ([\w-]+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
 WIDTH = 80
-COMPUTES = ("src/retcon/train", "src/retcon/engine", "src/retcon/rollout", "src/retcon/purify", "src/retcon/select")
 
 
 class FigureError(Exception):
@@ -232,7 +231,7 @@ def keep_quickstart(run: Path, file: Path, name: str | None = None, commit: str 
         "costs": {str(one.relative_to(run).parts[0]): costs(one) for one in runs},
     }
     command = " ".join(("retcon quickstart", *filter(None, (name,)), f"--seeds {len(summary['seeds'])}"))
-    save(file, figures, command=command, measures=COMPUTES, commit=commit)
+    save(file, figures, command=command, measures=TRAINED, commit=commit)
 
 
 def keep_compared(run: Path, file: Path, commit: str | None) -> None:
@@ -244,7 +243,7 @@ def keep_compared(run: Path, file: Path, commit: str | None) -> None:
     recipes, seeds = [arm["recipe"] for arm in compared.values()], next(iter(compared.values()))["seeds"]
     command = f"retcon compare {' '.join(recipes)} --seeds {len(seeds)}"
     figures = {"table": table(compared), "by arm": by_arm(compared), "whole": whole, "cells": told["cells"]}
-    save(file, figures, command=command, measures=COMPUTES, commit=commit)
+    save(file, figures, command=command, measures=TRAINED, commit=commit)
 
 
 def main() -> int:

@@ -26,7 +26,7 @@ from typing import get_args
 
 import torch
 from figures import figure
-from parts.results import add_json, save
+from parts.results import ROLLED_OUT, add_json, save
 from saar_cost import COLD_START, ONE_THREAD, lookahead_tokens, policy
 
 from retcon.build import build_tasks
@@ -135,8 +135,7 @@ def main() -> None:
         found = {row: {name: asdict(one) for name, one in cells.items()} for row, cells in rows.items()}
         began = " --start runs/quickstart/cold_start/final" if options.start else ""
         asked = f"benchmarks/lookahead.py --seeds {options.seeds} --steps {options.steps}{began}"
-        measures = [f"src/retcon/{room}" for room in ("engine", "rollout", "purify")]
-        save(options.json, {"seeds": options.seeds, "rollouts": rollouts, **found}, command=asked, measures=measures)
+        save(options.json, {"seeds": options.seeds, "rollouts": rollouts, **found}, command=asked, measures=ROLLED_OUT)
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ from retcon.engine.types import Generation, SamplingParams
 from retcon.models.locating import BASE
 
 PROMPT, COUNT = 48, 64
-MEASURES = ("src/retcon/engine", "src/retcon/rollout")
+MEASURES = ("src/retcon/engine",)
 Ways = dict[str, Callable[[], object]]
 Figures = dict[str, Any]
 

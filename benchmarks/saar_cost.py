@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from parts.results import add_json, save
+from parts.results import TRAINED, add_json, save
 from transformers import PreTrainedModel
 
 from retcon.build import build_chat, build_tasks
@@ -217,7 +217,7 @@ def main() -> None:
             options.json,
             {**found, "rounds": options.rounds},
             command=f"benchmarks/saar_cost.py --rounds {options.rounds}",
-            measures=[f"src/retcon/{room}" for room in ("train", "engine", "rollout", "purify", "select", "sandbox")],
+            measures=TRAINED,
         )
 
 

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from parts.results import add_json, save
+from parts.results import SERVED, add_json, save
 
 LIMIT = 4.0  # seconds of a call, in ours and in the floor; what rStar2-Agent sets for code-judge
 CLIENTS = 4
@@ -244,7 +244,7 @@ def main() -> None:
             services, arguments.rounds, arguments.seconds, [name for name in arguments.only.split(",") if name]
         )
     if arguments.json:
-        save(arguments.json, found, command="benchmarks/service.py", measures=["src/retcon/sandbox"])
+        save(arguments.json, found, command="benchmarks/service.py", measures=SERVED)
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
 
-from parts.results import add_json, save
+from parts.results import SERVED, add_json, save
 
 from retcon.core.errors import SandboxUnavailable, SessionLost
 from retcon.sandbox.client import SandboxClient, SandboxRouter
@@ -282,7 +282,7 @@ async def soak(arguments: argparse.Namespace) -> bool:
         found |= {"killed": watch.killed.total(), "early MiB": round(early), "late MiB": round(late)}
         several = f" --servers {arguments.servers} --kill-server {arguments.kill_server:g}"
         command = "benchmarks/soak.py" + several * (arguments.servers > 1)
-        save(arguments.json, found, command=command, measures=["src/retcon/sandbox"])
+        save(arguments.json, found, command=command, measures=SERVED)
     return all(answers) and not any(left.values())
 
 

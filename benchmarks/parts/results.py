@@ -14,6 +14,12 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
+ROLLED_OUT = tuple(f"src/retcon/{room}" for room in ("engine", "rollout", "purify", "tools", "sandbox"))
+"""What `measures` names of rollouts with calls: the tools too, and the sandbox that they run in."""
+TRAINED = (*ROLLED_OUT, "src/retcon/select", "src/retcon/train")
+"""Of trainings with such rollouts, and of the models that come of them."""
+SERVED = ("src/retcon/sandbox", "src/retcon/http")
+"""Of sandbox servers."""
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

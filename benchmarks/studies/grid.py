@@ -34,7 +34,7 @@ sys.path.append(str(Path(__file__).parents[1]))  # where `parts` is
 from parts.compared import FIGURES, difference, differences, interval, table
 from parts.forest import draw_forest
 from parts.phase import draw_phase
-from parts.results import RESULTS, ROOT, checked_out, machine, save
+from parts.results import RESULTS, ROOT, TRAINED, checked_out, machine, save
 
 from retcon.report.tables import cell
 
@@ -127,7 +127,7 @@ def write(out: Path, names: Sequence[str], commit: str) -> None:
         RESULTS / "compared" / "grid.json",
         {name: overview(told, name) for name in OVERVIEW},
         command="python benchmarks/studies/grid.py --write",
-        measures=[f"src/retcon/{folder}" for folder in ("engine", "purify", "rollout", "select", "train")],
+        measures=TRAINED,
         commit=commit,
     )
     draw_forest(

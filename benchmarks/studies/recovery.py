@@ -25,7 +25,7 @@ from retcon.report.tables import number
 from retcon.store import jsonl
 
 sys.path.append(str(Path(__file__).parents[1]))  # where `parts` is
-from parts.results import add_json, save
+from parts.results import TRAINED, add_json, save
 
 MOST = 3
 """Failed turns from which on rollouts are counted together."""
@@ -67,7 +67,7 @@ def main() -> None:
     print("\n".join(" | ".join(line) for line in (found["table"]["head"], *found["table"]["rows"])))
     if options.json:
         command = f"benchmarks/studies/recovery.py {options.run}"
-        save(options.json, found, command=command, measures=["src/retcon/train"], commit=options.commit)
+        save(options.json, found, command=command, measures=TRAINED, commit=options.commit)
 
 
 def table(found: dict[str, Any]) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from retcon.runs.cost import cpu_seconds
 from retcon.train.rl import run_rl
 
 sys.path.append(str(Path(__file__).parents[1]))  # where `parts` is
-from parts.results import add_json, save
+from parts.results import TRAINED, add_json, save
 
 ARMS: dict[str, tuple[str, ...]] = {
     "none": (),
@@ -102,7 +102,7 @@ def main() -> None:
             print(row(name, found[name]), flush=True)
     if options.json is not None:
         command = f"benchmarks/studies/selection.py COLD --steps {options.steps} --tasks {options.tasks}"
-        save(options.json, found, command=command, measures=["src/retcon/select", "src/retcon/train/selection.py"])
+        save(options.json, found, command=command, measures=TRAINED)
 
 
 if __name__ == "__main__":

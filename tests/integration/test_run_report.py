@@ -218,6 +218,18 @@ def test_evaluations_stand_in_one_row_only_where_they_sampled_alike(tmp_path: Pa
     assert "Not finished then: b." in page
 
 
+def test_an_evaluation_whose_process_was_killed_as_soon_as_it_was_whole_is_finished(tmp_path: Path) -> None:
+    result = Result("base", load_recipe(None).model_dump(mode="json"), {})
+    setting = score([("a", [trajectory("a/0", FIX)])], temperature=1.0, top_p=1.0, cpu_s=1.0, wall_s=1.0)
+    write_result(tmp_path / "result.json", result.with_setting("t1", setting))
+    (tmp_path / "trajectories-t1.jsonl.partial").touch()
+    assert not view(tmp_path, "x").finished, "its trajectories are gone, and made again"
+    jsonl.write(tmp_path / "trajectories-t1.jsonl", [trajectory("a/0", FIX)])
+    assert view(tmp_path, "x").finished
+    (tmp_path / "trajectories-top_p.jsonl.partial").touch()
+    assert not view(tmp_path, "x").finished, "its second setting is under way"
+
+
 @pytest.mark.parametrize(
     ("section", "key", "value", "version", "said"),
     [

@@ -63,8 +63,18 @@ class Templated:
         except Refused:
             if messages:
                 raise
-            return self._family.opened(messages, tools)  # many a template looks at what the first message is
+            pieces = self._family.opened(messages, tools)  # many a template looks at what the first message is
+            beyond = self._beyond()
+            return [*pieces[:-1], glue(pieces[-1].text + beyond)] if beyond else pieces
         return list(_filled(around, [words(self._manner[role](text)) for role, text in messages]))
+
+    def _beyond(self) -> str:
+        """What the template opens a turn with after all that the family's own framing does, such as `<think>`."""
+        try:
+            own, shipped = _text(self.answered(())), _text(self._family.answered(()))
+        except Refused:
+            return ""
+        return own.removeprefix(shipped) if own.startswith(shipped) else ""
 
     def observed(self, answers: Sequence[Answer], told: Sequence[Told]) -> list[Piece]:
         around, roles = self._observing(tuple(answer.name for answer in answers), tuple(role for role, _ in told))
@@ -155,14 +165,18 @@ class Templated:
                 start[1]["tool_calls"] = [_call("probe", {"code": _mark(-1)}, 0, as_text=True)]
                 whole = self._template.render(messages, [PROBED.as_function()])
             made = self.observed([Answer("probe", text, _label(0))], ())
-            return self._after_end(whole, _mark(-1)) == "".join(piece.text for piece in made)
+            return self._after_end(whole, _mark(-1)) == _text(made)
         told: list[Told] = {
             "user": [("user", text)],
             "system": [("system", text), ("user", "x")],
             "assistant": [("user", "x"), ("assistant", text), ("user", "x")],
         }[role]
         whole = self._template.render([_message(*one) for one in told])
-        return whole == "".join(piece.text for piece in self.opened(told, ()))
+        return whole == _text(self.opened(told, ()))
+
+
+def _text(pieces: Sequence[Piece]) -> str:
+    return "".join(piece.text for piece in pieces)
 
 
 def _of_user(roles: tuple[str, ...]) -> tuple[str, ...]:

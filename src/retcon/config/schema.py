@@ -125,6 +125,10 @@ class EngineSection(Chosen, what="engine", kinds="retcon.engine.kinds"):
         """Tokens that it takes; None: as many as the model in the folder."""
         return None
 
+    def requests(self) -> int:
+        """That its servers take at a time, all of them together; 0 where it has none."""
+        return 0
+
     def subject(self, folder: Path) -> str:
         """Whose rollouts it makes, for the record."""
         return str(folder.resolve())

@@ -7,6 +7,7 @@ import asyncio
 import os
 import warnings
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -55,8 +56,8 @@ RELEVANT = ("run", "model", "compute", "engine", "task", "rollout", "sandbox", "
 
 MOST_LOST = 0.05  # share of rollouts; an evaluation that lost more says nothing
 AT_ONCE = 4096
-"""Rollouts that are begun side by side at most: of large sets, more would wait for the engine with their prompts in
-memory."""
+"""Rollouts that are begun side by side at most, unless servers take more: of large sets, the others would wait for the
+engine with their prompts in memory."""
 
 
 def settings_of(recipe: Recipe) -> dict[str, SamplingParams]:
@@ -92,6 +93,9 @@ def run_evaluation(
     result = held_by(recipe, checkpoint, out, tasks)
     settings = settings_of(recipe)
     missing = {name: params for name, params in settings.items() if not _has(out, result, name)}
+    for name in settings.keys() - missing.keys():
+        with suppress(OSError):  # a process that was killed before it could remove it may have left it
+            partial(_trajectories(out, name)).unlink(missing_ok=True)
     if not missing:
         return out / "result.json"
     chat = build_engine_chat(recipe, checkpoint, family)
@@ -160,7 +164,8 @@ async def evaluate(
         measured = replace(measuring(recipe, context, params), faults=faults or context.faults)
         seed = derive("evaluation", recipe.evaluate.seed, name)
         count = recipe.evaluate.samples
-        room = asyncio.Semaphore(max(1, AT_ONCE // count))
+        at_once = max(AT_ONCE, 2 * recipe.engine.requests())  # while some ask the servers, others run their tools
+        room = asyncio.Semaphore(max(1, at_once // count))
 
         async def group_of(task: Task) -> list[Trajectory]:
             if task.id in begun.groups:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from itertools import groupby, islice
@@ -29,7 +29,7 @@ from retcon.models.locating import locate
 from retcon.plugins.losses import refuse_own_losses
 from retcon.plugins.trl_sampling import refuse_other_sampling
 from retcon.rollout.group import rollout_group
-from retcon.rollout.prompts import fitting, refuse_long
+from retcon.rollout.prompts import fitting, prompt_ids, refuse_long, warn_of_long
 from retcon.store.fingerprint import fingerprint
 from retcon.tasks.registry import training_prompts
 from retcon.tasks.types import Task
@@ -111,14 +111,23 @@ class Rollouts:
 
     def dataset(self, count: int) -> datasets.Dataset:
         """The first `count` training prompts that `retcon train` draws, for `train_dataset`, without those that leave
-        no room to answer; with `select.pass_rates` those within the bounds, again and again as it draws them. Raises
-        MissingExtra without datasets, RecipeError as `PromptStream`."""
+        no room to answer; with `select.pass_rates` those within the bounds, again and again as it draws them. Warns
+        (TaskWarning) of what is left out for its length. Raises MissingExtra without datasets, RecipeError as
+        `PromptStream`."""
         if self.recipe.select.pass_rates:
             return self._dataset(self._within(count))
-        chat = build_chat(self.recipe, self._folder, self._tasks)
-        drawn = training_prompts(self._tasks, self.recipe.run.seed)
-        fit = fitting(drawn, chat, self.recipe.rollout.max_tokens)
-        return self._dataset(list(islice(fit, count)))
+        chat, limit = build_chat(self.recipe, self._folder, self._tasks), self.recipe.rollout.max_tokens
+        looked: list[Task] = []
+
+        def drawn() -> Iterator[Task]:
+            for task in training_prompts(self._tasks, self.recipe.run.seed):
+                looked.append(task)
+                yield task
+
+        tasks = list(islice(fitting(drawn(), chat, limit), count))
+        kept = {task.id for task in tasks}
+        warn_of_long([prompt_ids(chat, task) for task in looked if task.id not in kept], len(looked), limit)
+        return self._dataset(tasks)
 
     def _within(self, count: int) -> list[Task]:
         rl = self.recipe.rl.model_copy(update={"prompts": 1})  # steps and their prompts are TRL's

@@ -56,11 +56,12 @@ def view(folder: Path, name: str) -> Viewed:
         return _training(folder, name)
     if (folder / ABOUT).is_file():
         raise CheckpointError(f"{folder} is an audit, whose tables are in {folder / 'table.md'}")
-    going = any(folder.glob(f"trajectories-*{SUFFIX}"))
+    begun = list(folder.glob(f"trajectories-*{SUFFIX}"))
     if (folder / "result.json").is_file():
         result = read_result(folder / "result.json")
-        return Viewed(folder, name, "eval", result.recipe, None, (), not going, "", (), result, start=result.checkpoint)
-    if going:
+        whole = all(_is_whole(path, result) for path in begun)
+        return Viewed(folder, name, "eval", result.recipe, None, (), whole, "", (), result, start=result.checkpoint)
+    if begun:
         raise CheckpointError(f"{folder} is an evaluation that has only begun: no figure of it is known yet")
     if not folder.is_dir():
         siblings = [p.name for p in folder.parent.iterdir() if p.is_dir()] if folder.parent.is_dir() else []
@@ -70,6 +71,12 @@ def view(folder: Path, name: str) -> Viewed:
     more = ", …" * (len(inside) > FEW)
     hint = f"; there are runs in it: {', '.join(inside[:FEW])}{more}" if inside else ""
     raise CheckpointError(f"{folder} has neither {NAME} nor result.json: it is not a run folder{hint}")
+
+
+def _is_whole(begun: Path, result: Result) -> bool:
+    """Whether the setting of a partial file is measured: its process was killed before it could remove the file."""
+    file = begun.with_name(begun.name.removesuffix(SUFFIX))
+    return file.is_file() and file.stem.removeprefix("trajectories-") in result.settings
 
 
 def _training(folder: Path, name: str) -> Viewed:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 
 from retcon.chat.chat import Chat
 from retcon.chat.template import Refused
-from retcon.core.errors import RecipeError
+from retcon.core.errors import RecipeError, TaskWarning
 from retcon.core.sample import token_count
 from retcon.core.texts import counted
 from retcon.tasks.types import Task
@@ -15,19 +16,23 @@ PATIENCE = 10_000
 """Tasks in a row that may be left out before a stream is given up: it may be endless."""
 
 
+class Unaskable(RecipeError):
+    """What tasks ask cannot be put to the model."""
+
+
 def prompt_ids(chat: Chat, task: Task) -> int:
-    """Ids of the task's prompt, the template's among them. Raises RecipeError where the model's own template refuses
+    """Ids of the task's prompt, the template's among them. Raises Unaskable where the model's own template refuses
     it."""
     try:
         return token_count(chat.prompt(task.question, task.system, task.before))
     except Refused as error:
-        raise RecipeError(f"task {task.id}: {error}") from error
+        raise Unaskable(f"task {task.id}: {error}") from error
 
 
 def fitting(tasks: Iterable[Task], chat: Chat, max_tokens: int) -> Iterator[Task]:
     """The tasks whose prompts leave room for one token at least, in their order.
 
-    Raises RecipeError where so many in a row do not fit that none can be expected to, or none of all does.
+    Raises Unaskable where so many in a row do not fit that none can be expected to, or none of all does.
     """
     left_out, any_fitted, shortest = 0, False, 0
     for task in tasks:
@@ -41,9 +46,21 @@ def fitting(tasks: Iterable[Task], chat: Chat, max_tokens: int) -> Iterator[Task
         if left_out == PATIENCE:
             break
     if left_out and (left_out == PATIENCE or not any_fitted):
-        raise RecipeError(
+        raise Unaskable(
             f"rollout.max_tokens = {max_tokens}: no room for an answer in {counted(left_out, 'prompt')} in a "
             f"row; the shortest has {counted(shortest, 'token')}: raise rollout.max_tokens"
+        )
+
+
+def warn_of_long(long: Sequence[int], looked: int, max_tokens: int) -> None:
+    """Warns (TaskWarning) where prompts are left out for their length. long: their tokens, among `looked` prompts."""
+    if long:
+        warnings.warn(
+            f"rollout.max_tokens = {max_tokens}: the prompts of {len(long)} of the first {looked} tasks leave no room "
+            f"for an answer (the longest has {max(long)} tokens); such tasks are left out: raise "
+            "rollout.max_tokens to train on them",
+            TaskWarning,
+            stacklevel=3,
         )
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from retcon.chat.chat import Chat
 from retcon.config.schema import Recipe, SelectSection
 from retcon.core.errors import RecipeError, TaskWarning
-from retcon.rollout.prompts import fitting, prompt_ids
+from retcon.rollout.prompts import Unaskable, fitting, prompt_ids, warn_of_long
 from retcon.select.difficulty import within
 from retcon.store.pass_rates import PassRate, of_model, read_pass_rates
 from retcon.tasks.epochs import epochs
@@ -138,14 +138,8 @@ class PromptStream:
             looked += 1
             if (length := prompt_ids(self._chat, task)) >= limit:
                 long.append(length)
-        if 0 < len(long) < looked:
-            warnings.warn(
-                f"rollout.max_tokens = {limit}: the prompts of {len(long)} of the first {looked} tasks leave no room "
-                f"for an answer (the longest has {max(long)} tokens); such tasks are left out: raise "
-                "rollout.max_tokens to train on them",
-                TaskWarning,
-                stacklevel=2,
-            )
+        if len(long) < looked:  # else the stream says so
+            warn_of_long(long, looked, limit)
         return digest.hexdigest()[:16]
 
     def _check(self) -> str:
@@ -160,6 +154,8 @@ class PromptStream:
                 found += 1
                 if self._measured[task.id].content not in (None, fingerprint_of([task])):
                     changed.append(task.id)
+        except Unaskable:  # whatever the rates are
+            raise
         except RecipeError as error:
             raise RecipeError(
                 f"select.pass_rates = {file}: {error}. The run can need {self._needed} tasks within the bounds, and "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -55,6 +56,25 @@ def test_the_optimisers_moments_are_still_to_come_until_the_first_step(base: Pat
     assert trainer.to_come() == 2 * 4 * trained
     step(trainer)
     assert trainer.to_come() == 0
+
+
+def test_the_metrics_of_a_checkpoints_steps_are_on_the_disk_before_it_is(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a power cut, a run would go on from steps whose lines are gone."""
+    synced: list[int] = []
+    fsync = os.fsync
+
+    def watched(file: int) -> None:
+        fsync(file)
+        synced.append(os.fstat(file).st_ino)
+
+    trainer = opened(small_recipe(base, rl={"checkpoint_every": 1}), base, tmp_path)
+    monkeypatch.setattr(os, "fsync", watched)
+    step(trainer)
+    files = ("metrics.jsonl", "checkpoints/step-000001/trainer.safetensors")
+    metrics, state = ((tmp_path / file).stat().st_ino for file in files)
+    assert synced.index(metrics) < synced.index(state)
 
 
 def moments(trainer: Trainer) -> int:

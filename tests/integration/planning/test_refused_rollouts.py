@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -19,7 +19,7 @@ from retcon.cli.common.targets import training
 from retcon.cli.compare.arms import read_arms
 from retcon.cli.compare.plan import Wish, make_plan
 from retcon.config.load import load_recipe
-from retcon.config.schema import Recipe
+from retcon.config.schema import Recipe, TaskSection
 from retcon.core.errors import RecipeError, TaskWarning
 from retcon.evaluate.difficulty import run_difficulty
 from retcon.evaluate.replay.audit import Auditing, Size, run_audit
@@ -28,7 +28,7 @@ from retcon.plugins.trl import Rollouts
 from retcon.train.rl import run_rl
 from retcon.train.sft import run_sft
 from retcon.train.stages.settling import settle_stages
-from training import make_base, make_demonstrations
+from training import Ones, make_base, make_demonstrations
 
 pytestmark = pytest.mark.torch
 
@@ -76,7 +76,6 @@ ROLLED_OUT: dict[str, tuple[Work, tuple[str, ...]]] = {
     "train --dry-run": (plan_rl, REPAIRED),
     "eval": (run_evaluation, MEASURED_REPAIRED),
     "eval --dry-run": (plan_evaluation, MEASURED_REPAIRED),
-    "audit": (lambda recipe, base, out: run_audit(Auditing(recipe, base, out, Size(), lambda *_: [])), REPAIRED),
 }
 
 
@@ -86,6 +85,37 @@ def test_what_rolls_out_with_a_repair_refuses_it_before_any_work(
 ) -> None:
     with pytest.raises(RecipeError, match="cannot be gone back to"):
         work(recipe_of(base, *repaired), base, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+class Unrepaired(TaskSection):
+    """`task.kind = "test_refused_rollouts:Unrepaired"`: tasks without tools of their own, for rollouts as they are."""
+
+    own_lengths: ClassVar[bool] = True
+
+    def build(self, count_tokens: object = None) -> Ones:
+        return Ones()
+
+    def refuse_rollouts(self, recipe: Recipe) -> None:
+        if recipe.repair.kind != "none":
+            raise RecipeError(f"nothing is repaired here by {recipe.repair.kind}")
+
+
+@pytest.mark.parametrize("repair", ["saar", "none"])
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        (KEYS, "cannot be rebuilt for replays"),
+        ((f"task.kind={__name__}:Unrepaired", "compute.device=cpu"), "nothing is repaired here by saar"),
+    ],
+    ids=["an environment", "other tasks"],
+)
+def test_an_audit_which_purifies_whatever_the_recipe_repairs_by_refuses_it_before_any_work(
+    keys: tuple[str, ...], says: str, repair: str, base: Path, tmp_path: Path
+) -> None:
+    recipe = load_recipe(None, [*keys, *SHORT, f"repair.kind={repair}", f'model.path="{base}"'])
+    with pytest.raises(RecipeError, match=says):
+        run_audit(Auditing(recipe, base, tmp_path / "out", Size(), lambda *_: []))
     assert list(tmp_path.iterdir()) == []
 
 

@@ -16,7 +16,7 @@ from retcon.core.errors import CheckpointError, InfrastructureFault, SandboxUnav
 from retcon.core.types import Trajectory
 from retcon.engine.scripted import ScriptedEngine
 from retcon.evaluate import runner
-from retcon.evaluate.begun import Begun
+from retcon.evaluate.begun import Begun, BegunFile
 from retcon.evaluate.result import Result, Setting, read_result, write_result
 from retcon.evaluate.runner import evaluate, fingerprint_of, held_by, run_evaluation, settings_of
 from retcon.runs.cost import Cost, Meter
@@ -197,6 +197,13 @@ def test_what_was_begun_and_cannot_be_read_is_refused_before_anything_is_loaded(
 
 
 @pytest.mark.torch
+def test_what_was_begun_goes_though_its_process_was_killed_as_soon_as_it_was_whole(done: Path) -> None:
+    with BegunFile(done / "trajectories-t1.jsonl", read_result(done / "result.json").without_settings()):
+        pass
+    run_evaluation(RECIPE, done.parent / "model", done)
+    assert sorted(path.suffix for path in done.iterdir()) == [".json", ".jsonl", ".jsonl"]
+
+
 def test_a_setting_whose_trajectories_are_gone_is_made_again(done: Path) -> None:
     (done / "trajectories-t1.jsonl").unlink()
     with pytest.raises(CheckpointError, match="model does not exist"):
@@ -261,9 +268,14 @@ def test_random_streams_are_the_evaluations_own_and_the_same_for_every_model() -
         assert not set(other[0].values()) & set(seeds.values())
 
 
-def test_of_many_problems_some_are_done_before_others_begin(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What waits has its prompts in memory, and is lost where the evaluation is killed."""
+@pytest.mark.parametrize(("at_once", "side_by_side"), [(1, 1), (3, 3)])
+def test_of_many_problems_some_are_done_before_others_begin(
+    at_once: int, side_by_side: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What waits has its prompts in memory, and is lost where an evaluation is killed. at_once: of each of two."""
     monkeypatch.setattr(runner, "AT_ONCE", 4)
+    servers = ["engine.kind=vllm", 'engine.url=["http://a:1", "http://b:1"]', f"engine.at_once={at_once}"]
+    recipe = RECIPE.model_copy(update={"engine": load_recipe(None, servers).engine})
     tasks, tokenizer, begun = task_set("numbers").evaluation(3, 0), ByteTokenizer(), Begun()
     seen: list[tuple[str, int]] = []
 
@@ -272,11 +284,11 @@ def test_of_many_problems_some_are_done_before_others_begin(monkeypatch: pytest.
         return "I do not know"
 
     work = evaluate(
-        RECIPE, tasks, name="t1", params=settings_of(RECIPE)["t1"], engine=ScriptedEngine(tokenizer, reply),
+        recipe, tasks, name="t1", params=settings_of(recipe)["t1"], engine=ScriptedEngine(tokenizer, reply),
         chat=Chat(tokenizer), on_progress=lambda _: None, begun=begun,
     )  # fmt: skip
     groups, _ = asyncio.run(work)
-    assert seen == [(task.id, number) for number, task in enumerate(tasks) for _ in range(4)]
+    assert seen == [(task.id, number // side_by_side) for number, task in enumerate(tasks) for _ in range(4)]
     assert [group[0].task for group in groups] == [task.id for task in tasks]
 
 

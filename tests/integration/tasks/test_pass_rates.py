@@ -7,7 +7,7 @@ import json
 import shlex
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -16,11 +16,13 @@ import pytest
 from typer.testing import CliRunner
 
 from retcon.chat.chat import Chat
+from retcon.chat.template import Refused
 from retcon.chat.tokenizer import ByteTokenizer
+from retcon.chat.types import Told
 from retcon.cli.app import app
 from retcon.config.load import load_recipe
 from retcon.core.errors import CheckpointError, InfrastructureFault, RecipeError, SandboxUnavailable, TaskWarning
-from retcon.core.types import Trajectory
+from retcon.core.types import Segment, Trajectory
 from retcon.engine.scripted import ScriptedEngine
 from retcon.evaluate import difficulty
 from retcon.evaluate.difficulty import measure, run_difficulty
@@ -29,6 +31,7 @@ from retcon.store.fingerprint import fingerprint
 from retcon.store.pass_rates import PassRate, PassRateFile, read_pass_rates
 from retcon.tasks.registry import task_set, training_prompts
 from retcon.tasks.types import Task, fingerprint_of
+from retcon.train.prompts import PromptStream
 from retcon.train.rl import run_rl
 from training import Ones, make_base, small_recipe
 
@@ -354,3 +357,40 @@ def test_rates_that_do_not_serve_are_refused_before_anything_is_made(base, tmp_p
         trained_on(base, tmp_path, measured, **select)
     assert part in str(caught.value)
     assert not (tmp_path / "run").exists()
+
+
+class Strict(Chat):
+    """By a template that has the user speak once."""
+
+    def prompt(self, question: str, system: str | None = None, before: Sequence[Told] = ()) -> tuple[Segment, ...]:
+        if before:
+            raise Refused("the file: roles must alternate")
+        return super().prompt(question, system, before)
+
+
+class AskedTwice(Rated):
+    """As `Rated`, from t1 on with a message before the question."""
+
+    def train(self, seed: int) -> Iterator[Task]:
+        return (replace(t, before=() if t.id == "t0" else (("user", "Hi."),)) for t in super().train(seed))
+
+
+@pytest.mark.parametrize(
+    ("tasks", "room", "says"),
+    [
+        (AskedTwice(), 100, "^task t1: the file: roles must alternate$"),
+        (Rated(), 1, r"^rollout\.max_tokens = 1: .* in 3 prompts in a row; [^;]*: raise rollout\.max_tokens$"),
+    ],
+)
+def test_what_cannot_be_asked_is_told_without_advice_about_rates(tasks, room, says, tmp_path, monkeypatch):
+    monkeypatch.setattr("retcon.rollout.prompts.PATIENCE", 3)
+    with PassRateFile(tmp_path / "rates.jsonl") as file:
+        for rate in rates(0, 4):
+            file.add(rate)
+    recipe = TINY.model_copy(update={
+        "rl": TINY.rl.model_copy(update={"prompts": 1, "steps": 1}),
+        "rollout": TINY.rollout.model_copy(update={"max_tokens": room}),
+        "select": TINY.select.model_copy(update={"pass_rates": str(tmp_path / "rates.jsonl")}),
+    })  # fmt: skip
+    with pytest.raises(RecipeError, match=says):
+        PromptStream(recipe, tasks, chat=Strict(ByteTokenizer()), model="m")

@@ -102,6 +102,15 @@ def test_what_a_template_does_to_messages_is_done_to_them() -> None:
     assert [s.text for s in turn if s.kind == "observation"] == ['a \\"b\\"\\n']
 
 
+def test_a_turn_that_nothing_comes_before_opens_as_any_other_where_a_template_looks_at_the_first_message() -> None:
+    opening = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n"
+    thinking = "{% set first = messages[0].role %}" + TAGS.replace(opening, f"{opening}<think>\\n")
+    for template, opened in ((TAGS, "<|im_start|>assistant\n"), (thinking, "<|im_start|>assistant\n<think>\n")):
+        chat = framed(template, "qwen3_coder")
+        assert text_of(chat.opened(())).endswith(f"<|im_end|>\n{opened}")
+        assert text_of(chat.prompt("x")).endswith(f"<|im_end|>\n{opened}")
+
+
 def test_a_template_whose_calls_are_tags_is_told_from_one_whose_calls_are_json() -> None:
     assert recognised(TAGS, "the file").name == "qwen3_coder"
     chat = framed(TAGS, "qwen3_coder")

@@ -42,6 +42,13 @@ def test_what_a_result_measures_is_there() -> None:
         assert not gone, result
 
 
+def test_a_result_of_rollouts_measures_the_tools_that_they_call_too() -> None:
+    for result in (ROOT / "benchmarks" / "results").rglob("*.json"):
+        measures = set(json.loads(result.read_text(encoding="utf-8"))["about"]["measures"])
+        if "src/retcon/rollout" in measures:
+            assert {"src/retcon/tools", "src/retcon/sandbox"} <= measures, result
+
+
 def repository(tmp_path: Path, table: str, figures: dict[str, object]) -> Path:
     """A folder with a README, a table `speed` and a result `run`."""
     for name in ("benchmarks/results", "benchmarks/tables", "docs", "src"):

@@ -10,6 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[3]
 LINES, FILES = 400, 16
 ONE_THING = re.compile(r"^class ((?:World|Limits|Session|Prompts|Chat|Plan|Job|Run))\b", re.MULTILINE)
+BY_LOCALE = re.compile(r"\S*\.read_text\(\)|\S*\.write_text\((?!.*encoding=).*")
 LINK = re.compile(r"(?:\]\(|src=\"|href=\")([^)\s\"#]*)(?:#([^)\s\"]*))?")
 FENCED = re.compile(r"^ *```.*?^ *```", re.DOTALL | re.MULTILINE)
 
@@ -41,6 +42,16 @@ def test_no_two_files_of_tests_have_one_name() -> None:
 def test_a_word_names_one_class() -> None:
     source = [name for path in tracked("src/*.py") for name in ONE_THING.findall(path.read_text(encoding="utf-8"))]
     assert [name for name, times in Counter(source).items() if times > 1] == []
+
+
+def test_files_are_read_and_written_in_an_encoding_that_is_named() -> None:
+    """Else it is the locale's, and what one machine wrote another cannot read."""
+    unnamed = [
+        f"{path.relative_to(ROOT)}: {call}"
+        for path in tracked("src/*.py")
+        for call in BY_LOCALE.findall(path.read_text(encoding="utf-8"))
+    ]
+    assert unnamed == []
 
 
 def anchors(page: str) -> set[str]:

@@ -194,7 +194,7 @@ def _prepare() -> None:
 
 def _report(job: Job, board: Board) -> None:
     try:
-        told = json.loads(job.progress.read_text())
+        told = json.loads(job.progress.read_bytes())
     except (OSError, ValueError):  # nothing told yet
         return
     board.moved(job, told["label"], told["done"], told["total"])

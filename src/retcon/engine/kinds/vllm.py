@@ -57,6 +57,9 @@ class VLLMSection(EngineSection):
         if folder and not (Path(folder).is_dir() and os.access(folder, os.W_OK | os.X_OK)):
             raise RecipeError(f"engine.weights_folder: {folder} is no folder that can be written to")
 
+    def requests(self) -> int:
+        return self.at_once * max(1, len(self.url))
+
     def subject(self, folder: Path) -> str:
         return super().subject(folder) if self.python else f"{' '.join(self.url)} {self.model}".strip()
 

@@ -56,4 +56,4 @@ def _process(pid: int | str) -> str:
     space, boot = Path("/proc/self/ns/pid"), Path("/proc/sys/kernel/random/boot_id")
     if not (space.exists() and boot.exists()):
         return "unknown"
-    return f"{boot.read_text()[:8]}-{space.stat().st_ino}-{pid}"
+    return f"{boot.read_text(encoding='ascii')[:8]}-{space.stat().st_ino}-{pid}"

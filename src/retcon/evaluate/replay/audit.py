@@ -8,7 +8,7 @@ result.json                   what came out
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -18,9 +18,10 @@ from typing import Any
 import msgspec
 
 from retcon.build import (
+    as_evaluated,
     build_engine_chat,
-    build_evaluation_repair,
     build_policy,
+    build_repair,
     build_tasks,
     open_context,
     open_graders,
@@ -47,7 +48,7 @@ from retcon.store.whole import write_json, write_whole
 from retcon.tasks.checked import held_out
 from retcon.tasks.registry import Grade
 from retcon.tasks.types import Task, fingerprint_of
-from retcon.tools.types import TaskTool
+from retcon.tools.types import AnyTool, TaskTool
 
 FORMAT = 1
 ABOUT, RESULT = "audit.json", "result.json"
@@ -106,7 +107,9 @@ def run_audit(
     rollout in twenty or, one of them other than a state that cannot be rebuilt, all replays of a failed call, what an
     engine raises, MissingExtra without torch.
     """
-    job.recipe.task.refuse_rollouts(job.recipe)
+    _refuse_environments(job.recipe, job.recipe.task.tools(job.recipe))
+    purifying = _purifying(job.recipe)
+    purifying.task.refuse_rollouts(purifying)
     if job.recipe.rollout.harness:
         raise RecipeError(
             "rollout.harness: an audit goes back to the state before a failed call, and a harness's is its own: leave "
@@ -149,12 +152,8 @@ async def audit(
     """As `run_audit`, of these tasks, over this engine and these tools; model: whose rollouts they are. grade: gives
     the rewards that credit is made of; judge: says which replays pass, `grade` where it is None."""
     recipe, size, seed = job.recipe, job.size, job.recipe.evaluate.seed
-    if any(isinstance(tool, TaskTool) for tool in context.tools.values()):
-        raise RecipeError(f"task.kind = '{recipe.task.kind}': the state that calls have left an environment in cannot "
-                          "be rebuilt for replays, one tool after the other")  # fmt: skip
-    saar = build_evaluation_repair(
-        recipe.model_copy(update={"evaluate": recipe.evaluate.model_copy(update={"repair": "saar"})})
-    )
+    _refuse_environments(recipe, context.tools.values())
+    saar = build_repair(_purifying(recipe))
 
     async def rolled(name: str, repair: Repair | None) -> list[list[Trajectory]]:
         file = job.out / f"{name}.jsonl"
@@ -187,6 +186,18 @@ async def audit(
         FORMAT, model, size, len(made), len(found), sum(one.lost for one in replayed),
         chances(replayed), [verdict(rule, replayed) for rule in RULES], replayed,
     )  # fmt: skip
+
+
+def _purifying(recipe: Recipe) -> Recipe:
+    """The recipe with SAAR as its repair: as [repair] says where that is SAAR, else with its defaults."""
+    return as_evaluated(recipe.model_copy(update={"evaluate": recipe.evaluate.model_copy(update={"repair": "saar"})}))
+
+
+def _refuse_environments(recipe: Recipe, tools: Iterable[AnyTool]) -> None:
+    """Raises RecipeError where tools begin with a task: they share a state."""
+    if any(isinstance(tool, TaskTool) for tool in tools):
+        raise RecipeError(f"task.kind = '{recipe.task.kind}': the state that calls have left an environment in cannot "
+                          "be rebuilt for replays, one tool after the other")  # fmt: skip
 
 
 async def _replayed(
