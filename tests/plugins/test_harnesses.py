@@ -183,7 +183,7 @@ def test_what_a_harness_did_trains(harness: str, tmp_path: Path) -> None:
 def by_code_agent(task: Task, endpoint: ModelEndpoint) -> str:
     model = OpenAIServerModel(f"{endpoint.name}:chat", api_base=endpoint.url, api_key=endpoint.key)
     try:
-        return str(CodeAgent([look_up], model, max_steps=3, verbosity_level=0).run(task.question))
+        return f"\\boxed{{{CodeAgent([look_up], model, max_steps=3, verbosity_level=0).run(task.question)}}}"
     finally:
         model.client.close()
 
@@ -192,7 +192,7 @@ async def by_sdk(task: Task, endpoint: ModelEndpoint) -> str:
     async with openai.AsyncOpenAI(base_url=endpoint.url, api_key=endpoint.key) as client:
         model = OpenAIChatCompletionsModel(endpoint.name, client)
         agent = Agent("finder", instructions="Find it.", tools=[find], model=model)
-        return str((await Runner.run(agent, task.question)).final_output)
+        return f"\\boxed{{{(await Runner.run(agent, task.question)).final_output}}}"
 
 
 def by_graph(task: Task, endpoint: ModelEndpoint) -> None:

@@ -10,8 +10,6 @@ from retcon.engine.types import SpeaksText
 from retcon.purify.mixing import purified
 from retcon.rollout.context import Rolled, RolloutContext
 from retcon.rollout.loop import Watch, run_rollout
-from retcon.tasks.grade import BOX
-from retcon.tasks.graders.text import marked
 from retcon.tasks.registry import Grade, graded
 from retcon.tasks.types import Task
 
@@ -54,8 +52,6 @@ async def _graded(task: Task, rolled: Rolled, context: RolloutContext, grade: Gr
         return made
     if answer is None:
         return await graded(task, made, grade, context.faults.add)
-    if marked(answer) is None and len(answer.splitlines()) == 1:
-        answer = f"{BOX}{answer.strip()}}}"  # graders look for the answer in a reply, and this is nothing else
     reply = Turn((Segment("sampled", answer),))
     judged = await graded(task, replace(made, turns=(reply,)), grade, context.faults.add)
     return replace(judged, turns=made.turns)
