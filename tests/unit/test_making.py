@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import ClassVar
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 
@@ -14,10 +17,12 @@ from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.config.learning import DemosSection
 from retcon.config.load import load_recipe
-from retcon.core.errors import RecipeError, SandboxUnavailable
+from retcon.core.errors import CheckpointError, RecipeError, SandboxUnavailable
+from retcon.core.schema import ToolSpec
 from retcon.core.types import Observation, ToolCall, Trajectory, Turn
+from retcon.store import jsonl
 from retcon.train.demos import making
-from retcon.train.demos.making import demonstrations
+from retcon.train.demos.making import Summary, demonstrations, write_demonstrations
 from retcon.train.demos.rolling import WRONG
 from retcon.train.demos.types import LOST, DemoSetup, Made
 
@@ -98,3 +103,67 @@ def test_one_lost_in_twenty_is_not_too_many() -> None:
     source = Source(frozenset(range(40)) - {7}, LOST)
     source.chunk = 20
     assert made(source, 20) == [str(n) for n in range(21) if n != 7]
+
+
+def test_a_source_that_gives_nothing_is_told() -> None:
+    with pytest.raises(RecipeError, match=r"none of 0 candidates is kept: there are none$"):
+        made(Source(frozenset(), last=0), 2)
+
+
+class Asking(DemosSection):
+    """Notes the tasks that it is given, and whom it would tell where a teacher computes."""
+
+    given: ClassVar[list[tuple[str, object]]] = []
+
+    @asynccontextmanager
+    async def open(self, setup: DemoSetup) -> AsyncIterator[Source]:
+        self.given.append((setup.tasks().name, setup.on_place))
+        source = Source(frozenset({0}))
+        source.inputs = {}
+        yield source
+
+
+def test_demonstrations_are_of_the_callers_own_tasks_where_there_are_some(tmp_path: Path) -> None:
+    recipe, chat = load_recipe(None, [f"demos.kind={__name__}:Asking", "sft.demonstrations=1"]), Chat(ByteTokenizer())
+    own: Any = SimpleNamespace(name="mine")
+    Asking.given.clear()
+    for tasks in (None, own):
+        asyncio.run(demonstrations(recipe, chat, tasks=tasks))
+        write_demonstrations(recipe, chat, tmp_path / "d.jsonl", tasks=tasks, on_place=print)
+    assert Asking.given == [("numbers", None), ("numbers", print), ("mine", None), ("mine", print)]
+
+
+def test_a_file_that_was_begun_is_gone_on_with_for_the_same_chat_and_data_alone(tmp_path: Path) -> None:
+    """Else its ids would be of two templates, or its trajectories of two files."""
+    recipe = load_recipe(None, [f"demos.kind={__name__}:Playing", "sft.demonstrations=4"])
+
+    def write(style: str, data: str, *tools: ToolSpec, stop: bool = False) -> Summary:
+        def told(done: int, wanted: int) -> None:
+            if stop:
+                raise KeyboardInterrupt
+
+        Playing.source = source = Source(frozenset(range(9)))
+        source.inputs = {"file": data}
+        chat = Chat(ByteTokenizer(), style=style, tools=tools)
+        return write_demonstrations(recipe, chat, tmp_path / "d.jsonl", on_progress=told)
+
+    with pytest.raises(KeyboardInterrupt):
+        write("qwen", "1", stop=True)
+    for style, tools in (("hermes", ()), ("qwen", (ToolSpec("python"),))):
+        with pytest.raises(CheckpointError, match=r"inputs\.chat was"):
+            write(style, "1", *tools)
+    with pytest.raises(CheckpointError, match=r"inputs\.file was '1', is '2'"):
+        write("qwen", "2")
+    assert write("qwen", "1") == Summary(4, 0, {}, 0)
+
+
+def test_what_became_of_candidates_is_told_and_read_again(tmp_path: Path) -> None:
+    """Of eight that are right, two of which fail, four make up a share of a half."""
+    recipe = load_recipe(None, [f"demos.kind={__name__}:Playing", "sft.demonstrations=4", "demos.failed_share=0.5"])
+    Playing.source = source = Source(frozenset(range(8)), failing=frozenset({1, 7}))
+    source.inputs = {}
+    summary = write_demonstrations(recipe, Chat(ByteTokenizer()), tmp_path / "d.jsonl")
+    assert summary == Summary(kept=4, failed=2, rejected={}, left_over=4)
+    assert [one.id for one in jsonl.read(tmp_path / "d.jsonl")] == ["0", "1", "2", "7"]
+    other = Summary(4, 1, {WRONG: 2}, 3)
+    assert Summary.of_dict(json.loads(json.dumps(other.as_dict()))) == other

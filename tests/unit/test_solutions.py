@@ -150,5 +150,9 @@ def test_a_share_is_met_to_within_rounding_by_as_many_as_can_be(failed: list[boo
     assert reachable(sum(failed), clean, "any", wanted) == min(wanted, len(failed))
 
 
+def test_half_a_demonstration_is_a_whole_one() -> None:
+    assert [wanted_of(total, 0.5) for total in range(6)] == [0, 1, 1, 2, 2, 3]
+
+
 def test_values_are_exact() -> None:
     assert read_steps("1/3 = <<1/3=0.33>>0.33 of it.\n#### 0.33", "a third: 1 of 3?", "0.33")[0].value == Fraction(1, 3)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import json
+import math
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from retcon.config.learning import DPOSection, SFTSection
-from retcon.core.errors import RecipeError, TaskWarning
+from retcon.core.errors import RecipeError, TaskWarning, TrainingDiverged
 from retcon.core.types import Sample
 from retcon.store import jsonl
 from retcon.train import sft as module
@@ -186,3 +189,44 @@ def test_the_rate_of_preference_training_falls_in_a_cosine() -> None:
     sgd = torch.optim.SGD(trained.parameters())
     rates = [dpo_step(trained, sgd, pairs, torch.zeros(1, 2), section, step=step)["lr"] for step in range(4)]
     assert rates == pytest.approx([0.1, 0.1, 0.075, 0.025])
+
+
+def test_a_run_is_reckoned_by_its_longest_sample_and_tells_where_it_computes(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    longest: list[int] = []
+    fits: list[Path] = []
+    reckon = module.needs_of
+    monkeypatch.setattr(module, "needs_of", lambda *given, **named: (
+        longest.append(named["longest"]), reckon(*given, **named)
+    )[1])  # fmt: skip
+    monkeypatch.setattr(module, "refuse_unfit", lambda needs, out: fits.append(out))
+    lines: list[Any] = []
+    places: list[Any] = []
+    recipe = small_recipe(world / "base", sft={"steps": 1, "batch": 2}, compute={"device": "cpu"})
+    demonstrations = world / "demonstrations.jsonl"
+    run_sft(recipe, demonstrations, tmp_path / "out", on_step=lines.append, on_place=places.append)
+    assert longest == [max(sum(len(s.ids or ()) for s in t.segments) for t in jsonl.read(demonstrations))]
+    assert fits == [tmp_path / "out"]
+    assert [place.device for place in places] == ["cpu"]
+    assert [(line["step"], 0 < line["seconds"] < 900) for line in lines] == [(1, True)]
+    manifest = json.loads((tmp_path / "out/run.json").read_text())
+    assert (manifest["kind"], sorted(manifest["inputs"])) == (
+        "sft", ["demonstrations", "model", "tools or chat template"]
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["supervised", "preferences"])
+def test_a_gradient_that_is_no_number_is_told_with_its_step_and_moves_nothing(kind: str) -> None:
+    """The loss is one all the same."""
+    broken = model()
+    before = copy.deepcopy(broken.state_dict())
+    next(broken.parameters()).register_hook(lambda gradient: gradient * math.inf)
+    sgd, pairs = torch.optim.SGD(broken.parameters()), [Preference(SAMPLES[0], SAMPLES[1])]
+    steps: dict[str, Callable[[], object]] = {
+        "supervised": lambda: sft_step(broken, sgd, SAMPLES, SFTSection(), 3),
+        "preferences": lambda: dpo_step(broken, sgd, pairs, torch.zeros(1, 2), DPOSection(), step=3),
+    }
+    with pytest.raises(TrainingDiverged, match=r"^step 4: the gradient norm is (inf|nan)$"):
+        steps[kind]()
+    assert all(torch.equal(before[name], tensor) for name, tensor in broken.state_dict().items())

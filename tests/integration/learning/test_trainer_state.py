@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,14 +18,18 @@ pytest.importorskip("torch", reason="training needs the [train] extra")
 
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.utils import deterministic
 
 from retcon.config.schema import Recipe
 from retcon.core.errors import CheckpointError
 from retcon.models.placing import place_training
+from retcon.runs import cost
+from retcon.runs.cost import Cost
 from retcon.runs.folder import RunFolder
 from retcon.train.checkpoint import newest_checkpoint
 from retcon.train.optim import torch_settings
-from retcon.train.trainer import Trainer, Training
+from retcon.train.trainer import Trainer, Training, train
 from training import make_base, small_recipe
 
 pytestmark = pytest.mark.torch
@@ -98,6 +105,8 @@ def test_a_session_goes_on_with_weights_moments_place_and_cost_of_the_one_before
     recipe = small_recipe(base, rl={"checkpoint_every": 2}, compute={"attention": "eager"})
     first = opened(recipe, base, tmp_path)
     assert (first.step, first.drawn) == (0, [])
+    attentions = {model.config._attn_implementation for model in (first.model, first.reference())}
+    assert attentions == {"eager"}, "the reference as the policy"
     step(first, drawn=3, stage=2)
     step(first, drawn=4, stage=2)
     step(first, drawn=5, stage=3)  # of which there is no checkpoint
@@ -170,8 +179,95 @@ def test_a_run_repeats_on_a_cpu_and_leaves_torch_as_it_was(
     torch.use_deterministic_algorithms(before)
     place = replace(place_training(small_recipe(base), base), device=device)
     drawn = torch.random.get_rng_state()
+    filling = deterministic.fill_uninitialized_memory
     with torch_settings(place):
         assert torch.are_deterministic_algorithms_enabled() == repeats
+        assert not deterministic.fill_uninitialized_memory, "which takes time, and changes nothing"
         torch.manual_seed(7)
     assert torch.are_deterministic_algorithms_enabled() == before
+    assert deterministic.fill_uninitialized_memory == filling
     assert torch.equal(torch.random.get_rng_state(), drawn)
+
+
+def test_what_is_saved_is_not_saved_again_nor_is_there_anything_before_the_first_step(
+    base: Path, tmp_path: Path
+) -> None:
+    """Where a Ctrl-C may come while the first rollouts are made."""
+    recipe = small_recipe(base, rl={"checkpoint_every": 1})
+    trainer = opened(recipe, base, tmp_path)
+    trainer.save()
+    assert not (tmp_path / "checkpoints").exists()
+    step(trainer)
+    mark = tmp_path / "checkpoints/step-000001/mark"
+    mark.touch()
+    for one in (trainer, opened(recipe, base, tmp_path)):
+        one.save()
+        assert mark.exists()
+
+
+def test_a_run_that_begins_has_cost_nothing_yet(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it would end early of what it may cost."""
+    monkeypatch.setattr(cost, "cpu_seconds", lambda: 100.0)
+    monkeypatch.setattr(cost, "time", SimpleNamespace(monotonic=lambda: 200.0))
+    trainer = opened(small_recipe(base), base, tmp_path)
+    assert trainer.cost == Cost(0.0, 0.0)
+    step(trainer)
+    assert trainer.drawn == [0]
+    assert [(line["cpu_s"], line["wall_s"]) for line in trainer.history()] == [(0.0, 0.0)]
+
+
+def adapters(trainer: Trainer) -> dict[str, Tensor]:
+    return {name: p.detach().clone() for name, p in trainer.model.named_parameters() if "lora_" in name}
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_adapters_begin_by_the_runs_seed_and_go_on_as_the_checkpoint_has_them(base: Path, tmp_path: Path) -> None:
+    """Their moments, too: training would go on from adapters at random, and nothing would say so."""
+    begun = []
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        (tmp_path / name).mkdir()
+        recipe = small_recipe(base, lora={"rank": 2}, rl={"checkpoint_every": 1}, run={"seed": seed})
+        trainer = opened(recipe, base, tmp_path / name)
+        begun.append(adapters(trainer))
+    assert begun[0]
+    assert same(begun[0], begun[1])
+    assert not same(begun[0], begun[2])
+    step(trainer)
+    again = opened(recipe, base, tmp_path / "c")
+    assert same(adapters(again), adapters(trainer))
+    assert not same(adapters(again), begun[2])
+    assert moments(again) == moments(trainer) == len(begun[2])
+
+
+def handler_within(trainer: Trainer) -> object:
+    with trainer.interruptible():
+        return signal.getsignal(signal.SIGINT)
+
+
+def test_after_a_step_ctrl_c_does_what_it_did_before_and_in_a_thread_all_the_while(base: Path, tmp_path: Path) -> None:
+    trainer = opened(small_recipe(base), base, tmp_path)
+
+    def mine(*_: object) -> None:
+        """A caller's own."""
+
+    before = signal.signal(signal.SIGINT, mine)
+    try:
+        assert handler_within(trainer) is not mine
+        assert signal.getsignal(signal.SIGINT) is mine
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(handler_within, trainer).result() is mine
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_run_that_is_finished_is_left_as_it_is(base: Path, tmp_path: Path) -> None:
+    (tmp_path / "final").mkdir()
+    recipe, told = small_recipe(base), []
+    training = Training(RunFolder(tmp_path), recipe, place_training(recipe, base), base, recipe.rl)
+    final = train(training, told.append, first=lambda: told.append("first"), on_step=told.append, on_place=told.append)
+    assert final == tmp_path / "final"
+    assert told == []
+    assert [path.name for path in tmp_path.iterdir()] == ["final"]

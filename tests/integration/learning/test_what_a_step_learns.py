@@ -21,6 +21,7 @@ from retcon.config.schema import Recipe
 from retcon.config.stages import stages_of
 from retcon.core.errors import IdleWarning, RecipeError, SandboxUnavailable
 from retcon.core.types import Segment, Trajectory, Turn
+from retcon.planning.rates import parameters_of
 from retcon.tasks.types import Task
 from retcon.train import rl
 from retcon.train.kernels.computing import Computing
@@ -230,3 +231,58 @@ def test_old_rollouts_of_another_temperature_are_refused() -> None:
         )
     with pytest.raises(RecipeError, match=r"rl\.max_staleness = 1 goes by .* rollout\.temperature = 0\.6"):
         refuse_unlearnable(Recipe.model_validate({"rl": {"max_staleness": 1}, "rollout": {"temperature": 0.6}}))
+
+
+class Enough(Exception):
+    pass
+
+
+def enough(*_: object, **named: object) -> None:
+    raise Enough
+
+
+def test_every_stage_is_reckoned_with_before_there_is_a_run(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first has one step, and the second alone has need of the reference, which is in memory from the first on."""
+    fits, rates = [], []
+    monkeypatch.setattr(rl, "refuse_unfit", lambda needs, out, stage: fits.append(
+        (stage.name, out, "reference" in {part.name for part in needs.memory})
+    ))  # fmt: skip
+    monkeypatch.setattr(rl, "warn_of_rate", lambda kind, recipe, count: rates.append((kind, recipe.rl.lr, count)))
+    monkeypatch.setattr(rl, "open_run", enough)
+    values = small_recipe(base, rl={"lr": 1e-3}).model_dump(mode="json", exclude_unset=True)
+    stages = [{"name": "a", "steps": 1}, {"name": "b", "rl": {"kl": 0.1, "lr": 1e-5}}]
+    with pytest.raises(Enough):
+        run_rl(Recipe.model_validate({**values, "stages": stages}), base, tmp_path / "out", tasks=MIXED)
+    assert fits == [("a", tmp_path / "out", True), ("b", tmp_path / "out", True)]
+    assert rates == [("rl", 1e-3, parameters_of(base)), ("rl", 1e-5, parameters_of(base))]
+
+
+def test_groups_are_told_flat_by_what_their_rewards_become(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 2, 13 and 16 tokens; the last 4 of 16 are the buffer."""
+    shaped: list[Any] = []
+    told = rl.rollout_metrics
+    monkeypatch.setattr(rl, "rollout_metrics", lambda groups, shape: (shaped.append(shape), told(groups, shape))[1])
+    section = {"prompts": 1, "group": 4, "steps": 1, "overlong_buffer": 4, "overlong_penalty": 0.8}
+    run_rl(small_recipe(base, rl=section, **SMALL), base, tmp_path / "run", tasks=MIXED)
+    group = [rollout(n, 1.0, tokens - 1) for n, tokens in enumerate((2, 13, 16))]
+    assert shaped[0](group) == pytest.approx([1.0, 0.8, 0.2])
+
+
+def test_an_engine_takes_what_evaluations_ask_of_it_whatever_the_stage(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setups, setup = [], build.EngineSetup
+    monkeypatch.setattr(build, "EngineSetup", lambda **named: setups.append(named) or setup(**named))
+    sections: dict[str, dict[str, object]] = {
+        "rl": {"prompts": 1, "group": 2, "steps": 1}, "repair": {"kind": "none"},
+        "rollout": {"max_tokens": 40, "lookahead_tokens": 8},
+        "evaluate": {"problems": 1, "every_samples": 1, "every": 1},
+    }  # fmt: skip
+    values = small_recipe(base, **sections).model_dump(mode="json", exclude_unset=True)
+    stages = [{"name": "a", "rollout": {"max_tokens": 16, "lookahead_tokens": 0}}]
+    run_rl(Recipe.model_validate({**values, "stages": stages}), base, tmp_path / "run", tasks=MIXED)
+    assert [given["max_len"] for given in setups] == [40 + 8]

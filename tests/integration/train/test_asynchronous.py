@@ -9,6 +9,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,42 @@ def test_groups_come_in_the_order_of_their_tasks_beside_them_and_named_after_the
 
     found = [(task.id, t.id) for groups in asyncio.run(taken()) for task, group in groups for t in group]
     assert found == [(f"ones/0/{n}", f"ones/0/{n}/{1 + n // 2}/0") for n in range(6)]
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_prompts_that_run_out_are_told_with_the_step_that_lacks_them(ahead: int) -> None:
+    recipe = Recipe.model_validate({"rl": {"prompts": 2, "steps": 4, "max_staleness": ahead}})
+
+    async def taken() -> None:
+        three = islice(Ones().train(0), 3)
+        async with GroupStream(Playing(recipe), three) as stream:  # type: ignore[arg-type]
+            assert len(await stream.take(2, step=1)) == 2
+            with pytest.raises(RecipeError, match=r"^step 2: the prompts have run out"):
+                await stream.take(2, step=2)
+
+    asyncio.run(taken())
+
+
+@pytest.mark.parametrize(("last", "begun"), [(None, [6, 8, 8, 8]), (2, [4, 4])])
+def test_as_many_are_begun_as_the_steps_to_come_can_take(last: int | None, begun: list[int]) -> None:
+    names: list[int] = []
+
+    class Noting(Playing):
+        async def of(self, tasks: Sequence[Task], *, step: int) -> list[list[Trajectory]]:
+            names.append(step)
+            return await super().of(tasks, step=step)
+
+    async def taken() -> list[int]:
+        recipe = Recipe.model_validate({"rl": {"prompts": 2, "steps": 4, "max_staleness": 2}})
+        found = []
+        async with GroupStream(Noting(recipe), Ones().train(0), last=last) as stream:  # type: ignore[arg-type]
+            for step in range(1, len(begun) + 1):
+                await stream.take(2, step=step)
+                found.append(len(names))
+        return found
+
+    assert asyncio.run(taken()) == begun
+    assert names == sorted([1, 2, 3, 4] * 2)[: begun[-1]]
 
 
 def test_what_is_under_way_when_a_stream_ends_is_given_up() -> None:

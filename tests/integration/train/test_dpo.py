@@ -242,6 +242,7 @@ def test_a_run_leaves_out_what_its_model_has_no_room_for(tmp_path):
     assert [place.device for place in places] == ["cpu"]
     manifest = json.loads((tmp_path / "out" / "run.json").read_text())
     assert (manifest["kind"], sorted(manifest["inputs"])) == ("dpo", ["pairs", "start", "tools or chat template"])
+    assert manifest["start"] == str(base)
 
 
 @pytest.mark.parametrize("side", ["chosen", "rejected"])
@@ -302,3 +303,15 @@ def test_a_run_is_computed_as_its_recipe_says(tmp_path, monkeypatch):
     keys = ["compute.micro_batch_tokens=32", "compute.logits_chunk=4096", "compute.device=cpu"]
     run_dpo(load_recipe(None, ["dpo.steps=1", *keys]), tmp_path / "pairs.jsonl", base, tmp_path / "out")
     assert [(one.micro_batch_tokens, one.logits_chunk) for one in computed] == [(32, 4096)] * 3
+
+
+def test_a_reference_attends_as_the_recipe_says(tmp_path, monkeypatch):
+    """As the policy does: they would be apart before the first step otherwise."""
+    base = make_base(tmp_path / "base")
+    (tmp_path / "pairs.jsonl").write_text(json.dumps(ROW) + "\n")
+    attentions: list[str | None] = []
+    start = module.start_model
+    monkeypatch.setattr(module, "start_model", lambda *given: (attentions.append(given[2]), start(*given))[1])
+    keys = ["dpo.steps=1", "dpo.batch=1", "compute.attention=eager", "compute.device=cpu"]
+    run_dpo(load_recipe(None, keys), tmp_path / "pairs.jsonl", base, tmp_path / "out")
+    assert attentions == ["eager"]

@@ -11,7 +11,7 @@ from retcon.core.errors import DriftWarning, IdleWarning
 from retcon.train.algorithms.dapo import Dapo
 from retcon.train.algorithms.reinforce_pp import ReinforcePP
 from retcon.train.watch.course import Course
-from retcon.train.watch.drift import WINDOW, drift
+from retcon.train.watch.drift import SIGMAS, WINDOW, Drift, drift
 
 TRIES = 50
 
@@ -33,7 +33,7 @@ def test_the_last_window_is_compared_with_the_best_before() -> None:
 def test_windows_that_overlap_are_not_compared() -> None:
     assert drift(steps(0.2)[:-1] + steps(0.4)) is None
     assert drift(steps(0.2, 0.4)) is not None
-    assert drift(steps(0.0, 0.0)) is not None  # no chance at all, and no division by it
+    assert drift(steps(0.0, 0.0)) == Drift(0.0, 0.0, 0.0), "no chance at all, and no division by it"
 
 
 def test_a_rise_must_be_large_and_beyond_chance() -> None:
@@ -46,6 +46,7 @@ def test_a_rise_must_be_large_and_beyond_chance() -> None:
     assert few is not None
     assert few.rise == pytest.approx(0.6)
     assert not few.alarming(0.05)  # 6 of 10 after none: 2.9 standard errors
+    assert Drift(0.25, 0.5, SIGMAS).alarming(0.25), "both bounds belong to it"
 
 
 def test_steps_without_tries_say_nothing() -> None:
@@ -63,6 +64,7 @@ def test_the_alarm_is_told_once_and_stays_in_the_metrics() -> None:
             course.add({**line, **found})
     assert [w.category for w in told] == [DriftWarning]
     assert "first tries failed in the last 10 steps, after 10.0% at best" in str(told[0].message)
+    assert str(told[0].message).startswith(f"step {alarms.index(1) + 1}: ")
     assert sum(alarms) > WINDOW
     assert alarms == sorted(alarms)
 
@@ -108,10 +110,33 @@ def test_where_groups_are_compared_with_each_other_there_is_no_idling() -> None:
         warnings.simplefilter("error", IdleWarning)
         course = Course(ReinforcePP(baseline="none"), [{"same_reward": 1.0, "pass_rate": 0.5}] * (WINDOW - 1))
         course.tell_idling({"same_reward": 1.0, "pass_rate": 0.5})
-    for section, passed in ((ReinforcePP(), 0.5), (ReinforcePP(baseline="none"), 0.0)):
+    alone, across = ReinforcePP(), ReinforcePP(baseline="none")
+    for section, passed in ((alone, 0.5), (across, 0.0), (across, 1.0)):
         course = Course(section, [{"same_reward": 1.0, "pass_rate": passed}] * (WINDOW - 1))
         with pytest.warns(IdleWarning):
             course.tell_idling({"same_reward": 1.0, "pass_rate": passed})
+
+
+def test_nineteen_groups_in_twenty_without_an_advantage_are_enough_to_say_so() -> None:
+    """And where half of the rollouts pass it is no cold start that is lacking."""
+    course = Course(Dapo(), [{"same_reward": 1.0, "pass_rate": 0.5}] * (WINDOW - 1))
+    with pytest.warns(IdleWarning, match="in 95% of the groups") as told:
+        course.tell_idling({"same_reward": 0.5, "pass_rate": 0.5})
+    assert "cold start" not in str(told[0].message)
+
+
+@pytest.mark.parametrize(
+    ("sampled", "cpu_s", "ends"), [(0, 9.9, False), (None, 9.9, False), (1, 0.0, True), (0, 10.0, True)]
+)
+def test_whether_a_run_ends_with_a_step_is_known_before_its_line(sampled: int | None, cpu_s: float, ends: bool) -> None:
+    """By what the steps before have sampled, and lines without that figure say nothing."""
+    section = Dapo(max_sampled_tokens=100, max_cpu_seconds=10)
+    course = Course(section, [{"sampled_tokens": 90}, {}])
+    course.add({"sampled_tokens": 9})
+    course.add({})
+    assert course.ends_with({} if sampled is None else {"sampled_tokens": sampled}, cpu_s) == ends
+    assert not course.over
+    assert not any(Course(Dapo(max_cpu_seconds=0.5), lines).over for lines in ([], [{}]))
 
 
 def test_a_run_ends_after_the_step_in_which_its_tokens_are_spent() -> None:

@@ -81,6 +81,18 @@ def test_rollouts_that_ended_for_want_of_tokens_or_turns_are_cut_off():
     assert rollout_metrics([[replace(one, stop=stop) for stop in ends]])["cut_off"] == 2 / 5
 
 
+def test_of_one_the_share_is_all_of_it_and_of_none_nothing():
+    one = replace(play([call("print(x)"), "42"], {"print(x)": "error"}).trajectory, reward=0.0)
+    found = rollout_metrics([[one]])
+    assert (found["raw_calls"], found["call_failure_rate"], found["first_try_failure_rate"]) == (1.0, 1.0, 1.0)
+    spliced = replace(one, turns=(Turn((Segment("spliced", "x", (7,), (-1.0,)),)),))
+    assert rollout_metrics([[spliced]])["spliced_share"] == 1.0
+    lost = rollout_metrics([[replace(one, reward=None, provenance=replace(one.provenance, purified=False))]])
+    assert {name for name, value in lost.items() if value} == {
+        "total_tokens", "sampled_tokens", "rollouts", "infrastructure"
+    }  # fmt: skip
+
+
 def test_first_tries_are_counted_in_all_and_rewards_spread_within_groups():
     one = play([call("print(1)"), call("print(2)"), call("print(x)"), "42"], {"print(x)": "error"}).trajectory
     metrics = rollout_metrics(
@@ -110,6 +122,9 @@ def test_a_rollout_is_partial_where_weights_of_several_steps_have_sampled_it():
 
     found = staleness([[sampled(3, 3), sampled(2, 3)], [sampled(3), sampled()]], step=4)
     assert found == {"staleness_mean": 0.2, "staleness_max": 1, "partial_rollouts": 0.25}
+    assert staleness([[sampled(2, 3)]], step=4)["partial_rollouts"] == 1.0
+    assert staleness([[sampled(2)]], step=4) == {"staleness_mean": 1.0, "staleness_max": 1, "partial_rollouts": 0.0}
+    assert set(staleness([[sampled()]], step=4).values()) == {0}, "of no token there is no age"
 
 
 def test_branches_are_counted_and_what_they_share():

@@ -1,5 +1,7 @@
 """What a step's metrics say of spliced tokens."""
 
+from dataclasses import replace
+
 import pytest
 
 from retcon.core.types import Sample
@@ -32,3 +34,8 @@ def test_shares_are_of_spliced_tokens_in_the_loss_mask():
 def test_the_mean_weight_is_what_a_splice_weighs():
     weighed = sample(1.0, spliced=3, weights=(None, None, 2.0, 0.5, 9.0))
     assert splice_metrics([weighed])["spliced_weight"] == pytest.approx(1.25)
+
+
+def test_where_no_advantage_is_known_splices_are_pushed_nowhere():
+    found = splice_metrics([replace(sample(1.0, spliced=4), advantages=None)])
+    assert (found["spliced_tokens"], found["spliced_positive"], found["spliced_negative"]) == (3, 0.0, 0.0)

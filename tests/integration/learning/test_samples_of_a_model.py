@@ -1,0 +1,53 @@
+"""The problems that a model solves once it has learnt: whose they are, and by which random streams."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="training needs the [train] extra")
+
+from retcon.core.seeds import derive
+from retcon.runs.folder import RunFolder
+from retcon.store import jsonl
+from retcon.tasks.types import Task
+from retcon.train.sampled import Samples, ToSample, sample_final, to_sample
+from training import Graded, Ones, make_base, small_recipe
+
+pytestmark = pytest.mark.torch
+
+
+def test_samples_are_named_after_the_last_step_and_drawn_as_the_evaluation_is(tmp_path: Path) -> None:
+    """Whatever the seed of the run. The record says which model wrote them, and that nothing was repaired."""
+    make_base(tmp_path / "final")
+    recipe = small_recipe(
+        tmp_path / "final", engine={"kind": "scripted", "replies": ["1"]}, sft={"steps": 7, "samples": 3},
+        evaluate={"seed": 9}, run={"seed": 5},
+    )  # fmt: skip
+    family, run = Graded(rewards=((1.0,), (-1.0,), (None,))), RunFolder(tmp_path)
+    found = sample_final(ToSample(recipe, family, tuple(family.evaluation(3, 0))), run)
+    assert found == Samples(passed=1, total=3, lost=1, file=run.trajectories(7))
+    made = list(jsonl.read(found.file))
+    assert [one.id for one in made] == [f"ones/evaluation/{n}/7/0" for n in range(3)]
+    assert [one.provenance.seed for one in made] == [derive("rollout", 9, 7, one.task, 0) for one in made]
+    assert {(one.provenance.model, one.provenance.purified) for one in made} == {(str(run.final), False)}
+
+
+class Long(Ones):
+    """Every other problem of its evaluation is long."""
+
+    def evaluation(self, count: int, seed: int) -> list[Task]:
+        given = enumerate(super().evaluation(count, seed))
+        return [replace(task, question="go" * (1 + 400 * (n % 2))) for n, task in given]
+
+
+def test_what_leaves_no_room_is_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = make_base(tmp_path / "base")
+    monkeypatch.setattr("retcon.train.sampled.build_tasks", lambda *_: Long())
+    recipe = small_recipe(base, sft={"samples": 4}, rollout={"max_tokens": 40})
+    wanted = to_sample(recipe, base)
+    assert wanted is not None
+    assert [task.id for task in wanted.tasks] == ["ones/evaluation/0", "ones/evaluation/2"]
+    assert to_sample(small_recipe(base, sft={"samples": 0}), base) is None

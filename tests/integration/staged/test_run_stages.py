@@ -1,0 +1,245 @@
+"""The stages of a run before any of them begins: their data and what they draw, what they wait for, what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="training needs the [train] extra")
+
+from retcon.build import settle
+from retcon.config.schema import Recipe, TaskSection
+from retcon.config.stages import Stage, stages_of
+from retcon.core.errors import RecipeError, RecordError
+from retcon.engine.types import GREEDY_BELOW
+from retcon.models.locating import called
+from retcon.runs.manifest import NOT_THERE
+from retcon.store import jsonl
+from retcon.tasks.types import Task
+from retcon.train.rl import run_rl
+from retcon.train.stages.running import RunStages
+from retcon.train.stages.settling import refuse_unlearnable, settle_stages
+from training import Ones, make_base, small_recipe
+
+pytestmark = pytest.mark.torch
+
+
+@dataclass(frozen=True)
+class Letters(Ones):
+    """A task for each letter. held: those of the evaluation; in capitals they have ids of their own alone."""
+
+    letters: str = ""
+    held: str = ""
+
+    def train(self, seed: int) -> Iterator[Task]:
+        return (Task(letter, f"{letter}?", letter) for letter in self.letters)
+
+    def evaluation(self, count: int, seed: int) -> list[Task]:
+        return [Task(one if one.isupper() else f"held/{one}", f"{one.lower()}?", one.lower()) for one in self.held]
+
+
+class LettersSection(TaskSection):
+    letters: str = "abcdefgh"
+    held: str = "yz"
+
+    def build(self, count_tokens: object = None) -> Letters:
+        return Letters(letters=self.letters, held=self.held)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_base(tmp_path_factory.mktemp("stages") / "base")
+
+
+A, B = {"name": "a", "steps": 1}, {"name": "b", "steps": 2}
+OTHER: dict[str, object] = {"task": {"letters": "stuvw"}}
+
+
+def recipe_of(base: Path, *stages: dict[str, Any], **sections: dict[str, object]) -> Recipe:
+    """With two prompts a step. stages: each with its steps."""
+    rl = {"prompts": 2, "steps": sum(stage["steps"] for stage in stages) or 2, **sections.pop("rl", {})}
+    task = {"kind": f"{__name__}:LettersSection", **sections.pop("task", {})}
+    sandbox = {"workers": 1, "output_chars": 50}
+    small = small_recipe(base, **{"sandbox": sandbox, **sections, "rl": rl})
+    values = small.model_dump(mode="json", exclude_unset=True)
+    return Recipe.model_validate({**values, "task": task, "stages": stages})
+
+
+def run_of(base: Path, *stages: dict[str, Any], **sections: dict[str, object]) -> tuple[list[Stage], RunStages]:
+    settled = settle_stages(recipe_of(base, *stages, **sections), base)
+    return [stage for stage, _ in settled.each], RunStages(settled, base, model="m")
+
+
+def drawn(run: RunStages, stage: Stage, before: Sequence[int], most: int = 3) -> str:
+    return "".join(task.id for task in islice(run.prompts(stage, before, Path("model")), most))
+
+
+def test_a_stage_draws_on_in_its_data_after_those_before_it_that_have_the_same(base: Path) -> None:
+    c, d = {"name": "c", "steps": 1, **OTHER}, {"name": "d", "steps": 1}
+    (a, b, other, last), run = run_of(base, A, B, c, d)
+    assert drawn(run, a, []) == "abc"
+    assert drawn(run, a, [1]) == "bcd"
+    assert drawn(run, b, [2]) == "cde"
+    assert drawn(run, b, [2, 3]) == "fgh"
+    assert drawn(run, other, [2, 4]) == "stu"
+    assert drawn(run, other, [2, 4, 1]) == "tuv"
+    assert drawn(run, last, [2, 4, 2]) == "gha"
+    assert run.inputs.keys() == {"tasks", "tasks of stage 3, c"}
+    assert run.inputs["tasks"] != run.inputs["tasks of stage 3, c"]
+    assert [run.data_since(stage) for stage in (a, b, other, last)] == [0, 0, 3, 4]
+    assert [stage.name for stage, _ in run.after(0)] == ["a", "b", "c", "d"]
+    assert [stage.name for stage, _ in run.after(1)] == ["b", "c", "d"]
+    assert [stage.name for stage, _ in run.after(2)] == ["b", "c", "d"]
+    assert list(run.after(5)) == []
+    letters = [next(tasks.train(0)).id for _, tasks in run.after(0)]
+    assert letters == ["a", "a", "s", "a"], "the tasks of each"
+
+
+def test_of_several_stages_the_steps_so_far_are_looked_at_before_work_starts(base: Path, tmp_path: Path) -> None:
+    """Rates that serve the first alone are refused, in the name of the stage that would need more."""
+    rates = tmp_path / "rates.jsonl"
+    lines = ({"task": letter, "model": "m", "passed": 1, "rollouts": 2} for letter in "abcde")
+    rates.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    rated = {"select": {"pass_rates": str(rates)}}
+    run_of(base, A, {**B, "steps": 1}, **rated)
+    said = r"^stage 2, b: .*task f has no pass rate\. The run can need 6 tasks .* and 5 come before"
+    with pytest.raises(RecipeError, match=said):
+        run_of(base, A, B, **rated)
+    with pytest.raises(RecipeError, match=r"^select\.pass_rates = "):
+        run_of(base, **rated, rl={"steps": 3})
+
+
+def test_a_later_stage_waits_for_its_pass_rates_and_the_first_one_does_not(base: Path, tmp_path: Path) -> None:
+    rates = tmp_path / "rates.jsonl"
+    rated = {"select": {"pass_rates": str(rates), "min_pass_rate": 0.5}}
+    (a, b, other), run = run_of(base, A, {**B, **rated}, {"name": "c", "steps": 1, **OTHER, **rated})
+    assert [run.waits(stage) for stage in (a, b, other)] == [False, True, True]
+    assert run.inputs["pass rates of stage 2, b"] == NOT_THERE
+    assert [task.id for task in islice(run.stream(b).after(0), 3)] == ["a", "b", "c"], "as far as anybody knows"
+    assert [task.id for task in islice(run.stream(other).after(0), 3)] == ["s", "t", "u"]
+    said = r"^stage 2, b: select\.pass_rates = .* `retcon difficulty model RECIPE --stage b --tasks N"
+    with pytest.raises(RecipeError, match=said):
+        drawn(run, b, [2])
+    lines = ({"task": one, "model": "m", "passed": int(one in "bdfh"), "rollouts": 2} for one in "abcdefgh")
+    rates.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert drawn(run, b, [2]) == "dfh", "after the first two, of which the stage before had both"
+    assert not run.waits(b)
+    rates.unlink()
+    with pytest.raises(RecordError, match="does not exist"):
+        run_of(base, {**A, **rated}, B)
+
+
+@pytest.mark.parametrize(("every", "longest"), [(0, 0), (1, 40 + 8)])
+def test_what_is_asked_of_engine_and_memory_is_that_of_the_whole_run(every: int, longest: int, base: Path) -> None:
+    lengths = {"max_tokens": 40, "lookahead_tokens": 8}
+    short = {**A, "rollout": {"max_tokens": 30, "lookahead_tokens": 0}}
+    _, run = run_of(base, short, B, rollout=lengths, evaluate={"every": every})
+    assert (run.longest, run.needs_reference) == (longest, False)
+    _, run = run_of(base, short, {**B, "rl": {"kl": 0.1}}, rollout=lengths)
+    assert run.needs_reference
+
+
+def test_problems_that_leave_no_room_are_refused_where_the_way_is_measured(base: Path) -> None:
+    tight: dict[str, object] = {"max_tokens": 5}
+    with pytest.raises(RecipeError, match="prompts of 2 of 2 problems leave no room"):
+        run_of(base, A, B, rollout=tight, evaluate={"every": 1})
+    with pytest.raises(RecipeError, match=r"^stage 1, a: rollout\.max_tokens = 5: no room for an answer in 8 prompts"):
+        run_of(base, A, B, rollout=tight)
+
+
+@pytest.mark.parametrize("every", [0, 1])
+def test_a_stage_of_other_tasks_may_have_none_that_evaluations_measure(every: int, base: Path) -> None:
+    """Whether or not there are evaluations on the way: there will be one afterwards."""
+    evaluate: dict[str, object] = {"every": every}
+    run_of(base, A, {**B, "task": {"letters": "stuvwx"}}, evaluate=evaluate)
+    with pytest.raises(RecipeError, match=r"^stage 2, b would train on 2 of the problems that evaluations measure"):
+        run_of(base, A, {**B, "task": {"letters": "xyz"}}, evaluate=evaluate)
+
+
+def test_so_may_one_whose_run_has_no_stage_of_its_own_tasks(base: Path, tmp_path: Path) -> None:
+    """Of files, whose problems are no class of one's own."""
+    for name, numbers in (("own", range(9)), ("held", range(50, 52)), ("other", range(40, 60))):
+        rows = ({"question": f"What is {n} + 1?", "answer": str(n + 1)} for n in numbers)
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task: dict[str, object] = {"kind": "file", "path": str(tmp_path / "own.jsonl")}
+    held: dict[str, object] = {"evaluation_path": str(tmp_path / "held.jsonl")}
+    other = {"task": {"path": str(tmp_path / "other.jsonl"), "evaluation_path": ""}}
+    with pytest.raises(RecipeError, match=r"^stage 1, b would train on [12] of the problems that evaluations measure"):
+        run_of(base, {**B, **other}, task={**task, **held})
+
+
+@pytest.mark.parametrize("held", ["C", "c"], ids=["by id", "by content"])
+def test_of_tasks_that_are_evaluated_on_a_run_refuses_those_that_it_would_draw(held: str, base: Path) -> None:
+    """The third of eight, by a class of one's own."""
+    task: dict[str, object] = {"letters": f"ab{held}defgh", "held": held}
+    said = r"1 training task of train\(seed\) come .*\(. is the first\): the two must not overlap"
+    with pytest.raises(RecipeError, match=said):
+        run_of(base, task=task, rl={"steps": 2})
+    run_of(base, task=task, rl={"steps": 1})
+    with pytest.raises(RecipeError, match="the two must not overlap"):
+        run_of(base, A, {**B, "rl": {"lr": 1e-5}}, task=task)
+
+
+def test_lengths_that_are_open_are_each_stages_own(base: Path) -> None:
+    """A stage keeps what it says, and has by its own limit what nobody says."""
+    stages = [A, {**B, "rollout": {"max_tokens": 150, "max_turns": 2}}]
+    values = recipe_of(base, *stages, sandbox={"workers": 1}).model_dump(mode="json", exclude_unset=True)
+    recipe = Recipe.model_validate({**values, "rollout": {}})
+    settled = settle_stages(recipe, base)
+    (whole, first), (alone, second) = ((settle(one.recipe, base, settled.tasks)) for one in stages_of(recipe))
+    assert settled.recipe.rollout == whole.rollout
+    assert [stage.recipe.rollout for stage, _ in settled.each] == [whole.rollout, alone.rollout]
+    assert [stage.recipe.sandbox for stage, _ in settled.each] == [whole.sandbox, alone.sandbox]
+    assert alone.rollout.lookahead_tokens != whole.rollout.lookahead_tokens
+    own = {"max_tokens": 150, "max_turns": 2, "lookahead_tokens": alone.rollout.lookahead_tokens}
+    assert [stage.rollout for stage in settled.recipe.stages] == [{}, own]
+    new = [one for one in second if one not in first]
+    assert settled.derived == (*map(str, first), *(f"stage 2, b: {one}" for one in new))
+    assert settle_stages(recipe, base, settled.tasks).derived == (), "of tasks of the caller's own nothing is"
+
+
+@pytest.mark.parametrize(("temperature", "greedy"), [(GREEDY_BELOW, False), (GREEDY_BELOW / 2, True)])
+def test_a_stage_whose_rollouts_are_greedy_is_refused_by_name(temperature: float, greedy: bool, base: Path) -> None:
+    recipe = recipe_of(base, A, {**B, "rollout": {"temperature": temperature}})
+    if not greedy:
+        refuse_unlearnable(recipe)
+        return
+    with pytest.raises(RecipeError, match=r"^stage 2, b: rollout\.temperature = 5e-06 is greedy"):
+        refuse_unlearnable(recipe)
+
+
+def test_a_correction_is_by_log_probs_of_temperature_one(base: Path) -> None:
+    correcting: dict[str, object] = {"old_logprobs": "recompute", "correction": "token_mask"}
+    refuse_unlearnable(recipe_of(base, A, B, rl=correcting))
+    said = r"^stage 2, b: rl\.correction = token_mask goes by .* rollout\.temperature = 0\.6: set"
+    with pytest.raises(RecipeError, match=said):
+        refuse_unlearnable(recipe_of(base, A, {**B, "rollout": {"temperature": 0.6}}, rl=correcting))
+
+
+class Killed(Exception):
+    pass
+
+
+def test_a_session_goes_on_after_the_prompts_that_its_stage_has_drawn(base: Path, tmp_path: Path) -> None:
+    """Of data of the stage's own, of which no stage before says anything."""
+    section: dict[str, object] = {"prompts": 1, "group": 2, "checkpoint_every": 1}
+    short: dict[str, object] = {"max_tokens": 16}
+    recipe = recipe_of(base, A, {**B, **OTHER}, rl=section, rollout=short, repair={"kind": "none"})
+    out = tmp_path / "run"
+
+    def killed(line: Mapping[str, float | None]) -> None:
+        if line["step"] == 2:
+            raise Killed
+
+    with pytest.raises(Killed):
+        run_rl(recipe, base, out, on_step=killed)
+    run_rl(recipe, base, out)
+    steps = [jsonl.read(out / f"trajectories/step-00000{step}.jsonl") for step in (1, 2, 3)]
+    assert [{one.task for one in step} for step in steps] == [{"a"}, {"s"}, {"t"}]
+    assert json.loads((out / "run.json").read_text())["start"] == called(base)
