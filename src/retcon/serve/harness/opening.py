@@ -93,11 +93,14 @@ class ServedHarness:
                     said = await solved(self.solve, task, endpoint)
             except RecipeError:
                 raise
-            except Exception as error:  # noqa: BLE001 - whatever a harness raises must cost this one rollout alone
-                if clock.expired():
-                    lost = f"the harness took more than {self.seconds:g} seconds (rollout.harness_seconds)"
-                elif agent.over is None:
-                    lost = f"the harness raised {type(error).__name__}: {error}{_where(error, self.solve)}"
+            except (Exception, SystemExit, asyncio.CancelledError) as error:
+                running = asyncio.current_task()
+                if isinstance(error, asyncio.CancelledError) and running is not None and running.cancelling():
+                    raise  # the run ends; else it is the harness's own, which costs this one rollout alone
+                if agent.over is None:
+                    lost = _raised(error, self.solve)
+            if clock.expired():  # also where the function has caught what should have ended it
+                lost = f"the harness took more than {self.seconds:g} seconds (rollout.harness_seconds)"
             made = agent.made(id, provenance)
             beside = agent.beside
         if beside and not self._told:
@@ -133,7 +136,15 @@ async def open_harness(solve: Solve, seconds: float) -> AsyncIterator[ServedHarn
         yield ServedHarness(solve, seconds, doors, url)
 
 
-def _where(error: Exception, solve: Solve) -> str:
+def _raised(error: BaseException, solve: Solve) -> str:
+    """What a harness raised, and where; of a group of errors the first."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    said = f": {error}" if str(error) else ""
+    return f"the harness raised {type(error).__name__}{said}{_where(error, solve)}"
+
+
+def _where(error: BaseException, solve: Solve) -> str:
     """The line of the function's own file that it came from, where it is one; empty otherwise."""
     own = getattr(getattr(solve, "__code__", None), "co_filename", None)
     lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == own]
