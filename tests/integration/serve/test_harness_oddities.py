@@ -11,13 +11,16 @@ import pytest
 
 pytest.importorskip("starlette", reason="serving needs the [serve] extra")
 
+import httpx
+
 from integration.serve.test_harness_rollouts import TASK, grade, once, rolled
 from retcon.engine.scripted import ScriptedEngine
+from retcon.rollout.context import RolloutLimits
 from retcon.rollout.member import rollout_member
 from retcon.serve.harness.opening import open_harness
 from retcon.serve.harness.solving import ModelEndpoint, Solve
 from retcon.tasks.types import Task
-from servers.agent import BYTES, context_of
+from servers.agent import BYTES, context_of, said, user
 
 
 async def cancels(task: Task, endpoint: ModelEndpoint) -> None:
@@ -37,11 +40,11 @@ def exits_in_its_thread(task: Task, endpoint: ModelEndpoint) -> None:
 
 
 async def in_a_group(task: Task, endpoint: ModelEndpoint) -> None:
-    async def asked() -> None:
+    async def one() -> None:
         raise LookupError("no such tool")
 
     async with asyncio.TaskGroup() as group:
-        group.create_task(asked())
+        group.create_task(one())
 
 
 @pytest.mark.parametrize(
@@ -94,3 +97,93 @@ def test_an_answer_after_the_time_is_none() -> None:
     (made,), _, context = rolled(solve, ["Well."], seconds=0.5)
     assert (made.stop, made.reward) == ("infrastructure", None)
     assert context.faults.first == "the harness took more than 0.5 seconds (rollout.harness_seconds)"
+
+
+def asked(endpoint: ModelEndpoint, path: str = "chat/completions", **more: Any) -> Any:
+    """A request that has been sent, and its answer."""
+    body = more.pop("body", {"model": endpoint.name, "messages": [user("Go.")]})
+    return httpx.post(f"{endpoint.url}/{path}", json=body, timeout=60, **more)
+
+
+def test_a_rollout_has_no_session_to_end() -> None:
+    """As serve-agent's have, which are rewarded there: else there would be nothing left to learn from."""
+
+    def solve(task: Task, endpoint: ModelEndpoint) -> float:
+        session = asked(endpoint).headers["X-Retcon-Session"]
+        refused = asked(endpoint, f"sessions/{session}/reward", body={"reward": 1.0})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (404, "no_such_endpoint")
+        assert "its harness returns the reward" in refused.text
+        return 0.5
+
+    (made,), _, context = rolled(solve, ["Well."])
+    assert (made.stop, made.reward, context.faults.first) == ("answer", 0.5, "")
+
+
+def test_a_client_that_sends_back_the_session_that_it_was_told_goes_on() -> None:
+    def solve(task: Task, endpoint: ModelEndpoint) -> None:
+        told: list[Any] = [user("Go.")]
+        first = asked(endpoint, body={"model": endpoint.name, "messages": told})
+        told += [said(first.json()), user("On.")]
+        same = {"X-Retcon-Session": first.headers["X-Retcon-Session"]}
+        asked(endpoint, body={"model": endpoint.name, "messages": told}, headers=same)
+        critic = asked(endpoint, headers={"X-Retcon-Session": "critic"}).headers["X-Retcon-Session"]
+        assert asked(endpoint, headers={"X-Retcon-Session": critic}).headers["X-Retcon-Session"] == critic
+
+    (made,), *_ = rolled(solve, lambda *_: "\\boxed{42}")
+    assert (len(made.turns), made.reward) == (2, 1.0)
+
+
+def test_a_path_with_a_slash_behind_leads_to_the_same_rollout() -> None:
+    def solve(task: Task, endpoint: ModelEndpoint) -> None:
+        asked(endpoint, "chat/completions/", follow_redirects=True).raise_for_status()
+
+    (made,), *_ = rolled(solve, ["\\boxed{42}"])
+    assert made.reward == 1.0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_requests_that_are_cancelled_leave_no_traceback(capsys: pytest.CaptureFixture[str], stream: bool) -> None:
+    """Those that are open when the function returns."""
+
+    class Slow(ScriptedEngine):
+        async def generate(self, request_id: str, ids: Any, params: Any) -> Any:
+            if self.seen:
+                asking.set()
+                await asyncio.Event().wait()
+            return await super().generate(request_id, ids, params)
+
+    async def solve(task: Task, endpoint: ModelEndpoint) -> None:
+        async def left_open() -> None:
+            async with httpx.AsyncClient(timeout=60) as http:
+                body = {"model": endpoint.name, "messages": [user("And?")], "stream": stream}
+                await http.post(f"{endpoint.url}/chat/completions", json=body)
+
+        await once(task, endpoint)
+        waiting.append(asyncio.ensure_future(left_open()))
+        await asking.wait()
+
+    async def main() -> None:
+        async with open_harness(solve, 60.0) as harness:
+            made = await rollout_member(
+                TASK, replace(context_of(engine), harness=harness), 0, seed=3, step=2, grade=grade
+            )
+            await asyncio.gather(*waiting, return_exceptions=True)
+            assert made.reward == 1.0
+
+    engine, asking, waiting = Slow(BYTES, ["\\boxed{42}"]), asyncio.Event(), list[asyncio.Future[None]]()
+    asyncio.run(asyncio.wait_for(main(), 60))
+    assert "ASGI" not in capsys.readouterr().err
+    assert len(engine.released) >= 2
+
+
+def test_no_rollout_has_more_turns_than_it_may() -> None:
+    """Also where a request, which brings no tools, has calls run here."""
+
+    def solve(task: Task, endpoint: ModelEndpoint) -> None:
+        told: list[Any] = [user("Go.")]
+        told += [said(asked(endpoint, body={"model": endpoint.name, "messages": told}).json()), user("On.")]
+        asked(endpoint, body={"model": endpoint.name, "messages": told})
+
+    calls = ["```python\n1\n```", "Yes.", *["```python\n2\n```"] * 9]
+    (made,), *_ = rolled(solve, calls, limits=RolloutLimits(4000, 3))
+    assert (len(made.turns), made.stop, made.reward) == (3, "turns", 0.0)

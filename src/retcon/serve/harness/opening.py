@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from retcon.core.errors import RecipeError
 from retcon.core.seeds import derive
@@ -45,9 +45,25 @@ class Doors:
             gone = RequestRefused(404, "no_such_rollout", "this URL was a rollout's, which is over")
             await refusal(gone, as_openai)(scope, receive, send)
             return
+        if rest.startswith("v1/sessions"):
+            said = "a rollout has no sessions to end: its harness returns the reward (rollout.harness)"
+            await refusal(RequestRefused(404, "no_such_endpoint", said), as_openai)(scope, receive, send)
+            return
+        unfinished = False
+
+        async def sent(message: Message) -> None:
+            nonlocal unfinished
+            unfinished = message.get("more_body", message["type"] == "http.response.start")
+            await send(message)
+
         self._running[name].add(running)
         try:
-            await behind({**scope, "path": f"/{rest}", "raw_path": f"/{rest}".encode()}, receive, send)
+            await behind({**scope, "root_path": f"/{name}"}, receive, sent)
+        except asyncio.CancelledError:
+            if name in self._behind:
+                raise
+            if unfinished:  # cancelled by the door that closed: of a stream, what is there ends
+                await send({"type": "http.response.body"})
         finally:
             self._running.get(name, set()).discard(running)
 
