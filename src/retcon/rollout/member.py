@@ -11,7 +11,7 @@ from retcon.purify.mixing import purified
 from retcon.rollout.context import Rolled, RolloutContext
 from retcon.rollout.loop import Watch, run_rollout
 from retcon.tasks.grade import BOX
-from retcon.tasks.graders.text import marked
+from retcon.tasks.graders.text import chosen_letter, final_answer, heard
 from retcon.tasks.registry import Grade, graded
 from retcon.tasks.types import Task
 
@@ -54,11 +54,19 @@ async def _graded(task: Task, rolled: Rolled, context: RolloutContext, grade: Gr
         return made
     if answer is None:
         return await graded(task, made, grade, context.faults.add)
-    if marked(answer) is None and len(answer.splitlines()) == 1:
-        answer = f"{BOX}{answer.strip()}}}"  # graders look for the answer in a reply, and this is nothing else
-    reply = Turn((Segment("sampled", answer),))
+    reply = Turn((Segment("sampled", _as_reply(answer)),))
     judged = await graded(task, replace(made, turns=(reply,)), grade, context.faults.add)
     return replace(judged, turns=made.turns)
+
+
+def _as_reply(answer: str) -> str:
+    """In a box, where it is one line that is nothing but the answer: graders look for that in a reply. A sentence that
+    chooses a letter says so without one, and not within."""
+    said = heard(answer).strip()
+    boxed = f"{BOX}{said}}}"
+    if final_answer(answer) is not None or len(said.splitlines()) != 1 or chosen_letter(boxed) != chosen_letter(answer):
+        return answer
+    return boxed
 
 
 def member_id(task: Task, step: int, index: int) -> str:

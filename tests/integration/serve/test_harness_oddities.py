@@ -14,11 +14,14 @@ pytest.importorskip("starlette", reason="serving needs the [serve] extra")
 import httpx
 
 from integration.serve.test_harness_rollouts import TASK, grade, once, rolled
+from retcon.core.errors import RecipeError
+from retcon.core.types import Trajectory
 from retcon.engine.scripted import ScriptedEngine
 from retcon.rollout.context import RolloutLimits
 from retcon.rollout.member import rollout_member
 from retcon.serve.harness.opening import open_harness
-from retcon.serve.harness.solving import ModelEndpoint, Solve
+from retcon.serve.harness.solving import ModelEndpoint, Solve, find_harness
+from retcon.tasks.graders.text import same_choice
 from retcon.tasks.types import Task
 from servers.agent import BYTES, context_of, said, user
 
@@ -187,3 +190,51 @@ def test_no_rollout_has_more_turns_than_it_may() -> None:
     calls = ["```python\n1\n```", "Yes.", *["```python\n2\n```"] * 9]
     (made,), *_ = rolled(solve, calls, limits=RolloutLimits(4000, 3))
     assert (len(made.turns), made.stop, made.reward) == (3, "turns", 0.0)
+
+
+class Like:
+    """A number that is none of Python's, as numpy's are."""
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def __float__(self) -> float:
+        return self.value
+
+
+def returns(says: Any) -> Solve:
+    async def solve(task: Task, endpoint: ModelEndpoint) -> Any:
+        await once(task, endpoint)
+        return says
+
+    return solve
+
+
+def test_numbers_of_other_packages_are_rewards() -> None:
+    (made,), *_ = rolled(returns(Like(0.5)), ["Well."])
+    assert made.reward == 0.5
+    for says in (Like(float("inf")), 10**400):
+        with pytest.raises(RecipeError, match="a reward a finite number"):
+            rolled(returns(says), ["Well."])
+
+
+def test_a_built_in_that_does_not_say_what_it_takes_is_refused() -> None:
+    with pytest.raises(RecipeError, match=r"rollout\.harness: 'builtins:max' is .*where a function solve"):
+        find_harness("builtins:max")
+
+
+@pytest.mark.parametrize("says", ["<answer>42</answer>", "<think>\nSix sevens.\n</think>\n42", "42\n"])
+def test_an_answer_is_graded_however_it_is_marked(says: str) -> None:
+    (made,), *_ = rolled(returns(says), ["Well."])
+    assert (made.reward, made.answer) == (1.0, "42")
+
+
+@pytest.mark.parametrize("says", ["The answer is B", "B is correct", "B", "(B) Paris", "Answer: B."])
+def test_a_sentence_that_chooses_a_letter_chooses_it(says: str) -> None:
+    """As it does where it is the model's last message."""
+
+    def chooses(task: Task, trajectory: Trajectory) -> Trajectory:
+        return replace(trajectory, reward=float(same_choice("B", trajectory.turns[-1].text)))
+
+    (made,), *_ = rolled(returns(says), ["Well."], grade=chooses)
+    assert made.reward == 1.0

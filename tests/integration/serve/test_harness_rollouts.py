@@ -26,6 +26,7 @@ from retcon.rollout.member import rollout_member
 from retcon.serve.harness.opening import open_harness
 from retcon.serve.harness.solving import ModelEndpoint, Solve
 from retcon.tasks.graders.text import final_answer
+from retcon.tasks.registry import Grade
 from retcon.tasks.types import Task
 from servers.agent import BYTES, LIMITS, SAAR, SEARCH, context_of, said, user
 
@@ -59,6 +60,7 @@ def rolled(
     seconds: float = 60.0,
     style: str = "markdown",
     limits: RolloutLimits = LIMITS,
+    grade: Grade = grade,
     **changed: Any,
 ) -> tuple[list[Trajectory], ScriptedEngine, RolloutContext]:
     """A group of one task, its engine and what it shared."""
