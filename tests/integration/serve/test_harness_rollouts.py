@@ -248,9 +248,9 @@ def test_a_harness_that_hangs_is_given_up() -> None:
             cancelled.append(task.id)
             raise
 
-    (made,), _, context = rolled(solve, ["Well."], seconds=0.5)
+    (made,), _, context = rolled(solve, ["Well."], seconds=2)  # in which a busy machine, too, has answered
     assert (made.stop, made.reward, len(made.turns), cancelled) == ("infrastructure", None, 1, ["sums/1"])
-    assert context.faults.first == "the harness took more than 0.5 seconds (rollout.harness_seconds)"
+    assert context.faults.first == "the harness took more than 2 seconds (rollout.harness_seconds)"
 
 
 @pytest.mark.parametrize("says", [None, "42", 1.0])
