@@ -25,11 +25,10 @@ TURNS = 6
 
 
 class Harness:
-    """Its sandbox is opened by the first rollout, and ends with the process."""
+    """Its sandbox is opened by the first rollout of an event loop, to which it belongs, and ends with the process."""
 
     def __init__(self) -> None:
-        self._sandbox = SandboxPool(workers=2)
-        self._opening: asyncio.Future[SandboxPool] | None = None
+        self._opening: dict[asyncio.AbstractEventLoop, asyncio.Future[SandboxPool]] = {}
 
     async def __call__(self, task: Task, endpoint: ModelEndpoint) -> None:
         """What the model says last is its answer, which the task's grader grades."""
@@ -48,9 +47,10 @@ class Harness:
                     messages.append({"role": "tool", "tool_call_id": call["id"], **told})
 
     async def _run(self, code: str) -> dict[str, Any]:
-        if self._opening is None:
-            self._opening = asyncio.ensure_future(self._sandbox.__aenter__())
-        done = await (await asyncio.shield(self._opening)).run(code)
+        loop = asyncio.get_running_loop()
+        if loop not in self._opening:
+            self._opening[loop] = asyncio.ensure_future(SandboxPool(workers=2).__aenter__())
+        done = await (await asyncio.shield(self._opening[loop])).run(code)
         lines = (done.stdout or done.stderr).strip().splitlines()
         return {"content": lines[-1][:24] if lines else "", "is_error": done.status != "ok"}
 

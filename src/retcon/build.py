@@ -33,7 +33,7 @@ from retcon.tasks.types import Task
 from retcon.tools.faults import FaultSetup, FaultyTool
 from retcon.tools.kind import ToolSetup
 from retcon.tools.loading import find_tools
-from retcon.tools.types import AnyTool
+from retcon.tools.types import AnyTool, TaskTool
 
 if TYPE_CHECKING:  # it brings torch
     from transformers import PreTrainedModel
@@ -156,10 +156,16 @@ def _system(tasks: TaskSet | None) -> str | None:
 def build_specs(recipe: Recipe) -> list[ToolSpec]:
     """What the model is shown of the recipe's tools, and of those that its tasks bring. Raises RecipeError, also for a
     harness that cannot be had."""
+    brought = recipe.task.tools(recipe)
     if recipe.rollout.harness:  # before there is a run, as with tools
         find_harness(recipe.rollout.harness)
+        if any(isinstance(tool, TaskTool) for tool in brought):
+            raise RecipeError(
+                f"rollout.harness: the tools of task.kind = '{recipe.task.kind}' begin with a task, and what is graded "
+                "is the state that a rollout leaves them in; a harness's requests have none in common: leave it out"
+            )
     named = [kind.spec(sessions=recipe.sandbox.sessions) for kind in find_tools(recipe.rollout.tools)]
-    return [*named, *(tool.spec for tool in recipe.task.tools(recipe))]
+    return [*named, *(tool.spec for tool in brought)]
 
 
 def build_limits(recipe: Recipe) -> RolloutLimits:

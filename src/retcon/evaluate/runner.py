@@ -105,30 +105,32 @@ def run_evaluation(
         _refuse_unfit(recipe, checkpoint, len(tasks), out)
     engine = build_policy(recipe, checkpoint, chat, on_place)
     count = len(tasks) * recipe.evaluate.samples
-    for number, (name, params) in enumerate(missing.items(), len(settings) - len(missing)):
-        before = count * number
+    with asyncio.Runner() as runner:  # one loop: what a harness keeps between rollouts belongs to it
+        for number, (name, params) in enumerate(missing.items(), len(settings) - len(missing)):
+            before = count * number
 
-        def tell(done: int, before: int = before) -> None:
-            if on_progress is not None:
-                on_progress(before + done, count * len(settings))
+            def tell(done: int, before: int = before) -> None:
+                if on_progress is not None:
+                    on_progress(before + done, count * len(settings))
 
-        faults = Faults()
-        with BegunFile(_trajectories(out, name), result.without_settings()) as begun:
-            work = evaluate(
-                recipe, tasks, name=name, params=params, engine=engine, chat=chat, family=family, on_progress=tell,
-                faults=faults, begun=begun,
-            )  # fmt: skip
-            groups, setting = asyncio.run(work)
-            if setting.lost > MOST_LOST * count:
-                raise SandboxUnavailable(
-                    f"{setting.lost} of {count} rollouts were lost to faults of the sandbox, the engine or a grader"
-                    f"{faults.why}, too many for an evaluation; see `retcon doctor`, then run the same command again"
-                )
-            jsonl.write(_trajectories(out, name), [t for group in groups for t in group])
-            result = result.with_setting(name, setting)
-            write_result(out / "result.json", result)
-            begun.remove()
-        tell(count)
+            faults = Faults()
+            with BegunFile(_trajectories(out, name), result.without_settings()) as begun:
+                work = evaluate(
+                    recipe, tasks, name=name, params=params, engine=engine, chat=chat, family=family, on_progress=tell,
+                    faults=faults, begun=begun,
+                )  # fmt: skip
+                groups, setting = runner.run(work)
+                if setting.lost > MOST_LOST * count:
+                    raise SandboxUnavailable(
+                        f"{setting.lost} of {count} rollouts were lost to faults of the sandbox, the engine or a grader"
+                        f"{faults.why}, too many for an evaluation; see `retcon doctor`, then run the same command "
+                        "again"
+                    )
+                jsonl.write(_trajectories(out, name), [t for group in groups for t in group])
+                result = result.with_setting(name, setting)
+                write_result(out / "result.json", result)
+                begun.remove()
+            tell(count)
     return out / "result.json"
 
 

@@ -73,6 +73,8 @@ class RetconEnvironment(vf.ToolEnv):  # type: ignore[misc]  # verifiers has no t
         repair = build_repair(recipe)
         if not (repair is None or isinstance(repair, Saar)):
             raise RecipeError(f"repair.kind = '{recipe.repair.kind}' is not to be had in messages: none, or saar")
+        if recipe.rollout.harness:
+            raise RecipeError("rollout.harness: in verifiers rollouts are made by its environments: leave it out")
         recipe.task.refuse_rollouts(recipe)
         self._recipe, self._tasks, self._repair = recipe, tasks, repair
         self._known: dict[str, Task] = {}

@@ -189,3 +189,11 @@ def test_so_does_supervised_training(base: Path, tmp_path: Path) -> None:
     file = make_demonstrations(base, tmp_path / "demonstrations.jsonl")
     plan_sft(recipe, file, tmp_path / "plan")
     assert run_sft(recipe, file, tmp_path / "sft").is_dir()
+
+
+def test_a_harness_which_would_leave_the_state_as_it_began_is_refused(base: Path, tmp_path: Path) -> None:
+    recipe = recipe_of(base, "repair.kind=none", "rollout.harness=math:gcd")
+    for work in (run_rl, run_evaluation):
+        with pytest.raises(RecipeError, match=r"rollout\.harness: the tools of task.kind = 'trl' begin with a task"):
+            work(recipe, base, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []

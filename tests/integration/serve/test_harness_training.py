@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from retcon.config.schema import Recipe
 from retcon.core.errors import RecipeError, SandboxUnavailable
 from retcon.core.sample import ids_of
 from retcon.core.types import Trajectory
+from retcon.evaluate.runner import run_evaluation
 from retcon.serve.harness.solving import find_harness
 from retcon.store import jsonl
 from retcon.train.rl import run_rl
@@ -27,7 +29,7 @@ from training import Ones, make_base, make_demonstrations, small_recipe
 
 pytestmark = pytest.mark.torch
 HARNESS = '''
-import aiohttp
+import asyncio, aiohttp
 
 class Twice:
     """Asks the question, and again when it is answered."""
@@ -46,6 +48,12 @@ solve = Twice()
 
 def broken(task, endpoint):
     raise LookupError("no such tool")
+
+LOOPS = []
+
+async def told(task, endpoint):
+    LOOPS.append(asyncio.get_running_loop())
+    return await solve(task, endpoint)
 '''
 
 
@@ -114,6 +122,25 @@ def test_an_evaluation_goes_through_the_harness(start: tuple[Path, Path], tmp_pa
     (plain,) = [json.loads(line) for line in (tmp_path / "bare/metrics.jsonl").read_text().splitlines()]
     assert line["eval_rollouts"] == plain["eval_rollouts"] == 8
     assert line["eval_tokens"] > 1.3 * plain["eval_tokens"]  # two answers a rollout
+
+
+def test_all_settings_of_an_evaluation_have_one_event_loop(
+    start: tuple[Path, Path], tmp_path: Path, module: str
+) -> None:
+    """Else a client that a harness keeps would end with the first of them."""
+    base, cold = start
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text("".join(json.dumps({"question": f"go {n}", "answer": "1"}) + "\n" for n in range(10)))
+    recipe = harnessed(
+        base,
+        f"{module}:told",
+        task={"kind": "file", "path": str(tasks), "evaluation_share": 0.5},
+        evaluate={"problems": 1, "samples": 1, "top_p": 0.9},
+    )
+    run_evaluation(recipe, cold, tmp_path / "eval")
+    loops = import_module(module).LOOPS
+    assert len(loops) == 2
+    assert loops[0] is loops[1]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from retcon.core.errors import RecipeError
 from retcon.core.seeds import derive
@@ -45,9 +45,25 @@ class Doors:
             gone = RequestRefused(404, "no_such_rollout", "this URL was a rollout's, which is over")
             await refusal(gone, as_openai)(scope, receive, send)
             return
+        if rest.startswith("v1/sessions"):
+            said = "a rollout has no sessions to end: its harness returns the reward (rollout.harness)"
+            await refusal(RequestRefused(404, "no_such_endpoint", said), as_openai)(scope, receive, send)
+            return
+        unfinished = False
+
+        async def sent(message: Message) -> None:
+            nonlocal unfinished
+            unfinished = message.get("more_body", message["type"] == "http.response.start")
+            await send(message)
+
         self._running[name].add(running)
         try:
-            await behind({**scope, "path": f"/{rest}", "raw_path": f"/{rest}".encode()}, receive, send)
+            await behind({**scope, "root_path": f"/{name}"}, receive, sent)
+        except asyncio.CancelledError:
+            if name in self._behind:
+                raise
+            if unfinished:  # cancelled by the door that closed: of a stream, what is there ends
+                await send({"type": "http.response.body"})
         finally:
             self._running.get(name, set()).discard(running)
 
@@ -93,11 +109,14 @@ class ServedHarness:
                     said = await solved(self.solve, task, endpoint)
             except RecipeError:
                 raise
-            except Exception as error:  # noqa: BLE001 - whatever a harness raises must cost this one rollout alone
-                if clock.expired():
-                    lost = f"the harness took more than {self.seconds:g} seconds (rollout.harness_seconds)"
-                elif agent.over is None:
-                    lost = f"the harness raised {type(error).__name__}: {error}{_where(error, self.solve)}"
+            except (Exception, SystemExit, asyncio.CancelledError) as error:
+                running = asyncio.current_task()
+                if isinstance(error, asyncio.CancelledError) and running is not None and running.cancelling():
+                    raise  # the run ends; else it is the harness's own, which costs this one rollout alone
+                if agent.over is None:
+                    lost = _raised(error, self.solve)
+            if clock.expired():  # also where the function has caught what should have ended it
+                lost = f"the harness took more than {self.seconds:g} seconds (rollout.harness_seconds)"
             made = agent.made(id, provenance)
             beside = agent.beside
         if beside and not self._told:
@@ -133,7 +152,15 @@ async def open_harness(solve: Solve, seconds: float) -> AsyncIterator[ServedHarn
         yield ServedHarness(solve, seconds, doors, url)
 
 
-def _where(error: Exception, solve: Solve) -> str:
+def _raised(error: BaseException, solve: Solve) -> str:
+    """What a harness raised, and where; of a group of errors the first."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    said = f": {error}" if str(error) else ""
+    return f"the harness raised {type(error).__name__}{said}{_where(error, solve)}"
+
+
+def _where(error: BaseException, solve: Solve) -> str:
     """The line of the function's own file that it came from, where it is one; empty otherwise."""
     own = getattr(getattr(solve, "__code__", None), "co_filename", None)
     lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == own]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
@@ -43,8 +44,8 @@ class RolloutAgent(Agent):
     async def answer(self, asked: Asked, session: str | None, task: str | None) -> Reply:
         """As `Agent.answer`; a session that is none of the rollout's own is told apart from other rollouts'. Raises
         RequestRefused."""
-        own = session is None
-        name = self.session if own else f"{self.session}.{session}"
+        own = session is None or session == self.session  # as replies name it, which clients may send back
+        name = self.session if own else f"{self.session}.{(session or '').removeprefix(f'{self.session}.')}"
         if own and self._turns >= self._limits.max_turns:
             self.over = "turns"
             raise wrong("messages", f"the rollout has had its {self._turns} turns (rollout.max_turns)", OUT_OF_TURNS)
@@ -73,6 +74,12 @@ class RolloutAgent(Agent):
         prompt, turns = joined([node.exchange for node in leaf.path])
         stop: Stop = self.over or exchange.stop
         return Trajectory(id, self._task, prompt, turns, stop=stop, provenance=provenance)
+
+    def _for(self, asked: Asked) -> tuple[RolloutContext, Mapping[str, str] | None]:
+        """Calls that run here are turns of the rollout's, of which it has no more than are left."""
+        context, names = super()._for(asked)
+        left = max(1, self._limits.max_turns - self._turns)
+        return replace(context, limits=replace(context.limits, max_turns=left)), names
 
     @property
     def beside(self) -> int:

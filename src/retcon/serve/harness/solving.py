@@ -7,7 +7,9 @@ import inspect
 import math
 import threading
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import SupportsFloat
 
 from retcon.core.errors import RecipeError
 from retcon.core.registry import at_path
@@ -26,7 +28,7 @@ class ModelEndpoint:
     key: str = "none"
 
 
-Said = str | float | bool | None
+Said = str | SupportsFloat | None
 """What a harness returns: the answer to grade, the rollout's reward, or None: the model's last message answers."""
 Solve = Callable[[Task, ModelEndpoint], Said | Awaitable[Said]]
 
@@ -42,7 +44,7 @@ def find_harness(path: str) -> Solve:
         raise RecipeError(f"{KEY}: '{path}' cannot be imported: {error}") from error
     try:
         fits = callable(found) and not isinstance(found, type) and bool(inspect.signature(found).bind(None, None))
-    except TypeError:
+    except (TypeError, ValueError):  # also of what is built in, and does not say what it takes
         fits = False
     if not fits:
         raise RecipeError(f"{KEY}: '{path}' is {found!r:.80}, where a function solve(task, endpoint) belongs")
@@ -61,8 +63,10 @@ async def solved(solve: Solve, task: Task, endpoint: ModelEndpoint) -> str | flo
             said = await said
     if said is None or isinstance(said, str):
         return said
-    if isinstance(said, (bool, int, float)) and math.isfinite(said):
-        return float(said)
+    if isinstance(said, SupportsFloat):  # numpy's and torch's among them
+        with suppress(TypeError, ValueError, OverflowError, RuntimeError):
+            if math.isfinite(reward := float(said)):
+                return reward
     raise RecipeError(
         f"{KEY}: it returned {said!r:.80} of task {task.id!r:.80}: an answer is text, a reward a finite number, and "
         "None leaves the answer to the model's last message"

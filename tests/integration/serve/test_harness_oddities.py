@@ -1,0 +1,236 @@
+"""Harnesses that do what none should, and what their rollouts come to."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette", reason="serving needs the [serve] extra")
+
+import httpx
+
+from integration.serve.test_harness_rollouts import TASK, grade, once, rolled
+from retcon.core.errors import RecipeError
+from retcon.core.types import Trajectory
+from retcon.engine.scripted import ScriptedEngine
+from retcon.rollout.context import RolloutLimits
+from retcon.rollout.member import rollout_member
+from retcon.serve.harness.opening import open_harness
+from retcon.serve.harness.solving import ModelEndpoint, Solve, find_harness
+from retcon.tasks.types import Task
+from servers.agent import BYTES, context_of, said, user
+
+
+async def cancels(task: Task, endpoint: ModelEndpoint) -> None:
+    raise asyncio.CancelledError
+
+
+def cancels_in_its_thread(task: Task, endpoint: ModelEndpoint) -> None:
+    raise asyncio.CancelledError
+
+
+async def exits(task: Task, endpoint: ModelEndpoint) -> None:
+    sys.exit("no key")
+
+
+def exits_in_its_thread(task: Task, endpoint: ModelEndpoint) -> None:
+    sys.exit(3)
+
+
+async def in_a_group(task: Task, endpoint: ModelEndpoint) -> None:
+    async def one() -> None:
+        raise LookupError("no such tool")
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(one())
+
+
+@pytest.mark.parametrize(
+    ("solve", "why"),
+    [
+        (cancels, "the harness raised CancelledError ("),
+        (cancels_in_its_thread, "the harness raised CancelledError ("),
+        (exits, "the harness raised SystemExit: no key ("),
+        (exits_in_its_thread, "the harness raised SystemExit: 3 ("),
+        (in_a_group, "the harness raised LookupError: no such tool ("),
+    ],
+)
+def test_whatever_a_harness_raises_costs_its_rollout_alone(solve: Solve, why: str) -> None:
+    (made,), _, context = rolled(solve, ["Never."])
+    assert (made.stop, made.reward) == ("infrastructure", None)
+    assert context.faults.first.startswith(why)
+
+
+def test_a_run_that_ends_takes_its_harnesses_along() -> None:
+    """A cancelled run is no harness's fault."""
+
+    async def main() -> None:
+        begun = asyncio.Event()
+
+        async def solve(task: Task, endpoint: ModelEndpoint) -> None:
+            begun.set()
+            await asyncio.Event().wait()
+
+        async with open_harness(solve, 60.0) as harness:
+            context = context_of(ScriptedEngine(BYTES, ["Never."]))
+            own = replace(context, harness=harness)
+            running = asyncio.ensure_future(rollout_member(TASK, own, 0, seed=3, step=2, grade=grade))
+            await begun.wait()
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+            assert own.faults.first == ""
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_an_answer_after_the_time_is_none() -> None:
+    async def solve(task: Task, endpoint: ModelEndpoint) -> Any:
+        await once(task, endpoint)
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            return "42"
+
+    (made,), _, context = rolled(solve, ["Well."], seconds=0.5)
+    assert (made.stop, made.reward) == ("infrastructure", None)
+    assert context.faults.first == "the harness took more than 0.5 seconds (rollout.harness_seconds)"
+
+
+def asked(endpoint: ModelEndpoint, path: str = "chat/completions", **more: Any) -> Any:
+    """A request that has been sent, and its answer."""
+    body = more.pop("body", {"model": endpoint.name, "messages": [user("Go.")]})
+    return httpx.post(f"{endpoint.url}/{path}", json=body, timeout=60, **more)
+
+
+def test_a_rollout_has_no_session_to_end() -> None:
+    """As serve-agent's have, which are rewarded there: else there would be nothing left to learn from."""
+
+    def solve(task: Task, endpoint: ModelEndpoint) -> float:
+        session = asked(endpoint).headers["X-Retcon-Session"]
+        refused = asked(endpoint, f"sessions/{session}/reward", body={"reward": 1.0})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (404, "no_such_endpoint")
+        assert "its harness returns the reward" in refused.text
+        return 0.5
+
+    (made,), _, context = rolled(solve, ["Well."])
+    assert (made.stop, made.reward, context.faults.first) == ("answer", 0.5, "")
+
+
+def test_a_client_that_sends_back_the_session_that_it_was_told_goes_on() -> None:
+    def solve(task: Task, endpoint: ModelEndpoint) -> None:
+        told: list[Any] = [user("Go.")]
+        first = asked(endpoint, body={"model": endpoint.name, "messages": told})
+        told += [said(first.json()), user("On.")]
+        same = {"X-Retcon-Session": first.headers["X-Retcon-Session"]}
+        asked(endpoint, body={"model": endpoint.name, "messages": told}, headers=same)
+        critic = asked(endpoint, headers={"X-Retcon-Session": "critic"}).headers["X-Retcon-Session"]
+        assert asked(endpoint, headers={"X-Retcon-Session": critic}).headers["X-Retcon-Session"] == critic
+
+    (made,), *_ = rolled(solve, lambda *_: "\\boxed{42}")
+    assert (len(made.turns), made.reward) == (2, 1.0)
+
+
+def test_a_path_with_a_slash_behind_leads_to_the_same_rollout() -> None:
+    def solve(task: Task, endpoint: ModelEndpoint) -> None:
+        asked(endpoint, "chat/completions/", follow_redirects=True).raise_for_status()
+
+    (made,), *_ = rolled(solve, ["\\boxed{42}"])
+    assert made.reward == 1.0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_requests_that_are_cancelled_leave_no_traceback(capsys: pytest.CaptureFixture[str], stream: bool) -> None:
+    """Those that are open when the function returns."""
+
+    class Slow(ScriptedEngine):
+        async def generate(self, request_id: str, ids: Any, params: Any) -> Any:
+            if self.seen:
+                asking.set()
+                await asyncio.Event().wait()
+            return await super().generate(request_id, ids, params)
+
+    async def solve(task: Task, endpoint: ModelEndpoint) -> None:
+        async def left_open() -> None:
+            async with httpx.AsyncClient(timeout=60) as http:
+                body = {"model": endpoint.name, "messages": [user("And?")], "stream": stream}
+                await http.post(f"{endpoint.url}/chat/completions", json=body)
+
+        await once(task, endpoint)
+        waiting.append(asyncio.ensure_future(left_open()))
+        await asking.wait()
+
+    async def main() -> None:
+        async with open_harness(solve, 60.0) as harness:
+            made = await rollout_member(
+                TASK, replace(context_of(engine), harness=harness), 0, seed=3, step=2, grade=grade
+            )
+            await asyncio.gather(*waiting, return_exceptions=True)
+            assert made.reward == 1.0
+
+    engine, asking, waiting = Slow(BYTES, ["\\boxed{42}"]), asyncio.Event(), list[asyncio.Future[None]]()
+    asyncio.run(asyncio.wait_for(main(), 60))
+    assert "ASGI" not in capsys.readouterr().err
+    assert len(engine.released) >= 2
+
+
+def test_no_rollout_has_more_turns_than_it_may() -> None:
+    """Also where a request, which brings no tools, has calls run here."""
+
+    def solve(task: Task, endpoint: ModelEndpoint) -> None:
+        told: list[Any] = [user("Go.")]
+        told += [said(asked(endpoint, body={"model": endpoint.name, "messages": told}).json()), user("On.")]
+        asked(endpoint, body={"model": endpoint.name, "messages": told})
+
+    calls = ["```python\n1\n```", "Yes.", *["```python\n2\n```"] * 9]
+    (made,), *_ = rolled(solve, calls, limits=RolloutLimits(4000, 3))
+    assert (len(made.turns), made.stop, made.reward) == (3, "turns", 0.0)
+
+
+class Like:
+    """A number that is none of Python's, as numpy's are."""
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def __float__(self) -> float:
+        return self.value
+
+
+def returns(says: Any) -> Solve:
+    async def solve(task: Task, endpoint: ModelEndpoint) -> Any:
+        await once(task, endpoint)
+        return says
+
+    return solve
+
+
+def test_numbers_of_other_packages_are_rewards() -> None:
+    (made,), *_ = rolled(returns(Like(0.5)), ["Well."])
+    assert made.reward == 0.5
+    for says in (Like(float("inf")), 10**400):
+        with pytest.raises(RecipeError, match="a reward a finite number"):
+            rolled(returns(says), ["Well."])
+
+
+def test_a_built_in_that_does_not_say_what_it_takes_is_refused() -> None:
+    with pytest.raises(RecipeError, match=r"rollout\.harness: 'builtins:max' is .*where a function solve"):
+        find_harness("builtins:max")
+
+
+@pytest.mark.parametrize("says", ["<answer>42</answer>", "B is correct", "42", "", "a\nb"])
+def test_an_answer_is_graded_as_the_reply_that_it_is(says: str) -> None:
+    """As it would be where it is the model's last message, which stays what it was."""
+    given: list[str] = []
+
+    def grade(task: Task, trajectory: Trajectory) -> Trajectory:
+        given.append(trajectory.turns[-1].text)
+        return replace(trajectory, reward=0.5, answer=given[-1])
+
+    (made,), *_ = rolled(returns(says), ["Well."], grade=grade)
+    assert (given, made.answer, made.reward) == ([says], says, 0.5)
+    assert made.turns[-1].text.startswith("Well.")
