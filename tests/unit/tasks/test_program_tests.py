@@ -167,6 +167,39 @@ def test_tests_that_cannot_be_read_are_refused_by_name(meta: dict[str, object]) 
         read(**meta)
 
 
+PRINTED = "[{'input': '3', 'output': '6'}\n {'input': '4', 'output': '8'}]"
+"""As pandas writes a column of lists of objects that came from a Parquet file."""
+
+
+@pytest.mark.parametrize(
+    ("meta", "told"),
+    [
+        ({"tests": PRINTED}, "'tests' is a list as NumPy prints it"),
+        ({"tests": "{'inputs': array([1, 2]), 'outputs': array([1, 2])}"}, "'tests' can be read neither as JSON nor"),
+        ({"tests": "{'inputs': ['1'], 'outputs': ['2'], 'fn_name': nan}"}, "'tests' can be read neither as JSON nor"),
+        ({"tests": '[{"input": "3", "out'}, "'tests' can be read neither as JSON nor"),
+        ({"public_test_cases": PRINTED}, "a text of cases is a list as NumPy prints it"),
+        ({"public_test_cases": '[{"input": "3", "out'}, "a text of cases can be read neither as JSON nor"),
+        ({"test_list": "['assert f(1)' 'assert f(2)']"}, "'test_list' is a list as NumPy prints it"),
+        (
+            {"test_list": ["assert f(1)"], "test_imports": "['import os' 'import re']"},
+            "'test_imports' is a list as NumPy prints it",
+        ),
+    ],
+)
+def test_a_text_of_tests_that_is_neither_a_list_nor_python_is_refused(meta: dict[str, object], told: str) -> None:
+    """Each was taken for Python that no answer passes."""
+    with pytest.raises(ValueError, match=f"its tests cannot be read: {told}"):
+        read(**meta)
+
+
+def test_python_that_begins_with_a_list_and_pieces_that_are_no_list_are_read() -> None:
+    for code in "[1 -f(1)][0] and exit(1)\nassert f(2) == 2", "[f(n) for n in range(3)] == [0, 1, 4] or exit(1)":
+        assert read(tests=code).cases == (Check(code),)
+    found = read(test_list=["assert f(1)"], test_imports="import math")
+    assert (found.before, found.cases) == ("import math", (Check("assert f(1)"),))
+
+
 @pytest.mark.parametrize(
     ("expected", "printed", "same"),
     [

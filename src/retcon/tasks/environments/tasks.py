@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -58,16 +58,25 @@ class EnvironmentTasks:
             raise RecipeError(f"task.environment: {self.name} has no task at all")
         if held_out:
             asked = {_told(task) for task in held_out}
-            return [task for task in own if _told(task) not in asked], held_out
-        problems: list[object] = [self._same(task) for task in own]
-        if len(set(problems)) == 1 and not own[0].answer:  # rows that say nothing: what differs the environment draws
-            problems = [task.id for task in own]
+            if train := [task for task in own if _told(task) not in asked]:
+                return train, held_out
+            problems = self._problems([*own, *held_out])  # they may all begin alike
+            evaluates = set(problems[len(own) :])
+            return [task for problem, task in zip(problems, own, strict=False) if problem not in evaluates], held_out
+        problems = self._problems(own)
         first: dict[object, Task] = {}
         for problem, task in zip(problems, own, strict=True):
             first.setdefault(problem, task)
         drawn = self._held_out(list(first.values()))
         ids = {task.id for task in drawn}
         return [task for problem, task in zip(problems, own, strict=True) if first[problem].id not in ids], drawn
+
+    def _problems(self, tasks: Sequence[Task]) -> Sequence[object]:
+        """Of each task which problem it is."""
+        problems = [self._same(task) for task in tasks]
+        if len(set(problems)) == 1 and not tasks[0].answer:  # rows that say nothing: what differs the environment draws
+            return [task.id for task in tasks]
+        return problems
 
     def _same(self, task: Task) -> tuple[object, ...]:
         """What tasks have in common that are one problem. Of those without an answer the question may be that of all (a

@@ -36,8 +36,9 @@ _MARKS = re.compile(
 )
 _MONEY = re.compile(r"(?<!\\)\$(?=\d)")
 _GROUP = re.compile(r"\{,\}|,\s*\\!\s*|\s\\!\s*,\s*|(?<=\d)\\[,;] ?(?=\d{3}(?!\d))")
-_GROUPED = re.compile(  # by a space at which no line breaks, which parts nothing else
-    r"(?<![\w.,^}\\])(?!0)\d{1,3}(?:[\u00a0\u2007\u2009\u202f~]\d{3})+(?![\d/])"
+_GROUPED = re.compile(  # by no-break or thin spaces, which part nothing else; some of them may be plain by now
+    r"(?<![\w.,^}\\])(?!0)\d{1,3}(?: \d{3})*+[\u00a0\u2007\u2009\u202f~]\d{3}"
+    r"(?:[ \u00a0\u2007\u2009\u202f~]\d{3})*(?![\d/])"
 )
 _SPACE = re.compile(r"(?:\\!|(?<!\\)\\[,;: ]|(?<!\\)~|\\q?quad(?![A-Za-z])|\s)++")
 _SPACED = re.compile(r"(?<![\w.,^}\\])(?!0)\d{1,3}(?: \d{3})+(?![\d/])")  # 10 000

@@ -18,13 +18,14 @@ function (`fn_name`, or `func_name` in its `metadata`), and its kind (`type`, `t
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from retcon.core.programs import literal
+from retcon.core.programs import literal, parsed
 from retcon.tasks.grading.packed import unpack
 from retcon.tasks.grading.uncalled import defines, is_python, pieces_of
 from retcon.tasks.types import Task
@@ -77,7 +78,9 @@ PLACES = ("tests", "test_list", "test", "public_test_cases", "private_test_cases
 """Where tests may stand in a task's `meta`."""
 _LIVECODEBENCH = ("public_test_cases", "private_test_cases")
 _LISTS_TEXTS = re.compile(r"""\s*\[\s*(?:["']|\])""")
-_PRINTED = re.compile(r"""\s*\[\s*(?:'(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+"|[-\d.e+]++)\s+["'\d.-]""", re.DOTALL)
+_PRINTED = re.compile(
+    r"""\s*\[\s*(?:'(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+"|\{[^{}]*+\}|[-\d.e+]++)\s+(?:["'{\d.]|-[\d.])""", re.DOTALL
+)
 _OF_PROGRAMS = ("stdin", "stdin_stdout")
 _OF_FUNCTIONS = ("functional", "function_call")
 """Kinds of cases, as LiveCodeBench and SYNTHETIC-1 call them."""
@@ -131,18 +134,40 @@ def _python_tests(meta: Mapping[str, object]) -> Tests | None:
     setup = _text(meta.get("test_setup_code"))
     if tests := _listed(meta.get("tests")):
         if isinstance(tests, str):
-            if why := as_printed(tests):
-                raise ValueError(f"'tests' {why}")
+            if _is_value(tests):
+                raise ValueError(f"'tests' {_unread(tests)}")
             return _python([tests], setup) if tests.strip() else None
         are_python = not isinstance(tests, Mapping) and isinstance(tests[0], str)
         return _python(list(map(str, tests)), setup) if are_python else None
-    if tests := plain(meta.get("test_list")):
-        imports = "\n".join(str(line) for line in plain(meta.get("test_imports")) or ())
+    if pieces := _pieces(meta, "test_list"):
+        imports = "\n".join(_pieces(meta, "test_imports"))
         more = _text(meta.get("test"))
-        return _python([*map(str, tests), *([more] if is_python(more) else ())], f"{imports}\n{setup}".strip())
+        return _python([*pieces, *([more] if is_python(more) else ())], f"{imports}\n{setup}".strip())
     if meta.get("test") and meta.get("entry_point"):
         return _humaneval(_text(meta["test"]), _text(meta["entry_point"]), _text(meta.get("prompt")))
     return None
+
+
+def _pieces(meta: Mapping[str, object], name: str) -> list[str]:
+    """Pieces of Python that a row lists; a text that is no list is one."""
+    found = plain(meta.get(name)) or ()
+    if isinstance(found, str):
+        if _is_value(found):
+            raise ValueError(f"'{name}' {_unread(found)}")
+        return [found]
+    return list(map(str, found))
+
+
+def _is_value(text: str) -> bool:
+    """Whether a text that was not read is nevertheless a list or an object, or meant to be one, and no Python that may
+    check something."""
+    if not is_tests(text):
+        return False
+    tree = parsed(text)
+    if tree is None:
+        return True
+    only = tree.body[0] if len(tree.body) == 1 else None
+    return isinstance(only, ast.Expr) and isinstance(only.value, ast.List | ast.Dict | ast.Set)
 
 
 def _found(answer: str, meta: Mapping[str, object]) -> Tests | None:
@@ -185,8 +210,7 @@ def _python(codes: Sequence[str], before: str, body_of: tuple[str, str] | None =
 def _cases(written: Any, function: str | None) -> Tests:
     """function: what cases call that do not say."""
     if isinstance(written, str):
-        why = as_printed(written) or f"is neither JSON nor as Python writes lists and objects: {written!r:.40}"
-        raise ValueError(f"a text of cases {why}")
+        raise ValueError(f"a text of cases {_unread(written)}")
     if isinstance(written, Mapping):
         called = _text(written.get("fn_name")) or function
         inputs, outputs = written["inputs"], written["outputs"]
@@ -237,8 +261,11 @@ def _is_packed(written: object) -> bool:
 def _livecodebench(written: Any) -> Sequence[Mapping[str, Any]]:
     if _is_packed(written):
         written = unpack(written)
-    cases: Sequence[Mapping[str, Any]] = plain(written) or ()
-    return cases
+    cases = plain(written) or ()
+    if isinstance(cases, str):
+        raise ValueError(f"a text of cases {_unread(cases)}")
+    found: Sequence[Mapping[str, Any]] = cases
+    return found
 
 
 def _function_of(of: Mapping[str, object]) -> str | None:
@@ -311,6 +338,12 @@ def as_printed(value: object) -> str:
         f"is a list as NumPy prints it, {value!r:.40}, whose items cannot be told apart: write it as JSON "
         "(json.dumps(array.tolist())), or all rows as .parquet or .jsonl"
     )
+
+
+def _unread(text: str) -> str:
+    """Why a text that should list something was not read."""
+    why = f"can be read neither as JSON nor as lists and objects that Python writes: {text!r:.40}"
+    return as_printed(text) or why
 
 
 def _text(value: object) -> str:

@@ -194,3 +194,29 @@ def test_rows_that_are_all_the_same_are_held_out_by_their_ids() -> None:
     assert train
     assert held_out
     assert len(train) + len(held_out) == 9
+
+
+class Both(Hidden):
+    """Has tasks for evaluation of its own. rows: of those that train, and then of those."""
+
+    def tasks(self, split: Split) -> Sequence[Task]:
+        half = len(self.answers) // 2
+        own = [Task(f"hidden/{n}", "Guess!", answer) for n, answer in enumerate(self.answers)]
+        return own[:half] if split == "train" else own[half:]
+
+
+@pytest.mark.parametrize(
+    ("answers", "rows", "trains"),
+    [
+        ([""] * 6, [{"word": word} for word in "abcdec"], ["hidden/0", "hidden/1"]),
+        ([""] * 6, [{}] * 6, ["hidden/0", "hidden/1", "hidden/2"]),
+        (["a", "b", "c", "d", "e", "a"], (), ["hidden/1", "hidden/2"]),
+        (["a"] * 6, [{"n": n} for n in range(6)], []),
+    ],
+)
+def test_tasks_that_all_begin_as_those_for_evaluation_do_are_told_apart_by_their_rows(
+    answers: Sequence[str], rows: Sequence[Mapping[str, Any]], trains: Sequence[str]
+) -> None:
+    tasks = EnvironmentTasks(Sessions(Both(answers, rows), "copy"), evaluation_share=0.5, right_from=None)
+    assert sorted(task.id for task in tasks.train(0)) == trains
+    assert len(tasks.evaluation(9, 0)) == 3

@@ -29,6 +29,9 @@ TABLES = {".csv": ",", ".tsv": TAB}
 SUFFIXES = (".jsonl", ".ndjson", ".json", *TABLES, ".parquet", SUFFIX)
 """Of files with rows, before the one of a compression (.gz, .zst)."""
 
+_BLANK = bytes(8)
+"""More NUL bytes together than letters of several bytes have: what a machine that went down had not yet written."""
+
 
 def is_data_file(name: str) -> bool:
     """Whether a name ends as one of a file with rows."""
@@ -203,7 +206,7 @@ def _check_header(header: list[str], path: Path) -> None:
 
 
 def _nul(where: str, data: bytes) -> str:
-    nuls = data.count(b"\0") / len(data)  # of ASCII, three of four in UTF-32
+    nuls = 0 if _BLANK in data else data.count(b"\0") / len(data)  # of ASCII, three of four in UTF-32
     if wide := marked_as(data) or ("UTF-32" if nuls > 2 / 3 else "UTF-16" if nuls > 1 / 3 else ""):
         return _wide(where, wide)
     return f"{where}: a NUL byte at position {data.index(0)}: this is not text, or it was damaged"
