@@ -196,7 +196,6 @@ def test_what_was_begun_and_cannot_be_read_is_refused_before_anything_is_loaded(
         held_by(RECIPE, tmp_path, tmp_path, [task])
 
 
-@pytest.mark.torch
 def test_what_was_begun_goes_though_its_process_was_killed_as_soon_as_it_was_whole(done: Path) -> None:
     with BegunFile(done / "trajectories-t1.jsonl", read_result(done / "result.json").without_settings()):
         pass
@@ -204,6 +203,7 @@ def test_what_was_begun_goes_though_its_process_was_killed_as_soon_as_it_was_who
     assert sorted(path.suffix for path in done.iterdir()) == [".json", ".jsonl", ".jsonl"]
 
 
+@pytest.mark.torch
 def test_a_setting_whose_trajectories_are_gone_is_made_again(done: Path) -> None:
     (done / "trajectories-t1.jsonl").unlink()
     with pytest.raises(CheckpointError, match="model does not exist"):
