@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import mmap
 import os
 import platform
 import subprocess
@@ -16,6 +17,7 @@ from retcon.core.errors import ComputeWarning
 from retcon.core.memory import available_memory
 from retcon.engine.local import decoder
 from retcon.engine.local.engine import LocalEngine
+from retcon.models.waiting import _loaded
 
 pytestmark = pytest.mark.torch
 
@@ -56,6 +58,15 @@ def test_threads_are_calmed_once_and_only_where_nobody_has_decided():
     assert program(2) == ["1", "True", "2"], "more OpenMP threads than cores: libgomp then spins 100 times at most"
     assert program(1)[0] == "0"
     assert program(2, OMP_WAIT_POLICY="ACTIVE")[0] == "0"
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").is_file(), reason="only Linux tells which OpenMP is loaded")
+def test_openmp_is_found_in_a_folder_whose_name_is_not_unicode(tmp_path: Path):
+    library = tmp_path / os.fsdecode(b"caf\xe9") / "libgomp.so.1"
+    library.parent.mkdir()
+    library.write_bytes(b"as good as any")
+    with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ):
+        assert str(library) in [*_loaded()]
 
 
 KEPT = """

@@ -53,4 +53,6 @@ def test_an_audit_leaves_a_table_and_the_replays_and_is_made_once(
         audit(str(start), words, prompts=1, calls=3, replays=2, out=out)
     with pytest.raises(RecipeError, match=r"no problem to evaluate on: task\.evaluation_share"):
         audit(str(start), [*words, "task.evaluation_share=0"], prompts=1, calls=3, replays=2, out=tmp_path / "none")
+    with pytest.raises(RecipeError, match=r"raise rollout\.max_tokens"):  # and the same folder serves then
+        audit(str(start), [*words, "rollout.max_tokens=2"], prompts=1, calls=3, replays=2, out=tmp_path / "none")
     assert not (tmp_path / "none").exists()

@@ -54,6 +54,6 @@ def _crowd(path: str) -> None:
 def _loaded() -> Iterator[str]:
     """Files of the OpenMP libraries that this process has loaded."""
     maps = Path("/proc/self/maps")
-    lines = maps.read_text(encoding="utf-8", errors="replace").splitlines() if maps.is_file() else []
+    lines = os.fsdecode(maps.read_bytes()).split("\n") if maps.is_file() else []
     paths = dict.fromkeys(line.split(maxsplit=5)[5] for line in lines if line.count("/") and len(line.split()) > 5)
     return (p for p in paths if Path(p).name.startswith(("libgomp", "libiomp5", "libomp")))

@@ -28,6 +28,7 @@ RECIPE = load_recipe(
     None,
     ["evaluate.problems=3", "evaluate.samples=4", "rollout.max_tokens=2000", "sandbox.workers=1", "repair.kind=saar"],
 )
+SERVERS = {"vllm": '["http://a:1", "http://b:1"]', "openai": "http://a:1/v1"}
 
 
 def test_it_counts_raw_failures_with_purification_off() -> None:
@@ -196,7 +197,6 @@ def test_what_was_begun_and_cannot_be_read_is_refused_before_anything_is_loaded(
         held_by(RECIPE, tmp_path, tmp_path, [task])
 
 
-@pytest.mark.torch
 def test_what_was_begun_goes_though_its_process_was_killed_as_soon_as_it_was_whole(done: Path) -> None:
     with BegunFile(done / "trajectories-t1.jsonl", read_result(done / "result.json").without_settings()):
         pass
@@ -204,6 +204,7 @@ def test_what_was_begun_goes_though_its_process_was_killed_as_soon_as_it_was_who
     assert sorted(path.suffix for path in done.iterdir()) == [".json", ".jsonl", ".jsonl"]
 
 
+@pytest.mark.torch
 def test_a_setting_whose_trajectories_are_gone_is_made_again(done: Path) -> None:
     (done / "trajectories-t1.jsonl").unlink()
     with pytest.raises(CheckpointError, match="model does not exist"):
@@ -268,13 +269,13 @@ def test_random_streams_are_the_evaluations_own_and_the_same_for_every_model() -
         assert not set(other[0].values()) & set(seeds.values())
 
 
-@pytest.mark.parametrize(("at_once", "side_by_side"), [(1, 1), (3, 3)])
+@pytest.mark.parametrize(("kind", "at_once", "side_by_side"), [("vllm", 1, 1), ("vllm", 3, 3), ("openai", 6, 3)])
 def test_of_many_problems_some_are_done_before_others_begin(
-    at_once: int, side_by_side: int, monkeypatch: pytest.MonkeyPatch
+    kind: str, at_once: int, side_by_side: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What waits has its prompts in memory, and is lost where an evaluation is killed. at_once: of each of two."""
+    """What waits has its prompts in memory, and is lost where an evaluation is killed. at_once: of each server."""
     monkeypatch.setattr(runner, "AT_ONCE", 4)
-    servers = ["engine.kind=vllm", 'engine.url=["http://a:1", "http://b:1"]', f"engine.at_once={at_once}"]
+    servers = [f"engine.kind={kind}", f"engine.url={SERVERS[kind]}", f"engine.at_once={at_once}"]
     recipe = RECIPE.model_copy(update={"engine": load_recipe(None, servers).engine})
     tasks, tokenizer, begun = task_set("numbers").evaluation(3, 0), ByteTokenizer(), Begun()
     seen: list[tuple[str, int]] = []
@@ -287,9 +288,8 @@ def test_of_many_problems_some_are_done_before_others_begin(
         recipe, tasks, name="t1", params=settings_of(recipe)["t1"], engine=ScriptedEngine(tokenizer, reply),
         chat=Chat(tokenizer), on_progress=lambda _: None, begun=begun,
     )  # fmt: skip
-    groups, _ = asyncio.run(work)
+    assert [group[0].task for group in asyncio.run(work)[0]] == [task.id for task in tasks]
     assert seen == [(task.id, number // side_by_side) for number, task in enumerate(tasks) for _ in range(4)]
-    assert [group[0].task for group in groups] == [task.id for task in tasks]
 
 
 def test_what_was_begun_is_not_rolled_out_again_and_counts_with_what_it_cost() -> None:

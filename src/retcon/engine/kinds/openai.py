@@ -53,6 +53,9 @@ class OpenAISection(EngineSection):
     def room(self) -> int:
         return self.context
 
+    def requests(self) -> int:
+        return self.at_once
+
     def subject(self, folder: Path) -> str:
         return f"{self.url} {self.model}".strip()
 

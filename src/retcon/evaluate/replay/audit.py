@@ -120,11 +120,11 @@ def run_audit(
     job = replace(job, recipe=recipe)
     model = fingerprint(job.checkpoint) if recipe.engine.in_process else recipe.engine.subject(job.checkpoint)
     tasks = held_out(recipe, family, job.size.prompts)
-    _open(job, model, tasks)
-    if (job.out / RESULT).exists():
-        return read_audit(job.out / RESULT)
     chat = build_engine_chat(recipe, job.checkpoint, family)
     refuse_long(tasks, chat, recipe.rollout.max_tokens, "problems")
+    _open(job, model, tasks)  # after what advises another recipe, which is to have the same folder
+    if (job.out / RESULT).exists():
+        return read_audit(job.out / RESULT)
     engine = build_policy(recipe, job.checkpoint, chat, on_place)
 
     async def audited() -> Audit:
