@@ -14,6 +14,8 @@ import pytest
 from retcon.core.errors import SandboxUnavailable
 from retcon.http.asking import Answer, NoAnswer
 from retcon.sandbox.client import SandboxClient, SandboxRouter
+from retcon.sandbox.client.client import read_result
+from retcon.sandbox.client.remote import ServerUnavailable
 from retcon.sandbox.types import Limits
 
 PATIENCE = 900.0
@@ -351,3 +353,9 @@ def test_a_router_whose_servers_are_not_there_at_the_start_is_refused_at_once() 
 
     with pytest.raises(SandboxUnavailable, match="no sandbox server answers: http://there: connection refused"):
         asyncio.run(main())
+
+
+@pytest.mark.parametrize("body", [b"<html>", b'{"status": "ok", "stdout": "\xff"}'])
+def test_an_answer_that_is_no_result_is_the_servers_fault(body: bytes) -> None:
+    with pytest.raises(ServerUnavailable, match="http://there: not a result"):
+        read_result(Answer("http://there", 200, {}, body))
