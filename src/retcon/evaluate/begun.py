@@ -64,7 +64,7 @@ class BegunFile(Begun, AbstractContextManager["BegunFile"]):
                 group = [from_dict(one, f"{self._path}, line {number}") for one in said["rollouts"]]
                 super().add(said["task"], group)
                 self.meter = Meter(Cost(said["cpu_s"], said["wall_s"]))
-        except (msgspec.DecodeError, LookupError, TypeError, RecordError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, LookupError, TypeError, RecordError) as error:
             raise _broken(self._path, error) from error
 
     def add(self, task: str, group: Sequence[Trajectory]) -> None:

@@ -54,3 +54,15 @@ def test_what_earlier_sessions_cost_is_counted_on(tmp_path: Path) -> None:
         cost = again.meter.read()
     assert 1000 <= cost.cpu_s < 2000
     assert 5000 <= cost.wall_s < 6000
+
+
+def test_one_that_is_no_unicode_is_broken(tmp_path: Path) -> None:
+    file = tmp_path / "trajectories-t1.jsonl"
+    with BegunFile(file, OF) as first:
+        first.add("a", [rollout(0)])
+    partial = tmp_path / "trajectories-t1.jsonl.partial"
+    made = partial.read_bytes().replace(b'"task":"a"', b'"task":"\xff"')
+    partial.write_bytes(made)
+    with pytest.raises(CheckpointError, match=r"t1\.jsonl\.partial is broken \('utf-8' .*: remove it"):
+        BegunFile(file, OF)
+    assert partial.read_bytes() == made

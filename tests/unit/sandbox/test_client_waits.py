@@ -14,6 +14,8 @@ import pytest
 from retcon.core.errors import SandboxUnavailable
 from retcon.http.asking import Answer, NoAnswer
 from retcon.sandbox.client import SandboxClient, SandboxRouter
+from retcon.sandbox.client.client import read_result
+from retcon.sandbox.client.remote import ServerUnavailable
 from retcon.sandbox.types import Limits
 
 PATIENCE = 900.0
@@ -24,7 +26,8 @@ class Connected:
 
     waits: seconds that were given to each request for a program. sent: what it was asked, but for GET. most: programs
     at a time. busy: seconds, each of which it tells one request to come back in. away: requests that it does not
-    answer from now on. breaks: at each program, and is back at once.
+    answer from now on. breaks: at each program, and is back at once. strange: requests from now on that another answers
+    in its place, or it with its word for another token, with this status.
     """
 
     def __init__(self) -> None:
@@ -35,6 +38,7 @@ class Connected:
         self.busy: list[int] = []
         self.away = 0.0
         self.breaks = False
+        self.strange, self.status = 0.0, 404
 
     async def ask(
         self,
@@ -48,6 +52,9 @@ class Connected:
         if self.away:
             self.away -= 1
             raise NoAnswer("connection refused")
+        if self.strange:
+            self.strange -= 1
+            return Answer(url, self.status, {}, b"404 page not found")
         if body is not None:
             self.sent.append(body)
             if self.busy:
@@ -265,6 +272,47 @@ def test_a_server_that_is_started_anew_is_waited_for_and_that_is_told_once(
     ] * 2
 
 
+@pytest.mark.parametrize("status", [401, 404])
+def test_a_server_in_whose_place_another_answers_is_taken_out_and_waited_for(
+    status: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    noting_sleeps(monkeypatch)
+
+    async def main() -> None:
+        router = SandboxRouter(["http://one", "http://two"], tries=2, outage=60)
+        one, two = (connected(server.client) for server in router._servers)
+        await router.start()
+        one.strange, one.status = math.inf, status
+        results = await asyncio.gather(*(router.run("pass") for _ in range(20)))
+        assert ({result.status for result in results}, router.up) == ({"ok"}, ["http://two"])
+        assert not caplog.records, "the other is there"
+        two.strange, two.status = 100, status
+        assert (await router.run("pass")).status == "ok"
+        two.strange = 100
+        await (await router.session()).close()
+        await router.close()
+
+    asyncio.run(main())
+    said = {401: "http://two requires another token", 404: "http://two answers 404: is it a retcon sandbox server?"}
+    assert [said[status] in record.getMessage() for record in caplog.records] == [True, True]
+
+
+def test_a_program_that_what_stands_before_a_server_refuses_takes_it_from_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    noting_sleeps(monkeypatch)
+
+    async def main() -> None:
+        router, there = await routed(outage=60)
+        there.strange, there.status = 1, 413
+        with pytest.raises(SandboxUnavailable, match="answers 413"):
+            await router.run("pass")
+        assert router.up == ["http://there"]
+        await router.close()
+
+    asyncio.run(main())
+
+
 def test_an_outage_is_one_for_all_calls_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     noting_sleeps(monkeypatch)
 
@@ -305,3 +353,9 @@ def test_a_router_whose_servers_are_not_there_at_the_start_is_refused_at_once() 
 
     with pytest.raises(SandboxUnavailable, match="no sandbox server answers: http://there: connection refused"):
         asyncio.run(main())
+
+
+@pytest.mark.parametrize("body", [b"<html>", b'{"status": "ok", "stdout": "\xff"}'])
+def test_an_answer_that_is_no_result_is_the_servers_fault(body: bytes) -> None:
+    with pytest.raises(ServerUnavailable, match="http://there: not a result"):
+        read_result(Answer("http://there", 200, {}, body))

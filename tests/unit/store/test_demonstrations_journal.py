@@ -81,3 +81,17 @@ def test_one_of_before_a_key_goes_on_where_the_key_has_its_default(tmp_path: Pat
     other = load_recipe(None, ["sandbox.sessions=true"])
     with pytest.raises(CheckpointError, match=r"other data \(sandbox\.sessions was None, is True\): remove it"):
         FileJournal(file, about(other), other)
+
+
+@pytest.mark.parametrize(
+    "line", [b'{"made_from": {"run": {"\xff": 0}}}\n', b'{"stop": 1, "rejected": {"\xff": 1}, "kept": []}\n']
+)
+def test_one_that_is_no_unicode_is_broken_and_left(tmp_path: Path, line: bytes) -> None:
+    file, partial = tmp_path / "d.jsonl", tmp_path / "d.jsonl.partial"
+    with FileJournal(file, MADE_FROM, RECIPE):
+        pass
+    made = line if b"made_from" in line else partial.read_bytes() + line
+    partial.write_bytes(made)
+    with pytest.raises(CheckpointError, match=r"d\.jsonl\.partial is broken \(UnicodeDecodeError"):
+        FileJournal(file, MADE_FROM, RECIPE)
+    assert partial.read_bytes() == made

@@ -331,7 +331,7 @@ def read_result(response: Answer) -> Result:
     """Raises ServerUnavailable where it is none: something between here and the server has answered."""
     try:
         return _result.decode(response.body)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ServerUnavailable(f"{response.url}: not a result: {error}") from error
 
 

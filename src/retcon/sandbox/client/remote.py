@@ -16,6 +16,8 @@ from retcon.sandbox.types import Limits, Program, Result
 
 SERVERS_FAULT = 500
 """From this status of HTTP on not the request is at fault, but a server, or what stands before it."""
+NOT_OURS = (401, 403, 404)
+"""Statuses of HTTP that say of whom they come from, and not of what was asked, that it is no server of ours."""
 
 
 class ServerUnavailable(Exception):
@@ -99,12 +101,13 @@ class Remote:
                 raise RequestAnswered(result)
             raise CallRefused(message, said.get("field"))
         if response.status == 401:
-            raise SandboxUnavailable(
+            raise NotOurs(
                 f"{self.url} requires another token: put the server's into RETCON_SANDBOX_TOKEN, or give it as `token`"
             )
         if kind == "internal":
             raise ServerBroken(f"{self.url}: {message}")
-        raise SandboxUnavailable(f"{self.url} answers {response.status}: is it a retcon sandbox server? {message}")
+        fault = NotOurs if response.status in NOT_OURS else SandboxUnavailable
+        raise fault(f"{self.url} answers {response.status}: is it a retcon sandbox server? {message}")
 
 
 class CallRefused(ValueError):
@@ -121,6 +124,10 @@ class SessionForgotten(SessionLost):
 
 class ServerBroken(SandboxUnavailable):
     """The server met a fault of its own in this request: another try, or another server, would meet it again."""
+
+
+class NotOurs(SandboxUnavailable):
+    """What answers is no sandbox server, as a proxy is whose server is away, or it is one that wants another token."""
 
 
 class LimitsRefused(SandboxUnavailable):

@@ -15,7 +15,7 @@ from typing import Self, TypeVar, Unpack
 from retcon.core.errors import SandboxUnavailable
 from retcon.core.together import together
 from retcon.sandbox.client.client import FIRST_PAUSE, LONGEST_PAUSE, ClientSession, SandboxClient, repeated
-from retcon.sandbox.client.remote import LimitsRefused, ServerUnavailable, with_limits
+from retcon.sandbox.client.remote import LimitsRefused, NotOurs, ServerUnavailable, with_limits
 from retcon.sandbox.types import Limits, Program, ProgramOptions, Result, Session, Tier, as_program, check_seed
 
 log = logging.getLogger(__name__)
@@ -27,8 +27,9 @@ class SandboxRouter:
     """Implements `Sandbox` over the servers at `urls`; arguments as of `SandboxClient`.
 
     A call goes to the server with the fewest calls and sessions of this router's, and where that one is busy, cannot be
-    reached or breaks off, to another at once. One that cannot be reached or breaks off is taken out, and comes back in
-    once it answers again, which is tried after growing pauses. Sessions stay with their server and are lost with it.
+    reached or breaks off, to another at once. One that cannot be reached, breaks off or wants another token by now is
+    taken out, and comes back in once it answers again, which is tried after growing pauses; so is one in whose place
+    something else answers. Sessions stay with their server and are lost with it.
     Where all are busy, they are asked again after pauses, `tries` times in all.
     outage: seconds, from when the last server was taken out, for which calls and new sessions wait for one to come back
     in. What is asked of a session is not waited for so long: a server that was restarted has no session of before.
@@ -153,7 +154,7 @@ class SandboxRouter:
             server = self._choose(asked)
             asked.add(server)
             try:
-                return await ask(server)
+                return await _of_one(ask, server)
             except ServerUnavailable as fault:
                 self._failed(server, fault)
                 now = time.monotonic()
@@ -206,6 +207,14 @@ class SandboxRouter:
             server.take_out(str(error))
         else:
             server.up = True
+
+
+async def _of_one(ask: Callable[[_Server], Awaitable[T]], server: _Server) -> T:
+    """What it gives. Raises ServerUnavailable also where another than the server that it was answers in its place."""
+    try:
+        return await ask(server)
+    except NotOurs as error:
+        raise ServerUnavailable(str(error)) from error
 
 
 class _Server:

@@ -109,7 +109,7 @@ class FileJournal(Journal):
                     )
                 kept = [from_dict(one, f"{self.path}, line {number}") for one in stretch["kept"]]
                 super().add(Made(stretch["stop"] - self.stop, tuple(kept), stretch["rejected"]))
-        except (msgspec.DecodeError, LookupError, TypeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, LookupError, TypeError) as error:
             raise CheckpointError(f"{self.path} is broken ({error!r}): remove it, and start over") from error
         if changed := list(differing(as_now(before, recipe, made_from), made_from)):
             raise CheckpointError(
