@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
+import aiohttp
 import torch
 
 from keys.acting import Lab, acts, run
@@ -17,6 +19,7 @@ from retcon.core.seeds import derive
 from retcon.core.types import Status, Trajectory
 from retcon.engine.scripted import Reply, ScriptedEngine
 from retcon.models.placing import start_model
+from retcon.serve.harness.solving import ModelEndpoint
 from retcon.tasks.types import Task
 from retcon.tools.scripted import ScriptedTool
 from retcon.train.rollouts import TrainingRollouts, open_rollouts
@@ -226,6 +229,33 @@ def grown(recipe: Recipe, lab: Lab) -> Rolled:
 def branched(recipe: Recipe, lab: Lab) -> list[int]:
     """Which of the group's rollouts left another one."""
     return [n for n, t in enumerate(grown(recipe, lab).group) if t.branch is not None]
+
+
+async def asks_twice(task: Task, endpoint: ModelEndpoint, pause: float = 0.0) -> None:
+    """A harness, which takes its time after the first answer."""
+    messages: list[object] = []
+    async with aiohttp.ClientSession() as http:
+        for said in (task.question, "again"):
+            messages.append({"role": "user", "content": said})
+            body = {"model": endpoint.name, "messages": messages}
+            async with http.post(f"{endpoint.url}/chat/completions", json=body) as answer:
+                messages.append((await answer.json())["choices"][0]["message"])
+            await asyncio.sleep(pause)
+
+
+async def asks_slowly(task: Task, endpoint: ModelEndpoint) -> None:
+    await asks_twice(task, endpoint, pause=1.0)
+
+
+@acts("rollout.harness", ("", 1), ("keys.rollouts:asks_twice", 2), given=ROOM)
+def turns_where_the_question_is_answered_at_once(recipe: Recipe, lab: Lab) -> int:
+    return len(roll(recipe, lab, ["1", "1"]).first.turns)
+
+
+@acts("rollout.harness_seconds", (0.5, "infrastructure"), (300, "answer"),
+      given=(*ROOM, "rollout.harness=keys.rollouts:asks_slowly"))  # fmt: skip
+def end_of_a_rollout_by_a_harness_that_takes_two_seconds(recipe: Recipe, lab: Lab) -> str:
+    return roll(recipe, lab, ["1", "1"]).first.stop
 
 
 @acts("strategy.kind", ("independent", (0, False)), ("arpo", (4, True)), ("aepo", (4, False)), given=GROUP)
