@@ -254,9 +254,14 @@ def _fit(place: Place) -> tuple[int, int, bool, bool, float]:
     return (place.start, -len(place.added), place.same_calls, free, place.session.used)
 
 
+def names_task(text: str) -> bool:
+    """Whether a session may have this as its task."""
+    return text.isprintable() and 0 < len(text) <= _LONGEST_TASK
+
+
 def _task(task: str | None, first: str) -> str:
     if task is None:
         return f"asked/{first}"
-    if not (task.isprintable() and 0 < len(task) <= _LONGEST_TASK):
+    if not names_task(task):
         raise wrong(TASK, f"{TASK}: up to {_LONGEST_TASK} printable characters")
     return task

@@ -14,6 +14,7 @@ from retcon.serve.nodes import joined
 from retcon.serve.recording import Record
 from retcon.serve.refusing import wrong
 from retcon.serve.requests import Asked
+from retcon.serve.sessions import names_task
 from retcon.serve.settings import ServeSettings
 
 MODEL = "model"
@@ -35,6 +36,7 @@ class RolloutAgent(Agent):
         most = context.limits.max_tokens
         settings = ServeSettings(MODEL, seed=seed, answer_tokens=most, at_once=AT_ONCE, idle=FOR_EVER)
         super().__init__(context, settings, Record(None))
+        self._named = task if names_task(task) else None
         self.session, self._task, self._limits = session, task, context.limits
         self.over: Literal["length", "turns"] | None = None
         self.lost = self.refused = ""
@@ -51,7 +53,7 @@ class RolloutAgent(Agent):
             raise wrong("messages", f"the rollout has had its {self._turns} turns (rollout.max_turns)", OUT_OF_TURNS)
         plain = replace(asked, temperature=None, top_p=None, top_k=None, min_p=None, seed=None)
         try:
-            reply = await super().answer(plain, name, task or _as_header(self._task))
+            reply = await super().answer(plain, name, task or self._named)
         except RequestRefused as refused:
             self.refused = refused.message
             if refused.kind == TOO_LONG:
@@ -85,7 +87,3 @@ class RolloutAgent(Agent):
     def beside(self) -> int:
         """Conversations of the rollout's own session that `made` leaves out."""
         return 0 if self._last is None else sum(1 for _ in self.sessions.get(self.session).nodes()) - 1
-
-
-def _as_header(task: str) -> str | None:
-    return task if task.isprintable() and 0 < len(task) <= 200 else None

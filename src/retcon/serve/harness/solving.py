@@ -79,8 +79,12 @@ async def _in_thread(call: Callable[[], object]) -> object:
     ended: asyncio.Future[object] = loop.create_future()
 
     def settle(value: object, error: BaseException | None) -> None:
-        if not ended.done():  # else nobody waits any more
-            ended.set_result(value) if error is None else ended.set_exception(error)
+        if ended.done():  # nobody waits any more
+            return
+        if error is None:
+            ended.set_result(value)
+        else:
+            ended.set_exception(error)
 
     def run() -> None:
         value: object = None
