@@ -76,7 +76,7 @@ class DecodeJob:
     width: ids of a slot at most. where: (end - start,), slot · width + number of each id; None where each slot has one.
     mask: (count, width, capacity), additive, where a slot has several, the later hidden from the earlier ones; else the
     slab's own. queries: each head of keys gets so many, some for nothing, so that none depends on their number.
-    cold: whether what is kept is more than a cache holds.
+    cold: whether what is kept is more than a cache holds. length: how much of the slots is looked at, all where None.
     """
 
     slab: Slab
@@ -88,6 +88,7 @@ class DecodeJob:
     mask: Tensor | None = None
     queries: int = 1
     cold: bool = False
+    length: int | None = None
 
     @property
     def target(self) -> slice:
@@ -98,7 +99,7 @@ class DecodeJob:
         queries = q[self.start : self.end] * scale
         if self.where is not None:
             queries = queries.new_zeros(self.count * self.width, *q.shape[1:]).index_copy_(0, self.where, queries)
-        keys, values = self.slab.keys[layer][: self.count], self.slab.values[layer][: self.count]
+        keys, values = (x[layer][: self.count, :, : self.length] for x in (self.slab.keys, self.slab.values))
         queries = queries.view(self.count, self.width, heads, -1, size).transpose(1, 2)
         queries = queries.reshape(self.count * heads, -1, size)
         asked = queries.shape[1]
@@ -109,7 +110,7 @@ class DecodeJob:
         self._warm(keys)
         scores = torch.bmm(queries, keys.flatten(0, 1).transpose(1, 2))
         if self.mask is None:
-            scores.view(self.count, -1, keys.shape[2]).add_(self.slab.mask[: self.count])
+            scores.view(self.count, -1, keys.shape[2]).add_(self.slab.mask[: self.count, :, : self.length])
         else:
             shown = scores[:, :asked].view(self.count, heads, self.width, -1, keys.shape[2])
             shown.add_(self.mask[:, None, :, None])
@@ -186,11 +187,16 @@ class PastJob:
         return attended.transpose(1, 2).flatten(0, 1).index_select(0, self.where)
 
 
+Form = tuple[tuple[int, int, int, int], ...]
+"""Of each decode job: its slab's number, ids, slots, and positions that are looked at."""
+
+
 @dataclass(slots=True)
 class ForwardPlan:
     """One packed forward of N tokens. ids, positions: (N,). keep: (K,) tokens whose logits are wanted.
 
-    whole: whether there is one job, of all tokens in order but for those at the end that only pad the batch.
+    whole: whether there is one job, of all tokens in order but for those at the end that only pad the batch. form
+    and block: of a plan that can be replayed (see `fixed`).
     """
 
     ids: Tensor
@@ -199,6 +205,8 @@ class ForwardPlan:
     stores: Sequence[Store] = ()
     jobs: Sequence[Attend] = ()
     whole: bool = False
+    form: Form | None = None
+    block: Tensor | None = None
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         for store in self.stores:

@@ -14,6 +14,7 @@ from torch import Tensor
 from retcon.core.errors import ComputeWarning
 from retcon.engine.local.attention import ForwardPlan, FreshJob, forward
 from retcon.engine.local.drawing.sampling import CHUNK
+from retcon.engine.local.forward import Planned
 from retcon.engine.local.invariance import Attended, Invariance, Probes, Products, linear_layers
 from retcon.engine.local.lean import Lean, room, why_not
 
@@ -71,14 +72,18 @@ class Kept:
         return bool(self.states[token].isnan().any())
 
 
-class Decoder(Protocol):
-    """invariance: what holds for its matrix products. about: which it is, and why, in words."""
+class Decoder(Planned, Protocol):
+    """about: which it is, and why, in words."""
 
-    invariance: Invariance
-    about: str
+    @property
+    def about(self) -> str: ...
 
     def __call__(self, plan: ForwardPlan) -> Kept:
         """What the plan keeps of its ids, their keys and values stored."""
+        ...
+
+    def feeds(self, decoding: bool) -> bool:
+        """Whether the next forward should feed what waits to be fed. decoding: whether it has anything else to do."""
         ...
 
     def refresh(self) -> None:
@@ -86,7 +91,16 @@ class Decoder(Protocol):
         ...
 
 
-class Transformers:
+class _AtOnce:
+    """What feeds with the next forward whatever there is."""
+
+    replays = False
+
+    def feeds(self, decoding: bool) -> bool:
+        return True
+
+
+class Transformers(_AtOnce):
     """The model's own modules, around attention over slabs."""
 
     def __init__(self, model: PreTrainedModel, attended: Attended, reason: str) -> None:
@@ -110,7 +124,7 @@ def _themselves(logits: Tensor) -> Tensor:
     return logits
 
 
-class LeanDecoder:
+class LeanDecoder(_AtOnce):
     """The lean forward."""
 
     about = "the lean forward, which gives what transformers' own gives"

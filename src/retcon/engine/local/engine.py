@@ -31,7 +31,8 @@ import torch
 from retcon.chat.types import Tokenizer
 from retcon.core.errors import EngineError
 from retcon.engine.local.attention import shapes
-from retcon.engine.local.decoder import decoder_for
+from retcon.engine.local.decoder import Decoder, decoder_for
+from retcon.engine.local.graphs import CudaRecorder, Replayed
 from retcon.engine.local.machine import bound_kernels, free_memory, keep_pages
 from retcon.engine.local.requests import GenerateCall, Request, ScoreCall
 from retcon.engine.local.scheduler import Scheduler
@@ -94,8 +95,9 @@ class LocalEngine:
         self.stats = EngineStats()
         with _evaluating(model):
             shape = shapes(model)
-            self._decoder = decoder_for(model, shape.products, max_len)
-        self.decoding = self._decoder.about
+            self._decoder: Decoder = decoder_for(model, shape.products, max_len)
+        if model.device.type == "cuda":
+            self._decoder = Replayed(self._decoder, CudaRecorder(model.device))
         memory = Memory(
             shape.layers, dtype=model.dtype, device=model.device, max_len=max_len, max_slots=max_requests, budget=0
         )
@@ -188,6 +190,11 @@ class LocalEngine:
         request = self._requests[request_id] = Request(request_id, self._arrivals)
         with torch.inference_mode():
             self._scheduler.fork(request, source, length)
+
+    @property
+    def decoding(self) -> str:
+        """What computes the forwards, and why."""
+        return self._decoder.about
 
     def invalidate(self) -> None:
         """Forget all keys and values, as after a change of the weights, and free them; open requests stay open."""

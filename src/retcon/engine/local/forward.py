@@ -11,13 +11,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import itemgetter
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from retcon.engine.local.attention import DecodeJob, ForwardPlan, FreshJob, PastJob, Store
+from retcon.engine.local.attention import DecodeJob, Form, ForwardPlan, FreshJob, PastJob, Store
 from retcon.engine.local.invariance import Invariance
-from retcon.engine.local.slabs import LINE, Place, padded
+from retcon.engine.local.slabs import LINE, Place, Slab, padded
 
 FORWARD_IDS = 2048
 """Ids of one forward about at most: how long those that decode wait for those that are fed."""
@@ -74,14 +75,24 @@ def sparing(steps: Sequence[Step], most: int) -> Sequence[Step]:
     return kept
 
 
-def plan(
-    steps: Sequence[Step], stretches: Sequence[Stretch], invariance: Invariance, device: torch.device
-) -> ForwardPlan:
+class Planned(Protocol):
+    """What a plan is for. invariance: what holds for its products. replays: whether it wants plans that are `fixed`."""
+
+    @property
+    def invariance(self) -> Invariance: ...
+    @property
+    def replays(self) -> bool: ...
+
+
+def plan(steps: Sequence[Step], stretches: Sequence[Stretch], decoder: Planned, device: torch.device) -> ForwardPlan:
     """The forward that feeds all of them. Its kept logits come in order: those of the steps, then those of stretches.
 
     More may follow, of tokens that only pad the batch. Steps must be ordered by slab, and by slot within a slab;
     stretches that start at 0 must come first, and best by length.
     """
+    if decoder.replays and not stretches and all(len(s.ids) == 1 for s in steps):
+        return fixed(steps, device)
+    invariance = decoder.invariance
     ids = [i for s in steps for i in s.ids]
     positions = [s.length + n for s in steps for n in range(len(s.ids))]
     keep = list(range(len(ids)))
@@ -124,6 +135,53 @@ def plan(
         jobs,
         whole=len(jobs) == 1 and not stretches,
     )
+
+
+def fixed(steps: Sequence[Step], device: torch.device) -> ForwardPlan:
+    """A plan of steps alone, each of one id, that has one of few forms: ids, slots and positions of each slab are
+    rounded up. Two plans of one form are the same operations on tensors of the same sizes, and differ in their block
+    and in what they keep.
+
+    The ids that only round it up repeat those of a step, and store once more what that stores.
+    """
+    columns: list[tuple[int, int, int]] = []
+    keep: list[int] = []
+    slabs: list[Slab] = []
+    form: list[tuple[int, int, int, int]] = []
+    for first, last in _runs(steps):
+        run = steps[first:last]
+        slab = run[0].place.slab
+        rows = _rounded(len(run))
+        count = min(_rounded(run[-1].place.slot + 1), slab.slots)
+        length = min(max(128, 1 << max(s.length for s in run).bit_length()), slab.capacity)
+        keep += range(len(columns), len(columns) + len(run))
+        columns += [(s.ids[0], s.length, s.place.slot) for s in (*run, *[run[0]] * (rows - len(run)))]
+        slabs.append(slab)
+        form.append((slab.number, rows, count, length))
+    whole = torch.tensor([n for row in (*zip(*columns, strict=True), keep) for n in row], device=device)
+    block, kept = whole[: 3 * len(columns)].view(3, -1), whole[3 * len(columns) :]
+    made = fixed_as(tuple(form), slabs, block, kept)
+    for store in made.stores:
+        store.slab.mask[store.slots, 0, store.positions] = 0
+    return made
+
+
+def fixed_as(form: Form, slabs: Sequence[Slab], block: Tensor, keep: Tensor) -> ForwardPlan:
+    """The plan of that form over these slabs. block: (3, N), of each id itself, its position and its slot."""
+    ids, positions, slots = block.unbind()
+    stores, jobs, start = [], [], 0
+    for slab, (_, rows, count, length) in zip(slabs, form, strict=True):
+        some = slice(start, start + rows)
+        stores.append(Store(slab, some.start, some.stop, slots[some], positions[some]))
+        jobs.append(DecodeJob(slab, some.start, some.stop, count, 1, slots[some], length=length))
+        start = some.stop
+    return ForwardPlan(ids, positions, keep, stores, jobs, whole=len(jobs) == 1, form=form, block=block)
+
+
+def _rounded(count: int) -> int:
+    """Up to a power of two, or to one and a half times one, from 16 on."""
+    power = 1 << (count - 1).bit_length()
+    return power * 3 // 4 if power > 16 and count <= power * 3 // 4 else power
 
 
 def _forward_ids(count: int) -> int:

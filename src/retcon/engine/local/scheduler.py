@@ -322,8 +322,9 @@ class Scheduler:
         return Step(place, (call.made[-1], *draft), length)
 
     def _stretches(self, room: int) -> Iterator[tuple[Request, Stretch]]:
-        """The next stretch of each request that is fed, while there is room in the forward, one at least."""
-        for request in self._feeding.values():
+        """The next stretch of each request that is fed, while there is room in the forward, one at least; none where
+        the decoder puts it off."""
+        for request in self._feeding.values() if self._decoder.feeds(room < FORWARD_IDS) else ():
             call, start = request.call, len(request.cached)
             assert call is not None
             assert request.place is not None
@@ -335,7 +336,7 @@ class Scheduler:
                 return
 
     def _forward(self, steps: Sequence[Step], stretches: Sequence[Stretch]) -> Kept:
-        kept = self._decoder(plan(steps, stretches, self._decoder.invariance, self._device))
+        kept = self._decoder(plan(steps, stretches, self._decoder, self._device))
         for stretch in stretches:
             stretch.place.slab.show(stretch.place.slot, stretch.start + len(stretch.ids))
         self._forwards += 1

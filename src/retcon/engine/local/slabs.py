@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 import torch
 from torch import Tensor
@@ -45,12 +46,15 @@ def budget_for(request: int, max_requests: int, free: int) -> int:
     return max(request, min(2 * max_requests * request, free // 4))
 
 
+_NUMBERS = count()
+
+
 class Slab:
     """`slots` stretches of `capacity` positions. keys, values: by layer, (slots, KV, capacity, size).
 
     mask: (slots, 1, capacity), what to add to the attention scores of a slot's positions: 0 or the least number.
-    slot_bytes: of a slot's keys and values. legible: whether it pays to read them before they are multiplied
-    (`DecodeJob`), and they can be read in words of eight bytes.
+    number: its own, never that of another slab. slot_bytes: of a slot's keys and values. legible: whether it pays to
+    read them before they are multiplied (`DecodeJob`), and they can be read in words of eight bytes.
     """
 
     def __init__(
@@ -61,7 +65,7 @@ class Slab:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self.capacity, self.slots = capacity, slots
+        self.capacity, self.slots, self.number = capacity, slots, next(_NUMBERS)
         self.places: dict[int, Place] = {}
         self.blocked = torch.finfo(dtype).min
 
@@ -138,7 +142,7 @@ class Memory:
 
     def take(self, length: int) -> Place | None:
         """A slot for `length` ids, None where the budget has no room."""
-        capacity = capacity_for(length, self.max_len)
+        capacity = self._capacity(length)
         slab = self._with_room(capacity) or self._grow(capacity)
         if slab is None:
             return None
@@ -149,9 +153,16 @@ class Memory:
 
     def scarce(self, length: int, headroom: float) -> bool:
         """Whether a slot for `length` ids would leave less than that share of the budget to those that grow."""
-        capacity = capacity_for(length, self.max_len)
+        capacity = self._capacity(length)
         taken = sum(len(slab.places) * slab.capacity for slab in self.slabs) * self.id_bytes
         return taken + capacity * self.id_bytes > (1 - headroom) * self.budget
+
+    def _capacity(self, length: int) -> int:
+        """`capacity_for`; on GPUs the greatest for all, where the budget holds as many as are computed: there each slab
+        of a forward costs the starts of its kernels, and attending in vain costs little."""
+        greatest = capacity_for(self.max_len, self.max_len)
+        whole = self._device.type != "cpu" and self._max_slots * greatest * self.id_bytes <= self.budget
+        return greatest if whole else capacity_for(length, self.max_len)
 
     def give(self, place: Place) -> None:
         """The slot is free; its slab stays, until another class needs the room."""
@@ -208,6 +219,8 @@ class Memory:
         few = min(SLAB_BYTES, (self.budget - self.used) // 8)  # more, and eight classes leave nothing to the others
         most = max(SLAB_IDS // capacity, few // one)
         wanted = max(1, min(SLAB_SLOTS, most, self.budget // 8 // one, self._max_slots))
+        if self._device.type != "cpu" and self._capacity(1) == capacity:
+            wanted = self._max_slots  # there are no other classes
         if self.used + wanted * one > self.budget:
             self._give_up_empty()
         slots = min(wanted, (self.budget - self.used) // one)

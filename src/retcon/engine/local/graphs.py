@@ -1,0 +1,153 @@
+"""Forwards that only decode, recorded as CUDA graphs and replayed.
+
+A small model's forward on a GPU is a thousand kernels of some microseconds each, and Python takes longer to start them
+than the GPU to run them. A graph starts them all at once. It needs the same operations on the same memory: hence plans
+of few forms (`forward.fixed`), whose ids are copied to where the graph reads them.
+
+What is to be fed has no fixed form. So that it does not make every forward a slow one, it waits until APART forwards
+were replayed, and then goes with the next one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from retcon.engine.local.attention import Form, ForwardPlan
+from retcon.engine.local.decoder import AGREE, Decoder, Kept
+from retcon.engine.local.forward import fixed_as
+from retcon.engine.local.invariance import Invariance
+
+_LOG = logging.getLogger(__name__)
+
+APART = 8
+"""Replayed forwards between two that feed. Eight take about as long as one that is not replayed."""
+SEEN = 2
+"""Forwards of a form before it is recorded, which costs as much as two or three of them."""
+FORMS = 64
+"""Graphs that are kept; the oldest goes first."""
+
+Recorder = Callable[[Callable[[], Kept]], tuple[Callable[[], object], Kept]]
+"""Given what to run: what runs the same operations again, and where their result lies then."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Graph:
+    """block: what is read, (3, N). kept: of all N ids, after `replay`."""
+
+    block: Tensor
+    replay: Callable[[], object]
+    kept: Kept
+
+    def __call__(self, plan: ForwardPlan) -> Kept:
+        assert plan.block is not None
+        self.block.copy_(plan.block)
+        self.replay()
+        return replace(self.kept, states=self.kept.states.index_select(0, plan.keep))
+
+
+class Replayed:
+    """`decoder`, whose forwards of one form are recorded after the first few, and replayed from then on.
+
+    What cannot be recorded (a model that asks the GPU for a number and decides by it), or comes out differently when
+    replayed, is left to `decoder` for good, and `about` says so.
+    """
+
+    def __init__(self, decoder: Decoder, record: Recorder) -> None:
+        self._decoder, self._record = decoder, record
+        self._graphs: dict[Form, _Graph] = {}
+        self._seen: Counter[Form] = Counter()
+        self._apart = APART
+        self._without: str | None = None  # why nothing is recorded
+
+    @property
+    def invariance(self) -> Invariance:
+        return self._decoder.invariance
+
+    @property
+    def about(self) -> str:
+        return f"{self._decoder.about}; {self._without or 'what only decodes is replayed as CUDA graphs'}"
+
+    @property
+    def replays(self) -> bool:
+        return self._without is None
+
+    def feeds(self, decoding: bool) -> bool:
+        return not decoding or not self.replays or self._apart >= APART
+
+    def refresh(self) -> None:
+        self._decoder.refresh()
+        self._graphs.clear()
+        self._seen.clear()
+
+    def __call__(self, plan: ForwardPlan) -> Kept:
+        self._apart = 0 if plan.form is None else self._apart + 1
+        if plan.form is None or not self.replays:
+            return self._decoder(plan)
+        graph = self._graphs.get(plan.form)
+        if graph is not None:
+            return graph(plan)
+        self._seen[plan.form] += 1
+        kept = self._decoder(plan)
+        if self._seen[plan.form] > SEEN:
+            self._try(plan, plan.form, kept)
+        return kept
+
+    def _try(self, plan: ForwardPlan, form: Form, expected: Kept) -> None:
+        """Record the form, if what is replayed gives what was expected. Stores once more what the plan stores."""
+        assert plan.block is not None
+        block, every = plan.block.clone(), torch.arange(plan.block.shape[1], device=plan.block.device)
+        slabs = [store.slab for store in plan.stores]
+        try:
+            replay, kept = self._record(lambda: self._decoder(fixed_as(form, slabs, block, every)))
+        except RuntimeError as error:
+            self._stop(f"forwards cannot be recorded as CUDA graphs: {error}")
+            return
+        graph = _Graph(block, replay, kept)
+        if not _agree(graph(plan), expected):
+            self._stop("CUDA graphs do not give what the forward gives that they were recorded of")
+            return
+        while len(self._graphs) >= FORMS:
+            self._graphs.pop(next(iter(self._graphs)))
+        self._graphs[form] = graph
+
+    def _stop(self, reason: str) -> None:
+        self._graphs.clear()
+        self._without = reason.splitlines()[0]
+        _LOG.warning("rollouts decode more slowly: %s", self._without)
+
+
+def _agree(got: Kept, expected: Kept) -> bool:
+    """Whether both are the same but for rounding. What is not finite is not compared."""
+    a, b = (kept.states.float().nan_to_num(0.0, 0.0, 0.0) for kept in (got, expected))
+    return bool((a - b).abs().max() <= AGREE.get(got.states.dtype, 0.1) * b.abs().max())
+
+
+class CudaRecorder:
+    """Records on a stream of its own; see `Recorder`. All graphs have their memory in common, as no two run at once."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, run: Callable[[], Kept]) -> tuple[Callable[[], object], Kept]:
+        before = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(before)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(self._stream):
+            run()  # what kernels make at their first call, they make outside of the graph
+            torch.cuda.synchronize(self._device)
+            # Other threads, such as a training beside the rollouts, may do what this one must not meanwhile.
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                kept = run()
+            finally:
+                graph.capture_end()
+        before.wait_stream(self._stream)
+        return graph.replay, kept

@@ -1,0 +1,168 @@
+"""Forwards that are recorded and replayed: the same answers as without. On a CPU, where what is recorded is run again;
+that CUDA graphs do the same is for tests/cuda to show."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from engines import MAX_LEN, model_of
+
+from retcon.engine.local import engine as local_engine
+from retcon.engine.local.decoder import Decoder, Kept, decoder_for
+from retcon.engine.local.engine import LocalEngine
+from retcon.engine.local.graphs import APART, SEEN, Replayed
+from retcon.engine.local.invariance import Invariance
+from retcon.engine.types import Generation, SamplingParams
+
+pytestmark = pytest.mark.torch
+
+Replay = Callable[[], object]
+
+
+class Again:
+    """Runs what was recorded again, into the memory of the first result. wrong: what is added to it."""
+
+    def __init__(self, wrong: float = 0.0) -> None:
+        self.recorded = self.replayed = 0
+        self.wrong = wrong
+
+    def __call__(self, run: Callable[[], Kept]) -> tuple[Replay, Kept]:
+        self.recorded += 1
+        kept = run()
+        kept = replace(kept, states=kept.states.clone())
+
+        def replay() -> None:
+            self.replayed += 1
+            kept.states.copy_(run().states + self.wrong)
+
+        return replay, kept
+
+
+class Undrafted(Replayed):
+    """As on a GPU, where nothing is drafted."""
+
+    @property
+    def invariance(self) -> Invariance:
+        return Invariance()
+
+
+def engine_with(
+    monkeypatch: pytest.MonkeyPatch, record: Callable[[Callable[[], Kept]], tuple[Replay, Kept]], name: str
+) -> LocalEngine:
+    def made(*given: object) -> Decoder:
+        return Undrafted(decoder_for(*given), record)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(local_engine, "decoder_for", made)
+    return LocalEngine(model_of(name), max_len=MAX_LEN)
+
+
+def converse(engine: LocalEngine, agents: int = 9, turns: int = 3) -> list[list[Generation]]:
+    """Agents of several turns, who come and go at different times, and take back a part of what they said."""
+
+    async def one(number: int) -> list[Generation]:
+        said, ids = [], [1 + (number * 7 + n) % 90 for n in range(2 + number % 5)]
+        for turn in range(turns):
+            params = SamplingParams(temperature=0.0 if number % 2 else 1.0, max_tokens=5 + number, seed=number)
+            said.append(await engine.generate(str(number), ids, params))
+            ids = [*ids, *said[-1].ids[: 3 + turn], 5 + number]
+            await asyncio.sleep(0.001 * (number % 3))
+        await engine.release(str(number))
+        return said
+
+    async def main() -> list[list[Generation]]:
+        return await asyncio.gather(*(one(number) for number in range(agents)))
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gpt2"])
+def test_what_is_replayed_is_what_is_computed(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    plain = converse(LocalEngine(model_of(name), max_len=MAX_LEN))
+    again = Again()
+    engine = engine_with(monkeypatch, again, name)
+    for _ in range(2):
+        got = converse(engine)
+        assert again.replayed > 2 * again.recorded > 0
+        assert [[g.ids for g in turns] for turns in got] == [[g.ids for g in turns] for turns in plain]
+        for turns, expected in zip(got, plain, strict=True):
+            for one, other in zip(turns, expected, strict=True):
+                assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+        engine.invalidate()  # and everything is recorded anew, over other memory
+    assert "CUDA graphs" in engine.decoding
+
+
+def test_after_a_change_of_the_weights_nothing_old_is_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    again = Again()
+    engine = engine_with(monkeypatch, again, "qwen3")
+    params = SamplingParams(temperature=0, max_tokens=9)
+
+    async def main() -> list[int]:
+        recorded = []
+        for number in range(3):
+            await engine.generate(str(number), [1, 2], params)
+            await engine.release(str(number))
+            recorded.append(again.recorded)
+            if number == 1:
+                engine.invalidate()
+        return recorded
+
+    assert asyncio.run(main()) == [1, 1, 2], "a known form is not recorded twice"
+
+
+def test_a_form_is_recorded_only_when_it_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    again = Again()
+    engine = engine_with(monkeypatch, again, "qwen3")
+    asyncio.run(engine.generate("a", [1, 2], SamplingParams(temperature=0, max_tokens=1 + SEEN)))
+    assert again.recorded == 0
+    engine.invalidate()
+    asyncio.run(engine.generate("a", [1, 2], SamplingParams(temperature=0, max_tokens=2 + SEEN)))
+    assert again.recorded == 1
+
+
+def refuse(_: Callable[[], Kept]) -> tuple[Replay, Kept]:
+    raise RuntimeError("operation not permitted when stream is capturing\nmore of it")
+
+
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [(refuse, "operation not permitted when stream is capturing"), (Again(wrong=3.0), "do not give what the forward")],
+)
+def test_what_cannot_be_replayed_is_computed(
+    monkeypatch: pytest.MonkeyPatch, record: Callable[[Callable[[], Kept]], tuple[Replay, Kept]], said: str
+) -> None:
+    plain = converse(LocalEngine(model_of("qwen3"), max_len=MAX_LEN))
+    engine = engine_with(monkeypatch, record, "qwen3")
+    got = converse(engine)
+    assert [[g.ids for g in turns] for turns in got] == [[g.ids for g in turns] for turns in plain]
+    assert said in engine.decoding
+    assert "more of it" not in engine.decoding
+
+
+def test_what_is_fed_waits_for_company_while_others_decode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt that comes while another request decodes is fed within APART forwards, and several of them together."""
+    engine = engine_with(monkeypatch, Again(), "qwen3")
+    fed: list[int] = []
+
+    async def main() -> None:
+        first = asyncio.create_task(engine.generate("long", [1], SamplingParams(temperature=0, max_tokens=40)))
+        while engine.stats.generated < APART // 2:
+            await asyncio.sleep(0)
+        began, steps = engine.stats.prefilled, engine.stats.steps
+        later = []
+        for number in range(3):
+            later.append(asyncio.create_task(engine.generate(f"late {number}", [2, 3, number], GREEDY_FEW)))
+            await asyncio.sleep(0)
+        while engine.stats.prefilled == began:
+            await asyncio.sleep(0)
+        fed.extend((engine.stats.prefilled - began, engine.stats.steps - steps))
+        await asyncio.gather(first, *later)
+
+    asyncio.run(main())
+    assert fed[0] == 9, "all three together"
+    assert fed[1] <= APART + 1
+
+
+GREEDY_FEW = SamplingParams(temperature=0, max_tokens=3)
