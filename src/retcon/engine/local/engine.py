@@ -32,7 +32,7 @@ from retcon.chat.types import Tokenizer
 from retcon.core.errors import EngineError
 from retcon.engine.local.attention import shapes
 from retcon.engine.local.decoder import decoder_for
-from retcon.engine.local.machine import bound_kernels, free_memory, keep_pages
+from retcon.engine.local.machine import attend_without_cudnn, bound_kernels, free_memory, keep_pages
 from retcon.engine.local.requests import GenerateCall, Request, ScoreCall
 from retcon.engine.local.scheduler import Scheduler
 from retcon.engine.local.slabs import Memory, budget_for, capacity_for
@@ -86,6 +86,8 @@ class LocalEngine:
         bound_kernels()
         keep_pages()
         check_model(model, max_len)
+        if model.device.type == "cuda":
+            attend_without_cudnn()
         if model.device.type == "cpu" and torch.get_num_threads() > 1:
             calm_threads()
         if max_requests < 1:
