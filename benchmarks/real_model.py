@@ -110,22 +110,23 @@ def generate(model: PreTrainedModel, ids: torch.Tensor, count: int) -> torch.Ten
 
 
 def agents_with_transformers(model: PreTrainedModel) -> None:
-    ids = torch.tensor(random_ids(model, AGENTS, FIRST))
+    ids = torch.tensor(random_ids(model, AGENTS, FIRST), device=model.device)
     for turn in range(TURNS):
-        ids = torch.cat([generate(model, ids, SAMPLED), torch.tensor(random_ids(model, AGENTS, SHOWN, turn))], 1)
+        shown = torch.tensor(random_ids(model, AGENTS, SHOWN, turn), device=model.device)
+        ids = torch.cat([generate(model, ids, SAMPLED), shown], 1)
 
 
 @torch.inference_mode()
 def score_with_transformers(model: PreTrainedModel, texts: Sequence[Sequence[int]]) -> None:
     for text in texts:  # all at once would hold 2 GB of logits
-        ids = torch.tensor([text])
+        ids = torch.tensor([text], device=model.device)
         cross_entropy(model(input_ids=ids).logits[0, :-1].float(), ids[0, 1:], reduction="none")
 
 
 def train_plainly(model: PreTrainedModel, texts: Sequence[Sequence[int]], dtype: TrainDtype) -> None:
     model.zero_grad()
-    ids = torch.tensor(texts)
-    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"):
+    ids = torch.tensor(texts, device=model.device)
+    with torch.autocast(model.device.type, torch.bfloat16, enabled=dtype == "bfloat16"):
         logits = model(input_ids=ids, use_cache=False).logits
     cross_entropy(logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten()).backward()
 
@@ -146,11 +147,11 @@ def workloads(model: PreTrainedModel, dtype: TrainDtype) -> dict[str, dict[str, 
     return {
         "rows": {
             "engine": lambda: decode_with_engine(engine, many),
-            "transformers": lambda: generate(model, torch.tensor(many), COUNT),
+            "transformers": lambda: generate(model, torch.tensor(many, device=model.device), COUNT),
         },
         "one": {
             "engine": lambda: decode_with_engine(engine, many[:1]),
-            "transformers": lambda: generate(model, torch.tensor(many[:1]), COUNT),
+            "transformers": lambda: generate(model, torch.tensor(many[:1], device=model.device), COUNT),
         },
         "agents": {
             "engine": lambda: agents_with_engine(engine),

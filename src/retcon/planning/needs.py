@@ -18,6 +18,7 @@ from retcon.build import build_evaluation_repair, build_repair
 from retcon.config.schema import ALL_LINEAR, LoraSection, Recipe
 from retcon.core.errors import ComputeWarning, RecipeError
 from retcon.core.memory import available_memory
+from retcon.engine.local.machine import free_memory
 from retcon.engine.local.slabs import budget_for, capacity_for
 from retcon.models.devices import Placement
 from retcon.models.loading import empty_model, load_config
@@ -207,7 +208,7 @@ def _advice(part: str) -> str:
 
 def _free(device: str) -> int | None:
     if device.startswith("cuda"):
-        return int(torch.cuda.mem_get_info(torch.device(device))[0])
+        return free_memory(torch.device(device))
     return available_memory()
 
 

@@ -58,8 +58,8 @@ class Measured:
     """Of a step, on this machine. rollout_seconds: None where nothing is rolled out. whole: whether its rollouts came
     to their end; else the seconds are of rollouts that all use up rollout.max_tokens. tokens: that a step learns from,
     prompts among them, in all of its epochs. sampled_per_second, trained_per_second: tokens. peak: bytes that this
-    process has had in memory at most; the workers of the sandbox are others. scoring_seconds: of the forward passes
-    over a step's samples before its updates.
+    process has had at most in the memory of what computes; the workers of the sandbox are others. scoring_seconds: of
+    the forward passes over a step's samples before its updates.
     """
 
     rollout_seconds: float | None
@@ -107,7 +107,7 @@ def measure_rl(recipe: Recipe, folder: Path, prompts: PromptStream, place: Place
         tokens,
         rolled.sampled_per_second,
         per_second,
-        _peak(),
+        _peak(place),
         scoring,
     )
 
@@ -120,14 +120,15 @@ def measure_updates(recipe: Recipe, folder: Path, place: Placement, samples: Seq
             Adapter(model, recipe.lora, seed=recipe.run.seed)
         per_second = _update(recipe, model, place, samples)
     tokens = round(batch * sum(len(sample.ids) for sample in samples) / len(samples))
-    return Measured(None, tokens / per_second, True, tokens, 0.0, per_second, _peak())
+    return Measured(None, tokens / per_second, True, tokens, 0.0, per_second, _peak(place))
 
 
 def measure_evaluation(recipe: Recipe, folder: Path, problems: Sequence[Task], tasks: TaskSet) -> Measured:
     """Some rollouts of an evaluation, as many as are decoded side by side where there are as many: rollout_seconds and
     tokens are of one of them."""
     chat = build_chat(recipe, folder, tasks)
-    engine = build_policy(recipe, folder, chat)
+    places: list[Placement] = []  # none of an engine elsewhere
+    engine = build_policy(recipe, folder, chat, places.append)
     if not isinstance(engine, TellsStatistics):
         raise RecipeError(f"engine.kind = '{recipe.engine.kind}' counts no tokens: its speed cannot be measured")
     some = list(problems)[: max(1, SIDE_BY_SIDE // recipe.evaluate.samples)]
@@ -150,7 +151,7 @@ def measure_evaluation(recipe: Recipe, folder: Path, problems: Sequence[Task], t
 
     seconds, whole, rate = asyncio.run(roll())
     each = seconds / count if whole else recipe.rollout.max_tokens / max(rate, 1e-9)
-    return Measured(each, 0.0, whole, round(each * rate), rate, 0.0, _peak())
+    return Measured(each, 0.0, whole, round(each * rate), rate, 0.0, _peak(*places))
 
 
 async def _rollouts(recipe: Recipe, folder: Path, weights: EngineWeights, prompts: PromptStream) -> _Rolled:
@@ -229,6 +230,8 @@ def _made_up(model: PreTrainedModel, length: int) -> Sample:
     return Sample(ids, known, (None, *([-1.0] * (length - 1))), (0,) * length)
 
 
-def _peak() -> int:
-    """Bytes; Linux tells KiB, macOS bytes."""
+def _peak(place: Placement | None = None) -> int:
+    """Bytes, of the device where that is a GPU; of the process Linux tells KiB, macOS bytes."""
+    if place is not None and place.device != "cpu":
+        return torch.cuda.max_memory_reserved(place.device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

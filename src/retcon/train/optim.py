@@ -27,11 +27,12 @@ def torch_settings(place: Placement) -> Iterator[None]:
     What was set before comes back afterwards.
     """
     before = torch.are_deterministic_algorithms_enabled()
+    cuda = [] if place.device == "cpu" else [torch.device(place.device)]
     filling = deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     torch.use_deterministic_algorithms(place.device == "cpu")
     deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     try:
-        with without_bars(), torch_threads(place.threads), torch.random.fork_rng(devices=[]):
+        with without_bars(), torch_threads(place.threads), torch.random.fork_rng(devices=cuda):
             yield
     finally:
         torch.use_deterministic_algorithms(before)

@@ -36,9 +36,17 @@ def keep_pages() -> None:
     torch.empty(2**25 - 2**16, dtype=torch.uint8)
 
 
+@cache
+def attend_without_cudnn() -> None:
+    """Have torch never attend by cuDNN, which it does first on Hopper and Blackwell: that makes a plan for each shape,
+    in tens to hundreds of milliseconds, and ours are new in nearly every forward."""
+    torch.backends.cuda.enable_cudnn_sdp(False)
+
+
 def free_memory(device: torch.device) -> int:
-    """Bytes that can be had on the device."""
+    """Bytes that can be had on the device, those among them that torch holds for what comes next."""
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+        held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + held
     known = available_memory()
     return known if known is not None else os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

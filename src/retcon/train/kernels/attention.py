@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 NAME = "retcon_packed"
+HALF = torch.bfloat16, torch.float16
 SHORT = 1024
 """Keys up to which bfloat16 attends by products on a CPU: torch's fused kernel takes up to five times as long, but
 keeps nothing for the backward, and wins from 2,048 on."""
@@ -105,8 +106,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, scale: float
     if quicker(q) and k.shape[2] <= SHORT and not drop:
         return attend_by_products(q, k, v, mask, q.shape[-1] ** -0.5 if scale is None else scale)
     groups = q.shape[1] // k.shape[1]
-    if q.device.type == "cuda" and groups > 1 and mask is not None:
-        # With a mask, only the slowest of CUDA's kernels knows of groups.
+    if q.device.type == "cuda" and groups > 1 and (mask is not None or q.dtype not in HALF):
+        # With a mask, or in float32, only the slowest of CUDA's kernels knows of groups: it keeps all scores.
         k, v = (x.repeat_interleave(groups, 1) for x in (k, v))
         groups = 1
     return functional.scaled_dot_product_attention(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from retcon.core.types import Sample
-from retcon.engine.local.machine import keep_pages
+from retcon.engine.local.machine import attend_without_cudnn, keep_pages
 from retcon.train.batch import Batch, collate, micro_batches
 from retcon.train.kernels.attention import attending
 from retcon.train.kernels.checkpointing import checkpointed
@@ -57,6 +57,8 @@ def forwards(
             stack.enter_context(attending(model))
         if computing.checkpointing:
             stack.enter_context(checkpointed(model))
+        if model.device.type == "cuda":
+            attend_without_cudnn()
         if model.device.type == "cpu":
             keep_pages()
             stack.enter_context(quick_norms(model))

@@ -200,7 +200,7 @@ def _prefix(laid: _Laid, rows: list[Row], width: int, dtype: torch.dtype, device
     offset = np.arange(max(map(len, seen)))
     index = np.stack([tokens[np.minimum(offset, len(tokens) - 1)] for tokens in seen])
     kept = np.flatnonzero(offset < np.array([len(tokens) for tokens in seen])[:, None])
-    mask = _mask(np.array([row.start for row in rows]), width, dtype)
+    mask = _mask(np.array([row.start for row in rows]), width, dtype, device)
     above = [n for rows in chains for n in rows]
     return Prefix(
         index=torch.from_numpy(index.reshape(-1)).to(device),
@@ -208,7 +208,7 @@ def _prefix(laid: _Laid, rows: list[Row], width: int, dtype: torch.dtype, device
         distinct=len(set(above)) == len(above),
         count=len(which),
         rows=torch.from_numpy(of.reshape(-1)).to(device),
-        mask=mask.to(device),
+        mask=mask,
     )
 
 
@@ -225,11 +225,11 @@ def _padded(starts: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.nda
     return index, np.flatnonzero(offset < lengths[:, None])
 
 
-def _mask(before: np.ndarray, width: int, dtype: torch.dtype) -> Tensor:
+def _mask(before: np.ndarray, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """-inf where a row must not look: behind the end of its beginning of `before` ids, and ahead of itself. One for all
     rows where their prompts are of one length."""
-    prompt = torch.from_numpy(before if len(set(before)) > 1 else before[:1])
-    past_prompt = (torch.arange(int(before.max())) >= prompt[:, None])[:, None].expand(-1, width, -1)
-    ahead = torch.ones(width, width, dtype=torch.bool).triu(1).expand(len(prompt), -1, -1)
+    prompt = torch.from_numpy(before if len(set(before)) > 1 else before[:1]).to(device)
+    past_prompt = (torch.arange(int(before.max()), device=device) >= prompt[:, None])[:, None].expand(-1, width, -1)
+    ahead = torch.ones(width, width, dtype=torch.bool, device=device).triu(1).expand(len(prompt), -1, -1)
     blocked = torch.cat([past_prompt, ahead], -1)
-    return torch.zeros(blocked.shape, dtype=dtype).masked_fill_(blocked, -torch.inf)[:, None]
+    return torch.zeros(blocked.shape, dtype=dtype, device=device).masked_fill_(blocked, -torch.inf)[:, None]

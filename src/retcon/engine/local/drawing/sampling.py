@@ -321,6 +321,8 @@ def _sample(plan: _SamplingPlan, logits: Tensor, uniform: Tensor) -> tuple[Tenso
 
 def _log_of(probs: Tensor, logits: Tensor, ids: Tensor) -> Tensor:
     """Log-probs of `ids` (B,) from the probabilities, which spares a pass over (B, V) for all but the faintest."""
+    if probs.device.type != "cpu":  # whose pass costs less than to wait for how many are faint
+        return logits.gather(1, ids[:, None]).squeeze(1) - logits.logsumexp(-1)
     chosen = probs.gather(1, ids[:, None]).squeeze(1)
     logprobs = chosen.log()
     faint = (chosen < FAINT).nonzero().squeeze(1)

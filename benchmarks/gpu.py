@@ -1,0 +1,109 @@
+#!/usr/bin/env python
+"""Engine and trainer on a GPU, against transformers' own, in turns, in seconds on the wall.
+
+    python benchmarks/gpu.py [--shapes smollm2-135m,qwen3-0.6b,qwen3-4b] [--rounds 3] [--only one,rows,…]
+
+The models have the shapes of published ones and random weights: what is computed costs the same, and nothing need be
+fetched. Decoding is in bfloat16; training has float32 weights and products in bfloat16, as recipes have it on GPUs. Workloads
+are those of `real_model.py` (`one`, `rows`, `agents`, `score`, `train`), and `many`: 256 prompts of 64 tokens, 128 tokens each.
+Prompts are of random tokens, lengths are forced. Medians (least…most) of the rounds, after one that warms up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+
+import real_model
+import torch
+from parts.measure import take_turns
+from parts.results import add_json, machine, save
+from transformers import LlamaConfig, PretrainedConfig, PreTrainedModel, Qwen3Config
+from transformers.models.auto.modeling_auto import AutoModelForCausalLM
+
+from retcon.engine.local.engine import LocalEngine
+
+MEASURES = ("src/retcon/engine", "src/retcon/train/kernels")
+MANY = 256
+TEXTS = 32
+"""Texts of a training step, of `real_model.SPAN` tokens."""
+
+
+def qwen3(width: int, inner: int, layers: int, heads: int) -> Qwen3Config:
+    return Qwen3Config(hidden_size=width, intermediate_size=inner, num_hidden_layers=layers, num_attention_heads=heads,
+                       num_key_value_heads=8, head_dim=128, vocab_size=151936, tie_word_embeddings=True)  # fmt: skip
+
+
+SHAPES: dict[str, PretrainedConfig] = {
+    "smollm2-135m": LlamaConfig(hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
+                                num_key_value_heads=3, vocab_size=49152, tie_word_embeddings=True,
+                                max_position_embeddings=8192),
+    "qwen3-0.6b": qwen3(1024, 3072, 28, 16),
+    "qwen3-4b": qwen3(2560, 9728, 36, 32),
+}  # fmt: skip
+
+
+def made(shape: str, dtype: torch.dtype, device: str) -> PreTrainedModel:
+    torch.manual_seed(0)
+    with torch.device(device):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(SHAPES[shape], dtype=dtype)
+    return model.eval()
+
+
+def many(model: PreTrainedModel) -> dict[str, Callable[[], object]]:
+    prompts = real_model.random_ids(model, MANY, real_model.PROMPT)
+    engine = LocalEngine(model, max_len=real_model.PROMPT + real_model.COUNT + 1, max_requests=MANY)
+    ids = torch.tensor(prompts, device=model.device)
+    return {
+        "engine": partial(real_model.decode_with_engine, engine, prompts),
+        "transformers": partial(real_model.generate, model, ids, real_model.COUNT),
+    }
+
+
+def timed(run: Callable[[], object], synchronise: Callable[[], object]) -> None:
+    run()
+    synchronise()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", default=",".join(SHAPES), help="with commas")
+    parser.add_argument("--only", default="one,rows,many,agents,score,train", help="workloads, with commas")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--device", default="cuda")
+    add_json(parser)
+    options = parser.parse_args()
+    synchronise = torch.cuda.synchronize if options.device.startswith("cuda") else lambda: None
+    name = torch.cuda.get_device_name(options.device) if options.device.startswith("cuda") else machine()
+    print(f"{name}, torch {torch.__version__}", flush=True)
+    real_model.BATCH = TEXTS
+    figures: dict[str, object] = {}
+    for shape in options.shapes.split(","):
+        for workload in options.only.split(","):
+            model = made(shape, torch.float32 if workload == "train" else torch.bfloat16, options.device)
+            runs = many(model) if workload == "many" else real_model.workloads(model, "bfloat16")[workload]
+            began = time.perf_counter()
+            for run in runs.values():
+                timed(run, synchronise)
+            turns = {way: partial(timed, run, synchronise) for way, run in runs.items()}
+            for way, took in take_turns(turns, options.rounds).items():
+                seconds = sorted(t.wall for t in took)
+                middle = statistics.median(seconds)
+                figures[f"{shape} {workload} {way}"] = [middle, seconds[0], seconds[-1]]
+                if workload == "train":
+                    figures[f"{shape} train {way} tokens"] = TEXTS * real_model.SPAN / middle
+                print(f"{shape:14} {workload:7} {way:13} {middle:8.3f} s ({seconds[0]:.3f}…{seconds[-1]:.3f})", flush=True)
+            print(f"{'':14} all of it: {time.perf_counter() - began:.0f} s", flush=True)
+            del model, runs, turns
+            gc.collect()
+            if options.json:
+                command = f"python benchmarks/gpu.py --shapes {options.shapes} --rounds {options.rounds}"
+                save(options.json, {"gpu": name, **figures}, command=command, measures=MEASURES)
+
+
+if __name__ == "__main__":
+    main()
