@@ -96,7 +96,9 @@ def main() -> None:
                 figures[f"{shape} {workload} {way}"] = [middle, seconds[0], seconds[-1]]
                 if workload == "train":
                     figures[f"{shape} train {way} tokens"] = TEXTS * real_model.SPAN / middle
-                print(f"{shape:14} {workload:7} {way:13} {middle:8.3f} s ({seconds[0]:.3f}…{seconds[-1]:.3f})", flush=True)
+                print(
+                    f"{shape:14} {workload:7} {way:13} {middle:8.3f} s ({seconds[0]:.3f}…{seconds[-1]:.3f})", flush=True
+                )
             print(f"{'':14} all of it: {time.perf_counter() - began:.0f} s", flush=True)
             del model, runs, turns
             gc.collect()

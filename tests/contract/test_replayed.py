@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from engines import MAX_LEN, model_of
 
+from engines import MAX_LEN, model_of
 from retcon.engine.local import engine as local_engine
 from retcon.engine.local.decoder import Decoder, Kept, decoder_for
 from retcon.engine.local.engine import LocalEngine

@@ -31,14 +31,9 @@ import torch
 from retcon.chat.types import Tokenizer
 from retcon.core.errors import EngineError
 from retcon.engine.local.attention import shapes
-<<<<<<< HEAD
 from retcon.engine.local.decoder import Decoder, decoder_for
 from retcon.engine.local.graphs import CudaRecorder, Replayed
-from retcon.engine.local.machine import bound_kernels, free_memory, keep_pages
-=======
-from retcon.engine.local.decoder import decoder_for
 from retcon.engine.local.machine import attend_without_cudnn, bound_kernels, free_memory, keep_pages
->>>>>>> cuda-read
 from retcon.engine.local.requests import GenerateCall, Request, ScoreCall
 from retcon.engine.local.scheduler import Scheduler
 from retcon.engine.local.slabs import Memory, budget_for, capacity_for
