@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 settings.register_profile("retcon", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("retcon")
 
-# Every test but those of a GPU is the same where there is one, also in the processes that it starts. torch, which is not
-# imported yet, looks here.
+# Every test but those of a GPU is the same where there is one, also in the processes that it starts. torch, which is
+# not imported yet, looks here.
 if os.environ.get("RETCON_CUDA_TESTS") != "1":
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 

@@ -33,7 +33,7 @@ from retcon.train.update import update
 
 pytestmark = pytest.mark.torch
 VOCABULARY = 31
-SIZES = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+SIZES: dict[str, Any] = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
          "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}  # fmt: skip
 MODELS = ("qwen3", "llama", "gpt2")
 
@@ -42,8 +42,8 @@ def made(name: str) -> Any:
     torch.manual_seed(0)
     if name == "gpt2":
         # Without dropout, which draws from another generator on each device.
-        dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-        sizes = {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 128}
+        dropout: dict[str, Any] = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+        sizes: dict[str, Any] = {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 128}
         return GPT2LMHeadModel(GPT2Config(**sizes, **dropout)).eval()
     if name == "llama":
         return LlamaForCausalLM(LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True)).eval()
@@ -103,8 +103,8 @@ def updated(
 def assert_alike(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
     largest = max(v.abs().max().item() for v in one.values())
     assert largest > 1e-3
-    for name in one:
-        torch.testing.assert_close(one[name], other[name], atol=1e-4 * largest, rtol=1e-3)
+    for name, value in one.items():
+        torch.testing.assert_close(value, other[name], atol=1e-4 * largest, rtol=1e-3)
 
 
 FREE = ("padding", "shared", "mismatch_mean", "mismatch_max", "mismatch_kl", "kl")
