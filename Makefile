@@ -2,6 +2,7 @@
 # make quickstart  trains and compares three agents, in runs/quickstart; continues where it was
 # make test        lint, types, import rules, all tests
 # make unit        the unit tests alone
+# make cuda        the tests of a GPU; all others hide it
 # make integration tests with real vLLM servers, in TRL's and verl's trainers, on a Ray, with clients of
 #                  `retcon serve-agent` and with verifiers and OpenEnv, in environments of their own; OpenHands
 #                  among these clients where there is a Python 3.12
@@ -23,7 +24,7 @@ BIN := $(VENV)/bin
 INSTALL := -m pip --disable-pip-version-check install --quiet
 PIP := $(INSTALL) --constraint constraints.txt
 
-.PHONY: setup quickstart test lint types imports tests unit integration openhands figures mutants base clean
+.PHONY: setup quickstart test lint types imports tests unit cuda integration openhands figures mutants base clean
 
 setup: $(VENV)/.ready
 
@@ -60,6 +61,9 @@ tests: setup $(CORE)/.ready
 
 unit: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/unit $(ARGS)
+
+cuda: setup
+	RETCON_CUDA_TESTS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/cuda $(ARGS)
 
 # vLLM's CPU build, for which requirements.txt has all that it needs: hence no dependencies.
 $(VLLM)/.ready: tests/real/requirements.txt tests/pinned.py

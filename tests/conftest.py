@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 settings.register_profile("retcon", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("retcon")
 
+# Every test but those of a GPU is the same where there is one, also in the processes that it starts. torch, which is
+# not imported yet, looks here.
+if os.environ.get("RETCON_CUDA_TESTS") != "1":
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
 # Under nohup, and in the background of a script, SIGINT is ignored, here and in all that is started from here: tests
 # that press Ctrl-C would wait for ever.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -114,7 +114,7 @@ def plain_logits(model: Any, ids: Sequence[int]) -> Any:
     import torch
 
     with torch.no_grad():
-        return model(torch.tensor([list(ids)])).logits[0].float()
+        return model(torch.tensor([list(ids)], device=model.device)).logits[0].float()
 
 
 def plain(model: Any, ids: Sequence[int], start: int) -> list[float]:
@@ -122,7 +122,7 @@ def plain(model: Any, ids: Sequence[int], start: int) -> list[float]:
     import torch
 
     logits = plain_logits(model, ids[:-1]).log_softmax(-1)
-    return logits.gather(1, torch.tensor(ids[1:])[:, None])[start - 1 :, 0].tolist()
+    return logits.gather(1, torch.tensor(ids[1:], device=logits.device)[:, None])[start - 1 :, 0].tolist()
 
 
 def assert_exact(model: Any, ids: Sequence[int], generation: Generation) -> None:
