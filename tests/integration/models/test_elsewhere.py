@@ -61,9 +61,10 @@ def model(dtype: torch.dtype = torch.float32) -> Qwen3ForCausalLM:
     for module in made.modules():
         for name, old in module.named_parameters(recurse=False):
             module.register_parameter(name, nn.Parameter(torch.empty(old.shape, dtype=dtype, device=ELSEWHERE)))
-        for name, old in module.named_buffers(recurse=False):
-            setattr(module, name, torch.empty(old.shape, dtype=old.dtype, device=ELSEWHERE))
-    return made.eval()
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, torch.empty(buffer.shape, dtype=buffer.dtype, device=ELSEWHERE))
+    made.train(False)
+    return made
 
 
 def test_the_fakes_do_not_mix(faked: pytest.MonkeyPatch) -> None:
