@@ -1,4 +1,4 @@
-"""Whole trainings on a GPU whose rollouts call no tool: what is logged and kept, and that they go on where they were."""
+"""Whole trainings on a GPU whose rollouts call no tool: what they log and keep, and where they go on."""
 
 from __future__ import annotations
 
@@ -108,9 +108,10 @@ def test_a_run_that_was_begun_on_a_gpu_goes_on_on_a_cpu(
             raise KeyboardInterrupt
         return update(*rest, **named)
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(module, "update", broken_off)
+    monkeypatch.setattr(module, "update", broken_off)
+    with pytest.raises(KeyboardInterrupt):
         trained(base, tmp_path / "run", {"device": device, **FLOAT32})
+    monkeypatch.setattr(module, "update", update)
     lines = trained(base, tmp_path / "run", {"device": "cpu", **FLOAT32})
     assert [line["step"] for line in lines] == [1, 2, 3]
     assert places(tmp_path / "run")[-1].startswith("computing on cpu")
