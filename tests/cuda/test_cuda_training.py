@@ -37,7 +37,7 @@ def trained(base: Path, out: Path, compute: Mapping[str, Any], **sections: Any) 
     rl = {**RL, **sections.pop("rl", {})}
     recipe = small_recipe(base, **{**ALONE, "rl": rl, "compute": dict(compute), **sections})
     run_rl(recipe, base, out, tasks=Graded(rewards=REWARDS))
-    return RunFolder(out).read_metrics()
+    return list(RunFolder(out).read_metrics())
 
 
 def places(out: Path) -> list[str]:
@@ -136,7 +136,7 @@ def test_supervised_training_learns_what_it_learns_on_a_cpu(
     base: Path, tmp_path: Path, device: str, dtype: str
 ) -> None:
     file = make_demonstrations(base, tmp_path / "demonstrations.jsonl")
-    ended = []
+    ended: list[list[Mapping[str, Any]]] = []
     for where, kind in (("cpu", "float32"), (device, dtype)):
         recipe = small_recipe(
             base, compute={"device": where, "dtype": kind}, sft={"steps": 12, "validation_share": 0.2}
