@@ -1,4 +1,4 @@
-"""Whole trainings on a GPU whose rollouts call no tool: what is logged and kept, and that they go on where they were."""
+"""Whole trainings on a GPU whose rollouts call no tool: what they log and keep, and where they go on."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def trained(base: Path, out: Path, compute: Mapping[str, Any], **sections: Any) 
     rl = {**RL, **sections.pop("rl", {})}
     recipe = small_recipe(base, **{**ALONE, "rl": rl, "compute": dict(compute), **sections})
     run_rl(recipe, base, out, tasks=Graded(rewards=REWARDS))
-    return RunFolder(out).read_metrics()
+    return list(RunFolder(out).read_metrics())
 
 
 def places(out: Path) -> list[str]:
@@ -108,9 +108,10 @@ def test_a_run_that_was_begun_on_a_gpu_goes_on_on_a_cpu(
             raise KeyboardInterrupt
         return update(*rest, **named)
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(module, "update", broken_off)
+    monkeypatch.setattr(module, "update", broken_off)
+    with pytest.raises(KeyboardInterrupt):
         trained(base, tmp_path / "run", {"device": device, **FLOAT32})
+    monkeypatch.setattr(module, "update", update)
     lines = trained(base, tmp_path / "run", {"device": "cpu", **FLOAT32})
     assert [line["step"] for line in lines] == [1, 2, 3]
     assert places(tmp_path / "run")[-1].startswith("computing on cpu")
@@ -135,7 +136,7 @@ def test_supervised_training_learns_what_it_learns_on_a_cpu(
     base: Path, tmp_path: Path, device: str, dtype: str
 ) -> None:
     file = make_demonstrations(base, tmp_path / "demonstrations.jsonl")
-    ended = []
+    ended: list[list[Mapping[str, Any]]] = []
     for where, kind in (("cpu", "float32"), (device, dtype)):
         recipe = small_recipe(
             base, compute={"device": where, "dtype": kind}, sft={"steps": 12, "validation_share": 0.2}
