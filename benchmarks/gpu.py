@@ -4,9 +4,10 @@
     python benchmarks/gpu.py [--shapes smollm2-135m,qwen3-0.6b,qwen3-4b] [--rounds 3] [--only one,rows,…]
 
 The models have the shapes of published ones and random weights: what is computed costs the same, and nothing need be
-fetched. Decoding is in bfloat16; training has float32 weights and products in bfloat16, as recipes have it on GPUs. Workloads
-are those of `real_model.py` (`one`, `rows`, `agents`, `score`, `train`), and `many`: 256 prompts of 64 tokens, 128 tokens each.
-Prompts are of random tokens, lengths are forced. Medians (least…most) of the rounds, after one that warms up.
+fetched. Decoding is in bfloat16; training has float32 weights and products in bfloat16, as recipes have it on GPUs.
+Workloads are those of `real_model.py` (`one`, `rows`, `agents`, `score`, `train`), and `many`: 256 prompts of 64
+tokens, 128 tokens each. Prompts are of random tokens, lengths are forced. Medians (least…most) of the rounds, after one
+that warms up.
 """
 
 from __future__ import annotations

@@ -147,7 +147,8 @@ class FreshJob:
         if quicker(q):
             attended = attend_by_products(queries, keys, values, None, scale)
         else:
-            shared = q.shape[1] != k.shape[1]
+            keys, values = (_for_each(queries, x) for x in (keys, values))
+            shared = queries.shape[1] != keys.shape[1]
             attended = sdpa(queries, keys, values, is_causal=True, scale=scale, enable_gqa=shared)
         return attended.transpose(1, 2).flatten(0, 1)
 
@@ -183,8 +184,17 @@ class PastJob:
             mask = self.mask.repeat(1, 1, groups, 1)
             attended = sdpa(queries, keys, values, attn_mask=mask, scale=scale).reshape(rows, heads, width, -1)
         else:
-            attended = sdpa(queries, keys, values, attn_mask=self.mask, scale=scale, enable_gqa=groups > 1)
+            keys, values = (_for_each(queries, x) for x in (keys, values))
+            shared = heads != keys.shape[1]
+            attended = sdpa(queries, keys, values, attn_mask=self.mask, scale=scale, enable_gqa=shared)
         return attended.transpose(1, 2).flatten(0, 1).index_select(0, self.where)
+
+
+def _for_each(queries: Tensor, shared: Tensor) -> Tensor:
+    """On a GPU, keys or values (B, KV, L, D) for each of the queries' heads, (B, H, L, D): with a mask, or in float32,
+    only the slowest of its kernels knows of groups, and it keeps all scores. Elsewhere as they are."""
+    groups = queries.shape[1] // shared.shape[1]
+    return shared.repeat_interleave(groups, 1) if shared.device.type == "cuda" and groups > 1 else shared
 
 
 Form = tuple[tuple[int, int, int, int], ...]
