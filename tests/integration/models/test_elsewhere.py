@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -67,6 +68,14 @@ def model(dtype: torch.dtype = torch.float32) -> Qwen3ForCausalLM:
     return made
 
 
+@dataclass(frozen=True)
+class Wants:
+    """What a plan is for, as on a GPU."""
+
+    replays: bool
+    invariance: Invariance = Invariance()
+
+
 def test_the_fakes_do_not_mix(faked: pytest.MonkeyPatch) -> None:
     with pytest.raises(RuntimeError, match="same device"):
         torch.ones(2, 3, device=ELSEWHERE).index_select(0, torch.tensor([1]))
@@ -107,8 +116,9 @@ def test_a_forward_of_the_engine_lies_on_the_models_device(faked: pytest.MonkeyP
             ([Step(first, (3, 4), 5), Step(third, (4,), 9)], []),
             ([Step(second, (4,), 9)], [Stretch(first, 0, stretch, 1), Stretch(third, 5, stretch, 1)]),
         ):
-            logits = forward(policy, plan(steps, stretches, Invariance(), ELSEWHERE))
-            assert (logits.device, logits.dtype) == (ELSEWHERE, dtype)
+            for planned in (Wants(replays=False), Wants(replays=True)):
+                logits = forward(policy, plan(steps, stretches, planned, ELSEWHERE))
+                assert (logits.device, logits.dtype) == (ELSEWHERE, dtype)
         memory.copy([(first, second, 5)])
         memory.compact([third], 0.75)
 

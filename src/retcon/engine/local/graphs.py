@@ -38,9 +38,11 @@ Recorder = Callable[[Callable[[], Kept]], tuple[Callable[[], object], Kept]]
 
 @dataclass(frozen=True, slots=True)
 class _Graph:
-    """block: what is read, (3, N). kept: of all N ids, after `replay`."""
+    """block: what is read, (3, N). every: read too, (N,); a graph keeps nothing alive that it was not recorded with.
+    kept: of all N ids, after `replay`."""
 
     block: Tensor
+    every: Tensor
     replay: Callable[[], object]
     kept: Kept
 
@@ -108,7 +110,7 @@ class Replayed:
         except RuntimeError as error:
             self._stop(f"forwards cannot be recorded as CUDA graphs: {error}")
             return
-        graph = _Graph(block, replay, kept)
+        graph = _Graph(block, every, replay, kept)
         if not _agree(graph(plan), expected):
             self._stop("CUDA graphs do not give what the forward gives that they were recorded of")
             return
