@@ -110,9 +110,11 @@ def test_a_run_that_was_begun_on_a_gpu_goes_on_on_a_cpu(
 
     monkeypatch.setattr(module, "update", broken_off)
     with pytest.raises(KeyboardInterrupt):
-        trained(base, tmp_path / "run", {"device": device, **FLOAT32})
+        trained(base, tmp_path / "run", {"device": "auto", **FLOAT32})
     monkeypatch.setattr(module, "update", update)
-    lines = trained(base, tmp_path / "run", {"device": "cpu", **FLOAT32})
+    assert places(tmp_path / "run")[-1].startswith(f"computing on {device}")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    lines = trained(base, tmp_path / "run", {"device": "auto", **FLOAT32})
     assert [line["step"] for line in lines] == [1, 2, 3]
     assert places(tmp_path / "run")[-1].startswith("computing on cpu")
 

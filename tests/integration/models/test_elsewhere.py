@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 import torch
@@ -73,7 +73,7 @@ class Wants:
     """What a plan is for, as on a GPU."""
 
     replays: bool
-    invariance: Invariance = Invariance()
+    invariance: Invariance = field(default_factory=Invariance)
 
 
 def test_the_fakes_do_not_mix(faked: pytest.MonkeyPatch) -> None:

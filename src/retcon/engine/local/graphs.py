@@ -137,6 +137,7 @@ class CudaRecorder:
         self._device = device
         self._stream = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
+        self._latest: torch.cuda.CUDAGraph | None = None  # torch gives a pool up with the last graph that has it
 
     def __call__(self, run: Callable[[], Kept]) -> tuple[Callable[[], object], Kept]:
         before = torch.cuda.current_stream(self._device)
@@ -152,4 +153,5 @@ class CudaRecorder:
             finally:
                 graph.capture_end()
         before.wait_stream(self._stream)
+        self._latest = graph
         return graph.replay, kept
