@@ -6,10 +6,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
+import torch
 
-from engines import MAX_LEN, model_of
+from engines import MAX_LEN, assert_exact, make_model, model_of
 from retcon.engine.local import engine as local_engine
 from retcon.engine.local.decoder import Decoder, Kept, decoder_for
 from retcon.engine.local.engine import LocalEngine
@@ -50,13 +52,19 @@ class Undrafted(Replayed):
 
 
 def engine_with(
-    monkeypatch: pytest.MonkeyPatch, record: Callable[[Callable[[], Kept]], tuple[Replay, Kept]], name: str
+    monkeypatch: pytest.MonkeyPatch,
+    record: Callable[[Callable[[], Kept]], tuple[Replay, Kept]],
+    model: Any,
+    keeps: int = 0,
 ) -> LocalEngine:
+    """keeps: bytes of slabs that stay when keys and values are forgotten."""
+
     def made(*given: object) -> Decoder:
-        return Undrafted(decoder_for(*given), record)  # type: ignore[arg-type]
+        return Undrafted(decoder_for(*given), record, lambda: [p.data_ptr() for p in model.parameters()])  # type: ignore[arg-type]
 
     monkeypatch.setattr(local_engine, "decoder_for", made)
-    return LocalEngine(model_of(name), max_len=MAX_LEN)
+    monkeypatch.setattr(local_engine, "kept_at_rest", lambda _: keeps)
+    return LocalEngine(model, max_len=MAX_LEN)
 
 
 def converse(engine: LocalEngine, agents: int = 9, turns: int = 3) -> list[list[Generation]]:
@@ -82,7 +90,7 @@ def converse(engine: LocalEngine, agents: int = 9, turns: int = 3) -> list[list[
 def test_what_is_replayed_is_what_is_computed(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     plain = converse(LocalEngine(model_of(name), max_len=MAX_LEN))
     again = Again()
-    engine = engine_with(monkeypatch, again, name)
+    engine = engine_with(monkeypatch, again, model_of(name))
     for _ in range(2):
         got = converse(engine)
         assert again.replayed > 2 * again.recorded > 0
@@ -96,7 +104,7 @@ def test_what_is_replayed_is_what_is_computed(monkeypatch: pytest.MonkeyPatch, n
 
 def test_after_a_change_of_the_weights_nothing_old_is_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
     again = Again()
-    engine = engine_with(monkeypatch, again, "qwen3")
+    engine = engine_with(monkeypatch, again, model_of("qwen3"))
     params = SamplingParams(temperature=0, max_tokens=9)
 
     async def main() -> list[int]:
@@ -112,9 +120,48 @@ def test_after_a_change_of_the_weights_nothing_old_is_replayed(monkeypatch: pyte
     assert asyncio.run(main()) == [1, 1, 2], "a known form is not recorded twice"
 
 
+def test_graphs_outlast_new_weights_in_the_same_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a training whose slabs stay: the next step records nothing, and what it says is the new weights'."""
+    model, again, params = make_model("qwen3"), Again(), SamplingParams(temperature=0, max_tokens=12)
+    engine = engine_with(monkeypatch, again, model, keeps=2**30)
+
+    def change() -> None:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)), alpha=0.05)
+
+    def move() -> None:
+        for parameter in model.parameters():
+            parameter.data = parameter.data.clone()
+
+    async def main() -> list[int]:
+        recorded, said = [], []
+        for number, act in enumerate((lambda: None, change, change, move)):
+            act()
+            engine.invalidate()
+            got = await engine.generate(str(number), [1, 2, 3], params)
+            assert_exact(model, [1, 2, 3], got)
+            said.append(got.ids)
+            recorded.append(again.recorded)
+        assert said[0] != said[1] != said[2] == said[3]
+        return recorded
+
+    assert asyncio.run(main()) == [1, 1, 1, 2], "weights that lie elsewhere are recorded anew, and no others"
+    assert again.replayed > 30, "from the second step on nearly all of it"
+
+
+def test_slabs_that_are_many_do_not_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    for keeps, left in ((0, False), (2**30, True)):
+        engine = engine_with(monkeypatch, Again(), model_of("qwen3"), keeps)
+        converse(engine, agents=2, turns=1)
+        assert engine.stats.kv_used > 0
+        engine.invalidate()
+        assert (engine.stats.kv_used > 0) is left
+
+
 def test_a_form_is_recorded_only_when_it_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
     again = Again()
-    engine = engine_with(monkeypatch, again, "qwen3")
+    engine = engine_with(monkeypatch, again, model_of("qwen3"))
     asyncio.run(engine.generate("a", [1, 2], SamplingParams(temperature=0, max_tokens=1 + SEEN)))
     assert again.recorded == 0
     engine.invalidate()
@@ -134,7 +181,7 @@ def test_what_cannot_be_replayed_is_computed(
     monkeypatch: pytest.MonkeyPatch, record: Callable[[Callable[[], Kept]], tuple[Replay, Kept]], said: str
 ) -> None:
     plain = converse(LocalEngine(model_of("qwen3"), max_len=MAX_LEN))
-    engine = engine_with(monkeypatch, record, "qwen3")
+    engine = engine_with(monkeypatch, record, model_of("qwen3"))
     got = converse(engine)
     assert [[g.ids for g in turns] for turns in got] == [[g.ids for g in turns] for turns in plain]
     assert said in engine.decoding
@@ -143,7 +190,7 @@ def test_what_cannot_be_replayed_is_computed(
 
 def test_what_is_fed_waits_for_company_while_others_decode(monkeypatch: pytest.MonkeyPatch) -> None:
     """A prompt that comes while another request decodes is fed within APART forwards, and several of them together."""
-    engine = engine_with(monkeypatch, Again(), "qwen3")
+    engine = engine_with(monkeypatch, Again(), model_of("qwen3"))
     fed: list[int] = []
 
     async def main() -> None:
