@@ -108,7 +108,8 @@ def main() -> None:
             del model, runs, turns
             gc.collect()
             if options.json:
-                command = f"python benchmarks/studies/gpu.py --shapes {options.shapes} --only {options.only} --rounds {options.rounds}"
+                words = f"--shapes {options.shapes} --only {options.only} --rounds {options.rounds}"
+                command = f"python benchmarks/studies/gpu.py {words}"
                 save(options.json, {"gpu": name, **figures}, command=command, measures=MEASURES)
 
 

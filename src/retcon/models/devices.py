@@ -252,5 +252,5 @@ def _gpu_hints(section: ComputeSection, uses: Sequence[Use]) -> tuple[str, ...]:
     tokens = section.micro_batch_tokens
     if "dtype" not in uses or tokens != ComputeSection.model_fields["micro_batch_tokens"].default:
         return ()
-    more = f"compute.micro_batch_tokens={8 * tokens} makes training quicker, where there is memory (--dry-run tells)"
-    return (f"micro-batches of {tokens:,} tokens keep a GPU waiting: {more}; see {PAGE}",)
+    more = f"compute.micro_batch_tokens={8 * tokens}, where it has the memory (--dry-run tells)"
+    return (f"micro-batches of {tokens:,} tokens keep a GPU waiting: try {more}; see {PAGE}",)
