@@ -133,8 +133,11 @@ def needs_of(
         parts.append(Part("weights", wide * parameters, "always", about))
     if rolls:
         kv = _kv_blocks(work, recipe, whole, _kv_bytes(text, wide), _free(place.device))
-        stay = not cpu and kv.bytes <= kept_at_rest(torch.device(place.device))
-        parts.append(replace(kv, phase="always") if stay else kv)
+        stay = min(kv.bytes, kept_at_rest(torch.device(place.device))) if trains and not cpu else 0
+        if stay:
+            parts.append(replace(kv, bytes=stay, phase="always", about="at most, as they stay between steps"))
+        if kv.bytes > stay:
+            parts.append(replace(kv, bytes=kv.bytes - stay))
         if cpu:
             parts.append(Part("packed weights", wide * _linear(text, parameters), "rollouts", "as decoding reads them"))
     disk = _disk(recipe, parameters, trained) if trains else 0
