@@ -4,19 +4,24 @@ that CUDA graphs do the same is for tests/cuda to show."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
 
 from engines import MAX_LEN, assert_exact, make_model, model_of
 from retcon.engine.local import engine as local_engine
+from retcon.engine.local import graphs
 from retcon.engine.local.decoder import Decoder, Kept, decoder_for
 from retcon.engine.local.engine import LocalEngine
+from retcon.engine.local.forward import Step, fixed
 from retcon.engine.local.graphs import APART, SEEN, Replayed
 from retcon.engine.local.invariance import Invariance
+from retcon.engine.local.slabs import Memory
 from retcon.engine.types import Generation, SamplingParams
 
 pytestmark = pytest.mark.torch
@@ -159,6 +164,89 @@ def test_slabs_that_are_many_do_not_stay(monkeypatch: pytest.MonkeyPatch) -> Non
         assert (engine.stats.kv_used > 0) is left
 
 
+class Once:
+    """Keeps nothing but the first result, as a CUDA graph does, and what lies there now. results: what there is of
+    them."""
+
+    def __init__(self) -> None:
+        self._results: list[ref[Any]] = []
+
+    def __call__(self, run: Callable[[], Kept]) -> tuple[Replay, Kept]:
+        kept = run()
+        self._results.append(ref(kept.states))
+        return lambda: None, kept
+
+    @property
+    def results(self) -> int:
+        return sum(states() is not None for states in self._results)
+
+
+@pytest.fixture
+def no_garbage_collection() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_garbage_collection")
+@pytest.mark.parametrize("keeps", [0, 2**30])
+def test_at_rest_graphs_go_with_their_slabs_and_at_the_end_all_go(monkeypatch: pytest.MonkeyPatch, keeps: int) -> None:
+    """At once, while requests are open whose slots they were."""
+    once = Once()
+    engine = engine_with(monkeypatch, once, model_of("qwen3"), keeps)
+    slabs: list[ref[Any]] = []
+    made = local_engine.Memory.take
+
+    def take(memory: Memory, length: int) -> Any:
+        place = made(memory, length)
+        slabs.extend(ref(p.slab) for p in [place] if p is not None)
+        return place
+
+    monkeypatch.setattr(local_engine.Memory, "take", take)
+
+    async def main() -> None:
+        for end, left in ((engine.invalidate, keeps > 0), (engine.close, False)):
+            await asyncio.gather(*(engine.generate(str(n), [1, 2, n], GREEDY_SOME) for n in range(3)))
+            assert once.results > 0
+            assert slabs[-1]() is not None
+            end()
+            assert (once.results > 0, slabs[-1]() is not None, engine.stats.kv_used > 0) == (left,) * 3
+
+    asyncio.run(main())
+
+
+def test_of_too_many_forms_those_long_out_of_use_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "FORMS", 2)
+    device = torch.device("cpu")
+    memory = Memory({0: (1, 4, 4)}, dtype=torch.float32, device=device, max_len=1024, max_slots=4, budget=2**20)
+    place, again = memory.take(1024), Again()
+    assert place is not None
+
+    class Echo:
+        """Its states are the ids."""
+
+        invariance, about, replays = Invariance(), "", False
+
+        def __call__(self, plan: Any) -> Kept:
+            return Kept(plan.ids.index_select(0, plan.keep)[:, None].float(), lambda states: states, 1)
+
+        def feeds(self, decoding: bool) -> bool:
+            return True
+
+        def refresh(self) -> None: ...
+
+        def forget(self) -> None: ...
+
+    replayed = Replayed(Echo(), again, lambda: None)
+    recorded = []
+    for length in (*[100] * 3, *[200] * 3, 100, *[400] * 3, 100, 200, 200, 200, 400):
+        said = replayed(fixed([Step(place, (length,), length)], device)).states
+        assert said.tolist() == [[length]]
+        recorded.append(again.recorded)
+    assert recorded == [0, 0, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 4, 4]
+
+
 def test_a_form_is_recorded_only_when_it_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
     again = Again()
     engine = engine_with(monkeypatch, again, model_of("qwen3"))
@@ -213,3 +301,4 @@ def test_what_is_fed_waits_for_company_while_others_decode(monkeypatch: pytest.M
 
 
 GREEDY_FEW = SamplingParams(temperature=0, max_tokens=3)
+GREEDY_SOME = SamplingParams(temperature=0, max_tokens=9)

@@ -111,6 +111,7 @@ class LocalEngine:
             keeps=kept_at_rest(model.device),
         )
         least = capacity_for(max_len, max_len) * memory.id_bytes
+        self._memory = memory
         memory.budget = kv_memory_mb * 2**20 or budget_for(least, max_requests, free_memory(model.device) - reserved)
         if memory.budget < least:
             raise EngineError(
@@ -210,7 +211,7 @@ class LocalEngine:
         `kept_at_rest`); open requests stay open."""
         if self._scheduler.computing:
             raise EngineError("the weights must not change while requests are being computed; await them first")
-        self._scheduler.forget()
+        self._forget()
 
     @property
     def invariance(self) -> Invariance:
@@ -246,6 +247,7 @@ class LocalEngine:
         self._closed = True
         if self._server is not None:
             self._server.cancel()
+        self._memory.keeps = 0
         self._fail(EngineError("the engine was closed"))
 
     async def __aenter__(self) -> LocalEngine:
@@ -323,8 +325,12 @@ class LocalEngine:
             self._scheduler.remove(request)
         self._requests.clear()
         self._aside.clear()
-        self._scheduler.forget()
+        self._forget()
         self._starving = None
+
+    def _forget(self) -> None:
+        self._scheduler.forget()
+        self._decoder.forget()
 
     async def _serve(self) -> None:
         """Forward after forward while there is something to compute; the event loop gets its turn in between."""

@@ -32,7 +32,7 @@ APART = 8
 SEEN = 2
 """Forwards of a form before it is recorded, which costs as much as two or three of them."""
 FORMS = 128
-"""Graphs that are kept; the oldest goes first."""
+"""Graphs that are kept; the one longest out of use goes first, and must be seen as often again to be recorded."""
 
 Recorder = Callable[[Callable[[], Kept]], tuple[Callable[[], object], Kept]]
 """Given what to run: what runs the same operations again, and where their result lies then."""
@@ -92,6 +92,10 @@ class Replayed:
         before, self._known = self._known, self._addresses()
         if self._known != before:
             self._graphs.clear()
+            self._seen.clear()
+
+    def forget(self) -> None:
+        self._decoder.forget()
         gone = [form for form, graph in self._graphs.items() if any(slab() is None for slab in graph.slabs)]
         for form in gone:
             del self._graphs[form]
@@ -102,8 +106,9 @@ class Replayed:
         self._apart = 0 if plan.form is None else self._apart + 1
         if plan.form is None or not self.replays:
             return self._decoder(plan)
-        graph = self._graphs.get(plan.form)
+        graph = self._graphs.pop(plan.form, None)
         if graph is not None:
+            self._graphs[plan.form] = graph  # the last to go
             return graph(plan)
         self._seen[plan.form] += 1
         kept = self._decoder(plan)
@@ -126,7 +131,8 @@ class Replayed:
             self._stop("CUDA graphs do not give what the forward gives that they were recorded of")
             return
         while len(self._graphs) >= FORMS:
-            self._graphs.pop(next(iter(self._graphs)))
+            oldest = next(iter(self._graphs))
+            del self._graphs[oldest], self._seen[oldest]
         self._graphs[form] = graph
 
     def _stop(self, reason: str) -> None:

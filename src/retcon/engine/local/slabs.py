@@ -136,7 +136,7 @@ class Memory:
         keeps: int = 0,
     ) -> None:
         self._layers, self._dtype, self._device = layers, dtype, device
-        self.max_len, self._max_slots, self.budget, self._keeps = max_len, max_slots, budget, keeps
+        self.max_len, self._max_slots, self.budget, self.keeps = max_len, max_slots, budget, keeps
         # of an id: its keys, its values and its place in the mask
         self.id_bytes = dtype.itemsize * (1 + sum(h * (k + v) for h, k, v in layers.values()))
         self.slabs: list[Slab] = []
@@ -211,10 +211,9 @@ class Memory:
 
     def drop(self) -> None:
         """Give all of it back, or where it is little keep it empty; no place may be used any more."""
-        if self.used <= self._keeps:
-            for slab in self.slabs:
-                slab.places.clear()
-        else:
+        for slab in self.slabs:
+            slab.places.clear()  # which name the slab: it would last until garbage is collected
+        if self.used > self.keeps:
             self.slabs, self.used = [], 0
 
     def _with_room(self, capacity: int) -> Slab | None:
