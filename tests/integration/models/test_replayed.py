@@ -65,7 +65,7 @@ def engine_with(
     """keeps: bytes of slabs that stay when keys and values are forgotten."""
 
     def made(*given: object) -> Decoder:
-        return Undrafted(decoder_for(*given), record, lambda: [p.data_ptr() for p in model.parameters()])  # type: ignore[arg-type]
+        return Undrafted(decoder_for(*given), record, lambda: tuple(p.data_ptr() for p in model.parameters()))  # type: ignore[arg-type]
 
     monkeypatch.setattr(local_engine, "decoder_for", made)
     monkeypatch.setattr(local_engine, "kept_at_rest", lambda _: keeps)
@@ -196,14 +196,14 @@ def test_at_rest_graphs_go_with_their_slabs_and_at_the_end_all_go(monkeypatch: p
     once = Once()
     engine = engine_with(monkeypatch, once, model_of("qwen3"), keeps)
     slabs: list[ref[Any]] = []
-    made = local_engine.Memory.take
+    made = Memory.take
 
     def take(memory: Memory, length: int) -> Any:
         place = made(memory, length)
         slabs.extend(ref(p.slab) for p in [place] if p is not None)
         return place
 
-    monkeypatch.setattr(local_engine.Memory, "take", take)
+    monkeypatch.setattr(Memory, "take", take)
 
     async def main() -> None:
         for end, left in ((engine.invalidate, keeps > 0), (engine.close, False)):
