@@ -13,6 +13,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from engines import WINDOW, make_model, prompts, run
 from retcon.core.types import Sample
+from retcon.engine.local import engine as local_engine
 from retcon.engine.local.engine import LocalEngine
 from retcon.engine.local.machine import free_memory
 from retcon.engine.types import SamplingParams
@@ -53,8 +54,12 @@ def test_the_budget_is_what_requests_need_and_a_quarter_of_the_free_memory_at_mo
     assert crowded == few // 16, "one request at any rate"
 
 
-def test_keys_and_values_are_given_back(model: Any) -> None:
+@pytest.mark.parametrize("stay", [False, True], ids=["they are many", "they are few"])
+def test_keys_and_values_are_given_back(model: Any, monkeypatch: pytest.MonkeyPatch, stay: bool) -> None:
+    """Few of them stay while the engine is at rest, and no longer."""
     batch = prompts(1, [100] * 32)
+    if not stay:
+        monkeypatch.setattr(local_engine, "kept_at_rest", lambda _: 0)
 
     async def main() -> None:
         engine = LocalEngine(model, max_len=WINDOW)
@@ -65,14 +70,16 @@ def test_keys_and_values_are_given_back(model: Any) -> None:
 
         await all_of_them()  # workspaces of kernels, once
         engine.invalidate()
-        before = allocated()
-        for end in (engine.invalidate, engine.close):
+        assert (engine.stats.kv_used > 0) is stay
+        before = allocated() - engine.stats.kv_used
+        for end, left in ((engine.invalidate, stay), (engine.close, False)):
             await all_of_them()
             used = engine.stats.kv_used
             assert used > 32 * 140 * 500
             assert allocated() >= before + used - SLACK
             end()
-            assert allocated() <= before + SLACK
+            assert engine.stats.kv_used == left * used
+            assert abs(allocated() - before - left * used) <= SLACK
 
     run(main())
 

@@ -118,7 +118,7 @@ def choose(
         _attention(section.attention, config),
         threads,
         machine.cpu if gpu is None else gpu.name,
-        _hints(section, config, machine, uses) if gpu is None else (),
+        _hints(section, config, machine, uses) if gpu is None else _gpu_hints(section, uses),
     )
 
 
@@ -245,3 +245,12 @@ def _hints(section: ComputeSection, config: PretrainedConfig, machine: Machine, 
         if getattr(section, key) == "bfloat16" and speed <= SLOWER:
             hints.append(f"{told}float32 makes {what} quicker, and more exact ({PAGE})")
     return tuple(hints)
+
+
+def _gpu_hints(section: ComputeSection, uses: Sequence[Use]) -> tuple[str, ...]:
+    """Micro-batches that are small enough for a CPU's cache leave a GPU waiting for what starts its kernels."""
+    tokens = section.micro_batch_tokens
+    if "dtype" not in uses or tokens != ComputeSection.model_fields["micro_batch_tokens"].default:
+        return ()
+    more = f"compute.micro_batch_tokens={8 * tokens}, where it has the memory (--dry-run tells)"
+    return (f"micro-batches of {tokens:,} tokens keep a GPU waiting: try {more}; see {PAGE}",)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import shutil
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,7 +18,7 @@ from retcon.build import build_evaluation_repair, build_repair
 from retcon.config.schema import ALL_LINEAR, LoraSection, Recipe
 from retcon.core.errors import ComputeWarning, RecipeError
 from retcon.core.memory import available_memory
-from retcon.engine.local.machine import free_memory
+from retcon.engine.local.machine import free_memory, kept_at_rest
 from retcon.engine.local.slabs import budget_for, capacity_for
 from retcon.models.devices import Placement
 from retcon.models.loading import empty_model, load_config
@@ -132,7 +132,12 @@ def needs_of(
         about = f"{parameters / 1e6:,.1f} M parameters, {place.rollout_dtype}"
         parts.append(Part("weights", wide * parameters, "always", about))
     if rolls:
-        parts.append(_kv_blocks(work, recipe, whole, _kv_bytes(text, wide), _free(place.device)))
+        kv = _kv_blocks(work, recipe, whole, _kv_bytes(text, wide), _free(place.device))
+        stay = min(kv.bytes, kept_at_rest(torch.device(place.device))) if trains and not cpu else 0
+        if stay:
+            parts.append(replace(kv, bytes=stay, phase="always", about="at most, as they stay between steps"))
+        if kv.bytes > stay:
+            parts.append(replace(kv, bytes=kv.bytes - stay))
         if cpu:
             parts.append(Part("packed weights", wide * _linear(text, parameters), "rollouts", "as decoding reads them"))
     disk = _disk(recipe, parameters, trained) if trains else 0

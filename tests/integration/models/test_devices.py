@@ -75,6 +75,18 @@ def test_bfloat16_is_advised_against_where_the_cpu_is_slower_with_it() -> None:
     assert not chosen(BF16, config, **both).hints
 
 
+GPUS = Machine("Some CPU", 1.0, 4, (Gpu("NVIDIA A", True),))
+
+
+def test_a_gpu_is_given_small_micro_batches_only_by_who_asked_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "supports", lambda _device, _dtype: True)  # this torch knows no CUDA
+    (hint,) = chosen(GPUS).hints
+    assert "compute.micro_batch_tokens=16384" in hint
+    assert not chosen(GPUS, micro_batch_tokens=1024).hints
+    assert not choose(ComputeSection(), QWEN, GPUS, threads=1, uses=("rollout_dtype",)).hints
+    assert not chosen(PLAIN).hints
+
+
 def test_who_does_not_train_gets_no_advice_on_training() -> None:
     for use, other in (("rollout_dtype", "compute.dtype"), ("dtype", "compute.rollout_dtype")):
         hints = choose(ComputeSection(), Qwen3Config(hidden_size=2048), BF16, threads=1, uses=(use,)).hints
@@ -106,7 +118,7 @@ def test_a_gpu_computes_in_bfloat16_where_it_has_units_for_it(monkeypatch: pytes
         ("cuda:0", "NVIDIA A", "bfloat16", "bfloat16"),
         ("cuda:1", "NVIDIA T4", "float32", "float32"),
     ]
-    assert not any(one.hints for one in found), "they are of the CPU"
+    assert not any("CPU" in hint for one in found for hint in one.hints), "what its CPU does matters to nobody"
     assert "thread" not in found[0].line
 
 

@@ -120,3 +120,18 @@ def test_what_only_some_recipes_take_is_planned_for_these_alone(base: Path) -> N
     assert 2 * cast["cast weights"] == plain["weights"], "of the tied embedding too"
     assert "gradients" not in parts_of(base, "eval")
     assert "KV blocks" not in parts_of(base, "sft")
+
+
+@pytest.mark.parametrize(("mib", "always", "rollouts"), [(3, 3, 0), (10, 4, 6)])
+def test_keys_and_values_that_may_stay_on_a_gpu_stand_beside_updates(
+    base: Path, monkeypatch: pytest.MonkeyPatch, mib: int, always: int, rollouts: int
+) -> None:
+    """Of a budget that is larger than what may stay, so much may be taken and stay."""
+    monkeypatch.setattr(module, "_free", lambda _: 1000 * MIB)
+    monkeypatch.setattr(module, "kept_at_rest", lambda _: 4 * MIB)
+    recipe = load_recipe(None, [CPU, f"compute.kv_memory_mb={mib}"])
+    place = replace(place_training(recipe, base), device="cuda:0")
+    for work, found in (("rl", (always, rollouts)), ("eval", (0, mib))):
+        parts = [p for p in needs_of(work, recipe, base, place).memory if p.name == "KV blocks"]  # type: ignore[arg-type]
+        assert tuple(sum(p.bytes for p in parts if p.phase == when) // MIB for when in ("always", "rollouts")) == found
+        assert all(p.bytes for p in parts)

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +131,19 @@ def test_groups_come_in_the_order_of_their_tasks_beside_them_and_named_after_the
 
     found = [(task.id, t.id) for groups in asyncio.run(taken()) for task, group in groups for t in group]
     assert found == [(f"ones/0/{n}", f"ones/0/{n}/{1 + n // 2}/0") for n in range(6)]
+
+
+def test_a_task_that_comes_again_within_a_step_has_another_name() -> None:
+    """With dynamic sampling that happens in several calls, and at the last step nothing is begun for later ones."""
+    recipe = Recipe.model_validate({"rl": {"prompts": 2, "steps": 2, "max_staleness": 2}})
+
+    async def taken() -> list[list[tuple[Task, list[Trajectory]]]]:
+        few = cycle([Task("few/0", "go", "1"), Task("few/1", "go", "1")])
+        async with GroupStream(Playing(recipe), few) as stream:  # type: ignore[arg-type]
+            return [await stream.take(count, step=step) for step, count in ((1, 2), (2, 4), (2, 2), (2, 2))]
+
+    names = [t.id for groups in asyncio.run(taken()) for _, group in groups for t in group]
+    assert names == [f"few/{n}/{name}/0" for name in range(1, 6) for n in range(2)]
 
 
 @pytest.mark.parametrize("ahead", [0, 2])
@@ -293,10 +306,11 @@ def test_an_update_beside_tools_is_waited_for_when_its_caller_is_cancelled() -> 
         task.cancel()
         for _ in range(10):
             await asyncio.sleep(0)
-        assert not task.done()
+        waits = not task.done()
         may_end.set()
         with pytest.raises(asyncio.CancelledError):
             await task
+        assert waits
         assert ended.is_set()
         assert await beside(work) == 7
 

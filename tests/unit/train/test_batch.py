@@ -1,6 +1,6 @@
 """Batches: what is padded, who is with whom, and that all of it comes from seeds."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -36,6 +36,18 @@ def test_what_is_no_number_is_true_or_false_and_all_others_are_float32():
     assert {one.dtype for one in floats} == {torch.float32}
     assert batch.reference_logprobs[0, 2] == -0.25
     assert collate([sample(3)]).reference_logprobs is None
+
+
+def test_what_pads_a_reference_is_a_number():
+    """Not nan, which a gradient of 0 would not get rid of."""
+    held, short = (replace(sample(n), reference=(-0.25,) * n) for n in (3, 2))
+    assert collate([held, short]).reference_logprobs.tolist() == [[-0.25] * 3, [-0.25, -0.25, 0.0]]
+
+
+def test_all_of_a_batch_lies_on_its_device():
+    whole = replace(sample(3), weights=(None, None, 0.5), reference=(0.0, 0.0, -0.25))
+    batch = collate([whole, sample(2)], device="meta")
+    assert {getattr(batch, part.name).device.type for part in fields(batch)} == {"meta"}
 
 
 def test_weights_are_one_where_there_are_none():
@@ -82,6 +94,7 @@ def test_epochs_show_each_sample_once_and_in_another_order():
     drawn = [i for step in range(10) for i in epoch_batch(10, 3, seed=4, step=step)]
     assert sorted(drawn[:10]) == sorted(drawn[10:20]) == sorted(drawn[20:]) == list(range(10))
     assert drawn[:10] != drawn[10:20]
+    assert drawn[:10] != [i for step in range(4) for i in epoch_batch(10, 3, seed=5, step=step)][:10]
 
 
 def test_a_batch_larger_than_an_epoch():

@@ -9,8 +9,10 @@ pytest.importorskip("torch")
 import torch
 from torch import Tensor, nn
 
-from retcon.train.kernels.attention import attend
+from retcon.core.types import Sample
+from retcon.train.kernels.attention import attend, packed_attention
 from retcon.train.kernels.logprobs import learnt_logprobs
+from retcon.train.kernels.packing import pack
 
 pytestmark = pytest.mark.torch
 
@@ -43,6 +45,46 @@ def test_attention_is_the_softmax_of_scaled_scores(
     assert found.dtype == dtype
     close = 1e-5 if dtype == torch.float32 else 3e-2
     torch.testing.assert_close(found.double(), plain(q, k, v, mask, scale), atol=close, rtol=close)
+
+
+@pytest.mark.parametrize("scale", [None, 0.7])
+def test_packed_rows_attend_with_the_gradient_that_they_have_on_their_own(scale: float | None) -> None:
+    """Three prompts, each of two samples: beginnings and rows of several lengths, so that all of them are padded."""
+    samples = [
+        Sample(
+            tuple(range(start, start + prompt)) + tuple(range(own, own + length)), (0,) * prompt + (1,) * length, (), ()
+        )
+        for start, prompt, length in ((0, 9, 12), (10, 9, 12), (20, 8, 11))
+        for own in (100 + 10 * start, 150 + 10 * start)
+    ]
+    packing = pack(samples, share=True, dtype=torch.float32, device=torch.device("cpu"))
+    prefixes = [bucket.prefix for bucket in packing.buckets if bucket.prefix is not None]
+    assert any(bucket.kept is not None for bucket in packing.buckets if bucket.prefix is None)
+    assert any(bucket.kept is not None for bucket in packing.buckets if bucket.prefix is not None)
+    assert any(prefix.distinct and prefix.kept is not None for prefix in prefixes)
+    draw = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, heads, packing.ids.numel(), 8, generator=draw) for heads in (4, 2, 2))
+    for x in (q, k, v):
+        x.requires_grad_()
+    weights = torch.randn(q.shape, generator=draw).transpose(1, 2)
+    found = packed_attention(nn.Identity(), q, k, v, None, packing=packing, scaling=scale)[0]
+    gradients = torch.autograd.grad((found * weights).sum(), (q, k, v))
+    wanted = torch.zeros_like(found)
+    for sample in samples:
+        at = [packing.ids[0].tolist().index(i) for i in sample.ids]  # no two are the same
+        wanted[:, at] = plain(q[:, :, at], k[:, :, at], v[:, :, at], None, scale).transpose(1, 2).float()
+    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(gradients, torch.autograd.grad((wanted * weights).sum(), (q, k, v)))
+
+
+def test_dropout_plays_its_part_whatever_attends() -> None:
+    draw = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 2, 6, 8, generator=draw).to(torch.bfloat16) for _ in range(3))
+    whole = attend(q, k, v, None, scale=None)
+    assert torch.equal(whole, attend(q, k, v, None, scale=None))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        assert not torch.allclose(whole, attend(q, k, v, None, scale=None, drop=0.5), atol=0.1)
 
 
 class Adapted(nn.Module):

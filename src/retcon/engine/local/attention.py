@@ -99,7 +99,9 @@ class DecodeJob:
         queries = q[self.start : self.end] * scale
         if self.where is not None:
             queries = queries.new_zeros(self.count * self.width, *q.shape[1:]).index_copy_(0, self.where, queries)
-        keys, values = (x[layer][: self.count, :, : self.length] for x in (self.slab.keys, self.slab.values))
+        keys, values = self.slab.keys[layer][: self.count], self.slab.values[layer][: self.count]
+        if self.length is not None:
+            keys, values = keys[:, :, : self.length], values[:, :, : self.length]
         queries = queries.view(self.count, self.width, heads, -1, size).transpose(1, 2)
         queries = queries.reshape(self.count * heads, -1, size)
         asked = queries.shape[1]
@@ -110,7 +112,7 @@ class DecodeJob:
         self._warm(keys)
         scores = torch.bmm(queries, keys.flatten(0, 1).transpose(1, 2))
         if self.mask is None:
-            scores.view(self.count, -1, keys.shape[2]).add_(self.slab.mask[: self.count, :, : self.length])
+            scores.view(self.count, -1, keys.shape[2]).add_(self.slab.mask[: self.count, ..., : self.length])
         else:
             shown = scores[:, :asked].view(self.count, heads, self.width, -1, keys.shape[2])
             shown.add_(self.mask[:, None, :, None])

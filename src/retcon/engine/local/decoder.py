@@ -90,6 +90,10 @@ class Decoder(Planned, Protocol):
         """The weights have changed, or how many threads torch has, by which products go."""
         ...
 
+    def forget(self) -> None:
+        """Keys and values are forgotten: what was made for slabs that are gone goes with them."""
+        ...
+
 
 class _AtOnce:
     """What feeds with the next forward whatever there is."""
@@ -98,6 +102,9 @@ class _AtOnce:
 
     def feeds(self, decoding: bool) -> bool:
         return True
+
+    def forget(self) -> None:
+        """Nothing is made for a slab."""
 
 
 class Transformers(_AtOnce):

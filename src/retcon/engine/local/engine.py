@@ -23,6 +23,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
@@ -33,7 +34,7 @@ from retcon.core.errors import EngineError
 from retcon.engine.local.attention import shapes
 from retcon.engine.local.decoder import Decoder, decoder_for
 from retcon.engine.local.graphs import CudaRecorder, Replayed
-from retcon.engine.local.machine import attend_without_cudnn, bound_kernels, free_memory, keep_pages
+from retcon.engine.local.machine import attend_without_cudnn, bound_kernels, free_memory, keep_pages, kept_at_rest
 from retcon.engine.local.requests import GenerateCall, Request, ScoreCall
 from retcon.engine.local.scheduler import Scheduler
 from retcon.engine.local.slabs import Memory, budget_for, capacity_for
@@ -99,11 +100,18 @@ class LocalEngine:
             shape = shapes(model)
             self._decoder: Decoder = decoder_for(model, shape.products, max_len)
         if model.device.type == "cuda":
-            self._decoder = Replayed(self._decoder, CudaRecorder(model.device))
+            self._decoder = Replayed(self._decoder, CudaRecorder(model.device), partial(_addresses, model))
         memory = Memory(
-            shape.layers, dtype=model.dtype, device=model.device, max_len=max_len, max_slots=max_requests, budget=0
+            shape.layers,
+            dtype=model.dtype,
+            device=model.device,
+            max_len=max_len,
+            max_slots=max_requests,
+            budget=0,
+            keeps=kept_at_rest(model.device),
         )
         least = capacity_for(max_len, max_len) * memory.id_bytes
+        self._memory = memory
         memory.budget = kv_memory_mb * 2**20 or budget_for(least, max_requests, free_memory(model.device) - reserved)
         if memory.budget < least:
             raise EngineError(
@@ -199,10 +207,11 @@ class LocalEngine:
         return self._decoder.about
 
     def invalidate(self) -> None:
-        """Forget all keys and values, as after a change of the weights, and free them; open requests stay open."""
+        """Forget all keys and values, as after a change of the weights, and free them, but for little on a GPU (see
+        `kept_at_rest`); open requests stay open."""
         if self._scheduler.computing:
             raise EngineError("the weights must not change while requests are being computed; await them first")
-        self._scheduler.forget()
+        self._forget()
 
     @property
     def invariance(self) -> Invariance:
@@ -238,6 +247,7 @@ class LocalEngine:
         self._closed = True
         if self._server is not None:
             self._server.cancel()
+        self._memory.keeps = 0
         self._fail(EngineError("the engine was closed"))
 
     async def __aenter__(self) -> LocalEngine:
@@ -315,8 +325,12 @@ class LocalEngine:
             self._scheduler.remove(request)
         self._requests.clear()
         self._aside.clear()
-        self._scheduler.forget()
+        self._forget()
         self._starving = None
+
+    def _forget(self) -> None:
+        self._scheduler.forget()
+        self._decoder.forget()
 
     async def _serve(self) -> None:
         """Forward after forward while there is something to compute; the event loop gets its turn in between."""
@@ -351,6 +365,11 @@ class LocalEngine:
         while quiet < QUIET_PASSES:
             await asyncio.sleep(0)
             quiet, seen = (quiet + 1 if seen == self._arrivals else 0), self._arrivals
+
+
+def _addresses(model: PreTrainedModel) -> tuple[int, ...]:
+    """Where the weights lie, whatever they are."""
+    return tuple(tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers()))
 
 
 @contextmanager

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from retcon.engine.local.attention import Form, ForwardPlan
 from retcon.engine.local.decoder import AGREE, Decoder, Kept
 from retcon.engine.local.forward import fixed_as
 from retcon.engine.local.invariance import Invariance
+from retcon.engine.local.slabs import Slab
 
 _LOG = logging.getLogger(__name__)
 
@@ -29,8 +31,8 @@ APART = 8
 """Replayed forwards between two that feed. Eight take about as long as one that is not replayed."""
 SEEN = 2
 """Forwards of a form before it is recorded, which costs as much as two or three of them."""
-FORMS = 64
-"""Graphs that are kept; the oldest goes first."""
+FORMS = 128
+"""Graphs that are kept; the one longest out of use goes first, and must be seen as often again to be recorded."""
 
 Recorder = Callable[[Callable[[], Kept]], tuple[Callable[[], object], Kept]]
 """Given what to run: what runs the same operations again, and where their result lies then."""
@@ -38,11 +40,12 @@ Recorder = Callable[[Callable[[], Kept]], tuple[Callable[[], object], Kept]]
 
 @dataclass(frozen=True, slots=True)
 class _Graph:
-    """block: what is read, (3, N). every: read too, (N,); a graph keeps nothing alive that it was not recorded with.
-    kept: of all N ids, after `replay`."""
+    """block: what is read, (3, N). every: read too, (N,); nothing else keeps what a graph reads alive. slabs: those
+    that it reads and writes, while there are. kept: of all N ids, after `replay`."""
 
     block: Tensor
     every: Tensor
+    slabs: Sequence[ref[Slab]]
     replay: Callable[[], object]
     kept: Kept
 
@@ -54,14 +57,16 @@ class _Graph:
 
 
 class Replayed:
-    """`decoder`, whose forwards of one form are recorded after the first few, and replayed from then on.
+    """`decoder`, whose forwards of one form are recorded after the first few, and replayed from then on. addresses:
+    tells where the weights lie; graphs outlast new ones in the same place.
 
     What cannot be recorded (a model that asks the GPU for a number and decides by it), or comes out differently when
     replayed, is left to `decoder` for good, and `about` says so.
     """
 
-    def __init__(self, decoder: Decoder, record: Recorder) -> None:
-        self._decoder, self._record = decoder, record
+    def __init__(self, decoder: Decoder, record: Recorder, addresses: Callable[[], Hashable]) -> None:
+        self._decoder, self._record, self._addresses = decoder, record, addresses
+        self._known = addresses()
         self._graphs: dict[Form, _Graph] = {}
         self._seen: Counter[Form] = Counter()
         self._apart = APART
@@ -84,15 +89,26 @@ class Replayed:
 
     def refresh(self) -> None:
         self._decoder.refresh()
-        self._graphs.clear()
-        self._seen.clear()
+        before, self._known = self._known, self._addresses()
+        if self._known != before:
+            self._graphs.clear()
+            self._seen.clear()
+
+    def forget(self) -> None:
+        self._decoder.forget()
+        gone = [form for form, graph in self._graphs.items() if any(slab() is None for slab in graph.slabs)]
+        for form in gone:
+            del self._graphs[form]
+        if gone:  # slabs of a training's next step have other numbers
+            self._seen.clear()
 
     def __call__(self, plan: ForwardPlan) -> Kept:
         self._apart = 0 if plan.form is None else self._apart + 1
         if plan.form is None or not self.replays:
             return self._decoder(plan)
-        graph = self._graphs.get(plan.form)
+        graph = self._graphs.pop(plan.form, None)
         if graph is not None:
+            self._graphs[plan.form] = graph  # the last to go
             return graph(plan)
         self._seen[plan.form] += 1
         kept = self._decoder(plan)
@@ -110,12 +126,13 @@ class Replayed:
         except RuntimeError as error:
             self._stop(f"forwards cannot be recorded as CUDA graphs: {error}")
             return
-        graph = _Graph(block, every, replay, kept)
+        graph = _Graph(block, every, [ref(slab) for slab in slabs], replay, kept)
         if not _agree(graph(plan), expected):
             self._stop("CUDA graphs do not give what the forward gives that they were recorded of")
             return
         while len(self._graphs) >= FORMS:
-            self._graphs.pop(next(iter(self._graphs)))
+            oldest = next(iter(self._graphs))
+            del self._graphs[oldest], self._seen[oldest]
         self._graphs[form] = graph
 
     def _stop(self, reason: str) -> None:

@@ -121,7 +121,8 @@ class Place:
 
 
 class Memory:
-    """Slabs within `budget` bytes. used, peak: bytes of the slabs there are, and the most there were."""
+    """Slabs within `budget` bytes, of which `keeps` outlast a `drop`. used, peak: bytes of the slabs there are, and the
+    most there were."""
 
     def __init__(
         self,
@@ -132,9 +133,10 @@ class Memory:
         max_len: int,
         max_slots: int,
         budget: int,
+        keeps: int = 0,
     ) -> None:
         self._layers, self._dtype, self._device = layers, dtype, device
-        self.max_len, self._max_slots, self.budget = max_len, max_slots, budget
+        self.max_len, self._max_slots, self.budget, self.keeps = max_len, max_slots, budget, keeps
         # of an id: its keys, its values and its place in the mask
         self.id_bytes = dtype.itemsize * (1 + sum(h * (k + v) for h, k, v in layers.values()))
         self.slabs: list[Slab] = []
@@ -208,8 +210,11 @@ class Memory:
                 slab.places[new] = held[old]
 
     def drop(self) -> None:
-        """Give all of it back; no place may be used any more."""
-        self.slabs, self.used = [], 0
+        """Give all of it back, or where it is little keep it empty; no place may be used any more."""
+        for slab in self.slabs:
+            slab.places.clear()  # which name the slab: it would last until garbage is collected
+        if self.used > self.keeps:
+            self.slabs, self.used = [], 0
 
     def _with_room(self, capacity: int) -> Slab | None:
         return next((slab for slab in self.slabs if slab.capacity == capacity and not slab.full), None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice
 
 import torch
 from torch import Tensor
@@ -38,6 +37,9 @@ class Drawing:
             self._sampler = (rows, Sampler([c.params for c in rows], logits.device))
         uniform = [u for call, count in zip(calls, counts, strict=True) for u in call.draws.ahead(count)]
         columns = self._sampler[1](logits, torch.tensor(uniform, dtype=torch.float32, device=logits.device))
-        # In one copy, for which a GPU is waited for once; float64 holds ids and float32 exactly.
-        drawn = zip(*torch.stack([column.double() for column in columns]).tolist(), strict=True)
-        return [[(int(i), logprob, sampling) for i, logprob, sampling in islice(drawn, count)] for count in counts]
+        if logits.device.type != "cpu":
+            # In one copy, for which a GPU is waited for once; float64 holds ids and float32 exactly.
+            ids, logprobs, sampling_logprobs = torch.stack([column.double() for column in columns]).cpu()
+            columns = ids.long(), logprobs, sampling_logprobs
+        drawn = zip(*(column.tolist() for column in columns), strict=True)
+        return [[next(drawn) for _ in range(count)] for count in counts]

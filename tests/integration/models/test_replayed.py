@@ -4,17 +4,24 @@ that CUDA graphs do the same is for tests/cuda to show."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
+from weakref import ref
 
 import pytest
+import torch
 
-from engines import MAX_LEN, model_of
+from engines import MAX_LEN, assert_exact, make_model, model_of
 from retcon.engine.local import engine as local_engine
+from retcon.engine.local import graphs
 from retcon.engine.local.decoder import Decoder, Kept, decoder_for
 from retcon.engine.local.engine import LocalEngine
+from retcon.engine.local.forward import Step, fixed
 from retcon.engine.local.graphs import APART, SEEN, Replayed
 from retcon.engine.local.invariance import Invariance
+from retcon.engine.local.slabs import Memory
 from retcon.engine.types import Generation, SamplingParams
 
 pytestmark = pytest.mark.torch
@@ -50,13 +57,19 @@ class Undrafted(Replayed):
 
 
 def engine_with(
-    monkeypatch: pytest.MonkeyPatch, record: Callable[[Callable[[], Kept]], tuple[Replay, Kept]], name: str
+    monkeypatch: pytest.MonkeyPatch,
+    record: Callable[[Callable[[], Kept]], tuple[Replay, Kept]],
+    model: Any,
+    keeps: int = 0,
 ) -> LocalEngine:
+    """keeps: bytes of slabs that stay when keys and values are forgotten."""
+
     def made(*given: object) -> Decoder:
-        return Undrafted(decoder_for(*given), record)  # type: ignore[arg-type]
+        return Undrafted(decoder_for(*given), record, lambda: tuple(p.data_ptr() for p in model.parameters()))  # type: ignore[arg-type]
 
     monkeypatch.setattr(local_engine, "decoder_for", made)
-    return LocalEngine(model_of(name), max_len=MAX_LEN)
+    monkeypatch.setattr(local_engine, "kept_at_rest", lambda _: keeps)
+    return LocalEngine(model, max_len=MAX_LEN)
 
 
 def converse(engine: LocalEngine, agents: int = 9, turns: int = 3) -> list[list[Generation]]:
@@ -82,7 +95,7 @@ def converse(engine: LocalEngine, agents: int = 9, turns: int = 3) -> list[list[
 def test_what_is_replayed_is_what_is_computed(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     plain = converse(LocalEngine(model_of(name), max_len=MAX_LEN))
     again = Again()
-    engine = engine_with(monkeypatch, again, name)
+    engine = engine_with(monkeypatch, again, model_of(name))
     for _ in range(2):
         got = converse(engine)
         assert again.replayed > 2 * again.recorded > 0
@@ -96,7 +109,7 @@ def test_what_is_replayed_is_what_is_computed(monkeypatch: pytest.MonkeyPatch, n
 
 def test_after_a_change_of_the_weights_nothing_old_is_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
     again = Again()
-    engine = engine_with(monkeypatch, again, "qwen3")
+    engine = engine_with(monkeypatch, again, model_of("qwen3"))
     params = SamplingParams(temperature=0, max_tokens=9)
 
     async def main() -> list[int]:
@@ -112,9 +125,131 @@ def test_after_a_change_of_the_weights_nothing_old_is_replayed(monkeypatch: pyte
     assert asyncio.run(main()) == [1, 1, 2], "a known form is not recorded twice"
 
 
+def test_graphs_outlast_new_weights_in_the_same_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a training whose slabs stay: the next step records nothing, and what it says is the new weights'."""
+    model, again, params = make_model("qwen3"), Again(), SamplingParams(temperature=0, max_tokens=12)
+    engine = engine_with(monkeypatch, again, model, keeps=2**30)
+
+    def change() -> None:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)), alpha=0.05)
+
+    def move() -> None:
+        for parameter in model.parameters():
+            parameter.data = parameter.data.clone()
+
+    async def main() -> list[int]:
+        recorded, said = [], []
+        for number, act in enumerate((lambda: None, change, change, move)):
+            act()
+            engine.invalidate()
+            got = await engine.generate(str(number), [1, 2, 3], params)
+            assert_exact(model, [1, 2, 3], got)
+            said.append(got.ids)
+            recorded.append(again.recorded)
+        assert said[0] != said[1] != said[2] == said[3]
+        return recorded
+
+    assert asyncio.run(main()) == [1, 1, 1, 2], "weights that lie elsewhere are recorded anew, and no others"
+    assert again.replayed > 30, "from the second step on nearly all of it"
+
+
+def test_slabs_that_are_many_do_not_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    for keeps, left in ((0, False), (2**30, True)):
+        engine = engine_with(monkeypatch, Again(), model_of("qwen3"), keeps)
+        converse(engine, agents=2, turns=1)
+        assert engine.stats.kv_used > 0
+        engine.invalidate()
+        assert (engine.stats.kv_used > 0) is left
+
+
+class Once:
+    """Keeps nothing but the first result, as a CUDA graph does, and what lies there now. results: what there is of
+    them."""
+
+    def __init__(self) -> None:
+        self._results: list[ref[Any]] = []
+
+    def __call__(self, run: Callable[[], Kept]) -> tuple[Replay, Kept]:
+        kept = run()
+        self._results.append(ref(kept.states))
+        return lambda: None, kept
+
+    @property
+    def results(self) -> int:
+        return sum(states() is not None for states in self._results)
+
+
+@pytest.fixture
+def no_garbage_collection() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_garbage_collection")
+@pytest.mark.parametrize("keeps", [0, 2**30])
+def test_at_rest_graphs_go_with_their_slabs_and_at_the_end_all_go(monkeypatch: pytest.MonkeyPatch, keeps: int) -> None:
+    """At once, while requests are open whose slots they were."""
+    once = Once()
+    engine = engine_with(monkeypatch, once, model_of("qwen3"), keeps)
+    slabs: list[ref[Any]] = []
+    made = Memory.take
+
+    def take(memory: Memory, length: int) -> Any:
+        place = made(memory, length)
+        slabs.extend(ref(p.slab) for p in [place] if p is not None)
+        return place
+
+    monkeypatch.setattr(Memory, "take", take)
+
+    async def main() -> None:
+        for end, left in ((engine.invalidate, keeps > 0), (engine.close, False)):
+            await asyncio.gather(*(engine.generate(str(n), [1, 2, n], GREEDY_SOME) for n in range(3)))
+            assert once.results > 0
+            assert slabs[-1]() is not None
+            end()
+            assert (once.results > 0, slabs[-1]() is not None, engine.stats.kv_used > 0) == (left,) * 3
+
+    asyncio.run(main())
+
+
+def test_of_too_many_forms_those_long_out_of_use_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "FORMS", 2)
+    device = torch.device("cpu")
+    memory = Memory({0: (1, 4, 4)}, dtype=torch.float32, device=device, max_len=1024, max_slots=4, budget=2**20)
+    place, again = memory.take(1024), Again()
+    assert place is not None
+
+    class Echo:
+        """Its states are the ids."""
+
+        invariance, about, replays = Invariance(), "", False
+
+        def __call__(self, plan: Any) -> Kept:
+            return Kept(plan.ids.index_select(0, plan.keep)[:, None].float(), lambda states: states, 1)
+
+        def feeds(self, decoding: bool) -> bool:
+            return True
+
+        def refresh(self) -> None: ...
+
+        def forget(self) -> None: ...
+
+    replayed = Replayed(Echo(), again, lambda: None)
+    recorded = []
+    for length in (*[100] * 3, *[200] * 3, 100, *[400] * 3, 100, 200, 200, 200, 400):
+        said = replayed(fixed([Step(place, (length,), length)], device)).states
+        assert said.tolist() == [[length]]
+        recorded.append(again.recorded)
+    assert recorded == [0, 0, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 4, 4]
+
+
 def test_a_form_is_recorded_only_when_it_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
     again = Again()
-    engine = engine_with(monkeypatch, again, "qwen3")
+    engine = engine_with(monkeypatch, again, model_of("qwen3"))
     asyncio.run(engine.generate("a", [1, 2], SamplingParams(temperature=0, max_tokens=1 + SEEN)))
     assert again.recorded == 0
     engine.invalidate()
@@ -134,7 +269,7 @@ def test_what_cannot_be_replayed_is_computed(
     monkeypatch: pytest.MonkeyPatch, record: Callable[[Callable[[], Kept]], tuple[Replay, Kept]], said: str
 ) -> None:
     plain = converse(LocalEngine(model_of("qwen3"), max_len=MAX_LEN))
-    engine = engine_with(monkeypatch, record, "qwen3")
+    engine = engine_with(monkeypatch, record, model_of("qwen3"))
     got = converse(engine)
     assert [[g.ids for g in turns] for turns in got] == [[g.ids for g in turns] for turns in plain]
     assert said in engine.decoding
@@ -143,7 +278,7 @@ def test_what_cannot_be_replayed_is_computed(
 
 def test_what_is_fed_waits_for_company_while_others_decode(monkeypatch: pytest.MonkeyPatch) -> None:
     """A prompt that comes while another request decodes is fed within APART forwards, and several of them together."""
-    engine = engine_with(monkeypatch, Again(), "qwen3")
+    engine = engine_with(monkeypatch, Again(), model_of("qwen3"))
     fed: list[int] = []
 
     async def main() -> None:
@@ -166,3 +301,4 @@ def test_what_is_fed_waits_for_company_while_others_decode(monkeypatch: pytest.M
 
 
 GREEDY_FEW = SamplingParams(temperature=0, max_tokens=3)
+GREEDY_SOME = SamplingParams(temperature=0, max_tokens=9)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Engine and trainer on a GPU, against transformers' own, in turns, in seconds on the wall.
 
-    python benchmarks/gpu.py [--shapes smollm2-135m,qwen3-0.6b,qwen3-4b] [--rounds 3] [--only one,rows,…]
+    python benchmarks/studies/gpu.py [--shapes smollm2-135m,qwen3-0.6b,qwen3-4b] [--rounds 3] [--only one,rows,…]
 
 The models have the shapes of published ones and random weights: what is computed costs the same, and nothing need be
 fetched. Decoding is in bfloat16; training has float32 weights and products in bfloat16, as recipes have it on GPUs.
@@ -15,18 +15,22 @@ from __future__ import annotations
 import argparse
 import gc
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
-import real_model
 import torch
-from parts.measure import take_turns
-from parts.results import add_json, machine, save
 from transformers import LlamaConfig, PretrainedConfig, PreTrainedModel, Qwen3Config
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from retcon.engine.local.engine import LocalEngine
+
+sys.path.append(str(Path(__file__).parents[1]))  # where `parts` is
+import real_model
+from parts.measure import take_turns
+from parts.results import add_json, machine, save
 
 MEASURES = ("src/retcon/engine", "src/retcon/train/kernels")
 MANY = 256
@@ -104,7 +108,8 @@ def main() -> None:
             del model, runs, turns
             gc.collect()
             if options.json:
-                command = f"python benchmarks/gpu.py --shapes {options.shapes} --rounds {options.rounds}"
+                words = f"--shapes {options.shapes} --only {options.only} --rounds {options.rounds}"
+                command = f"python benchmarks/studies/gpu.py {words}"
                 save(options.json, {"gpu": name, **figures}, command=command, measures=MEASURES)
 
 
