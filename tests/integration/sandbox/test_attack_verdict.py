@@ -259,3 +259,63 @@ def test_what_the_kernel_ends_for_want_of_memory_is_not_to_blame(starved: Path, 
     assert cell.startswith("infrastructure|None|"), ran.stdout + ran.stderr
     assert "out of memory" in cell
     assert (rested, over) == ("False", "False")
+
+
+FILL = """
+filled = None
+try:
+    while True: filled = (filled,)  # to the last byte
+except MemoryError: pass
+"""
+
+
+@contained_by(*ALL)
+@pytest.mark.parametrize("more", ["", "[], ", "{}, "])
+@pytest.mark.parametrize(
+    "code", ["x = ()\nwhile True: x = (MORE x,)", "def f():\n x = ()\n while True: x = (MORE x,)\nf()"]
+)
+def test_taking_the_last_byte_is_over_the_limit_and_no_other_end(jail: Jail, code: str, more: str) -> None:
+    result = jail.attack(code.replace("MORE ", more), memory_mb=32, cpu_seconds=20)
+    assert (result.status, result.error_type, result.exit_code) == ("limit", "MemoryError", 1), result
+    assert result.stderr.endswith("MemoryError\n"), result
+
+
+@contained_by(*ALL)
+@pytest.mark.parametrize(
+    ("end", "status", "error_type", "code"),
+    [
+        ("", "ok", None, 0),
+        ("raise SystemExit", "ok", None, 0),
+        ("raise leave", "error", "SystemExit", 3),
+        ("raise ready", "error", "KeyError", 1),
+    ],
+)
+def test_a_program_that_holds_all_of_its_memory_ends_as_it_does(
+    jail: Jail, end: str, status: str, error_type: str | None, code: int
+) -> None:
+    result = jail.attack(
+        f"ready, leave = KeyError(1), SystemExit(3)\nprint('out')\n{FILL}{end}", memory_mb=32, cpu_seconds=20
+    )
+    assert (result.status, result.error_type, result.exit_code) == (status, error_type, code), result
+    assert result.stdout == "out\n"
+
+
+@contained_by(*ALL)
+def test_nor_does_it_matter_that_it_took_the_room_to_tell_of_it(jail: Jail) -> None:
+    lower = "import resource as r\nr.setrlimit(r.RLIMIT_AS, (r.getrlimit(r.RLIMIT_AS)[0],) * 2)\n"
+    full = jail.attack(lower + FILL, memory_mb=32, cpu_seconds=20)
+    assert (full.status, full.exit_code) == ("ok", 0), full
+    over = jail.attack(lower + "x = None\nwhile True: x = (x,)", memory_mb=32, cpu_seconds=20)
+    assert (over.status, over.error_type, over.exit_code) == ("limit", "MemoryError", 1), over
+
+
+@contained_by(*ALL)
+def test_a_cell_that_takes_the_last_byte_is_over_the_limit_and_its_session_goes_on(jail: Jail) -> None:
+    session = jail.session(memory_mb=32)
+    over = session.run("def f():\n  x = None\n  while True: x = (x,)\nf()")
+    assert (over.status, over.error_type) == ("limit", "MemoryError"), over
+    held = session.run(FILL)
+    assert (held.status, held.error_type) == ("ok", None), held
+    assert session.run("del filled").status == "ok"
+    assert session.run("print(1)").stdout == "1\n"
+    session.close()
