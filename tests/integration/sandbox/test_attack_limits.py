@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 
 import pytest
 
@@ -277,8 +278,8 @@ def test_descriptors_are_bounded(jail: Jail) -> None:
         ("def f(): f()\nf()", {"RecursionError"}),
         ("import sys\nsys.setrecursionlimit(10**9)\ndef f(): f()\nf()", {"SIGSEGV", "MemoryError", "SystemError"}),
         (
-            "import sys\nsys.setrecursionlimit(10**9)\nx = []\nfor _ in range(10**6): x = [x]\nrepr(x)",
-            {"SIGSEGV", "MemoryError"},
+            "import sys\nsys.setrecursionlimit(10**9)\nx = []\nfor _ in range(10**5): x = [x]\nrepr(x)",
+            {"SIGSEGV" if sys.version_info < (3, 12) else "RecursionError"},  # which has a limit of its own for C
         ),
         ("int('9' * 10**5)", {"ValueError"}),
         ("import ctypes\nctypes.string_at(0)", {"SIGSEGV"}),

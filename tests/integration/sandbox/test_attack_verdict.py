@@ -259,3 +259,57 @@ def test_what_the_kernel_ends_for_want_of_memory_is_not_to_blame(starved: Path, 
     assert cell.startswith("infrastructure|None|"), ran.stdout + ran.stderr
     assert "out of memory" in cell
     assert (rested, over) == ("False", "False")
+
+
+# to the last byte, with what is small; not one in another, with which Python 3.13 crashes of itself
+TAKE = "held = [None] * 10**6\nfor n in range(10**6): held[n] = (n,)\n"
+HOLD = f"try:\n    exec({TAKE!r})\nexcept MemoryError: pass\n"
+
+
+@contained_by(*ALL)
+@pytest.mark.parametrize("small", ["(n,)", "[n]", "{}", "str(n)"])
+@pytest.mark.parametrize("code", [TAKE, f"def take():\n    exec({TAKE!r})\ntake()"], ids=["module", "function"])
+def test_taking_the_last_byte_is_over_the_limit_and_no_other_end(jail: Jail, code: str, small: str) -> None:
+    result = jail.attack(code.replace("(n,)", small), memory_mb=32, cpu_seconds=20)
+    assert (result.status, result.error_type, result.exit_code) == ("limit", "MemoryError", 1), result
+    assert result.stderr.endswith("MemoryError\n"), result
+
+
+@contained_by(*ALL)
+@pytest.mark.parametrize(
+    ("end", "status", "error_type", "code"),
+    [
+        ("", "ok", None, 0),
+        ("raise SystemExit", "ok", None, 0),
+        ("raise leave", "error", "SystemExit", 3),
+        ("raise ready", "error", "KeyError", 1),
+    ],
+)
+def test_a_program_that_holds_all_of_its_memory_ends_as_it_does(
+    jail: Jail, end: str, status: str, error_type: str | None, code: int
+) -> None:
+    result = jail.attack(
+        f"ready, leave = KeyError(1), SystemExit(3)\nprint('out')\n{HOLD}{end}", memory_mb=32, cpu_seconds=20
+    )
+    assert (result.status, result.error_type, result.exit_code) == (status, error_type, code), result
+    assert result.stdout == "out\n"
+
+
+@contained_by(*ALL)
+def test_nor_does_it_matter_that_it_took_the_room_to_tell_of_it(jail: Jail) -> None:
+    lower = "import resource as r\nr.setrlimit(r.RLIMIT_AS, (r.getrlimit(r.RLIMIT_AS)[0],) * 2)\n"
+    full = jail.attack(lower + HOLD, memory_mb=32, cpu_seconds=20)
+    assert (full.status, full.exit_code) == ("ok", 0), full
+    over = jail.attack(lower + TAKE, memory_mb=32, cpu_seconds=20)
+    assert (over.status, over.error_type, over.exit_code) == ("limit", "MemoryError", 1), over
+
+
+@contained_by(*ALL)
+def test_a_cell_that_takes_the_last_byte_is_over_the_limit_and_its_session_goes_on(jail: Jail) -> None:
+    session = jail.session(memory_mb=32)
+    over = session.run(f"def take():\n    exec({TAKE!r})\ntake()")
+    assert (over.status, over.error_type) == ("limit", "MemoryError"), over
+    assert session.run("print(1)").stdout == "1\n"
+    held = session.run(HOLD)
+    assert (held.status, held.error_type) == ("ok", None), held
+    session.close()

@@ -54,9 +54,11 @@ NAME_CHARS = 200  # of an exception's class, which the program may have made up
 FDS = 256  # more than a worker ever has open
 AT_ONCE = 1 << 18  # characters of a file, whole groups of four: decoding it takes none of the program's memory
 MEMORY_HEADROOM = 32 << 20  # a program that ran out of memory still has to say so
+ROOM = 1 << 20  # bytes of it without which nothing can be said
 _GIVEN = dict(vars(builtins))
 __builtins__ = _GIVEN  # type: ignore[assignment]  # of the functions here: the program may replace the others
-_limit, _poll, _status = resource.getrlimit, select.poll, os.fstat
+_limit, _set_limit, _poll, _status = resource.getrlimit, resource.setrlimit, select.poll, os.fstat
+_MEMORY, _raised, _block = resource.RLIMIT_AS, sys.exception, bytes
 Streams: TypeAlias = tuple[int, int, int, int]
 """File descriptors for stdin, stdout, stderr and the record."""
 
@@ -164,7 +166,7 @@ def _program(source: str, token: bytes, output_bytes: int, echo: bool) -> int:
     """Run the program as Python would, its last expression kept where `echo`; return the exit code."""
     streams = (sys.stdout, sys.stderr)  # the program may put others in their place
     own, process, keep, put = os.getpid(), os.getpid, output_bytes, write
-    raised, value, code = "", "", 0
+    raised, value, code, memory = "", "", 0, _limit(_MEMORY)
     main = ModuleType("__main__")
     sys.modules["__main__"] = main
     try:
@@ -179,9 +181,12 @@ def _program(source: str, token: bytes, output_bytes: int, echo: bool) -> int:
         if process() == own:  # at once: what follows runs code of the program's, which may end the process
             put(RECORD_FD, token + raised.encode("utf-8", "replace") + b"\0" + token)
         if raised == "MemoryError":
-            _free_memory(error, main)
+            traceback.clear_frames(error.__traceback__)
+            main.__dict__.clear()
         flush_all(streams)
         if raised != "MemoryError":  # for which a long program's lines may have been too much
+            with suppress(BaseException):  # what it holds and a long traceback might be over the limit together
+                _set_limit(_MEMORY, memory)
             show_source(source, FILENAME)  # once more, as the program may have emptied the cache
         _show(error, raised)
         if raised != "MemoryError":  # of which nothing is left that could run
@@ -208,17 +213,35 @@ def record_bytes(output_bytes: int) -> int:
 
 def _run_as_main(source: str, main: ModuleType, echo: bool) -> str:
     """Run the program, and its exit handlers where it came to its end; `=` and the repr of its last expression, empty
-    without one."""
-    value = ""
-    main.__dict__.update(__builtins__=builtins, __file__=FILENAME)
+    without one.
+
+    Where it has filled its memory to the last byte, not even a function of Python's can be called. So the room that is
+    kept to tell of its end is taken by what needs none; and made, where the program has taken that as well.
+    """
+    value, names = "", main.__dict__
+    names.update(__builtins__=builtins, __file__=FILENAME)
+    room = (_limit(_MEMORY)[1],) * 2
     try:
-        body, last = compile_program(source, FILENAME, echo)
-        exec(body, main.__dict__)
-        if last is not None:
-            result = eval(last, main.__dict__)
-            if result is not None:
-                value = "=" + repr(result)
-        _finish()
+        try:
+            body, last = compile_program(source, FILENAME, echo)
+            exec(body, names)
+            if last is not None:
+                result = eval(last, names)
+                if result is not None:
+                    value = "=" + repr(result)
+            _finish()
+        finally:
+            error = _raised()
+            try:  # noqa: SIM105 - `suppress` is an object to be made
+                _set_limit(_MEMORY, room)
+            except BaseException:  # noqa: BLE001, S110 - the program has lowered it for good
+                pass
+            try:
+                _block(ROOM)
+            except MemoryError:
+                names.clear()
+                if error is not None:
+                    error.__traceback__ = None
     except BaseException:
         vars(builtins).update(_GIVEN)  # what follows runs code of the standard library
         raise
@@ -276,9 +299,3 @@ def _depth(file: object) -> int:
     if issubclass(kind, TextIOWrapper):
         return 0
     return 3 if not issubclass(kind, _BufferedIOBase) else 2 if kind in (BufferedWriter, BufferedRandom) else 1
-
-
-def _free_memory(error: BaseException, main: ModuleType) -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (resource.getrlimit(resource.RLIMIT_AS)[1],) * 2)
-    traceback.clear_frames(error.__traceback__)
-    main.__dict__.clear()

@@ -12,6 +12,7 @@ import time
 from collections.abc import Collection
 
 from retcon.sandbox.jail import scratch, usage
+from retcon.sandbox.jail.child import MEMORY_HEADROOM
 from retcon.sandbox.jail.confine import root
 from retcon.sandbox.jail.confine.confinement import Confinement
 from retcon.sandbox.jail.messages import Bounds
@@ -62,10 +63,10 @@ class Watchdog:
     def _look_at_memory(self) -> None:
         started = time.monotonic()
         held = usage.held(self._confinement.proc, self._baseline, self._apart)
-        left = (self._memory_mb << 20) - sum(held)
+        alone = len(held) < 2  # then the kernel bounds it, by its address space, with room to tell of its end
+        left = (self._memory_mb << 20) + (MEMORY_HEADROOM if alone else 0) - sum(held)
         if left < 0:
             self.said = self._too_much()
-        alone = len(held) < 2  # then the kernel bounds it, by its address space
         now = time.monotonic()
         self._memory_due = now + max(_within(PERIOD if alone else left / FILLED), (now - started) / SHARE)
 

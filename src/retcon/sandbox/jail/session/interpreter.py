@@ -53,6 +53,7 @@ from retcon.sandbox.jail.seeding import reseed
 
 # What this file stands on is bound to names of its own: a cell may replace those of any module.
 _raise_limit, _limit, _to_text = resource.setrlimit, resource.getrlimit, repr
+_MEMORY, _raised, _block = resource.RLIMIT_AS, sys.exception, bytes
 _before_fork = ctypes.pythonapi.PyOS_BeforeFork
 _after_fork_parent, _after_fork_child = ctypes.pythonapi.PyOS_AfterFork_Parent, ctypes.pythonapi.PyOS_AfterFork_Child
 CONTROL_FD = child.RECORD_FD
@@ -174,14 +175,24 @@ class Interpreter:
     def _cell(self, command: CellCommand) -> None:
         self._count += 1
         streams = (getattr(sys, "stdout", None), getattr(sys, "stderr", None))  # an earlier cell may have deleted them
-        raised, value = "", ""
+        raised, value, room = "", "", (_limit(_MEMORY)[1],) * 2
         try:
             try:
                 self._prepare(command)
                 set_handler(SIGINT, default_int_handler)
                 value = self._run(command["code"], command["echo"])
                 flush_all(streams)
-            finally:
+            finally:  # as in `child`: the room for this file's own work is taken by what needs none
+                ended = _raised()
+                try:  # noqa: SIM105 - `suppress` is an object to be made
+                    _raise_limit(_MEMORY, room)
+                except BaseException:  # noqa: BLE001, S110 - the cell has lowered it for good
+                    pass
+                try:
+                    _block(child.ROOM)
+                except MemoryError:
+                    if ended is not None:
+                        ended.__traceback__ = None
                 self._take_over()
         except SystemExit as stop:
             code = exit_code(stop, streams)

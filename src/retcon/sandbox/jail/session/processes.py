@@ -91,8 +91,10 @@ class Tree:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(-1, signal.SIGSTOP)
         else:
-            for number in self.below():
-                self.signal(number, signal.SIGSTOP)
+            found = [self.pid(number) for number in self.below()]
+            for pid in filter(None, found):  # one right after another: meanwhile those that run wake those that do not
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGSTOP)
 
     def settle(self, still: Collection[int] = ()) -> list[int]:
         """Stop all of it; its numbers, once nothing runs.
