@@ -229,38 +229,6 @@ def test_any_bytes_may_come_out(jail: Jail) -> None:
     assert jail.attack("raise ValueError('\\ud800\\0')").error_type == "ValueError"
 
 
-@contained_by(*ALL)
-@pytest.mark.parametrize("size", [10**5, 10**7])
-def test_the_input_is_the_programs_own(jail: Jail, size: int) -> None:
-    result = jail.run("import sys\nprint(len(sys.stdin.read()))\nprint(repr(sys.stdin.read()))", stdin="é" * size)
-    assert result.stdout == f"{size}\n''\n"
-
-
-@pytest.mark.parametrize("tier", ["namespaces", "landlock", "rlimits"])
-def test_what_the_kernel_ends_for_want_of_memory_is_not_to_blame(starved: Path, tier: str) -> None:
-    """Nor is a session that it ends while that rests; and what ends itself by the same signal is."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    ran = subprocess.run(
-        [sys.executable, "-c", STARVED, tier, str(starved)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if "SandboxUnavailable" in ran.stderr:
-        pytest.skip(f"not on this machine: {ran.stderr[-300:]}")
-    itself, kernel, after, *cells, rested, cell, over = ran.stdout.splitlines()
-    assert itself == "error|SIGKILL|SIGKILL: killed by signal 9|"
-    assert kernel.startswith("infrastructure|None|"), ran.stdout + ran.stderr
-    assert "out of memory" in kernel
-    assert after == "ok|None|on|"
-    ended = "infrastructure|None|the kernel ended the program: the machine was out of memory"
-    assert cells == [f"{itself}its own code", f"{ended}|a fault", after]
-    assert cell.startswith("infrastructure|None|"), ran.stdout + ran.stderr
-    assert "out of memory" in cell
-    assert (rested, over) == ("False", "False")
-
-
 # to the last byte, with what is small; not one in another, with which Python 3.13 crashes of itself
 TAKE = "held = [None] * 10**6\nfor n in range(10**6): held[n] = (n,)\n"
 HOLD = f"try:\n    exec({TAKE!r})\nexcept MemoryError: pass\n"
@@ -313,3 +281,35 @@ def test_a_cell_that_takes_the_last_byte_is_over_the_limit_and_its_session_goes_
     held = session.run(HOLD)
     assert (held.status, held.error_type) == ("ok", None), held
     session.close()
+
+
+@contained_by(*ALL)
+@pytest.mark.parametrize("size", [10**5, 10**7])
+def test_the_input_is_the_programs_own(jail: Jail, size: int) -> None:
+    result = jail.run("import sys\nprint(len(sys.stdin.read()))\nprint(repr(sys.stdin.read()))", stdin="é" * size)
+    assert result.stdout == f"{size}\n''\n"
+
+
+@pytest.mark.parametrize("tier", ["namespaces", "landlock", "rlimits"])
+def test_what_the_kernel_ends_for_want_of_memory_is_not_to_blame(starved: Path, tier: str) -> None:
+    """Nor is a session that it ends while that rests; and what ends itself by the same signal is."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ran = subprocess.run(
+        [sys.executable, "-c", STARVED, tier, str(starved)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if "SandboxUnavailable" in ran.stderr:
+        pytest.skip(f"not on this machine: {ran.stderr[-300:]}")
+    itself, kernel, after, *cells, rested, cell, over = ran.stdout.splitlines()
+    assert itself == "error|SIGKILL|SIGKILL: killed by signal 9|"
+    assert kernel.startswith("infrastructure|None|"), ran.stdout + ran.stderr
+    assert "out of memory" in kernel
+    assert after == "ok|None|on|"
+    ended = "infrastructure|None|the kernel ended the program: the machine was out of memory"
+    assert cells == [f"{itself}its own code", f"{ended}|a fault", after]
+    assert cell.startswith("infrastructure|None|"), ran.stdout + ran.stderr
+    assert "out of memory" in cell
+    assert (rested, over) == ("False", "False")
