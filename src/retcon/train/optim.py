@@ -27,7 +27,8 @@ def torch_settings(place: Placement) -> Iterator[None]:
     What was set before comes back afterwards.
     """
     before = torch.are_deterministic_algorithms_enabled()
-    cuda = [] if place.device == "cpu" else [torch.device(place.device)]
+    on_gpu = place.device != "cpu" and torch.cuda.is_available()
+    cuda = [torch.device(place.device)] if on_gpu else []
     filling = deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     torch.use_deterministic_algorithms(place.device == "cpu")
     deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
