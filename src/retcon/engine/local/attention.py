@@ -194,7 +194,8 @@ class PastJob:
 
 def _for_each(queries: Tensor, shared: Tensor) -> Tensor:
     """On a GPU, keys or values (B, KV, L, D) for each of the queries' heads, (B, H, L, D): with a mask, or in float32,
-    only the slowest of its kernels knows of groups, and it keeps all scores. Elsewhere as they are."""
+    only the slowest of its kernels knows of groups, and it keeps all scores; in other cases the copy is small beside a
+    stretch's products. Elsewhere as they are."""
     groups = queries.shape[1] // shared.shape[1]
     return shared.repeat_interleave(groups, 1) if shared.device.type == "cuda" and groups > 1 else shared
 

@@ -45,7 +45,7 @@ def attend_without_cudnn() -> None:
 
 def kept_at_rest(device: torch.device) -> int:
     """Bytes of slabs up to which they stay when all keys and values are forgotten: a sixteenth of a GPU's memory, as
-    what is recorded over them would have to be recorded anew, for every step of a training. None on CPUs."""
+    what is recorded over them would have to be recorded anew, for every step of a training. Nothing on CPUs."""
     return int(torch.cuda.mem_get_info(device)[1]) // 16 if device.type == "cuda" else 0
 
 
