@@ -207,8 +207,10 @@ def test_evaluations_stand_in_one_row_only_where_they_sampled_alike(tmp_path: Pa
     for name, top_p, task in (("a", 0.6, "numbers/0"), ("b", 0.95, "numbers/0"), ("c", 0.95, "numbers/1")):
         result = Result("base", load_recipe(None).model_dump(mode="json"), {})
         setting = score([(task, [trajectory(f"{task}/0", FIX)])], temperature=1.0, top_p=top_p, cpu_s=1.0, wall_s=1.0)
+        plain = score([(task, [])], temperature=1.0, top_p=1.0, cpu_s=1.0, wall_s=1.0)
         (tmp_path / name).mkdir()
-        write_result(tmp_path / name / "result.json", result.with_setting("top_p", setting))
+        both = result.with_setting("t1", plain).with_setting("top_p", setting)
+        write_result(tmp_path / name / "result.json", both)
     (tmp_path / "b/trajectories-t1.jsonl.partial").touch()
     said = report(*(tmp_path / name for name in "abc"), "--out", tmp_path / "page")
     assert said.startswith("b: not finished\n"), said
@@ -219,7 +221,7 @@ def test_evaluations_stand_in_one_row_only_where_they_sampled_alike(tmp_path: Pa
 
 
 def test_an_evaluation_whose_process_was_killed_as_soon_as_it_was_whole_is_finished(tmp_path: Path) -> None:
-    result = Result("base", load_recipe(None).model_dump(mode="json"), {})
+    result = Result("base", load_recipe(None, ["evaluate.top_p=1.0"]).model_dump(mode="json"), {})
     setting = score([("a", [trajectory("a/0", FIX)])], temperature=1.0, top_p=1.0, cpu_s=1.0, wall_s=1.0)
     write_result(tmp_path / "result.json", result.with_setting("t1", setting))
     (tmp_path / "trajectories-t1.jsonl.partial").touch()
@@ -228,6 +230,19 @@ def test_an_evaluation_whose_process_was_killed_as_soon_as_it_was_whole_is_finis
     assert view(tmp_path, "x").finished
     (tmp_path / "trajectories-top_p.jsonl.partial").touch()
     assert not view(tmp_path, "x").finished, "its second setting is under way"
+
+
+def test_an_evaluation_whose_process_was_killed_between_its_settings_is_not_finished(tmp_path: Path) -> None:
+    result = Result("base", load_recipe(None).model_dump(mode="json"), {})
+    setting = score([("a", [trajectory("a/0", FIX)])], temperature=1.0, top_p=1.0, cpu_s=1.0, wall_s=1.0)
+    jsonl.write(tmp_path / "trajectories-t1.jsonl", [trajectory("a/0", FIX)])
+    write_result(tmp_path / "result.json", result.with_setting("t1", setting))
+    assert not view(tmp_path, "x").finished, "the second one has not begun"
+    write_result(tmp_path / "result.json", result.with_setting("t1", setting).with_setting("top_p", setting))
+    assert view(tmp_path, "x").finished
+    older = Result("base", {"task": {"kind": "numbers"}}, {})
+    write_result(tmp_path / "result.json", older.with_setting("t1", setting))
+    assert view(tmp_path, "x").finished, "nothing says that there was to be another"
 
 
 @pytest.mark.parametrize(
@@ -371,3 +386,12 @@ def test_trajectories_are_of_the_last_step_that_was_kept(tmp_path: Path) -> None
     assert first is not None
     assert first.id == "numbers/c/0"
     assert [(t.id, t.reward) for t in others] == [("numbers/d/0", 1.0), ("numbers/e/0", -1.0)]
+
+
+def test_of_a_run_that_repairs_nothing_no_more_is_read_than_is_shown(tmp_path: Path) -> None:
+    own = run(tmp_path / "own", "rl", [{"reward": 0.5}] * 2, "repair.kind=none")
+    (own / "trajectories").mkdir()
+    (own / "trajectories/step-000001.jsonl").write_text("none\n" * 5)
+    jsonl.write(own / "trajectories/step-000002.jsonl", [trajectory("numbers/a/0", FIX)])
+    first, others = some_trajectories(view(own, "own"))
+    assert (first, [one.id for one in others]) == (None, ["numbers/a/0"])

@@ -21,6 +21,11 @@ PASS_AT = (1, 8, 16)
 K = 8
 
 
+def setting_names(top_p: float) -> tuple[str, ...]:
+    """Of an evaluation's settings. top_p: of the second one; with 1 there is none. Results and files are under them."""
+    return ("t1",) if top_p == 1 else ("t1", "top_p")
+
+
 class Problem(msgspec.Struct, frozen=True):
     """One problem in one setting. samples: rollouts that came to an end of their own; means are over those.
     first_try_failures: share of their first tries that failed (`retcon.core.tries`), None where they tried nothing."""
@@ -70,6 +75,12 @@ class Result(msgspec.Struct, frozen=True):
     failed_calls: dict[str, float | None] = {}
     inputs: dict[str, str] = {}
     format: int = RESULT_FORMAT
+
+    @property
+    def whole(self) -> bool:
+        """Whether all settings are measured that its recipe asks for; one without [evaluate] asks for none."""
+        top_p = self.recipe.get("evaluate", {}).get("top_p")
+        return not isinstance(top_p, int | float) or self.settings.keys() >= set(setting_names(top_p))
 
     def without_settings(self) -> Result:
         """What it is a result of, without what came out."""
@@ -146,7 +157,9 @@ def read_result(path: Path) -> Result:
     except FileNotFoundError as error:
         raise CheckpointError(f"{path}: no evaluation result; `retcon eval` makes one") from error
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{path}: the evaluation result cannot be read: {error}") from error
+        raise CheckpointError(
+            f"{path}: the evaluation result cannot be read: {error}; remove it to evaluate again"
+        ) from error
     if result.format != RESULT_FORMAT:
         raise CheckpointError(f"{path}: format {result.format}, this version reads {RESULT_FORMAT}; evaluate again")
     return result

@@ -31,12 +31,13 @@ from retcon.core.together import together
 from retcon.core.types import Trajectory
 from retcon.engine.types import Generator, SamplingParams
 from retcon.evaluate.begun import Begun, BegunFile, evaluation_of, partial
-from retcon.evaluate.result import Result, Setting, read_result, score, write_result
+from retcon.evaluate.result import Result, Setting, read_result, score, setting_names, write_result
 from retcon.rollout.faults import Faults
 from retcon.rollout.group import rollout_group
 from retcon.rollout.prompts import refuse_long
 from retcon.runs.comparing import as_now, is_immaterial
 from retcon.store import jsonl
+from retcon.store.compression import SUFFIXES
 from retcon.store.fingerprint import fingerprint, template_fingerprint
 from retcon.tasks.checked import problems_of
 from retcon.tasks.registry import TaskSet
@@ -64,7 +65,7 @@ def settings_of(recipe: Recipe) -> dict[str, SamplingParams]:
     """The settings by name, both at T = 1, so that neither is the recipe's own sampling; with top-p 1 there is one."""
     plain = build_plain_sampling(recipe)
     second = replace(plain, top_p=recipe.evaluate.top_p)
-    return {"t1": plain} if second == plain else {"t1": plain, "top_p": second}
+    return dict(zip(setting_names(second.top_p), (plain, second), strict=False))
 
 
 def run_evaluation(
@@ -274,7 +275,9 @@ def _make_folder(out: Path) -> None:
 
 
 def _has(out: Path, result: Result, name: str) -> bool:
-    return name in result.settings and _trajectories(out, name).is_file()
+    """Whether a setting is measured; its trajectories may have been compressed since."""
+    file = _trajectories(out, name)
+    return name in result.settings and any(file.with_name(file.name + suffix).is_file() for suffix in ("", *SUFFIXES))
 
 
 def _trajectories(out: Path, name: str) -> Path:

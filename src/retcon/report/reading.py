@@ -59,7 +59,7 @@ def view(folder: Path, name: str) -> Viewed:
     begun = list(folder.glob(f"trajectories-*{SUFFIX}"))
     if (folder / "result.json").is_file():
         result = read_result(folder / "result.json")
-        whole = all(_is_whole(path, result) for path in begun)
+        whole = result.whole and all(_is_whole(path, result) for path in begun)
         return Viewed(folder, name, "eval", result.recipe, None, (), whole, "", (), result, start=result.checkpoint)
     if begun:
         raise CheckpointError(f"{folder} is an evaluation that has only begun: no figure of it is known yet")
@@ -118,7 +118,7 @@ def some_trajectories(run: Viewed) -> tuple[Trajectory | None, list[Trajectory]]
     """One that was repaired, if there is one, and one each that passed and that failed, the shortest; of the last step
     that was kept, or of the evaluation."""
     files = sorted((run.folder / "trajectories").glob("step-*.jsonl*"), reverse=True)
-    files = files or sorted(run.folder.glob("trajectories-*.jsonl"))
+    files = files or sorted(p for p in run.folder.glob("trajectories-*.jsonl*") if p.suffix != SUFFIX)
     first: Trajectory | None = None
     others: list[Trajectory] = []
     for file in files:
@@ -128,6 +128,12 @@ def some_trajectories(run: Viewed) -> tuple[Trajectory | None, list[Trajectory]]
                 alike = [t for t in read if t.reward is not None and (t.reward > 0) == good and t.turns]
                 others += sorted(alike, key=lambda t: (not t.raw_calls, len(t.text)))[:1]
         first = first or showcase(read) or next(filter(repaired, read), None)
-        if first is not None:
+        if first is not None or (others and not _repairs(run)):  # all files of a long run take minutes
             break
     return first, others
+
+
+def _repairs(run: Viewed) -> bool:
+    """Whether something in its trajectories may have been repaired, for all that its recipe says."""
+    own = [part["repair"] for part in (run.recipe, *run.recipe.get("stages", ())) if "repair" in part]
+    return run.kind != "rl" or not own or any(repair.get("kind") != "none" for repair in own)

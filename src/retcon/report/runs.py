@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from retcon.core.errors import RecordError
 from retcon.evaluate.result import Result, read_result
 from retcon.runs.metrics import Metrics, read_metrics
 
@@ -53,6 +54,11 @@ class Comparison:
 def read_run(folder: Path, seed: int) -> Run:
     """The run in `folder`, its evaluation in `folder/eval`.
 
-    Raises RecordError for a broken line of metrics (named), CheckpointError where the evaluation is absent or broken.
+    Raises RecordError for a broken line of metrics (named) and for none, CheckpointError where the evaluation is absent
+    or broken.
     """
-    return Run(folder, seed, read_metrics(folder / "metrics.jsonl"), read_result(folder / "eval" / "result.json"))
+    file = folder / "metrics.jsonl"
+    metrics = read_metrics(file) if file.exists() else []
+    if not metrics:
+        raise RecordError(f"{file} tells no step of a run that is over: remove {folder}, and it is trained again")
+    return Run(folder, seed, metrics, read_result(folder / "eval" / "result.json"))

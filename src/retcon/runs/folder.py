@@ -44,7 +44,7 @@ class RunFolder:
         """Within, no other process trains here; what a killed one left half written is removed. Raises CheckpointError
         where one does."""
         with alone(self.root):
-            for folder in (self.root, self.root / "checkpoints"):
+            for folder in (self.root, self.root / "checkpoints", self.root / "trajectories"):
                 remove_partial(folder)
             yield
 

@@ -64,7 +64,12 @@ def find(path: Path, wanted: str) -> Trajectory:
     beginning: list[bytes] = []
     ids: list[str] = []
     for number, line in _lines(path):
-        id = _id_of(line, f"{path}, line {number}")
+        try:
+            id = _id_of(line, f"{path}, line {number}")
+        except RecordError:
+            if not beginning:
+                raise
+            continue  # such as a last line that was cut off
         ids.append(id)
         if id == wanted:
             return read_line(line, f"{path}, line {number}")

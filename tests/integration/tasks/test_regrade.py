@@ -147,6 +147,36 @@ def test_a_marker_that_was_cut_off_is_named_and_does_not_lock_the_folder(run: Pa
     }
 
 
+@pytest.mark.parametrize("broken", [b"{}", b'{"file": "tra', b'{"file": "\xff"}'], ids=["schema", "cut", "bytes"])
+def test_a_broken_verdict_is_named_and_those_after_it_are_not_lost(run: Path, broken: bytes) -> None:
+    regrade(job(run), ignored)
+    whole, file, marker = bytes_of(run / "regraded"), run / "regraded" / VERDICTS, run / "regraded/regrade.json"
+    marker.write_text(marker.read_text().replace("true", "false"))  # killed before it said so
+    first, _, *rest = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join([first, broken + b"\n", *rest]))
+    with pytest.raises(RecordError, match=r"verdicts\.jsonl, line 2: not a verdict: .*; remove that line"):
+        regrade(job(run), ignored)
+    assert file.read_bytes() == b"".join([first, broken + b"\n", *rest])
+    file.write_bytes(b"".join([first, *rest]))
+    told: list[int] = []
+    regrade(job(run), lambda done, _: told.append(done))
+    assert told == [6, 7], "one was graded again"
+    assert {**bytes_of(run / "regraded"), VERDICTS: b""} == {**whole, VERDICTS: b""}
+
+
+def test_what_a_kill_left_of_a_steps_rollouts_is_none_of_the_runs_files(run: Path) -> None:
+    (run / "trajectories/.partial-7-step-000003.jsonl").write_bytes(b'{"id": "numb')
+    assert len(regrade(job(run), ignored)) == 7
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+def test_steps_that_were_compressed_are_of_the_run_too(run: Path, suffix: str) -> None:
+    first = run / "trajectories/step-000001.jsonl"
+    jsonl.write(first.with_name(first.name + suffix), jsonl.read(first))
+    first.unlink()
+    assert len(regrade(job(run), ignored)) == 7
+
+
 def test_what_a_kill_left_before_the_marker_was_whole_is_nothing(run: Path) -> None:
     (run / "regraded").mkdir()
     (run / "regraded/.partial-7-regrade.json").touch()

@@ -136,6 +136,12 @@ def test_an_unknown_role_or_recipe_is_refused(given: str, told: str) -> None:
         recipes_of(PAPERS["cleaner"], [given])
 
 
+def test_an_arm_that_switches_needs_two_steps(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"rl\.steps = 1: recovery changes its \[repair\] halfway, which takes 2"):
+        planned(tmp_path, "cleaner", "recovery", "rl.steps=1")
+    assert planned(tmp_path, "cleaner", "switch", "rl.steps=1").arms == ("baseline", "cleaner")
+
+
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     for paper, study in (("rstar2", "errors"), ("cleaner", "recovery")):

@@ -11,6 +11,7 @@ from rich.console import Console
 from retcon.cli.common.board import FEW, board_for
 from retcon.cli.common.jobs import Job
 from retcon.core.errors import CheckpointError
+from retcon.runs.folder import RunFolder
 from retcon.store.alone import alone
 
 
@@ -66,3 +67,12 @@ def test_two_commands_are_not_at_work_in_one_folder(tmp_path: Path) -> None:
         pass
     with alone(out):  # and then it is free again
         pass
+
+
+def test_what_a_killed_training_left_half_written_goes_when_it_goes_on(tmp_path: Path) -> None:
+    left = [tmp_path / folder / f".partial-7-{folder}" for folder in ("", "checkpoints", "trajectories")]
+    for path in left:
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    with RunFolder(tmp_path).at_work():
+        assert not any(path.exists() for path in left)

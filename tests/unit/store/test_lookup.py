@@ -61,3 +61,11 @@ def test_a_broken_line_before_it_is_named(tmp_path):
     path.write_text("{}\n" + jsonl.line_of(PLAIN).decode())
     with pytest.raises(RecordError, match=r"some.jsonl, line 1: no trajectory: it has no prompt"):
         find(path, "a/0")
+
+
+def test_a_broken_line_after_the_only_one_that_begins_so_changes_nothing(tmp_path):
+    path = tmp_path / "some.jsonl"
+    path.write_bytes(jsonl.line_of(PLAIN) + jsonl.line_of(OTHER) + b'{"id":"a/1","ta')
+    assert find(path, "ab") == OTHER
+    with pytest.raises(RecordError, match=r"some\.jsonl, line 3: cut off in the middle"):
+        find(path, "b")

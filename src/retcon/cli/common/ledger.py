@@ -12,7 +12,7 @@ from rich.console import Console
 
 from retcon.cli.common.board import board_for
 from retcon.cli.common.jobs import run_jobs
-from retcon.cli.common.targets import Target, warn_of_rates
+from retcon.cli.common.targets import Target, to_make, warn_of_rates
 from retcon.core.errors import CheckpointError
 from retcon.runs.comparing import as_now, differing, flat
 from retcon.runs.manifest import refuse_unloadable
@@ -75,9 +75,9 @@ class Ledger(Generic[B]):
 
 
 def make_targets(targets: Sequence[Target], ledger: Ledger[B], *, at_once: int, console: Console, out: Path) -> float:
-    """Does what is not done yet, as `run_jobs`; wall seconds of this and all earlier sessions. Warns as
+    """Does what is left (`to_make`), as `run_jobs`; wall seconds of this and all earlier sessions. Warns as
     `warn_of_rates`. Raises CheckpointError where another process is at it."""
-    left = [target for target in targets if not target.finished]
+    left = to_make(targets)
     todo = [target.job for target in left]
     if not todo:
         return ledger.seconds

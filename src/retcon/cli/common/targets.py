@@ -46,6 +46,19 @@ class Target:
         return read_result(self.makes).settings.keys() == settings_of(self.recipe).keys()
 
 
+def to_make(targets: Sequence[Target]) -> list[Target]:
+    """Those that are not there, in their order, but for models that were removed once all that is made of them was
+    there."""
+    left: list[Target] = []
+    wanted: set[str] = set()
+    for target in reversed(targets):  # each stands before those that need it
+        users = [other.job.name for other in targets if target.job.name in other.job.needs]
+        if (not users or not wanted.isdisjoint(users)) and not target.finished:
+            wanted.add(target.job.name)
+            left.append(target)
+    return left[::-1]
+
+
 def cold_start(out: Path, folder: Path, recipe: str, overrides: Sequence[str], *, name: str, demos: Path) -> Target:
     """Supervised training into `folder`, on demonstrations that it writes to `demos` unless they are there. out: where
     everything goes. recipe: a file, or the name of a shipped one. name: of the job."""

@@ -9,7 +9,7 @@ from typing import Literal
 from retcon.cli.compare.arms import Arm
 from retcon.config.learning import RLSection
 from retcon.config.stages import stages_of
-from retcon.core.errors import RecipeError
+from retcon.core.errors import RecipeError, RecordError
 from retcon.runs.metrics import read_metrics
 
 Match = Literal["rollouts", "tokens", "updates", "wall"]
@@ -81,11 +81,13 @@ def late_words(match: Match, first: Path) -> Callable[[], list[str]]:
 
 
 def spent(folder: Path, metric: str) -> float:
-    """Of a run: the tokens that all steps sampled, or the CPU seconds up to the last one."""
-    lines = read_metrics(folder / "metrics.jsonl")
-    if metric == "cpu_s":  # told as it stands
-        return lines[-1]["cpu_s"] or 0.0
-    return sum(line.get(metric) or 0.0 for line in lines)
+    """Of a run: the tokens that all steps sampled, or the CPU seconds up to the last one. Raises RecordError where its
+    metrics do not tell."""
+    file = folder / "metrics.jsonl"
+    told = [value for line in read_metrics(file) if (value := line.get(metric)) is not None]
+    if not any(told):  # as a budget, 0 would be none
+        raise RecordError(f"{file} tells no {metric}: remove {folder}, and the same command trains that run again")
+    return told[-1] if metric == "cpu_s" else sum(told)  # the first is told as it stands
 
 
 def _lasting(arm: Arm, steps: int) -> Arm:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from retcon.cli.common.arguments import split_overrides
 from retcon.cli.common.overriding import of_sections, refuse_untaken, taken
 from retcon.cli.compare.arms import Arm, arm_of, refuse_incomparable, with_curve
+from retcon.config.complaints import complaint
 from retcon.config.load import load_recipe
 from retcon.config.save import recipe_to_toml
 from retcon.config.schema import Recipe
@@ -128,9 +131,15 @@ def _switched(variant: Variant, recipes: Mapping[str, str], overrides: Sequence[
     other = load_recipe(recipes[variant.switches_to], later)
     if base.stages:
         raise RecipeError(f"{recipes[variant.role]} has stages already: {variant.name} cannot switch its [repair]")
-    half = base.rl.steps // 2
+    if (half := base.rl.steps // 2) < 1:
+        raise RecipeError(f"rl.steps = 1: {variant.name} changes its [repair] halfway, which takes 2 or more")
     stages = [
         {"name": "before", "steps": half},
         {"name": "after", "repair": other.repair.model_dump(mode="json")},
     ]
-    return type(base).model_validate({**base.model_dump(exclude={"stages"}), "stages": stages})
+    data = {**base.model_dump(exclude={"stages"}), "stages": stages}
+    try:
+        return type(base).model_validate(data)
+    except ValidationError as error:
+        _, said = complaint(error.errors()[0], data)
+        raise RecipeError(f"{variant.name}, of {recipes[variant.role]}: {said}") from error

@@ -273,12 +273,20 @@ def _marked(marker: Path, again: str, *, force: bool) -> dict[str, Any]:
 
 
 def _read_verdicts(path: Path) -> Iterator[Regraded]:
-    """Those that are there; a last line that was cut off is none."""
-    for line in path.read_bytes().splitlines() if path.exists() else ():
+    """Those that are there; a last line that was cut off is none. Raises RecordError for another that is none."""
+    try:
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    except OSError as error:
+        raise RecordError(f"{path} cannot be read: {error}") from error
+    for number, line in enumerate(lines, start=1):
         try:
             yield msgspec.json.decode(line, type=Regraded)
-        except msgspec.DecodeError:
-            return
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            if not line.endswith(b"\n"):
+                return
+            raise RecordError(
+                f"{path}, line {number}: not a verdict: {error}; remove that line, and its rollout is graded again"
+            ) from error
 
 
 def _digest(path: Path) -> str:

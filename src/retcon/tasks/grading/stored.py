@@ -18,6 +18,8 @@ from pydantic import ValidationError
 from retcon.config.schema import TaskSection
 from retcon.core.errors import MissingExtra, RecipeError, RecordError, TaskWarning, nearest
 from retcon.core.types import Trajectory
+from retcon.store.compression import SUFFIXES
+from retcon.store.whole import PARTIAL
 from retcon.tasks.data.fields import DataError
 from retcon.tasks.data.tasks import DataTasks
 from retcon.tasks.grading.given import given_tasks
@@ -45,8 +47,9 @@ def trajectory_files(run: Path) -> list[tuple[Path, Path]]:
         raise RecordError(f"{run} does not exist{nearest(run.name, siblings)}")
     found = [
         path
-        for path in sorted([*run.rglob("*.jsonl"), *run.rglob("*.jsonl.gz")])
+        for path in sorted(path for suffix in ("", *SUFFIXES) for path in run.rglob(f"*.jsonl{suffix}"))
         if (path.parent.name == "trajectories" or path.name.startswith("trajectories"))
+        and not path.name.startswith(PARTIAL)  # of a process that was killed, or is at it
         and not any((folder / ABOUT).exists() for folder in path.parents)
     ]
     if not found:

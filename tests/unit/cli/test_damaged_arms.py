@@ -1,0 +1,87 @@
+"""What `retcon compare` says of a run that is over and has lost some of its files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from retcon.cli.common.targets import Target, to_make
+from retcon.cli.compare.arms import read_arms
+from retcon.cli.compare.matching import Match, late_words
+from retcon.cli.compare.plan import ComparePlan, Wish, make_plan
+from retcon.core.errors import CheckpointError, RecordError
+from retcon.evaluate.result import Result, read_result, score, setting_names, write_result
+from retcon.report.compared.reading import read_compared, run_folder
+
+
+@pytest.mark.parametrize("lines", [[], [{"step": 1, "loss": 0.5}]], ids=["empty", "another's"])
+@pytest.mark.parametrize(("match", "metric"), [("tokens", "sampled_tokens"), ("wall", "cpu_s")])
+def test_a_budget_that_the_first_arm_no_longer_tells_is_not_taken_for_none(
+    tmp_path: Path, match: Match, metric: str, lines: list[dict[str, float]]
+) -> None:
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(RecordError, match=rf"metrics\.jsonl tells no {metric}: remove .*trains that run again"):
+        late_words(match, tmp_path)()
+
+
+def test_a_run_without_a_step_has_no_figures_of_0(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, "saar", 3)
+    (folder / "eval").mkdir(parents=True)
+    write_result(folder / "eval/result.json", Result("base", {}, {}))
+    (folder / "metrics.jsonl").write_text('{"step": 1}\n')
+    assert len(read_compared(tmp_path, "saar", 3).run.metrics) == 1
+    (folder / "metrics.jsonl").write_text("")
+    told = r"seed-3/metrics\.jsonl tells no step of .*: remove .*seed-3, and it is trained again"
+    with pytest.raises(RecordError, match=told):
+        read_compared(tmp_path, "saar", 3)
+    (folder / "metrics.jsonl").unlink()
+    with pytest.raises(RecordError, match=told):
+        read_compared(tmp_path, "saar", 3)
+
+
+def test_a_result_that_cannot_be_read_can_be_measured_again(tmp_path: Path) -> None:
+    (tmp_path / "result.json").write_text('{"checkpoint": "ba')
+    with pytest.raises(CheckpointError, match=r"result\.json: .* cannot be read: .*; remove it to evaluate again"):
+        read_result(tmp_path / "result.json")
+
+
+def planned(out: Path, *arms: str) -> ComparePlan:
+    return make_plan(Wish(out, 1, "rollouts"), read_arms(arms))
+
+
+def make(target: Target) -> None:
+    """As its job leaves it."""
+    if target.trains:
+        target.makes.mkdir(parents=True)
+        return
+    target.makes.parent.mkdir(parents=True, exist_ok=True)
+    setting, result = score([], temperature=1.0, top_p=1.0, cpu_s=1.0, wall_s=1.0), Result("base", {}, {})
+    for name in setting_names(target.recipe.evaluate.top_p):
+        result = result.with_setting(name, setting)
+    write_result(target.makes, result)
+
+
+def names(targets: list[Target]) -> list[str]:
+    return [target.job.name for target in targets]
+
+
+def test_a_model_that_was_removed_is_made_again_only_for_what_still_needs_it(tmp_path: Path) -> None:
+    arms = ("mini/dapo-baseline", "mini/cleaner")
+    plan = planned(tmp_path, *arms)
+    assert names(to_make(plan.targets)) == names(plan.targets), "nothing is there"
+    for target in plan.targets:
+        make(target)
+    assert not to_make(plan.targets)
+    for target in plan.targets:
+        if target.trains:
+            target.makes.rmdir()
+    assert not to_make(plan.targets), "all that was to come of them is there"
+    more = planned(tmp_path, *arms, "mini/rstar2")
+    of_rstar2 = [name for name in names(more.targets) if name.startswith("rstar2")]
+    assert names(to_make(more.targets)) == ["cold start, seed 0", *of_rstar2]
+    training, *evaluations = plan.trained["cleaner", 0]
+    evaluations[-1].makes.unlink()
+    again = ["cold start, seed 0", training.job.name, evaluations[-1].job.name]
+    assert names(to_make(plan.targets)) == again
