@@ -37,7 +37,7 @@ class TaskSet(Protocol):
         ...
 
     def evaluation(self, count: int, seed: int) -> list[Task]:
-        """`count` distinct tasks, under an id each, that no training stream can give."""
+        """`count` distinct tasks that no training stream can give."""
         ...
 
     def grade(self, task: Task, trajectory: Trajectory) -> Trajectory | Awaitable[Trajectory]:

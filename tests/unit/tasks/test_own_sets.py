@@ -82,13 +82,6 @@ def test_what_are_no_tasks(given: Any, told: str) -> None:
         evaluation_tasks(Own(given), 1, 0)
 
 
-def test_problems_of_an_evaluation_have_ids_of_their_own() -> None:
-    one, other = Task("t/0", "1 + 1?", "2"), Task("t/0", "1 + 2?", "3")
-    with pytest.raises(RecipeError, match=r"Own\.evaluation\(count, seed\) gave two problems with the id 't/0': give"):
-        evaluation_tasks(Own([one, other]), 2, 0)
-    assert evaluation_tasks(Own([one, one]), 2, 0) == [one, one], "it is the same problem"
-
-
 def judged(given: Any) -> tuple[Trajectory, list[str]]:
     told: list[str] = []
 
