@@ -14,7 +14,7 @@ import pytest
 
 from engines import MAX_LEN, model_of
 from retcon.core.errors import ComputeWarning
-from retcon.core.memory import available_memory
+from retcon.core.memory import V1, V2, available_memory, total_memory
 from retcon.engine.local import decoder
 from retcon.engine.local.engine import LocalEngine
 from retcon.models.waiting import _loaded
@@ -127,3 +127,36 @@ def test_cached_files_count_as_available(tmp_path):
     limited = {"memory_max": "3000000", "memory_current": "2500000", "memory_stat": "anon 1\ninactive_file 400000\n"}
     assert machine(tmp_path, **limited) == 900000, "what a container's limit leaves"
     assert machine(tmp_path, memory_max="max") == 5000 * 1024
+
+
+def limited(folder: Path, limit: int, files: tuple[str, str, str]) -> None:
+    """A control group with that limit, of which half is used and a quarter are files that give way."""
+    folder.mkdir(parents=True, exist_ok=True)
+    most, used, kept = files
+    (folder / most).write_text(f"{limit}\n")
+    (folder / used).write_text(f"{limit // 2}\n")
+    (folder / "memory.stat").write_text(f"cache 1\n{kept} {limit // 4}\n")
+
+
+@pytest.mark.parametrize(
+    ("top", "files", "line"), [("", V2, "0::"), ("memory", V1, "11:cpu,cpuacct:/other\n4:memory:")], ids=["v2", "v1"]
+)
+def test_a_limit_counts_wherever_the_process_is(tmp_path, top, files, line):
+    """In a container, whose own group is on top; in a job of Slurm, deep below; in one that its parent bounds."""
+    (tmp_path / "meminfo").write_text(MEMINFO)
+    groups, own = tmp_path / "cgroup", tmp_path / "own"
+    own.write_text(f"{line}/slurm/job_7/step ä\n")
+
+    def known() -> tuple[int | None, int]:
+        return available_memory(tmp_path / "meminfo", groups, own), total_memory(groups, own)
+
+    assert known()[0] == 5000 * 1024
+    for folder, limit in (("", 4_000_000), ("slurm/job_7", 3_000_000), ("slurm/job_7/step ä", 2_000_000)):
+        limited(groups / top / folder, limit, files)
+        assert known() == (3 * limit // 4, limit)
+    limited(groups / top / "slurm/job_8", 1000, files)
+    assert known()[1] == 2_000_000, "another job's"
+    own.write_text(f"{line}/\n")
+    assert known()[1] == 4_000_000
+    own.write_text(f"{line}/../away\n")
+    assert known()[1] == 4_000_000

@@ -12,7 +12,9 @@ import pytest
 import torch
 
 from engines import GREEDY, MAX_LEN, MODELS, assert_exact, kept_ids, model_of, plain, plain_logits, prompts, run
+from retcon.engine.local import forward, scheduler
 from retcon.engine.local.engine import LocalEngine
+from retcon.engine.local.forward import Step, Stretch
 from retcon.engine.types import Generation, SamplingParams
 
 pytestmark = pytest.mark.torch
@@ -134,6 +136,29 @@ def test_what_is_fed_in_many_pieces_comes_out_as_in_one(model: Any, monkeypatch:
     assert part == pytest.approx(plain(model, scored, 18), abs=1e-4)
     assert_exact(model, asked, long)
     assert_exact(model, short, brief)
+
+
+def test_texts_of_many_logits_are_scored_a_few_in_a_forward(qwen3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where transformers computes, all logits of a forward are there at once: 2 GiB of 2,048 tokens, 262,144 words."""
+    bound, kept, made = 40, [], scheduler.plan
+    for module in (forward, scheduler):
+        monkeypatch.setattr(module, "STRETCH_LOGITS", bound * qwen3.config.vocab_size)
+
+    def noting(steps: Sequence[Step], stretches: Sequence[Stretch], *about: Any) -> Any:
+        kept.append(sum(stretch.keep for stretch in stretches))
+        return made(steps, stretches, *about)
+
+    monkeypatch.setattr(scheduler, "plan", noting)
+    batch = prompts(17, (30,) * 8)
+
+    async def main() -> list[Sequence[float]]:
+        engine = LocalEngine(qwen3, max_len=MAX_LEN)
+        return await asyncio.gather(*(engine.score(str(n), ids, 1) for n, ids in enumerate(batch)))
+
+    for ids, scores in zip(batch, run(main()), strict=True):
+        assert scores == pytest.approx(plain(qwen3, ids, 1), abs=1e-4)
+    assert sum(kept) == 8 * 30
+    assert max(kept) <= 2 * bound
 
 
 def test_a_score_that_is_set_back_begins_anew(qwen3: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from retcon.build import build_evaluation_repair, build_repair
 from retcon.config.schema import ALL_LINEAR, LoraSection, Recipe
 from retcon.core.errors import ComputeWarning, RecipeError
 from retcon.core.memory import available_memory
+from retcon.engine.local.graphs import shared_rows
 from retcon.engine.local.machine import free_memory, kept_at_rest
 from retcon.engine.local.slabs import budget_for, capacity_for
 from retcon.models.devices import Placement
@@ -50,6 +51,13 @@ VALUE = {"float32": 4.0, "bfloat16": 2.75}
 """Bytes of an activation on a CPU, in the mean: norms, and what they get, stay float32."""
 UNMEASURED = 3.0
 """The same in bfloat16 elsewhere, where nothing was measured and norms keep more."""
+
+GRAPHS = 4
+"""Copies of the logits of all rollouts that recorded forwards keep on a GPU at most: two of them are what they write
+to, and what was smaller before; as much again is where they compute. An estimate, not measured."""
+DRAWN = 16
+"""Bytes that a logit takes besides while an id is drawn on a GPU: four copies in float32. Not measured. A CPU goes
+through few rows at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +101,13 @@ def needs_of(
     work: Work, recipe: Recipe, folder: Path, place: Placement, *, longest: int | None = None, reference: bool = False
 ) -> Needs:
     """What `work` will take. folder: of the model. longest: tokens of its longest sample, None for what a rollout can
-    have. reference: whether another stage of the run has a KL penalty, as this one may itself. Raises CheckpointError
-    for a configuration that cannot be read, or that no model can be made of."""
+    have. reference: whether another stage of the run has a KL penalty, as this one may itself. What servers take is not
+    reckoned. Raises CheckpointError for a configuration that cannot be read, or that no model can be made of."""
     config = load_config(folder)
     text = config.get_text_config()
     parameters, trained = _parameters(config, recipe.lora)
     wide = 2 if place.rollout_dtype != "float32" else 4
-    rolls, trains = work in ("rl", "eval"), work != "eval"
+    rolls, trains = work in ("rl", "eval") and recipe.engine.in_process, work != "eval"
     cpu = place.device == "cpu"
     whole = recipe.rollout.max_tokens + recipe.rollout.lookahead_tokens
     # What this process has taken already is no longer free.
@@ -132,7 +140,8 @@ def needs_of(
         about = f"{parameters / 1e6:,.1f} M parameters, {place.rollout_dtype}"
         parts.append(Part("weights", wide * parameters, "always", about))
     if rolls:
-        kv = _kv_blocks(work, recipe, whole, _kv_bytes(text, wide), _free(place.device))
+        rows = _rows(work, recipe)
+        kv = _kv_blocks(recipe, rows, whole, _kv_bytes(text, wide), _free(place.device))
         stay = min(kv.bytes, kept_at_rest(torch.device(place.device))) if trains and not cpu else 0
         if stay:
             parts.append(replace(kv, bytes=stay, phase="always", about="at most, as they stay between steps"))
@@ -140,18 +149,27 @@ def needs_of(
             parts.append(replace(kv, bytes=kv.bytes - stay))
         if cpu:
             parts.append(Part("packed weights", wide * _linear(text, parameters), "rollouts", "as decoding reads them"))
+        else:
+            graphs = GRAPHS * wide * shared_rows(rows) * text.vocab_size
+            parts.append(Part("logits of graphs", graphs, "always", "recorded forwards, which stay between steps"))
+        drawn = (2 * wide + (0 if cpu else DRAWN)) * rows * text.vocab_size
+        parts.append(Part("logits of rollouts", drawn, "rollouts", f"{rows} at once, and those after prompts"))
     disk = _disk(recipe, parameters, trained) if trains else 0
     return Needs(tuple(parts), disk, _kept_rollouts(work, recipe), parameters, trained, place.device)
 
 
-def _kv_blocks(work: Work, recipe: Recipe, whole: int, token: int, free: int | None) -> Part:
+def _rows(work: Work, recipe: Recipe) -> int:
+    """Rollouts that are decoded side by side at most."""
+    if work != "rl":
+        return ROWS
+    return min(ROWS, recipe.rl.prompts * recipe.select.made(recipe.rl.group) * (1 + recipe.rl.max_staleness))
+
+
+def _kv_blocks(recipe: Recipe, rows: int, whole: int, token: int, free: int | None) -> Part:
     """The budget that the local engine gives itself, all of which it may take: what requests have outgrown is kept for
     others. whole: tokens of a rollout at its longest. token, free: bytes, of one and on the device; None: not known."""
     if recipe.compute.kv_memory_mb:
         return Part("KV blocks", recipe.compute.kv_memory_mb * MIB, "rollouts", "compute.kv_memory_mb")
-    rows = ROWS
-    if work == "rl":
-        rows = min(rows, recipe.rl.prompts * recipe.select.made(recipe.rl.group) * (1 + recipe.rl.max_staleness))
     request = capacity_for(whole, whole) * token
     held = 2 * rows * request
     about = f"room for twice {rows} rollouts of {whole:,} tokens"
@@ -159,7 +177,8 @@ def _kv_blocks(work: Work, recipe: Recipe, whole: int, token: int, free: int | N
     return Part("KV blocks", kv, "rollouts", about if kv == held else f"{about}, cut to a quarter of what is free")
 
 
-ESTIMATED = ("tokenizer", "activations", "logits", "entropies", "KV blocks")
+ESTIMATED = ("tokenizer", "activations", "logits", "entropies", "KV blocks", "logits of graphs",
+             "logits of rollouts")  # fmt: skip
 """Parts that are bounds by a formula, above what small models were measured to take
 (`tests/integration/train/test_memory.py`), or that make do with less."""
 
@@ -206,6 +225,8 @@ def _advice(part: str) -> str:
         "activations": "Lower compute.micro_batch_tokens or rollout.max_tokens, or set compute.checkpointing = true",
         "logits": "Lower compute.logits_chunk",
         "entropies": "Lower compute.logits_chunk",
+        "logits of graphs": "Lower rl.prompts or rl.group",
+        "logits of rollouts": "Lower rl.prompts or rl.group",
         "optimiser": "Train adapters (lora.rank = 16) or a smaller model",
         "gradients": "Train adapters (lora.rank = 16) or a smaller model",
     }.get(part, "Take a smaller model")

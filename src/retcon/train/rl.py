@@ -162,7 +162,7 @@ async def _step(stretch: Stretch, stream: GroupStream, course: Course) -> Metric
                 **stats,
                 **held_out,
                 "step_seconds": round(seconds, 4),
-                "tokens_per_second": round(made["total_tokens"] / seconds, 1),
+                "tokens_per_second": round((made["total_tokens"] or 0.0) / seconds, 1),
                 "rollout_seconds": round(rolled_out - began, 4),
                 "train_seconds": round(trained - rolled_out, 4),
                 "sync_seconds": round(began + seconds - trained, 4),

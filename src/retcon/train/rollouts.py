@@ -63,8 +63,8 @@ class TrainingRollouts:
         otherwise.
 
         eval_pass_rate: the mean over problems of pass@1; eval_failed_calls, eval_tokens (sampled): of a rollout, as
-        they happened; eval_first_try_failure_rate: see `retcon.core.tries`; eval_rollouts: those that no fault ended;
-        where there are none, nothing is known of the others: None.
+        they happened; eval_first_try_failure_rate: see `retcon.core.tries`, None where none was made; eval_rollouts:
+        those that no fault ended; where there are none, nothing is known of the others: None.
         """
         section = self.recipe.evaluate
         groups = await rollout_groups(
@@ -80,10 +80,11 @@ class TrainingRollouts:
         if not (count := len(graded)):
             return {**dict.fromkeys(EVALUATED), "eval_rollouts": 0}
         tries = [first_tries(t) for t in graded]
+        tried = sum(t.made for t in tries)
         return {
             "eval_pass_rate": fmean(fmean((t.reward or 0) > 0 for t in group) for group in kept if group),
             "eval_failed_calls": sum(t.raw_failures for t in graded) / count,
-            "eval_first_try_failure_rate": sum(t.failed for t in tries) / max(1, sum(t.made for t in tries)),
+            "eval_first_try_failure_rate": sum(t.failed for t in tries) / tried if tried else None,
             "eval_tokens": sum(t.sampled_tokens for t in graded) / count,
             "eval_rollouts": count,
         }

@@ -216,27 +216,28 @@ def test_at_rest_graphs_go_with_their_slabs_and_at_the_end_all_go(monkeypatch: p
     asyncio.run(main())
 
 
+class Echo:
+    """Its states are the ids."""
+
+    invariance, about, replays = Invariance(), "", False
+
+    def __call__(self, plan: Any) -> Kept:
+        return Kept(plan.ids.index_select(0, plan.keep)[:, None].float(), lambda states: states, 1)
+
+    def feeds(self, decoding: bool) -> bool:
+        return True
+
+    def refresh(self) -> None: ...
+
+    def forget(self) -> None: ...
+
+
 def test_of_too_many_forms_those_long_out_of_use_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs, "FORMS", 2)
     device = torch.device("cpu")
     memory = Memory({0: (1, 4, 4)}, dtype=torch.float32, device=device, max_len=1024, max_slots=4, budget=2**20)
     place, again = memory.take(1024), Again()
     assert place is not None
-
-    class Echo:
-        """Its states are the ids."""
-
-        invariance, about, replays = Invariance(), "", False
-
-        def __call__(self, plan: Any) -> Kept:
-            return Kept(plan.ids.index_select(0, plan.keep)[:, None].float(), lambda states: states, 1)
-
-        def feeds(self, decoding: bool) -> bool:
-            return True
-
-        def refresh(self) -> None: ...
-
-        def forget(self) -> None: ...
 
     replayed = Replayed(Echo(), again, lambda: None)
     recorded = []
@@ -245,6 +246,38 @@ def test_of_too_many_forms_those_long_out_of_use_go(monkeypatch: pytest.MonkeyPa
         assert said.tolist() == [[length]]
         recorded.append(again.recorded)
     assert recorded == [0, 0, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 4, 4]
+
+
+class InPlace:
+    """Replays into the memory of the first result, as a CUDA graph does, and keeps that. memories: rows of each that is
+    kept, by where it lies."""
+
+    def __init__(self) -> None:
+        self.memories: dict[int, int] = {}
+        self.recorded = 0
+
+    def __call__(self, run: Callable[[], Kept]) -> tuple[Replay, Kept]:
+        self.recorded += 1
+        kept = run()
+        memory = kept.states.untyped_storage()
+        self.memories[memory.data_ptr()] = memory.nbytes() // kept.states[0].nbytes
+        return lambda: kept.states.copy_(run().states), kept
+
+
+def test_all_graphs_write_to_the_same_memory() -> None:
+    """Logits of each form would lie beside each other, up to FORMS of them."""
+    device = torch.device("cpu")
+    memory = Memory({0: (1, 4, 4)}, dtype=torch.float32, device=device, max_len=1024, max_slots=8, budget=2**24)
+    places = [place for _ in range(6) if (place := memory.take(1024)) is not None]
+    for counts, kept in (((6, 1, 4), {8}), ((1, 6, 4), {1, 8})):
+        record = InPlace()
+        replayed = Replayed(Echo(), record, lambda: None)
+        for length in (*[100] * 5, *[200] * 5, *[400] * 5, 100, 400, 200):
+            for count in counts:
+                steps = [Step(place, (length + n,), length) for n, place in enumerate(places[:count])]
+                assert replayed(fixed(steps, device)).states[:, 0].tolist() == [length + n for n in range(count)]
+        assert record.recorded == 9, "three lengths of three sizes"
+        assert sorted(record.memories.values()) == sorted(kept)
 
 
 def test_a_form_is_recorded_only_when_it_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:

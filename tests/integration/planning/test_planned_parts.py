@@ -13,6 +13,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from retcon.config.load import load_recipe
 from retcon.config.schema import LoraSection
 from retcon.core.errors import ComputeWarning, RecipeError
+from retcon.models.loading import load_config
 from retcon.models.lora import Adapter
 from retcon.models.placing import place_training
 from retcon.planning import needs as module
@@ -135,3 +136,28 @@ def test_keys_and_values_that_may_stay_on_a_gpu_stand_beside_updates(
         parts = [p for p in needs_of(work, recipe, base, place).memory if p.name == "KV blocks"]  # type: ignore[arg-type]
         assert tuple(sum(p.bytes for p in parts if p.phase == when) // MIB for when in ("always", "rollouts")) == found
         assert all(p.bytes for p in parts)
+
+
+def test_logits_that_lie_on_a_gpu_are_planned(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What graphs keep, which double their memory, and what is in float32 while ids are drawn."""
+    monkeypatch.setattr(module, "_free", lambda _: 1000 * MIB)
+    monkeypatch.setattr(module, "kept_at_rest", lambda _: 4 * MIB)
+    recipe = load_recipe(None, [CPU, "rl.prompts=3", "rl.group=8"])
+    place = replace(place_training(recipe, base), device="cuda:0", rollout_dtype="bfloat16")
+    vocabulary = load_config(base).vocab_size
+    for work, rows, room in (("rl", 24, 32), ("eval", 256, 256)):
+        found = {part.name: part for part in needs_of(work, recipe, base, place).memory}  # type: ignore[arg-type]
+        graphs, rollouts = found["logits of graphs"], found["logits of rollouts"]
+        assert (graphs.bytes, graphs.phase) == (4 * 2 * room * vocabulary, "always")
+        assert (rollouts.bytes, rollouts.phase) == ((2 * 2 + 4 * 4) * rows * vocabulary, "rollouts")
+    here = parts_of(base, "rl", "rl.prompts=3", "rl.group=8")
+    assert "logits of graphs" not in here
+    assert here["logits of rollouts"] == 2 * 4 * 24 * vocabulary
+
+
+def test_of_servers_no_keys_and_values_are_planned_here(base: Path) -> None:
+    """A training with vLLM was refused for want of memory that its servers have."""
+    servers = parts_of(base, "rl", "engine.kind=vllm", "engine.url=http://127.0.0.1:9")
+    here = parts_of(base, "rl")
+    assert here.keys() - servers.keys() == {"KV blocks", "packed weights", "logits of rollouts"}
+    assert servers.items() <= here.items()

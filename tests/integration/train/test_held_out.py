@@ -117,6 +117,10 @@ def test_the_figures_of_an_evaluation_by_hand(tmp_path: Path) -> None:
         "eval_rollouts": 6,
     }
     assert {id.partition("/")[0] for id in seen} == {"7"}
+    replies.update({key: ["1"] for key in replies})
+    figures, _ = run(measured(8))
+    assert (figures["eval_pass_rate"], figures["eval_failed_calls"]) == (1.0, 0.0)
+    assert figures["eval_first_try_failure_rate"] is None, "none was made"
 
 
 @pytest.mark.parametrize(("bound", "spent"), [("max_sampled_tokens", 1), ("max_cpu_seconds", 1e-3)])

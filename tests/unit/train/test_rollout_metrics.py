@@ -93,6 +93,17 @@ def test_of_one_the_share_is_all_of_it_and_of_none_nothing():
     }  # fmt: skip
 
 
+def test_where_nothing_was_tried_nothing_is_known_of_it():
+    """A policy that no longer calls its tool would seem to have no failures."""
+    one = replace(play(["42"]).trajectory, reward=1.0)
+    found = rollout_metrics([[one], [one]])
+    unknown = {"reward_std", "same_reward", "call_failure_rate", "first_try_failure_rate"}
+    assert {name for name, value in found.items() if value is None} == unknown
+    assert (found["first_tries"], found["raw_calls"], found["raw_failures"]) == (0, 0.0, 0.0)
+    pair = rollout_metrics([[one, replace(one, reward=0.0)]])
+    assert (pair["same_reward"], pair["reward_std"]) == (0.0, pytest.approx(0.5**0.5))
+
+
 def test_first_tries_are_counted_in_all_and_rewards_spread_within_groups():
     one = play([call("print(1)"), call("print(2)"), call("print(x)"), "42"], {"print(x)": "error"}).trajectory
     metrics = rollout_metrics(

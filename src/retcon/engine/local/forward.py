@@ -26,7 +26,8 @@ STRETCH_IDS = 2048
 STRETCH_SCORES = 2**23
 """Ids, and attention scores of a head, of one stretch at most: a longer one is fed in several forwards."""
 STRETCH_LOGITS = 2**26
-"""Logits of one stretch at most, where those of all of its tokens are wanted."""
+"""Logits of one stretch at most, where those of all of its tokens are wanted; of all stretches of a forward together at
+most twice as many."""
 CACHE = 2**24
 """Bytes of keys and values from which a forward finds them in memory, and no more in the processor's cache."""
 DRAFTING = 0.25

@@ -6,6 +6,9 @@ of few forms (`forward.fixed`), whose ids are copied to where the graph reads th
 
 What is to be fed has no fixed form. So that it does not make every forward a slow one, it waits until APART forwards
 were replayed, and then goes with the next one.
+
+What graphs give, many MB of logits where a vocabulary is large, they all write to the same memory: it is read before
+the next one runs.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from weakref import ref
 
 import torch
@@ -38,10 +42,16 @@ Recorder = Callable[[Callable[[], Kept]], tuple[Callable[[], object], Kept]]
 """Given what to run: what runs the same operations again, and where their result lies then."""
 
 
+def shared_rows(rows: int) -> int:
+    """Rows of the memory that graphs of so many at most write to: doubled, so that the smaller ones that there were
+    before are less than that together."""
+    return 1 << (rows - 1).bit_length()
+
+
 @dataclass(frozen=True, slots=True)
 class _Graph:
     """block: what is read, (3, N). every: read too, (N,); nothing else keeps what a graph reads alive. slabs: those
-    that it reads and writes, while there are. kept: of all N ids, after `replay`."""
+    that it reads and writes, while there are. kept: of all N ids, after `replay`, until another graph runs."""
 
     block: Tensor
     every: Tensor
@@ -69,6 +79,7 @@ class Replayed:
         self._known = addresses()
         self._graphs: dict[Form, _Graph] = {}
         self._seen: Counter[Form] = Counter()
+        self._shared: Tensor | None = None  # what graphs write to, (rows, W)
         self._apart = APART
         self._without: str | None = None  # why nothing is recorded
 
@@ -91,7 +102,7 @@ class Replayed:
         self._decoder.refresh()
         before, self._known = self._known, self._addresses()
         if self._known != before:
-            self._graphs.clear()
+            self._clear()
             self._seen.clear()
 
     def forget(self) -> None:
@@ -101,6 +112,8 @@ class Replayed:
             del self._graphs[form]
         if gone:  # slabs of a training's next step have other numbers
             self._seen.clear()
+        if not self._graphs:
+            self._clear()
 
     def __call__(self, plan: ForwardPlan) -> Kept:
         self._apart = 0 if plan.form is None else self._apart + 1
@@ -121,8 +134,13 @@ class Replayed:
         assert plan.block is not None
         block, every = plan.block.clone(), torch.arange(plan.block.shape[1], device=plan.block.device)
         slabs = [store.slab for store in plan.stores]
+
+        def run(result: Tensor) -> Kept:
+            kept = self._decoder(fixed_as(form, slabs, block, every))
+            return replace(kept, states=result.copy_(kept.states))
+
         try:
-            replay, kept = self._record(lambda: self._decoder(fixed_as(form, slabs, block, every)))
+            replay, kept = self._record(partial(run, self._result(len(every), expected.states)))
         except RuntimeError as error:
             self._stop(f"forwards cannot be recorded as CUDA graphs: {error}")
             return
@@ -135,8 +153,18 @@ class Replayed:
             del self._graphs[oldest], self._seen[oldest]
         self._graphs[form] = graph
 
-    def _stop(self, reason: str) -> None:
+    def _result(self, rows: int, like: Tensor) -> Tensor:
+        """(rows, W) of what all graphs write to, or of more memory; those that have the smaller keep it."""
+        if self._shared is None or len(self._shared) < rows:
+            self._shared = like.new_empty(shared_rows(rows), *like.shape[1:])
+        return self._shared[:rows]
+
+    def _clear(self) -> None:
         self._graphs.clear()
+        self._shared = None
+
+    def _stop(self, reason: str) -> None:
+        self._clear()
         self._without = reason.splitlines()[0]
         _LOG.warning("rollouts decode more slowly: %s", self._without)
 

@@ -322,16 +322,16 @@ class Scheduler:
         return Step(place, (call.made[-1], *draft), length)
 
     def _stretches(self, room: int) -> Iterator[tuple[Request, Stretch]]:
-        """The next stretch of each request that is fed, while there is room in the forward, one at least; none where
-        the decoder puts it off."""
+        """The next stretch of each that is fed, while a forward has room, one at least; none if the decoder waits."""
         for request in self._feeding.values() if self._decoder.feeds(room < FORWARD_IDS) else ():
             call, start = request.call, len(request.cached)
             assert call is not None
             assert request.place is not None
             ids = call.to_feed
             end = stretch_end(start, len(ids), call.wanted, self._vocabulary)
-            yield request, Stretch(request.place, start, ids[start:end], min(max(end - call.wanted, 0), end - start))
-            room -= end - start
+            keep = min(max(end - call.wanted, 0), end - start)
+            yield request, Stretch(request.place, start, ids[start:end], keep)
+            room -= max(end - start, keep * self._vocabulary * FORWARD_IDS // STRETCH_LOGITS)
             if room <= 0:
                 return
 

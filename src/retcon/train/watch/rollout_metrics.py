@@ -17,7 +17,7 @@ DECISIONS: tuple[Decision, ...] = get_args(Decision)
 
 def rollout_metrics(
     groups: Sequence[Sequence[Trajectory]], shaped: Callable[[Sequence[Trajectory]], Sequence[float]] = rewards_of
-) -> dict[str, float]:
+) -> dict[str, float | None]:
     """Metrics of all rollouts of a step, those that selection will drop among them; (prompts, G'). shaped: what the
     rewards of a graded group become before they are compared.
 
@@ -31,7 +31,7 @@ def rollout_metrics(
     repairs by decision: in all; unaligned: those that are deep, or described without words, only because a call did not
     begin on a token boundary. rollouts, infrastructure: made, and lost to faults; purified: those in which a purifier
     was armed.
-    Means and shares are over graded rollouts alone.
+    Means and shares are over graded rollouts alone. None: of no group of two or more, no call, no first try.
     """
     made = [t for group in groups for t in group]
     graded = [t for t in made if t.reward is not None]
@@ -40,12 +40,13 @@ def rollout_metrics(
     lengths = [(token_count(t.prompt), token_count(t.segments)) for t in graded]
     tries = [first_tries(t) for t in graded]
     tried, failed = sum(t.made for t in tries), sum(t.failed for t in tries)
+    called = sum(t.raw_calls for t in graded)
     repairs = [turn.repair for t in made for turn in t.own_turns if turn.repair is not None]
     decisions = [repair.decision for repair in repairs]
     return {
         "reward": _mean(rewards),
-        "reward_std": _mean([stdev(rewards_of(group)) for group in several]),
-        "same_reward": _mean([len(set(shaped(group))) == 1 for group in several]),
+        "reward_std": fmean(stdev(rewards_of(group)) for group in several) if several else None,
+        "same_reward": fmean(len(set(shaped(group))) == 1 for group in several) if several else None,
         "pass_rate": _mean([r > 0 for r in rewards]),
         "prompt_tokens": _mean([prompt for prompt, _ in lengths]),
         "response_tokens": _mean([whole - prompt for prompt, whole in lengths]),
@@ -53,12 +54,12 @@ def rollout_metrics(
         "turns": _mean([len(t.turns) for t in graded]),
         "cut_off": _mean([t.stop in ("length", "turns") for t in graded]),
         "raw_failures": _mean([t.raw_failures for t in graded]),
-        "call_failure_rate": sum(t.raw_failures for t in graded) / max(1, sum(t.raw_calls for t in graded)),
+        "call_failure_rate": sum(t.raw_failures for t in graded) / called if called else None,
         "failures": _mean([t.failures for t in graded]),
         "raw_calls": _mean([t.raw_calls for t in graded]),
         "first_tries": tried,
         "first_try_failures": failed,
-        "first_try_failure_rate": failed / max(1, tried),
+        "first_try_failure_rate": failed / tried if tried else None,
         "spliced_share": _spliced_share(graded),
         "sampled_tokens": sum(t.sampled_tokens for t in made),
         "rollouts": len(made),

@@ -28,6 +28,8 @@ CHUNK = 2**20
 RANKED_GROWTH = 32
 """Truncation ranks 1, 32, 1024 … ids of a row until it knows which are kept. Most rows of a trained model need one;
 ranking a whole vocabulary for all of them would cost more than the model."""
+RANKED_FIRST = 1024
+"""Ids that are ranked at first where not on a CPU: to look again, a GPU is waited for, which costs more."""
 UNRANKED = 2**53
 """More ids than any vocabulary has, exact in float64: what top_k is where it is off, and at most."""
 FAINT = 1e-30
@@ -134,7 +136,8 @@ class Truncation:
     """Which rows of a batch keep some ids only, and which ids.
 
     rows: (R,) of the batch; None is all of them. top_k: (R,) int64, the vocabulary or more where off. min_p, top_p:
-    (R,). limited: (R,) bool, where top_k or min_p is on: top_p is then a share of what these leave.
+    (R,). limited: (R,) bool, where top_k or min_p is on: top_p is then a share of what these leave. most: no top_k is
+    larger.
     """
 
     rows: Tensor | None
@@ -142,33 +145,61 @@ class Truncation:
     min_p: Tensor
     top_p: Tensor
     limited: Tensor
+    most: int
 
     def __getitem__(self, rows: Tensor) -> Truncation:
-        return Truncation(rows, self.top_k[rows], self.min_p[rows], self.top_p[rows], self.limited[rows])
+        return Truncation(rows, self.top_k[rows], self.min_p[rows], self.top_p[rows], self.limited[rows], self.most)
 
 
-def invert_truncated(probs: Tensor, keep: Truncation, uniform: Tensor) -> tuple[Tensor, Tensor]:
+def invert_truncated(probs: Tensor, keep: Truncation, uniform: Tensor, first: int = 1) -> tuple[Tensor, Tensor]:
     """`invert` over the tokens that are kept, most probable first: probs (R, V), uniform (R,) → ids (R,), kept mass
     (R,).
 
-    `keep.rows` is not looked at. Of equal probabilities the lower id ranks first.
+    `keep.rows` is not looked at. Of equal probabilities the lower id ranks first. first: ids of each row that are
+    ranked before the rows that need more are told apart; what is drawn does not depend on it.
     """
     count, vocab = probs.shape
     ids = torch.empty(count, dtype=torch.long, device=probs.device)
     mass = torch.empty(count, dtype=probs.dtype, device=probs.device)
-    rows, width = torch.arange(count, device=probs.device), 1
+    rows, width = torch.arange(count, device=probs.device), min(first, keep.most)
     while len(rows):
         some, of = (probs, keep) if len(rows) == count else (probs[rows], keep[rows])
-        chosen, total, done = _look(some, of, uniform[rows], min(width, vocab))
-        ids[rows], mass[rows] = chosen, total
-        rows = rows[~done]
+        look = _look(some, of, uniform[rows], min(width, vocab))
+        ids[rows], mass[rows] = look.ids, look.mass
+        ties, begun = look.ties, ~look.done
+        left = (begun if ties is None else begun | ties.rows).nonzero().squeeze(1)  # for which a GPU is waited for
+        if not len(left):
+            break
+        if ties is not None and len(tied := left[ties.rows[left]]):
+            ids[rows[tied]] = _nth_equal(some[tied], ties.value[tied], ties.n[tied])
+        rows = rows[begun]
         if len(rows):
             width = min(width * RANKED_GROWTH, int(keep.top_k[rows].max()))
     return ids, mass
 
 
-def _look(probs: Tensor, keep: Truncation, uniform: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
-    """`invert_truncated` as far as the `width` most probable ids show it: ids, kept mass, and whether they do."""
+@dataclass(frozen=True, slots=True)
+class _Ties:
+    """Rows whose id is the n-th, from 0, of those that have a probability: rows (R,) bool, value (R, 1), n (R,)."""
+
+    rows: Tensor
+    value: Tensor
+    n: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """Of R rows: ids, kept mass, and whether these are known. ties: which of them are known but for the order of
+    equals; None where none are."""
+
+    ids: Tensor
+    mass: Tensor
+    done: Tensor
+    ties: _Ties | None = None
+
+
+def _look(probs: Tensor, keep: Truncation, uniform: Tensor, width: int) -> _Look:
+    """`invert_truncated` as far as the `width` most probable ids show it."""
     if width == 1:
         order = argmax(probs)[:, None]
         ranked = probs.gather(1, order)
@@ -188,14 +219,13 @@ def _look(probs: Tensor, keep: Truncation, uniform: Tensor, width: int) -> tuple
         done = torch.ones_like(keep.limited)
     else:
         done = torch.where(keep.limited, (fitting < width) | (keep.top_k <= width), ~(mass < share))
-    if width > 1:
-        # topk ranks equal values in any order, and keeps any of those at its end.
-        value = ranked.gather(1, rank)
-        above = (ranked > value).sum(-1)
-        tied = (done & (((ranked == value).sum(-1) > 1) | (above == width - 1))).nonzero().squeeze(1)
-        if len(tied):
-            ids[tied] = _nth_equal(probs[tied], value[tied], (rank.squeeze(1) - above)[tied])
-    return ids, mass, done
+    if width == 1:
+        return _Look(ids, mass, done)
+    # topk ranks equal values in any order, and keeps any of those at its end.
+    value = ranked.gather(1, rank)
+    above = (ranked > value).sum(-1)
+    tied = done & (((ranked == value).sum(-1) > 1) | (above == width - 1))
+    return _Look(ids, mass, done, _Ties(tied, value, rank.squeeze(1) - above))
 
 
 def _nth_equal(values: Tensor, value: Tensor, n: Tensor) -> Tensor:
@@ -278,6 +308,7 @@ def _plan(table: np.ndarray, rows: slice, device: torch.device) -> _SamplingPlan
             min_p=tensor(min_p[some], torch.float32),
             top_p=tensor(top_p[some], torch.float32),
             limited=tensor(limited[some], torch.bool),
+            most=int(np.where(top_k > 0, top_k, UNRANKED)[some].max()),
         )
     plain = ~(greedy | tempered | truncated)
     return _SamplingPlan(
@@ -300,13 +331,14 @@ def _sample(plan: _SamplingPlan, logits: Tensor, uniform: Tensor) -> tuple[Tenso
         return ids, logprobs, torch.where(logprobs.isnan(), logprobs, 0.0)
     weights = probs if plan.divisor is None else (logits / plan.divisor).softmax(-1)
     truncation, mass = plan.truncation, None
+    first = 1 if logits.device.type == "cpu" else RANKED_FIRST
     if truncation is None:
         ids = invert(weights, uniform)
     elif truncation.rows is None:
-        ids, mass = invert_truncated(weights, truncation, uniform)
+        ids, mass = invert_truncated(weights, truncation, uniform, first)
     else:
         ids, mass, some = invert(weights, uniform), torch.ones_like(uniform), truncation.rows
-        ids[some], mass[some] = invert_truncated(weights[some], truncation, uniform[some])
+        ids[some], mass[some] = invert_truncated(weights[some], truncation, uniform[some], first)
     if plan.greedy is not None:
         ids = torch.where(plan.greedy, argmax(logits), ids)
     logprobs = _log_of(probs, logits, ids)
