@@ -43,8 +43,19 @@ class Harness:
                     return
                 messages.append(message)
                 for call in message["tool_calls"]:
-                    told = await self._run(json.loads(call["function"]["arguments"])["code"])
+                    told = await self._called(call["function"])
                     messages.append({"role": "tool", "tool_call_id": call["id"], **told})
+
+    async def _called(self, function: dict[str, str]) -> dict[str, Any]:
+        """A call that cannot be run is the model's mistake, to be told and learnt from: what is raised here would cost
+        the rollout."""
+        try:
+            code = json.loads(function["arguments"])["code"]
+        except (ValueError, LookupError, TypeError):
+            code = None
+        if function["name"] != "python" or not isinstance(code, str):
+            return {"content": "call python with code", "is_error": True}
+        return await self._run(code)
 
     async def _run(self, code: str) -> dict[str, Any]:
         loop = asyncio.get_running_loop()

@@ -131,7 +131,7 @@ def test_a_rollout_stays_within_the_recipes_tokens_and_verls() -> None:
     assert lengths.limits(cleaner(), 100).max_tokens == 1100
     assert lengths.limits(cleaner(), 3000).max_tokens == 3560
     assert lengths.limits(cleaner("rl.overlong_buffer=0", "rollout.max_tokens=800"), 100).max_tokens == 800
-    params = sampling_of({"temperature": 0.5, "top_p": 0.9, "top_k": -1}, cleaner("rollout.min_p=0.1"))
+    params = sampling_of({"temperature": 0.5, "top_p": 0.9, "top_k": -1}, cleaner("rollout.min_p=0.1"), 3560)
     assert (params.temperature, params.top_p, params.top_k, params.min_p) == (0.5, 0.9, 0, 0.1)
 
 

@@ -135,6 +135,7 @@ class EngineSection(Chosen, what="engine", kinds="retcon.engine.kinds"):
 
 
 class RolloutSection(Section):
+    immaterial: ClassVar = ("harness_seconds",)  # what takes longer is lost, as with sandbox.patience, and not judged
     matters_to: ClassVar = {"rl": None, "demonstrations": None}
     max_tokens: Positive = Field(320, description="most tokens of a trajectory, prompt and observations included; "
                                  "for tasks other than numbers: by the model and the prompts")  # fmt: skip
@@ -283,7 +284,6 @@ class SandboxSection(Section):
 
     immaterial: ClassVar = ("url", "patience", "workers", "reuse")
     matters_to: ClassVar = {"rl": None, "demonstrations": None}
-
     url: Several = Field((), description="of servers (`retcon sandbox serve`) to run calls on instead of here, "
                          "one or several; their token: RETCON_SANDBOX_TOKEN")  # fmt: skip
     patience: NonNegative = Field(300, description="seconds for which calls wait where all of these servers have gone "

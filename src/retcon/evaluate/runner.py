@@ -36,6 +36,7 @@ from retcon.rollout.faults import Faults
 from retcon.rollout.group import rollout_group
 from retcon.rollout.prompts import refuse_long
 from retcon.runs.comparing import as_now, is_immaterial
+from retcon.serve.harness.solving import code_of
 from retcon.store import jsonl
 from retcon.store.compression import SUFFIXES
 from retcon.store.fingerprint import fingerprint, template_fingerprint
@@ -242,8 +243,11 @@ def _refuse_other(old: Result, new: Result, recipe: Recipe, out: Path) -> None:
 
 
 def _inputs(recipe: Recipe, checkpoint: Path, tasks: Sequence[Task]) -> dict[str, str]:
-    """Fingerprints of what is measured: the problems, and the weights and chat templates where they are at hand."""
+    """Fingerprints of what is measured: the problems, the file of a harness, and the weights and chat templates where
+    they are at hand."""
     found = {"problems": fingerprint_of(tasks)}
+    if recipe.rollout.harness:
+        found["harness code"] = code_of(recipe.rollout.harness)
     if checkpoint.is_dir() and recipe.engine.subject(checkpoint) == str(checkpoint.resolve()):
         found |= {"weights": fingerprint(checkpoint), "chat templates": template_fingerprint(checkpoint)}
     return found

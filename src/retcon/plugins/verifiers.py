@@ -24,6 +24,7 @@ from retcon.config.schema import Recipe
 from retcon.core.errors import InfrastructureFault, RecipeError, SandboxUnavailable
 from retcon.core.types import REPLACED, Segment, ToolCall, Trajectory, Turn
 from retcon.purify.saar import Saar
+from retcon.rollout.lengths import Derived, open_keys, with_lengths
 from retcon.rollout.state import TurnState, open_tools
 from retcon.tasks.registry import TaskSet, graded, training_prompts
 from retcon.tasks.types import Task
@@ -31,6 +32,8 @@ from retcon.tools.types import AnyTool
 
 OWN = "retcon"
 """The key under which a state has its tools, a row its task, and the extras of a step its repair."""
+CHARS = Derived("sandbox.output_chars", 2000, "the model, and how much it takes, are verifiers' to know")
+"""Of an observation, where the recipe leaves it open."""
 
 
 def load_environment(
@@ -50,6 +53,8 @@ def load_environment(
     Raises RecipeError, and what reading the tasks raises.
     """
     read = load_recipe(recipe or None, overrides)
+    if CHARS.key in open_keys(read):
+        read = with_lengths(read, [CHARS])
     return RetconEnvironment(read, build_tasks(read, None), train, evaluation, system_prompt, **more)
 
 

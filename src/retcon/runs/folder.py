@@ -10,6 +10,7 @@ final/                       a Hugging Face folder, once the run is over
 from __future__ import annotations
 
 import json
+import logging
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,12 +19,22 @@ from pathlib import Path
 
 from retcon.config.schema import Recipe
 from retcon.core.types import Trajectory
-from retcon.runs.manifest import NAME, RunKind, check_place, manifest, note_curve, note_inputs, note_place
+from retcon.runs.manifest import (
+    NAME,
+    RunKind,
+    check_place,
+    manifest,
+    note_curve,
+    note_harnesses,
+    note_inputs,
+    note_place,
+)
 from retcon.runs.metrics import Metrics, read_metrics
 from retcon.store import jsonl
 from retcon.store.alone import alone
 from retcon.store.whole import explained, remove_partial, synced, write_json, write_whole
 
+LOG = logging.getLogger(__name__)
 STEP = re.compile(r"step-(\d+)(\.jsonl)?")
 
 
@@ -59,6 +70,15 @@ class RunFolder:
     def note_place(self, line: str) -> None:
         """Keep in the manifest what the run computes on from here, where that is not what it computed on before."""
         note_place(self.root, line)
+
+    def note_harnesses(self, code: Mapping[str, str]) -> None:
+        """Keep in the manifest what the run's harnesses are, a hash by import path, and tell of one that is another
+        than before. The run goes on: what broke in it may have been mended."""
+        for path in note_harnesses(self.root, code):
+            LOG.warning(
+                "%s: rollout.harness = %s is other code than the run went on with so far: rollouts are made by the new "
+                "one from here on (docs/training/harnesses.md)", self.root, path,
+            )  # fmt: skip
 
     def note_curve(self, recipe: Recipe) -> None:
         """Keep in the manifest what a curve's points are measured by, where this is the first of a run that began

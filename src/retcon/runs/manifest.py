@@ -1,6 +1,7 @@
 """run.json, the run manifest: what a run is, what it started from, and what it computed on.
 
-{"format": 1, "version": …, "kind": "rl", "recipe": …, "inputs": {name: fingerprint}, "start": …, "places": […]}
+{"format": 1, "version": …, "kind": "rl", "recipe": …, "inputs": {name: fingerprint}, "start": …, "places": […],
+ "harnesses": {import path: [hash of its code, …]}}
 """
 
 from __future__ import annotations
@@ -95,6 +96,18 @@ def note_place(root: Path, line: str) -> None:
     about = json.loads(file.read_text(encoding="utf-8"))
     if about.get("places", [])[-1:] != [line]:
         write_json(file, {**about, "places": [*about.get("places", []), line]})
+
+
+def note_harnesses(root: Path, code: Mapping[str, str]) -> list[str]:
+    """Keep in the manifest the code of a run's harnesses (a hash by import path) where it is not what it was. Those of
+    which it is another than the run went on with so far."""
+    file = root / NAME
+    about = json.loads(file.read_text(encoding="utf-8"))
+    known: dict[str, list[str]] = about.get("harnesses", {})
+    new = {path: [*known.get(path, []), one] for path, one in code.items() if [one] != known.get(path, [])[-1:]}
+    if new:
+        write_json(file, {**about, "harnesses": {**known, **new}})
+    return [path for path in new if path in known]
 
 
 def note_curve(root: Path, recipe: Recipe) -> None:

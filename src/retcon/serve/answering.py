@@ -20,7 +20,7 @@ from retcon.rollout.loop import run_rollout
 from retcon.serve.client_tools import client_tools, shown_of
 from retcon.serve.encoding import standing_of
 from retcon.serve.lasting import Lasting
-from retcon.serve.nodes import Exchange
+from retcon.serve.nodes import Exchange, Node
 from retcon.serve.recording import Record
 from retcon.serve.refusing import told, unavailable, wrong
 from retcon.serve.requests import Asked
@@ -61,24 +61,23 @@ class Agent:
         """Raises RequestRefused; a caller that is gone cancels it, which frees what the engine keeps for it."""
         await self.end_idle()
         context, names = self._for(asked)
-        place = self.sessions.find(session, task, _begins(asked), asked.messages)
+        place = self.sessions.find(session, task, begins(asked), asked.messages)
         async with self._running(place) as (id, number):
             with told():
                 reply = await self._exchanged(asked, place, context, names, id, number)
             node = place.session.add(place, reply.exchange, id)
             try:
-                self.keep(place.session)
+                self.keep(place.session, node)
             except RequestRefused:  # the client learns nothing of the answer, and asks again
                 place.session.take_back(node, place.first)
                 raise
         return reply
 
-    def keep(self, session: AgentSession) -> None:
-        """Keeps what an open session has come to, for a server that takes it in if this one is killed. Raises
-        RequestRefused."""
-        if self._record.file is not None:
-            with told():
-                self._record.keep(session.id, session.lines(self.provenance))
+    def keep(self, session: AgentSession, node: Node | None = None) -> None:
+        """Keeps what an open session has come to, for a server that takes it in if this one is killed. node: the
+        exchange that is new, where one is. Raises RequestRefused."""
+        with told():
+            self._record.keep(session, self.provenance, node)
 
     async def _exchanged(
         self,
@@ -233,7 +232,7 @@ async def _refuse_too_long(turns: int, history: Trajectory, generation: Generati
         raise wrong("messages", generation.too_long, TOO_LONG)
 
 
-def _begins(asked: Asked) -> list[str]:
+def begins(asked: Asked) -> list[str]:
     """What a conversation is another one for, besides its messages."""
     plain = "plain" if asked.plain and not asked.tools else ""
     return [plain, *(json.dumps(spec.as_function(), sort_keys=True) for spec in asked.tools)]

@@ -117,6 +117,8 @@ class Endpoint:
         if body.trajectory is not None and body.trajectory not in known:
             hint = nearest(body.trajectory, known)
             raise wrong("trajectory", f"the session has no trajectory '{body.trajectory}'{hint}")
+        if body.end:  # before anything is noted: what is refused changes nothing
+            self._agent.sessions.refuse_running(session)
         session.rewards[body.trajectory or ""] = body.reward
         if body.end:
             return await self.end(request)

@@ -2,21 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from retcon.core.types import Trajectory
+import msgspec
+
+from retcon.core.errors import RecordError
+from retcon.core.types import Provenance, Trajectory, Turn
+from retcon.serve.nodes import Exchange, Node
+from retcon.serve.said import Said
+from retcon.serve.sessions import AgentSession
 from retcon.store import jsonl
 from retcon.store.lookup import all_ids
-from retcon.store.whole import PARTIAL, explained
+from retcon.store.whole import explained
 
 FILE = "trajectories.jsonl"
 OPEN = "open"
+AFTER = "after"
+"""Of a line in `open`: which exchange of the file, from 0, the line's own follows; None: it begins a conversation."""
+REWARDS = b'{"rewards":'
+
+
+@dataclass(slots=True)
+class _Kept:
+    """What `open/SESSION.jsonl` holds. size: bytes, of whole lines. places: of exchanges among those of the file."""
+
+    size: int = 0
+    places: dict[Node, int] = field(default_factory=dict)
+    rewards: dict[str, float] = field(default_factory=dict)
 
 
 class Record:
-    """`FOLDER/trajectories.jsonl`, a line a trajectory, and `FOLDER/open/SESSION.jsonl` until a session ends; nothing
-    where folder is None.
+    """`FOLDER/trajectories.jsonl`, a line a trajectory, and `FOLDER/open/SESSION.jsonl` until a session ends, a line an
+    exchange or reward; nothing where folder is None.
 
     What a server that was killed has left open is taken in when the next one begins. numbers: by the name of a session,
     what the next trajectory of that name is numbered, where the record has some: some 200 bytes of memory a session, as
@@ -28,6 +49,7 @@ class Record:
         self.file = None if folder is None else folder / FILE
         self.taken_in = 0
         self.numbers: dict[str, int] = {}
+        self._kept: dict[str, _Kept] = {}
         if self.file is not None and self.file.is_file():
             for id in all_ids(self.file):
                 self._count(id)
@@ -35,17 +57,36 @@ class Record:
             with explained(self._open):
                 self._open.mkdir(parents=True, exist_ok=True)
             for left in sorted(self._open.glob("[!.]*.jsonl")):
-                self.taken_in += self.finish(left.stem, list(jsonl.read(left)))
+                self.taken_in += self.finish(left.stem, _left_in(left))
 
-    def keep(self, session: str, lines: Iterable[bytes]) -> None:
-        """What a session has come to so far, a line a trajectory. Whole whenever this process is killed; it is not
-        waited for until it is on the disk, as each answer waits for this."""
-        if self._open is not None:
-            target = self._open / f"{session}.jsonl"
-            partial = target.with_name(f"{PARTIAL}{target.name}")
-            with explained(target):
-                partial.write_bytes(b"".join(lines))
-                partial.replace(target)
+    def keep(self, session: AgentSession, provenance: Provenance, node: Node | None = None) -> None:
+        """What a session has come to: the exchange that was added last, where there is a new one, and rewards that are
+        new. There whenever this process is killed; it is not waited for until it is on the disk, as each answer waits
+        for this."""
+        if self._open is None:
+            return
+        target = self._open / f"{session.id}.jsonl"
+        kept = self._kept.get(session.id)
+        if kept is None or _size(target) < kept.size:  # it is the session's first, or somebody took the file away
+            kept, new = _Kept(), list(session.exchanges())
+        else:
+            new = [] if node is None else [node]
+        places: dict[Node, int] = {}
+        lines: list[bytes] = []
+        for one in new:
+            after = None if one.parent is None else kept.places.get(one.parent, places.get(one.parent))
+            lines.append(_line_of(one, session, provenance, after))
+            places[one] = len(kept.places) + len(places)
+        rewards = {name: value for name, value in session.rewards.items() if kept.rewards.get(name) != value}
+        if rewards:
+            lines.append(json.dumps({"rewards": rewards}, separators=(",", ":")).encode() + b"\n")
+        added = b"".join(lines)
+        with explained(target):
+            _append(target, kept.size, added)
+        kept.size += len(added)
+        kept.places |= places
+        kept.rewards |= rewards
+        self._kept[session.id] = kept
 
     def finish(self, session: str, trajectories: Sequence[Trajectory]) -> int:
         """The session is over. How many of its trajectories were not on the record yet: some are where this has been
@@ -64,6 +105,7 @@ class Record:
         self.numbers[name] = max(self.numbers.get(name, 0), number + 1)
 
     def drop(self, session: str) -> None:
+        self._kept.pop(session, None)
         if self._open is not None:
             (self._open / f"{session}.jsonl").unlink(missing_ok=True)
 
@@ -72,3 +114,76 @@ def _parts(id: str) -> tuple[str, int]:
     """The name of a trajectory's session, and its number there."""
     name, _, number = id.rpartition("/")
     return name, int(number) if number.isdecimal() else 0
+
+
+def _size(file: Path) -> int:
+    return file.stat().st_size if file.exists() else -1
+
+
+def _append(file: Path, size: int, added: bytes) -> None:
+    """After the first `size` bytes, in place of whatever a write that failed has left there. Raises OSError."""
+    with file.open("r+b" if size else "wb", buffering=0) as out:
+        out.truncate(size)
+        out.seek(size)
+        rest = memoryview(added)
+        try:
+            while rest:
+                rest = rest[out.write(rest) :]
+        except OSError:
+            with suppress(OSError):
+                out.truncate(size)
+            raise
+
+
+def _line_of(node: Node, session: AgentSession, provenance: Provenance, after: int | None) -> bytes:
+    """An exchange, as a trajectory whose first turn is what it put after the turn before. Raises RecordError."""
+    made = node.exchange
+    turns = (Turn(made.given, observations=made.observations), *made.turns)
+    id = f"{session.id}/{node.number}"
+    return jsonl.line_of(
+        Trajectory(id, session.task, (), turns, stop=made.stop, provenance=provenance, extra={AFTER: after})
+    )  # fmt: skip
+
+
+def _left_in(file: Path) -> list[Trajectory]:
+    """The trajectories of a session that was open when its server was killed; of an earlier version, lines that are
+    trajectories themselves. A line without its end was being written: nobody was answered with it. Raises
+    RecordError."""
+    session, nodes, whole = AgentSession(file.stem, "", 0.0), list[Node](), list[Trajectory]()
+    provenance = Provenance()
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            where = f"{file}, line {number}"
+            if not line.endswith(b"\n"):
+                break
+            if line.startswith(REWARDS):
+                session.rewards |= _rewards(line, where)
+                continue
+            one = jsonl.read_line(line, where)
+            if AFTER not in one.extra:
+                whole.append(one)
+                continue
+            nodes.append(_node(one, nodes, where))
+            if nodes[-1].parent is None:
+                session.roots.setdefault("", []).append(nodes[-1])
+            session.task, provenance = one.task, one.provenance
+    return [*whole, *session.trajectories(provenance)]
+
+
+def _node(one: Trajectory, before: Sequence[Node], where: str) -> Node:
+    after = one.extra[AFTER]
+    if not one.turns or not (after is None or (isinstance(after, int) and 0 <= after < len(before))):
+        raise RecordError(f"{where}: no exchange of a session")
+    first, *turns = one.turns
+    exchange = Exchange((), first.segments, first.observations, tuple(turns), Said("assistant", ""), "", one.stop)
+    node = Node(exchange, None if after is None else before[after], "", _parts(one.id)[1])
+    if node.parent is not None:
+        node.parent.children.append(node)
+    return node
+
+
+def _rewards(line: bytes, where: str) -> Mapping[str, float]:
+    try:
+        return msgspec.json.decode(line, type=dict[str, dict[str, float]])["rewards"]
+    except (msgspec.DecodeError, UnicodeDecodeError, LookupError) as error:
+        raise RecordError(f"{where}: not JSON: {error}") from error

@@ -17,7 +17,6 @@ from retcon.http.refusal import RequestRefused
 from retcon.serve.nodes import Exchange, Node, recorded
 from retcon.serve.refusing import wrong
 from retcon.serve.said import Key, Said, keys_of
-from retcon.store import jsonl
 
 SESSION = "x-retcon-session"
 TASK = "x-retcon-task"
@@ -32,8 +31,7 @@ class AgentSession:
     before are of sessions of its name that have ended. roots: first exchanges, by what was told before them
     (`Place.first`). requests: that were answered; running: that are being. begun: number of the next trajectory.
     rewards: by trajectory, and of all others under no name. busy: ids under which the engine is being asked; engines:
-    that it keeps something for. numbered: the largest number of a request; freed: those below it that none has. lines:
-    of trajectories, as they were kept last."""
+    that it keeps something for. numbered: the largest number of a request; freed: those below it that none has."""
 
     id: str
     task: str
@@ -52,7 +50,6 @@ class AgentSession:
     engines: set[str] = field(default_factory=set)
     numbered: int = 0
     freed: set[int] = field(default_factory=set)
-    _lines: dict[Node, tuple[float | None, Provenance, bytes]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.begun = self.first
@@ -65,28 +62,20 @@ class AgentSession:
 
     def trajectories(self, provenance: Provenance) -> list[Trajectory]:
         """All of them, in the order in which they began."""
-        return [self._trajectory(leaf, provenance) for leaf in self._in_order()]
+        leaves = sorted(self.nodes(), key=lambda node: node.number)
+        return [self._trajectory(leaf, provenance) for leaf in leaves]
 
-    def lines(self, provenance: Provenance) -> list[bytes]:
-        """`trajectories` as lines of a record. One is made anew where an exchange or its reward is new: else each
-        answer would cost as much as all conversations before it. Raises RecordError."""
-        kept: dict[Node, tuple[float | None, Provenance, bytes]] = {}
-        for leaf in self._in_order():
-            of, known = (self._reward(leaf), provenance), self._lines.get(leaf)
-            if known is None or known[:2] != of:
-                known = (*of, jsonl.line_of(self._trajectory(leaf, provenance)))
-            kept[leaf] = known
-        self._lines = kept
-        return [line for *_, line in kept.values()]
-
-    def _in_order(self) -> list[Node]:
-        return sorted(self.nodes(), key=lambda node: node.number)
-
-    def _reward(self, leaf: Node) -> float | None:
-        return self.rewards.get(f"{self.id}/{leaf.number}", self.rewards.get(""))
+    def exchanges(self) -> Iterator[Node]:
+        """All of them, each after the one that it follows, in the order in which those after the same were added."""
+        left = [root for roots in self.roots.values() for root in roots][::-1]
+        while left:
+            node = left.pop()
+            yield node
+            left.extend(reversed(node.children))
 
     def _trajectory(self, leaf: Node, provenance: Provenance) -> Trajectory:
-        id, reward = f"{self.id}/{leaf.number}", self._reward(leaf)
+        id = f"{self.id}/{leaf.number}"
+        reward = self.rewards.get(id, self.rewards.get(""))
         return recorded(leaf, id=id, task=self.task, reward=reward, provenance=provenance)
 
     def take_number(self) -> int:
@@ -170,9 +159,7 @@ class Sessions:
 
         Raises RequestRefused for a name or task that is none, and where too many sessions are open.
         """
-        spoken = next((n for n, message in enumerate(messages) if message.role == "assistant"), len(messages))
-        keys = keys_of(messages)
-        first = f"{derive(*begins, *(part for key in keys[:spoken] for part in key)):016x}"
+        keys, first = keys_of(messages), first_of(begins, messages)
         task = _task(task, first)
         if name is not None:
             if not _NAME.fullmatch(name):
@@ -252,6 +239,13 @@ def _fit(place: Place) -> tuple[int, int, bool, bool, float]:
     calls have the same ids, that nobody went on from, the last that was used."""
     free = place.parent is not None and not place.parent.children and place.parent.engine not in place.session.busy
     return (place.start, -len(place.added), place.same_calls, free, place.session.used)
+
+
+def first_of(begins: Sequence[str], messages: Sequence[Said]) -> str:
+    """Names what a conversation began with: `begins` (see `Sessions.find`), and what was told before the model's first
+    message."""
+    spoken = next((n for n, message in enumerate(messages) if message.role == "assistant"), len(messages))
+    return f"{derive(*begins, *(part for key in keys_of(messages[:spoken]) for part in key)):016x}"
 
 
 def names_task(text: str) -> bool:

@@ -26,6 +26,7 @@ from retcon.planning.rates import warn_of_rate
 from retcon.rollout.faults import lost_in_grading
 from retcon.runs.folder import RunFolder, open_run
 from retcon.select.drop import drop_infrastructure
+from retcon.serve.harness.solving import code_of
 from retcon.store.fingerprint import fingerprint
 from retcon.tasks.registry import TaskSet
 from retcon.train.ahead import GroupStream, beside, staleness
@@ -95,7 +96,11 @@ def run_rl(
         refuse_unfit(needs, out, stage)
         warn_of_rate("rl", stage.recipe, needs.parameters)
     inputs = {"start": start_id, **stages.inputs}
+    harnesses = {one.rollout.harness for one in (recipe, *(stage.recipe for stage, _ in stages.after(0)))} - {""}
+    code = {path: code_of(path) for path in sorted(harnesses)}
     run = open_run(out, kind="rl", recipe=recipe, inputs=inputs, tasks=stages.tasks.name, start=called(folder))
+    if code and not run.finished:
+        run.note_harnesses(code)
 
     def steps(trainer: Trainer) -> None:
         asyncio.run(_train(run, trainer, folder, stages))

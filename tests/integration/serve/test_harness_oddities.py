@@ -22,6 +22,7 @@ from retcon.rollout.member import rollout_member
 from retcon.serve.harness.opening import open_harness
 from retcon.serve.harness.solving import ModelEndpoint, Solve, find_harness
 from retcon.tasks.types import Task
+from retcon.train.objective.shaping import has_void_turn
 from servers.agent import BYTES, context_of, said, user
 
 
@@ -133,6 +134,28 @@ def test_a_client_that_sends_back_the_session_that_it_was_told_goes_on() -> None
 
     (made,), *_ = rolled(solve, lambda *_: "\\boxed{42}")
     assert (len(made.turns), made.reward) == (2, 1.0)
+
+
+@pytest.mark.parametrize(("reply", "answer"), [("Well.", "Well."), ("Well, " * 200, None)])
+def test_a_reward_of_the_harnesss_own_is_of_the_models_last_message(reply: str, answer: str | None) -> None:
+    """Else `rl.void_turns` would take every rollout for one that gave no answer, and nothing would be learnt."""
+
+    async def solve(task: Task, endpoint: ModelEndpoint) -> float:
+        await once(task, endpoint)
+        return 0.5
+
+    (made,), *_ = rolled(solve, [reply], limits=RolloutLimits(400, 3))
+    assert (made.reward, made.answer) == (0.5, answer)
+    assert has_void_turn(made) is (answer is None)
+
+
+@pytest.mark.parametrize("arguments", ['{"cod": "6 * 7"}', '{"code": 42}'])
+def test_the_harness_of_the_example_tells_a_call_that_it_cannot_run(arguments: str) -> None:
+    """What it raised for the model's mistakes would keep them from being learnt."""
+    replies = [f'<tool_call>\n{{"name": "python", "arguments": {arguments}}}\n</tool_call>', "\\boxed{42}"]
+    (made,), _, context = rolled(find_harness("examples.own_harness.agent:solve"), replies, style="hermes")
+    assert (made.reward, context.faults.first) == (1.0, "")
+    assert [one.status for one in made.turns[0].observations] == ["error"]
 
 
 def test_a_path_with_a_slash_behind_leads_to_the_same_rollout() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from importlib import import_module
+import sys
+from importlib import import_module, invalidate_caches
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from retcon.build import build_specs
 from retcon.cli.audit import audit
 from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
-from retcon.core.errors import RecipeError, SandboxUnavailable
+from retcon.core.errors import CheckpointError, RecipeError, SandboxUnavailable
 from retcon.core.sample import ids_of
 from retcon.core.types import Trajectory
 from retcon.evaluate.runner import run_evaluation
@@ -110,6 +111,49 @@ def test_a_harness_that_always_breaks_ends_the_run_with_its_own_words(
     base, cold = start
     with pytest.raises(SandboxUnavailable, match=rf"the harness raised LookupError: no such tool \(.*{module}.py:20\)"):
         trained(harnessed(base, f"{module}:broken"), cold, tmp_path / "run")
+
+
+def test_a_run_goes_on_with_a_harness_that_was_mended_and_tells_of_it(
+    start: tuple[Path, Path], tmp_path: Path, module: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    base, cold = start
+    recipe = harnessed(base, f"{module}:broken", rl={"steps": 1})
+
+    def told() -> list[str]:
+        return [line for line in caplog.messages if "is other code than the run went on with so far" in line]
+
+    for _ in range(2):
+        with pytest.raises(SandboxUnavailable, match="no such tool"):
+            trained(recipe, cold, tmp_path / "run")
+    assert not told()
+    mended(tmp_path / f"{module}.py", "\nbroken = solve\n")
+    trained(recipe, cold, tmp_path / "run")
+    (line,) = told()
+    assert f"run: rollout.harness = {module}:broken is other code" in line
+    about = json.loads((tmp_path / "run/run.json").read_text())
+    assert len(set(about["harnesses"][f"{module}:broken"])) == 2
+    trained(recipe, cold, tmp_path / "run")
+    assert len(told()) == 1, "nothing is made any more"
+
+
+def test_an_evaluation_by_another_version_of_the_harness_is_another_one(
+    start: tuple[Path, Path], tmp_path: Path, module: str
+) -> None:
+    _, cold = start
+    words = [f"rollout.harness={module}:solve", "evaluate.problems=1", "evaluate.samples=1", "evaluate.top_p=1.0",
+             "sandbox.workers=1"]  # fmt: skip
+    for seconds in (60, 7200):
+        run_evaluation(load_recipe(None, [*words, f"rollout.harness_seconds={seconds}"]), cold, tmp_path / "eval")
+    mended(tmp_path / f"{module}.py", "\nMORE = 1\n")
+    with pytest.raises(CheckpointError, match=r"evaluation of other harness code \(.*\): choose another --out"):
+        run_evaluation(load_recipe(None, words), cold, tmp_path / "eval")
+
+
+def mended(file: Path, more: str) -> None:
+    """A user's module that says more from here on, as for a program that is started anew."""
+    file.write_text(file.read_text() + more)
+    sys.modules.pop(file.stem)
+    invalidate_caches()
 
 
 def test_an_evaluation_goes_through_the_harness(start: tuple[Path, Path], tmp_path: Path, module: str) -> None:

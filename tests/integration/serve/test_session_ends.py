@@ -128,7 +128,8 @@ def test_what_a_server_had_written_as_it_was_killed_is_not_written_again(tmp_pat
             await client.chat([user("Anew?")], session="a")
             left = (tmp_path / OPEN / "a.jsonl").read_bytes()
         (tmp_path / OPEN / "a.jsonl").write_bytes(left)
-        (tmp_path / FILE).write_bytes(left[: left.index(b"\n") + 20])
+        whole = (tmp_path / FILE).read_bytes()
+        (tmp_path / FILE).write_bytes(whole[: whole.index(b"\n") + 20])
 
     asyncio.run(main())
     assert Record(tmp_path).taken_in == 1
@@ -139,7 +140,7 @@ def test_what_a_full_disk_had_room_for_is_not_written_again(tmp_path: Path) -> N
     async def play(client: Asking) -> None:
         for question in ("One?", "Anew?"):
             await conversed(client, question, session="a")
-        first, second = (tmp_path / OPEN / "a.jsonl").read_bytes().splitlines()
+        first, second = map(jsonl.line_of, client.trajectories("a"))
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (len(first) + len(second) // 2, hard))
         try:
@@ -183,8 +184,34 @@ def test_a_reward_that_does_not_end_its_session_outlasts_a_killed_server(tmp_pat
     async def play(client: Asking) -> None:
         await conversed(client, "One?", session="a")
         await client.http.post("/v1/sessions/a/reward", json={"reward": 1, "end": False})
-        (left,) = jsonl.read(tmp_path / OPEN / "a.jsonl")
+        (tmp_path / "next" / OPEN).mkdir(parents=True)
+        (tmp_path / "next" / OPEN / "a.jsonl").write_bytes((tmp_path / OPEN / "a.jsonl").read_bytes())
+        assert Record(tmp_path / "next").taken_in == 1
+        (left,) = jsonl.read(tmp_path / "next" / FILE)
         assert left.reward == 1.0
+
+    asked(play, numbered, record=tmp_path)
+
+
+def test_a_reward_that_is_refused_while_a_request_runs_is_none(tmp_path: Path) -> None:
+    begun, go = asyncio.Event(), asyncio.Event()
+
+    async def play(client: Asking) -> None:
+        told, _ = await conversed(client, "One?", session="a")
+        generate = client.engine.generate
+
+        async def slow(request_id: str, ids: Any, params: Any) -> Any:
+            begun.set()
+            await go.wait()
+            return await generate(request_id, ids, params)
+
+        client.engine.generate = slow
+        running = asyncio.ensure_future(client.chat([*told, user("Two?")], session="a"))
+        await begun.wait()
+        assert (await client.http.post("/v1/sessions/a/reward", json={"reward": 1})).status_code == 409
+        go.set()
+        await running
+        assert (await client.http.post("/v1/sessions/a/end")).json()["data"][0]["reward"] is None
 
     asked(play, numbered, record=tmp_path)
 

@@ -66,8 +66,9 @@ def test_the_points_of_a_curve_are_measured_alike(tmp_path: Path, change: str) -
         ((), OTHERS),
         (SERVERS, (*SERVERS, "engine.url=http://b:1", "engine.at_once=7")),
         (("sandbox.url=http://a:1",), ("sandbox.url=http://b:1", "sandbox.workers=7", "sandbox.reuse=false")),
+        (("rollout.harness=a:b",), ("rollout.harness=a:b", "rollout.harness_seconds=7200")),
     ],
-    ids=["other steps", "none any more", "a first one", "no curve", "other servers", "another sandbox"],
+    ids=["other steps", "none any more", "a first one", "no curve", "other servers", "another sandbox", "more time"],
 )
 def test_what_changes_no_figure_may_change(tmp_path: Path, began: tuple[str, ...], goes_on: tuple[str, ...]) -> None:
     assert resumed(tmp_path, began, goes_on)
@@ -129,6 +130,7 @@ def test_demonstrations_depend_on_how_they_are_made_and_on_nothing_of_the_traini
     assert found.keys() == {"run", "model", "task", "rollout", "sandbox", "demos", "sft"}
     some = {name: set(found[name]) for name in ("run", "model", "sft")}
     assert some == {"run": {"seed"}, "model": {"style"}, "sft": {"demonstrations", "max_turns"}}
+    assert "harness_seconds" not in found["rollout"]
     assert found["sandbox"].keys() == {"sessions", "cpu_seconds", "wall_seconds", "memory_mb", "output_chars"}
     before = {**found, "sandbox": {**found["sandbox"], "url": ["http://a:1"], "workers": 7}}
     assert not list(differing(before, found)), "which those of an earlier Retcon say"

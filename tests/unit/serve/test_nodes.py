@@ -8,7 +8,6 @@ from retcon.core.types import Provenance, Segment, Turn
 from retcon.serve.nodes import Exchange, Node
 from retcon.serve.said import Said
 from retcon.serve.sessions import AgentSession, Place
-from retcon.store import jsonl
 
 
 def exchange(text: str) -> Exchange:
@@ -37,27 +36,9 @@ def test_the_ends_of_branches_come_in_the_order_in_which_they_were_begun() -> No
     assert list(session.nodes()) == ends
 
 
-def test_a_line_is_made_anew_where_an_exchange_or_a_reward_is_new_and_nowhere_else() -> None:
-    session, about = AgentSession("s", "t", 0.0), Provenance()
-
-    def lines() -> list[bytes]:
-        made = session.lines(about)
-        assert made == [jsonl.line_of(one) for one in session.trajectories(about)]
-        return made
-
-    first, second = added(session, None, "a"), added(session, None, "b")
-    before = lines()
-    added(session, first, "c")
-    goes_on = lines()
-    assert (len(goes_on), goes_on[0] is before[0], goes_on[1] is before[1]) == (2, False, True)
-    session.rewards["s/1"] = 1.0
-    rewarded = lines()
-    assert (rewarded[0] is goes_on[0], rewarded[1] is goes_on[1]) == (True, False)
-    branch = added(session, first, "d")
-    branched = lines()
-    assert (len(branched), branched[0] is rewarded[0]) == (3, True)
-    session.take_back(branch, "first")
-    added(session, second, "e")
-    assert len(lines()) == 2
-    session.rewards[""] = 0.5
-    assert lines()[0] != rewarded[0]
+def test_an_exchange_comes_after_the_one_that_it_follows_and_after_those_added_there_before() -> None:
+    session = AgentSession("s", "t", 0.0)
+    root, other = added(session, None, "a"), added(session, None, "b")
+    first, second = added(session, root, "c"), added(session, root, "d")
+    last, end = added(session, first, "e"), added(session, other, "f")
+    assert list(session.exchanges()) == [root, first, last, second, other, end]

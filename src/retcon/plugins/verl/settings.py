@@ -60,14 +60,15 @@ class Lengths:
         return RolloutLimits(most, section.max_turns, section.lookahead_tokens)
 
 
-def sampling_of(told: Mapping[str, Any], recipe: Recipe) -> SamplingParams:
-    """How verl would have a rollout sampled, with the recipe's min_p, which verl has none of."""
+def sampling_of(told: Mapping[str, Any], recipe: Recipe, most: int) -> SamplingParams:
+    """How verl would have a rollout sampled, with the recipe's min_p, which verl has none of. most: tokens of a turn
+    (`Lengths.whole`)."""
     return SamplingParams(
         temperature=float(told["temperature"]),
         top_p=float(told["top_p"]),
         top_k=max(0, int(told["top_k"])),  # verl's -1 is off
         min_p=recipe.rollout.min_p,
-        max_tokens=recipe.rollout.max_tokens,
+        max_tokens=most,
     )
 
 

@@ -84,7 +84,7 @@ class Shared:
                 raise RecipeError(f"verl gives its agent loops no {name}: set {how}")
         recipe, task, validating = self.recipe, self.read(row), bool(row[VALIDATING])
         engine = ServerEngine(self.client, logprobs=bool(told.get("logprobs")) and not validating)
-        sampling = sampling_of(told, recipe)
+        sampling = sampling_of(told, recipe, self.lengths.whole(recipe))
         step, seed = int(row["global_steps"]), recipe.run.seed
         prompt = prompt_ids(self.context.chat, task)
         limits = self.lengths.limits(recipe, prompt)

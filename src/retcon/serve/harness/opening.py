@@ -24,6 +24,7 @@ from retcon.serve import app
 from retcon.serve.harness.rolling import MODEL, RolloutAgent
 from retcon.serve.harness.solving import ModelEndpoint, Solve, solved
 from retcon.serve.refusing import as_openai
+from retcon.serve.sessions import SESSION
 from retcon.tasks.types import Task
 
 LOG = logging.getLogger(__name__)
@@ -113,6 +114,7 @@ class ServedHarness:
                 running = asyncio.current_task()
                 if isinstance(error, asyncio.CancelledError) and running is not None and running.cancelling():
                     raise  # the run ends; else it is the harness's own, which costs this one rollout alone
+                agent.over = agent.over or agent.beyond  # which may be another session's: it gave up for that
                 if agent.over is None:
                     lost = _raised(error, self.solve)
             if clock.expired():  # also where the function has caught what should have ended it
@@ -130,6 +132,11 @@ class ServedHarness:
         if made is None and not lost:
             why = f": {agent.refused}" if agent.refused else ""
             lost = f"the harness asked the model nothing that was answered{why}"
+            if agent.aside:
+                lost = (
+                    f"the harness asks under {SESSION}: {agent.aside} alone, and a session of its own is not learnt "
+                    "from: leave that header out"
+                )
         if lost:
             context.faults.add(id, lost)
             made = made or Trajectory(id, task.id, (), (), provenance=provenance)
@@ -140,7 +147,7 @@ class ServedHarness:
         ended: Stop = "answer"
         if isinstance(said, str):
             return Rolled(replace(made, stop=ended), said)
-        return Rolled(replace(made, stop=ended, reward=said))
+        return Rolled(replace(made, stop=ended, reward=said, answer=agent.answered))
 
 
 @asynccontextmanager

@@ -9,18 +9,19 @@ from typing import Literal
 from retcon.core.types import Provenance, Stop, Trajectory
 from retcon.http.refusal import RequestRefused
 from retcon.rollout.context import RolloutContext
-from retcon.serve.answering import TOO_LONG, Agent, Reply
+from retcon.serve.answering import TOO_LONG, Agent, Reply, begins
 from retcon.serve.nodes import joined
 from retcon.serve.recording import Record
 from retcon.serve.refusing import wrong
 from retcon.serve.requests import Asked
-from retcon.serve.sessions import names_task
+from retcon.serve.sessions import first_of, names_task
 from retcon.serve.settings import ServeSettings
 
 MODEL = "model"
 AT_ONCE = 256
 """Requests of one rollout at a time."""
 FOR_EVER = float("inf")
+Limit = Literal["length", "turns"]
 OUT_OF_TURNS = "max_turns"
 
 
@@ -28,8 +29,9 @@ class RolloutAgent(Agent):
     """Answers one rollout's requests as the rollouts of its context are sampled: whatever temperature, cut-off or seed
     a request asks for. session: the one that is learnt from.
 
-    over: the limit by which the last request was refused, None where it was answered. lost: the fault by which it was.
-    refused: what the last refusal said.
+    over: the limit by which the last request of that session was refused, None where it was answered. beyond: the same
+    of the last request of all. refused: what the last refusal said. aside: another session that was answered, by the
+    name that the client gave it; empty where none was.
     """
 
     def __init__(self, context: RolloutContext, session: str, task: str, seed: int) -> None:
@@ -38,8 +40,10 @@ class RolloutAgent(Agent):
         super().__init__(context, settings, Record(None))
         self._named = task if names_task(task) else None
         self.session, self._task, self._limits = session, task, context.limits
-        self.over: Literal["length", "turns"] | None = None
-        self.lost = self.refused = ""
+        self.over: Limit | None = None
+        self.beyond: Limit | None = None
+        self.refused = self.aside = ""
+        self._lost: dict[tuple[str, str], str] = {}  # by session, and what the conversation began with
         self._turns = 0
         self._last: Reply | None = None
 
@@ -48,8 +52,9 @@ class RolloutAgent(Agent):
         RequestRefused."""
         own = session is None or session == self.session  # as replies name it, which clients may send back
         name = self.session if own else f"{self.session}.{(session or '').removeprefix(f'{self.session}.')}"
+        talk = name, first_of(begins(asked), asked.messages)
         if own and self._turns >= self._limits.max_turns:
-            self.over = "turns"
+            self._refused_by("turns", own)
             raise wrong("messages", f"the rollout has had its {self._turns} turns (rollout.max_turns)", OUT_OF_TURNS)
         plain = replace(asked, temperature=None, top_p=None, top_k=None, min_p=None, seed=None)
         try:
@@ -57,15 +62,29 @@ class RolloutAgent(Agent):
         except RequestRefused as refused:
             self.refused = refused.message
             if refused.kind == TOO_LONG:
-                self.over = "length"
+                self._refused_by("length", own)
             elif refused.status >= 500:
-                self.lost = refused.message
+                self._lost[talk] = refused.message
             raise
-        self.over, self.lost = None, ""
+        self._refused_by(None, own)
+        self._lost.pop(talk, None)
         if own:
             self._turns += len(reply.exchange.turns)
             self._last = reply
+        else:
+            self.aside = session or ""
         return reply
+
+    @property
+    def lost(self) -> str:
+        """The fault by which a conversation was refused, whichever, that was not answered later; empty where there is
+        none."""
+        return next(iter(self._lost.values()), "")
+
+    def _refused_by(self, limit: Limit | None, own: bool) -> None:
+        self.beyond = limit
+        if own:
+            self.over = limit
 
     def made(self, id: str, provenance: Provenance) -> Trajectory | None:
         """The conversation that was answered last, from its beginning; None where nothing was asked."""
@@ -76,6 +95,13 @@ class RolloutAgent(Agent):
         prompt, turns = joined([node.exchange for node in leaf.path])
         stop: Stop = self.over or exchange.stop
         return Trajectory(id, self._task, prompt, turns, stop=stop, provenance=provenance)
+
+    @property
+    def answered(self) -> str | None:
+        """The model's last message, where it is an answer and says something: of rewards that are no grader's."""
+        if self._last is None or self._last.exchange.turns[-1].stop != "answer":
+            return None
+        return self._last.exchange.shown.text or None
 
     def _for(self, asked: Asked) -> tuple[RolloutContext, Mapping[str, str] | None]:
         """Calls that run here are turns of the rollout's, of which it has no more than are left."""

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
+import sys
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import SupportsFloat
 
 from retcon.core.errors import RecipeError
 from retcon.core.registry import at_path
+from retcon.store.fingerprint import files_fingerprint
 from retcon.tasks.types import Task
 
 KEY = "rollout.harness"
@@ -50,6 +53,16 @@ def find_harness(path: str) -> Solve:
         raise RecipeError(f"{KEY}: '{path}' is {found!r:.80}, where a function solve(task, endpoint) belongs")
     solve: Solve = found
     return solve
+
+
+def code_of(path: str) -> str:
+    """A short hash of the file that an import path names, and of that in which its function stands; what they import is
+    not looked at. Raises RecipeError as `find_harness`."""
+    found = inspect.unwrap(find_harness(path))
+    own = found if inspect.isfunction(found) else type(found)
+    names = dict.fromkeys((path.partition(":")[0], own.__module__))
+    files = [getattr(sys.modules.get(name), "__file__", None) for name in names if name not in sys.stdlib_module_names]
+    return files_fingerprint(Path(file) for file in files if file)
 
 
 async def solved(solve: Solve, task: Task, endpoint: ModelEndpoint) -> str | float | None:
