@@ -130,11 +130,16 @@ def build_chat(recipe: Recipe, folder: Path, tasks: TaskSet | None = None) -> Ch
 
 def build_engine_chat(recipe: Recipe, folder: Path, tasks: TaskSet | None = None) -> Chat:
     """The chat that the recipe's engine is to be spoken to in, which is the model's own where the engine computes it.
-    Otherwise as `build_chat`."""
+    Otherwise as `build_chat`; RecipeError, too, for a `model.thinking` that nobody would be told."""
     specs = build_specs(recipe)
     own: Chat | None = recipe.engine.chat(folder, _system(tasks), specs)
     if own is None:
         return build_chat(recipe, folder, tasks)
+    if recipe.model.thinking != "default":
+        raise RecipeError(
+            f"model.thinking = '{recipe.model.thinking}': with engine.kind = '{recipe.engine.kind}' the template that "
+            "is told it is the server's: set it there, and leave it out here"
+        )
     _refuse_uncallable(own, specs, "engine.calls = 'native', whose calls do")
     return own
 

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch", reason="rolling a model out needs the [train] extra")
 
 from retcon.cli.audit import audit
-from retcon.core.errors import CheckpointError, RecipeError
+from retcon.core.errors import CheckpointError, EngineError, RecipeError
 from retcon.evaluate.replay.audit import read_audit
 from retcon.store import jsonl
 from retcon.train.sft import run_sft
@@ -56,3 +56,19 @@ def test_an_audit_leaves_a_table_and_the_replays_and_is_made_once(
     with pytest.raises(RecipeError, match=r"raise rollout\.max_tokens"):  # and the same folder serves then
         audit(str(start), [*words, "rollout.max_tokens=2"], prompts=1, calls=3, replays=2, out=tmp_path / "none")
     assert not (tmp_path / "none").exists()
+
+
+def test_settings_that_cannot_work_leave_the_folder_to_those_that_do(tmp_path: Path) -> None:
+    base, out, tasks = make_base(tmp_path / "base", positions=1024), tmp_path / "audit", tmp_path / "tasks.jsonl"
+    tasks.write_text(json.dumps({"id": "0", "question": "go", "answer": "1"}) + "\n")
+    words = [SMALL[0], "task.kind=file", f"task.path={tasks}", *SMALL[1:]]
+    with pytest.raises(RecipeError, match=r"needs engine\.url or engine\.python, and neither is given"):
+        audit(str(base), [*words, "engine.kind=vllm"], prompts=1, calls=1, replays=1, out=out)
+    assert list(out.iterdir()) == []
+    served = ["engine.kind=openai", "engine.url=http://127.0.0.1:9/v1", "engine.model=x", "engine.attempts=1"]
+    with pytest.raises(EngineError, match="does not answer"):
+        audit(str(base), [*words, *served, "rollout.max_tokens=900"], prompts=1, calls=1, replays=1, out=out)
+    scripted = ["engine.kind=scripted", "engine.replies=['1']"]  # another engine, in the same folder
+    with pytest.raises(RecipeError, match="none has a failed call"):
+        audit(str(base), [*words, *scripted], prompts=1, calls=1, replays=1, out=out)
+    assert (out / "audit.json").exists()

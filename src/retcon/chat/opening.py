@@ -11,8 +11,11 @@ from retcon.chat.registry import AUTO, recognised
 from retcon.chat.template import read_template
 from retcon.chat.templated import Templated
 from retcon.chat.tokenizer import HubTokenizer, load_tokenizer
-from retcon.core.errors import CheckpointError
+from retcon.core.errors import CheckpointError, RecipeError
 from retcon.core.schema import ToolSpec
+
+THINKING = "enable_thinking"
+"""What templates call the variable by which a model is told whether to think."""
 
 
 def open_chat(
@@ -29,8 +32,9 @@ def open_chat(
     family's own, or there is none and the tokenizer's control tokens tell the family, in its shipped framing, which any
     other style takes too.
     thinking: what a template is given as `enable_thinking`, nothing where None. Raises RecipeError where the family
-    cannot be told or the template shows no tools (with what to set instead), CheckpointError for files that cannot be
-    read, lack a control token, or are of another model (a tokenizer with more tokens than the model has), MissingExtra.
+    cannot be told, the template shows no tools (with what to set instead) or does not ask for what it is to be given,
+    CheckpointError for files that cannot be read, lack a control token, or are of another model (a tokenizer with more
+    tokens than the model has), MissingExtra.
     """
     tokenizer = load_tokenizer(folder)
     if isinstance(tokenizer, HubTokenizer):
@@ -42,9 +46,14 @@ def open_chat(
         family = recognised(tokenizer.controls, f"{folder}, which has no chat template: the tokenizer")
     else:
         family = recognised(source.text, f"{source.where}: the chat template")
+    if thinking is not None and (source is None or THINKING not in source.text):
+        said = f"{folder} has no chat template" if source is None else f"{source.where} does not ask for {THINKING}"
+        raise RecipeError(
+            f"model.thinking = '{'on' if thinking else 'off'}' would change nothing, as {said}: leave it out"
+        )
     if source is None or source.text == family.template:
         return Chat(tokenizer, style=family.name, system=system, tools=tools)
-    variables: Mapping[str, object] = {} if thinking is None else {"enable_thinking": thinking}
+    variables: Mapping[str, object] = {} if thinking is None else {THINKING: thinking}
     framing = Templated(source.compiled(variables), family)
     return Chat(tokenizer, style=family.name, system=system, tools=tools, framing=framing)
 

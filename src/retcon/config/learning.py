@@ -16,6 +16,7 @@ class DemosSection(Chosen, what="source of demonstrations", kinds="retcon.train.
 
     of_tasks: whether it is made of the recipe's tasks, which need not be there otherwise."""
 
+    immaterial: ClassVar = ("key_env", "seconds", "patience")
     matters_to: ClassVar = {"demonstrations": None}
     of_tasks: ClassVar[bool] = True
     kind: str = Field("teacher", description="what demonstrations are made of")

@@ -108,6 +108,7 @@ class EngineSection(Chosen, what="engine", kinds="retcon.engine.kinds"):
 
     in_process: ClassVar[bool] = True
     carries_over: ClassVar[bool] = False
+    immaterial: ClassVar = ("key_env", "seconds", "attempts", "at_once", "patience", "start_seconds")
     matters_to: ClassVar = {"rl": None}
     kind: str = Field("local", description="what generates")
 
@@ -396,5 +397,4 @@ SECTIONS: dict[str, type[Section]] = {
     for name, field in Recipe.model_fields.items()
     if name != "stages"
 }
-"""Every section of a recipe by name; of those with kinds what all kinds share. Its stages (`retcon.config.stages`) are
-no section."""
+"""Every section by name; of those with kinds what all kinds share. Stages (`retcon.config.stages`) are none."""

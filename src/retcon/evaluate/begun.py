@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
@@ -57,6 +58,7 @@ class BegunFile(Begun, AbstractContextManager["BegunFile"]):
     def _read(self, of: Result) -> None:
         _, *lines = self._path.read_bytes().splitlines() or [b""]
         if evaluation_of(self._path) is None:
+            os.truncate(self._path, 0)
             self._lines.add(msgspec.json.encode(of) + b"\n", name="what is measured")
         try:
             for number, line in enumerate(lines, start=2):
@@ -91,11 +93,13 @@ def partial(file: Path) -> Path:
 
 
 def evaluation_of(path: Path) -> Result | None:
-    """Of which evaluation the rollouts of a partial file are, None where it has none. Raises CheckpointError."""
+    """Of which evaluation the rollouts of a partial file are, None where it has none, as of one that another server
+    than the one meant did not answer. Raises CheckpointError."""
     try:
         with path.open("rb") as file:
-            line = file.readline()
-        return msgspec.json.decode(line, type=Result) if line.endswith(b"\n") else None
+            line, more = file.readline(), file.read(1)
+        of = msgspec.json.decode(line, type=Result) if line.endswith(b"\n") else None
+        return of if more else None
     except FileNotFoundError:
         return None
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -92,7 +92,7 @@ def run_evaluation(
     family = build_tasks(recipe, checkpoint)
     recipe, _ = settle(recipe, checkpoint, family)
     tasks = problems_of(recipe, family)
-    result = held_by(recipe, checkpoint, out, tasks)
+    result = held_by(recipe, checkpoint, out, tasks, family)
     settings = settings_of(recipe)
     missing = {name: params for name, params in settings.items() if not _has(out, result, name)}
     for name in settings.keys() - missing.keys():
@@ -206,13 +206,16 @@ def _refuse_unfit(recipe: Recipe, checkpoint: Path, problems: int, out: Path) ->
     refuse_unfit(needs_of("eval", recipe.model_copy(update={"evaluate": section}), checkpoint, where), out)
 
 
-def held_by(recipe: Recipe, checkpoint: Path, out: Path, tasks: Sequence[Task]) -> Result:
+def held_by(
+    recipe: Recipe, checkpoint: Path, out: Path, tasks: Sequence[Task], family: TaskSet | None = None
+) -> Result:
     """The result that `out` holds so far; a new one where it holds none. Makes nothing. tasks: those to evaluate on.
+    family: that they are of, whose system prompt a class of one's own may have changed.
 
     Raises CheckpointError where it is of another recipe, checkpoint or set of problems, or no evaluation's folder."""
     sections = RELEVANT if recipe.evaluate.repair == "none" else (*RELEVANT, "repair")
     relevant = {name: section for name, section in recipe.model_dump(mode="json").items() if name in sections}
-    new = Result(recipe.engine.subject(checkpoint), relevant, {}, inputs=_inputs(recipe, checkpoint, tasks))
+    new = Result(recipe.engine.subject(checkpoint), relevant, {}, inputs=_inputs(recipe, checkpoint, tasks, family))
     held = read_result(out / "result.json") if (out / "result.json").exists() else None
     if held is None:
         _refuse_foreign(out, recipe)
@@ -242,10 +245,12 @@ def _refuse_other(old: Result, new: Result, recipe: Recipe, out: Path) -> None:
             )
 
 
-def _inputs(recipe: Recipe, checkpoint: Path, tasks: Sequence[Task]) -> dict[str, str]:
-    """Fingerprints of what is measured: the problems, the file of a harness, and the weights and chat templates where
-    they are at hand."""
+def _inputs(recipe: Recipe, checkpoint: Path, tasks: Sequence[Task], family: TaskSet | None) -> dict[str, str]:
+    """Fingerprints of what is measured: the problems, the system prompt of those that have none, the file of a harness,
+    and the weights and chat templates where they are at hand."""
     found = {"problems": fingerprint_of(tasks)}
+    if family is not None:
+        found["system prompts"] = fingerprint_of([Task("", "", "", family.system)])
     if recipe.rollout.harness:
         found["harness code"] = code_of(recipe.rollout.harness)
     if checkpoint.is_dir() and recipe.engine.subject(checkpoint) == str(checkpoint.resolve()):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Awaitable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -61,8 +62,10 @@ def evaluation_tasks(tasks: TaskSet, count: int, seed: int) -> list[Task]:
 
 
 def held_out(recipe: Recipe, tasks: TaskSet, count: int) -> list[Task]:
-    """`count` problems of an evaluation, or as many as there are. Raises RecipeError where there is none."""
+    """`count` problems of an evaluation, or as many as there are. Raises RecipeError where there is none, and where two
+    have one id, by which rollouts are told apart."""
     if found := evaluation_tasks(tasks, count, recipe.evaluate.seed):
+        _refuse_alike(found, tasks)
         return found
     said = (
         "task.evaluation_share, task.evaluation_path or task.evaluation_split says which to hold out"
@@ -70,6 +73,16 @@ def held_out(recipe: Recipe, tasks: TaskSet, count: int) -> list[Task]:
         else f"{named(tasks)}.evaluation(count, seed) gives none"
     )
     raise RecipeError(f"there is no problem to evaluate on: {said}")
+
+
+def _refuse_alike(found: Sequence[Task], tasks: TaskSet) -> None:
+    ids = Counter(task.id for task in found)
+    id, times = ids.most_common(1)[0]
+    if times > 1:
+        raise RecipeError(
+            f"{named(tasks)}.evaluation(count, seed) gave {counted(times, 'task')} with the id {id!r:.80}: an id names "
+            "one problem; give each its own, and no more problems than there are"
+        )
 
 
 def problems_of(recipe: Recipe, tasks: TaskSet) -> list[Task]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from conversing import TOOLS, bytes_of, conversed, text_of
-from retcon.build import build_chat
+from retcon.build import build_chat, build_engine_chat
 from retcon.chat.chat import Chat
 from retcon.chat.family import Family
 from retcon.chat.opening import open_chat
@@ -300,3 +300,20 @@ def test_a_tokenizer_with_more_tokens_than_its_model_is_refused_before_any_is_as
         (folder / "config.json").write_text(json.dumps(config | about))
         with pytest.raises(CheckpointError, match=r"tokenizer\.json has [\d,]+ tokens and the model 100: they are"):
             open_chat(folder)
+
+
+def test_thinking_is_refused_where_nobody_would_be_told_it(tmp_path: Path) -> None:
+    """Figures of a model that thinks would be taken for those of one that does not."""
+    folder = Path(shutil.copytree(BASE, tmp_path / "model", ignore=shutil.ignore_patterns("*.safetensors")))
+    off = load_recipe(None, ["model.thinking=off"])
+    for template in (None, TAGS):
+        if template:
+            (folder / "chat_template.jinja").write_text(template)
+        with pytest.raises(RecipeError, match=r"'off' would change nothing, as .*jinja does not ask for enable_think"):
+            build_chat(off, folder)
+    asks = "{% if enable_thinking is false %}<think></think>{% endif %}"
+    (folder / "chat_template.jinja").write_text(TAGS + asks)
+    assert text_of(build_chat(off, folder).prompt("x")).endswith("<think></think>")
+    served = load_recipe(None, ["engine.kind=openai", "engine.url=http://a:1/v1", "model.thinking=off"])
+    with pytest.raises(RecipeError, match=r"model\.thinking = 'off': with engine\.kind = 'openai' .* is the server's"):
+        build_engine_chat(served, folder)

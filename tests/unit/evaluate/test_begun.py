@@ -7,13 +7,21 @@ from pathlib import Path
 
 import pytest
 
+from retcon.config.load import load_recipe
 from retcon.core.errors import CheckpointError
 from retcon.core.types import Segment, Trajectory, Turn
-from retcon.evaluate.begun import BegunFile
+from retcon.evaluate.begun import BegunFile, evaluation_of, partial
 from retcon.evaluate.result import Result
+from retcon.evaluate.runner import held_by
 from retcon.runs.cost import Cost, Meter
+from retcon.tasks.data.tasks import DataTasks
+from retcon.tasks.types import Task
 
 OF = Result("model", {}, {})
+
+
+def asking(system: str) -> DataTasks:
+    return DataTasks("own", system, (), (), {})
 
 
 def rollout(number: int) -> Trajectory:
@@ -66,3 +74,42 @@ def test_one_that_is_no_unicode_is_broken(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"t1\.jsonl\.partial is broken \('utf-8' .*: remove it"):
         BegunFile(file, OF)
     assert partial.read_bytes() == made
+
+
+def test_one_of_which_no_problem_was_measured_is_anothers_to_begin(tmp_path: Path) -> None:
+    """As of a server that did not answer, because its address was mistyped."""
+    file = tmp_path / "trajectories-t1.jsonl"
+    with BegunFile(file, OF):
+        pass
+    assert evaluation_of(partial(file)) is None
+    other = Result("another model", {}, {})
+    with BegunFile(file, other) as begun:
+        begun.add("a", [rollout(0)])
+    assert evaluation_of(partial(file)) == other
+    with BegunFile(file, other) as again:
+        assert list(again.groups) == ["a"]
+
+
+@pytest.mark.parametrize("kind", ["openai", "vllm"])
+def test_it_goes_on_with_a_server_that_is_asked_otherwise(kind: str, tmp_path: Path) -> None:
+    server = [f"engine.kind={kind}", "engine.url=http://127.0.0.1:9/v1", "engine.model=x"]
+    task = Task("a", "1 + 1?", "2")
+    began = held_by(load_recipe(None, server), tmp_path, tmp_path, [task])
+    with BegunFile(tmp_path / "trajectories-t1.jsonl", began) as begun:
+        begun.add("a", [rollout(0)])
+    slower = ["engine.at_once=2", "engine.patience=900", "engine.seconds=500", "engine.key_env=OTHER_KEY"]
+    assert held_by(load_recipe(None, [*server, *slower]), tmp_path, tmp_path, [task]).checkpoint == began.checkpoint
+    with pytest.raises(CheckpointError, match=r"engine\.seeds = True, now False: choose another --out"):
+        held_by(load_recipe(None, [*server, "engine.seeds=false"]), tmp_path, tmp_path, [task])
+
+
+def test_another_system_prompt_of_ones_own_task_set_makes_another_evaluation(tmp_path: Path) -> None:
+    """No recipe says what a class has: the old figures were shown again."""
+    recipe, task, model = load_recipe(None), Task("a", "1 + 1?", "2"), tmp_path / "model"
+    out = tmp_path / "out"
+    out.mkdir()
+    with BegunFile(out / "trajectories-t1.jsonl", held_by(recipe, model, out, [task], asking("Be brief."))) as begun:
+        begun.add("a", [rollout(0)])
+    assert held_by(recipe, model, out, [task], asking("Be brief.")).checkpoint == str(model)
+    with pytest.raises(CheckpointError, match=r"holds an evaluation of other system prompts \(\w+, now \w+\): choose"):
+        held_by(recipe, model, out, [task], asking("Think first."))

@@ -25,6 +25,7 @@ from retcon.report.audit import audit_sheets
 from retcon.rollout.context import RolloutContext
 from retcon.rollout.group import rollout_groups
 from retcon.store import jsonl
+from retcon.store.whole import write_json
 from retcon.tasks.types import Task
 from retcon.tools.scripted import ScriptedSessions, ScriptedTool
 from retcon.train.objective.advantage import grpo
@@ -356,7 +357,8 @@ def test_rollouts_that_an_outage_took_are_made_again(tmp_path):
 def test_a_folder_of_another_audit_is_refused(tmp_path):
     recipe = load_recipe(None, [])
     job = Auditing(recipe, tmp_path, tmp_path / "out", Size(), by_recipe)
-    _open(job, "model", [])
+    _open(job, "other", [])  # of which nothing is made
+    write_json(job.out / "audit.json", _open(job, "model", []))
     _open(job, "model", [])
     with pytest.raises(CheckpointError, match=r"audit\.model was 'model', is 'other'"):
         _open(job, "other", [])
@@ -367,7 +369,6 @@ def test_a_folder_of_another_audit_is_refused(tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full/.partial-1-audit.json").write_text("{")  # of one that was killed at once
     _open(replace(job, out=tmp_path / "full"), "model", [])
-    (tmp_path / "full/audit.json").unlink()
     (tmp_path / "full/mine.txt").write_text("x")
     with pytest.raises(CheckpointError, match="no folder of an audit"):
         _open(replace(job, out=tmp_path / "full"), "model", [])

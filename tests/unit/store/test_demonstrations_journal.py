@@ -95,3 +95,16 @@ def test_one_that_is_no_unicode_is_broken_and_left(tmp_path: Path, line: bytes) 
     with pytest.raises(CheckpointError, match=r"d\.jsonl\.partial is broken \(UnicodeDecodeError"):
         FileJournal(file, MADE_FROM, RECIPE)
     assert partial.read_bytes() == made
+
+
+def test_one_of_a_server_goes_on_where_that_is_asked_otherwise(tmp_path: Path) -> None:
+    def about(*keys: str) -> tuple[Values, Recipe]:
+        recipe = load_recipe(None, ["demos.kind=openai", "demos.url=http://a:1/v1", "demos.model=m", *keys])
+        return relevant(recipe, "demonstrations"), recipe
+
+    with FileJournal(tmp_path / "d.jsonl", *about()) as journal:
+        journal.add(stretch(0))
+    with FileJournal(tmp_path / "d.jsonl", *about("demos.seconds=600", "demos.patience=9", "demos.key_env=K")) as again:
+        assert again.stop == 1
+    with pytest.raises(CheckpointError, match=r"other data \(demos\.tries was 4, is 5\): remove it"):
+        FileJournal(tmp_path / "d.jsonl", *about("demos.tries=5"))

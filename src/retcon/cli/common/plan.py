@@ -125,7 +125,7 @@ def plan_evaluation(recipe: Recipe, folder: Path, out: Path) -> None:
     tasks = build_tasks(recipe, folder)
     recipe, derived = settle(recipe, folder, tasks)
     problems = problems_of(recipe, tasks)
-    held_by(recipe, folder, out, problems)
+    held_by(recipe, folder, out, problems, tasks)
     refuse_long(problems, build_engine_chat(recipe, folder, tasks), recipe.rollout.max_tokens, "problems")
     recipe = recipe.model_copy(
         update={"evaluate": recipe.evaluate.model_copy(update={"problems": max(1, len(problems))})}

@@ -122,13 +122,15 @@ def run_audit(
     tasks = held_out(recipe, family, job.size.prompts)
     chat = build_engine_chat(recipe, job.checkpoint, family)
     refuse_long(tasks, chat, recipe.rollout.max_tokens, "problems")
-    _open(job, model, tasks)  # after what advises another recipe, which is to have the same folder
+    about = _open(job, model, tasks)  # after what advises another recipe, which is to have the same folder
     if (job.out / RESULT).exists():
         return read_audit(job.out / RESULT)
     engine = build_policy(recipe, job.checkpoint, chat, on_place)
 
     async def audited() -> Audit:
         async with open_context(recipe, engine, chat) as context, open_graders(family) as graders:
+            if not (job.out / ABOUT).exists():  # not before: with a mended engine or sandbox it is another audit
+                write_json(job.out / ABOUT, about)
             return await audit(
                 job, tasks, context, graders.rewarded.grade,
                 model=model, judge=graders.judged.grade, on_progress=on_progress,
@@ -246,8 +248,9 @@ def read_audit(path: Path) -> Audit:
     return found
 
 
-def _open(job: Auditing, model: str, tasks: Sequence[Task]) -> None:
-    """Makes the folder, or finds it as this job left it. Raises CheckpointError."""
+def _open(job: Auditing, model: str, tasks: Sequence[Task]) -> dict[str, Any]:
+    """Makes the folder, or finds it as this job left it. What the job is, as the folder is to say once there is
+    anything in it. Raises CheckpointError."""
     problems = fingerprint_of(tasks)
     about: dict[str, Any] = {
         "audit": {"format": FORMAT, "model": model, "problems": problems, **msgspec.to_builtins(job.size)},
@@ -262,8 +265,7 @@ def _open(job: Auditing, model: str, tasks: Sequence[Task]) -> None:
             job.out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise CheckpointError(f"{job.out}: cannot be made: {error}") from error
-        write_json(file, about)
-        return
+        return about
     try:
         there = msgspec.json.decode(file.read_bytes(), type=dict[str, dict[str, Any]])
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -272,3 +274,4 @@ def _open(job: Auditing, model: str, tasks: Sequence[Task]) -> None:
     then = {**as_now(there, job.recipe), "evaluate": there.get("evaluate", {})}  # of which an audit has the seed alone
     if changed := list(differing(then, about)):
         raise CheckpointError(f"{job.out} holds an audit of other things: {'; '.join(changed)}: choose another --out")
+    return about

@@ -15,13 +15,15 @@ from retcon.tasks.data.load import load
 from retcon.tasks.data.loaded import Placed
 from retcon.tasks.data.settings import FileTaskSettings
 from retcon.tasks.grading.registry import needed_settings, refuse_unready
+from retcon.tasks.types import Task
 
 SAMPLES = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Of prompts (question and system prompt, without the template), in `unit`. longest_at: file and line."""
+    """Of prompts (question, what is said before it, and system prompt, without the template), in `unit`. longest_at:
+    file and line."""
 
     unit: str
     shortest: int
@@ -145,9 +147,13 @@ def _unready(grader: str) -> str:
 
 def _lengths(placed: Sequence[Placed], count: Callable[[str], int], unit: str) -> Lengths:
     """most: what 95 of 100 are not longer than."""
-    found = sorted((count(one.task.question) + count(one.task.system or ""), one.where) for one in placed)
+    found = sorted((sum(map(count, _told(one.task))), one.where) for one in placed)
     last = len(found) - 1
     return Lengths(unit, found[0][0], found[last // 2][0], found[int(last * 0.95)][0], *found[last])
+
+
+def _told(task: Task) -> list[str]:
+    return [task.system or "", *(text for _, text in task.before), task.question]
 
 
 def _sample(one: Placed) -> Sample:

@@ -25,6 +25,7 @@ from retcon.tasks.data.fields import (
     objects,
     prompt,
     text,
+    written_out,
 )
 from retcon.tasks.data.passages import INPUT, whole
 from retcon.tasks.graders.text import chosen_letter, lettered
@@ -200,7 +201,7 @@ def _verl(row: Columns) -> Item:
     if "ground_truth" not in rewarded:
         raise Misfit("reward_model", "holds no ground_truth")
     truth = rewarded["ground_truth"]
-    about = row.get("extra_info")
+    about = written_out(row.get("extra_info"))
     about = about if isinstance(about, dict) else {}
     system, before, asked = prompt(row, "prompt")
     if (meta := exported_meta(about)) is not None:
@@ -294,7 +295,8 @@ def _place_of(said: str, options: Sequence[object], value: object, column: str) 
 
 ASKED = Convention("asked", ("|".join(QUESTIONS),), _plain)
 """Of rows that only ask, as do an evaluation's without its answers: it is recognised nowhere."""
-register(Convention("verl", ("prompt", "reward_model"), _verl, fits=lambda row: isinstance(row["reward_model"], dict)))
+register(Convention("verl", ("prompt", "reward_model"), _verl,
+                    fits=lambda row: isinstance(written_out(row["reward_model"]), dict)))  # fmt: skip
 register(Convention("choices", ("|".join(QUESTIONS), "|".join(OPTIONS), "|".join(CHOSEN)),
                     _choices, "choice", certainty=2))  # fmt: skip
 register(Convention("gsm8k", ("question", "answer"), _plain, certainty=3,

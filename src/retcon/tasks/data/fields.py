@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -10,12 +11,17 @@ from typing import Any, NamedTuple
 
 from retcon.core.errors import RetconError
 from retcon.tasks.graders.text import MARK, final_answer
+from retcon.tasks.grading.cases import as_printed, plain
 
 Columns = Mapping[str, Any]
 Told = tuple[tuple[str, str], ...]
 """Messages, (role, text)."""
 NO_MARKS = ("0", "0.0", "false", "no")
 """In a column of marks."""
+_KEYS = ({"role", "content"}, {"from", "value"})
+"""Of a message; of the second sort it is refused by name."""
+_MESSAGES = re.compile(r"""\s*\[\s*\{\s*["'](?:role|content|from|value)["']\s*:.*\}\s*\]\s*""", re.DOTALL)
+"""A text that is meant as a list of messages."""
 
 
 class Row(NamedTuple):
@@ -113,9 +119,17 @@ def in_full(value: object) -> str:
     return str(value)
 
 
+def written_out(value: object) -> object:
+    """The list or object that is a text, as in a cell of a CSV: as JSON, or as Python writes them; else the value."""
+    try:
+        return plain(value)
+    except (ValueError, RecursionError):
+        return value
+
+
 def objects(row: Columns, column: str) -> Columns:
     """An object. Raises Misfit."""
-    value = row.get(column)
+    value = written_out(row.get(column))
     if not isinstance(value, dict):
         raise Misfit(column, f"is {_kind(value)}, where an object belongs")
     return value
@@ -124,9 +138,9 @@ def objects(row: Columns, column: str) -> Columns:
 def prompt(row: Columns, column: str) -> tuple[str | None, Told, str]:
     """System prompt, what is said before the question, and the question, of text or of messages: those end with one of
     the user, before which user and assistant take turns (worked examples). Raises Misfit for other conversations."""
-    value = row.get(column)
+    value = _messages(row.get(column), column)
     if not isinstance(value, list):
-        return None, (), text(row, column)
+        return None, (), text({column: value}, column)
     told: list[tuple[str, str]] = []
     for message in value:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
@@ -140,6 +154,21 @@ def prompt(row: Columns, column: str) -> tuple[str | None, Told, str]:
     if len(told) % 2 == 0:
         raise Misfit(column, "does not end with a message of the user, which is the question")
     return system, tuple(told[:-1]), told[-1][1]
+
+
+def _messages(value: object, column: str) -> object:
+    """The messages that are a text (`written_out`), else the value. Raises Misfit for a text that is meant as a list of
+    them and cannot be read."""
+    if not isinstance(value, str):
+        return value
+    found = written_out(value)
+    first = found[0] if isinstance(found, list) and found else found
+    if isinstance(first, dict) and any(keys <= first.keys() for keys in _KEYS):
+        return found
+    if found is value and _MESSAGES.fullmatch(value):
+        raise Misfit(column, as_printed(value) or f"is meant as messages, and can be read neither as JSON nor as lists "
+                     f"that Python writes: {value!r:.40}")  # fmt: skip
+    return value
 
 
 def _place(n: int, system: str | None) -> str:

@@ -10,6 +10,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -182,7 +183,8 @@ class _Loader:
             self._seen[asked] = (row.where, item.answer)
         task = self._task(read, item, grader, same)
         limit = self._settings.max_prompt_tokens
-        if limit and self._count_tokens is not None and self._count_tokens(task) > limit:
+        whole = task if task.system is not None else replace(task, system=self._settings.system or None)
+        if limit and self._count_tokens is not None and self._count_tokens(whole) > limit:
             return read.drop("over max_prompt_tokens", row.where)
         held = role == "evaluation" or (self._by_hash and held_out(same, self._settings.evaluation_share))
         (read.evaluation if held else read.train).append(

@@ -147,7 +147,7 @@ class Loaded:
 
     def tasks(self) -> DataTasks:
         """Raises DataError where there is no task at all."""
-        parts = tuple(_part(s) for s in self.sources if s.train or s.tasks is not None)
+        parts = _parts(self.sources)
         held_out = tuple(p.task for source in self.sources for p in source.evaluation)
         if not parts and not held_out:
             said = "; ".join(f"{n} {r}" for s in self.sources for r, n in s.dropped.items())
@@ -169,9 +169,19 @@ class Loaded:
         return DataTasks(name, system, parts, held_out, identity)
 
 
-def _part(source: ReadSource) -> Part:
-    tasks = source.tasks if source.tasks is not None else tuple(p.task for p in source.train)
-    return Part(source.name, tasks, source.settings.weight)
+def _parts(sources: Iterable[ReadSource]) -> tuple[Part, ...]:
+    """Those that train. Task sets of one name are told apart by their paths: each grades its own tasks."""
+    named: dict[str, str] = {}
+    found: list[Part] = []
+    for source in sources:
+        if source.tasks is None:
+            if source.train:
+                found.append(Part(source.name, tuple(p.task for p in source.train), source.settings.weight))
+            continue
+        path = source.settings.path
+        taken = named.setdefault(source.name, path) != path
+        found.append(Part(f"{source.name} ({path})" if taken else source.name, source.tasks, source.settings.weight))
+    return tuple(found)
 
 
 def _told(match: Match) -> str:

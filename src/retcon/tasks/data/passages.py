@@ -17,7 +17,7 @@ _INSTRUCTION = "instruction"
 
 def whole(row: Columns, column: str, asked: str) -> tuple[str, tuple[str, ...]]:
     """The question in `column` with what belongs to it, a blank line between, and the columns that this comes from."""
-    if not isinstance(row.get(column), str) or column == "prompt" or any(name in row for name in PLACES):
+    if row.get(column) != asked or column == "prompt" or any(name in row for name in PLACES):
         return asked, ()
     about = next((name for name in CONTEXTS if _adds(row, name, column, asked)), "")
     given = INPUT if _adds(row, INPUT, column, asked) and (column == _INSTRUCTION or "output" not in row) else ""

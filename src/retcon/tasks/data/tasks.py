@@ -17,7 +17,7 @@ from retcon.core.types import Trajectory
 from retcon.tasks.graders.plain import grade as grade_text
 from retcon.tasks.graders.text import final_answer
 from retcon.tasks.grading.registry import Options
-from retcon.tasks.registry import RIGHT, WRONG, Grade, Rewards, TaskSet
+from retcon.tasks.registry import RIGHT, WRONG, Grade, Rewards, TaskSet, Ungraded
 from retcon.tasks.types import Task
 
 FAMILY = "family"  # in the meta of tasks that another task set made, and grades
@@ -53,6 +53,10 @@ class Part:
     def held_out(self, count: int, seed: int) -> list[Task]:
         """Evaluation tasks of another task set."""
         return [] if isinstance(self.tasks, Sequence) else [self._named(t) for t in self.tasks.evaluation(count, seed)]
+
+    def graded_by(self, grader: Grade) -> Part:
+        """The same, with a task set that leaves grading to others graded so."""
+        return replace(self, tasks=self.tasks.graded_by(grader)) if isinstance(self.tasks, Ungraded) else self
 
     def _named(self, task: Task) -> Task:
         system = None if isinstance(self.tasks, Sequence) else self.tasks.system
@@ -90,7 +94,8 @@ class DataTasks:
         """See `Ungraded.graders`."""
         own = (part.tasks for part in self.parts if isinstance(part.tasks, Sequence))
         named = (task.meta.get("grader") for tasks in (*own, self.held_out) for task in tasks)
-        return frozenset(name for name in named if isinstance(name, str) and name)
+        theirs = (part.tasks.graders for part in self.parts if isinstance(part.tasks, Ungraded))
+        return frozenset(name for name in named if isinstance(name, str) and name).union(*theirs)
 
     def train(self, seed: int) -> Iterator[Task]:
         """One pass. Where sources have weights it is as long as all their tasks together, each source has its share of
@@ -117,7 +122,7 @@ class DataTasks:
 
     def graded_by(self, grader: Grade) -> DataTasks:
         """The same tasks, whose rollouts `grader` grades."""
-        return replace(self, grader=grader)
+        return replace(self, grader=grader, parts=tuple(part.graded_by(grader) for part in self.parts))
 
     def grade(
         self, task: Task, trajectory: Trajectory

@@ -20,7 +20,7 @@ from retcon.core.texts import counted
 from retcon.store.compression import decompressed, plain_name, read_errors
 from retcon.store.foreign.records import Record, marked_as, open_source
 from retcon.tasks.data.conventions import others
-from retcon.tasks.data.fields import Columns, DataError, Misfit, Row, text
+from retcon.tasks.data.fields import Columns, DataError, Misfit, Row, text, written_out
 from retcon.tasks.data.files.tables import TAB, records
 from retcon.tasks.data.packaged.saved import ABOUT, SUFFIX, arrow_rows
 
@@ -289,7 +289,7 @@ def split_of(row: Row, columns: Mapping[str, str]) -> str:
     """What the row is for. columns: as in the settings. Raises DataError for a row that leaves it out."""
     if SPLIT in columns:
         return _name_of({SPLIT: _look_up(row, columns[SPLIT])}, row.where)
-    about = row.columns.get("extra_info")
+    about = written_out(row.columns.get("extra_info"))
     holder = row.columns if SPLIT in row.columns else about if isinstance(about, dict) and SPLIT in about else None
     if holder is None:
         raise DataError(
