@@ -117,6 +117,7 @@ def run_evaluation(
 
             faults = Faults()
             with BegunFile(_trajectories(out, name), result.without_settings()) as begun:
+                _refuse_begun(result, recipe, out, name)
                 work = evaluate(
                     recipe, tasks, name=name, params=params, engine=engine, chat=chat, family=family, on_progress=tell,
                     faults=faults, begun=begun,
@@ -223,6 +224,14 @@ def held_by(
     for old in filter(None, (held, *begun)):
         _refuse_other(old, new, recipe, out)
     return held or new
+
+
+def _refuse_begun(result: Result, recipe: Recipe, out: Path, name: str) -> None:
+    """Raises CheckpointError where another evaluation began, or ended, since `held_by` looked."""
+    done = read_result(out / "result.json") if (out / "result.json").exists() else None
+    for old in (done, evaluation_of(partial(_trajectories(out, name)))):
+        if old is not None:
+            _refuse_other(old, result, recipe, out)
 
 
 def _refuse_other(old: Result, new: Result, recipe: Recipe, out: Path) -> None:

@@ -195,8 +195,8 @@ def refuse_unfit(needs: Needs, out: Path, of: object = "this") -> None:
         largest = max((p for p in needs.memory if p.phase in ("always", needs.peak_phase)), key=lambda part: part.bytes)
         said = (
             f"{of} takes up to {gib(needs.peak)} of memory and {gib(free)} are free on {needs.device}: most of it is "
-            f"{largest.name} ({gib(largest.bytes)}; {largest.about}). {_advice(largest.name)}; --dry-run "
-            "shows every part"
+            f"{largest.name} ({gib(largest.bytes)}; {largest.about}). "
+            f"{_advice(largest.name, trains=needs.disk > 0)}; --dry-run shows every part"
         )
         if needs.peak - sum(p.bytes for p in needs.memory if p.name in ESTIMATED) > free:
             raise RecipeError(said)
@@ -219,7 +219,9 @@ def refuse_unfit(needs: Needs, out: Path, of: object = "this") -> None:
         )
 
 
-def _advice(part: str) -> str:
+def _advice(part: str, *, trains: bool) -> str:
+    if part.startswith("logits of") and not trains:
+        return "Take a smaller model, or free memory there"
     return {
         "KV blocks": "Lower rollout.max_tokens, rl.prompts, or set compute.kv_memory_mb",
         "activations": "Lower compute.micro_batch_tokens or rollout.max_tokens, or set compute.checkpointing = true",

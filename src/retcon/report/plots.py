@@ -101,11 +101,12 @@ def draw(
             steps = np.arange(1, values.shape[1] + 1) if places is None else places[name]
             known = ~np.isnan(values).all(0)  # such as evaluations, which not every step has
             values, steps = values[:, known], steps[known]
+            least, mean, greatest = across(values)
             if len(values) > 1:
-                axes.fill_between(steps, values.min(0), values.max(0), color=look.colour, alpha=0.15, linewidth=0)
+                axes.fill_between(steps, least, greatest, color=look.colour, alpha=0.15, linewidth=0)
             else:
                 axes.plot(steps, values[0], color=look.colour, alpha=0.3, linewidth=0.8)
-            mean = running_mean(values.mean(0)) if curve.smooth else values.mean(0)
+            mean = running_mean(mean) if curve.smooth else mean
             alone = len(steps) == 1
             axes.plot(
                 steps,
@@ -156,6 +157,11 @@ def top_of(curve: Curve, series: Mapping[str, np.ndarray]) -> float | None:
     if curve.top is None or max(np.nanmax(values) for values in series.values()) < curve.top / 4:
         return None
     return curve.top
+
+
+def across(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Least, mean and greatest of each step, of values (seeds, steps), over the seeds that have it, one at least."""
+    return np.nanmin(values, 0), np.nanmean(values, 0), np.nanmax(values, 0)
 
 
 def steps_of(runs: Sequence[Run], curve: Curve) -> np.ndarray:

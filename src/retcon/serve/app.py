@@ -119,10 +119,15 @@ class Endpoint:
             raise wrong("trajectory", f"the session has no trajectory '{body.trajectory}'{hint}")
         if body.end:  # before anything is noted: what is refused changes nothing
             self._agent.sessions.refuse_running(session)
+        before = dict(session.rewards)
         session.rewards[body.trajectory or ""] = body.reward
         if body.end:
             return await self.end(request)
-        self._agent.keep(session)
+        try:
+            self._agent.keep(session)
+        except RequestRefused:
+            session.rewards = before
+            raise
         return answer(_about(session))
 
     async def end(self, request: Request) -> Response:

@@ -67,7 +67,11 @@ class Record:
             return
         target = self._open / f"{session.id}.jsonl"
         kept = self._kept.get(session.id)
-        if kept is None or _size(target) < kept.size:  # it is the session's first, or somebody took the file away
+        with explained(target):
+            anew = (
+                kept is None or _size(target) < kept.size
+            )  # it is the session's first, or somebody took the file away
+        if kept is None or anew:
             kept, new = _Kept(), list(session.exchanges())
         else:
             new = [] if node is None else [node]

@@ -99,13 +99,12 @@ def run_rl(
     harnesses = {one.rollout.harness for one in (recipe, *(stage.recipe for stage, _ in stages.after(0)))} - {""}
     code = {path: code_of(path) for path in sorted(harnesses)}
     run = open_run(out, kind="rl", recipe=recipe, inputs=inputs, tasks=stages.tasks.name, start=called(folder))
-    if code and not run.finished:
-        run.note_harnesses(code)
 
     def steps(trainer: Trainer) -> None:
         asyncio.run(_train(run, trainer, folder, stages))
 
-    return train(Training(run, recipe, where, start, recipe.rl), steps, on_step=on_step, on_place=on_place)
+    training = Training(run, recipe, where, start, recipe.rl)
+    return train(training, steps, first=partial(run.note_harnesses, code), on_step=on_step, on_place=on_place)
 
 
 async def _train(run: RunFolder, trainer: Trainer, tokenizer: Path, stages: RunStages) -> None:

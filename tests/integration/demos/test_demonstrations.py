@@ -305,11 +305,16 @@ def test_a_teacher_behind_a_url_is_told_what_was_said_before_the_question(tmp_pa
 
 
 @pytest.mark.torch
-def test_what_was_said_before_the_question_goes_into_the_learners_template(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "learner", [(), ("model.thinking=off",)], ids=["", "told not to think, as its teacher cannot be"]
+)
+def test_what_was_said_before_the_question_goes_into_the_learners_template(
+    tmp_path: Path, learner: tuple[str, ...]
+) -> None:
     pytest.importorskip("torch", reason="a model's folder is found by the [train] extra")
     replies = json.dumps(["```python\nprint(5 * 6)\n```", "So \\boxed{30}."])
     engine = ("demos.kind=engine", "demos.model=base", "demos.style=markdown", "engine.kind=scripted")
-    recipe = annotated_recipe(tmp_path, [ASKS], *engine, f"engine.replies={replies}")
+    recipe = annotated_recipe(tmp_path, [ASKS], *engine, f"engine.replies={replies}", *learner)
     _, (one,) = made(recipe, tmp_path / "d.jsonl")
     assert one.prompt == OPENING
 

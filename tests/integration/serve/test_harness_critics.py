@@ -81,3 +81,14 @@ def test_a_harness_that_names_a_session_for_all_that_it_asks_is_told_of_the_head
     (made,), _, context = rolled(solve, ["\\boxed{42}"])
     assert (made.stop, made.reward) == ("infrastructure", None)
     assert context.faults.first.startswith("the harness asks under x-retcon-session: smol-1 alone")
+
+
+def test_a_harness_that_was_refused_is_told_why_whatever_its_critic_was_told() -> None:
+    async def solve(task: Task, endpoint: ModelEndpoint) -> None:
+        with pytest.raises(httpx.HTTPStatusError):
+            await ask(endpoint, [user("Go. " * 99)])
+        await ask(endpoint, [user("Go on?")], session="critic")
+
+    (made,), _, context = rolled(solve, ["\\boxed{42}"], limits=RolloutLimits(200, 9))
+    assert made.stop in ("length", "infrastructure")
+    assert "x-retcon-session" not in context.faults.first

@@ -22,6 +22,7 @@ from retcon.core.errors import CheckpointError, RecipeError, SandboxUnavailable
 from retcon.core.sample import ids_of
 from retcon.core.types import Trajectory
 from retcon.evaluate.runner import run_evaluation
+from retcon.runs.folder import RunFolder
 from retcon.serve.harness.solving import find_harness
 from retcon.store import jsonl
 from retcon.train.rl import run_rl
@@ -127,6 +128,9 @@ def test_a_run_goes_on_with_a_harness_that_was_mended_and_tells_of_it(
             trained(recipe, cold, tmp_path / "run")
     assert not told()
     mended(tmp_path / f"{module}.py", "\nbroken = solve\n")
+    with RunFolder(tmp_path / "run").at_work(), pytest.raises(CheckpointError, match="another command is at work"):
+        trained(recipe, cold, tmp_path / "run")
+    assert not told(), "the one that is at work goes on with the old one"
     trained(recipe, cold, tmp_path / "run")
     (line,) = told()
     assert f"run: rollout.harness = {module}:broken is other code" in line

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("starlette", reason="serving needs the [serve] extra")
 
-from retcon.core.errors import EngineError
+from retcon.core.errors import EngineError, StorageError
 from retcon.core.types import Trajectory
 from retcon.serve.recording import FILE, OPEN, Record
 from retcon.store import jsonl
@@ -189,6 +189,21 @@ def test_a_reward_that_does_not_end_its_session_outlasts_a_killed_server(tmp_pat
         assert Record(tmp_path / "next").taken_in == 1
         (left,) = jsonl.read(tmp_path / "next" / FILE)
         assert left.reward == 1.0
+
+    asked(play, numbered, record=tmp_path)
+
+
+def test_a_reward_that_could_not_be_kept_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise StorageError("no space left")
+
+    async def play(client: Asking) -> None:
+        await conversed(client, "One?", session="a")
+        with monkeypatch.context() as meanwhile:
+            meanwhile.setattr(Record, "keep", full)
+            refused = await client.http.post("/v1/sessions/a/reward", json={"reward": 1, "end": False})
+        assert refused.status_code >= 500
+        assert (await client.http.post("/v1/sessions/a/end")).json()["data"][0]["reward"] is None
 
     asked(play, numbered, record=tmp_path)
 

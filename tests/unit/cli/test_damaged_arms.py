@@ -47,8 +47,8 @@ def test_a_result_that_cannot_be_read_can_be_measured_again(tmp_path: Path) -> N
         read_result(tmp_path / "result.json")
 
 
-def planned(out: Path, *arms: str) -> ComparePlan:
-    return make_plan(Wish(out, 1, "rollouts"), read_arms(arms))
+def planned(out: Path, *arms: str, match: Match = "rollouts") -> ComparePlan:
+    return make_plan(Wish(out, 1, match), read_arms(arms))
 
 
 def make(target: Target) -> None:
@@ -85,3 +85,19 @@ def test_a_model_that_was_removed_is_made_again_only_for_what_still_needs_it(tmp
     evaluations[-1].makes.unlink()
     again = ["cold start, seed 0", training.job.name, evaluations[-1].job.name]
     assert names(to_make(plan.targets)) == again
+
+
+@pytest.mark.parametrize("match", ["tokens", "wall"])
+def test_an_arm_whose_budget_is_the_firsts_needs_the_cold_start_and_of_the_first_its_metrics_alone(
+    tmp_path: Path, match: Match
+) -> None:
+    """Its CPU seconds would be others, and the budget too."""
+    arms = ("mini/dapo-baseline", "mini/cleaner")
+    plan = planned(tmp_path, *arms, match=match)
+    for target in plan.trained["dapo-baseline", 0]:
+        make(target)
+    second = names(list(plan.trained["cleaner", 0]))
+    assert names(to_make(plan.targets)) == ["cold start, seed 0", *second]
+    make(plan.cold[0])
+    plan.trained["dapo-baseline", 0][0].makes.rmdir()
+    assert names(to_make(plan.targets)) == second

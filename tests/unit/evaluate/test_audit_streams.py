@@ -87,6 +87,7 @@ def test_an_audit_of_an_earlier_version_is_gone_on_with_where_new_keys_have_thei
     del about["rollout"]["min_p"]
     del about["rl"]["blame"]
     file.write_text(json.dumps(about))
+    (job.out / "raw.jsonl").touch()
     _open(job, "model", [])
     with pytest.raises(CheckpointError, match=r"other things: rl\.blame was None, is 0\.5: choose another --out"):
         _open(replace(job, recipe=load_recipe(None, ["rl.blame=0.5"])), "model", [])

@@ -11,8 +11,8 @@ from retcon.config.load import load_recipe
 from retcon.core.errors import CheckpointError
 from retcon.core.types import Segment, Trajectory, Turn
 from retcon.evaluate.begun import BegunFile, evaluation_of, partial
-from retcon.evaluate.result import Result
-from retcon.evaluate.runner import held_by
+from retcon.evaluate.result import Result, write_result
+from retcon.evaluate.runner import _refuse_begun, held_by
 from retcon.runs.cost import Cost, Meter
 from retcon.tasks.data.tasks import DataTasks
 from retcon.tasks.types import Task
@@ -88,6 +88,26 @@ def test_one_of_which_no_problem_was_measured_is_anothers_to_begin(tmp_path: Pat
     assert evaluation_of(partial(file)) == other
     with BegunFile(file, other) as again:
         assert list(again.groups) == ["a"]
+
+
+def test_another_that_began_or_ended_meanwhile_is_not_gone_on_with(tmp_path: Path) -> None:
+    """Both looked while nothing was there yet."""
+    recipe, task = load_recipe(None), Task("a", "1 + 1?", "2")
+    first = held_by(recipe, tmp_path / "one", tmp_path, [task])
+    second = held_by(recipe, tmp_path / "two", tmp_path, [task])
+    file = tmp_path / "trajectories-t1.jsonl"
+    with BegunFile(file, first) as begun:
+        _refuse_begun(first, recipe, tmp_path, "t1")
+        begun.add("a", [rollout(0)])
+    with BegunFile(file, second), pytest.raises(CheckpointError, match=r"evaluates .*one, not .*two: choose another"):
+        _refuse_begun(second, recipe, tmp_path, "t1")
+    with BegunFile(file, first) as again:
+        _refuse_begun(first, recipe, tmp_path, "t1")
+        assert list(again.groups) == ["a"]
+        again.remove()
+    write_result(tmp_path / "result.json", first)
+    with BegunFile(file, second), pytest.raises(CheckpointError, match=r"evaluates .*one, not .*two: choose another"):
+        _refuse_begun(second, recipe, tmp_path, "t1")
 
 
 @pytest.mark.parametrize("kind", ["openai", "vllm"])

@@ -359,6 +359,8 @@ def test_a_folder_of_another_audit_is_refused(tmp_path):
     job = Auditing(recipe, tmp_path, tmp_path / "out", Size(), by_recipe)
     _open(job, "other", [])  # of which nothing is made
     write_json(job.out / "audit.json", _open(job, "model", []))
+    _open(job, "other", [])  # nor so far of this one, whose server may have refused it
+    (job.out / "raw.jsonl").touch()
     _open(job, "model", [])
     with pytest.raises(CheckpointError, match=r"audit\.model was 'model', is 'other'"):
         _open(job, "other", [])

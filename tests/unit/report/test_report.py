@@ -18,7 +18,7 @@ from retcon.report.choose import showcase, showcase_in
 from retcon.report.pages.comparison import page
 from retcon.report.panel import Report, panels
 from retcon.report.panels.repeat import Repeat
-from retcon.report.plots import CURVES, Curve, places_of, running_mean, shown, steps_of, value_of
+from retcon.report.plots import CURVES, Curve, across, places_of, running_mean, shown, steps_of, value_of
 from retcon.report.style import looks
 from retcon.report.summary import figures
 from retcon.report.tables import (
@@ -223,3 +223,8 @@ def test_tokens_of_a_curve_are_those_of_a_rollout() -> None:
     assert value_of({"sampled_tokens": 100.0, "rollouts": 8}, curve) == 12.5
     for lacking in ({"sampled_tokens": 100.0}, {"sampled_tokens": 100.0, "rollouts": 0}, {"rollouts": 8}):
         assert value_of(lacking, curve) is None
+
+
+def test_a_seed_that_lacks_a_step_takes_it_from_no_other() -> None:
+    least, mean, greatest = across(np.array([[0.5, np.nan], [0.25, 1.0], [0.75, 0.5]]))
+    assert (least.tolist(), mean.tolist(), greatest.tolist()) == ([0.25, 0.5], [0.5, 0.75], [0.75, 1.0])

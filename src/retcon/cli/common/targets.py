@@ -52,7 +52,9 @@ def to_make(targets: Sequence[Target]) -> list[Target]:
     left: list[Target] = []
     wanted: set[str] = set()
     for target in reversed(targets):  # each stands before those that need it
-        users = [other.job.name for other in targets if target.job.name in other.job.needs]
+        folder = str(target.makes.parent)  # others that wait for it ask it for its metrics alone, which stay
+        waiting = (other.job for other in targets if target.job.name in other.job.needs)
+        users = [job.name for job in waiting if folder in job.words]
         if (not users or not wanted.isdisjoint(users)) and not target.finished:
             wanted.add(target.job.name)
             left.append(target)

@@ -86,7 +86,7 @@ def make_plan(wish: Wish, arms: Sequence[Arm], overrides: Sequence[str] = ()) ->
             plan.trained[arm.name, seed] = targets = _arm_targets(wish, arm, seed, origin)
             if arm is arms[0] and wish.match in KEYS:  # the others' budget is what it has spent
                 late = late_words(wish.match, run_folder(wish.out, arm.name, seed))
-                origin = replace(origin, needs=(targets[0].job.name,), late=late)
+                origin = replace(origin, needs=(*origin.needs, targets[0].job.name), late=late)
     return plan
 
 

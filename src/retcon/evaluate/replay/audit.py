@@ -43,6 +43,7 @@ from retcon.rollout.group import rollout_groups
 from retcon.rollout.prompts import refuse_long
 from retcon.runs.comparing import as_now, differing
 from retcon.store import jsonl
+from retcon.store.alone import alone
 from retcon.store.fingerprint import fingerprint
 from retcon.store.whole import write_json, write_whole
 from retcon.tasks.checked import held_out
@@ -51,7 +52,7 @@ from retcon.tasks.types import Task, fingerprint_of
 from retcon.tools.types import AnyTool, TaskTool
 
 FORMAT = 1
-ABOUT, RESULT = "audit.json", "result.json"
+ABOUT, RAW, RESULT = "audit.json", "raw.jsonl", "result.json"
 SECTIONS = ("run", "model", "compute", "engine", "task", "rollout", "sandbox", "repair", "rl")
 AT_ONCE = 192
 """Replays that are rolled out side by side, unless those of one failed call are more."""
@@ -122,22 +123,24 @@ def run_audit(
     tasks = held_out(recipe, family, job.size.prompts)
     chat = build_engine_chat(recipe, job.checkpoint, family)
     refuse_long(tasks, chat, recipe.rollout.max_tokens, "problems")
-    about = _open(job, model, tasks)  # after what advises another recipe, which is to have the same folder
+    _open(job, model, tasks)  # after what advises another recipe, which is to have the same folder
     if (job.out / RESULT).exists():
         return read_audit(job.out / RESULT)
     engine = build_policy(recipe, job.checkpoint, chat, on_place)
 
     async def audited() -> Audit:
         async with open_context(recipe, engine, chat) as context, open_graders(family) as graders:
-            if not (job.out / ABOUT).exists():  # not before: with a mended engine or sandbox it is another audit
+            if not (job.out / RAW).exists():  # not before: with a mended engine or sandbox it is another audit
                 write_json(job.out / ABOUT, about)
             return await audit(
                 job, tasks, context, graders.rewarded.grade,
                 model=model, judge=graders.judged.grade, on_progress=on_progress,
             )  # fmt: skip
 
-    found = asyncio.run(audited())
-    write_whole(job.out / RESULT, msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+    with alone(job.out):
+        about = _open(job, model, tasks)  # anew: another may have begun, or ended, while the model was loaded
+        found = read_audit(job.out / RESULT) if (job.out / RESULT).exists() else asyncio.run(audited())
+        write_whole(job.out / RESULT, msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
     return found
 
 
@@ -158,7 +161,7 @@ async def audit(
     saar = build_repair(_purifying(recipe))
 
     async def rolled(name: str, repair: Repair | None) -> list[list[Trajectory]]:
-        file = job.out / f"{name}.jsonl"
+        file = job.out / name
         if not file.exists():
             armed = replace(context, repair=repair, probability=1.0)
             groups = await rollout_groups(
@@ -174,7 +177,7 @@ async def audit(
             jsonl.write(file, made)
         return [list(group) for _, group in groupby(jsonl.read(file), key=lambda t: t.task)]
 
-    raw, purified = await rolled("raw", None), await rolled("purified", saar)
+    raw, purified = await rolled(RAW, None), await rolled("purified.jsonl", saar)
     made = [t for group in raw for t in group if t.reward is not None]
     found = failed_calls(raw, purified, partial(job.credit, recipe), max_turns=recipe.rollout.max_turns)
     if not found:
@@ -248,9 +251,14 @@ def read_audit(path: Path) -> Audit:
     return found
 
 
+def _foreign(path: Path) -> bool:
+    """Whether it is of no audit that has no rollouts yet."""
+    return path.name != ABOUT and not path.name.startswith(".")
+
+
 def _open(job: Auditing, model: str, tasks: Sequence[Task]) -> dict[str, Any]:
-    """Makes the folder, or finds it as this job left it. What the job is, as the folder is to say once there is
-    anything in it. Raises CheckpointError."""
+    """Makes the folder, or finds it as this job left it; one that has no rollouts yet is anybody's. What the job is, as
+    the folder is to say. Raises CheckpointError."""
     problems = fingerprint_of(tasks)
     about: dict[str, Any] = {
         "audit": {"format": FORMAT, "model": model, "problems": problems, **msgspec.to_builtins(job.size)},
@@ -258,8 +266,8 @@ def _open(job: Auditing, model: str, tasks: Sequence[Task]) -> dict[str, Any]:
         **{name: section for name, section in job.recipe.model_dump(mode="json").items() if name in SECTIONS},
     }
     file = job.out / ABOUT
-    if not file.exists():
-        if job.out.exists() and (not job.out.is_dir() or any(not p.name.startswith(".") for p in job.out.iterdir())):
+    if not (file.exists() and (job.out / RAW).exists()):
+        if job.out.exists() and (not job.out.is_dir() or any(map(_foreign, job.out.iterdir()))):
             raise CheckpointError(f"{job.out} is there, and no folder of an audit: choose another --out")
         try:
             job.out.mkdir(parents=True, exist_ok=True)

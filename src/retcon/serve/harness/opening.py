@@ -132,7 +132,7 @@ class ServedHarness:
         if made is None and not lost:
             why = f": {agent.refused}" if agent.refused else ""
             lost = f"the harness asked the model nothing that was answered{why}"
-            if agent.aside:
+            if agent.aside and not agent.asked:
                 lost = (
                     f"the harness asks under {SESSION}: {agent.aside} alone, and a session of its own is not learnt "
                     "from: leave that header out"

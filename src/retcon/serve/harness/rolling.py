@@ -30,8 +30,8 @@ class RolloutAgent(Agent):
     a request asks for. session: the one that is learnt from.
 
     over: the limit by which the last request of that session was refused, None where it was answered. beyond: the same
-    of the last request of all. refused: what the last refusal said. aside: another session that was answered, by the
-    name that the client gave it; empty where none was.
+    of the last request of all. refused: what the last refusal said. asked: whether that session was asked at all.
+    aside: another that was answered, by the name that the client gave it; empty where none was.
     """
 
     def __init__(self, context: RolloutContext, session: str, task: str, seed: int) -> None:
@@ -43,6 +43,7 @@ class RolloutAgent(Agent):
         self.over: Limit | None = None
         self.beyond: Limit | None = None
         self.refused = self.aside = ""
+        self.asked = False
         self._lost: dict[tuple[str, str], str] = {}  # by session, and what the conversation began with
         self._turns = 0
         self._last: Reply | None = None
@@ -52,6 +53,7 @@ class RolloutAgent(Agent):
         RequestRefused."""
         own = session is None or session == self.session  # as replies name it, which clients may send back
         name = self.session if own else f"{self.session}.{(session or '').removeprefix(f'{self.session}.')}"
+        self.asked = self.asked or own
         talk = name, first_of(begins(asked), asked.messages)
         if own and self._turns >= self._limits.max_turns:
             self._refused_by("turns", own)

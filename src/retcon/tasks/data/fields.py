@@ -163,7 +163,7 @@ def _messages(value: object, column: str) -> object:
         return value
     found = written_out(value)
     first = found[0] if isinstance(found, list) and found else found
-    if isinstance(first, dict) and any(keys <= first.keys() for keys in _KEYS):
+    if found == [] or (isinstance(first, dict) and any(keys <= first.keys() for keys in _KEYS)):
         return found
     if found is value and _MESSAGES.fullmatch(value):
         raise Misfit(column, as_printed(value) or f"is meant as messages, and can be read neither as JSON nor as lists "

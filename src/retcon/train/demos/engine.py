@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING
 
 from retcon.build import build_chat, build_policy, build_sampling
 from retcon.chat.chat import Chat
+from retcon.chat.opening import THINKING
+from retcon.chat.registry import AUTO
+from retcon.chat.template import read_template
 from retcon.chat.types import Told
 from retcon.config.load import apply_override
 from retcon.core.errors import RecipeError
@@ -80,7 +83,10 @@ async def open_engine(section: Engine, setup: DemoSetup) -> AsyncIterator[Engine
             "into another: leave one of them out"
         )
     if section.model:
-        chat = build_chat(apply_override(recipe, f"model.style={section.style}"), folder, tasks)
+        source = read_template(folder)
+        told = section.style == AUTO and source is not None and THINKING in source.text
+        own = recipe if told else apply_override(recipe, "model.thinking=default")  # it is said to the learner alone
+        chat = build_chat(apply_override(own, f"model.style={section.style}"), folder, tasks)
     engine = build_policy(recipe, folder, chat, setup.on_place)
     fit = fitting(drawn_tasks(tasks, recipe.run.seed), chat, recipe.rollout.max_tokens)
     name = section.model or recipe.model.path

@@ -48,12 +48,13 @@ def test_so_are_the_objects_of_verl(as_text: Any, tmp_path: Path) -> None:
     [
         (json.dumps([ASKED, SHOWN[1]]), "column 'messages' does not end with a message of the user"),
         (json.dumps([{"from": "human", "value": "6 * 7?"}]), "is a list, but not of messages with role and content"),
+        ("[]", "column 'messages' does not end with a message of the user"),
         (json.dumps(ASKED), "is an object of 2, where text or a number belongs"),
         (f"[{SHOWN[1]}\n {ASKED}]", "column 'messages' is meant as messages, and can be read neither as JSON"),
         (f"[{SYSTEM}\n {ASKED}]", "column 'messages' is a list as NumPy prints it"),
         (json.dumps([ASKED])[:-3] + "…}]", "column 'messages' is meant as messages"),
     ],
-    ids=["an answer", "ShareGPT", "one", "NumPy, with braces", "NumPy", "cut"],
+    ids=["an answer", "ShareGPT", "none", "one", "NumPy, with braces", "NumPy", "cut"],
 )
 def test_what_cannot_be_read_is_refused_by_line_and_column(cell: str, told: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=rf"a\.csv, line 2: .*{told}"):
@@ -69,3 +70,11 @@ def test_what_cannot_be_read_is_refused_by_line_and_column(cell: str, told: str,
 )  # fmt: skip
 def test_a_question_that_begins_like_a_list_is_a_question(cell: str, tmp_path: Path) -> None:
     assert [task.question for task in tasks(table(tmp_path / "a.csv", cell, column="question"))] == [cell]
+
+
+def test_a_column_may_be_mapped_to_what_is_within_an_object(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"columns": {"question": "about.asked", "answer": "about.so.true"}}
+    row = {"about": {"asked": "What is 6 times 7?", "so": {"true": "42"}}}
+    with (tmp_path / "a.csv").open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([row, [json.dumps(row["about"])]])
+    assert tasks(str(tmp_path / "a.csv"), **settings) == tasks(write(tmp_path / "a.jsonl", [row]), **settings)

@@ -259,6 +259,7 @@ def _left_out(row: Row, name: str, column: str) -> bool:
         return outer in row.before and not others((name,), row.new) and not nearest(outer, row.new)
     value: Any = row.columns[outer]
     for part in column[len(outer) + 1 :].split(".") if outer != column else ():
+        value = written_out(value)
         if value is None:
             return True
         value = value.get(part, "") if isinstance(value, dict) else ""
@@ -277,6 +278,7 @@ def _look_up(row: Row, column: str) -> Any:
     value: Any = row.columns
     around = ""
     for part in column.split("."):
+        value = written_out(value)
         if not isinstance(value, dict) or part not in value:
             there = [around + name for name in value] if isinstance(value, dict) else list(row.columns)
             close = nearest(around + part, there)
