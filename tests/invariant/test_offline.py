@@ -78,6 +78,16 @@ def test_purifying_twice_equals_once_and_leaves_its_input_alone(name: str, steps
     assert not again.deep
 
 
+@every_format
+def test_what_speaks_against_a_fix_is_not_taken_out_by_the_repair_of_what_follows(name: str) -> None:
+    """Without the second repair the first is doubted by the words after it; with it nothing would be left to doubt it."""
+    first = [fails(CODES[0], "NameError", 1, "waw"), works(CODES[0], "1", "waw")]
+    second = [fails(CODES[3], "NameError", 1, SAID[0]), works(CODES[1], "1", "waw")]
+    before = [Step("user", "question"), works("start = 0"), works(CODES[0], "1", "waw"), works(CODES[0], "1", "waw")]
+    once, _ = purified(FORMATS[name]([*before, *first, *second]))
+    assert purified(once)[0] == once
+
+
 ALIKE = [f"def twice(n):\n    return n + {by}\n\nfour = twice(4)\nassert four == 8" for by in ("2", "n", "m", "n + 0")]
 PLANS = (
     "", "So.", "We add two to the number.", "We add the number to itself.", "Let us try a different approach.",

@@ -111,8 +111,11 @@ class Offline:
             if not made.splices or not made.left:
                 return made
             again = self(_as_kept(made.trajectory, trajectory)).splices
-            if not (unsettled := _runs_of(again, made, trajectory.turns) - whole):
+            if not (unsettled := _runs_of(again, made, trajectory.turns)):
                 return made
+            if unsettled <= whole:  # what stood against them is what other repairs took out: these are none, either
+                starts = run_starts(trajectory.turns)
+                unsettled = {starts[bisect_right(starts, one.failure) - 1] for one in made.splices}
             whole |= unsettled
 
     def _purified(self, trajectory: Trajectory, whole: Collection[int]) -> Purified:
