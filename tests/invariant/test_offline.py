@@ -80,7 +80,7 @@ def test_purifying_twice_equals_once_and_leaves_its_input_alone(name: str, steps
 
 @every_format
 def test_what_speaks_against_a_fix_is_not_taken_out_by_the_repair_of_what_follows(name: str) -> None:
-    """Without the second repair the first is doubted by the words after it; with it nothing would be left to doubt it."""
+    """Without the second repair the words after it doubt the first; with it nothing is left to doubt it."""
     first = [fails(CODES[0], "NameError", 1, "waw"), works(CODES[0], "1", "waw")]
     second = [fails(CODES[3], "NameError", 1, SAID[0]), works(CODES[1], "1", "waw")]
     before = [Step("user", "question"), works("start = 0"), works(CODES[0], "1", "waw"), works(CODES[0], "1", "waw")]
