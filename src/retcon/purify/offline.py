@@ -115,7 +115,7 @@ class Offline:
                 return made
             if unsettled <= whole:  # what stood against them is what other repairs took out: these are none, either
                 starts = run_starts(trajectory.turns)
-                unsettled = {starts[bisect_right(starts, one.failure) - 1] for one in made.splices}
+                unsettled = frozenset(starts[bisect_right(starts, one.failure) - 1] for one in made.splices)
             whole |= unsettled
 
     def _purified(self, trajectory: Trajectory, whole: Collection[int]) -> Purified:
