@@ -17,7 +17,7 @@ from retcon.models.loading import load_config
 from retcon.models.lora import Adapter
 from retcon.models.placing import place_training
 from retcon.planning import needs as module
-from retcon.planning.needs import MIB, Needs, Part, _parameters, needs_of, refuse_unfit
+from retcon.planning.needs import MIB, Needs, Part, Work, _parameters, needs_of, refuse_unfit
 from training import make_base
 
 pytestmark = pytest.mark.torch
@@ -145,8 +145,9 @@ def test_logits_that_lie_on_a_gpu_are_planned(base: Path, monkeypatch: pytest.Mo
     recipe = load_recipe(None, [CPU, "rl.prompts=3", "rl.group=8"])
     place = replace(place_training(recipe, base), device="cuda:0", rollout_dtype="bfloat16")
     vocabulary = load_config(base).vocab_size
-    for work, rows, room in (("rl", 24, 32), ("eval", 256, 256)):
-        found = {part.name: part for part in needs_of(work, recipe, base, place).memory}  # type: ignore[arg-type]
+    cases: list[tuple[Work, int, int]] = [("rl", 24, 32), ("eval", 256, 256)]
+    for work, rows, room in cases:
+        found = {part.name: part for part in needs_of(work, recipe, base, place).memory}
         graphs, rollouts = found["logits of graphs"], found["logits of rollouts"]
         assert (graphs.bytes, graphs.phase) == (4 * 2 * room * vocabulary, "always")
         assert (rollouts.bytes, rollouts.phase) == ((2 * 2 + 4 * 4) * rows * vocabulary, "rollouts")

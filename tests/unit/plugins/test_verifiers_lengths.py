@@ -30,7 +30,7 @@ def plugin(monkeypatch: pytest.MonkeyPatch) -> Any:
         "cleanup": lambda method: method, "teardown": lambda method: method,
     }.items():  # fmt: skip
         setattr(verifiers, name, value)
-    datasets.Dataset = type("Dataset", (), {"from_list": staticmethod(list)})  # type: ignore[attr-defined]
+    vars(datasets)["Dataset"] = type("Dataset", (), {"from_list": staticmethod(list)})
     monkeypatch.setitem(sys.modules, "verifiers", verifiers)
     monkeypatch.setitem(sys.modules, "datasets", datasets)
     monkeypatch.delitem(sys.modules, "retcon.plugins.verifiers", raising=False)

@@ -71,7 +71,9 @@ def test_a_source_that_leaves_grading_to_others_is_graded_by_them(module: Any, t
     assert found.graders == {"code"}, "which are asked for before work starts"
     graded = found.graded_by(lambda task, made: replace(made, reward=0.5))
     (task,) = graded.train(0)
-    assert graded.grade(task, ROLLED).reward == 0.5  # type: ignore[union-attr]
+    made = graded.grade(task, ROLLED)
+    assert isinstance(made, Trajectory)
+    assert made.reward == 0.5
 
 
 def test_problems_of_one_id_are_refused_and_no_more_are_wanted_than_there_are() -> None:
