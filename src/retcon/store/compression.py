@@ -6,7 +6,9 @@ import gzip
 import importlib
 import io
 import re
+import warnings
 import zlib
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import IO, cast
@@ -26,6 +28,32 @@ def plain_name(name: str) -> str:
     for suffix in SUFFIXES:
         name = name.removesuffix(suffix)
     return name
+
+
+def read_once(files: Iterable[Path]) -> list[Path]:
+    """Without those that stand compressed beside the same name plain, as `gzip -k` leaves them (a run that went on may
+    have written the plain one since), or as zstd beside gzip."""
+    found = list(files)
+    names = set(found)
+
+    def read_instead(path: Path) -> Iterator[Path]:
+        plain = path.with_name(plain_name(path.name))
+        for suffix in ("", *SUFFIXES):
+            if (other := plain.with_name(plain.name + suffix)) == path:
+                return
+            yield other
+
+    return [path for path in found if not any(other in names for other in read_instead(path))]
+
+
+def told_once(files: Iterable[Path]) -> list[Path]:
+    """As `read_once`; what is left out is told (a warning)."""
+    found = list(files)
+    read = read_once(found)
+    if left := sorted({*found} - {*read}):
+        told = f"not read, as the same name stands beside it without its suffix or as .gz: {left[0]}"
+        warnings.warn(told + f", and {len(left) - 1} more" * (len(left) > 1), UserWarning, stacklevel=3)
+    return read
 
 
 def decompressed(file: io.BufferedReader, what: str) -> io.BufferedReader:
