@@ -6,11 +6,13 @@ They are written beside their place, under a name that begins with `PARTIAL`, an
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -61,11 +63,14 @@ def _put_back(old: Path) -> None:
 
 @contextmanager
 def whole_file(target: Path) -> Iterator[IO[bytes]]:
-    """As `whole_folder`, one file. Two processes that write the same one do not see each other; the last one wins."""
+    """As `whole_folder`, one file. Two processes that write the same one do not see each other; the last one wins. What
+    one that was killed left of it is removed."""
     partial = target.with_name(f"{PARTIAL}{os.getpid()}-{target.name}")
     with explained(target):
+        _clear_dead(target)
         try:
             with partial.open("wb") as file:
+                _lock(file)
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
@@ -73,6 +78,36 @@ def whole_file(target: Path) -> Iterator[IO[bytes]]:
             synced(target.parent)
         finally:
             partial.unlink(missing_ok=True)
+
+
+def _clear_dead(target: Path) -> None:
+    """Remove the partial files of `target` that no process here has the number of, and none anywhere the lock."""
+    named = re.compile(rf"{re.escape(PARTIAL)}(\d+)-{re.escape(target.name)}")
+    with suppress(OSError):  # of a folder that lists nothing, or another that clears it too
+        for path in target.parent.iterdir():
+            if (own := named.fullmatch(path.name)) and _is_gone(int(own[1])):
+                with path.open("r+b") as file:
+                    if _lock(file):
+                        path.unlink()
+
+
+def _lock(file: IO[bytes]) -> bool:
+    """Whether it is this process's now, until it is closed; False also where there are no locks."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _is_gone(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return False
 
 
 def write_whole(target: Path, content: str | bytes) -> None:
