@@ -165,13 +165,17 @@ def test_pass_rates_tell_the_harness_that_they_were_measured_through_and_are_of_
 
     told = measure(recipe)
     assert told == measure(recipe) == [f"{module}:solve {code_of(f'{module}:solve')}"]
-    with pytest.raises(RecordError, match=rf"of this model .* with rollout\.harness = {module}:solve \w+, now no harness"):
+    with pytest.raises(
+        RecordError, match=rf"of this model .* with rollout\.harness = {module}:solve \w+, now no harness"
+    ):
         measure(harnessed(base, ""))
     with pytest.raises(RecordError, match=rf", now rollout\.harness = {module}:told \w+: choose another --out"):
         measure(harnessed(base, f"{module}:told"))
     assert measure(harnessed(base, ""), base) == [None], "of another model"
     mended(tmp_path / f"{module}.py", "\nMORE = 1\n")
-    with pytest.raises(RecordError, match=rf"rollout\.harness = {module}:solve \w+, now rollout\.harness = {module}:so"):
+    with pytest.raises(
+        RecordError, match=rf"rollout\.harness = {module}:solve \w+, now rollout\.harness = {module}:so"
+    ):
         measure(recipe)
 
 

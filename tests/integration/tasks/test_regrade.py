@@ -120,7 +120,9 @@ def test_it_goes_on_where_it_was_interrupted(run: Path) -> None:
     assert kept.count(b"\n") == 3
     with (run / "regraded" / VERDICTS).open("ab") as file:
         file.write(b'{"file": "tra')  # killed as it wrote
-    with pytest.raises(RecordError, match=r"otherwise \(settings\.grader was 'exact', is 'math'\): choose another, or --f"):
+    with pytest.raises(
+        RecordError, match=r"otherwise \(settings\.grader was 'exact', is 'math'\): choose another, or --f"
+    ):
         regrade(job(run, settings=GradeSettings("math")), ignored)
     other = GradeSettings("exact", "binary", {"code": {"score": "share"}})
     told = r"settings\.rewards was 'signed', is 'binary'; settings\.options\.code was None, is {'score': 'share'}"

@@ -138,7 +138,9 @@ def run_audit(
             )  # fmt: skip
 
     with alone(job.out):
-        about = _open(job, model, tasks, family.system)  # anew: another may have begun, or ended, while the model was loaded
+        about = _open(
+            job, model, tasks, family.system
+        )  # anew: another may have begun, or ended, while the model was loaded
         found = read_audit(job.out / RESULT) if (job.out / RESULT).exists() else asyncio.run(audited())
         write_whole(job.out / RESULT, msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
     return found
