@@ -47,7 +47,8 @@ def run_difficulty(
 
     Tasks whose prompts leave no room to answer, which training leaves out too, are left out. Raises RecipeError where
     that is all of them, CheckpointError for a missing or broken checkpoint, RecordError for an `out` that is broken,
-    cannot be written, or has rates of this model through another harness, SandboxUnavailable where more than one rollout in twenty was lost; what was measured is kept.
+    cannot be written, or has rates of this model through another harness, SandboxUnavailable where more than one
+    rollout in twenty was lost; what was measured is kept.
     MissingExtra without torch.
     """
     family = build_tasks(recipe, checkpoint)

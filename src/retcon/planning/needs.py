@@ -180,8 +180,9 @@ def _refuse_small(recipe: Recipe, config: PretrainedConfig, whole: int, wide: in
     least = -(-capacity_for(whole, whole) * token // MIB)
     if recipe.compute.kv_memory_mb < least:
         raise RecipeError(
-            f"compute.kv_memory_mb = {recipe.compute.kv_memory_mb}: one rollout of {whole:,} tokens (rollout.max_tokens "
-            f"and rollout.lookahead_tokens) needs {least} MiB; set {least} or more, 0 for what is free, or fewer tokens"
+            f"compute.kv_memory_mb = {recipe.compute.kv_memory_mb}: one rollout of {whole:,} tokens "
+            f"(rollout.max_tokens and rollout.lookahead_tokens) needs {least} MiB; set {least} or more, 0 for what is "
+            "free, or fewer tokens"
         )
 
 

@@ -101,9 +101,10 @@ def test_a_kill_beside_the_note_leaves_no_file_that_looks_like_the_users_own(
             raise KeyboardInterrupt
         return target
 
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patched:
         patched.setattr(Path, "replace", killed)
-        written()
+        with pytest.raises(KeyboardInterrupt):
+            written()
     assert file.exists() is there
     with pytest.raises(CheckpointError, match=r"sandbox\.sessions"):
         written("sandbox.sessions=true")

@@ -175,17 +175,10 @@ def test_what_a_kill_left_of_a_steps_rollouts_is_none_of_the_runs_files(run: Pat
 def test_steps_that_were_compressed_are_of_the_run_too(run: Path, suffix: str) -> None:
     first = run / "trajectories/step-000001.jsonl"
     jsonl.write(first.with_name(first.name + suffix), jsonl.read(first))
+    with pytest.warns(UserWarning, match=rf"not read, as the same name .*: .*/step-000001\.jsonl\{suffix}$"):
+        assert len(regrade(job(run, out=run / "once"), ignored)) == 7, "of two that stand side by side, one is"
     first.unlink()
     assert len(regrade(job(run), ignored)) == 7
-
-
-@pytest.mark.parametrize("suffix", [".gz", ".zst"])
-def test_a_step_that_stands_compressed_beside_itself_is_read_once_as_it_stands_plain(run: Path, suffix: str) -> None:
-    first = run / "trajectories/step-000001.jsonl"
-    packed = first.with_name(first.name + suffix)
-    jsonl.write(packed, list(jsonl.read(first))[:1])  # of before the run went on
-    with pytest.warns(UserWarning, match=rf"not read, as the same name .*: .*/step-000001\.jsonl\{suffix}$"):
-        assert len(regrade(job(run), ignored)) == 7
 
 
 def test_what_a_kill_left_before_the_marker_was_whole_is_nothing(run: Path) -> None:
