@@ -274,8 +274,9 @@ def test_what_is_free_stands_beside_the_peak_on_a_gpu_too(monkeypatch: pytest.Mo
 
 
 def test_keys_and_values_that_hold_no_rollout_are_refused_before_anything_is_written(
-    base: Path, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
+    base = make_base(tmp_path / "base", positions=61_000)
     changed = [*SMALL, "rollout.max_tokens=700", "rollout.lookahead_tokens=60000", "compute.kv_memory_mb=1"]
     with pytest.raises(RecipeError, match=r"kv_memory_mb = 1: one rollout of 60,700 tokens .*; set 16 or more"):
         run_rl(load_recipe(None, changed), base, tmp_path / "out")
