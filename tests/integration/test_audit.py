@@ -74,7 +74,7 @@ def test_settings_that_cannot_work_leave_the_folder_to_those_that_do(tmp_path: P
         audit(str(base), [*words, *served, "rollout.max_tokens=900"], prompts=1, calls=1, replays=1, out=out)
     scripted = ["engine.kind=scripted", "engine.replies=['1']"]  # another engine, in the same folder
     with pytest.raises(
-        RecipeError, match=r"none has a failed call .* into another --out, roll out more problems \(--p"
+        RecipeError, match=r"none has a failed call .* with another --out, roll out more problems \(--p"
     ):
         audit(str(base), [*words, *scripted], prompts=1, calls=1, replays=1, out=out)
     assert (out / "audit.json").exists()

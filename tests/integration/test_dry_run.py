@@ -273,15 +273,19 @@ def test_what_is_free_stands_beside_the_peak_on_a_gpu_too(monkeypatch: pytest.Mo
     assert re.search(r"peak, about +100 MiB +350 MiB are free *$", show.export_text(), re.MULTILINE)
 
 
-def test_keys_and_values_that_hold_no_rollout_are_refused_before_anything_is_written(
-    tmp_path: Path,
-) -> None:
+def test_keys_and_values_that_hold_no_rollout_are_refused_before_anything_is_written(tmp_path: Path) -> None:
     base = make_base(tmp_path / "base", positions=61_000)
     changed = [*SMALL, "rollout.max_tokens=700", "rollout.lookahead_tokens=60000", "compute.kv_memory_mb=1"]
     with pytest.raises(RecipeError, match=r"kv_memory_mb = 1: one rollout of 60,700 tokens .*; set 16 or more"):
         run_rl(load_recipe(None, changed), base, tmp_path / "out")
     with pytest.raises(RecipeError, match=r"kv_memory_mb = 1: one rollout of 60,700 tokens .*; set 16 or more"):
         run_evaluation(load_recipe(None, changed), base, tmp_path / "out")
+    (tmp_path / "mine.toml").write_text("[[stages]]\nname = 'short'\nrollout.lookahead_tokens = 100\n")
+    staged = ["train", tmp_path / "mine.toml", *changed, "evaluate.every=1", "--from", base, "--out", tmp_path / "out"]
+    for more in ([], ["--dry-run"]):
+        done = CliRunner().invoke(app, [*map(str, staged), *more])
+        assert isinstance(done.exception, RecipeError), done.output
+        assert "set 16 or more" in str(done.exception), "evaluations on the way are as long as the recipe says"
     assert not (tmp_path / "out").exists()
 
 

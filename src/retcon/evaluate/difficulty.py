@@ -48,8 +48,7 @@ def run_difficulty(
     Tasks whose prompts leave no room to answer, which training leaves out too, are left out. Raises RecipeError where
     that is all of them, CheckpointError for a missing or broken checkpoint, RecordError for an `out` that is broken,
     cannot be written, or has rates of this model through another harness, SandboxUnavailable where more than one
-    rollout in twenty was lost; what was measured is kept.
-    MissingExtra without torch.
+    rollout in twenty was lost; what was measured is kept. MissingExtra without torch.
     """
     family = build_tasks(recipe, checkpoint)
     recipe, _ = settle(recipe, checkpoint, family)
@@ -58,7 +57,7 @@ def run_difficulty(
     wanted = {t.id: t for t in islice(stream, tasks)}
     model = fingerprint(checkpoint) if recipe.engine.in_process else recipe.engine.subject(checkpoint)
     path = recipe.rollout.harness
-    harness = f"{path} {code_of(path)}" if path else None
+    harness = f"{path} {code_of(path)}" if path else ""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -67,7 +66,7 @@ def run_difficulty(
         contents = {id: fingerprint_of([task]) for id, task in wanted.items()}
         there = list(read_pass_rates(out))
         for one in there:
-            if one.model == model and one.harness != harness:
+            if one.model == model and one.harness not in (None, harness):
                 by, now = (f"rollout.harness = {name}" if name else "no harness" for name in (one.harness, harness))
                 raise RecordError(
                     f"{out} has rates of this model that were measured with {by}, now {now}: choose another --out"

@@ -18,6 +18,7 @@ from retcon.build import build_evaluation_repair, build_repair
 from retcon.config.schema import ALL_LINEAR, LoraSection, Recipe
 from retcon.core.errors import ComputeWarning, EngineError, RecipeError
 from retcon.core.memory import available_memory
+from retcon.engine.kinds.local import LocalSection
 from retcon.engine.local.attention import shapes
 from retcon.engine.local.graphs import shared_rows
 from retcon.engine.local.machine import free_memory, kept_at_rest
@@ -99,10 +100,18 @@ class Needs:
 
 
 def needs_of(
-    work: Work, recipe: Recipe, folder: Path, place: Placement, *, longest: int | None = None, reference: bool = False
+    work: Work,
+    recipe: Recipe,
+    folder: Path,
+    place: Placement,
+    *,
+    longest: int | None = None,
+    reference: bool = False,
+    least: int = 0,
 ) -> Needs:
     """What `work` will take. folder: of the model. longest: tokens of its longest sample, None for what a rollout can
-    have. reference: whether another stage of the run has a KL penalty, as this one may itself. What servers take is not
+    have. reference: whether another stage of the run has a KL penalty, as this one may itself. least: tokens that the
+    engine is to hold of a rollout at any rate, as evaluations on the way may have longer ones. What servers take is not
     reckoned. Raises CheckpointError for a configuration that cannot be read, or that no model can be made of,
     RecipeError for a `compute.kv_memory_mb` that does not hold one rollout."""
     config = load_config(folder)
@@ -111,7 +120,7 @@ def needs_of(
     wide = 2 if place.rollout_dtype != "float32" else 4
     rolls, trains = work in ("rl", "eval") and recipe.engine.in_process, work != "eval"
     cpu = place.device == "cpu"
-    whole = recipe.rollout.max_tokens + recipe.rollout.lookahead_tokens
+    whole = max(least, recipe.rollout.max_tokens + recipe.rollout.lookahead_tokens)
     # What this process has taken already is no longer free.
     parts = [Part("process", PROCESS, "always", "Python and its packages, an estimate")] if cpu else []
     if cpu and (folder / "tokenizer.json").is_file():
@@ -142,7 +151,7 @@ def needs_of(
         about = f"{parameters / 1e6:,.1f} M parameters, {place.rollout_dtype}"
         parts.append(Part("weights", wide * parameters, "always", about))
     if rolls:
-        if recipe.compute.kv_memory_mb:
+        if recipe.compute.kv_memory_mb and isinstance(recipe.engine, LocalSection):
             _refuse_small(recipe, config, whole, wide)
         rows = _rows(work, recipe)
         kv = _kv_blocks(recipe, rows, whole, _kv_bytes(text, wide), free_on(place.device))
@@ -170,8 +179,8 @@ def _rows(work: Work, recipe: Recipe) -> int:
 
 
 def _refuse_small(recipe: Recipe, config: PretrainedConfig, whole: int, wide: int) -> None:
-    """Raises RecipeError where the budget does not hold one request of the local engine, which says so itself of models
-    that cannot be gone through without weights. whole: tokens of it. wide: bytes of a value."""
+    """Raises RecipeError where the budget does not hold one request of the local engine, which says so itself where
+    the model cannot be gone through without weights. whole: tokens of it. wide: bytes of a value."""
     try:
         kept = shapes(empty_model(config)).layers.values()
     except (EngineError, RuntimeError):

@@ -8,7 +8,7 @@ import io
 import re
 import warnings
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import IO, cast
@@ -33,17 +33,11 @@ def plain_name(name: str) -> str:
 def read_once(files: Iterable[Path]) -> list[Path]:
     """Without those that stand compressed beside the same name plain, as `gzip -k` leaves them (a run that went on may
     have written the plain one since), or as zstd beside gzip."""
-    found = list(files)
-    names = set(found)
-
-    def read_instead(path: Path) -> Iterator[Path]:
-        plain = path.with_name(plain_name(path.name))
-        for suffix in ("", *SUFFIXES):
-            if (other := plain.with_name(plain.name + suffix)) == path:
-                return
-            yield other
-
-    return [path for path in found if not any(other in names for other in read_instead(path))]
+    plain = {path: path.with_name(plain_name(path.name)) for path in files}
+    first: dict[Path, Path] = {}
+    for path in sorted(plain):
+        first.setdefault(plain[path], path)
+    return [path for path in plain if first[plain[path]] == path]
 
 
 def told_once(files: Iterable[Path]) -> list[Path]:

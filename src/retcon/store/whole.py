@@ -9,7 +9,6 @@ import errno
 import fcntl
 import json
 import os
-import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -74,7 +73,7 @@ def whole_file(target: Path) -> Iterator[IO[bytes]]:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
-            partial.replace(target)
+                partial.replace(target)  # while it has the lock, else another might clear it away
             synced(target.parent)
         finally:
             partial.unlink(missing_ok=True)
@@ -82,11 +81,13 @@ def whole_file(target: Path) -> Iterator[IO[bytes]]:
 
 def _clear_dead(target: Path) -> None:
     """Remove the partial files of `target` that no process here has the number of, and none anywhere the lock."""
-    named = re.compile(rf"{re.escape(PARTIAL)}(\d+)-{re.escape(target.name)}")
-    with suppress(OSError):  # of a folder that lists nothing, or another that clears it too
-        for path in target.parent.iterdir():
-            if (own := named.fullmatch(path.name)) and _is_gone(int(own[1])):
-                with path.open("r+b") as file:
+    end = f"-{target.name}"
+    with suppress(OSError), os.scandir(target.parent) as there:  # of a folder that lists nothing
+        for entry in there:
+            process = entry.name.removeprefix(PARTIAL).removesuffix(end)
+            if entry.name == f"{PARTIAL}{process}{end}" and process.isdecimal() and _is_gone(int(process)):
+                path = target.with_name(entry.name)
+                with suppress(OSError), path.open("r+b") as file:  # another may clear it too
                     if _lock(file):
                         path.unlink()
 
@@ -105,7 +106,7 @@ def _is_gone(process: int) -> bool:
         os.kill(process, 0)
     except ProcessLookupError:
         return True
-    except (OSError, OverflowError):
+    except (OSError, OverflowError):  # of somebody else, or no number of a process
         return False
     return False
 

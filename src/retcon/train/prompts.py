@@ -171,8 +171,9 @@ class PromptStream:
                 stacklevel=3,
             )
         own = self._recipe.rollout.harness
-        if others := {one.harness for one in self._measured.values() if (one.harness or "").partition(" ")[0] != own}:
-            by, now = (f"rollout.harness = {name}" if name else "no harness" for name in (others.pop(), own))
+        told = {one.harness for one in self._measured.values() if one.harness is not None}
+        if others := sorted(name for name in told if name.rpartition(" ")[0] != own):
+            by, now = (f"rollout.harness = {name}" if name else "no harness" for name in (others[0], own))
             warnings.warn(
                 f"select.pass_rates = {file}: rates were measured with {by}, and this run has {now}: `retcon "
                 "difficulty --out` of another file measures them anew",

@@ -11,7 +11,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from retcon.config.load import load_recipe
-from retcon.config.schema import LoraSection
+from retcon.config.schema import EngineSection, LoraSection
 from retcon.core.errors import ComputeWarning, EngineError, RecipeError
 from retcon.engine.local.engine import LocalEngine
 from retcon.models.loading import load_config, load_model
@@ -165,6 +165,13 @@ def test_of_servers_no_keys_and_values_are_planned_here(base: Path) -> None:
     assert servers.items() <= here.items()
 
 
+class OwnEngine(EngineSection):
+    """One of the user's own, which may keep nothing of a rollout."""
+
+    def build(self, setup: object) -> None:
+        """No test asks for one."""
+
+
 @pytest.mark.parametrize("rollouts", ["float32", "bfloat16"])
 def test_keys_and_values_that_hold_no_rollout_are_refused_with_the_least_that_do(tmp_path: Path, rollouts: str) -> None:
     """The engine takes that and refuses one less."""
@@ -177,6 +184,7 @@ def test_keys_and_values_that_hold_no_rollout_are_refused_with_the_least_that_do
         assert parts_of(base, work, *long, f"compute.kv_memory_mb={least}")["KV blocks"] == least * MIB
         with pytest.raises(RecipeError, match=rf"{least - 1}: .*; set {least} or more, 0 for what is free"):
             parts_of(base, work, *long, f"compute.kv_memory_mb={least - 1}")
+    assert "KV blocks" in parts_of(base, "rl", *long, "compute.kv_memory_mb=1", f"engine.kind={__name__}:OwnEngine")
     model = load_model(base, rollouts)
     LocalEngine(model, max_len=70_000, max_requests=1, kv_memory_mb=least)
     with pytest.raises(EngineError, match=rf"needs {least} MiB"):

@@ -321,7 +321,7 @@ def test_the_rates_of_the_model_that_is_trained_come_first(base, tmp_path):
 
 def test_rates_of_other_problems_under_the_same_ids_and_of_another_harness_are_told(base, tmp_path):
     drawn = list(islice(training_prompts(Rated(), small_recipe(base).run.seed), 4))
-    own = [PassRate(task.id, "m", 4, 8, fingerprint_of([task])) for task in drawn]
+    own = [PassRate(task.id, "m", 4, 8, fingerprint_of([task]), "") for task in drawn]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert trained_on(base, tmp_path, own) == ["t0", "t1", "t2", "t3"]

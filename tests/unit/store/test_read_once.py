@@ -30,6 +30,17 @@ def test_a_folder_is_purified_without_them(tmp_path: Path) -> None:
     assert [name for _, name in expand([str(tmp_path / "a*")])] == ["a.jsonl", "a.jsonl.gz"], "they were asked for"
 
 
+def test_what_lies_where_the_output_goes_is_not_told_as_standing_twice(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    for name in ("a.jsonl", "b.jsonl.gz", "out/a.jsonl", "out/b.jsonl", "out/b.jsonl.gz"):
+        (tmp_path / name).touch()
+    with pytest.warns(
+        UserWarning, match=r"^not read, as the output goes to .*: 1 file there, such as .*/out/b\.jsonl$"
+    ):
+        found = list(expand([str(tmp_path)], tmp_path / "out"))
+    assert [name for _, name in found] == ["a.jsonl", "b.jsonl.gz"]
+
+
 def test_what_a_run_that_went_on_wrote_is_shown_and_not_what_was_compressed_before(tmp_path: Path) -> None:
     (tmp_path / "trajectories").mkdir()
     for name, id in (("step-000001.jsonl", "new/0"), ("step-000001.jsonl.gz", "old/0")):

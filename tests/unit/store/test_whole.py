@@ -164,8 +164,25 @@ def test_a_file_begins_by_clearing_away_what_was_left_of_it_by_a_process_that_is
     other = tmp_path / f"{PARTIAL}4194304-more-t[1].jsonl"  # nor has this one's number a process
     other.touch()
     killed(target)
+    no_file = tmp_path / f"{PARTIAL}4194305-t[1].jsonl"
+    no_file.mkdir()
     write_whole(target, "whole")
-    assert names(tmp_path) == [other.name, target.name], "another file's is left as it is"
+    assert names(tmp_path) == sorted([other.name, no_file.name, target.name]), "others are left as they are"
+
+
+def test_a_file_is_its_writers_until_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else another machine, where no process has the writer's number, might clear it away in between."""
+    replace, seen = Path.replace, []
+
+    def replaced(path: Path, target: Path) -> Path:
+        with path.open("rb") as file, pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        seen.append(target)
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", replaced)
+    write_whole(tmp_path / "a.json", "whole")
+    assert seen == [tmp_path / "a.json"]
 
 
 def test_what_another_process_is_at_is_not_cleared_away(tmp_path: Path) -> None:

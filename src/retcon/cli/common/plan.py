@@ -49,9 +49,9 @@ def plan_rl(recipe: Recipe, folder: Path, out: Path) -> None:
     stages = RunStages(settled, folder, model=fingerprint(folder) if rated else "")  # whose rates count
     about = recipe.evaluate
     problems = evaluation_tasks(settled.tasks, about.problems, about.seed) if about.every else []
-    reference = any(stage.recipe.rl.kl for stage, _ in settled.each)
+    reference, least = stages.needs_reference, stages.longest
     each = [
-        (stage, tasks, needs_of("rl", stage.recipe, folder, place, reference=reference))
+        (stage, tasks, needs_of("rl", stage.recipe, folder, place, reference=reference, least=least))
         for stage, tasks in settled.each
     ]
     show = plain_console()

@@ -138,9 +138,7 @@ def run_audit(
             )  # fmt: skip
 
     with alone(job.out):
-        about = _open(
-            job, model, tasks, family.system
-        )  # anew: another may have begun, or ended, while the model was loaded
+        about = _open(job, model, tasks, family.system)  # anew: another may have begun, or ended, meanwhile
         found = read_audit(job.out / RESULT) if (job.out / RESULT).exists() else asyncio.run(audited())
         write_whole(job.out / RESULT, msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
     return found
@@ -184,7 +182,7 @@ async def audit(
     found = failed_calls(raw, purified, partial(job.credit, recipe), max_turns=recipe.rollout.max_turns)
     if not found:
         raise RecipeError(
-            f"of {len(made)} rollouts none has a failed call that anything follows: there is nothing to replay; into "
+            f"of {len(made)} rollouts none has a failed call that anything follows: there is nothing to replay; with "
             "another --out, roll out more problems (--prompts), or audit a model that fails more often"
         )
     calls = drawn(found, size.calls, seed=seed)

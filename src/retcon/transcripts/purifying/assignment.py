@@ -86,8 +86,8 @@ def expand(words: Sequence[str], out: Path | None = None) -> Iterator[tuple[Path
             yield STDIN, "stdin.jsonl"
         elif path.is_dir():
             made = None if out is None else _below(path, out)
-            there = sorted(told_once(p for p in path.rglob("*") if p.is_file() and _is_transcript_file(p)))
-            found = [p for p in there if made not in p.parents]
+            there = sorted(p for p in path.rglob("*") if p.is_file() and _is_transcript_file(p))
+            found = told_once(p for p in there if made not in p.parents)
             if not found:
                 but = f", but for what lies in {made}, where the output goes" if there else ""
                 raise RecordError(
