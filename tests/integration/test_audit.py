@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 pytest.importorskip("torch", reason="rolling a model out needs the [train] extra")
 
 from retcon.cli.audit import audit
+from retcon.config.schema import TaskSection
 from retcon.core.errors import CheckpointError, EngineError, RecipeError
 from retcon.evaluate.replay.audit import read_audit
 from retcon.store import jsonl
+from retcon.tasks.kinds.numbers import NumberTasks
+from retcon.tasks.registry import CountTokens
 from retcon.train.sft import run_sft
 from training import make_base, make_demonstrations, small_recipe
 
@@ -69,6 +73,33 @@ def test_settings_that_cannot_work_leave_the_folder_to_those_that_do(tmp_path: P
     with pytest.raises(EngineError, match="does not answer"):
         audit(str(base), [*words, *served, "rollout.max_tokens=900"], prompts=1, calls=1, replays=1, out=out)
     scripted = ["engine.kind=scripted", "engine.replies=['1']"]  # another engine, in the same folder
-    with pytest.raises(RecipeError, match="none has a failed call"):
+    with pytest.raises(
+        RecipeError, match=r"none has a failed call .* with another --out, roll out more problems \(--p"
+    ):
         audit(str(base), [*words, *scripted], prompts=1, calls=1, replays=1, out=out)
     assert (out / "audit.json").exists()
+    tasks.write_text("".join(json.dumps({"id": n, "question": f"go {n}", "answer": "1"}) + "\n" for n in "01"))
+    with pytest.raises(RecipeError, match=r"^of 16 rollouts none has a failed call"):
+        audit(str(base), [*words, *scripted], prompts=2, calls=1, replays=1, out=tmp_path / "more")
+
+
+class Own(TaskSection):
+    """A set of the user's own."""
+
+    system: ClassVar[str] = "Compute."
+
+    def build(self, count_tokens: CountTokens | None = None) -> NumberTasks:
+        return NumberTasks(system=self.system)
+
+
+def test_another_system_prompt_of_a_class_of_ones_own_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, out = make_base(tmp_path / "base", positions=1024), tmp_path / "audit"
+    own = [*SMALL[:-1], f"task.kind={__name__}:Own", "engine.kind=scripted", "engine.replies=['1']"]
+    for _ in range(2):
+        with pytest.raises(RecipeError, match="none has a failed call"):
+            audit(str(base), own, prompts=1, calls=1, replays=1, out=out)
+    monkeypatch.setattr(Own, "system", "Guess.")
+    with pytest.raises(CheckpointError, match=r"audit of other things: audit\.system prompts was .*: choose another"):
+        audit(str(base), own, prompts=1, calls=1, replays=1, out=out)

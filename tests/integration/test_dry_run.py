@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import shutil
@@ -12,16 +13,19 @@ import pytest
 
 pytest.importorskip("torch", reason="training needs the [train] extra")
 
+from rich.console import Console
 from typer.testing import CliRunner
 
 from retcon.chat.tokenizer import load_tokenizer
 from retcon.cli.app import app
+from retcon.cli.common.plan import _memory
 from retcon.config.load import load_recipe
 from retcon.config.stages import stages_of
 from retcon.core.errors import CheckpointError, ComputeWarning, MissingExtra, RecipeError, SandboxUnavailable
+from retcon.evaluate.runner import run_evaluation
 from retcon.models.placing import place_training
 from retcon.planning import needs as module
-from retcon.planning.needs import MIB, needs_of, refuse_unfit
+from retcon.planning.needs import MIB, Needs, Part, needs_of, refuse_unfit
 from retcon.runs.tracker import Tracker
 from retcon.store import jsonl
 from retcon.store.fingerprint import fingerprint
@@ -258,6 +262,30 @@ def test_what_does_not_fit_is_refused_by_both_before_anything_is_written(
         run_rl(recipe, base, tmp_path / "out")
     with pytest.raises(RecipeError, match="of memory and 100 MiB are free"):
         dry("train", "quickstart/baseline", *SMALL, "--from", base, "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_free_stands_beside_the_peak_on_a_gpu_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = {"cuda:0": 8, "cuda:1": 350}
+    monkeypatch.setattr(module.torch.cuda, "mem_get_info", lambda device: (free[str(device)] * MIB, 2**40))
+    show = Console(width=80, record=True, file=io.StringIO())
+    _memory(show, Needs((Part("weights", 100 * MIB, "always"),), 0, 0, 1, 1, "cuda:1"))
+    assert re.search(r"peak, about +100 MiB +350 MiB are free *$", show.export_text(), re.MULTILINE)
+
+
+def test_keys_and_values_that_hold_no_rollout_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    base = make_base(tmp_path / "base", positions=61_000)
+    changed = [*SMALL, "rollout.max_tokens=700", "rollout.lookahead_tokens=60000", "compute.kv_memory_mb=1"]
+    with pytest.raises(RecipeError, match=r"kv_memory_mb = 1: one rollout of 60,700 tokens .*; set 16 or more"):
+        run_rl(load_recipe(None, changed), base, tmp_path / "out")
+    with pytest.raises(RecipeError, match=r"kv_memory_mb = 1: one rollout of 60,700 tokens .*; set 16 or more"):
+        run_evaluation(load_recipe(None, changed), base, tmp_path / "out")
+    (tmp_path / "mine.toml").write_text("[[stages]]\nname = 'short'\nrollout.lookahead_tokens = 100\n")
+    staged = ["train", tmp_path / "mine.toml", *changed, "evaluate.every=1", "--from", base, "--out", tmp_path / "out"]
+    for more in ([], ["--dry-run"]):
+        done = CliRunner().invoke(app, [*map(str, staged), *more])
+        assert isinstance(done.exception, RecipeError), done.output
+        assert "set 16 or more" in str(done.exception), "evaluations on the way are as long as the recipe says"
     assert not (tmp_path / "out").exists()
 
 

@@ -18,6 +18,7 @@ from retcon.engine.types import Generator
 from retcon.evaluate.runner import MOST_LOST, OnPlace
 from retcon.rollout.group import rollout_groups
 from retcon.rollout.prompts import fitting
+from retcon.serve.harness.solving import code_of
 from retcon.store.fingerprint import fingerprint
 from retcon.store.pass_rates import PassRate, PassRateFile, of_model, read_pass_rates
 from retcon.tasks.registry import TaskSet, graded, training_prompts
@@ -45,9 +46,9 @@ def run_difficulty(
     on_place where the model computes.
 
     Tasks whose prompts leave no room to answer, which training leaves out too, are left out. Raises RecipeError where
-    that is all of them, CheckpointError for a missing or broken checkpoint, RecordError for an `out` that is broken or
-    cannot be written, SandboxUnavailable where more than one rollout in twenty was lost; what was measured is kept.
-    MissingExtra without torch.
+    that is all of them, CheckpointError for a missing or broken checkpoint, RecordError for an `out` that is broken,
+    cannot be written, or has rates of this model through another harness, SandboxUnavailable where more than one
+    rollout in twenty was lost; what was measured is kept. MissingExtra without torch.
     """
     family = build_tasks(recipe, checkpoint)
     recipe, _ = settle(recipe, checkpoint, family)
@@ -55,20 +56,28 @@ def run_difficulty(
     stream = fitting(training_prompts(family, recipe.run.seed), chat, recipe.rollout.max_tokens)
     wanted = {t.id: t for t in islice(stream, tasks)}
     model = fingerprint(checkpoint) if recipe.engine.in_process else recipe.engine.subject(checkpoint)
+    path = recipe.rollout.harness
+    harness = f"{path} {code_of(path)}" if path else ""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RecordError(f"{out} cannot be written: {error}") from error
     with PassRateFile(out) as file:
         contents = {id: fingerprint_of([task]) for id, task in wanted.items()}
-        told = (one for one in read_pass_rates(out) if one.content in (None, contents.get(one.task)))
-        known = of_model(told, model)
+        there = list(read_pass_rates(out))
+        for one in there:
+            if one.model == model and one.harness not in (None, harness):
+                by, now = (f"rollout.harness = {name}" if name else "no harness" for name in (one.harness, harness))
+                raise RecordError(
+                    f"{out} has rates of this model that were measured with {by}, now {now}: choose another --out"
+                )
+        known = of_model((one for one in there if one.content in (None, contents.get(one.task))), model)
         todo = [task for id, task in wanted.items() if id not in known or known[id].rollouts < rollouts]
         done = len(wanted) - len(todo)
 
         def add(task: str, passed: int) -> None:
             nonlocal done
-            known[task] = PassRate(task, model, passed, rollouts, contents[task])
+            known[task] = PassRate(task, model, passed, rollouts, contents[task], harness)
             file.add(known[task])
             done += 1
             if on_progress is not None:

@@ -102,9 +102,9 @@ def run_evaluation(
         return out / "result.json"
     chat = build_engine_chat(recipe, checkpoint, family)
     refuse_long(tasks, chat, recipe.rollout.max_tokens, "problems")
-    _make_folder(out)
     if recipe.engine.in_process:
         _refuse_unfit(recipe, checkpoint, len(tasks), out)
+    _make_folder(out)
     engine = build_policy(recipe, checkpoint, chat, on_place)
     count = len(tasks) * recipe.evaluate.samples
     with asyncio.Runner() as runner:  # one loop: what a harness keeps between rollouts belongs to it

@@ -16,8 +16,10 @@ import torch
 
 from retcon.build import build_evaluation_repair, build_repair
 from retcon.config.schema import ALL_LINEAR, LoraSection, Recipe
-from retcon.core.errors import ComputeWarning, RecipeError
+from retcon.core.errors import ComputeWarning, EngineError, RecipeError
 from retcon.core.memory import available_memory
+from retcon.engine.kinds.local import LocalSection
+from retcon.engine.local.attention import shapes
 from retcon.engine.local.graphs import shared_rows
 from retcon.engine.local.machine import free_memory, kept_at_rest
 from retcon.engine.local.slabs import budget_for, capacity_for
@@ -98,18 +100,27 @@ class Needs:
 
 
 def needs_of(
-    work: Work, recipe: Recipe, folder: Path, place: Placement, *, longest: int | None = None, reference: bool = False
+    work: Work,
+    recipe: Recipe,
+    folder: Path,
+    place: Placement,
+    *,
+    longest: int | None = None,
+    reference: bool = False,
+    least: int = 0,
 ) -> Needs:
     """What `work` will take. folder: of the model. longest: tokens of its longest sample, None for what a rollout can
-    have. reference: whether another stage of the run has a KL penalty, as this one may itself. What servers take is not
-    reckoned. Raises CheckpointError for a configuration that cannot be read, or that no model can be made of."""
+    have. reference: whether another stage of the run has a KL penalty, as this one may itself. least: tokens that the
+    engine is to hold of a rollout at any rate, as evaluations on the way may have longer ones. What servers take is not
+    reckoned. Raises CheckpointError for a configuration that cannot be read, or that no model can be made of,
+    RecipeError for a `compute.kv_memory_mb` that does not hold one rollout."""
     config = load_config(folder)
     text = config.get_text_config()
     parameters, trained = _parameters(config, recipe.lora)
     wide = 2 if place.rollout_dtype != "float32" else 4
     rolls, trains = work in ("rl", "eval") and recipe.engine.in_process, work != "eval"
     cpu = place.device == "cpu"
-    whole = recipe.rollout.max_tokens + recipe.rollout.lookahead_tokens
+    whole = max(least, recipe.rollout.max_tokens + recipe.rollout.lookahead_tokens)
     # What this process has taken already is no longer free.
     parts = [Part("process", PROCESS, "always", "Python and its packages, an estimate")] if cpu else []
     if cpu and (folder / "tokenizer.json").is_file():
@@ -140,8 +151,10 @@ def needs_of(
         about = f"{parameters / 1e6:,.1f} M parameters, {place.rollout_dtype}"
         parts.append(Part("weights", wide * parameters, "always", about))
     if rolls:
+        if recipe.compute.kv_memory_mb and isinstance(recipe.engine, LocalSection):
+            _refuse_small(recipe, config, whole, wide)
         rows = _rows(work, recipe)
-        kv = _kv_blocks(recipe, rows, whole, _kv_bytes(text, wide), _free(place.device))
+        kv = _kv_blocks(recipe, rows, whole, _kv_bytes(text, wide), free_on(place.device))
         stay = min(kv.bytes, kept_at_rest(torch.device(place.device))) if trains and not cpu else 0
         if stay:
             parts.append(replace(kv, bytes=stay, phase="always", about="at most, as they stay between steps"))
@@ -163,6 +176,23 @@ def _rows(work: Work, recipe: Recipe) -> int:
     if work != "rl":
         return ROWS
     return min(ROWS, recipe.rl.prompts * recipe.select.made(recipe.rl.group) * (1 + recipe.rl.max_staleness))
+
+
+def _refuse_small(recipe: Recipe, config: PretrainedConfig, whole: int, wide: int) -> None:
+    """Raises RecipeError where the budget does not hold one request of the local engine, which says so itself where
+    the model cannot be gone through without weights. whole: tokens of it. wide: bytes of a value."""
+    try:
+        kept = shapes(empty_model(config)).layers.values()
+    except (EngineError, RuntimeError):
+        return
+    token = wide * (1 + sum(heads * (key + value) for heads, key, value in kept))
+    least = -(-capacity_for(whole, whole) * token // MIB)
+    if recipe.compute.kv_memory_mb < least:
+        raise RecipeError(
+            f"compute.kv_memory_mb = {recipe.compute.kv_memory_mb}: one rollout of {whole:,} tokens "
+            f"(rollout.max_tokens and rollout.lookahead_tokens) needs {least} MiB; set {least} or more, 0 for what is "
+            "free, or fewer tokens"
+        )
 
 
 def _kv_blocks(recipe: Recipe, rows: int, whole: int, token: int, free: int | None) -> Part:
@@ -190,7 +220,7 @@ def refuse_unfit(needs: Needs, out: Path, of: object = "this") -> None:
     ComputeWarning. A run that is finished needs nothing; one that goes on has most of its disk already."""
     if (out / "final").is_dir():
         return
-    free = _free(needs.device)
+    free = free_on(needs.device)
     if free is not None and needs.peak > free:
         largest = max((p for p in needs.memory if p.phase in ("always", needs.peak_phase)), key=lambda part: part.bytes)
         said = (
@@ -234,7 +264,8 @@ def _advice(part: str, *, trains: bool) -> str:
     }.get(part, "Take a smaller model")
 
 
-def _free(device: str) -> int | None:
+def free_on(device: str) -> int | None:
+    """Bytes that can be had on a device; None where nobody knows."""
     if device.startswith("cuda"):
         return free_memory(torch.device(device))
     return available_memory()

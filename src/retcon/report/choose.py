@@ -7,6 +7,7 @@ from pathlib import Path
 
 from retcon.core.types import REPLACED, Trajectory
 from retcon.store import jsonl
+from retcon.store.compression import read_once
 
 
 def repaired(trajectory: Trajectory) -> bool:
@@ -40,4 +41,4 @@ def showcase_in(folder: Path) -> tuple[Trajectory, Path] | None:
 
 
 def _latest_first(folder: Path) -> Iterator[Path]:
-    yield from sorted((folder / "trajectories").glob("step-*.jsonl*"), reverse=True)
+    yield from sorted(read_once((folder / "trajectories").glob("step-*.jsonl*")), reverse=True)

@@ -16,6 +16,7 @@ from retcon.evaluate.result import Result, read_result
 from retcon.report.choose import repaired, showcase
 from retcon.runs.manifest import NAME
 from retcon.runs.metrics import Metrics, read_metrics
+from retcon.store.compression import read_once
 from retcon.store.lookup import head
 from retcon.store.partial import SUFFIX
 
@@ -117,8 +118,8 @@ def named(folders: Sequence[Path]) -> dict[str, Path]:
 def some_trajectories(run: Viewed) -> tuple[Trajectory | None, list[Trajectory]]:
     """One that was repaired, if there is one, and one each that passed and that failed, the shortest; of the last step
     that was kept, or of the evaluation."""
-    files = sorted((run.folder / "trajectories").glob("step-*.jsonl*"), reverse=True)
-    files = files or sorted(p for p in run.folder.glob("trajectories-*.jsonl*") if p.suffix != SUFFIX)
+    files = sorted(read_once((run.folder / "trajectories").glob("step-*.jsonl*")), reverse=True)
+    files = files or sorted(p for p in read_once(run.folder.glob("trajectories-*.jsonl*")) if p.suffix != SUFFIX)
     first: Trajectory | None = None
     others: list[Trajectory] = []
     for file in files:

@@ -35,7 +35,7 @@ from retcon.store.alone import alone
 from retcon.store.whole import explained, remove_partial, synced, write_json, write_whole
 
 LOG = logging.getLogger(__name__)
-STEP = re.compile(r"step-(\d+)(\.jsonl)?")
+STEP = re.compile(r"step-(\d+)(\.jsonl(\.gz|\.zst)?)?")
 
 
 class RunFolder:

@@ -6,7 +6,9 @@ import gzip
 import importlib
 import io
 import re
+import warnings
 import zlib
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import IO, cast
@@ -26,6 +28,26 @@ def plain_name(name: str) -> str:
     for suffix in SUFFIXES:
         name = name.removesuffix(suffix)
     return name
+
+
+def read_once(files: Iterable[Path]) -> list[Path]:
+    """Without those that stand compressed beside the same name plain, as `gzip -k` leaves them (a run that went on may
+    have written the plain one since), or as zstd beside gzip."""
+    plain = {path: path.with_name(plain_name(path.name)) for path in files}
+    first: dict[Path, Path] = {}
+    for path in sorted(plain):
+        first.setdefault(plain[path], path)
+    return [path for path in plain if first[plain[path]] == path]
+
+
+def told_once(files: Iterable[Path]) -> list[Path]:
+    """As `read_once`; what is left out is told (a warning)."""
+    found = list(files)
+    read = read_once(found)
+    if left := sorted({*found} - {*read}):
+        told = f"not read, as the same name stands beside it without its suffix or as .gz: {left[0]}"
+        warnings.warn(told + f", and {len(left) - 1} more" * (len(left) > 1), UserWarning, stacklevel=3)
+    return read
 
 
 def decompressed(file: io.BufferedReader, what: str) -> io.BufferedReader:

@@ -16,13 +16,15 @@ from retcon.store.lines import LineAppender
 class PassRate(msgspec.Struct, frozen=True, omit_defaults=True):
     """How often a model solved a task. model: fingerprint of its folder. passed: rollouts with a positive reward, of
     `rollouts`; none of them was lost to an infrastructure fault. content: fingerprint of the task, None where an
-    earlier version measured, which did not tell it."""
+    earlier version measured, which did not tell it. harness: that made the rollouts, its import path and a hash of its
+    code; empty where that was Retcon's own loop, None where an earlier version measured."""
 
     task: str
     model: str
     passed: int
     rollouts: int
     content: str | None = None
+    harness: str | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.passed <= self.rollouts or not self.rollouts:

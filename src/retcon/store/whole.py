@@ -6,11 +6,12 @@ They are written beside their place, under a name that begins with `PARTIAL`, an
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -61,18 +62,53 @@ def _put_back(old: Path) -> None:
 
 @contextmanager
 def whole_file(target: Path) -> Iterator[IO[bytes]]:
-    """As `whole_folder`, one file. Two processes that write the same one do not see each other; the last one wins."""
+    """As `whole_folder`, one file. Two processes that write the same one do not see each other; the last one wins. What
+    one that was killed left of it is removed."""
     partial = target.with_name(f"{PARTIAL}{os.getpid()}-{target.name}")
     with explained(target):
+        _clear_dead(target)
         try:
             with partial.open("wb") as file:
+                _lock(file)
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
-            partial.replace(target)
+                partial.replace(target)  # while it has the lock, else another might clear it away
             synced(target.parent)
         finally:
             partial.unlink(missing_ok=True)
+
+
+def _clear_dead(target: Path) -> None:
+    """Remove the partial files of `target` that no process here has the number of, and none anywhere the lock."""
+    end = f"-{target.name}"
+    with suppress(OSError), os.scandir(target.parent) as there:  # of a folder that lists nothing
+        for entry in there:
+            process = entry.name.removeprefix(PARTIAL).removesuffix(end)
+            if entry.name == f"{PARTIAL}{process}{end}" and process.isdecimal() and _is_gone(int(process)):
+                path = target.with_name(entry.name)
+                with suppress(OSError), path.open("r+b") as file:  # another may clear it too
+                    if _lock(file):
+                        path.unlink()
+
+
+def _lock(file: IO[bytes]) -> bool:
+    """Whether it is this process's now, until it is closed; False also where there are no locks."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _is_gone(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, OverflowError):  # of somebody else, or no number of a process
+        return False
+    return False
 
 
 def write_whole(target: Path, content: str | bytes) -> None:

@@ -62,7 +62,7 @@ class PromptStream:
     Raises RecordError for a file that is broken, RecipeError where it holds rates of several other models, where a task
     has no rate, where none is within the bounds, where no prompt leaves room to answer, or where a step can draw more
     tasks than there are. Warns (TaskWarning) where some prompts are left out for their length, and where rates are of
-    other problems under the same ids.
+    other problems under the same ids, or of rollouts that another harness made.
     """
 
     def __init__(self, recipe: Recipe, tasks: TaskSet, *, chat: Chat, model: str, steps: int | None = None) -> None:
@@ -144,7 +144,7 @@ class PromptStream:
 
     def _check(self) -> str:
         """A hash of the tasks that the run can need, at the bound of its dynamic sampling. Warns where their rates are
-        of other problems."""
+        of other problems, or of another harness."""
         file = self._recipe.select.pass_rates
         digest = hashlib.sha256()
         found, changed = 0, []
@@ -167,6 +167,16 @@ class PromptStream:
             warnings.warn(
                 f"select.pass_rates = {file}: {len(changed)} of {found} tasks have changed since their rates were "
                 f"measured ({changed[0]} is the first): `retcon difficulty --out` of another file measures them anew",
+                TaskWarning,
+                stacklevel=3,
+            )
+        own = self._recipe.rollout.harness
+        told = {one.harness for one in self._measured.values() if one.harness is not None}
+        if others := sorted(name for name in told if name.rpartition(" ")[0] != own):
+            by, now = (f"rollout.harness = {name}" if name else "no harness" for name in (others[0], own))
+            warnings.warn(
+                f"select.pass_rates = {file}: rates were measured with {by}, and this run has {now}: `retcon "
+                "difficulty --out` of another file measures them anew",
                 TaskWarning,
                 stacklevel=3,
             )

@@ -92,7 +92,7 @@ def run_rl(
     stages = RunStages(settled, folder, model=start_id)
     where = place_training(recipe, folder)
     for stage, _ in stages.after(0):
-        needs = needs_of("rl", stage.recipe, folder, where, reference=stages.needs_reference)
+        needs = needs_of("rl", stage.recipe, folder, where, reference=stages.needs_reference, least=stages.longest)
         refuse_unfit(needs, out, stage)
         warn_of_rate("rl", stage.recipe, needs.parameters)
     inputs = {"start": start_id, **stages.inputs}

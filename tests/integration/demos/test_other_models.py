@@ -78,3 +78,35 @@ def test_a_note_of_before_a_key_is_of_the_recipe_where_the_key_has_its_default(t
     assert written("sandbox.workers=7") == summary
     with pytest.raises(CheckpointError, match=r"wrote it \(sandbox\.sessions was None, is True; see"):
         written("sandbox.sessions=true")
+
+
+@pytest.mark.parametrize("there", [False, True], ids=["before the file", "after the file"])
+def test_a_kill_beside_the_note_leaves_no_file_that_looks_like_the_users_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
+    from retcon.cli.common.demonstrations import ensure_demonstrations
+    from retcon.config.load import load_recipe
+
+    base, file = make_base(tmp_path / "base", positions=2048), tmp_path / "d.jsonl"
+    replace = Path.replace
+
+    def written(*changes: str) -> object:
+        overrides = ["sft.demonstrations=2", "sandbox.workers=1", f"model.path={base}", *changes]
+        return ensure_demonstrations(load_recipe("quickstart/cold_start", overrides), file, lambda *_: None)
+
+    def killed(path: Path, target: Path) -> Path:
+        if there or target != file:
+            replace(path, target)
+        if target == file:
+            raise KeyboardInterrupt
+        return target
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            written()
+    assert file.exists() is there
+    with pytest.raises(CheckpointError, match=r"sandbox\.sessions"):
+        written("sandbox.sessions=true")
+    assert written() is not None
+    assert file.read_bytes().count(b"\n") == 2

@@ -23,7 +23,7 @@ from retcon.engine.local.invariance import Invariance
 from retcon.engine.local.machine import attend_without_cudnn, free_memory
 from retcon.engine.local.slabs import Memory
 from retcon.engine.types import SamplingParams
-from retcon.planning.needs import _free
+from retcon.planning.needs import free_on
 from retcon.train.kernels.computing import Computing
 from retcon.train.kernels.forward import forwards
 
@@ -134,7 +134,7 @@ def test_plain_ids_are_drawn_without_waiting(vocabulary: int) -> None:
 def test_what_torch_holds_for_later_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, told in {"mem_get_info": (10, 80), "memory_reserved": 7, "memory_allocated": 4}.items():
         monkeypatch.setattr(torch.cuda, name, lambda _, told=told: told)
-    assert free_memory(torch.device("cuda:0")) == _free("cuda:0") == 13
+    assert free_memory(torch.device("cuda:0")) == free_on("cuda:0") == 13
 
 
 def test_gpus_attend_without_cudnn() -> None:

@@ -11,9 +11,10 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from retcon.config.load import load_recipe
-from retcon.config.schema import LoraSection
-from retcon.core.errors import ComputeWarning, RecipeError
-from retcon.models.loading import load_config
+from retcon.config.schema import EngineSection, LoraSection
+from retcon.core.errors import ComputeWarning, EngineError, RecipeError
+from retcon.engine.local.engine import LocalEngine
+from retcon.models.loading import load_config, load_model
 from retcon.models.lora import Adapter
 from retcon.models.placing import place_training
 from retcon.planning import needs as module
@@ -128,7 +129,7 @@ def test_keys_and_values_that_may_stay_on_a_gpu_stand_beside_updates(
     base: Path, monkeypatch: pytest.MonkeyPatch, mib: int, always: int, rollouts: int
 ) -> None:
     """Of a budget that is larger than what may stay, so much may be taken and stay."""
-    monkeypatch.setattr(module, "_free", lambda _: 1000 * MIB)
+    monkeypatch.setattr(module, "free_on", lambda _: 1000 * MIB)
     monkeypatch.setattr(module, "kept_at_rest", lambda _: 4 * MIB)
     recipe = load_recipe(None, [CPU, f"compute.kv_memory_mb={mib}"])
     place = replace(place_training(recipe, base), device="cuda:0")
@@ -140,7 +141,7 @@ def test_keys_and_values_that_may_stay_on_a_gpu_stand_beside_updates(
 
 def test_logits_that_lie_on_a_gpu_are_planned(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What graphs keep, which double their memory, and what is in float32 while ids are drawn."""
-    monkeypatch.setattr(module, "_free", lambda _: 1000 * MIB)
+    monkeypatch.setattr(module, "free_on", lambda _: 1000 * MIB)
     monkeypatch.setattr(module, "kept_at_rest", lambda _: 4 * MIB)
     recipe = load_recipe(None, [CPU, "rl.prompts=3", "rl.group=8"])
     place = replace(place_training(recipe, base), device="cuda:0", rollout_dtype="bfloat16")
@@ -162,3 +163,29 @@ def test_of_servers_no_keys_and_values_are_planned_here(base: Path) -> None:
     here = parts_of(base, "rl")
     assert here.keys() - servers.keys() == {"KV blocks", "packed weights", "logits of rollouts"}
     assert servers.items() <= here.items()
+
+
+class OwnEngine(EngineSection):
+    """One of the user's own, which may keep nothing of a rollout."""
+
+    def build(self, setup: object) -> None:
+        """No test asks for one."""
+
+
+@pytest.mark.parametrize("rollouts", ["float32", "bfloat16"])
+def test_keys_and_values_that_hold_no_rollout_are_refused_with_the_least_that_do(tmp_path: Path, rollouts: str) -> None:
+    """The engine takes that and refuses one less."""
+    base = make_base(tmp_path / "base", positions=70_000)
+    long = ("rollout.max_tokens=50000", "rollout.lookahead_tokens=20000", f"compute.rollout_dtype={rollouts}")
+    with pytest.raises(RecipeError, match=r"^compute\.kv_memory_mb = 1: one rollout of 70,000 tokens .* needs") as told:
+        parts_of(base, "rl", *long, "compute.kv_memory_mb=1")
+    least = int(str(told.value).partition("; set ")[2].split()[0])
+    for work in ("rl", "eval"):
+        assert parts_of(base, work, *long, f"compute.kv_memory_mb={least}")["KV blocks"] == least * MIB
+        with pytest.raises(RecipeError, match=rf"{least - 1}: .*; set {least} or more, 0 for what is free"):
+            parts_of(base, work, *long, f"compute.kv_memory_mb={least - 1}")
+    assert "KV blocks" in parts_of(base, "rl", *long, "compute.kv_memory_mb=1", f"engine.kind={__name__}:OwnEngine")
+    model = load_model(base, rollouts)
+    LocalEngine(model, max_len=70_000, max_requests=1, kv_memory_mb=least)
+    with pytest.raises(EngineError, match=rf"needs {least} MiB"):
+        LocalEngine(model, max_len=70_000, max_requests=1, kv_memory_mb=least - 1)

@@ -65,7 +65,7 @@ def test_what_is_free_and_what_the_recipe_says_bound_it(base: Path, monkeypatch:
     assert planned(base, "rl", "rl.group=1000")[1] == planned(base, "rl", "rl.group=128")[1]  # 256 side by side
     assert planned(base, "eval")[1] == planned(base, "rl", "rl.group=128")[1]
     assert planned(base, "rl", "compute.kv_memory_mb=3")[1] == 3 * MIB
-    monkeypatch.setattr(module, "_free", lambda _: 4 * MIB)
+    monkeypatch.setattr(module, "free_on", lambda _: 4 * MIB)
     assert planned(base, "rl", "rl.group=128")[1] == MIB
 
 

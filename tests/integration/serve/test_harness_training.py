@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from importlib import import_module, invalidate_caches
 from pathlib import Path
@@ -18,12 +19,13 @@ from retcon.build import build_specs
 from retcon.cli.audit import audit
 from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
-from retcon.core.errors import CheckpointError, RecipeError, SandboxUnavailable
+from retcon.core.errors import CheckpointError, RecipeError, RecordError, SandboxUnavailable
 from retcon.core.sample import ids_of
 from retcon.core.types import Trajectory
+from retcon.evaluate.difficulty import run_difficulty
 from retcon.evaluate.runner import run_evaluation
 from retcon.runs.folder import RunFolder
-from retcon.serve.harness.solving import find_harness
+from retcon.serve.harness.solving import code_of, find_harness
 from retcon.store import jsonl
 from retcon.train.rl import run_rl
 from retcon.train.sft import run_sft
@@ -151,6 +153,33 @@ def test_an_evaluation_by_another_version_of_the_harness_is_another_one(
     mended(tmp_path / f"{module}.py", "\nMORE = 1\n")
     with pytest.raises(CheckpointError, match=r"evaluation of other harness code \(.*\): choose another --out"):
         run_evaluation(load_recipe(None, words), cold, tmp_path / "eval")
+
+
+def test_pass_rates_tell_the_harness_that_they_were_measured_through_and_are_of_one_alone(
+    start: tuple[Path, Path], tmp_path: Path, module: str
+) -> None:
+    base, cold = start
+    out, recipe = tmp_path / "rates.jsonl", harnessed(base, f"{module}:solve")
+
+    def measure(recipe: Recipe, model: Path = cold) -> list[str | None]:
+        return [one.harness for one in run_difficulty(recipe, model, out, tasks=1, rollouts=1)]
+
+    told = measure(recipe)
+    assert told == measure(recipe) == [f"{module}:solve {code_of(f'{module}:solve')}"]
+    with pytest.raises(
+        RecordError, match=rf"of this model .* with rollout\.harness = {module}:solve \w+, now no harness"
+    ):
+        measure(harnessed(base, ""))
+    with pytest.raises(RecordError, match=rf", now rollout\.harness = {module}:told \w+: choose another --out"):
+        measure(harnessed(base, f"{module}:told"))
+    assert measure(harnessed(base, ""), base) == [""], "of another model"
+    mended(tmp_path / f"{module}.py", "\nMORE = 1\n")
+    with pytest.raises(
+        RecordError, match=rf"rollout\.harness = {module}:solve \w+, now rollout\.harness = {module}:so"
+    ):
+        measure(recipe)
+    out.write_text(re.sub(r',"harness":"[^"]*"', "", out.read_text()))
+    assert measure(recipe) == measure(harnessed(base, "")) == [None], "an earlier version told nothing of harnesses"
 
 
 def mended(file: Path, more: str) -> None:

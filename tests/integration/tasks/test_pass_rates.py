@@ -319,9 +319,9 @@ def test_the_rates_of_the_model_that_is_trained_come_first(base, tmp_path):
     assert trained_on(base, tmp_path, [*rates(1, 1, 1, 1), *own]) == ["t0", "t1", "t4", "t5"]
 
 
-def test_rates_of_other_problems_under_the_same_ids_are_told(base, tmp_path):
+def test_rates_of_other_problems_under_the_same_ids_and_of_another_harness_are_told(base, tmp_path):
     drawn = list(islice(training_prompts(Rated(), small_recipe(base).run.seed), 4))
-    own = [PassRate(task.id, "m", 4, 8, fingerprint_of([task])) for task in drawn]
+    own = [PassRate(task.id, "m", 4, 8, fingerprint_of([task]), "") for task in drawn]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert trained_on(base, tmp_path, own) == ["t0", "t1", "t2", "t3"]
@@ -329,6 +329,9 @@ def test_rates_of_other_problems_under_the_same_ids_are_told(base, tmp_path):
     other = [*own[:2], *(PassRate(task.id, "m", 4, 8, "another question") for task in drawn[2:])]
     with pytest.warns(TaskWarning, match=r"rates\.jsonl: 2 of 4 tasks have changed since .*\(t2 is the first\)"):
         trained_on(base, tmp_path, other)
+    (tmp_path / "rates.jsonl").unlink()
+    with pytest.warns(TaskWarning, match=r"measured with rollout\.harness = a:b 1f, and this run has no harness: `ret"):
+        trained_on(base, tmp_path, [PassRate(f"t{n}", "m", 4, 8, harness="a:b 1f") for n in range(4)])
 
 
 def test_a_run_goes_on_with_more_rates_but_not_with_others(base, tmp_path):

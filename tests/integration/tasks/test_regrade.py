@@ -120,8 +120,14 @@ def test_it_goes_on_where_it_was_interrupted(run: Path) -> None:
     assert kept.count(b"\n") == 3
     with (run / "regraded" / VERDICTS).open("ab") as file:
         file.write(b'{"file": "tra')  # killed as it wrote
-    with pytest.raises(RecordError, match=r"was begun otherwise \(settings differs\)"):
+    with pytest.raises(
+        RecordError, match=r"otherwise \(settings\.grader was 'exact', is 'math'\): choose another, or --f"
+    ):
         regrade(job(run, settings=GradeSettings("math")), ignored)
+    other = GradeSettings("exact", "binary", {"code": {"score": "share"}})
+    told = r"settings\.rewards was 'signed', is 'binary'; settings\.options\.code was None, is {'score': 'share'}"
+    with pytest.raises(RecordError, match=told):
+        regrade(job(run, settings=other), ignored)
     regrade(job(run), ignored)
     went_on = bytes_of(run / "regraded")
     assert went_on[VERDICTS].startswith(kept)
@@ -138,13 +144,9 @@ def test_a_marker_that_was_cut_off_is_named_and_does_not_lock_the_folder(run: Pa
     (run / "regraded/regrade.json").write_text(written)
     with pytest.raises(RecordError, match=r"regraded/regrade\.json cannot be read: .*; --force begins anew"):
         regrade(job(run), ignored)
-    (run / "regraded/.partial-7-regrade.json").write_text(written)  # of a kill
+    (run / "regraded/.partial-4194304-regrade.json").write_text(written)  # of a kill: no process has that number
     regrade(job(run, force=True), ignored)
-    assert {**bytes_of(run / "regraded"), VERDICTS: b""} == {
-        **whole,
-        ".partial-7-regrade.json": written.encode(),
-        VERDICTS: b"",
-    }
+    assert {**bytes_of(run / "regraded"), VERDICTS: b""} == {**whole, VERDICTS: b""}
 
 
 @pytest.mark.parametrize("broken", [b"{}", b'{"file": "tra', b'{"file": "\xff"}'], ids=["schema", "cut", "bytes"])
@@ -173,6 +175,8 @@ def test_what_a_kill_left_of_a_steps_rollouts_is_none_of_the_runs_files(run: Pat
 def test_steps_that_were_compressed_are_of_the_run_too(run: Path, suffix: str) -> None:
     first = run / "trajectories/step-000001.jsonl"
     jsonl.write(first.with_name(first.name + suffix), jsonl.read(first))
+    with pytest.warns(UserWarning, match=rf"not read, as the same name .*: .*/step-000001\.jsonl\{suffix}$"):
+        assert len(regrade(job(run, out=run / "once"), ignored)) == 7, "of two that stand side by side, one is"
     first.unlink()
     assert len(regrade(job(run), ignored)) == 7
 

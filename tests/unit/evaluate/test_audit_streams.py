@@ -93,3 +93,17 @@ def test_an_audit_of_an_earlier_version_is_gone_on_with_where_new_keys_have_thei
         _open(replace(job, recipe=load_recipe(None, ["rl.blame=0.5"])), "model", [])
     with pytest.raises(CheckpointError, match=r"other things: evaluate\.seed was 1000, is 7: choose another --out"):
         _open(replace(job, recipe=load_recipe(None, ["evaluate.seed=7"])), "model", [])
+
+
+def test_tasks_that_are_asked_with_another_system_prompt_are_another_audits(tmp_path: Path) -> None:
+    job = Auditing(load_recipe(None), tmp_path, tmp_path / "audit", Size(), lambda *_: [])
+    about = json.loads(json.dumps(_open(job, "model", TASKS, "Compute.")))
+    file = job.out / "audit.json"
+    file.write_text(json.dumps(about))
+    (job.out / "raw.jsonl").touch()
+    _open(job, "model", TASKS, "Compute.")
+    with pytest.raises(CheckpointError, match=r"other things: audit\.system prompts was '\w+', is '\w+': choose"):
+        _open(job, "model", TASKS, "Guess.")
+    del about["audit"]["system prompts"]  # of an earlier version
+    file.write_text(json.dumps(about))
+    _open(job, "model", TASKS, "Guess.")

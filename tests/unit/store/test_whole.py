@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from retcon.core.errors import StorageError
 from retcon.runs.folder import RunFolder
-from retcon.store.whole import PARTIAL, whole_file, whole_folder
+from retcon.store.whole import PARTIAL, whole_file, whole_folder, write_whole
 
 
 def names(folder: Path) -> list[str]:
@@ -143,3 +147,54 @@ def test_a_run_begins_by_clearing_away_what_a_killed_one_left_half_written(tmp_p
             "checkpoints", "checkpoints/step-000001", "checkpoints/step-000001/model.safetensors", "run.json",
             "trajectories", "trajectories/model.safetensors",
         }  # fmt: skip
+
+
+def killed(target: Path) -> Path:
+    """What a process that was killed while it wrote `target` left."""
+    before = {*target.parent.iterdir()}
+    begin = "import os, sys, pathlib, retcon.store.whole as w; whole = w.whole_file(pathlib.Path(sys.argv[1]))"
+    program = f"{begin}; file = whole.__enter__(); file.write(b'to'); file.flush(); os._exit(9)"
+    assert subprocess.run([sys.executable, "-c", program, str(target)], check=False).returncode == 9
+    (left,) = {*target.parent.iterdir()} - before
+    return left
+
+
+def test_a_file_begins_by_clearing_away_what_was_left_of_it_by_a_process_that_is_gone(tmp_path: Path) -> None:
+    target = tmp_path / "t[1].jsonl"
+    other = tmp_path / f"{PARTIAL}4194304-more-t[1].jsonl"  # nor has this one's number a process
+    other.touch()
+    killed(target)
+    no_file = tmp_path / f"{PARTIAL}4194305-t[1].jsonl"
+    no_file.mkdir()
+    write_whole(target, "whole")
+    assert names(tmp_path) == sorted([other.name, no_file.name, target.name]), "others are left as they are"
+
+
+def test_a_file_is_its_writers_until_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else another machine, where no process has the writer's number, might clear it away in between."""
+    replace, seen = Path.replace, []
+
+    def replaced(path: Path, target: Path) -> Path:
+        with path.open("rb") as file, pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        seen.append(target)
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", replaced)
+    write_whole(tmp_path / "a.json", "whole")
+    assert seen == [tmp_path / "a.json"]
+
+
+def test_what_another_process_is_at_is_not_cleared_away(tmp_path: Path) -> None:
+    """Neither what a process here has the number of, nor what another machine's has the lock of."""
+    target = tmp_path / "a.json"
+    living = [tmp_path / f"{PARTIAL}{os.getppid()}-a.json", tmp_path / f"{PARTIAL}{10**12}-a.json"]
+    elsewhere = killed(target)
+    for path in living:
+        path.touch()
+    with elsewhere.open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        write_whole(target, "whole")
+        assert names(tmp_path) == sorted([*(path.name for path in living), elsewhere.name, "a.json"])
+    write_whole(target, "whole")
+    assert elsewhere.name not in names(tmp_path)

@@ -68,9 +68,11 @@ def ensure_demonstrations(recipe: Recipe, file: Path, tell: Tell, on_place: OnPl
     chat = build_chat(recipe, folder, tasks)
     with explained(file):
         file.parent.mkdir(parents=True, exist_ok=True)
-    summary = write_demonstrations(recipe, chat, file, tasks=tasks, on_progress=tell, on_place=on_place)
-    write_json(note, {**_about(recipe, chat.tokenizer), MADE: summary.as_dict()})
-    return summary
+
+    def noted(made: Summary) -> None:
+        write_json(note, {**_about(recipe, chat.tokenizer), MADE: made.as_dict()})
+
+    return write_demonstrations(recipe, chat, file, tasks=tasks, on_progress=tell, on_place=on_place, on_made=noted)
 
 
 def _note_of(file: Path) -> Path:

@@ -17,13 +17,12 @@ from retcon.cli.common.progress import duration
 from retcon.config.schema import Recipe
 from retcon.config.stages import Stage
 from retcon.core.errors import RecipeError
-from retcon.core.memory import available_memory
 from retcon.core.texts import counted
 from retcon.core.types import Sample
 from retcon.evaluate.runner import held_by, settings_of
 from retcon.models.loading import load_config
 from retcon.models.placing import model_folder, place_training
-from retcon.planning.needs import Needs, gib, needs_of, refuse_unfit, table
+from retcon.planning.needs import Needs, free_on, gib, needs_of, refuse_unfit, table
 from retcon.planning.rates import warn_of_rate
 from retcon.rollout.lengths import Derived, context_of
 from retcon.rollout.prompts import refuse_long
@@ -50,9 +49,9 @@ def plan_rl(recipe: Recipe, folder: Path, out: Path) -> None:
     stages = RunStages(settled, folder, model=fingerprint(folder) if rated else "")  # whose rates count
     about = recipe.evaluate
     problems = evaluation_tasks(settled.tasks, about.problems, about.seed) if about.every else []
-    reference = any(stage.recipe.rl.kl for stage, _ in settled.each)
+    reference, least = stages.needs_reference, stages.longest
     each = [
-        (stage, tasks, needs_of("rl", stage.recipe, folder, place, reference=reference))
+        (stage, tasks, needs_of("rl", stage.recipe, folder, place, reference=reference, least=least))
         for stage, tasks in settled.each
     ]
     show = plain_console()
@@ -213,7 +212,7 @@ def _memory(show: Console, needs: Needs) -> None:
     grid.add_column(style="dim", overflow="fold")
     for row in table(needs.memory):
         grid.add_row(*row)
-    free = available_memory() if needs.device == "cpu" else None
+    free = free_on(needs.device)
     known = "" if free is None else f"{gib(free)} are free"
     grid.add_section()
     grid.add_row(Text("peak, about", "bold"), Text(gib(needs.peak), "bold"), known)

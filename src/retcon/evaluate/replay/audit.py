@@ -123,7 +123,7 @@ def run_audit(
     tasks = held_out(recipe, family, job.size.prompts)
     chat = build_engine_chat(recipe, job.checkpoint, family)
     refuse_long(tasks, chat, recipe.rollout.max_tokens, "problems")
-    _open(job, model, tasks)  # after what advises another recipe, which is to have the same folder
+    _open(job, model, tasks, family.system)  # after what advises another recipe, which is to have the same folder
     if (job.out / RESULT).exists():
         return read_audit(job.out / RESULT)
     engine = build_policy(recipe, job.checkpoint, chat, on_place)
@@ -138,7 +138,7 @@ def run_audit(
             )  # fmt: skip
 
     with alone(job.out):
-        about = _open(job, model, tasks)  # anew: another may have begun, or ended, while the model was loaded
+        about = _open(job, model, tasks, family.system)  # anew: another may have begun, or ended, meanwhile
         found = read_audit(job.out / RESULT) if (job.out / RESULT).exists() else asyncio.run(audited())
         write_whole(job.out / RESULT, msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
     return found
@@ -182,8 +182,8 @@ async def audit(
     found = failed_calls(raw, purified, partial(job.credit, recipe), max_turns=recipe.rollout.max_turns)
     if not found:
         raise RecipeError(
-            f"of {len(made)} rollouts none has a failed call that anything follows: there is nothing to replay; roll "
-            "out more problems (--prompts), or audit a model that fails more often"
+            f"of {len(made)} rollouts none has a failed call that anything follows: there is nothing to replay; with "
+            "another --out, roll out more problems (--prompts), or audit a model that fails more often"
         )
     calls = drawn(found, size.calls, seed=seed)
     replayed = await _replayed(job, calls, {task.id: task for task in tasks}, context, judge or grade, on_progress)
@@ -256,12 +256,12 @@ def _foreign(path: Path) -> bool:
     return path.name != ABOUT and not path.name.startswith(".")
 
 
-def _open(job: Auditing, model: str, tasks: Sequence[Task]) -> dict[str, Any]:
+def _open(job: Auditing, model: str, tasks: Sequence[Task], system: str | None = None) -> dict[str, Any]:
     """Makes the folder, or finds it as this job left it; one that has no rollouts yet is anybody's. What the job is, as
-    the folder is to say. Raises CheckpointError."""
-    problems = fingerprint_of(tasks)
+    the folder is to say. system: prompt of tasks that have none. Raises CheckpointError."""
+    asked = {"problems": fingerprint_of(tasks), "system prompts": fingerprint_of([Task("", "", "", system)])}
     about: dict[str, Any] = {
-        "audit": {"format": FORMAT, "model": model, "problems": problems, **msgspec.to_builtins(job.size)},
+        "audit": {"format": FORMAT, "model": model, **asked, **msgspec.to_builtins(job.size)},
         "evaluate": {"seed": job.recipe.evaluate.seed},
         **{name: section for name, section in job.recipe.model_dump(mode="json").items() if name in SECTIONS},
     }
@@ -278,7 +278,7 @@ def _open(job: Auditing, model: str, tasks: Sequence[Task]) -> dict[str, Any]:
         there = msgspec.json.decode(file.read_bytes(), type=dict[str, dict[str, Any]])
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{file} is broken ({error}): choose another --out") from error
-    there.get("audit", {}).setdefault("problems", problems)  # audits of before they were told say nothing of them
+    there["audit"] = {**asked, **there.get("audit", {})}  # audits of before they were told say nothing of them
     then = {**as_now(there, job.recipe), "evaluate": there.get("evaluate", {})}  # of which an audit has the seed alone
     if changed := list(differing(then, about)):
         raise CheckpointError(f"{job.out} holds an audit of other things: {'; '.join(changed)}: choose another --out")

@@ -253,13 +253,24 @@ def _prepare(job: Regrading, about: Mapping[str, Any]) -> None:
         elif there:
             if old.get("finished"):
                 raise RecordError(f"-o {job.out} is there already, and finished; {again}")
-            if old != json.loads(json.dumps(about)):
-                changed = next(key for key in about if old.get(key) != json.loads(json.dumps(about[key])))
-                raise RecordError(f"-o {job.out} was begun otherwise ({changed} differs): choose another, or {again}")
+            if changed := "; ".join(_differing(old, json.loads(json.dumps(about)))):
+                raise RecordError(f"-o {job.out} was begun otherwise ({changed}): choose another, or {again}")
             return
         write_json(marker, about)
     except OSError as error:
         raise RecordError(f"-o {job.out} cannot be written: {error}") from error
+
+
+def _differing(old: object, new: object, key: str = "") -> Iterator[str]:
+    """`key was X, is Y` for every key that differs, in tables and lists within too; None where there is none."""
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        old, new = ({str(n): one for n, one in enumerate(both)} for both in (old, new))
+    if not (isinstance(old, dict) and isinstance(new, dict)):
+        if old != new:
+            yield f"{key} was {old!r}, is {new!r}"
+        return
+    for name in dict.fromkeys((*new, *old)):
+        yield from _differing(old.get(name), new.get(name), f"{key}.{name}" if key else name)
 
 
 def _marked(marker: Path, again: str, *, force: bool) -> dict[str, Any]:

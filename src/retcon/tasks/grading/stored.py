@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from retcon.config.schema import TaskSection
 from retcon.core.errors import MissingExtra, RecipeError, RecordError, TaskWarning, nearest
 from retcon.core.types import Trajectory
-from retcon.store.compression import SUFFIXES
+from retcon.store.compression import SUFFIXES, told_once
 from retcon.store.whole import PARTIAL
 from retcon.tasks.data.fields import DataError
 from retcon.tasks.data.tasks import DataTasks
@@ -36,9 +36,8 @@ DRAWS_PER_TASK, MORE_DRAWS = 50, 50_000
 
 
 def trajectory_files(run: Path) -> list[tuple[Path, Path]]:
-    """(file, its path within the run) of every trajectory file of a run folder; of a file, itself alone.
-
-    Raises RecordError where there is none.
+    """(file, its path within the run) of every trajectory file of a run folder, each once (`told_once`); of a
+    file, itself alone. Raises RecordError where there is none.
     """
     if run.is_file():
         return [(run, Path(run.name))]
@@ -54,7 +53,7 @@ def trajectory_files(run: Path) -> list[tuple[Path, Path]]:
     ]
     if not found:
         raise RecordError(f"{run} holds no trajectories (trajectories/*.jsonl, trajectories-*.jsonl)")
-    return [(path, path.relative_to(run)) for path in found]
+    return [(path, path.relative_to(run)) for path in told_once(found)]
 
 
 def by_run(files: Iterable[tuple[Path, str]]) -> Iterator[list[tuple[Path, str]]]:

@@ -74,10 +74,12 @@ def write_demonstrations(
     tasks: TaskSet | None = None,
     on_progress: OnProgress | None = None,
     on_place: Callable[[Any], None] | None = None,
+    on_made: Callable[[Summary], None] | None = None,
 ) -> Summary:
     """The demonstrations of a recipe as JSONL in the file `out`, which is there whole or not at all; until then, what
     was made is in `out`.partial, and the same call goes on from there. tasks: in place of the recipe's own. on_place:
-    told where a teacher that is a model computes.
+    told where a teacher that is a model computes. on_made: told what became of the candidates before the file is there,
+    for what is to be beside it at any rate.
 
     Raises RecipeError for what cannot be made and where nothing is kept, CheckpointError for an `out`.partial of
     another recipe, SandboxUnavailable where the sandbox lost more than one in twenty, and what a source raises.
@@ -89,9 +91,12 @@ def write_demonstrations(
             made_from = {**relevant(recipe, "demonstrations"), "inputs": {**source.inputs, "chat": _told_by(chat)}}
             with FileJournal(out, made_from, recipe) as journal:
                 made = await _make(recipe, source, journal, on_progress)
+                summary = _summary(made, journal)
+                if on_made is not None:
+                    on_made(summary)
                 jsonl.write(out, made)
                 journal.remove()
-                return _summary(made, journal)
+                return summary
 
     return asyncio.run(make())
 

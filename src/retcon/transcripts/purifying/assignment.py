@@ -12,7 +12,7 @@ from pathlib import Path
 from retcon.core.errors import RecordError, nearest
 from retcon.core.texts import counted
 from retcon.purify.offline import Offline
-from retcon.store.compression import plain_name
+from retcon.store.compression import plain_name, told_once
 from retcon.store.foreign.records import KINDS, STDIN
 from retcon.store.outputs import OutputFile
 from retcon.store.partial import SUFFIX
@@ -87,7 +87,7 @@ def expand(words: Sequence[str], out: Path | None = None) -> Iterator[tuple[Path
         elif path.is_dir():
             made = None if out is None else _below(path, out)
             there = sorted(p for p in path.rglob("*") if p.is_file() and _is_transcript_file(p))
-            found = [p for p in there if made not in p.parents]
+            found = told_once(p for p in there if made not in p.parents)
             if not found:
                 but = f", but for what lies in {made}, where the output goes" if there else ""
                 raise RecordError(
