@@ -154,19 +154,25 @@ class Sessions:
         return self._open[id]
 
     def find(self, name: str | None, task: str | None, begins: Sequence[str], messages: Sequence[Said]) -> Place:
-        """Where a request goes on. name: of its session, None where it names none: one that has said the same, else a
-        new one. begins: what its conversation began with besides messages (tools, mode).
+        """Where a request goes on. name: of its session, None where it names none: one that has said the same, of its
+        task where it names that, else a new one. begins: what its conversation began with besides messages (tools,
+        mode).
 
-        Raises RequestRefused for a name or task that is none, and where too many sessions are open.
+        Raises RequestRefused for a name or task that is none, a task that is not the session's, and where too many
+        sessions are open.
         """
         keys, first = keys_of(messages), first_of(begins, messages)
-        task = _task(task, first)
+        named, task = task is not None, _task(task, first)
         if name is not None:
             if not _NAME.fullmatch(name):
                 raise wrong(SESSION, f"{SESSION}: up to 100 letters, digits, '_', '-' and '.', not '{name[:120]}'")
-            found = self._place(self._open.get(name) or self._new(name, task), first, messages, keys)
+            session = self._open.get(name) or self._new(name, task)
+            if named and session.task != task:
+                said = f"{TASK}: the session '{name}' is one of the task '{session.task}', not of '{task}'"
+                raise wrong(TASK, f"{said}: give each its own {SESSION}", "another_task")
+            found = self._place(session, first, messages, keys)
         else:
-            known = reversed(self._nameless.get(first, []))
+            known = [one for one in reversed(self._nameless.get(first, [])) if not named or one.task == task]
             places = [place for one in known if (place := self._place(one, first, messages, keys)).parent is not None]
             found = max(places, key=_fit) if places else Place(self._new("", task, first), None, 0, first)
         self.touch(found.session)

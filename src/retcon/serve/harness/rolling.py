@@ -52,8 +52,8 @@ class RolloutAgent(Agent):
         self._last: Reply | None = None
 
     async def answer(self, asked: Asked, session: str | None, task: str | None) -> Reply:
-        """As `Agent.answer`; a session that is none of the rollout's own is told apart from other rollouts'. Raises
-        RequestRefused."""
+        """As `Agent.answer`; a session that is none of the rollout's own is told apart from other rollouts'. Whatever a
+        request names, the task is the rollout's. Raises RequestRefused."""
         own = session is None or session == self.session  # as replies name it, which clients may send back
         name = self.session if own else f"{self.session}.{(session or '').removeprefix(f'{self.session}.')}"
         self.asked = self.asked or own
@@ -61,7 +61,7 @@ class RolloutAgent(Agent):
         async with self._turns_for(asked, own) as turns:
             plain = replace(asked, temperature=None, top_p=None, top_k=None, min_p=None, seed=None, turns=turns)
             try:
-                reply = await super().answer(plain, name, task or self._named)
+                reply = await super().answer(plain, name, self._named)
             except RequestRefused as refused:
                 self.refused = refused.message
                 if refused.kind == TOO_LONG:
