@@ -35,6 +35,7 @@ from retcon.train.rollouts import open_rollouts, rollouts_for
 from retcon.train.selection import Drawn, dynamic_sampling, selection_metrics, to_train
 from retcon.train.stages.running import RunStages
 from retcon.train.stages.settling import settle_stages
+from retcon.train.stages.untold import as_told
 from retcon.train.trainer import Metrics, OnStep, Trainer, Training, train
 from retcon.train.update import rate_of, to_samples, update
 from retcon.train.watch.branch_metrics import branch_metrics
@@ -87,8 +88,8 @@ def run_rl(
     recipe.engine.refuse_training(recipe)
     folder = model_folder(start)
     start_id = fingerprint(folder)
-    settled = settle_stages(recipe, folder, tasks)
-    recipe = settled.recipe
+    settled = settle_stages(as_told(recipe, folder, out), folder, tasks)
+    began, recipe = settled.recipe.model_copy(update={"model": recipe.model}), settled.recipe
     stages = RunStages(settled, folder, model=start_id)
     where = place_training(recipe, folder)
     for stage, _ in stages.after(0):
@@ -98,7 +99,7 @@ def run_rl(
     inputs = {"start": start_id, **stages.inputs}
     harnesses = {one.rollout.harness for one in (recipe, *(stage.recipe for stage, _ in stages.after(0)))} - {""}
     code = {path: code_of(path) for path in sorted(harnesses)}
-    run = open_run(out, kind="rl", recipe=recipe, inputs=inputs, tasks=stages.tasks.name, start=called(folder))
+    run = open_run(out, kind="rl", recipe=began, inputs=inputs, tasks=stages.tasks.name, start=called(folder))
 
     def steps(trainer: Trainer) -> None:
         asyncio.run(_train(run, trainer, folder, stages))
