@@ -84,6 +84,23 @@ def test_problems_of_one_id_are_refused_and_no_more_are_wanted_than_there_are() 
         held_out(recipe, Easy(), 6)
 
 
+def test_sources_that_give_one_id_are_named(module: Any, tmp_path: Path) -> None:
+    """And not the class that puts them together, of which the user knows nothing."""
+    module.Same = type("Same", (Easy,), {"evaluation": lambda self, count, seed: Easy.evaluation(self, 1, 0) * 2})
+    module.Read = type("Read", (Easy,), {"evaluation": lambda self, count, seed: [Task("a/1", "What?", "x")][:count]})
+    path = write(tmp_path / "a.jsonl", [{"id": "1", **row, "split": "test"} for row in questions(1)])
+    easy, same, read = (f"{module.__name__}:{name}" for name in ("Easy", "Same", "Read"))
+    module.Twin = type("Easy", (Easy,), {})
+    for paths, said in (
+        ((easy, f"{module.__name__}:Twin"), f"{easy} and {module.__name__}:Twin"),
+        ((same, easy), same),
+        ((path, read, easy), f"{path} and {read}"),
+    ):
+        found = mixed(*paths, **({"evaluation_split": "test"} if path in paths else {}))
+        with pytest.raises(RecipeError, match=rf"^{said} gave 2 tasks with the id '[\w/]+': an id names one"):
+            held_out(load_recipe(None, ()), found, 6)
+
+
 def test_the_system_prompt_of_the_recipe_is_part_of_a_prompts_length(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", [*questions(2), {"question": "one two three", "answer": "1", "system": "brief"}])
 
