@@ -29,7 +29,7 @@ from retcon.train.datasets.preferences import Preference, both_sides, read_prefe
 from retcon.train.kernels.computing import DEFAULT, Computing, computing_of
 from retcon.train.kernels.forward import forwards
 from retcon.train.optim import apply, learning_rate, rising_steps
-from retcon.train.stages.untold import as_told
+from retcon.train.stages.begun import as_told
 from retcon.train.trainer import OnStep, Trainer, Training, train
 from retcon.train.watch.diverged import refuse_diverged
 

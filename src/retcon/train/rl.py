@@ -33,9 +33,9 @@ from retcon.train.ahead import GroupStream, beside, staleness
 from retcon.train.objective.shaping import shaped_rewards
 from retcon.train.rollouts import open_rollouts, rollouts_for
 from retcon.train.selection import Drawn, dynamic_sampling, selection_metrics, to_train
+from retcon.train.stages.begun import as_told, as_written, without_harnesses
 from retcon.train.stages.running import RunStages
 from retcon.train.stages.settling import settle_stages
-from retcon.train.stages.untold import as_told
 from retcon.train.trainer import Metrics, OnStep, Trainer, Training, train
 from retcon.train.update import rate_of, to_samples, update
 from retcon.train.watch.branch_metrics import branch_metrics
@@ -88,8 +88,9 @@ def run_rl(
     recipe.engine.refuse_training(recipe)
     folder = model_folder(start)
     start_id = fingerprint(folder)
-    settled = settle_stages(as_told(recipe, folder, out), folder, tasks)
-    began, recipe = settled.recipe.model_copy(update={"model": recipe.model}), settled.recipe
+    told = as_told(recipe, folder, out)
+    settled = settle_stages(without_harnesses(told) if RunFolder(Path(out)).finished else told, folder, tasks)
+    began, recipe = as_written(settled.recipe, recipe), settled.recipe
     stages = RunStages(settled, folder, model=start_id)
     where = place_training(recipe, folder)
     for stage, _ in stages.after(0):

@@ -30,7 +30,7 @@ from retcon.train.kernels.computing import DEFAULT, Computing
 from retcon.train.kernels.forward import forwards
 from retcon.train.optim import apply, learning_rate, rising_steps
 from retcon.train.sampled import Samples, sample_final, to_sample
-from retcon.train.stages.untold import as_told
+from retcon.train.stages.begun import as_told
 from retcon.train.trainer import OnStep, Trainer, Training, train
 from retcon.train.watch.diverged import refuse_diverged
 

@@ -153,6 +153,40 @@ def test_an_evaluation_by_another_version_of_the_harness_is_another_one(
         run_evaluation(load_recipe(None, words), cold, tmp_path / "eval")
 
 
+def test_what_is_finished_does_not_miss_its_harness(
+    start: tuple[Path, Path], tmp_path: Path, module: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    base, cold = start
+    harness = {"harness": f"{module}:solve"}
+    stages = ({"name": "a", "steps": 1, "rollout": harness}, {"name": "b"})
+    recipes = [
+        harnessed(base, f"{module}:solve", rl={"steps": 1}),
+        Recipe.model_validate({**harnessed(base, "").model_dump(), "stages": stages}),
+    ]
+    words = [f"rollout.harness={module}:solve", "evaluate.problems=1", "evaluate.samples=1", "evaluate.top_p=1.0",
+             "sandbox.workers=1"]  # fmt: skip
+    made = [trained(recipe, cold, tmp_path / f"run{n}") for n, recipe in enumerate(recipes)]
+    result = run_evaluation(load_recipe(None, words), cold, tmp_path / "eval").read_bytes()
+    manifest = (tmp_path / "run0/run.json").read_bytes()
+    (tmp_path / f"{module}.py").unlink()
+    sys.modules.pop(module)
+    invalidate_caches()
+    caplog.set_level("INFO", "retcon")
+    assert [trained(recipe, cold, tmp_path / f"run{n}") for n, recipe in enumerate(recipes)] == made
+    assert [line for line in caplog.messages if line.endswith("run0 is finished: nothing is trained any more")]
+    assert (tmp_path / "run0/run.json").read_bytes() == manifest
+    assert run_evaluation(load_recipe(None, words), cold, tmp_path / "eval").read_bytes() == result
+    for words_of in (("show", tmp_path / "run0/trajectories/step-000001.jsonl"), ("report", tmp_path / "run0")):
+        done = retcon(*words_of)
+        assert done.returncode == 0, done.stderr
+    with pytest.raises(CheckpointError, match=r"rollout\.harness was"):
+        trained(harnessed(base, "", rl={"steps": 1}), cold, tmp_path / "run0")
+    with pytest.raises(RecipeError, match="cannot be imported"):
+        trained(recipes[0], cold, tmp_path / "new")
+    with pytest.raises(RecipeError, match="cannot be imported"):
+        run_evaluation(load_recipe(None, words), cold, tmp_path / "new")
+
+
 def mended(file: Path, more: str) -> None:
     """A user's module that says more from here on, as for a program that is started anew."""
     file.write_text(file.read_text() + more)

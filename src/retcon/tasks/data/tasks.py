@@ -93,7 +93,7 @@ class DataTasks:
         families = (part.name for part in self.parts if not isinstance(part.tasks, Sequence))
         for name, path in zip(families, sets, strict=True):
             if name == task.meta.get(FAMILY):
-                return path
+                return str(path)
         alike = [path for path in read if task.id.startswith(f"{short_name(path)}/")]
         return ", ".join(alike or read) or self.name
 
