@@ -13,7 +13,7 @@ import pytest
 
 from datafiles import questions, write
 from retcon.config.load import load_recipe
-from retcon.core.errors import RecipeError
+from retcon.core.errors import RecipeError, TaskWarning
 from retcon.core.types import Trajectory
 from retcon.tasks.checked import held_out
 from retcon.tasks.data.check import check
@@ -74,6 +74,21 @@ def test_a_source_that_leaves_grading_to_others_is_graded_by_them(module: Any, t
     made = graded.grade(task, ROLLED)
     assert isinstance(made, Trajectory)
     assert made.reward == 0.5
+
+
+@pytest.mark.filterwarnings("error::retcon.core.errors.TaskWarning")
+def test_a_source_that_says_how_it_is_graded_is_told_that_the_recipe_does(module: Any, tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", questions(3))
+    graders = {"math": {"seconds": 3}}
+    inner = FileTaskSettings(path=path, evaluation_share=0, rewards="graded", graders=graders)
+    module.own, module.plain = inner.open, FileTaskSettings(path=path, evaluation_share=0).open
+    told = rf"{module.__name__}:own: its own graders = .* and rewards = 'graded' do nothing: .* as the recipe says"
+    with pytest.raises(TaskWarning, match=told):
+        mixed(f"{module.__name__}:own", path)
+    with pytest.raises(TaskWarning, match=r"its own rewards = 'graded' do nothing"):
+        mixed(f"{module.__name__}:own", path, graders=graders)
+    mixed(f"{module.__name__}:own", path, graders=graders, rewards="graded")
+    mixed(f"{module.__name__}:plain", path, graders=graders, rewards="binary")
 
 
 def test_problems_of_one_id_are_refused_and_no_more_are_wanted_than_there_are() -> None:
