@@ -58,7 +58,7 @@ def build_tasks(recipe: Recipe, folder: Path | None = None) -> TaskSet:
 
     def count_tokens(task: Task) -> int:
         if not chats:
-            chats.append(build_engine_chat(recipe, folder or Path()))
+            chats.append(build_engine_chat(without_harness(recipe), folder or Path()))
         return prompt_ids(chats[0], task)
 
     tasks: TaskSet = recipe.task.build(count_tokens if folder is not None else None)

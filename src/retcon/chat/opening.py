@@ -46,7 +46,8 @@ def open_chat(
         family = recognised(tokenizer.controls, f"{folder}, which has no chat template: the tokenizer")
     else:
         family = recognised(source.text, f"{source.where}: the chat template")
-    if thinking is not None and (said := unheard_thinking(folder)):
+    if thinking is not None and (source is None or THINKING not in source.text):
+        said = f"{folder} has no chat template" if source is None else f"{source.where} does not ask for {THINKING}"
         raise RecipeError(
             f"model.thinking = '{'on' if thinking else 'off'}' would change nothing, as {said}: leave it out"
         )
@@ -55,15 +56,6 @@ def open_chat(
     variables: Mapping[str, object] = {} if thinking is None else {THINKING: thinking}
     framing = Templated(source.compiled(variables), family)
     return Chat(tokenizer, style=family.name, system=system, tools=tools, framing=framing)
-
-
-def unheard_thinking(folder: str | Path) -> str:
-    """Why a model in a folder would not hear whether to think, by its own template; empty where it would. Raises
-    CheckpointError."""
-    source = read_template(Path(folder))
-    if source is None:
-        return f"{folder} has no chat template"
-    return "" if THINKING in source.text else f"{source.where} does not ask for {THINKING}"
 
 
 def _refuse_foreign(folder: Path, tokenizer: HubTokenizer) -> None:

@@ -29,7 +29,6 @@ from retcon.train.datasets.preferences import Preference, both_sides, read_prefe
 from retcon.train.kernels.computing import DEFAULT, Computing, computing_of
 from retcon.train.kernels.forward import forwards
 from retcon.train.optim import apply, learning_rate, rising_steps
-from retcon.train.stages.begun import as_told
 from retcon.train.trainer import OnStep, Trainer, Training, train
 from retcon.train.watch.diverged import refuse_diverged
 
@@ -72,7 +71,7 @@ def run_dpo(
     folder = model_folder(start)
     where = place_training(recipe, folder, ("dtype",))
     config = load_config(folder).get_text_config()
-    chat, limit = build_chat(as_told(recipe, folder, out), folder), positions(config)
+    chat, limit = build_chat(recipe, folder), positions(config)
     preferences = read_preferences(pairs, chat, vocabulary=config.vocab_size, max_tokens=limit)
     inputs = {"start": fingerprint(folder), "pairs": fingerprint(pairs)}
     inputs[RENDERED] = ids_fingerprint(sample.ids for sample in both_sides(preferences))

@@ -30,7 +30,6 @@ from retcon.train.kernels.computing import DEFAULT, Computing
 from retcon.train.kernels.forward import forwards
 from retcon.train.optim import apply, learning_rate, rising_steps
 from retcon.train.sampled import Samples, sample_final, to_sample
-from retcon.train.stages.begun import as_told
 from retcon.train.trainer import OnStep, Trainer, Training, train
 from retcon.train.watch.diverged import refuse_diverged
 
@@ -64,10 +63,10 @@ def run_sft(
     """
     start = model_folder(recipe.model.path)
     where = place_training(recipe, start, ("dtype",))
-    config, told = load_config(start), as_told(recipe, start, out)
+    config = load_config(start)
     samples = read_samples(
         demonstrations,
-        build_chat(told, start),
+        build_chat(recipe, start),
         vocabulary=config.get_text_config().vocab_size,
         max_tokens=positions(config),
     )
@@ -77,7 +76,7 @@ def run_sft(
     refuse_unfit(needs, out)
     warn_of_rate("sft", recipe, needs.parameters)
     section = recipe.sft
-    wanted = to_sample(told, start)
+    wanted = to_sample(recipe, start)
     learnt, held_out = split(samples, section.validation_share, recipe.run.seed)
     run = open_run(out, kind="sft", recipe=recipe, inputs=inputs)
 
