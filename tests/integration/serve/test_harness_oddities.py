@@ -251,6 +251,31 @@ def test_a_request_that_came_to_nothing_leaves_its_turns_to_one_that_waits() -> 
     assert (len(made.turns), made.stop) == (1, "answer")
 
 
+def test_a_request_that_its_client_gives_up_leaves_its_turns_to_one_that_waits() -> None:
+    class Slow(ScriptedEngine):
+        async def generate(self, request_id: str, ids: Any, params: Any) -> Any:
+            if not asking.is_set():
+                asking.set()
+                await asyncio.Event().wait()
+            return await super().generate(request_id, ids, params)
+
+    async def solve(task: Task, endpoint: ModelEndpoint) -> None:
+        given_up = asyncio.ensure_future(posted(endpoint, "Go."))
+        await asking.wait()
+        waiting = asyncio.ensure_future(posted(endpoint, "On."))
+        given_up.cancel()
+        assert (await waiting).status_code == 200
+
+    async def main() -> Trajectory:
+        async with open_harness(solve, 60.0) as harness:
+            own = replace(context_of(engine, limits=RolloutLimits(4000, 1)), harness=harness)
+            return await rollout_member(TASK, own, 0, seed=3, step=2, grade=grade)
+
+    engine, asking = Slow(BYTES, ["\\boxed{42}"]), asyncio.Event()
+    made = asyncio.run(asyncio.wait_for(main(), 60))
+    assert (made.reward, len(made.turns)) == (1.0, 1)
+
+
 class Like:
     """A number that is none of Python's, as numpy's are."""
 

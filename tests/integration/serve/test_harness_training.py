@@ -13,8 +13,9 @@ import pytest
 pytest.importorskip("starlette", reason="serving needs the [serve] extra")
 pytest.importorskip("torch", reason="training needs the [train] extra")
 
+from datafiles import questions, write
 from e2e.test_cli import retcon
-from retcon.build import build_specs
+from retcon.build import build_specs, build_tasks
 from retcon.cli.audit import audit
 from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
@@ -185,6 +186,13 @@ def test_what_is_finished_does_not_miss_its_harness(
         trained(recipes[0], cold, tmp_path / "new")
     with pytest.raises(RecipeError, match="cannot be imported"):
         run_evaluation(load_recipe(None, words), cold, tmp_path / "new")
+
+
+def test_prompts_are_counted_without_the_harness(start: tuple[Path, Path], tmp_path: Path) -> None:
+    """Which a finished run or evaluation does, too."""
+    path = write(tmp_path / "a.jsonl", questions(3))
+    words = ["rollout.harness=gone:solve", "task.kind=file", f"task.path={path}", "task.max_prompt_tokens=500"]
+    assert build_tasks(load_recipe(None, words), start[1]).name
 
 
 def mended(file: Path, more: str) -> None:

@@ -250,6 +250,29 @@ def test_a_session_is_of_one_task() -> None:
     asked(play, numbered)
 
 
+def test_a_task_may_be_named_later() -> None:
+    """A client may not send it from the first request on: the conversation is the same one all along."""
+
+    async def play(client: Asking) -> None:
+        begun: list[Message] = [user("One?")]
+        for session in ("a", None):
+            first = (await client.post(begun, session=session)).json()
+            told: list[Message] = [*begun, said(first), user("Two?")]
+            own = first["retcon"]["session"]
+            second = (await client.post(told, session=session, task="sums/1")).json()
+            assert second["retcon"]["session"] == own
+            assert client.agent.sessions.get(own).task == "sums/1"
+            told += [said(second), user("Three?")]
+            assert (await client.post(told, session=session)).json()["retcon"]["session"] == own
+            other = await client.post(told, session=session, task="sums/2")
+            if session is None:
+                assert other.json()["retcon"]["session"] != own
+            else:
+                assert other.json()["error"]["code"] == "another_task"
+
+    asked(play, numbered)
+
+
 def test_a_task_is_named_in_any_script() -> None:
     async def play(client: Asking) -> None:
         body = {"model": MODEL, "messages": [user("One?")]}

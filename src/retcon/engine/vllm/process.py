@@ -154,10 +154,12 @@ class Server:
 
     async def stop(self) -> None:
         """Ends it and all that it started."""
-        await self._end()
-        if self._held is not None:
-            self._held.close()
-            self._held = None
+        try:
+            await self._end()
+        finally:
+            if self._held is not None:
+                self._held.close()
+                self._held = None
 
     async def _end(self) -> None:
         process = self._process

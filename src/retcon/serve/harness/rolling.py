@@ -48,7 +48,7 @@ class RolloutAgent(Agent):
         self.asked = False
         self._lost: dict[tuple[str, str], str] = {}  # by session, and what the conversation began with
         self._turns = self._held = 0  # that were answered; that requests which are being may take
-        self._settled = asyncio.Condition()
+        self._settled = asyncio.Event()  # set for a moment when one of these is over
         self._last: Reply | None = None
 
     async def answer(self, asked: Asked, session: str | None, task: str | None) -> Reply:
@@ -86,21 +86,19 @@ class RolloutAgent(Agent):
         if not own:
             yield max(1, most - self._turns)
             return
-        async with self._settled:
-            await self._settled.wait_for(lambda: self._turns >= most or self._turns + self._held < most)
-            if self._turns >= most:
-                self._refused_by("turns", own)
-                raise wrong(
-                    "messages", f"the rollout has had its {self._turns} turns (rollout.max_turns)", OUT_OF_TURNS
-                )
-            turns = 1 if asked.alone else most - self._turns - self._held
-            self._held += turns
+        while self._turns < most <= self._turns + self._held:
+            await self._settled.wait()
+        if self._turns >= most:
+            self._refused_by("turns", own)
+            raise wrong("messages", f"the rollout has had its {self._turns} turns (rollout.max_turns)", OUT_OF_TURNS)
+        turns = 1 if asked.alone else most - self._turns - self._held
+        self._held += turns
         try:
             yield turns
         finally:
             self._held -= turns
-            async with self._settled:
-                self._settled.notify_all()
+            self._settled.set()
+            self._settled.clear()
 
     @property
     def lost(self) -> str:
