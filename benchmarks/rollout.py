@@ -164,7 +164,8 @@ def workload(models: dict[str, PreTrainedModel], file: Path, options: argparse.N
     figures = table(took, sampled)
     for name, one in stats.items():
         print(f"engine {name}: {one}")
-        print(f"  mean batch {one.batch:.1f}, utilisation {one.utilisation:.0%}")
+        if one.batch is not None and one.utilisation is not None:
+            print(f"  mean batch {one.batch:.1f}, utilisation {one.utilisation:.0%}")
     for dtype in ("bf16", "fp32"):
         figures |= ratio(f"engine {dtype}", f"generate {dtype}", took)
         if options.vllm_pid:

@@ -58,7 +58,7 @@ def build_tasks(recipe: Recipe, folder: Path | None = None) -> TaskSet:
 
     def count_tokens(task: Task) -> int:
         if not chats:
-            chats.append(build_engine_chat(recipe, folder or Path()))
+            chats.append(build_engine_chat(without_harness(recipe), folder or Path()))
         return prompt_ids(chats[0], task)
 
     tasks: TaskSet = recipe.task.build(count_tokens if folder is not None else None)
@@ -80,8 +80,14 @@ def settle(recipe: Recipe, folder: Path, tasks: TaskSet | None = None) -> tuple[
         return recipe, []
     tasks = tasks or build_tasks(recipe, folder)
     room = recipe.engine.room() or context_of(folder)
-    derived = derive_lengths(recipe, build_engine_chat(recipe, folder, tasks), tasks, room)
+    chat = build_engine_chat(without_harness(recipe), folder, tasks)  # which no length depends on
+    derived = derive_lengths(recipe, chat, tasks, room)
     return with_lengths(recipe, derived), derived
+
+
+def without_harness(recipe: Recipe) -> Recipe:
+    """The recipe for what makes no rollouts: a harness that is gone is not missed there."""
+    return recipe.model_copy(update={"rollout": recipe.rollout.model_copy(update={"harness": ""})})
 
 
 @dataclass(frozen=True, slots=True)

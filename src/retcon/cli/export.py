@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from retcon.cli.common.arguments import number
 from retcon.cli.data import Columns, GraderName, RevisionName, SplitName, SubsetName, columns_of, settings_of
 from retcon.core.texts import counted
 
@@ -47,7 +48,10 @@ def export(
         bool, typer.Option("--evaluation", help="Write the tasks to evaluate on, not those to train on.")
     ] = False,
     share: Annotated[
-        float, typer.Option("--share", min=0, max=1, help="Of files: share of the questions held out for evaluation.")
+        float,
+        typer.Option(
+            "--share", callback=number, min=0, max=1, help="Of files: share of the questions held out for evaluation."
+        ),
     ] = 0.0,
     count: Annotated[
         int | None, typer.Option("--count", min=1, help="Most tasks to write.", show_default="all")

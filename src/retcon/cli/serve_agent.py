@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from retcon.cli.common.arguments import ModelOrURL, ModelOverrides
+from retcon.cli.common.arguments import ModelOrURL, ModelOverrides, number
 from retcon.cli.common.conversing import conversing
 from retcon.cli.common.serving import Host, Port, TokenFile, need_serving, token_of, token_option
 from retcon.core.errors import RecipeError
@@ -69,7 +69,9 @@ def serve_agent(
     ] = 0,
     at_once: Annotated[int, typer.Option("--at-once", help="Most requests at a time; more are refused.")] = 256,
     sessions: Annotated[int, typer.Option("--sessions", help="Most sessions open at a time.")] = 4096,
-    idle: Annotated[float, typer.Option("--idle", help="Seconds after which an unused session is ended.")] = 3600,
+    idle: Annotated[
+        float, typer.Option("--idle", callback=number, help="Seconds after which an unused session is ended.")
+    ] = 3600,
     grace: Annotated[
         int, typer.Option("--grace", min=1, help="Seconds that running requests get when the server is told to stop.")
     ] = 30,

@@ -144,8 +144,8 @@ class Statistics(Protocol):
         """The difference to an earlier copy."""
         ...
 
-    def metrics(self) -> Mapping[str, float]:
-        """What a run logs of a step."""
+    def metrics(self) -> Mapping[str, float | None]:
+        """What a run logs of a step; None of what was not measured."""
         ...
 
 

@@ -25,7 +25,7 @@ from retcon.build import (
 )
 from retcon.chat.chat import Chat
 from retcon.config.schema import Recipe
-from retcon.core.errors import CheckpointError, ComputeWarning, SandboxUnavailable
+from retcon.core.errors import CheckpointError, ComputeWarning, RecipeError, SandboxUnavailable
 from retcon.core.seeds import derive
 from retcon.core.together import together
 from retcon.core.types import Trajectory
@@ -216,8 +216,10 @@ def held_by(
     Raises CheckpointError where it is of another recipe, checkpoint or set of problems, or no evaluation's folder."""
     sections = RELEVANT if recipe.evaluate.repair == "none" else (*RELEVANT, "repair")
     relevant = {name: section for name, section in recipe.model_dump(mode="json").items() if name in sections}
-    new = Result(recipe.engine.subject(checkpoint), relevant, {}, inputs=_inputs(recipe, checkpoint, tasks, family))
     held = read_result(out / "result.json") if (out / "result.json").exists() else None
+    over = held is not None and all(_has(out, held, name) for name in settings_of(recipe))
+    inputs = {**_inputs(recipe, checkpoint, tasks, family), **_harness_code(recipe, over)}
+    new = Result(recipe.engine.subject(checkpoint), relevant, {}, inputs=inputs)
     if held is None:
         _refuse_foreign(out, recipe)
     begun = (evaluation_of(partial(_trajectories(out, name))) for name in settings_of(recipe))
@@ -255,16 +257,25 @@ def _refuse_other(old: Result, new: Result, recipe: Recipe, out: Path) -> None:
 
 
 def _inputs(recipe: Recipe, checkpoint: Path, tasks: Sequence[Task], family: TaskSet | None) -> dict[str, str]:
-    """Fingerprints of what is measured: the problems, the system prompt of those that have none, the file of a harness,
-    and the weights and chat templates where they are at hand."""
+    """Fingerprints of what is measured: the problems, the system prompt of those that have none, and the weights and
+    chat templates where they are at hand."""
     found = {"problems": fingerprint_of(tasks)}
     if family is not None:
         found["system prompts"] = fingerprint_of([Task("", "", "", family.system)])
-    if recipe.rollout.harness:
-        found["harness code"] = code_of(recipe.rollout.harness)
     if checkpoint.is_dir() and recipe.engine.subject(checkpoint) == str(checkpoint.resolve()):
         found |= {"weights": fingerprint(checkpoint), "chat templates": template_fingerprint(checkpoint)}
     return found
+
+
+def _harness_code(recipe: Recipe, over: bool) -> dict[str, str]:
+    """The fingerprint of a harness's file. over: whether all is measured: one that is gone is not missed then. Raises
+    RecipeError."""
+    try:
+        return {"harness code": code_of(recipe.rollout.harness)} if recipe.rollout.harness else {}
+    except RecipeError:
+        if over:
+            return {}
+        raise
 
 
 def _refuse_foreign(out: Path, recipe: Recipe) -> None:

@@ -96,13 +96,13 @@ class Agent:
             # in OpenAI's words, by which litellm and the harnesses over it know that a history must be condensed
             said = f"This model's maximum context length is {room} tokens. However, your messages have {history}."
             raise wrong("messages", said, TOO_LONG)
-        alone = names is not None or asked.plain  # a message, of which nothing is run here
+        most = 1 if asked.alone else asked.turns or context.limits.max_turns
         faults = Faults()
         made = await run_rollout(
             Task(place.session.task, "", ""),
             replace(
                 context,
-                limits=replace(context.limits, max_turns=turns + (1 if alone else context.limits.max_turns)),
+                limits=replace(context.limits, max_turns=turns + most),
                 sampling=self._sampling(asked, place),
                 faults=faults,
             ),
@@ -115,7 +115,7 @@ class Agent:
             raise unavailable(f"it was lost in the middle of an answer ({faults.first})")
         own, stop = made.turns[turns:], made.stop
         refused = names is not None and any(one.status != "ok" for one in own[-1].observations)
-        if alone:
+        if asked.alone:
             own = (_alone(own[-1], calls=names is not None),)
             stop = "turns" if own[-1].calls else _ended(own[-1])
         shown, whole = shown_of(own[-1], chat, names, asked.stop)

@@ -43,7 +43,8 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
 class Asked:
     """What a request asks for. plain: nothing is run here, and no call is looked for. tools: the client's own, which it
     runs itself; none: those of this server. max_tokens: of a message, None for as many as the server allows.
-    temperature, top_p, …: None where the server decides. usage: whether a stream ends with a chunk of it."""
+    temperature, top_p, …: None where the server decides. usage: whether a stream ends with a chunk of it. turns: that
+    calls which run here may come to, None where the server decides; no body says it."""
 
     model: str
     messages: tuple[Said, ...]
@@ -58,6 +59,12 @@ class Asked:
     min_p: float | None = None
     seed: int | None = None
     stop: tuple[str, ...] = ()
+    turns: int | None = None
+
+    @property
+    def alone(self) -> bool:
+        """Whether one message answers it, of which nothing is run here."""
+        return bool(self.tools) or self.plain
 
 
 def read(body: bytes, model: str) -> Asked:

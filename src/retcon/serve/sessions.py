@@ -26,12 +26,13 @@ _LONGEST_TASK = 200
 
 @dataclass(slots=True, eq=False)
 class AgentSession:
-    """Conversations of one id. task: what its trajectories are rollouts of. nameless: what it began with, where no
-    request named it. after: how many sessions had ended before it began. first: number of its first trajectory: those
-    before are of sessions of its name that have ended. roots: first exchanges, by what was told before them
-    (`Place.first`). requests: that were answered; running: that are being. begun: number of the next trajectory.
-    rewards: by trajectory, and of all others under no name. busy: ids under which the engine is being asked; engines:
-    that it keeps something for. numbered: the largest number of a request; freed: those below it that none has."""
+    """Conversations of one id. task: what its trajectories are rollouts of; named: whether a request has named it.
+    nameless: what it began with, where no request named the session. after: how many sessions had ended before it
+    began. first: number of its first trajectory: those before are of sessions of its name that have ended. roots: first
+    exchanges, by what was told before them (`Place.first`). requests: that were answered; running: that are being.
+    begun: number of the next trajectory. rewards: by trajectory, and of all others under no name. busy: ids under which
+    the engine is being asked; engines: that it keeps something for. numbered: the largest number of a request; freed:
+    those below it that none has."""
 
     id: str
     task: str
@@ -39,6 +40,7 @@ class AgentSession:
     nameless: str = ""
     after: int = 0
     first: int = 0
+    named: bool = False
     roots: dict[str, list[Node]] = field(default_factory=dict)
     requests: int = 0
     running: int = 0
@@ -154,21 +156,32 @@ class Sessions:
         return self._open[id]
 
     def find(self, name: str | None, task: str | None, begins: Sequence[str], messages: Sequence[Said]) -> Place:
-        """Where a request goes on. name: of its session, None where it names none: one that has said the same, else a
-        new one. begins: what its conversation began with besides messages (tools, mode).
+        """Where a request goes on. name: of its session, None where it names none: one that has said the same, and has
+        no other task than it names, else a new one. begins: what its conversation began with besides messages (tools,
+        mode).
 
-        Raises RequestRefused for a name or task that is none, and where too many sessions are open.
+        Raises RequestRefused for a name or task that is none, a task that is not the session's, and where too many
+        sessions are open.
         """
         keys, first = keys_of(messages), first_of(begins, messages)
-        task = _task(task, first)
+        named, task = task is not None, _task(task, first)
         if name is not None:
             if not _NAME.fullmatch(name):
                 raise wrong(SESSION, f"{SESSION}: up to 100 letters, digits, '_', '-' and '.', not '{name[:120]}'")
-            found = self._place(self._open.get(name) or self._new(name, task), first, messages, keys)
+            session = self._open.get(name) or self._new(name, task)
+            if named and session.named and session.task != task:
+                said = f"{TASK}: the session '{name}' is one of the task '{session.task}', not of '{task}'"
+                raise wrong(TASK, f"{said}: give each its own {SESSION}", "another_task")
+            found = self._place(session, first, messages, keys)
         else:
-            known = reversed(self._nameless.get(first, []))
+            there = reversed(self._nameless.get(first, []))
+            known = [one for one in there if one.task == task or not (named and one.named)]
             places = [place for one in known if (place := self._place(one, first, messages, keys)).parent is not None]
+            if named:  # one that has no name yet takes this one, but where there is one of the name
+                places = [place for place in places if place.session.named] or places
             found = max(places, key=_fit) if places else Place(self._new("", task, first), None, 0, first)
+        if named:
+            found.session.task, found.session.named = task, True
         self.touch(found.session)
         return found
 

@@ -79,8 +79,11 @@ def _refuse_alike(found: Sequence[Task], tasks: TaskSet) -> None:
     ids = Counter(task.id for task in found)
     id, times = ids.most_common(1)[0]
     if times > 1:
+        gave = f"{named(tasks)}.evaluation(count, seed)"
+        if source_of := getattr(tasks, "source_of", None):  # of several, it is they who gave them
+            gave = " and ".join(dict.fromkeys(source_of(task) for task in found if task.id == id))
         raise RecipeError(
-            f"{named(tasks)}.evaluation(count, seed) gave {counted(times, 'task')} with the id {id!r:.80}: an id names "
+            f"{gave} gave {counted(times, 'task')} with the id {id!r:.80}: an id names "
             "one problem; give each its own, and no more problems than there are"
         )
 

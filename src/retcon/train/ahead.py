@@ -92,9 +92,10 @@ def _refuse_end(found: int, count: int, step: int) -> None:
         raise RecipeError(f"step {step}: the prompts have run out; give run_rl a task set that does not end")
 
 
-def staleness(groups: Sequence[Sequence[Trajectory]], step: int) -> dict[str, float]:
+def staleness(groups: Sequence[Sequence[Trajectory]], step: int) -> dict[str, float | None]:
     """How old the weights were that sampled what step `step` learns from, in steps: staleness_mean and staleness_max
-    over sampled tokens. partial_rollouts: share of the rollouts that weights of several steps have sampled."""
+    over sampled tokens. partial_rollouts: share of the rollouts that weights of several steps have sampled. None where
+    there are none."""
     ages: list[int] = []
     partial = 0
     rollouts = [trajectory for group in groups for trajectory in group]
@@ -103,7 +104,7 @@ def staleness(groups: Sequence[Sequence[Trajectory]], step: int) -> dict[str, fl
         ages += [step - 1 - version for version in versions]
         partial += len(set(versions)) > 1
     return {
-        "staleness_mean": round(sum(ages) / max(1, len(ages)), 4),
-        "staleness_max": max(ages, default=0),
-        "partial_rollouts": round(partial / max(1, len(rollouts)), 4),
+        "staleness_mean": round(sum(ages) / len(ages), 4) if ages else None,
+        "staleness_max": max(ages, default=None),
+        "partial_rollouts": round(partial / len(rollouts), 4) if rollouts else None,
     }

@@ -33,6 +33,7 @@ from retcon.train.ahead import GroupStream, beside, staleness
 from retcon.train.objective.shaping import shaped_rewards
 from retcon.train.rollouts import open_rollouts, rollouts_for
 from retcon.train.selection import Drawn, dynamic_sampling, selection_metrics, to_train
+from retcon.train.stages.begun import with_harnesses, without_harnesses
 from retcon.train.stages.running import RunStages
 from retcon.train.stages.settling import settle_stages
 from retcon.train.trainer import Metrics, OnStep, Trainer, Training, train
@@ -87,8 +88,9 @@ def run_rl(
     recipe.engine.refuse_training(recipe)
     folder = model_folder(start)
     start_id = fingerprint(folder)
-    settled = settle_stages(recipe, folder, tasks)
-    recipe = settled.recipe
+    over = RunFolder(Path(out)).finished
+    settled = settle_stages(without_harnesses(recipe) if over else recipe, folder, tasks)
+    written, recipe = with_harnesses(settled.recipe, recipe), settled.recipe
     stages = RunStages(settled, folder, model=start_id)
     where = place_training(recipe, folder)
     for stage, _ in stages.after(0):
@@ -98,7 +100,7 @@ def run_rl(
     inputs = {"start": start_id, **stages.inputs}
     harnesses = {one.rollout.harness for one in (recipe, *(stage.recipe for stage, _ in stages.after(0)))} - {""}
     code = {path: code_of(path) for path in sorted(harnesses)}
-    run = open_run(out, kind="rl", recipe=recipe, inputs=inputs, tasks=stages.tasks.name, start=called(folder))
+    run = open_run(out, kind="rl", recipe=written, inputs=inputs, tasks=stages.tasks.name, start=called(folder))
 
     def steps(trainer: Trainer) -> None:
         asyncio.run(_train(run, trainer, folder, stages))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
@@ -40,6 +41,7 @@ from retcon.train.sync import EngineWeights
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+LOG = logging.getLogger(__name__)
 Metrics = Mapping[str, float | None]
 OnStep = Callable[[Metrics], None]
 WAITING = b"\nCtrl-C: this step is finished and kept first; once more ends at once\n"
@@ -86,6 +88,7 @@ def train(
     Raises CheckpointError where another process is at this run."""
     run, where = training.run, training.place
     if run.finished:
+        LOG.info("%s is finished: nothing is trained any more", run.root)
         return run.final
     with run.at_work(), torch_settings(where), tracking(training.recipe, run.root) as track:
         run.note_place(where.line)

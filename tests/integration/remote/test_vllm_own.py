@@ -18,16 +18,47 @@ from servers.asking_vllm import GREEDY
 from servers.speaking_vllm import TOKENIZER
 
 PROGRAM = """
-import subprocess, sys
+import socket, subprocess, sys
 sys.path[:0] = {path!r}
 from pathlib import Path
 from servers.answering import Server
 from servers.speaking_vllm import VLLM
 
-worker = subprocess.Popen(["sleep", "600"])
-Path({workers!r}).open("a").write(f"{{worker.pid}}\\n")
-Server(VLLM(), (), int(sys.argv[sys.argv.index("--port") + 1])).serve_forever()
+port, notes = int(sys.argv[sys.argv.index("--port") + 1]), Path({notes!r})
+{first}
+Server(VLLM(), (), port).serve_forever()
 """
+WORKER = """
+worker = subprocess.Popen(["sleep", "600"])
+notes.open("a").write(f"{worker.pid}\\n")
+"""
+TAKEN = """
+tries = [*notes.read_text().split(), str(port)] if notes.exists() else [str(port)]
+notes.write_text(" ".join(tries))
+if len(tries) < 3:
+    raise OSError(98, "Address already in use")
+"""
+ANOTHER = """
+try:
+    socket.socket().bind(("127.0.0.1", port))
+    notes.write_text("taken")
+except OSError:
+    notes.write_text("refused")
+"""
+
+
+def server_of(folder: Path, first: str) -> Server:
+    """first: what it does before it serves, beside `notes`."""
+    program, python = folder / "server.py", folder / "python"
+    path = [path for path in sys.path if path]
+    program.write_text(PROGRAM.format(path=path, notes=str(folder / "notes"), first=first))
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} {program} "$@"\n')
+    python.chmod(0o755)
+    return Server(Launch(str(python), folder, "float32", 64), 60)
+
+
+def engine_of(own: Server) -> VLLMEngine:
+    return VLLMEngine(VLLMSettings(), TOKENIZER, max_len=64, model=lambda: None, own=own)  # type: ignore[arg-type,return-value]
 
 
 def ended(pid: int) -> bool:
@@ -44,12 +75,8 @@ def ended(pid: int) -> bool:
 
 @pytest.mark.skipif(not Path("/proc/self/stat").is_file(), reason="only Linux tells of other processes")
 def test_a_server_that_was_killed_is_started_again_and_its_workers_end_with_it(tmp_path: Path) -> None:
-    program, python, workers = tmp_path / "server.py", tmp_path / "python", tmp_path / "workers"
-    program.write_text(PROGRAM.format(path=[path for path in sys.path if path], workers=str(workers)))
-    python.write_text(f'#!/bin/sh\nexec {sys.executable} {program} "$@"\n')
-    python.chmod(0o755)
-    own = Server(Launch(str(python), tmp_path, "float32", 64), 60)
-    engine = VLLMEngine(VLLMSettings(), TOKENIZER, max_len=64, model=lambda: None, own=own)  # type: ignore[arg-type,return-value]
+    own = server_of(tmp_path, WORKER)
+    engine = engine_of(own)
 
     async def work() -> None:
         async with engine.connected():
@@ -61,6 +88,28 @@ def test_a_server_that_was_killed_is_started_again_and_its_workers_end_with_it(t
 
     asyncio.run(asyncio.wait_for(work(), 60))
     assert (engine.stats.restarted, own.alive) == (1, False)
-    started = [int(line) for line in workers.read_text().split()]
+    started = [int(line) for line in (tmp_path / "notes").read_text().split()]
     assert len(started) == 2
     assert all(ended(pid) for pid in started)
+
+
+def answered_by(own: Server) -> None:
+    engine = engine_of(own)
+
+    async def work() -> None:
+        async with engine.connected():
+            assert (await engine.generate("a", [5], GREEDY)).ids == (5, 5, 5)
+
+    asyncio.run(asyncio.wait_for(work(), 60))
+
+
+def test_a_server_that_finds_its_port_in_use_is_started_at_another(tmp_path: Path) -> None:
+    answered_by(server_of(tmp_path, TAKEN))
+    assert len(set((tmp_path / "notes").read_text().split())) == 3
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere a port is not kept for a server")
+def test_nobody_else_is_given_the_port_of_a_server_that_has_yet_to_bind_it(tmp_path: Path) -> None:
+    """It is told the port when it starts, and takes it much later: another server of a comparison must not get it."""
+    answered_by(server_of(tmp_path, ANOTHER))
+    assert (tmp_path / "notes").read_text() == "refused"

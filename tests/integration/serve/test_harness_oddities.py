@@ -14,7 +14,7 @@ pytest.importorskip("starlette", reason="serving needs the [serve] extra")
 import httpx
 
 from integration.serve.test_harness_rollouts import TASK, grade, once, rolled
-from retcon.core.errors import RecipeError
+from retcon.core.errors import InfrastructureFault, RecipeError
 from retcon.core.types import Trajectory
 from retcon.engine.scripted import ScriptedEngine
 from retcon.rollout.context import RolloutLimits
@@ -23,7 +23,7 @@ from retcon.serve.harness.opening import open_harness
 from retcon.serve.harness.solving import ModelEndpoint, Solve, find_harness
 from retcon.tasks.types import Task
 from retcon.train.objective.shaping import has_void_turn
-from servers.agent import BYTES, context_of, said, user
+from servers.agent import BYTES, SEARCH, context_of, said, user
 
 
 async def cancels(task: Task, endpoint: ModelEndpoint) -> None:
@@ -212,6 +212,68 @@ def test_no_rollout_has_more_turns_than_it_may() -> None:
     calls = ["```python\n1\n```", "Yes.", *["```python\n2\n```"] * 9]
     (made,), *_ = rolled(solve, calls, limits=RolloutLimits(4000, 3))
     assert (len(made.turns), made.stop, made.reward) == (3, "turns", 0.0)
+
+
+async def posted(endpoint: ModelEndpoint, text: str, **more: object) -> httpx.Response:
+    async with httpx.AsyncClient(timeout=60) as http:
+        body = {"model": endpoint.name, "messages": [user(text)], **more}
+        return await http.post(f"{endpoint.url}/chat/completions", json=body)
+
+
+@pytest.mark.parametrize("more", [{}, {"tools": [SEARCH]}])
+def test_no_rollout_has_more_turns_than_it_may_where_it_asks_at_once(more: dict[str, Any]) -> None:
+    """Those of requests that are being answered count; one that might find none left waits, and is told so then."""
+
+    async def solve(task: Task, endpoint: ModelEndpoint) -> None:
+        answers.extend(await asyncio.gather(*(posted(endpoint, f"Try {n}.", **more) for n in range(6))))
+
+    answers: list[httpx.Response] = []
+    (made,), engine, _ = rolled(solve, lambda *_: "Yes.", limits=RolloutLimits(4000, 3), style="hermes")
+    assert sorted(one.status_code for one in answers) == [200] * 3 + [400] * 3
+    assert {one.json()["error"]["code"] for one in answers if one.status_code == 400} == {"max_turns"}
+    assert len(engine.seen) == 3
+    assert (len(made.turns), made.stop) == (1, "turns")
+
+
+def test_a_request_that_came_to_nothing_leaves_its_turns_to_one_that_waits() -> None:
+    async def solve(task: Task, endpoint: ModelEndpoint) -> None:
+        answers.extend(await asyncio.gather(posted(endpoint, "Go."), posted(endpoint, "Go.")))
+
+    def says(*_: object) -> str:
+        tries.append(1)
+        if len(tries) == 1:
+            raise InfrastructureFault("gone")
+        return "Yes."
+
+    answers, tries = list[httpx.Response](), list[int]()
+    (made,), *_ = rolled(solve, says, limits=RolloutLimits(4000, 1))
+    assert sorted(one.status_code for one in answers) == [200, 503]
+    assert (len(made.turns), made.stop) == (1, "answer")
+
+
+def test_a_request_that_its_client_gives_up_leaves_its_turns_to_one_that_waits() -> None:
+    class Slow(ScriptedEngine):
+        async def generate(self, request_id: str, ids: Any, params: Any) -> Any:
+            if not asking.is_set():
+                asking.set()
+                await asyncio.Event().wait()
+            return await super().generate(request_id, ids, params)
+
+    async def solve(task: Task, endpoint: ModelEndpoint) -> None:
+        given_up = asyncio.ensure_future(posted(endpoint, "Go."))
+        await asking.wait()
+        waiting = asyncio.ensure_future(posted(endpoint, "On."))
+        given_up.cancel()
+        assert (await waiting).status_code == 200
+
+    async def main() -> Trajectory:
+        async with open_harness(solve, 60.0) as harness:
+            own = replace(context_of(engine, limits=RolloutLimits(4000, 1)), harness=harness)
+            return await rollout_member(TASK, own, 0, seed=3, step=2, grade=grade)
+
+    engine, asking = Slow(BYTES, ["\\boxed{42}"]), asyncio.Event()
+    made = asyncio.run(asyncio.wait_for(main(), 60))
+    assert (made.reward, len(made.turns)) == (1.0, 1)
 
 
 class Like:

@@ -14,8 +14,9 @@ import pytest
 pytest.importorskip("starlette", reason="serving needs the [serve] extra")
 pytest.importorskip("torch", reason="training needs the [train] extra")
 
+from datafiles import questions, write
 from e2e.test_cli import retcon
-from retcon.build import build_specs
+from retcon.build import build_specs, build_tasks
 from retcon.cli.audit import audit
 from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
@@ -180,6 +181,47 @@ def test_pass_rates_tell_the_harness_that_they_were_measured_through_and_are_of_
         measure(recipe)
     out.write_text(re.sub(r',"harness":"[^"]*"', "", out.read_text()))
     assert measure(recipe) == measure(harnessed(base, "")) == [None], "an earlier version told nothing of harnesses"
+
+
+def test_what_is_finished_does_not_miss_its_harness(
+    start: tuple[Path, Path], tmp_path: Path, module: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    base, cold = start
+    harness = {"harness": f"{module}:solve"}
+    stages = ({"name": "a", "steps": 1, "rollout": harness}, {"name": "b"})
+    recipes = [
+        harnessed(base, f"{module}:solve", rl={"steps": 1}),
+        Recipe.model_validate({**harnessed(base, "").model_dump(), "stages": stages}),
+    ]
+    words = [f"rollout.harness={module}:solve", "evaluate.problems=1", "evaluate.samples=1", "evaluate.top_p=1.0",
+             "sandbox.workers=1"]  # fmt: skip
+    made = [trained(recipe, cold, tmp_path / f"run{n}") for n, recipe in enumerate(recipes)]
+    result = run_evaluation(load_recipe(None, words), cold, tmp_path / "eval").read_bytes()
+    manifest = (tmp_path / "run0/run.json").read_bytes()
+    (tmp_path / f"{module}.py").unlink()
+    sys.modules.pop(module)
+    invalidate_caches()
+    caplog.set_level("INFO", "retcon")
+    assert [trained(recipe, cold, tmp_path / f"run{n}") for n, recipe in enumerate(recipes)] == made
+    assert [line for line in caplog.messages if line.endswith("run0 is finished: nothing is trained any more")]
+    assert (tmp_path / "run0/run.json").read_bytes() == manifest
+    assert run_evaluation(load_recipe(None, words), cold, tmp_path / "eval").read_bytes() == result
+    for words_of in (("show", tmp_path / "run0/trajectories/step-000001.jsonl"), ("report", tmp_path / "run0")):
+        done = retcon(*words_of)
+        assert done.returncode == 0, done.stderr
+    with pytest.raises(CheckpointError, match=r"rollout\.harness was"):
+        trained(harnessed(base, "", rl={"steps": 1}), cold, tmp_path / "run0")
+    with pytest.raises(RecipeError, match="cannot be imported"):
+        trained(recipes[0], cold, tmp_path / "new")
+    with pytest.raises(RecipeError, match="cannot be imported"):
+        run_evaluation(load_recipe(None, words), cold, tmp_path / "new")
+
+
+def test_prompts_are_counted_without_the_harness(start: tuple[Path, Path], tmp_path: Path) -> None:
+    """Which a finished run or evaluation does, too."""
+    path = write(tmp_path / "a.jsonl", questions(3))
+    words = ["rollout.harness=gone:solve", "task.kind=file", f"task.path={path}", "task.max_prompt_tokens=500"]
+    assert build_tasks(load_recipe(None, words), start[1]).name
 
 
 def mended(file: Path, more: str) -> None:

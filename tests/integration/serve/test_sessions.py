@@ -230,6 +230,49 @@ def test_the_header_names_the_task_and_a_session_can_be_thrown_away(tmp_path: Pa
     assert (kept.task, kept.reward) == ("sums/1", None)
 
 
+def test_a_session_is_of_one_task() -> None:
+    """Another one's name is refused; a conversation without a name of its own goes on in a session of its task."""
+
+    async def play(client: Asking) -> None:
+        told: list[Message] = [user("One?")]
+        told += [said((await client.post(told, session="a", task="sums/1")).json()), user("Two?")]
+        refused = await client.post(told, session="a", task="sums/2")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "another_task")
+        assert "'a' is one of the task 'sums/1', not of 'sums/2'" in refused.json()["error"]["message"]
+        for task in ("sums/1", None):
+            assert (await client.post(told, session="a", task=task)).status_code == 200
+        assert client.agent.sessions.get("a").requests == 3
+
+        first, other = [(await client.post(told[:1], task=task)).json()["retcon"]["session"] for task in ("b", "c")]
+        for task, session in (("b", first), ("c", other), ("b", first)):
+            assert (await client.post(told, task=task)).json()["retcon"]["session"] == session
+
+    asked(play, numbered)
+
+
+def test_a_task_may_be_named_later() -> None:
+    """A client may not send it from the first request on: the conversation is the same one all along."""
+
+    async def play(client: Asking) -> None:
+        begun: list[Message] = [user("One?")]
+        for session in ("a", None):
+            first = (await client.post(begun, session=session)).json()
+            told: list[Message] = [*begun, said(first), user("Two?")]
+            own = first["retcon"]["session"]
+            second = (await client.post(told, session=session, task="sums/1")).json()
+            assert second["retcon"]["session"] == own
+            assert client.agent.sessions.get(own).task == "sums/1"
+            told += [said(second), user("Three?")]
+            assert (await client.post(told, session=session)).json()["retcon"]["session"] == own
+            other = await client.post(told, session=session, task="sums/2")
+            if session is None:
+                assert other.json()["retcon"]["session"] != own
+            else:
+                assert other.json()["error"]["code"] == "another_task"
+
+    asked(play, numbered)
+
+
 def test_a_task_is_named_in_any_script() -> None:
     async def play(client: Asking) -> None:
         body = {"model": MODEL, "messages": [user("One?")]}

@@ -1,8 +1,12 @@
-"""Flags that would change nothing where they are given are refused."""
+"""Flags that would change nothing where they are given are refused, and so are values that no bound holds for."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import get_args, get_type_hints
+
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from retcon.cli.app import app
@@ -25,3 +29,42 @@ def test_a_flag_that_would_change_nothing_is_refused(words: tuple[str, ...], sai
     done = CliRunner().invoke(app, words, env={"COLUMNS": "200", "TERM": "dumb"})
     assert done.exit_code == 2
     assert said in " ".join(done.output.split())
+
+
+def fractions_of(app: typer.Typer, *names: str) -> Iterator[tuple[tuple[str, ...], str]]:
+    """The commands' options that take a fraction: (words of the command, option)."""
+    for group in app.registered_groups:
+        assert group.typer_instance is not None
+        yield from fractions_of(group.typer_instance, *names, str(group.name or group.typer_instance.info.name))
+    for command in app.registered_commands:
+        assert command.callback is not None
+        name = command.name or command.callback.__name__
+        for hint in get_type_hints(command.callback, include_extras=True).values():
+            kind, *more = get_args(hint) or (hint,)
+            if kind is float or float in get_args(kind):
+                (option,) = more
+                yield (*names, name), next(f for f in (option.default, *option.param_decls) if str(f).startswith("--"))
+
+
+FRACTIONS = list(fractions_of(app))
+
+
+def test_there_are_options_with_fractions() -> None:
+    assert {("serve-agent",), ("sandbox", "serve"), ("quickstart",)} <= {command for command, _ in FRACTIONS}
+
+
+@pytest.mark.parametrize(("command", "option"), FRACTIONS, ids=str)
+def test_no_option_takes_what_is_no_number(command: tuple[str, ...], option: str) -> None:
+    """NaN is below no bound and above none: each check of a bound would let it pass."""
+    needed = {("compare",): ("a", "b", "--out", "x"), ("purify",): ("x", "--out", "y"), ("sandbox", "exec"): ("-",)}
+    needed |= {("serve-agent",): ("base",), ("data", "export"): ("x", "--verl", "y.parquet")}
+    words = [*command, *needed.get(command, ()), f"{option}=nan"]
+    done = CliRunner().invoke(app, words, env={"COLUMNS": "200", "TERM": "dumb"})
+    assert done.exit_code == 2
+    assert f"Invalid value for '{option}': " in " ".join(done.output.split())
+
+
+def test_a_quickstart_without_end_is_refused() -> None:
+    done = CliRunner().invoke(app, ["quickstart", "smollm2", "--hours", "inf"], env={"COLUMNS": "200", "TERM": "dumb"})
+    assert done.exit_code == 2
+    assert "--hours" in done.output

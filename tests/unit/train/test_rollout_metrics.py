@@ -7,6 +7,7 @@ import pytest
 
 from playing import call, play
 from retcon.core.types import Branch, Observation, Segment, ToolCall, Trajectory, Turn
+from retcon.engine.local.stats import EngineStats
 from retcon.purify.saar import Saar
 from retcon.purify.splice import purify
 from retcon.train.ahead import staleness
@@ -135,7 +136,16 @@ def test_a_rollout_is_partial_where_weights_of_several_steps_have_sampled_it():
     assert found == {"staleness_mean": 0.2, "staleness_max": 1, "partial_rollouts": 0.25}
     assert staleness([[sampled(2, 3)]], step=4)["partial_rollouts"] == 1.0
     assert staleness([[sampled(2)]], step=4) == {"staleness_mean": 1.0, "staleness_max": 1, "partial_rollouts": 0.0}
-    assert set(staleness([[sampled()]], step=4).values()) == {0}, "of no token there is no age"
+    ageless = {"staleness_mean": None, "staleness_max": None}
+    assert staleness([[sampled()]], step=4) == {**ageless, "partial_rollouts": 0.0}, "of no token there is no age"
+    assert staleness([], step=4) == {**ageless, "partial_rollouts": None}
+
+
+def test_an_engine_that_has_computed_nothing_in_a_step_tells_no_rates():
+    before = EngineStats(steps=4, rows=6, seconds=3.0, starved=1.0)
+    idle, busy = replace(before).since(before).metrics(), before.since(EngineStats()).metrics()
+    assert (idle["engine_utilisation"], idle["engine_batch"], idle["engine_prefilled"]) == (None, None, 0)
+    assert (busy["engine_utilisation"], busy["engine_batch"]) == (0.75, 1.5)
 
 
 def test_branches_are_counted_and_what_they_share():

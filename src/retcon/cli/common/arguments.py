@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -116,6 +117,14 @@ def refuse_several(flag: str, given: Sequence[Path]) -> None:
     if len(given) > 1:
         said = f"it takes one, and is given {len(given)}: {', '.join(map(str, given))}; join them into one"
         raise typer.BadParameter(said, param_hint=flag)
+
+
+def number(value: float | None) -> float | None:
+    """What an option with a fraction has as its callback: NaN is below no bound and above none. Raises
+    typer.BadParameter."""
+    if value is not None and math.isnan(value):
+        raise typer.BadParameter(f"{value} is no number")
+    return value
 
 
 def refuse_idle(flag: str, idle: bool, why: str) -> None:

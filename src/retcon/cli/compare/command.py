@@ -16,6 +16,7 @@ from retcon.cli.common.arguments import (
     StartOfAll,
     command_line,
     need_training,
+    number,
     plain_console,
 )
 from retcon.cli.common.interrupt import interruptible
@@ -49,7 +50,11 @@ def compare(
     faults: Annotated[
         float,
         typer.Option(
-            "--faults", min=0.0, max=1.0, help="Share of calls that fail in the evaluation with faulty tools."
+            "--faults",
+            callback=number,
+            min=0.0,
+            max=1.0,
+            help="Share of calls that fail in the evaluation with faulty tools.",
         ),
     ] = 0.1,
     jobs: Jobs = None,

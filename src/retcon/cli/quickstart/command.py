@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from retcon.cli.common.arguments import Jobs, Seeds, command_line, need_training, plain_console
+from retcon.cli.common.arguments import Jobs, Seeds, command_line, need_training, number, plain_console
 from retcon.cli.common.interrupt import interruptible
 from retcon.cli.quickstart.sets import DEFAULT, SETS, arms_of, chosen
 from retcon.core.cores import usable_cores
@@ -68,7 +68,12 @@ def quickstart(
     hours: Annotated[
         float | None,
         typer.Option(
-            "--hours", min=0.01, help="smollm2: as many steps as fit, according to a measurement.", show_default=False
+            "--hours",
+            callback=number,
+            min=0.01,
+            max=10_000,
+            help="smollm2: as many steps as fit, according to a measurement.",
+            show_default=False,
         ),
     ] = None,
     jobs: Jobs = None,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from retcon.cli.common.arguments import TierName
+from retcon.cli.common.arguments import TierName, number
 from retcon.core.errors import SandboxUnavailable
 
 if TYPE_CHECKING:
@@ -26,7 +26,9 @@ def execute(
     *,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole result as JSON.")] = False,
     tier: TierName = None,
-    timeout: Annotated[float, typer.Option("--timeout", help="Seconds, of CPU time and of wall time.")] = 10.0,
+    timeout: Annotated[
+        float, typer.Option("--timeout", callback=number, help="Seconds, of CPU time and of wall time.")
+    ] = 10.0,
     memory: Annotated[int, typer.Option("--memory", help="MiB that the program may use.")] = 512,
     stdin: Annotated[
         str | None,

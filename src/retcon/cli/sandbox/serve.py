@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from retcon.cli.common.arguments import TierName
+from retcon.cli.common.arguments import TierName, number
 from retcon.cli.common.serving import Host, Port, TokenFile, need_serving, token_of, token_option
 from retcon.core.texts import counted
 
@@ -62,11 +62,11 @@ def serve(
     token: Annotated[str | None, token_option("RETCON_SANDBOX_TOKEN")] = None,
     token_file: TokenFile = None,
     timeout: Annotated[
-        float, typer.Option("--timeout", help="Seconds that a call gets unless it asks for others.")
+        float, typer.Option("--timeout", callback=number, help="Seconds that a call gets unless it asks for others.")
     ] = 10.0,
     memory: Annotated[int, typer.Option("--memory", help="MiB that a call gets unless it asks for others.")] = 512,
     max_timeout: Annotated[
-        float, typer.Option("--max-timeout", help="The most seconds that a call may ask for.")
+        float, typer.Option("--max-timeout", callback=number, help="The most seconds that a call may ask for.")
     ] = 600.0,
     max_memory: Annotated[int, typer.Option("--max-memory", help="The most MiB that a call may ask for.")] = 16384,
     queue: Annotated[int, typer.Option("--queue", help="Calls that may wait; more are refused.")] = 20000,
@@ -79,7 +79,10 @@ def serve(
         int, typer.Option("--fusion-output", help="KiB of stdout and of stderr that SandboxFusion's API returns.")
     ] = 1024,
     fusion_wait: Annotated[
-        float, typer.Option("--fusion-wait", help="Seconds that a call of SandboxFusion's API waits for a worker.")
+        float,
+        typer.Option(
+            "--fusion-wait", callback=number, help="Seconds that a call of SandboxFusion's API waits for a worker."
+        ),
     ] = 8.0,
     drain: Annotated[
         int,

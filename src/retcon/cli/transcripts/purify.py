@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from retcon.cli.common.arguments import command_line
+from retcon.cli.common.arguments import command_line, number
 from retcon.cli.common.interrupt import Interrupted
 from retcon.cli.common.progress import telling
 from retcon.core.errors import RecordError
@@ -35,7 +35,10 @@ def purify(
         typer.Option("--format", help="The format of the inputs; a wrong name lists them all."),
     ] = "auto",
     gamma: Annotated[
-        float, typer.Option("--gamma", min=0.0, max=1.0, help="γ: similarity from which a repair is shallow.")
+        float,
+        typer.Option(
+            "--gamma", callback=number, min=0.0, max=1.0, help="γ: similarity from which a repair is shallow."
+        ),
     ] = 0.5,
     attempts: Annotated[
         int, typer.Option("--attempts", min=1, help="K: the longest run of failures that one fix may end.")

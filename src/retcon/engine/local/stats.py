@@ -42,12 +42,13 @@ class EngineStats:
         earlier = asdict(before)
         return EngineStats(**{k: v if k.startswith("kv") else v - earlier[k] for k, v in asdict(self).items()})
 
-    def metrics(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float | None]:
         """What a run logs of a step: engine_utilisation, mean batch, ids drafted and accepted, ids fed, found
         cached and copied, requests that gave way, and MiB of keys and values. They depend on how quick tools were."""
+        utilisation, batch = self.utilisation, self.batch
         return {
-            "engine_utilisation": round(self.utilisation, 4),
-            "engine_batch": round(self.batch, 2),
+            "engine_utilisation": None if utilisation is None else round(utilisation, 4),
+            "engine_batch": None if batch is None else round(batch, 2),
             "engine_drafted": self.drafted,
             "engine_accepted": self.accepted,
             "engine_prefilled": self.prefilled,
@@ -58,12 +59,12 @@ class EngineStats:
         }
 
     @property
-    def batch(self) -> float:
-        """Mean number of requests that a forward decodes."""
-        return self.rows / self.steps if self.steps else 0.0
+    def batch(self) -> float | None:
+        """Mean number of requests that a forward decodes; None where none did."""
+        return self.rows / self.steps if self.steps else None
 
     @property
-    def utilisation(self) -> float:
-        """Share of the time in which requests were open that the engine computed."""
+    def utilisation(self) -> float | None:
+        """Share of the time in which requests were open that the engine computed; None where none was."""
         total = self.seconds + self.gathered + self.starved
-        return self.seconds / total if total else 0.0
+        return self.seconds / total if total else None

@@ -122,11 +122,11 @@ class VLLMEngine:
     async def connected(self) -> AsyncIterator[None]:
         """Within, the servers can be asked; our own is up. Raises EngineError where one is not what it should be, or
         none answers."""
-        urls = self.settings.urls if self._own is None else (self._own.url,)
         self._restarting = asyncio.Lock()
         try:
             if self._own is not None:
                 await self._own.start()
+            urls = self.settings.urls if self._own is None else (self._own.url,)
             about = self.settings
             wanted = Wanted(about.model, self._tokenizer, self.max_len, about.seeds, self._trained, self._adapters)
             self._clients = [VLLMClient(self._remote(url), wanted, self._weights) for url in urls]

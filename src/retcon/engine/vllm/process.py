@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import shlex
@@ -30,6 +31,8 @@ NAME = "retcon"
 """What the server calls the model."""
 GRACE = 10.0
 """Seconds that it has to end by itself."""
+PORTS = 4
+"""How many are tried where a server says that its own is in use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,21 +81,23 @@ class Launch:
 
 
 class Server:
-    """A server in a process of its own, on the loopback interface, at a port that is free.
+    """A server in a process of its own, on the loopback interface, at a port that is free and that no other is given
+    while it is up; a server that is started again keeps it.
 
     seconds: that it may take to start.
     """
 
     def __init__(self, launch: Launch, seconds: float) -> None:
         self._launch, self._seconds = launch, seconds
-        self._port = _free_port()
+        self._held: socket.socket | None = None
+        self._port = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._log: IO[bytes] | None = None
         self.starts = 0
 
     @property
     def url(self) -> str:
-        """Of its root."""
+        """Of its root, once it was started."""
         return f"http://127.0.0.1:{self._port}"
 
     @property
@@ -107,7 +112,25 @@ class Server:
     async def start(self) -> None:
         """Returns once it answers; one that was started before is ended. Raises EngineError, with what it said last,
         where it does not."""
-        await self.stop()
+        await self._end()
+        if self._held is not None:
+            await self._started()
+            return
+        for left in reversed(range(PORTS)):
+            self._held = _held_port()
+            self._port = self._held.getsockname()[1]
+            if left < PORTS - 1:  # it may be one that takes no port which another holds
+                self._held.close()
+            try:
+                await self._started()
+                return
+            except EngineError:
+                taken = self._port_taken()
+                await self.stop()
+                if not (left and taken):
+                    raise
+
+    async def _started(self) -> None:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed with the process
         began = time.monotonic()
         try:
@@ -123,7 +146,7 @@ class Server:
                 raise EngineError(f"the vLLM server ended before it answered: {self._said()}")
             if time.monotonic() - began > self._seconds:
                 said = self._said()
-                await self.stop()
+                await self._end()
                 raise EngineError(
                     f"the vLLM server did not answer within engine.start_seconds = {self._seconds:g}: {said}"
                 )
@@ -131,6 +154,14 @@ class Server:
 
     async def stop(self) -> None:
         """Ends it and all that it started."""
+        try:
+            await self._end()
+        finally:
+            if self._held is not None:
+                self._held.close()
+                self._held = None
+
+    async def _end(self) -> None:
         process = self._process
         if process is not None:
             _signal(process, signal.SIGTERM)
@@ -151,11 +182,19 @@ class Server:
             return False
 
     def _said(self) -> str:
-        assert self._log is not None
-        self._log.seek(0)
-        lines = [line.strip() for line in self._log.read().decode("utf-8", "replace").splitlines() if line.strip()]
+        lines = [line.strip() for line in self._logged().splitlines() if line.strip()]
         errors = [line for line in lines if "rror" in line]
         return f"{shlex.join(self._launch.command(self._port))}: {' | '.join((errors or lines)[-3:])}"
+
+    def _port_taken(self) -> bool:
+        said = self._logged().lower()
+        return f"errno {errno.EADDRINUSE}" in said or "address already in use" in said
+
+    def _logged(self) -> str:
+        if self._log is None:
+            return ""
+        self._log.seek(0)
+        return self._log.read().decode("utf-8", "replace")
 
     def _close_log(self) -> None:
         if self._log is not None:
@@ -171,10 +210,15 @@ def _signal(process: subprocess.Popen[bytes], number: int) -> None:
         return
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def _held_port() -> socket.socket:
+    """Bound to a free port, which the system gives to nobody else then: only a server that is told that port, and that
+    takes one in spite of old connections, as vLLM's does, is let bind beside it."""
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if hasattr(socket, "SO_REUSEPORT"):
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    held.bind(("127.0.0.1", 0))
+    return held
 
 
 def for_adapters(adapters: Adapters | None) -> tuple[str, ...]:

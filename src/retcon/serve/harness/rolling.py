@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Literal
 
@@ -45,37 +47,58 @@ class RolloutAgent(Agent):
         self.refused = self.aside = ""
         self.asked = False
         self._lost: dict[tuple[str, str], str] = {}  # by session, and what the conversation began with
-        self._turns = 0
+        self._turns = self._held = 0  # that were answered; that requests which are being may take
+        self._settled = asyncio.Event()  # set for a moment when one of these is over
         self._last: Reply | None = None
 
     async def answer(self, asked: Asked, session: str | None, task: str | None) -> Reply:
-        """As `Agent.answer`; a session that is none of the rollout's own is told apart from other rollouts'. Raises
-        RequestRefused."""
+        """As `Agent.answer`; a session that is none of the rollout's own is told apart from other rollouts'. Whatever a
+        request names, the task is the rollout's. Raises RequestRefused."""
         own = session is None or session == self.session  # as replies name it, which clients may send back
         name = self.session if own else f"{self.session}.{(session or '').removeprefix(f'{self.session}.')}"
         self.asked = self.asked or own
         talk = name, first_of(begins(asked), asked.messages)
-        if own and self._turns >= self._limits.max_turns:
+        async with self._turns_for(asked, own) as turns:
+            plain = replace(asked, temperature=None, top_p=None, top_k=None, min_p=None, seed=None, turns=turns)
+            try:
+                reply = await super().answer(plain, name, self._named)
+            except RequestRefused as refused:
+                self.refused = refused.message
+                if refused.kind == TOO_LONG:
+                    self._refused_by("length", own)
+                elif refused.status >= 500:
+                    self._lost[talk] = refused.message
+                raise
+            self._refused_by(None, own)
+            self._lost.pop(talk, None)
+            if own:
+                self._turns += len(reply.exchange.turns)
+                self._last = reply
+            else:
+                self.aside = session or ""
+        return reply
+
+    @asynccontextmanager
+    async def _turns_for(self, asked: Asked, own: bool) -> AsyncIterator[int]:
+        """How many turns a request may take: none that others of the rollout's, which are being answered, may need. It
+        waits where these might leave none. Calls that run here take all that are left. Raises RequestRefused."""
+        most = self._limits.max_turns
+        if not own:
+            yield max(1, most - self._turns)
+            return
+        while self._turns < most <= self._turns + self._held:
+            await self._settled.wait()
+        if self._turns >= most:
             self._refused_by("turns", own)
             raise wrong("messages", f"the rollout has had its {self._turns} turns (rollout.max_turns)", OUT_OF_TURNS)
-        plain = replace(asked, temperature=None, top_p=None, top_k=None, min_p=None, seed=None)
+        turns = 1 if asked.alone else most - self._turns - self._held
+        self._held += turns
         try:
-            reply = await super().answer(plain, name, task or self._named)
-        except RequestRefused as refused:
-            self.refused = refused.message
-            if refused.kind == TOO_LONG:
-                self._refused_by("length", own)
-            elif refused.status >= 500:
-                self._lost[talk] = refused.message
-            raise
-        self._refused_by(None, own)
-        self._lost.pop(talk, None)
-        if own:
-            self._turns += len(reply.exchange.turns)
-            self._last = reply
-        else:
-            self.aside = session or ""
-        return reply
+            yield turns
+        finally:
+            self._held -= turns
+            self._settled.set()
+            self._settled.clear()
 
     @property
     def lost(self) -> str:
@@ -104,12 +127,6 @@ class RolloutAgent(Agent):
         if self._last is None or self._last.exchange.turns[-1].stop != "answer":
             return None
         return self._last.exchange.shown.text or None
-
-    def _for(self, asked: Asked) -> tuple[RolloutContext, Mapping[str, str] | None]:
-        """Calls that run here are turns of the rollout's, of which it has no more than are left."""
-        context, names = super()._for(asked)
-        left = max(1, self._limits.max_turns - self._turns)
-        return replace(context, limits=replace(context.limits, max_turns=left)), names
 
     @property
     def beside(self) -> int:

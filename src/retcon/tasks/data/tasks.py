@@ -14,6 +14,7 @@ from retcon.core.errors import RecipeError
 from retcon.core.seeds import derive
 from retcon.core.texts import without_turn_end
 from retcon.core.types import Trajectory
+from retcon.tasks.data.origin import short_name
 from retcon.tasks.graders.plain import grade as grade_text
 from retcon.tasks.graders.text import final_answer
 from retcon.tasks.grading.registry import Options
@@ -83,6 +84,18 @@ class DataTasks:
     def fingerprint(self) -> str:
         """16 hexadecimal digits: of the tasks' content, whatever file or order they came in."""
         return str(self.identity["fingerprint"])
+
+    def source_of(self, task: Task) -> str:
+        """What gave one of the tasks, as the recipe names it; of what was read, all that its id may be of."""
+        sources = self.identity.get("sources", ())
+        sets = [source["path"] for source in sources if source["origin"] in ("family", "import")]
+        read = [source["path"] for source in sources if source["path"] not in sets]
+        families = (part.name for part in self.parts if not isinstance(part.tasks, Sequence))
+        for name, path in zip(families, sets, strict=True):
+            if name == task.meta.get(FAMILY):
+                return str(path)
+        alike = [path for path in read if task.id.startswith(f"{short_name(path)}/")]
+        return ", ".join(alike or read) or self.name
 
     @property
     def ends(self) -> bool:

@@ -13,7 +13,7 @@ import pytest
 
 from datafiles import questions, write
 from retcon.config.load import load_recipe
-from retcon.core.errors import RecipeError
+from retcon.core.errors import RecipeError, TaskWarning
 from retcon.core.types import Trajectory
 from retcon.tasks.checked import held_out
 from retcon.tasks.data.check import check
@@ -76,12 +76,44 @@ def test_a_source_that_leaves_grading_to_others_is_graded_by_them(module: Any, t
     assert made.reward == 0.5
 
 
+@pytest.mark.filterwarnings("error::retcon.core.errors.TaskWarning")
+def test_a_source_that_says_how_it_is_graded_is_told_that_the_recipe_does(module: Any, tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", questions(3))
+    graders = {"math": {"seconds": 3}}
+    inner = FileTaskSettings(path=path, evaluation_share=0, rewards="graded", graders=graders)
+    module.own, module.plain = inner.open, FileTaskSettings(path=path, evaluation_share=0).open
+    told = rf"{module.__name__}:own: its own graders = .* and rewards = 'graded' do nothing: .* as the recipe says"
+    with pytest.raises(TaskWarning, match=told):
+        mixed(f"{module.__name__}:own", path)
+    with pytest.raises(TaskWarning, match=r"its own rewards = 'graded' do nothing"):
+        mixed(f"{module.__name__}:own", path, graders=graders)
+    mixed(f"{module.__name__}:own", path, graders=graders, rewards="graded")
+    mixed(f"{module.__name__}:plain", path, graders=graders, rewards="binary")
+
+
 def test_problems_of_one_id_are_refused_and_no_more_are_wanted_than_there_are() -> None:
     recipe = load_recipe(None, ())
     assert len(held_out(recipe, Easy(), 5)) == 5
     told = r"test_data_mixed:Easy\.evaluation\(count, seed\) gave 2 tasks with the id 'Easy/held/0': an id names one"
     with pytest.raises(RecipeError, match=told):
         held_out(recipe, Easy(), 6)
+
+
+def test_sources_that_give_one_id_are_named(module: Any, tmp_path: Path) -> None:
+    """And not the class that puts them together, of which the user knows nothing."""
+    module.Same = type("Same", (Easy,), {"evaluation": lambda self, count, seed: Easy.evaluation(self, 1, 0) * 2})
+    module.Read = type("Read", (Easy,), {"evaluation": lambda self, count, seed: [Task("a/1", "What?", "x")][:count]})
+    path = write(tmp_path / "a.jsonl", [{"id": "1", **row, "split": "test"} for row in questions(1)])
+    easy, same, read = (f"{module.__name__}:{name}" for name in ("Easy", "Same", "Read"))
+    module.Twin = type("Easy", (Easy,), {})
+    for paths, said in (
+        ((easy, f"{module.__name__}:Twin"), f"{easy} and {module.__name__}:Twin"),
+        ((same, easy), same),
+        ((path, read, easy), f"{path} and {read}"),
+    ):
+        found = mixed(*paths, **({"evaluation_split": "test"} if path in paths else {}))
+        with pytest.raises(RecipeError, match=rf"^{said} gave 2 tasks with the id '[\w/]+': an id names one"):
+            held_out(load_recipe(None, ()), found, 6)
 
 
 def test_the_system_prompt_of_the_recipe_is_part_of_a_prompts_length(tmp_path: Path) -> None:
