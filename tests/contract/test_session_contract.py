@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -84,8 +85,7 @@ def test_a_traceback_shows_the_lines_of_the_cells_it_went_through(opened: Opener
     assert second.stderr == (
         "Traceback (most recent call last):\n"
         '  File "<cell 2>", line 2, in <module>\n'
-        "    f(0)\n"
-        '  File "<cell 1>", line 2, in f\n'
+        "    f(0)\n" + "    ~^^^\n" * (sys.version_info >= (3, 13)) + '  File "<cell 1>", line 2, in f\n'
         "    return 1 / a\n"
         "           ~~^~~\n"
         "ZeroDivisionError: division by zero\n"

@@ -149,10 +149,17 @@ class _Server(uvicorn.Server):
             self._draining.begin()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().shutdown(sockets)
-        if self.force_exit:  # else what has outlasted its grace is cancelled already
-            for task in self.server_state.tasks:
-                task.cancel()
+        ending = asyncio.ensure_future(super().shutdown(sockets))
+        try:
+            await asyncio.wait([ending], timeout=0.2)
+            while not (ending.done() or self.force_exit):
+                await asyncio.wait([ending], timeout=0.2)
+            if self.force_exit:  # else what has outlasted its grace is cancelled already
+                for task in self.server_state.tasks:
+                    task.cancel()
+            await ending  # since Python 3.12 it waits for open connections, too
+        finally:
+            ending.cancel()
 
     async def on_tick(self, counter: int) -> bool:
         if self._draining is not None and self._draining.over:

@@ -79,7 +79,7 @@ def compressed(file: IO[bytes], name: str) -> IO[bytes]:
     open. A later part is a member (frame) of its own, and no name or time is inside: the same records give the same
     bytes. Raises MissingExtra for zstd without its package."""
     if name.endswith(".gz"):
-        return cast(IO[bytes], gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0))
+        return cast(IO[bytes], _Gzipping(file))
     if name.endswith(".zst"):
         return cast(IO[bytes], zstandard(name).ZstdCompressor().stream_writer(file, closefd=False))
     return file
@@ -116,6 +116,31 @@ def zstandard(what: str) -> ModuleType:
     except ImportError as error:
         raise MissingExtra(f"{what} is compressed with zstd: {how_to_install('formats')}") from error
     return module
+
+
+class _Gzipping:
+    """One that is given up without being closed writes nothing; gzip's own does when it is collected, or complains."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._compress = zlib.compressobj(9, wbits=16 + zlib.MAX_WBITS)  # gzip's head and sum, without name or time
+        self.closed = False
+
+    def __enter__(self) -> _Gzipping:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def write(self, data: bytes) -> int:
+        if ready := self._compress.compress(data):
+            self._file.write(ready)
+        return len(data)
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self._file.write(self._compress.flush())
 
 
 class _Gzip(gzip.GzipFile):

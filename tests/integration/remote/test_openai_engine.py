@@ -49,7 +49,7 @@ def context_of(engine: OpenAIEngine, *, repair: Saar | None = None, limits: Roll
     style = "retcon.engine.openai.messages:" + ("FENCED" if manner == "fence" else "NATIVE")
     chat = Chat(TOKENIZER, style=style, framing=Fenced("Use Python.") if manner == "fence" else None)
     tool = ScriptedTool(answer, spec=python_spec(keeps_state=False))
-    sampling = SamplingParams(temperature=0.5, max_tokens=4000)
+    sampling = SamplingParams(temperature=0.5, max_tokens=max(4000, limits.max_tokens // 2))
     return RolloutContext(engine, chat, {"python": tool}, limits, sampling, repair)
 
 
@@ -169,9 +169,9 @@ def test_calls_that_cannot_be_read_are_told_back_as_they_were_written() -> None:
 
 
 def test_a_call_in_the_text_that_is_nested_without_end_is_told_back() -> None:
-    deep = '{"name": "python", "arguments": ' + "[" * 1500 + "]" * 1500 + "}"
+    deep = '{"name": "python", "arguments": ' + "[" * 100_000 + "]" * 100_000 + "}"
     with serving(script(said(f"Hm.\n<tool_call>\n{deep}\n</tool_call>"), said("42"))) as server:
-        made = rolled(engine_of(server))
+        made = rolled(engine_of(server), limits=replace(LIMITS, max_tokens=10**6))
     assert made.stop == "answer"
     assert deep in str(server.asked[1].body["messages"])
 

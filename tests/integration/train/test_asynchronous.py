@@ -175,6 +175,7 @@ def test_as_many_are_begun_as_the_steps_to_come_can_take(last: int | None, begun
         async with GroupStream(Noting(recipe), Ones().train(0), last=last) as stream:  # type: ignore[arg-type]
             for step in range(1, len(begun) + 1):
                 await stream.take(2, step=step)
+                await asyncio.sleep(0)  # what was begun starts
                 found.append(len(names))
         return found
 

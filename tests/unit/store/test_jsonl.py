@@ -69,7 +69,7 @@ def test_a_broken_line_is_named_and_can_be_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     write(path, [ONE, TWO])
     first, second = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(first + b"\n{oops\n" + b'{"id": 1}\n' + b"[" * 3000 + b"\n" + second)
+    path.write_bytes(first + b"\n{oops\n" + b'{"id": 1}\n' + b"[" * 100_000 + b"\n" + second)
     reading = read(path)
     assert next(reading) == ONE
     with pytest.raises(RecordError, match=r"t\.jsonl, line 3: not JSON"):

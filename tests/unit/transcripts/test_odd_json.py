@@ -86,7 +86,7 @@ def test_an_output_may_be_an_object(name: str) -> None:
 
 
 def test_a_record_that_is_nested_too_deeply_is_refused_by_name(tmp_path: Path) -> None:
-    record = json.dumps({"deep": 0, **messages(REPAIRED)}).replace("0", "[" * 900 + "]" * 900, 1)
+    record = json.dumps({"deep": 0, **messages(REPAIRED)}).replace("0", "[" * DEEP + "]" * DEEP, 1)
     with pytest.raises(RecordError, match=r"in.jsonl, line 1: nested too deeply"):
         purified(record)
     deep = "[" * DEEP + "]" * DEEP
