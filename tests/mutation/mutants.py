@@ -96,7 +96,7 @@ def main() -> int:
     )
     parser.add_argument("--sample", type=int, help="so many of them, drawn by --seed")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--seconds", type=float, default=600.0, help="of tests for each fault, the quickest first")
+    parser.add_argument("--seconds", type=float, default=600.0, help="of tests for each fault")
     parser.add_argument("--children", type=int, default=max(1, len(os.sched_getaffinity(0)) // 2))
     options = parser.parse_args()
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["mutmut"]

@@ -1,7 +1,7 @@
 """A pytest plugin: instead of one run of all tests, many forked children that run a few of them each.
 
 First it learns, file by file, which tests pass, how long each takes and which functions it reaches; then it tries
-faults, one a child, with the quickest tests that reach the fault's function. A child need not import or collect
+faults, one a child, with tests that reach the fault's function (`chosen_of`). A child need not import or collect
 anything again. What to try stands in plan.json, what was found in reached.json and ends.json (see mutants.py).
 """
 
@@ -20,7 +20,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -154,11 +153,24 @@ def suffer(session: pytest.Session, items: Sequence[pytest.Item], fault: str) ->
     return int(not all(passed for _, passed, _ in run(session, items)))
 
 
-def quickest(tests: Iterable[tuple[float, str, str]], seconds: float) -> list[tuple[float, str, str]]:
-    """The tests that take the fewest seconds, so many seconds of them; one at least."""
-    ordered = sorted(tests)
-    sums = accumulate(test[0] for test in ordered)
-    return [test for n, (test, total) in enumerate(zip(ordered, sums, strict=True)) if n == 0 or total <= seconds]
+class Reaching(NamedTuple):
+    """A test that reaches a function, and how many others of those that are mutated. digest: of its file."""
+
+    name: str
+    seconds: float
+    functions: int
+    digest: str
+
+
+def chosen_of(tests: Sequence[Reaching], seconds: float) -> list[Reaching]:
+    """So many seconds of them, the quickest at least: first those that are quick and reach few functions, which are
+    likely to look at what this one gives; a whole run only passes through."""
+    chosen, left = [], seconds
+    for test in sorted(tests, key=lambda test: (test.seconds * test.functions, test.name)):
+        if test.seconds <= left:
+            chosen.append(test)
+            left -= test.seconds
+    return chosen or sorted(tests, key=lambda test: (test.seconds, test.name))[:1]
 
 
 def try_all(session: pytest.Session, plan: dict[str, Any], reached: dict[str, dict[str, Any]]) -> None:
@@ -168,19 +180,20 @@ def try_all(session: pytest.Session, plan: dict[str, Any], reached: dict[str, di
     for found in reached.values():
         for name, test in found["tests"].items():
             for function in test["reaches"] if test["passed"] else ():
-                tests[function].append((test["seconds"], name, found["digest"]))
+                reaching = Reaching(name, test["seconds"], len(test["reaches"]), found["digest"])
+                tests[function].append(reaching)
     ends = read(ENDS)
     jobs, ending = [], {}
     for fault, function in plan["faults"].items():
-        chosen = quickest(tests[fault.partition("__mutmut_")[0]], plan["seconds"])
-        against = hashlib.sha256(repr(sorted(test[1:] for test in chosen)).encode()).hexdigest()
+        chosen = chosen_of(tests[fault.partition("__mutmut_")[0]], plan["seconds"])
+        against = hashlib.sha256(repr(sorted((test.name, test.digest) for test in chosen)).encode()).hexdigest()
         known = ends.get(fault)
         if known and known["function"] == function and (known["end"] == NOTICED or known["against"] == against):
             continue
         ending[fault] = {"function": function, "against": against, "end": UNREACHED}
         if chosen:
-            work = partial(suffer, session, [items[name] for _, name, _ in chosen], fault)
-            jobs.append(Job(fault, work, 20 + 5 * sum(test[0] for test in chosen)))
+            work = partial(suffer, session, [items[test.name] for test in chosen], fault)
+            jobs.append(Job(fault, work, 20 + 5 * sum(test.seconds for test in chosen)))
         else:
             ends[fault] = ending[fault]
     try:
