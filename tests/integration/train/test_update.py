@@ -81,6 +81,21 @@ def test_micro_batches_equal_one_batch(model, algorithm):
     assert metrics | {"padding": 0} == pytest.approx(of_parts | {"padding": 0}, rel=1e-4)
 
 
+@pytest.mark.parametrize("algorithm", [Dapo, Grpo])
+def test_what_is_added_to_the_loss_is_that_of_all_micro_batches(model, algorithm):
+    torch.manual_seed(1)
+    other = Qwen3ForCausalLM(model.config).eval()
+    samples = [sample(n, a, spliced=2, first=n) for n, a in ((9, 1.0), (14, -0.5), (20, 2.0))]
+    samples = reference.with_reference(other, samples, Computing())
+    config = algorithm(max_grad_norm=1e9, lr=0.1, imitate_spliced=0.5, kl=0.1, entropy_coefficient=0.1)
+    whole, metrics = moved(model, samples, config, computing=Computing(micro_batch_tokens=1000))
+    parts, of_parts = moved(model, samples, config, computing=Computing(micro_batch_tokens=20))
+    assert_moved_alike(whole, parts)
+    for figure in ("loss", "imitation", "kl_reference", "entropy"):
+        assert of_parts[figure] == pytest.approx(metrics[figure], rel=1e-4)
+        assert metrics[figure]
+
+
 def test_without_an_advantage_a_sample_only_counts_in_the_mean(model):
     alone, _ = moved(model, [sample(9, 1.0)])
     with_flat, _ = moved(model, [sample(9, 1.0), sample(12, 0.0)])
@@ -93,6 +108,10 @@ def test_the_figures_of_log_probs_are_of_what_was_computed(model):
     for figure in ("kl", "entropy_estimate"):
         assert alone[figure] > 0
         assert with_flat[figure] == pytest.approx(alone[figure], rel=1e-4)
+    batch = collate([sample(9, 1.0)], pad_id=0)
+    with torch.no_grad():
+        found = token_logprobs(model, batch.ids, batch.mask)[batch.mask]
+    assert alone["entropy_estimate"] == pytest.approx(-found.mean().item(), rel=1e-4)
 
 
 def test_a_sample_that_is_learnt_nowhere_is_no_sequence(model):
@@ -156,6 +175,10 @@ def test_what_nothing_was_computed_for_is_not_known_and_lowers_no_mean(model):
     sgd = torch.optim.SGD(model.parameters())
     told = update(model, sgd, [], asked, seed=0, step=1, reference=model)
     assert (told["kl"], told["entropy"], told["kl_reference"]) == (None, None, None)
+    for coefficient, known in ((0.0, False), (0.1, True)):
+        config = CONFIG.model_copy(update={"lr": 1e-12, "entropy_coefficient": coefficient})
+        told = update(model, sgd, [sample(9, 1.0)], config, seed=0, step=1)
+        assert (told["entropy"] is not None) == known
 
 
 def test_where_nothing_has_an_advantage_nothing_moves(model):
@@ -248,8 +271,10 @@ def test_the_learning_rate_of_a_step_is_that_of_the_schedule(model):
 def test_imitation_adds_the_share_of_it_that_the_recipe_says(model):
     samples = [sample(9, 1.0, spliced=2)]
     configs = [CONFIG.model_copy(update={"imitate_spliced": share}) for share in (0.5, 1.0)]
-    half, whole = (moved(model, samples, config)[1]["imitation"] for config in configs)
+    of_half, of_whole = (moved(model, samples, config)[1] for config in configs)
+    half, whole = of_half["imitation"], of_whole["imitation"]
     assert half == pytest.approx(whole / 2)
+    assert of_whole["loss"] - of_half["loss"] == pytest.approx(half), "it is added"
     assert half > 0, "it is a cross-entropy"
     for config, told in ((CONFIG, None), (configs[0], pytest.approx(half))):
         trained, stale = copy.deepcopy(model), config.model_copy(update={"max_staleness": 1})
@@ -317,6 +342,17 @@ def test_spliced_ids_of_a_group_are_weighed_where_the_recipe_says_so():
     assert [s.weights for s in to_samples(group, [1.0, -1.0], config)] == [(None, 1.5), (None, None)]
     config = config.model_copy(update={"splice_weight_cap": 9.0})
     assert to_samples(group, [1.0, -1.0], config)[0].weights[1] == pytest.approx(math.e)
+
+
+@pytest.mark.parametrize(("reward", "count"), [(1.0, 2), (0.0, 0), (-1.0, 0), (None, 0)])
+def test_tries_are_compared_in_rollouts_that_are_right(reward, count):
+    call = ToolCall("0", "python", {"code": "x"}, char=0, start=0)
+    failure = Turn((Segment("sampled", "c", (3,), (-2.0,)),), (call,), stop="call")
+    turn = Turn(
+        (Segment("sampled", "d", (4,), (-1.0,)),), (call,), abandoned=(failure,), repair=RepairRecord("resampled", 1)
+    )
+    config = CONFIG.model_copy(update={"contrast": 1.0})
+    assert len(to_samples([replace(trajectory(reward), turns=(turn,))], [1.0], config)) == 1 + count
 
 
 @pytest.mark.parametrize(
