@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -58,7 +59,7 @@ def server_of(folder: Path, first: str) -> Server:
 
 
 def engine_of(own: Server) -> VLLMEngine:
-    return VLLMEngine(VLLMSettings(), TOKENIZER, max_len=64, model=lambda: None, own=own)  # type: ignore[arg-type,return-value]
+    return VLLMEngine(VLLMSettings(), TOKENIZER, max_len=64, model=lambda: cast(Any, None), own=own)
 
 
 def ended(pid: int) -> bool:
