@@ -238,6 +238,21 @@ def test_candidates_are_counted_by_why_they_are_not_kept() -> None:
     assert made.rejected == Counter({OTHER: 2, FAILED: 2, LOST: 2, TOO_LONG: 2, "no annotated step": 2})
 
 
+def test_a_lesson_begins_with_its_words_and_takes_each_failure_back() -> None:
+    steps = read_steps("It is 5*6 = <<5*6=30>>30.", "5 times 6?", "30")
+    style = Style("before", "So {answer}: {answer}.", "any", 0.0)
+    candidate = Candidate(Task("t", "5 times 6?", "30"), steps, style, ("pint(", "prin("))
+    code, rng = "x1 = 5 * 6\nprint(x1)", random.Random(0)
+    again = "That failed. I correct it."
+    printed = ["Error", "None", "30.0"]
+    assert [candidate.lesson(printed[:n], rng) for n in range(4)] == [
+        ("It is x1.", "pint("), (again, "prin("), (again, code), ("So 30: 30.", None)
+    ]  # fmt: skip
+    assert [replace(candidate, failing=()).lesson(printed[2:][:n], rng) for n in range(2)] == [
+        ("It is x1.", code), ("So 30: 30.", None)
+    ]  # fmt: skip
+
+
 def test_each_way_to_go_wrong_is_tried_once_and_two_together_are_next_to_each_other() -> None:
     row = annotated(1)[0]
     steps = read_steps(row["answer"], row["question"], "69")
