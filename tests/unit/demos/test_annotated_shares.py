@@ -83,11 +83,9 @@ def test_where_no_share_is_wanted_none_fails() -> None:
     assert made(5, "any", 1.0, chunk=5) == [0] * 5
 
 
-def test_where_one_cannot_fail_as_it_should_another_one_does() -> None:
+@pytest.mark.parametrize(("strict", "failing"), [((), [1, 3, 6, 8]), ((3, 4), [0, 1, 6, 8]), ((0, 2, 3), [1, 4, 6, 8])])
+def test_where_one_cannot_fail_as_it_should_another_one_does(strict: tuple[int, ...], failing: list[int]) -> None:
     """As the grader takes none of its repairs: the first of those that were not to fail, or the next one of them."""
-    plain = made(10, 0.4, 1.0, chunk=10)
-    assert [n for n, failures in enumerate(plain) if failures] == [1, 3, 6, 8]
-    assert [n for n, failures in enumerate(made(10, 0.4, 1.0, chunk=10, strict=(3, 4))) if failures] == [0, 1, 6, 8]
-    found = made(10, 0.4, 1.0, chunk=10, strict=(0, 2, 3))
-    assert [n for n, failures in enumerate(found) if failures] == [1, 4, 6, 8]
+    found = made(10, 0.4, 1.0, chunk=10, strict=strict)
+    assert [n for n, failures in enumerate(found) if failures] == failing
     assert set(found) == {0, 2}
