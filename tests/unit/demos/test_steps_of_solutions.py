@@ -133,6 +133,14 @@ def test_a_sentence_names_results_by_their_variables_and_the_questions_numbers_a
     assert words(shops, "4 sacks at 9 in 36 shops?")[1] == "In 36 shops he gets x2."
 
 
+def test_a_comma_after_a_number_is_the_sentences() -> None:
+    two = "There are 5 x 8 = 40, of which 40 - 6 = <<40-6=34>>34, more or less, are free."
+    assert expressions(two, "5 rows of 8, 6 of them taken?") == ["5 * 8", "x1 - 6"]
+    assert words(two, "5 rows of 8, 6 of them taken?")[0] == "There are x1, of which x2, more or less, are free."
+    named = "The sacks cost 4*9 = <<4*9=36>>36.\nOf the 36, a third is 36/3 = <<36/3=12>>12."
+    assert words(named, "4 at 9?")[1] == "Of the x1, a third is x2."
+
+
 def test_a_sentence_keeps_the_money_that_no_step_has() -> None:
     sentence = "Of the $60 and another $7.50 he has 60-12 = <<60-12=48>>48 left."
     assert words(sentence, "$60, of which 12 are spent?") == ["Of the $60 and another $7.50 he has x1 left."]
