@@ -34,7 +34,7 @@ from retcon.train.demos.remote import RemoteTeacher, words_and_block
 from retcon.train.demos.rolling import TOO_LONG, WRONG, Roller, open_roller, rejections, tried
 from retcon.train.demos.solutions import read_steps
 from retcon.train.demos.types import LOST, DemoSetup
-from teaching import annotated
+from teaching import annotated, teacher_at
 
 TOKENIZER = ByteTokenizer()
 CHAT = Chat(TOKENIZER)
@@ -273,6 +273,16 @@ def test_each_way_to_go_wrong_is_tried_once_and_two_together_are_next_to_each_ot
     assert ways(1, 0) != ways(1, 0, replace(candidate, task=replace(candidate.task, id="u")))
 
 
+def test_a_server_is_asked_for_a_word_before_any_task_is_drawn() -> None:
+    tasks = Set()
+    with teacher_at(lambda messages: "Yes.") as server:
+        given = (f"demos.url={server.url}", "demos.model=big", "demos.tries=3")
+        source = opened_source(setup_of(tasks, "demos.kind=openai", *given))
+    assert (source.tries, source.roller.context.model, tasks.seeds) == (3, "big", [])
+    ((_, body),) = server.asked
+    assert body == {"model": "big", "messages": [{"role": "user", "content": "Say yes."}], "max_tokens": 16}
+
+
 class Speaking:
     """In the place of a model behind a URL: says this, and notes how it was asked."""
 
@@ -319,6 +329,7 @@ def test_what_a_model_behind_a_url_wrote_ends_with_its_room_and_cannot_be_scored
         (" It is 4.\n", "It is 4.", None),
         ("First.\n\n```python\n  x = 1\n\n```\nThen.", "First.", "  x = 1"),
         ("```py\nprint(1)```", "", "print(1)"),
+        ("```python\n\nX = 1\nX\n```", "", "X = 1\nX"),
         ("```Python \nprint(1)", "", "print(1)"),
         ("One:\n```python\na\n```\ntwo:\n```python\nb\n```", "One:", "a"),
         ("So:\n```python\n \n```\n", "So:\n```python\n \n```", None),
