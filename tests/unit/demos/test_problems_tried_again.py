@@ -140,7 +140,7 @@ Roles = Sequence[tuple[str, str]]
 def test_another_models_words_stand_in_the_template_of_the_model_that_will_learn(
     learner: str | None, told: Roles
 ) -> None:
-    """A task's own system prompt comes before the learner's."""
+    """A task's own system prompt comes before the learner's, and a turn ends once."""
     into = Chat(TOKENIZER, system=learner)
     spoken = (("user", "Hi."), ("assistant", "Hello."))
     tasks = [Task("a", "Go.", ""), Task("b", "Go on.", "", system="Think.", before=spoken)]
@@ -149,8 +149,9 @@ def test_another_models_words_stand_in_the_template_of_the_model_that_will_learn
     engine = ScriptedEngine(TOKENIZER, ["It is right."])
     made = asyncio.run(EngineSource(Drawn(iter(tasks)), teacher, engine, into, 1, {}).make(0, 2, 0))
     prompts: list[Roles] = [[*told, ("user", "Go.")], [("system", "Think."), *spoken, ("user", "Go on.")]]
-    assert [one.text.partition("It is right.")[0] for one in made.kept] == [
-        "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in prompt) + "<|im_start|>assistant\n"
+    assert [one.text for one in made.kept] == [
+        "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in prompt)
+        + "<|im_start|>assistant\nIt is right.<|im_end|>"
         for prompt in prompts
     ]
     for one in made.kept:
