@@ -70,8 +70,12 @@ def test_parts_keep_to_the_budget_and_give_what_a_plain_forward_does(
     assert shapes == [([12], 12, 12), ([10, 9], 19, 20), ([7], 7, 7)]
 
 
-@pytest.mark.parametrize(("share", "parts_of"), [(True, [60]), (False, [60, 60])])
-def test_what_is_shared_leaves_room_for_more_samples(share: bool, parts_of: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("make", "share", "parts_of"), [(qwen, True, [60]), (qwen, False, [60, 60]), (stablelm, True, [60, 60])]
+)
+def test_what_is_shared_leaves_room_for_more_samples(
+    make: Callable[[], PreTrainedModel], share: bool, parts_of: list[int]
+) -> None:
     """A prompt of 20 ids, and four times 10 after it."""
     start = sample(1, 20, 0)
     samples = [
@@ -79,7 +83,7 @@ def test_what_is_shared_leaves_room_for_more_samples(share: bool, parts_of: list
         for own in (sample(n, 0, 10) for n in (2, 3, 4, 5))
     ]
     computing = Computing(micro_batch_tokens=60, share_prompts=share)
-    with torch.no_grad(), forwards(qwen(), samples, computing) as parts:
+    with torch.no_grad(), forwards(make(), samples, computing) as parts:
         assert [part.ids for part in parts] == parts_of
 
 
