@@ -108,6 +108,7 @@ def test_the_alarm_is_told_once_and_stays_in_the_metrics() -> None:
     assert str(told[0].message).startswith(f"step {alarms.index(1) + 1}: ")
     assert sum(alarms) > WINDOW
     assert alarms == sorted(alarms)
+    assert found["first_try_drift"] == pytest.approx(0.4)
 
 
 def test_a_run_that_goes_on_reckons_with_what_earlier_sessions_saw() -> None:
@@ -132,7 +133,8 @@ def test_a_run_whose_groups_teach_nothing_says_so_when_that_begins(passed: float
     first, again = told  # .6 among ten is .96; then one of ten that teaches is .9
     assert first.startswith(f"step {WINDOW}: in 96% of the groups of the last {WINDOW} steps")
     assert again.startswith(f"step {4 * WINDOW + 1}: in 100%")
-    assert ("A cold start may have to come first: docs/data/demonstrations.md" in first) == hint
+    advice = " A cold start may have to come first: docs/data/demonstrations.md." if hint else ""
+    assert first.endswith(f"trains on those (docs/training/selection.md).{advice}")
     assert f"({passed:.1%} of them pass)" in first
 
 
@@ -142,7 +144,7 @@ def test_other_tasks_and_groups_of_one_are_no_idling() -> None:
         course = Course(Dapo(), [{"same_reward": 1.0}] * (WINDOW - 1))
         course.data_since(5)
         course.tell_idling({"same_reward": 1.0})
-        alone = Course(Dapo(), [{"same_reward": None}] * WINDOW)
+        alone = Course(Dapo(), [{"same_reward": None}] * (WINDOW - 1))
         alone.tell_idling({"same_reward": None})
 
 
