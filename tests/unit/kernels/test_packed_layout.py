@@ -31,7 +31,7 @@ def packed(samples: list[Sample], *, share: bool = True, dtype: torch.dtype = to
 
 def plain(part: object) -> dict[str, object]:
     """The numbers of a bucket or a prefix, without its mask."""
-    values = {field.name: getattr(part, field.name) for field in fields(part)}  # type: ignore[arg-type]
+    values = {field.name: getattr(part, field.name) for field in fields(part)}
     values = {name: v.tolist() if isinstance(v, torch.Tensor) else v for name, v in values.items() if name != "mask"}
     return values | ({"prefix": plain(values["prefix"])} if values.get("prefix") is not None else {})
 

@@ -13,10 +13,20 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from retcon.train.kernels.linear import AVAILABLE, product, quick_linears
+from retcon.train.kernels import linear
+from retcon.train.kernels.linear import product, quick_linears
 from retcon.train.kernels.norms import quick_norms
 
 pytestmark = pytest.mark.torch
+
+
+AVAILABLE = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+@pytest.fixture(autouse=True)
+def onednn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is oneDNN it is used, whether or not it is the quicker one on this CPU."""
+    monkeypatch.setattr(linear, "AVAILABLE", AVAILABLE)
 
 
 class Products(TorchDispatchMode):
@@ -70,7 +80,7 @@ def test_a_quick_layer_has_the_gradients_that_are_wanted(wanted: str, bias: bool
         found.append(layer(x))
         found.append(torch.autograd.grad((found[0] * weights).sum(), asked))
 
-    with quick_linears(nn.Sequential(layer)):  # type: ignore[arg-type]
+    with quick_linears(nn.Sequential(layer)):
         count = by_onednn(compute)
     torch.testing.assert_close(found, [plain, gradients])
     assert count == AVAILABLE * (1 + ("x" in wanted) + ("w" in wanted)), "nothing is computed that nobody wants"
@@ -84,9 +94,9 @@ def test_layers_of_their_own_kind_and_others_in_bfloat16_are_left_alone() -> Non
 
     layers, x = nn.Sequential(Doubled(8, 8), nn.Linear(8, 4)), drawn(2, 3, 8)
     plain = layers(x)
-    with quick_linears(layers):  # type: ignore[arg-type]
+    with quick_linears(layers):
         torch.testing.assert_close(layers(x), plain)
-        with quick_linears(layers):  # type: ignore[arg-type]
+        with quick_linears(layers):
             torch.testing.assert_close(layers(x), plain)
         assert by_onednn(lambda: layers(x)) == AVAILABLE
         with torch.autocast("cpu", torch.bfloat16):
@@ -117,7 +127,7 @@ def test_a_quick_norm_and_its_gradients_are_those_of_the_formula(
     asked = [x] if frozen else [x, norm.weight]
     plain = norm(x)
     gradients = torch.autograd.grad((plain * weights).sum(), asked)
-    with quick_norms(nn.Sequential(norm)):  # type: ignore[arg-type]
+    with quick_norms(nn.Sequential(norm)):
         found = norm(x)
     assert type(found.grad_fn).__name__ == "_RMSNormBackward"
     torch.testing.assert_close(found, plain, **as_usual(dtype))
@@ -127,7 +137,7 @@ def test_a_quick_norm_and_its_gradients_are_those_of_the_formula(
 def test_a_quick_norm_of_bfloat16_is_computed_in_float32() -> None:
     norm, x = RMSNorm(8), drawn(2, 3, 8).to(torch.bfloat16).requires_grad_()
     plain = norm(x)
-    with quick_norms(nn.Sequential(norm)):  # type: ignore[arg-type]
+    with quick_norms(nn.Sequential(norm)):
         found = norm(x)
     torch.testing.assert_close(found, plain)
     gradients = [torch.autograd.grad(y.square().sum(), x)[0] for y in (found, plain)]
@@ -163,10 +173,10 @@ class OwnRMSNorm(nn.RMSNorm):
 def test_only_norms_that_are_known_by_name_parts_and_formula_are_computed_here() -> None:
     norms = nn.ModuleList([RMSNorm(8), SampleRMSNorm(8), BiasedRMSNorm(8), Scaled(8), OwnRMSNorm(8), RMSNorm(8)])
     held = RMSNorm(8)
-    held.forward = own = lambda x: 3 * x  # type: ignore[method-assign]
+    held.forward = own = lambda x: 3 * x
     model = nn.ModuleList([norms, held])
     x = drawn(2, 8)
-    with quick_norms(model), quick_norms(model):  # type: ignore[arg-type]
+    with quick_norms(model), quick_norms(model):
         assert ["forward" in vars(norm) for norm in norms] == [True, False, False, False, False, True]
         assert held.forward is own
         torch.testing.assert_close(held(x), 3 * x)

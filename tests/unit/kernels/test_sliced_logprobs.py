@@ -168,7 +168,7 @@ def test_what_is_learnt_twice_has_its_log_prob_in_both_places(
     ids, mask = (torch.tensor([getattr(s, name) for s in samples]) for name in ("ids", "mask"))
     with torch.no_grad():
         given = {"ids": ids, "mask": mask.bool(), "chunk": chunk, "temperature": temperature}
-        found = gather_logprobs(model, hidden, packing.source, repeats=packing.repeats, **given)  # type: ignore[arg-type]
+        found = gather_logprobs(model, hidden, packing.source, repeats=packing.repeats, **given)
         rows = model.lm_head(hidden[packing.source]) / temperature
     torch.testing.assert_close(found[:, 2:].reshape(-1), plainly(rows, ids[:, 2:].reshape(-1)))
     assert not found[:, :2].any()
