@@ -29,6 +29,7 @@ def epochs(draw: Callable[[int], Iterator[Task]], *, apart: int) -> Iterator[Tas
         if not any_came:
             different = len({t.id for t in put_off})
             raise RecipeError(
-                f"the task set ends after {different} different tasks, and a step can draw {apart}: give it more "
-                "tasks, or lower rl.prompts (with select.dynamic also select.max_extra)"
+                f"the task set ends after {different} different tasks, and a step can draw {apart}: give it "
+                "more tasks (those held out for evaluation are none of them), or lower rl.prompts (with select.dynamic "
+                "also select.max_extra)"
             )
