@@ -164,9 +164,10 @@ def test_why_none_is_kept_is_told_reason_by_reason(monkeypatch: pytest.MonkeyPat
 
 def test_a_file_that_was_begun_is_gone_on_with_for_the_same_chat_and_data_alone(tmp_path: Path) -> None:
     """Else its ids would be of two templates, or its trajectories of two files."""
-    recipe = load_recipe(None, [f"demos.kind={__name__}:Playing", "sft.demonstrations=4"])
 
-    def write(style: str, data: str, *tools: ToolSpec, stop: bool = False) -> Summary:
+    def write(style: str, data: str, *tools: ToolSpec, changed: str = "rl.lr=1e-5", stop: bool = False) -> Summary:
+        recipe = load_recipe(None, [f"demos.kind={__name__}:Playing", "sft.demonstrations=4", changed])
+
         def told(done: int, wanted: int) -> None:
             if stop:
                 raise KeyboardInterrupt
@@ -186,7 +187,9 @@ def test_a_file_that_was_begun_is_gone_on_with_for_the_same_chat_and_data_alone(
             write(style, "1", *tools)
     with pytest.raises(CheckpointError, match=r"inputs\.file was '1', is '2'"):
         write("qwen", "2")
-    assert write("qwen", "1") == Summary(4, 0, {}, 0)
+    with pytest.raises(CheckpointError, match=r"rollout\.max_turns was"):
+        write("qwen", "1", changed="rollout.max_turns=7")
+    assert write("qwen", "1", changed="rl.lr=2e-5") == Summary(4, 0, {}, 0), "which demonstrations do not depend on"
 
 
 def test_what_became_of_candidates_is_told_and_read_again(tmp_path: Path) -> None:

@@ -156,3 +156,15 @@ def test_another_models_words_stand_in_the_template_of_the_model_that_will_learn
     ]
     for one in made.kept:
         assert TOKENIZER.decode([i for segment in one.segments for i in segment.ids or ()]) == one.text
+
+
+def test_what_another_models_program_printed_is_told_in_the_learners_template() -> None:
+    teacher = rolling()
+    teacher = replace(teacher, context=replace(teacher.context, chat=Chat(TOKENIZER, system="Teach.")))
+    engine = ScriptedEngine(TOKENIZER, ["First.\n```python\nprint(5)\n```", "It is right."])
+    drawn = Drawn(iter([Task("a", "Go.", "")]))
+    (one,) = asyncio.run(EngineSource(drawn, teacher, engine, Chat(TOKENIZER), 1, {}).make(0, 1, 0)).kept
+    assert one.text == (
+        "<|im_start|>user\nGo.<|im_end|>\n<|im_start|>assistant\nFirst.\n```python\nprint(5)\n```<|im_end|>\n"
+        "<|im_start|>tool\n5<|im_end|>\n<|im_start|>assistant\nIt is right.<|im_end|>"
+    )
