@@ -213,13 +213,10 @@ ESTIMATED = ("tokenizer", "activations", "logits", "entropies", "KV blocks", "lo
 (`tests/integration/train/test_memory.py`), or that make do with less."""
 
 
-def refuse_unfit(needs: Needs, out: Path, of: object = "this") -> None:
-    """Raises RecipeError where the memory of the device, or the disk of `out`, which need not exist yet, cannot hold
-    what is needed: names the largest part, and which key makes it smaller. of: what takes it, such as a stage. What is
-    an estimate (ESTIMATED, rollouts on disk) refuses nothing: where it alone makes the difference, there is a
-    ComputeWarning. A run that is finished needs nothing; one that goes on has most of its disk already."""
-    if (out / "final").is_dir():
-        return
+def refuse_overfull(needs: Needs, of: object = "this") -> None:
+    """Raises RecipeError where the memory of the device cannot hold what is needed: names the largest part, and which
+    key makes it smaller. of: what takes it, such as a stage. What is an estimate (ESTIMATED) refuses nothing: where it
+    alone makes the difference, there is a ComputeWarning."""
     free = free_on(needs.device)
     if free is not None and needs.peak > free:
         largest = max((p for p in needs.memory if p.phase in ("always", needs.peak_phase)), key=lambda part: part.bytes)
@@ -230,7 +227,15 @@ def refuse_unfit(needs: Needs, out: Path, of: object = "this") -> None:
         )
         if needs.peak - sum(p.bytes for p in needs.memory if p.name in ESTIMATED) > free:
             raise RecipeError(said)
-        warnings.warn(said, ComputeWarning, stacklevel=2)
+        warnings.warn(said, ComputeWarning, stacklevel=3)
+
+
+def refuse_unfit(needs: Needs, out: Path, of: object = "this") -> None:
+    """As `refuse_overfull`; and the same of the disk of `out`, which need not exist yet, where rollouts are the
+    estimate. A run that is finished needs nothing; one that goes on has most of its disk already."""
+    if (out / "final").is_dir():
+        return
+    refuse_overfull(needs, of)
     there = next(p for p in (out, *out.absolute().parents) if p.exists())
     room = shutil.disk_usage(there).free
     if (out / "run.json").is_file():

@@ -19,7 +19,7 @@ from retcon.config.stages import Stage
 from retcon.core.errors import RecipeError
 from retcon.core.texts import counted
 from retcon.core.types import Sample
-from retcon.evaluate.runner import held_by, settings_of
+from retcon.evaluate.runner import held_by, is_whole, settings_of
 from retcon.models.loading import load_config
 from retcon.models.placing import model_folder, place_training
 from retcon.planning.needs import Needs, free_on, gib, needs_of, refuse_unfit, table
@@ -119,12 +119,15 @@ def plan_dpo(recipe: Recipe, pairs: Path, folder: Path, out: Path) -> None:
 
 
 def plan_evaluation(recipe: Recipe, folder: Path, out: Path) -> None:
-    """Prints the plan of `retcon eval`. Raises what the evaluation itself would before it starts."""
+    """Prints the plan of `retcon eval`, or that it is over. Raises what the evaluation itself would before it
+    starts."""
     recipe.task.refuse_rollouts(as_evaluated(recipe))
     tasks = build_tasks(recipe, folder)
     recipe, derived = settle(recipe, folder, tasks)
     problems = problems_of(recipe, tasks)
-    held_by(recipe, folder, out, problems, tasks)
+    if is_whole(held_by(recipe, folder, out, problems, tasks), recipe, out):
+        plain_console().print(f"result: {out / 'result.json'}, which is whole: nothing is left to measure")
+        return
     refuse_long(problems, build_engine_chat(recipe, folder, tasks), recipe.rollout.max_tokens, "problems")
     recipe = recipe.model_copy(
         update={"evaluate": recipe.evaluate.model_copy(update={"problems": max(1, len(problems))})}
