@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,20 +18,23 @@ from retcon.cli.common.reading import READS
 from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
 from retcon.config.stages import stages_of
-from retcon.core.errors import CheckpointError
+from retcon.core.errors import CheckpointError, RetconError
 from retcon.evaluate.result import read_result
 from retcon.evaluate.runner import settings_of
 from retcon.runs.manifest import RunKind
 from retcon.train.stages.settling import refuse_rollouts, refuse_unlearnable
 
 EVALUATION = "eval"
+OF_A_SEED = ("run.seed=", "track.name=")
+"""How overrides begin in which the runs of an arm differ."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
     """A job, the recipe that it runs under, the file or folder that is there once it has finished, and the overrides
     that made its recipe. trains: as what kind of run, None for what is no training. start: the model that it trains,
-    which need not be there yet: it is then of the recipe's configuration."""
+    which need not be there yet: it is then of the recipe's configuration. given: the recipe of a training, as it was
+    named."""
 
     job: Job
     recipe: Recipe
@@ -35,6 +42,7 @@ class Target:
     overrides: tuple[str, ...]
     trains: RunKind | None = None
     start: str = ""
+    given: str = ""
 
     @property
     def finished(self) -> bool:
@@ -94,7 +102,7 @@ def training(
     refuse_unlearnable(settings)
     words = ("train", recipe, *of_sections(overrides, READS["train"]), "--from", start, "--out", str(folder))
     job = Job(name, words, _log(out, folder), threads=settings.run.threads, needs=tuple(needs), late=late)
-    return Target(job, settings, folder / "final", tuple(overrides), "rl", start)
+    return Target(job, settings, folder / "final", tuple(overrides), "rl", start, recipe)
 
 
 def evaluation(
@@ -120,13 +128,44 @@ def evaluation(
     return Target(job, settings, target / "result.json", tuple(overrides))
 
 
+class NotReady(RetconError):
+    """Trainings that could not begin: names their recipes, and what is in the way of each."""
+
+
+def refuse_unready(targets: Iterable[Target]) -> None:
+    """Raises NotReady for what a training would be refused for when its turn comes, which may be hours after its cold
+    start began. Of runs that differ in their seed alone one is looked at, of those that have begun none; in a process
+    of its own, so that no memory is kept, nor a GPU's."""
+    asked: dict[tuple[str, ...], tuple[object, ...]] = {}
+    for target in targets:
+        run = target.makes.parent
+        if target.trains != "rl" or (run / "run.json").exists() or (folder := _found(target)) is None:
+            continue
+        arm = (target.given, *(one for one in target.overrides if not one.startswith(OF_A_SEED)))
+        itself = _located(target.start) is not None
+        asked.setdefault(arm, (target.given, target.overrides, str(folder), itself, str(run)))
+    if not asked:
+        return
+    words = [sys.executable, "-m", "retcon.train.stages.ready"]
+    environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
+    given = json.dumps(list(asked.values()))
+    done = subprocess.run(words, input=given, capture_output=True, text=True, env=environment, check=False)
+    if done.returncode:
+        raise NotReady(f"looking at what is to be trained ended with {done.returncode}: {done.stderr.strip()[-500:]}")
+    if told := json.loads(done.stdout.splitlines()[-1]):
+        raise NotReady("; ".join(f"{recipe}: {why}" for recipe, why in told))
+
+
 def _found(target: Target) -> Path | None:
     """Of the model that is trained, or of one like it; None where neither is there, as its job will say."""
+    return _located(target.start) or _located(target.recipe.model.path)
+
+
+def _located(path: str) -> Path | None:
     from retcon.models.locating import BASE, SCRATCH, locate  # it needs the [train] extra
 
-    for path in (target.start, target.recipe.model.path):
-        with suppress(CheckpointError):
-            return BASE if path == SCRATCH else locate(path)
+    with suppress(CheckpointError):
+        return BASE if path == SCRATCH else locate(path)
     return None
 
 
