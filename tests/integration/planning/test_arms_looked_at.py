@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import ClassVar
@@ -16,15 +18,18 @@ pytest.importorskip("torch", reason="training needs the [train] extra")
 from rich.console import Console
 
 from retcon.cli.common.ledger import make_targets
-from retcon.cli.common.targets import refuse_unready
+from retcon.cli.common.targets import NotReady, refuse_unready, training
 from retcon.cli.compare.arms import read_arms
 from retcon.cli.compare.plan import Wish, make_plan, open_ledger
+from retcon.cli.quickstart.plan import make_plan as quickstart_plan
 from retcon.config.schema import TaskSection
-from retcon.core.errors import RetconError
+from retcon.core.errors import RecipeError, RetconError
 from retcon.models.locating import BASE
+from retcon.planning import needs as module
+from retcon.planning.needs import MIB, Needs, Part, refuse_hopeless
 from retcon.tasks.types import Task
 from retcon.train.stages.ready import unready
-from training import Ones
+from training import Ones, make_base
 
 pytestmark = pytest.mark.torch
 
@@ -42,10 +47,10 @@ def test_arms_that_do_not_fit_or_lack_their_harness_are_named_before_their_cold_
     plan = make_plan(Wish(out, 2, "rollouts", cold=str(cold), faults=0.0), read_arms(words, cold=str(cold)), keys)
     with pytest.raises(RetconError) as told:
         make_targets(plan.targets, open_ledger(plan), at_once=1, console=Console(stderr=True), out=out)
-    refused = str(told.value).split("; " + str(tmp_path))
-    assert len(refused) == 2, "one of two seeds is looked at, and what nothing is in the way of is not named"
-    assert "second.toml: compute.kv_memory_mb = 1: one rollout of" in refused[0]
-    assert "third.toml: rollout.harness" in refused[1]
+    refused = str(told.value).split(", seed ")
+    assert len(refused) == 3, "one of two seeds is looked at, and what nothing is in the way of is not named"
+    assert refused[1].startswith(f"0 ({tmp_path}/second.toml): compute.kv_memory_mb = 1: one rollout of")
+    assert refused[2].startswith(f"0 ({tmp_path}/third.toml): rollout.harness")
     assert not out.exists()
 
 
@@ -58,6 +63,92 @@ def test_runs_that_have_begun_are_not_looked_at_again(tmp_path: Path) -> None:
         targets[0].makes.parent.mkdir(parents=True)
         (targets[0].makes.parent / "run.json").write_text(json.dumps({}))
     refuse_unready(plan.targets)
+
+
+OF_ONES_OWN = """
+import os, subprocess, sys
+from dataclasses import dataclass
+from typing import ClassVar
+
+from retcon.config.schema import TaskSection
+from training import Ones
+
+
+@dataclass(frozen=True)
+class Server(Ones):
+    started: ClassVar[bool] = False
+
+    def train(self, seed):
+        if not Server.started:
+            Server.started = True
+            started = subprocess.Popen(["cat", os.environ["FIFO"]])
+            with open(os.environ["FIFO"] + ".pid", "w") as file:
+                file.write(str(started.pid))
+            print("[]", flush=True)
+        return super().train(seed)
+
+
+class Serving(TaskSection):
+    own_lengths: ClassVar[bool] = True
+
+    def build(self, count_tokens=None):
+        return Server()
+
+
+class Failing(Serving):
+    def build(self, count_tokens=None):
+        raise KeyError("a fault of its own")
+"""
+
+
+def test_what_tasks_print_start_or_fail_with_refuses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they start may outlive the look: nobody waits for it."""
+    (tmp_path / "of_ones_own.py").write_text(OF_ONES_OWN)
+    os.mkfifo(fifo := tmp_path / "fifo")
+    monkeypatch.setenv("FIFO", str(fifo))
+    monkeypatch.setenv("PYTHONPATH", f"src{os.pathsep}tests{os.pathsep}{tmp_path}")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    keys = ("rl.steps=2", "rollout.lookahead_tokens=4000", "sandbox.workers=1", "compute.device=cpu")
+    arms = {"whole": ("Serving",), "small": ("Serving", "compute.kv_memory_mb=1"), "broken": ("Failing",)}
+    targets = [
+        training(
+            tmp_path, tmp_path / name, "mini/cleaner", (f"task.kind=of_ones_own:{kind}", *keys, *own),
+            name=name, start="base", needs=(),
+        )
+        for name, (kind, *own) in arms.items()
+    ]  # fmt: skip
+    try:
+        with pytest.raises(NotReady) as told:
+            refuse_unready(targets)
+    finally:
+        os.kill(int((tmp_path / "fifo.pid").read_text()), signal.SIGKILL)  # it is still there
+    said = str(told.value)
+    assert said.startswith("small (mini/cleaner): compute.kv_memory_mb = 1: ")
+    assert said.count("mini/cleaner") == 1
+
+
+def test_memory_that_others_have_taken_may_be_free_by_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs = Needs((Part("weights", 300 * MIB, "always"),), 1, 0, 1, 1, "cpu")
+    monkeypatch.setattr(module, "available_memory", lambda: MIB)
+    refuse_hopeless(needs, tmp_path / "out")
+    monkeypatch.setattr(module, "total_memory", lambda: 200 * MIB)
+    with pytest.raises(RecipeError, match="the run takes up to 300 MiB of memory and cpu has 200 MiB: most of it is"):
+        refuse_hopeless(needs, tmp_path / "out", "the run")
+    refuse_hopeless(replace(needs, memory=(Part("logits", 300 * MIB, "always"),)), tmp_path / "out")
+    monkeypatch.setattr(module.torch.cuda, "mem_get_info", lambda device: (MIB, {"cuda:1": 400 * MIB}[str(device)]))
+    refuse_hopeless(replace(needs, device="cuda:1"), tmp_path / "out")
+    with pytest.raises(RecipeError, match="of disk"):
+        refuse_hopeless(replace(needs, device="cuda:1", disk=2**60), tmp_path / "out")
+
+
+def test_an_arm_is_looked_at_with_the_model_of_its_cold_start(tmp_path: Path) -> None:
+    """Whose path its own recipe need not name: of the quickstart, such a change goes to the cold start alone."""
+    small = make_base(tmp_path / "small")
+    keys = ("compute.kv_memory_mb=1", "rollout.lookahead_tokens=2000", "sandbox.workers=1", "compute.device=cpu")
+    assert list(unready([("saar", "quickstart/saar", keys, str(BASE), True, str(tmp_path / "run"))]))
+    overrides = [*keys, f'model.path="{small}"']
+    refuse_unready(quickstart_plan(tmp_path / "out", arms=["saar"], seeds=1, overrides=overrides).targets)
 
 
 DRAWN: list[int] = []
@@ -83,5 +174,5 @@ class Counted(TaskSection):
 def test_of_a_long_run_the_tasks_of_a_step_are_looked_at(tmp_path: Path) -> None:
     """Which takes no longer than those of a short one."""
     keys = [f"task.kind={__name__}:Counted", "rl.steps=800", "rl.prompts=12", "sandbox.workers=1", "compute.device=cpu"]
-    assert list(unready([("mini/cleaner", keys, str(BASE), True, str(tmp_path / "run"))])) == []
+    assert list(unready([("run", "mini/cleaner", keys, str(BASE), True, str(tmp_path / "run"))])) == []
     assert 12 <= len(DRAWN) < 60

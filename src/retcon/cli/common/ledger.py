@@ -81,7 +81,8 @@ def make_targets(targets: Sequence[Target], ledger: Ledger[B], *, at_once: int, 
     todo = [target.job for target in left]
     if not todo:
         return ledger.seconds
-    refuse_unready(left)
+    with console.status("checking that everything can be trained here"):  # which takes some seconds
+        refuse_unready(left)
     warn_of_rates(left)
     console.print(
         f"{len(todo)} of {len(targets)} jobs to do, {at_once} at once; everything goes to {out}", highlight=False

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,8 +33,8 @@ OF_A_SEED = ("run.seed=", "track.name=")
 class Target:
     """A job, the recipe that it runs under, the file or folder that is there once it has finished, and the overrides
     that made its recipe. trains: as what kind of run, None for what is no training. start: the model that it trains,
-    which need not be there yet: it is then of the recipe's configuration. given: the recipe of a training, as it was
-    named."""
+    which need not be there yet: it is then of the configuration that its cold start, or else the recipe, names. given:
+    the recipe of a training, as it was named."""
 
     job: Job
     recipe: Recipe
@@ -129,36 +129,44 @@ def evaluation(
 
 
 class NotReady(RetconError):
-    """Trainings that could not begin: names their recipes, and what is in the way of each."""
+    """Trainings that could not begin: names them, their recipes, and what is in the way of each."""
 
 
-def refuse_unready(targets: Iterable[Target]) -> None:
+def refuse_unready(targets: Sequence[Target]) -> None:
     """Raises NotReady for what a training would be refused for when its turn comes, which may be hours after its cold
     start began. Of runs that differ in their seed alone one is looked at, of those that have begun none; in a process
-    of its own, so that no memory is kept, nor a GPU's."""
-    asked: dict[tuple[str, ...], tuple[object, ...]] = {}
+    of its own, so that no memory is kept, nor a GPU's. Where that fails otherwise, it is left to the runs to say so."""
+    made, asked = _cold_starts(targets), dict[tuple[str, ...], tuple[object, ...]]()
     for target in targets:
         run = target.makes.parent
-        if target.trains != "rl" or (run / "run.json").exists() or (folder := _found(target)) is None:
+        if target.trains != "rl" or (run / "run.json").exists() or (folder := _found(target, made)) is None:
             continue
         arm = (target.given, *(one for one in target.overrides if not one.startswith(OF_A_SEED)))
-        itself = _located(target.start) is not None
-        asked.setdefault(arm, (target.given, target.overrides, str(folder), itself, str(run)))
+        name, itself = f"{target.job.name} ({target.given})", _located(target.start) is not None
+        asked.setdefault(arm, (name, target.given, target.overrides, str(folder), itself, str(run)))
     if not asked:
         return
-    words = [sys.executable, "-m", "retcon.train.stages.ready"]
-    environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
-    given = json.dumps(list(asked.values()))
-    done = subprocess.run(words, input=given, capture_output=True, text=True, env=environment, check=False)
-    if done.returncode:
-        raise NotReady(f"looking at what is to be trained ended with {done.returncode}: {done.stderr.strip()[-500:]}")
-    if told := json.loads(done.stdout.splitlines()[-1]):
-        raise NotReady("; ".join(f"{recipe}: {why}" for recipe, why in told))
+    done = subprocess.run(
+        [sys.executable, "-m", "retcon.train.stages.ready"],
+        input=json.dumps(list(asked.values())).encode(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
+        check=False,
+    )
+    if done.stdout:
+        raise NotReady("; ".join(f"{name}: {why}" for name, why in map(json.loads, done.stdout.splitlines())))
 
 
-def _found(target: Target) -> Path | None:
-    """Of the model that is trained, or of one like it; None where neither is there, as its job will say."""
-    return _located(target.start) or _located(target.recipe.model.path)
+def _cold_starts(targets: Iterable[Target]) -> dict[str, str]:
+    """Folder to the model that is trained into it, of which what starts from the folder is."""
+    return {str(target.makes.parent): target.recipe.model.path for target in targets if target.trains == "sft"}
+
+
+def _found(target: Target, made: Mapping[str, str]) -> Path | None:
+    """Of the model that is trained, or of one like it; None where neither is there, as its job will say. made: as of
+    `_cold_starts`."""
+    return _located(target.start) or _located(made.get(target.start, target.recipe.model.path))
 
 
 def _located(path: str) -> Path | None:
@@ -169,15 +177,15 @@ def _located(path: str) -> Path | None:
     return None
 
 
-def warn_of_rates(targets: Iterable[Target]) -> None:
+def warn_of_rates(targets: Sequence[Target]) -> None:
     """Warns once (RateWarning) of each learning rate that is far above what models of the size are trained with: what
     the jobs say of it stands in their logs."""
     from retcon.planning.rates import parameters_of, warn_of_rate
 
-    sizes: dict[Path, int] = {}
+    made, sizes = _cold_starts(targets), dict[Path, int]()
     told: set[tuple[object, ...]] = set()
     for target in targets:
-        if target.trains is None or (folder := _found(target)) is None:
+        if target.trains is None or (folder := _found(target, made)) is None:
             continue
         if folder not in sizes:
             sizes[folder] = parameters_of(folder)

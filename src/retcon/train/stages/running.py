@@ -48,7 +48,8 @@ class RunStages:
             refuse_long(problems, build_chat(recipe, folder, self.tasks), recipe.rollout.max_tokens, "problems")
         for number, (stage, tasks) in enumerate(self._each):
             if stage.recipe.task != recipe.task:
-                _refuse_shared(stage, tasks, problems)
+                most = LOOK if look is None else self._steps(stage) * stage.recipe.rl.prompts
+                _refuse_shared(stage, tasks, problems, most)
             elif is_own(tasks):
                 _refuse_own(stage, tasks, problems, self._steps(stage))
             missing = number > 0 and not self._rates_there(stage)
@@ -152,10 +153,11 @@ def _refuse_own(stage: Stage, tasks: TaskSet, problems: Sequence[Task], steps: i
         )
 
 
-def _refuse_shared(stage: Stage, tasks: TaskSet, problems: Sequence[Task]) -> None:
-    """Each task set keeps its own evaluation apart; what evaluations measure here is of the recipe's."""
+def _refuse_shared(stage: Stage, tasks: TaskSet, problems: Sequence[Task], most: int) -> None:
+    """Each task set keeps its own evaluation apart; what evaluations measure here is of the recipe's. most: tasks that
+    are looked at."""
     measured = {problem.question for problem in problems}
-    some = islice(training_prompts(tasks, stage.recipe.run.seed), LOOK)
+    some = islice(training_prompts(tasks, stage.recipe.run.seed), most)
     if shared := sum(task.question in measured for task in some):
         raise RecipeError(
             f"{stage} would train on {shared} of the problems that evaluations measure, which are those of the "
