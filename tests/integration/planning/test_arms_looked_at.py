@@ -171,8 +171,13 @@ class Counted(TaskSection):
         return Counting()
 
 
-def test_of_a_long_run_the_tasks_of_a_step_are_looked_at(tmp_path: Path) -> None:
-    """Which takes no longer than those of a short one."""
-    keys = [f"task.kind={__name__}:Counted", "rl.steps=800", "rl.prompts=12", "sandbox.workers=1", "compute.device=cpu"]
-    assert list(unready([("run", "mini/cleaner", keys, str(BASE), True, str(tmp_path / "run"))])) == []
+@pytest.mark.parametrize("staged", [False, True])
+def test_of_a_long_run_the_tasks_of_a_step_are_looked_at(staged: bool, tmp_path: Path) -> None:
+    """Which takes no longer than those of a short one; also of a stage with tasks of its own."""
+    own, recipe = f'kind = "{__name__}:Counted"', tmp_path / "recipe.toml"
+    stages = f'[[stages]]\nname = "a"\nsteps = 9\n[[stages]]\nname = "b"\n[stages.task]\n{own}\n'
+    recipe.write_text(stages if staged else f"[task]\n{own}\n")
+    keys = ["rl.steps=800", "rl.prompts=12", "sandbox.workers=1", "compute.device=cpu"]
+    DRAWN.clear()
+    assert list(unready([("run", str(recipe), keys, str(BASE), True, str(tmp_path / "run"))])) == []
     assert 12 <= len(DRAWN) < 60
