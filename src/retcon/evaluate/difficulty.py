@@ -16,6 +16,7 @@ from retcon.core.seeds import derive
 from retcon.core.types import Trajectory
 from retcon.engine.types import Generator
 from retcon.evaluate.runner import MOST_LOST, OnPlace
+from retcon.planning.rolling import refuse_unfit_rollouts
 from retcon.rollout.group import rollout_groups
 from retcon.rollout.prompts import fitting
 from retcon.serve.harness.solving import code_of
@@ -84,6 +85,7 @@ def run_difficulty(
                 on_progress(done, len(wanted))
 
         if todo:
+            refuse_unfit_rollouts(recipe, checkpoint)
             engine = build_policy(recipe, checkpoint, chat, on_place)
             asyncio.run(measure(recipe, todo, rollouts=rollouts, engine=engine, chat=chat, on_task=add, family=family))
     return [known[id] for id in wanted if id in known]

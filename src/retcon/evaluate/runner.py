@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import warnings
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -25,13 +24,14 @@ from retcon.build import (
 )
 from retcon.chat.chat import Chat
 from retcon.config.schema import Recipe
-from retcon.core.errors import CheckpointError, ComputeWarning, RecipeError, SandboxUnavailable
+from retcon.core.errors import CheckpointError, RecipeError, SandboxUnavailable
 from retcon.core.seeds import derive
 from retcon.core.together import together
 from retcon.core.types import Trajectory
 from retcon.engine.types import Generator, SamplingParams
 from retcon.evaluate.begun import Begun, BegunFile, evaluation_of, partial
 from retcon.evaluate.result import Result, Setting, read_result, score, setting_names, write_result
+from retcon.planning.rolling import refuse_unfit_rollouts
 from retcon.rollout.faults import Faults
 from retcon.rollout.group import rollout_group
 from retcon.rollout.prompts import refuse_long
@@ -102,8 +102,8 @@ def run_evaluation(
         return out / "result.json"
     chat = build_engine_chat(recipe, checkpoint, family)
     refuse_long(tasks, chat, recipe.rollout.max_tokens, "problems")
-    if recipe.engine.in_process:
-        _refuse_unfit(recipe, checkpoint, len(tasks), out)
+    section = recipe.evaluate.model_copy(update={"problems": max(1, len(tasks))})
+    refuse_unfit_rollouts(recipe.model_copy(update={"evaluate": section}), checkpoint, out)
     _make_folder(out)
     engine = build_policy(recipe, checkpoint, chat, on_place)
     count = len(tasks) * recipe.evaluate.samples
@@ -192,21 +192,6 @@ async def evaluate(
     return groups, setting
 
 
-def _refuse_unfit(recipe: Recipe, checkpoint: Path, problems: int, out: Path) -> None:
-    """Raises RecipeError where memory or disk do not hold the evaluation of so many problems (`planning.needs`)."""
-    try:
-        from retcon.models.devices import place
-        from retcon.models.loading import load_config
-        from retcon.planning.needs import needs_of, refuse_unfit
-    except ImportError:  # without torch, of which `build_policy` speaks where the engine needs it
-        return
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ComputeWarning)  # they come when the model is loaded
-        where = place(recipe, load_config(checkpoint), ("rollout_dtype",))
-    section = recipe.evaluate.model_copy(update={"problems": max(1, problems)})
-    refuse_unfit(needs_of("eval", recipe.model_copy(update={"evaluate": section}), checkpoint, where), out)
-
-
 def held_by(
     recipe: Recipe, checkpoint: Path, out: Path, tasks: Sequence[Task], family: TaskSet | None = None
 ) -> Result:
@@ -217,7 +202,7 @@ def held_by(
     sections = RELEVANT if recipe.evaluate.repair == "none" else (*RELEVANT, "repair")
     relevant = {name: section for name, section in recipe.model_dump(mode="json").items() if name in sections}
     held = read_result(out / "result.json") if (out / "result.json").exists() else None
-    over = held is not None and all(_has(out, held, name) for name in settings_of(recipe))
+    over = held is not None and is_whole(held, recipe, out)
     inputs = {**_inputs(recipe, checkpoint, tasks, family), **_harness_code(recipe, over)}
     new = Result(recipe.engine.subject(checkpoint), relevant, {}, inputs=inputs)
     if held is None:
@@ -226,6 +211,11 @@ def held_by(
     for old in filter(None, (held, *begun)):
         _refuse_other(old, new, recipe, out)
     return held or new
+
+
+def is_whole(result: Result, recipe: Recipe, out: Path) -> bool:
+    """Whether `out` holds all settings of the recipe's evaluation, and nothing of it is to be measured."""
+    return all(_has(out, result, name) for name in settings_of(recipe))
 
 
 def _refuse_begun(result: Result, recipe: Recipe, out: Path, name: str) -> None:

@@ -17,7 +17,7 @@ import torch
 from retcon.build import build_evaluation_repair, build_repair
 from retcon.config.schema import ALL_LINEAR, LoraSection, Recipe
 from retcon.core.errors import ComputeWarning, EngineError, RecipeError
-from retcon.core.memory import available_memory
+from retcon.core.memory import available_memory, total_memory
 from retcon.engine.kinds.local import LocalSection
 from retcon.engine.local.attention import shapes
 from retcon.engine.local.graphs import shared_rows
@@ -93,6 +93,11 @@ class Needs:
     def peak_phase(self) -> Phase:
         """Rollouts or updates, whichever takes more."""
         return "update" if self.of_phase("update") >= self.of_phase("rollouts") else "rollouts"
+
+    @property
+    def least(self) -> int:
+        """Bytes: `peak` without what is an estimate (ESTIMATED)."""
+        return self.peak - sum(part.bytes for part in self.memory if part.name in ESTIMATED)
 
     def of_phase(self, phase: Phase) -> int:
         """Bytes of the parts that are taken then."""
@@ -213,24 +218,45 @@ ESTIMATED = ("tokenizer", "activations", "logits", "entropies", "KV blocks", "lo
 (`tests/integration/train/test_memory.py`), or that make do with less."""
 
 
-def refuse_unfit(needs: Needs, out: Path, of: object = "this") -> None:
-    """Raises RecipeError where the memory of the device, or the disk of `out`, which need not exist yet, cannot hold
-    what is needed: names the largest part, and which key makes it smaller. of: what takes it, such as a stage. What is
-    an estimate (ESTIMATED, rollouts on disk) refuses nothing: where it alone makes the difference, there is a
-    ComputeWarning. A run that is finished needs nothing; one that goes on has most of its disk already."""
-    if (out / "final").is_dir():
-        return
+def refuse_overfull(needs: Needs, of: object = "this") -> None:
+    """Raises RecipeError where the memory of the device cannot hold what is needed: names the largest part, and which
+    key makes it smaller. of: what takes it, such as a stage. What is an estimate (ESTIMATED) refuses nothing: where it
+    alone makes the difference, there is a ComputeWarning."""
     free = free_on(needs.device)
     if free is not None and needs.peak > free:
-        largest = max((p for p in needs.memory if p.phase in ("always", needs.peak_phase)), key=lambda part: part.bytes)
-        said = (
-            f"{of} takes up to {gib(needs.peak)} of memory and {gib(free)} are free on {needs.device}: most of it is "
-            f"{largest.name} ({gib(largest.bytes)}; {largest.about}). "
-            f"{_advice(largest.name, trains=needs.disk > 0)}; --dry-run shows every part"
-        )
-        if needs.peak - sum(p.bytes for p in needs.memory if p.name in ESTIMATED) > free:
+        said = _overfull(needs, of, f"{gib(free)} are free on {needs.device}")
+        if needs.least > free:
             raise RecipeError(said)
-        warnings.warn(said, ComputeWarning, stacklevel=2)
+        warnings.warn(said, ComputeWarning, stacklevel=3)
+
+
+def refuse_unfit(needs: Needs, out: Path, of: object = "this") -> None:
+    """As `refuse_overfull`; and the same of the disk of `out`, which need not exist yet, where rollouts are the
+    estimate. A run that is finished needs nothing; one that goes on has most of its disk already."""
+    if (out / "final").is_dir():
+        return
+    refuse_overfull(needs, of)
+    _refuse_disk(needs, out)
+
+
+def refuse_hopeless(needs: Needs, out: Path, of: object = "this") -> None:
+    """As `refuse_unfit`, of what is to begin later: memory that others have taken may be free by then."""
+    whole = memory_of(needs.device)
+    if needs.least > whole:
+        raise RecipeError(_overfull(needs, of, f"{needs.device} has {gib(whole)}"))
+    _refuse_disk(needs, out)
+
+
+def _overfull(needs: Needs, of: object, room: str) -> str:
+    largest = max((p for p in needs.memory if p.phase in ("always", needs.peak_phase)), key=lambda part: part.bytes)
+    return (
+        f"{of} takes up to {gib(needs.peak)} of memory and {room}: most of it is "
+        f"{largest.name} ({gib(largest.bytes)}; {largest.about}). "
+        f"{_advice(largest.name, trains=needs.disk > 0)}; --dry-run shows every part"
+    )
+
+
+def _refuse_disk(needs: Needs, out: Path) -> None:
     there = next(p for p in (out, *out.absolute().parents) if p.exists())
     room = shutil.disk_usage(there).free
     if (out / "run.json").is_file():
@@ -245,7 +271,7 @@ def refuse_unfit(needs: Needs, out: Path, of: object = "this") -> None:
             f"{out} could take {gib(needs.disk + needs.rollouts)} of disk, {gib(needs.rollouts)} of them for rollouts, "
             f"and {gib(room)} are free there: make room, or choose another --out",
             ComputeWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
 
 
@@ -269,6 +295,11 @@ def free_on(device: str) -> int | None:
     if device.startswith("cuda"):
         return free_memory(torch.device(device))
     return available_memory()
+
+
+def memory_of(device: str) -> int:
+    """Bytes that a device has, whoever has taken them."""
+    return int(torch.cuda.mem_get_info(torch.device(device))[1]) if device.startswith("cuda") else total_memory()
 
 
 def _parameters(config: PretrainedConfig, lora: LoraSection) -> tuple[int, int]:

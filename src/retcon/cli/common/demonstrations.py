@@ -21,7 +21,7 @@ from retcon.runs.comparing import as_now, differing, relevant
 from retcon.store.outputs import refuse_special
 from retcon.store.whole import explained, write_json
 from retcon.train.datasets.vocabulary import vocabulary_of
-from retcon.train.demos.journal import begun
+from retcon.train.demos.journal import begun, clear
 from retcon.train.demos.making import Summary, write_demonstrations
 
 if TYPE_CHECKING:
@@ -56,7 +56,10 @@ def ensure_demonstrations(recipe: Recipe, file: Path, tell: Tell, on_place: OnPl
     """
     note = _note_of(file)
     if file.exists():
-        return _already(file, note, recipe)
+        made = _already(file, note, recipe)
+        if made is not None:  # a file of one's own may have come to stand beside what is begun
+            clear(file)
+        return made
     refuse_special(file)
     folder = model_folder(recipe.model.path)
     tasks = build_tasks(recipe, folder) if recipe.demos.of_tasks else None

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from retcon.cli.common.board import board_for
 from retcon.cli.common.jobs import run_jobs
-from retcon.cli.common.targets import Target, to_make, warn_of_rates
+from retcon.cli.common.targets import Target, refuse_unready, to_make, warn_of_rates
 from retcon.core.errors import CheckpointError
 from retcon.runs.comparing import as_now, differing, flat
 from retcon.runs.manifest import refuse_unloadable
@@ -76,11 +76,13 @@ class Ledger(Generic[B]):
 
 def make_targets(targets: Sequence[Target], ledger: Ledger[B], *, at_once: int, console: Console, out: Path) -> float:
     """Does what is left (`to_make`), as `run_jobs`; wall seconds of this and all earlier sessions. Warns as
-    `warn_of_rates`. Raises CheckpointError where another process is at it."""
+    `warn_of_rates`. Raises CheckpointError where another process is at it, NotReady as `refuse_unready`."""
     left = to_make(targets)
     todo = [target.job for target in left]
     if not todo:
         return ledger.seconds
+    with console.status("checking that everything can be trained here"):  # which takes some seconds
+        refuse_unready(left)
     warn_of_rates(left)
     console.print(
         f"{len(todo)} of {len(targets)} jobs to do, {at_once} at once; everything goes to {out}", highlight=False

@@ -19,7 +19,7 @@ from retcon.config.stages import Stage
 from retcon.core.errors import RecipeError
 from retcon.core.texts import counted
 from retcon.core.types import Sample
-from retcon.evaluate.runner import held_by, settings_of
+from retcon.evaluate.runner import held_by, is_whole, settings_of
 from retcon.models.loading import load_config
 from retcon.models.placing import model_folder, place_training
 from retcon.planning.needs import Needs, free_on, gib, needs_of, refuse_unfit, table
@@ -27,12 +27,10 @@ from retcon.planning.rates import warn_of_rate
 from retcon.rollout.lengths import Derived, context_of
 from retcon.rollout.prompts import refuse_long
 from retcon.runs.manifest import RunKind, check_free
-from retcon.store.fingerprint import fingerprint
 from retcon.tasks.checked import EVERY, evaluation_tasks, problems_of
 from retcon.tasks.registry import TaskSet
 from retcon.train.measuring import Measured, measure_evaluation, measure_rl, measure_updates
-from retcon.train.stages.running import RunStages
-from retcon.train.stages.settling import settle_stages
+from retcon.train.stages.ready import get_ready
 
 SHARED = 1.3
 """Total times are given from the estimate to so many times it: later rollouts may be longer, the machine busier."""
@@ -40,23 +38,14 @@ SHARED = 1.3
 
 def plan_rl(recipe: Recipe, folder: Path, out: Path) -> None:
     """Prints the plan of `retcon train`, stage by stage. Raises what the run itself would before it starts."""
-    recipe.engine.refuse_training(recipe)
-    settled = settle_stages(recipe, folder)
+    ready = get_ready(recipe, folder, out)
+    settled, stages, each = ready.settled, ready.stages, ready.each
     recipe = settled.recipe
-    place = place_training(recipe, folder)
-    check_free(out, "rl", recipe)
-    rated = any(stage.recipe.select.pass_rates for stage, _ in settled.each)
-    stages = RunStages(settled, folder, model=fingerprint(folder) if rated else "")  # whose rates count
     about = recipe.evaluate
     problems = evaluation_tasks(settled.tasks, about.problems, about.seed) if about.every else []
-    reference, least = stages.needs_reference, stages.longest
-    each = [
-        (stage, tasks, needs_of("rl", stage.recipe, folder, place, reference=reference, least=least))
-        for stage, tasks in settled.each
-    ]
     show = plain_console()
     largest = max((needs for _, _, needs in each), key=lambda needs: needs.disk + needs.rollouts)
-    _head(show, folder, out, largest, place.line, settled.derived)
+    _head(show, folder, out, largest, ready.place.line, settled.derived)
     seconds = 0.0
     for stage, tasks, needs in each:
         _stage(show, stage, tasks, needs)
@@ -67,7 +56,7 @@ def plan_rl(recipe: Recipe, folder: Path, out: Path) -> None:
         if stages.waits(stage):
             rates = stage.recipe.select.pass_rates
             show.print(f"{stage}: {rates} is not there yet: the run will stop before this stage, to have it measured")
-        measured = measure_rl(stage.recipe, folder, stages.stream(stage), place)
+        measured = measure_rl(stage.recipe, folder, stages.stream(stage), ready.place)
         seconds += _time(show, measured, stage.steps, _evaluated(show, recipe, stage, measured, len(problems)))
     if recipe.stages:
         steps = counted(recipe.rl.steps, "step")
@@ -119,12 +108,15 @@ def plan_dpo(recipe: Recipe, pairs: Path, folder: Path, out: Path) -> None:
 
 
 def plan_evaluation(recipe: Recipe, folder: Path, out: Path) -> None:
-    """Prints the plan of `retcon eval`. Raises what the evaluation itself would before it starts."""
+    """Prints the plan of `retcon eval`, or that it is over. Raises what the evaluation itself would before it
+    starts."""
     recipe.task.refuse_rollouts(as_evaluated(recipe))
     tasks = build_tasks(recipe, folder)
     recipe, derived = settle(recipe, folder, tasks)
     problems = problems_of(recipe, tasks)
-    held_by(recipe, folder, out, problems, tasks)
+    if is_whole(held_by(recipe, folder, out, problems, tasks), recipe, out):
+        plain_console().print(f"result: {out / 'result.json'}, which is whole: nothing is left to measure")
+        return
     refuse_long(problems, build_engine_chat(recipe, folder, tasks), recipe.rollout.max_tokens, "problems")
     recipe = recipe.model_copy(
         update={"evaluate": recipe.evaluate.model_copy(update={"problems": max(1, len(problems))})}

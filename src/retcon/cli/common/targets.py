@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,20 +18,23 @@ from retcon.cli.common.reading import READS
 from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
 from retcon.config.stages import stages_of
-from retcon.core.errors import CheckpointError
+from retcon.core.errors import CheckpointError, RetconError
 from retcon.evaluate.result import read_result
 from retcon.evaluate.runner import settings_of
 from retcon.runs.manifest import RunKind
 from retcon.train.stages.settling import refuse_rollouts, refuse_unlearnable
 
 EVALUATION = "eval"
+OF_A_SEED = ("run.seed=", "track.name=")
+"""How overrides begin in which the runs of an arm differ."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
     """A job, the recipe that it runs under, the file or folder that is there once it has finished, and the overrides
     that made its recipe. trains: as what kind of run, None for what is no training. start: the model that it trains,
-    which need not be there yet: it is then of the recipe's configuration."""
+    which need not be there yet: it is then of the configuration that its cold start, or else the recipe, names. given:
+    the recipe of a training, as it was named."""
 
     job: Job
     recipe: Recipe
@@ -35,6 +42,7 @@ class Target:
     overrides: tuple[str, ...]
     trains: RunKind | None = None
     start: str = ""
+    given: str = ""
 
     @property
     def finished(self) -> bool:
@@ -94,7 +102,7 @@ def training(
     refuse_unlearnable(settings)
     words = ("train", recipe, *of_sections(overrides, READS["train"]), "--from", start, "--out", str(folder))
     job = Job(name, words, _log(out, folder), threads=settings.run.threads, needs=tuple(needs), late=late)
-    return Target(job, settings, folder / "final", tuple(overrides), "rl", start)
+    return Target(job, settings, folder / "final", tuple(overrides), "rl", start, recipe)
 
 
 def evaluation(
@@ -120,25 +128,64 @@ def evaluation(
     return Target(job, settings, target / "result.json", tuple(overrides))
 
 
-def _found(target: Target) -> Path | None:
-    """Of the model that is trained, or of one like it; None where neither is there, as its job will say."""
+class NotReady(RetconError):
+    """Trainings that could not begin: names them, their recipes, and what is in the way of each."""
+
+
+def refuse_unready(targets: Sequence[Target]) -> None:
+    """Raises NotReady for what a training would be refused for when its turn comes, which may be hours after its cold
+    start began. Of runs that differ in their seed alone one is looked at, of those that have begun none; in a process
+    of its own, so that no memory is kept, nor a GPU's. Where that fails otherwise, it is left to the runs to say so."""
+    made, asked = _cold_starts(targets), dict[tuple[str, ...], tuple[object, ...]]()
+    for target in targets:
+        run = target.makes.parent
+        if target.trains != "rl" or (run / "run.json").exists() or (folder := _found(target, made)) is None:
+            continue
+        arm = (target.given, *(one for one in target.overrides if not one.startswith(OF_A_SEED)))
+        name, itself = f"{target.job.name} ({target.given})", _located(target.start) is not None
+        asked.setdefault(arm, (name, target.given, target.overrides, str(folder), itself, str(run)))
+    if not asked:
+        return
+    done = subprocess.run(
+        [sys.executable, "-m", "retcon.train.stages.ready"],
+        input=json.dumps(list(asked.values())).encode(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
+        check=False,
+    )
+    if done.stdout:
+        raise NotReady("; ".join(f"{name}: {why}" for name, why in map(json.loads, done.stdout.splitlines())))
+
+
+def _cold_starts(targets: Iterable[Target]) -> dict[str, str]:
+    """Folder to the model that is trained into it, of which what starts from the folder is."""
+    return {str(target.makes.parent): target.recipe.model.path for target in targets if target.trains == "sft"}
+
+
+def _found(target: Target, made: Mapping[str, str]) -> Path | None:
+    """Of the model that is trained, or of one like it; None where neither is there, as its job will say. made: as of
+    `_cold_starts`."""
+    return _located(target.start) or _located(made.get(target.start, target.recipe.model.path))
+
+
+def _located(path: str) -> Path | None:
     from retcon.models.locating import BASE, SCRATCH, locate  # it needs the [train] extra
 
-    for path in (target.start, target.recipe.model.path):
-        with suppress(CheckpointError):
-            return BASE if path == SCRATCH else locate(path)
+    with suppress(CheckpointError):
+        return BASE if path == SCRATCH else locate(path)
     return None
 
 
-def warn_of_rates(targets: Iterable[Target]) -> None:
+def warn_of_rates(targets: Sequence[Target]) -> None:
     """Warns once (RateWarning) of each learning rate that is far above what models of the size are trained with: what
     the jobs say of it stands in their logs."""
     from retcon.planning.rates import parameters_of, warn_of_rate
 
-    sizes: dict[Path, int] = {}
+    made, sizes = _cold_starts(targets), dict[Path, int]()
     told: set[tuple[object, ...]] = set()
     for target in targets:
-        if target.trains is None or (folder := _found(target)) is None:
+        if target.trains is None or (folder := _found(target, made)) is None:
             continue
         if folder not in sizes:
             sizes[folder] = parameters_of(folder)

@@ -37,6 +37,7 @@ from retcon.evaluate.replay.rules import RULES, Replayed, Verdict, chances, coun
 from retcon.evaluate.replay.states import FailedCall, Groups, drawn, failed_calls
 from retcon.evaluate.runner import MOST_LOST, OnPlace
 from retcon.evaluate.statistics import Interval
+from retcon.planning.rolling import refuse_unfit_rollouts
 from retcon.purify.types import Repair
 from retcon.rollout.context import RolloutContext
 from retcon.rollout.group import rollout_groups
@@ -126,6 +127,7 @@ def run_audit(
     _open(job, model, tasks, family.system)  # after what advises another recipe, which is to have the same folder
     if (job.out / RESULT).exists():
         return read_audit(job.out / RESULT)
+    refuse_unfit_rollouts(recipe, job.checkpoint)
     engine = build_policy(recipe, job.checkpoint, chat, on_place)
 
     async def audited() -> Audit:

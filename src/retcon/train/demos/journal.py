@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -18,7 +18,7 @@ import msgspec
 
 from retcon.config.schema import Recipe
 from retcon.core.codec import from_dict
-from retcon.core.errors import CheckpointError
+from retcon.core.errors import CheckpointError, StorageError
 from retcon.core.types import Trajectory
 from retcon.runs.comparing import Values, as_now, differing
 from retcon.store.alone import alone_on
@@ -45,6 +45,16 @@ def begun(file: Path) -> bool:
         f"{path} is what `retcon purify … -o {file}` had done when it stopped: go on with the same command and "
         "--resume, or name another file"
     )
+
+
+def clear(file: Path) -> None:
+    """Remove the journal of a `file` that is made, which a process that was killed may have left beside it. One that
+    another process is at, or that is none, stays."""
+    with suppress(CheckpointError, StorageError, OSError):
+        if begun(file):
+            path = file.with_name(file.name + SUFFIX)
+            with alone_on(path):
+                path.unlink()
 
 
 class Journal:

@@ -26,14 +26,15 @@ from retcon.train.stages.settling import Settled
 class RunStages:
     """The stages of one run. model: fingerprint of the one that it starts from. inputs: what they learn from besides
     the recipe, name to fingerprint; NOT_THERE for pass rates that a later stage will need and that nobody has measured.
+    look: steps of each stage whose tasks are looked at, None for all that a run looks at, which `inputs` are of.
 
     Raises RecipeError, RecordError as `PromptStream`; RecipeError where a stage's data hold problems of the evaluation,
     where there is none to evaluate on, or where one leaves no room to answer.
     """
 
-    def __init__(self, settled: Settled, folder: Path, *, model: str) -> None:
+    def __init__(self, settled: Settled, folder: Path, *, model: str, look: int | None = None) -> None:
         self.recipe, self.tasks, self._each = settled.recipe, settled.tasks, settled.each
-        self._folder, self._model = folder, model
+        self._folder, self._model, self._look = folder, model, look
         self.inputs: dict[str, str] = {}
         self._streams: list[PromptStream | None] = []
         recipe = self.recipe
@@ -47,9 +48,10 @@ class RunStages:
             refuse_long(problems, build_chat(recipe, folder, self.tasks), recipe.rollout.max_tokens, "problems")
         for number, (stage, tasks) in enumerate(self._each):
             if stage.recipe.task != recipe.task:
-                _refuse_shared(stage, tasks, problems)
+                most = LOOK if look is None else self._steps(stage) * stage.recipe.rl.prompts
+                _refuse_shared(stage, tasks, problems, most)
             elif is_own(tasks):
-                _refuse_own(stage, tasks, problems)
+                _refuse_own(stage, tasks, problems, self._steps(stage))
             missing = number > 0 and not self._rates_there(stage)
             stream = None if missing else self._stream(number)
             self._streams.append(stream)
@@ -115,7 +117,7 @@ class RunStages:
     def _stream(self, number: int, *, rates: bool = True) -> PromptStream:
         stage, tasks = self._each[number]
         recipe = stage.recipe
-        steps = stage.steps + sum(self._each[before][0].steps for before in self._earlier(number))
+        steps = sum(self._steps(self._each[one][0]) for one in (*self._earlier(number), number))
         if not rates:
             recipe = recipe.model_copy(update={"select": recipe.select.model_copy(update={"pass_rates": ""})})
         chat = build_chat(recipe, self._folder, tasks)
@@ -123,6 +125,9 @@ class RunStages:
             return PromptStream(recipe, tasks, chat=chat, model=self._model, steps=steps)
         except RecipeError as error:
             raise RecipeError(f"{stage}: {error}" if stage.name else str(error)) from error
+
+    def _steps(self, stage: Stage) -> int:
+        return stage.steps if self._look is None else min(stage.steps, self._look)
 
     def _earlier(self, number: int) -> list[int]:
         """Of the stages before, those that draw from the same data."""
@@ -134,12 +139,12 @@ class RunStages:
         return not rates or Path(rates).is_file()
 
 
-def _refuse_own(stage: Stage, tasks: TaskSet, problems: Sequence[Task]) -> None:
+def _refuse_own(stage: Stage, tasks: TaskSet, problems: Sequence[Task], steps: int) -> None:
     """The families here keep evaluation apart; whether a class of one's own does is seen by what the stage draws, at
-    most LOOK tasks: by id, which is a problem's for good, and by all else that a task holds."""
+    most LOOK tasks of these steps: by id, which is a problem's for good, and by all else that a task holds."""
     ids, contents = {p.id for p in problems}, {replace(p, id="").content for p in problems}
     recipe = stage.recipe
-    some = islice(training_prompts(tasks, recipe.run.seed), min(stage.steps * recipe.rl.prompts, LOOK))
+    some = islice(training_prompts(tasks, recipe.run.seed), min(steps * recipe.rl.prompts, LOOK))
     shared = [task.id for task in some if task.id in ids or replace(task, id="").content in contents]
     if shared:
         raise RecipeError(
@@ -148,10 +153,11 @@ def _refuse_own(stage: Stage, tasks: TaskSet, problems: Sequence[Task]) -> None:
         )
 
 
-def _refuse_shared(stage: Stage, tasks: TaskSet, problems: Sequence[Task]) -> None:
-    """Each task set keeps its own evaluation apart; what evaluations measure here is of the recipe's."""
+def _refuse_shared(stage: Stage, tasks: TaskSet, problems: Sequence[Task], most: int) -> None:
+    """Each task set keeps its own evaluation apart; what evaluations measure here is of the recipe's. most: tasks that
+    are looked at."""
     measured = {problem.question for problem in problems}
-    some = islice(training_prompts(tasks, stage.recipe.run.seed), LOOK)
+    some = islice(training_prompts(tasks, stage.recipe.run.seed), most)
     if shared := sum(task.question in measured for task in some):
         raise RecipeError(
             f"{stage} would train on {shared} of the problems that evaluations measure, which are those of the "

@@ -1,0 +1,183 @@
+"""What an arm cannot be trained for is told before anything is done for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+pytest.importorskip("torch", reason="training needs the [train] extra")
+
+from rich.console import Console
+
+from retcon.cli.common.ledger import make_targets
+from retcon.cli.common.targets import NotReady, refuse_unready, training
+from retcon.cli.compare.arms import read_arms
+from retcon.cli.compare.plan import Wish, make_plan, open_ledger
+from retcon.cli.quickstart.plan import make_plan as quickstart_plan
+from retcon.config.schema import TaskSection
+from retcon.core.errors import RecipeError, RetconError
+from retcon.models.locating import BASE
+from retcon.planning import needs as module
+from retcon.planning.needs import MIB, Needs, Part, refuse_hopeless
+from retcon.tasks.types import Task
+from retcon.train.stages.ready import unready
+from training import Ones, make_base
+
+pytestmark = pytest.mark.torch
+
+
+def test_arms_that_do_not_fit_or_lack_their_harness_are_named_before_their_cold_start(tmp_path: Path) -> None:
+    """Whose own demonstrations are not there here, so that it ends at once where it does begin."""
+    arms = {"first": "", "second": "", "third": '[rollout]\nharness = "no_such_module:solve"\n'}
+    for number, (name, text) in enumerate(arms.items(), start=1):
+        budget = "[compute]\nkv_memory_mb = 1\n" if name == "second" else ""
+        (tmp_path / f"{name}.toml").write_text(f"[rl]\nsteps = 2\nlr = {number}e-4\n{budget}{text}")
+    cold = tmp_path / "cold.toml"
+    cold.write_text(f'[demos]\nkind = "transcripts"\npath = ["{tmp_path}/absent.jsonl"]\n')
+    keys = ("rollout.lookahead_tokens=4000", "sandbox.workers=1", "compute.device=cpu")
+    words, out = [*(str(tmp_path / f"{name}.toml") for name in arms), *keys], tmp_path / "out"
+    plan = make_plan(Wish(out, 2, "rollouts", cold=str(cold), faults=0.0), read_arms(words, cold=str(cold)), keys)
+    with pytest.raises(RetconError) as told:
+        make_targets(plan.targets, open_ledger(plan), at_once=1, console=Console(stderr=True), out=out)
+    refused = str(told.value).split(", seed ")
+    assert len(refused) == 3, "one of two seeds is looked at, and what nothing is in the way of is not named"
+    assert refused[1].startswith(f"0 ({tmp_path}/second.toml): compute.kv_memory_mb = 1: one rollout of")
+    assert refused[2].startswith(f"0 ({tmp_path}/third.toml): rollout.harness")
+    assert not out.exists()
+
+
+def test_runs_that_have_begun_are_not_looked_at_again(tmp_path: Path) -> None:
+    for number in (1, 2):
+        (tmp_path / f"{number}.toml").write_text(f"[rl]\nsteps = 2\nlr = {number}e-4\n[compute]\nkv_memory_mb = 1\n")
+    words = [str(tmp_path / "1.toml"), str(tmp_path / "2.toml"), "rollout.lookahead_tokens=4000"]
+    plan = make_plan(Wish(tmp_path / "out", 1, "rollouts", start="base"), read_arms(words))
+    for targets in plan.trained.values():
+        targets[0].makes.parent.mkdir(parents=True)
+        (targets[0].makes.parent / "run.json").write_text(json.dumps({}))
+    refuse_unready(plan.targets)
+
+
+OF_ONES_OWN = """
+import os, subprocess, sys
+from dataclasses import dataclass
+from typing import ClassVar
+
+from retcon.config.schema import TaskSection
+from training import Ones
+
+
+@dataclass(frozen=True)
+class Server(Ones):
+    started: ClassVar[bool] = False
+
+    def train(self, seed):
+        if not Server.started:
+            Server.started = True
+            started = subprocess.Popen(["cat", os.environ["FIFO"]])
+            with open(os.environ["FIFO"] + ".pid", "w") as file:
+                file.write(str(started.pid))
+            print("[]", flush=True)
+        return super().train(seed)
+
+
+class Serving(TaskSection):
+    own_lengths: ClassVar[bool] = True
+
+    def build(self, count_tokens=None):
+        return Server()
+
+
+class Failing(Serving):
+    def build(self, count_tokens=None):
+        raise KeyError("a fault of its own")
+"""
+
+
+def test_what_tasks_print_start_or_fail_with_refuses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they start may outlive the look: nobody waits for it."""
+    (tmp_path / "of_ones_own.py").write_text(OF_ONES_OWN)
+    os.mkfifo(fifo := tmp_path / "fifo")
+    monkeypatch.setenv("FIFO", str(fifo))
+    monkeypatch.setenv("PYTHONPATH", f"src{os.pathsep}tests{os.pathsep}{tmp_path}")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    keys = ("rl.steps=2", "rollout.lookahead_tokens=4000", "sandbox.workers=1", "compute.device=cpu")
+    arms = {"whole": ("Serving",), "small": ("Serving", "compute.kv_memory_mb=1"), "broken": ("Failing",)}
+    targets = [
+        training(
+            tmp_path, tmp_path / name, "mini/cleaner", (f"task.kind=of_ones_own:{kind}", *keys, *own),
+            name=name, start="base", needs=(),
+        )
+        for name, (kind, *own) in arms.items()
+    ]  # fmt: skip
+    try:
+        with pytest.raises(NotReady) as told:
+            refuse_unready(targets)
+    finally:
+        os.kill(int((tmp_path / "fifo.pid").read_text()), signal.SIGKILL)  # it is still there
+    said = str(told.value)
+    assert said.startswith("small (mini/cleaner): compute.kv_memory_mb = 1: ")
+    assert said.count("mini/cleaner") == 1
+
+
+def test_memory_that_others_have_taken_may_be_free_by_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs = Needs((Part("weights", 300 * MIB, "always"),), 1, 0, 1, 1, "cpu")
+    monkeypatch.setattr(module, "available_memory", lambda: MIB)
+    refuse_hopeless(needs, tmp_path / "out")
+    monkeypatch.setattr(module, "total_memory", lambda: 200 * MIB)
+    with pytest.raises(RecipeError, match="the run takes up to 300 MiB of memory and cpu has 200 MiB: most of it is"):
+        refuse_hopeless(needs, tmp_path / "out", "the run")
+    refuse_hopeless(replace(needs, memory=(Part("logits", 300 * MIB, "always"),)), tmp_path / "out")
+    monkeypatch.setattr(module.torch.cuda, "mem_get_info", lambda device: (MIB, {"cuda:1": 400 * MIB}[str(device)]))
+    refuse_hopeless(replace(needs, device="cuda:1"), tmp_path / "out")
+    with pytest.raises(RecipeError, match="of disk"):
+        refuse_hopeless(replace(needs, device="cuda:1", disk=2**60), tmp_path / "out")
+
+
+def test_an_arm_is_looked_at_with_the_model_of_its_cold_start(tmp_path: Path) -> None:
+    """Whose path its own recipe need not name: of the quickstart, such a change goes to the cold start alone."""
+    small = make_base(tmp_path / "small")
+    keys = ("compute.kv_memory_mb=1", "rollout.lookahead_tokens=2000", "sandbox.workers=1", "compute.device=cpu")
+    assert list(unready([("saar", "quickstart/saar", keys, str(BASE), True, str(tmp_path / "run"))]))
+    overrides = [*keys, f'model.path="{small}"']
+    refuse_unready(quickstart_plan(tmp_path / "out", arms=["saar"], seeds=1, overrides=overrides).targets)
+
+
+DRAWN: list[int] = []
+
+
+@dataclass(frozen=True)
+class Counting(Ones):
+    def train(self, seed: int) -> Iterator[Task]:
+        for n in count():
+            DRAWN.append(n)
+            yield Task(f"ones/{seed}/{n}", f"go {n}", "1")
+
+
+class Counted(TaskSection):
+    """`task.kind = "test_arms_looked_at:Counted"`."""
+
+    own_lengths: ClassVar[bool] = True
+
+    def build(self, count_tokens: object = None) -> Counting:
+        return Counting()
+
+
+@pytest.mark.parametrize("staged", [False, True])
+def test_of_a_long_run_the_tasks_of_a_step_are_looked_at(staged: bool, tmp_path: Path) -> None:
+    """Which takes no longer than those of a short one; also of a stage with tasks of its own."""
+    own, recipe = f'kind = "{__name__}:Counted"', tmp_path / "recipe.toml"
+    stages = f'[[stages]]\nname = "a"\nsteps = 9\n[[stages]]\nname = "b"\n[stages.task]\n{own}\n'
+    recipe.write_text(stages if staged else f"[task]\n{own}\n")
+    keys = ["rl.steps=800", "rl.prompts=12", "sandbox.workers=1", "compute.device=cpu"]
+    DRAWN.clear()
+    assert list(unready([("run", str(recipe), keys, str(BASE), True, str(tmp_path / "run"))])) == []
+    assert 12 <= len(DRAWN) < 60
