@@ -138,6 +138,13 @@ RIGHT = [
     (r"\boxed{\$32,348}", "32348"),
     (r"\boxed{80\text{¢}}", r"80\text{ cents}"),
     ("#### 40 mph", "40 miles per hour"),
+    ("#### 12kg", "12"),
+    ("The answer is 12kg.", "12 kg"),
+    (r"\boxed{12}", "12kg"),
+    (r"\boxed{60\text{ km/h}}", "60 km/h"),
+    ("It is 60 km/h.", "60 km/h"),
+    (r"\boxed{5\,\mathrm{m/s}}", "5 m/s"),
+    (r"\boxed{9.8\ \mathrm{m/s^2}}", "9.8 m/s²"),
     (r"\boxed{12^\circ}", r"12\text{ degrees}"),
     ("15°C", "15"),
     (r"The answer is $12\pi$ cm.", r"12\pi"),
@@ -169,6 +176,11 @@ RIGHT = [
     ("The answer is $2$ and $3$.", "3, 2"),
     (r"\boxed{\text{Paris}}", "Paris"),
     (r"\boxed{25}", r"So it is \boxed{25}."),
+    # no formulas
+    ("The answer is 2024-05-01.", "2024-05-01"),
+    (r"\boxed{\text{2024-5-1}}", "2024-05-01"),
+    ("The answer is 192.168.0.1.", "192.168.0.1"),
+    (r"\boxed{31}", "0x1F"),
     # words
     ("The answer is New York.", r"\text{New York}"),
     ("False", "False"),
@@ -315,6 +327,14 @@ WRONG = [
     (r"\boxed{5:10}", "1:3"),
     (r"\boxed{1:00}", "1/2"),
     (r"\boxed{8/34}", "8:34 p.m."),
+    (r"\boxed{2mg}", "2"),
+    (r"\boxed{50\text{ km/h}}", "60 km/h"),
+    (r"\boxed{5\,\mathrm{m/s}}", "5 km/h"),
+    (r"\boxed{9.8\ \mathrm{m/s}}", "9.8 m/s²"),
+    # no formulas
+    (r"\boxed{2024-01-05}", "2024-05-01"),
+    ("The answer is 10.0.0.1.", "192.168.0.1"),
+    (r"\boxed{0x2F}", "0x1F"),
 ]
 
 
