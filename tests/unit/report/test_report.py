@@ -168,7 +168,7 @@ def test_an_evaluation_tells_of_rollouts_that_were_cut_off(cut: int, told: bool)
     made = msgspec.structs.replace(found, settings=settings, recipe={"rollout": {"max_tokens": 1120}})
     said = tell_cut_off(made)
     assert bool(said) is told
-    assert not told or said.startswith("11 of 100 rollouts ended for want of tokens") and "here 1120" in said
+    assert not told or (said.startswith("11 of 100 rollouts ended for want of tokens") and "here 1120" in said)
 
 
 def replace_tokens(setting: Setting, tokens: float) -> Setting:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from retcon.cli.common.arguments import (
     DryRun,
+    NoData,
     Out,
     Overrides,
     RecipeName,
@@ -31,6 +32,7 @@ def train(
     start: Start = None,
     out: Out = Path("runs/train"),
     dry_run: DryRun = False,
+    _data: NoData = None,
 ) -> None:
     """Reinforcement learning from a checkpoint, with or without purification, in one stage or several, as the recipe
     says."""

@@ -29,7 +29,12 @@ _AROUND = re.compile(
 )
 _LETTERED = re.compile(rf"(.*\d)\s*({LETTERS})(?:\s?/\s?({LETTERS})(?:\^\{{?([23])\}}?)?)?", re.ASCII | re.DOTALL)
 _TEXT = re.compile(r"\\text\{([^{}]*)\}")
-_POWER = re.compile(rf"(\\text\{{[^{{}}]*\}}|(?<!{_LETTERS})(?<!\\){_LETTERS}{{2,}})\s?\^\s?\{{?([23])\}}?(?!\d)")
+_LENGTH = (
+    r"(?i:[kcmd]m|in(?:ch(?:es)?)?|ft|foot|feet|yd|yards?|mi(?:les?)?|(?:centi|deci|kilo|milli)?met(?:er|re)s?|units?)"
+)
+_POWER = re.compile(  # not 3xy^2
+    rf"(\\text\{{[^{{}}]*\}}|(?<!{_LETTERS})(?<!\\){_LENGTH})\s?\^\s?\{{?([23])\}}?(?!\d)"
+)
 _DEGREES = re.compile(
     r"\s?\^\s?\{?\\circ(?![A-Za-z])\s?\}?\s?(?:\\text\{\s*)?([CF])?(?![A-Za-z])\}?|\\degree(?![A-Za-z])"
 )
@@ -41,7 +46,7 @@ _UNITS = re.compile(  # at the end of a formula
     r"(?:\s?/\s?)?)+[\s.]*$"
 )
 _GLUED = re.compile(r"(?<=\d)(?=(?:[kcm]m|kg|mL|ft|lbs?|oz|hrs|min|sec|[mk]ph)(?![A-Za-z]))")  # 12kg; 2mg may be m·g
-_PER_POWER = re.compile(rf"(/\s?{_LETTERS}+)\s?\^\s?\{{?([23])\}}?(?!\d)")  # kg/m^3
+_PER_POWER = re.compile(rf"(/\s?(?:{LETTERS}|{_LENGTH}))\s?\^\s?\{{?([23])\}}?(?!\d)")  # kg/m^3
 _PER_LETTER = re.compile(rf"(?<=[A-Za-z]{{2}})\s?/\s?({LETTERS})(?![A-Za-z])")  # km/h, but not m/s
 _PER = re.compile(rf"(?<!\s)\s*/\s*(?={_MARK}?{_LETTERS})(?!{_MARK}?false)")
 _QUARTERS = re.compile(rf"^\s*{_MARK}?\s*quarters(?!{_LETTERS})", re.IGNORECASE)
