@@ -82,8 +82,8 @@ def nearest_format(record: Json, formats: Sequence[Format]) -> str:
         score = found, found / max(1, len(near))  # of as many, those of a format that has hardly any other words
         if found and score > best:
             best, name = score, one.name
-    near = f" (nearest format: '{name}')" if name else ""
-    return near if find_items(record) is not None else near + _misplaced(record, "")
+    told = f" (nearest format: '{name}')" if name else ""
+    return told if find_items(record) is not None else told + _misplaced(record, "")
 
 
 def _misplaced(record: Json, where: str) -> str:
