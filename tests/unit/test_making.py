@@ -26,7 +26,7 @@ from retcon.train.demos.making import Summary, demonstrations, write_demonstrati
 from retcon.train.demos.rolling import WRONG
 from retcon.train.demos.types import LOST, DemoSetup, Made
 
-FAILED = Turn((), (ToolCall("0.0", "python", "", 0),), (Observation("0.0", "", "error"),), "call")
+FAILED = Turn((), (ToolCall("0.0", "python", "", 0),), (Observation("0.0", "", "error", seconds=1.5),), "call")
 
 
 class Source:
@@ -111,13 +111,15 @@ def test_a_source_that_gives_nothing_is_told() -> None:
 
 
 class Asking(DemosSection):
-    """Notes the tasks that it is given, and whom it would tell where a teacher computes."""
+    """Notes the tasks that it is given, whom it would tell where a teacher computes, and for what."""
 
     given: ClassVar[list[tuple[str, object]]] = []
+    made_for: ClassVar[list[tuple[int, Chat]]] = []
 
     @asynccontextmanager
     async def open(self, setup: DemoSetup) -> AsyncIterator[Source]:
         self.given.append((setup.tasks().name, setup.on_place))
+        self.made_for.append((setup.recipe.sft.demonstrations, setup.chat))
         source = Source(frozenset({0}))
         source.inputs = {}
         yield source
@@ -127,10 +129,37 @@ def test_demonstrations_are_of_the_callers_own_tasks_where_there_are_some(tmp_pa
     recipe, chat = load_recipe(None, [f"demos.kind={__name__}:Asking", "sft.demonstrations=1"]), Chat(ByteTokenizer())
     own: Any = SimpleNamespace(name="mine")
     Asking.given.clear()
+    Asking.made_for.clear()
     for tasks in (None, own):
         asyncio.run(demonstrations(recipe, chat, tasks=tasks))
         write_demonstrations(recipe, chat, tmp_path / "d.jsonl", tasks=tasks, on_place=print)
     assert Asking.given == [("numbers", None), ("numbers", print), ("mine", None), ("mine", print)]
+    assert Asking.made_for == [(1, chat)] * 4
+
+
+def test_what_is_kept_is_told_as_it_comes_and_what_became_of_all_before_the_file_is_there(tmp_path: Path) -> None:
+    recipe, chat = load_recipe(None, [f"demos.kind={__name__}:Playing", "sft.demonstrations=3"]), Chat(ByteTokenizer())
+    Playing.source = source = Source(frozenset({0, 2, 3}))
+    source.inputs, file = {}, tmp_path / "d.jsonl"
+    told: list[tuple[int, int]] = []
+    ends: list[tuple[Summary, bool]] = []
+
+    def tell(done: int, wanted: int) -> None:
+        told.append((done, wanted))
+
+    asyncio.run(demonstrations(recipe, chat, on_progress=tell))
+    summary = write_demonstrations(
+        recipe, chat, file, on_progress=tell, on_made=lambda became: ends.append((became, file.exists()))
+    )
+    assert told == [(1, 3), (3, 3)] * 2
+    assert ends == [(summary, False)]
+    assert summary == Summary(3, 0, {WRONG: 1}, 0)
+
+
+def test_why_none_is_kept_is_told_reason_by_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(making, "PATIENCE", 8)
+    with pytest.raises(RecipeError, match=r"8 candidates is kept: 4 wrong to the grader, 4, 0 with a failed call, do"):
+        made(Source(frozenset(range(0, 1000, 2))), 20, "demos.failed_share=0.9")
 
 
 def test_a_file_that_was_begun_is_gone_on_with_for_the_same_chat_and_data_alone(tmp_path: Path) -> None:
@@ -149,6 +178,9 @@ def test_a_file_that_was_begun_is_gone_on_with_for_the_same_chat_and_data_alone(
 
     with pytest.raises(KeyboardInterrupt):
         write("qwen", "1", stop=True)
+    with (tmp_path / "d.jsonl.partial").open() as begun:
+        inputs = json.loads(begun.readline())["made_from"]["inputs"]
+    assert inputs == {"file": "1", "chat": "d5d1bd26ef8ba277"}, "or none that is begun now would be gone on with"
     for style, tools in (("hermes", ()), ("qwen", (ToolSpec("python"),))):
         with pytest.raises(CheckpointError, match=r"inputs\.chat was"):
             write(style, "1", *tools)
@@ -164,6 +196,9 @@ def test_what_became_of_candidates_is_told_and_read_again(tmp_path: Path) -> Non
     source.inputs = {}
     summary = write_demonstrations(recipe, Chat(ByteTokenizer()), tmp_path / "d.jsonl")
     assert summary == Summary(kept=4, failed=2, rejected={}, left_over=4)
-    assert [one.id for one in jsonl.read(tmp_path / "d.jsonl")] == ["0", "1", "2", "7"]
+    found = list(jsonl.read(tmp_path / "d.jsonl"))
+    assert [one.id for one in found] == ["0", "1", "2", "7"]
+    seconds = [o.seconds for one in found for turn in one.turns for o in turn.observations]
+    assert seconds == [0.0, 0.0], "which differ from run to run"
     other = Summary(4, 1, {WRONG: 2}, 3)
     assert Summary.of_dict(json.loads(json.dumps(other.as_dict()))) == other

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from retcon.core.types import Observation, Segment, Trajectory, Turn
 from retcon.train.demos.arithmetic import NoArithmetic, parse, plain_number, value_of
 from retcon.train.demos.programs import broken, words_and_code
-from retcon.train.demos.shares import reachable, wanted_of, with_share
+from retcon.train.demos.shares import Progress, reachable, wanted_of, with_share
 from retcon.train.demos.solutions import Unusable, read_steps
+from retcon.train.demos.types import Made
 
 QUESTION = "A baker has $60 and buys 4 sacks at $9 each. A third of the rest is saved. How much is that?"
 SOLUTION = """The sacks cost 4 * $9 = $<<4*9=36>>36.
@@ -77,13 +78,32 @@ def test_what_is_no_program_says_why(solution: str, why: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("12 x $1,000", 12000), ("50%*8", 4), (".5*4", 2), ("007+1", 8), ("+3+4", 7), ("2^3", 8), ("9÷3−1", 2)],
-)
+    [
+        ("12 x $1,000", 12000), ("50%*8", 4), (".5*4", 2), ("007+1", 8), ("+3+4", 7), ("2^3", 8), ("9÷3−1", 2),
+        ("-3+5", 2), ("7//2", 3), ("2**0", 1), ("2**64", 1 << 64), ("1+" * 99 + "11", 110),
+    ],
+)  # fmt: skip
 def test_arithmetic_is_read_as_people_write_it(text: str, value: int) -> None:
     assert value_of(parse(text)) == value
 
 
-@pytest.mark.parametrize("text", ["", "1/0", "9**9**9", "2**1000", "a+1", "__import__('os')", "1+" * 300 + "1", "(1"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "$ $",
+        "1/0",
+        "9**9**9",
+        "2**1000",
+        "2**65",
+        "2**-1",
+        "4**.5",
+        "a+1",
+        "__import__('os')",
+        "1+" * 100 + "1",
+        "(1",
+    ],
+)
 def test_what_is_no_arithmetic_is_refused(text: str) -> None:
     with pytest.raises(NoArithmetic):
         parse(text)
@@ -101,7 +121,9 @@ def test_any_text_is_a_program_or_unusable(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("printed", "said"), [("24.0", "24"), ("0.30000000000000004", "0.3"), ("1220", "1220"), ("-2.50", "-2.5"),
-                          ("3.3333333333333335", "3.3333333333333335"), ("nan", "nan"), ("a b", "a b")],
+                          ("3.3333333333333335", "3.3333333333333335"), ("nan", "nan"), ("a b", "a b"),
+                          ("0.12345670000000001", "0.12345670000000001"), ("1234567.8900000002", "1234567.89"),
+                          ("1e-09", "0"), ("1.5e-09", "1.5e-09"), ("1000000000000000.0", "1000000000000000.0")],
 )  # fmt: skip
 def test_a_number_is_said_as_people_write_it(printed: str, said: str) -> None:
     assert plain_number(printed) == said
@@ -148,6 +170,15 @@ def test_a_share_is_met_to_within_rounding_by_as_many_as_can_be(failed: list[boo
     clean = len(failed) - sum(failed)
     assert not any(wanted_of(n, share) <= sum(failed) and n - wanted_of(n, share) <= clean for n in more)
     assert reachable(sum(failed), clean, "any", wanted) == min(wanted, len(failed))
+
+
+def test_progress_is_what_can_be_had_and_the_candidates_since_that_grew() -> None:
+    progress = Progress(0.5, 4)
+    found: list[tuple[int, int]] = []
+    for seen, failed in ((3, [True, True]), (2, []), (5, [True]), (1, [False]), (4, [False, False]), (2, [False])):
+        progress.add(Made(seen, tuple(shown(one) for one in failed)))
+        found.append((progress.done, progress.fruitless))
+    assert found == [(1, 0), (1, 2), (1, 7), (3, 0), (4, 0), (4, 2)]
 
 
 def test_half_a_demonstration_is_a_whole_one() -> None:

@@ -17,8 +17,8 @@ from retcon.config.schema import Recipe
 from retcon.core.types import Sample
 from retcon.models.devices import OnPlace, Placement
 from retcon.models.loading import load_config, positions
-from retcon.models.locating import called
-from retcon.models.placing import model_folder, move, place_training, start_model
+from retcon.models.locating import called, locate
+from retcon.models.placing import move, place_training, start_model
 from retcon.planning.needs import needs_of, refuse_unfit
 from retcon.planning.rates import warn_of_rate
 from retcon.runs.folder import open_run
@@ -68,7 +68,7 @@ def run_dpo(
     `read_preferences`), RecipeError for what cannot be computed here (see `place_training`), MissingExtra,
     TrainingDiverged.
     """
-    folder = model_folder(start)
+    folder = locate(start)
     where = place_training(recipe, folder, ("dtype",))
     config = load_config(folder).get_text_config()
     chat, limit = build_chat(recipe, folder), positions(config)

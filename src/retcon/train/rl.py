@@ -19,8 +19,8 @@ from retcon.core.errors import SandboxUnavailable
 from retcon.core.seeds import derive
 from retcon.core.types import Trajectory
 from retcon.models.devices import OnPlace
-from retcon.models.locating import called
-from retcon.models.placing import model_folder, place_training
+from retcon.models.locating import called, locate
+from retcon.models.placing import place_training
 from retcon.planning.needs import needs_of, refuse_unfit
 from retcon.planning.rates import warn_of_rate
 from retcon.rollout.faults import lost_in_grading
@@ -86,7 +86,7 @@ def run_rl(
     SandboxUnavailable where a step loses all of its rollouts, or most of its answers, to faults, TrainingDiverged.
     """
     recipe.engine.refuse_training(recipe)
-    folder = model_folder(start)
+    folder = locate(start)
     start_id = fingerprint(folder)
     over = RunFolder(Path(out)).finished
     settled = settle_stages(without_harnesses(recipe) if over else recipe, folder, tasks)

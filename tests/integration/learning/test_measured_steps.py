@@ -63,6 +63,14 @@ def told(found: Measured) -> Measured:
     return replace(found, peak=0)
 
 
+@pytest.fixture
+def peaks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """The places whose peaks are asked for: a GPU has another than the process."""
+    found, peak = [], module._peak
+    monkeypatch.setattr(module, "_peak", lambda *place: (found.append(place), peak(*place))[1])
+    return found
+
+
 def test_samples_are_measured_up_to_a_bound_and_one_at_least(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TRAIN_TOKENS", 10)
     for given, wanted in (((4, 6, 1), [4, 6]), ((11, 1), [11]), ((4, 7, 1), [4]), ((2, 2, 2), [2, 2, 2])):
@@ -79,7 +87,7 @@ def test_a_sample_that_is_made_up_is_one_that_can_be_learnt() -> None:
 
 @pytest.mark.parametrize(("rank", "adapted"), [(0, []), (2, [5])])
 def test_updates_are_reckoned_by_the_second_of_two_and_the_mean_of_all_samples(
-    rank: int, adapted: list[int], base: Path, monkeypatch: pytest.MonkeyPatch
+    rank: int, adapted: list[int], base: Path, peaks: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of 60 tokens in 4 s, where a step takes 5 samples of 20 tokens in the mean."""
     seeds: list[int] = []
@@ -91,6 +99,7 @@ def test_updates_are_reckoned_by_the_second_of_two_and_the_mean_of_all_samples(
     found = measure_updates(recipe, base, place_training(recipe, base), samples, 5)
     assert told(found) == Measured(None, 100 / 15, True, 100, 0.0, 15.0, 0)
     assert seeds == adapted
+    assert [place.device for (place,) in peaks] == ["cpu"]
 
 
 def planned(base: Path, tasks: Ones, *keys: str) -> Measured:
@@ -136,6 +145,47 @@ def test_a_first_step_that_does_not_end_in_time_is_reckoned_by_its_limit(
     found = planned(base, Ones(), *keys)
     assert found.rollout_seconds == pytest.approx(made * 16 / 1e-9)
     assert replace(found, rollout_seconds=0.0) == Measured(0.0, 4.0, False, 2 * 96, 0.0, 48.0, 0)
+
+
+def test_a_first_step_is_measured_with_the_weights_that_are_trained_and_those_that_rollouts_decode_with(
+    base: Path, peaks: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Adapters and the types of numbers are most of what its time and its memory hang on."""
+    kept: list[EngineWeights] = []
+    seen: list[object] = []
+    adapter, start = module.Adapter, module.start_model
+    monkeypatch.setattr(module, "EngineWeights", lambda *given: (kept.append(EngineWeights(*given)), kept[-1])[1])
+    monkeypatch.setattr(module, "Adapter", lambda *given, seed: (seen.append(seed), adapter(*given, seed=seed))[1])
+    monkeypatch.setattr(module, "start_model", lambda *given: (seen.append(given[2]), start(*given))[1])
+    at(monkeypatch, *ROLLED, *UPDATED, given=0.0)
+    planned(base, Ones(), "lora.rank=2", "compute.rollout_dtype=bfloat16", "compute.attention=eager")
+    assert seen == ["eager", 5]
+    (weights,) = kept
+    assert weights.model.dtype == torch.bfloat16
+    assert weights.adapters is not None
+    assert weights.adapters.rank == 2
+    assert [place.device for (place,) in peaks] == ["cpu"]
+
+
+@dataclass(frozen=True)
+class Brief(Graded):
+    """Of what a rollout has written, the first token is left, or the first three."""
+
+    def grade(self, task: Task, trajectory: Trajectory) -> Trajectory:
+        (turn,), kept = trajectory.turns, 1 + 2 * int(trajectory.id.rpartition("/")[2])
+        (written,) = turn.segments
+        assert written.ids is not None
+        assert written.logprobs is not None
+        cut = replace(written, ids=written.ids[:kept], logprobs=written.logprobs[:kept], versions=None)
+        return super().grade(task, replace(trajectory, turns=(replace(turn, segments=(cut,)),)))
+
+
+def test_updates_of_rollouts_that_come_to_their_end_are_reckoned_by_their_mean_length(
+    base: Path, written: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at(monkeypatch, *ROLLED, *UPDATED)
+    found, mean = planned(base, Brief(rewards=((1.0, -1.0),))), 16 - written + 2
+    assert found == Measured(4.0, 2 * 2.0, True, 2 * 6 * mean, 6 * written / 4, 6 * mean / 2, 0)
 
 
 @dataclass(frozen=True)
@@ -192,6 +242,18 @@ def test_an_evaluation_is_reckoned_by_one_of_those_that_are_decoded_side_by_side
     at(monkeypatch, 5.0, 8.0)
     found = evaluated(base, problems, samples)
     assert found == Measured(3 / count, 0.0, True, written, count * written / 3, 0.0, 0)
+
+
+def test_an_evaluation_is_measured_with_its_system_prompt_and_is_graded(
+    base: Path, peaks: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at(monkeypatch, 5.0, 8.0)
+    tasks = Noting(rewards=((1.0, -1.0),), system="Be brief.")
+    prompt = prompt_ids(build_chat(load_recipe(None, KEYS), base, tasks), Task("", "go", ""))
+    recipe = load_recipe(None, [*KEYS, "evaluate.samples=2", f"rollout.max_tokens={prompt + 7}"])
+    assert measure_evaluation(recipe, base, tasks.evaluation(3, 0), tasks).tokens == 7
+    assert [place.device for (place,) in peaks] == ["cpu"]
+    assert sorted(tasks.seen) == [f"ones/evaluation/{n}/0/{index}" for n in range(3) for index in range(2)]
 
 
 def test_an_evaluation_that_does_not_end_in_time_is_reckoned_by_its_limit(

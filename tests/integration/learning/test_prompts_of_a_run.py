@@ -141,3 +141,5 @@ def test_bounds_of_pass_rates_are_idle_without_the_rates() -> None:
         said = rf"^stage 2, b: select\.{key} = 0\.5 leaves out nothing .* or leave {key} out$"
         with pytest.raises(RecipeError, match=said):
             refuse_idle_bounds(select(**{key: 0.5}), "stage 2, b: ")  # type: ignore[arg-type]
+        with pytest.raises(RecipeError, match=rf"^select\.{key} = 0\.5 leaves out"):
+            refuse_idle_bounds(select(**{key: 0.5}))  # type: ignore[arg-type]

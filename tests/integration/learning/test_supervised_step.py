@@ -20,6 +20,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from retcon.config.learning import DPOSection, SFTSection
 from retcon.core.errors import RecipeError, TaskWarning, TrainingDiverged
 from retcon.core.types import Sample
+from retcon.models import devices
 from retcon.store import jsonl
 from retcon.train import sft as module
 from retcon.train.batch import collate
@@ -63,7 +64,9 @@ def test_every_learnt_id_of_a_batch_weighs_the_same_however_it_is_cut(computing:
     loss = by_hand(plain)
     loss.backward()
     assert found["loss"] == pytest.approx(loss.item(), rel=1e-5)
-    assert found["tokens"] == 11
+    assert (found["tokens"], found["lr"]) == (11, 0.1)
+    norm = torch.stack([p.grad.norm() for p in plain.parameters() if p.grad is not None]).norm()
+    assert found["grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
     for name, parameter in plain.named_parameters():
         assert parameter.grad is not None
         wanted = parameter.detach() - 0.1 * parameter.grad
@@ -151,11 +154,13 @@ def test_what_is_held_out_is_measured_and_never_learnt(
     )[1])  # fmt: skip
     sections = {"steps": 2, "batch": 21, "lr": 1e-12, "validation_share": 0.3, "validate_every": 1}
     seen, lines = steps_of(world, tmp_path / "out", monkeypatch, **sections)
-    ids = {tuple(i for s in t.segments for i in s.ids or ()) for t in jsonl.read(world / "demonstrations.jsonl")}
+    shown = [tuple(i for s in t.segments for i in s.ids or ()) for t in jsonl.read(world / "demonstrations.jsonl")]
+    ids, plain = set(shown), [Sample(i, (0,) * len(i), (None,) * len(i), (0,) * len(i)) for i in shown]
     learnt, held = ({s.ids for s in samples} for samples in (seen[0]["samples"], measured[0]))
     assert learnt.isdisjoint(held)
     assert len(held) >= 2
     assert learnt | held == ids
+    assert held == {s.ids for s in split(plain, 0.3, 0)[1]}, "by the seed of the run"
     assert all("validation_loss" in line for line in lines)
 
 
@@ -210,10 +215,23 @@ def test_a_run_is_reckoned_by_its_longest_sample_and_tells_where_it_computes(
     assert fits == [tmp_path / "out"]
     assert [place.device for place in places] == ["cpu"]
     assert [(line["step"], 0 < line["seconds"] < 900) for line in lines] == [(1, True)]
+    assert isinstance(lines[0]["seconds"], float), "and no whole number"
     manifest = json.loads((tmp_path / "out/run.json").read_text())
     assert (manifest["kind"], sorted(manifest["inputs"])) == (
         "sft", ["demonstrations", "model", "tools or chat template"]
     )  # fmt: skip
+
+
+def test_a_run_gets_no_advice_on_rollouts_of_which_it_makes_none(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "look_at_machine", lambda: devices.Machine("Intel Xeon", 0.5, cores=64))
+    slow = {"dtype": "bfloat16", "rollout_dtype": "bfloat16"}
+    recipe = small_recipe(world / "base", sft={"steps": 1, "batch": 2}, compute=slow)
+    places: list[Any] = []
+    run_sft(recipe, world / "demonstrations.jsonl", tmp_path / "out", on_place=places.append)
+    ((hint,),) = (place.hints for place in places)
+    assert "compute.dtype=float32" in hint
 
 
 @pytest.mark.parametrize("kind", ["supervised", "preferences"])

@@ -112,6 +112,7 @@ def test_a_session_goes_on_with_weights_moments_place_and_cost_of_the_one_before
     step(first, drawn=5, stage=3)  # of which there is no checkpoint
     about = json.loads((tmp_path / "checkpoints/step-000002/trainer.json").read_text())
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert about["wall_s"] >= lines[1]["wall_s"] > 0
     lines[-1]["wall_s"] = about["wall_s"] + 700.0
     lines[-1]["cpu_s"] = about["cpu_s"] + 30.0
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -214,6 +215,7 @@ def test_a_run_that_begins_has_cost_nothing_yet(base: Path, tmp_path: Path, monk
     step(trainer)
     assert trainer.drawn == [0]
     assert [(line["cpu_s"], line["wall_s"]) for line in trainer.history()] == [(0.0, 0.0)]
+    assert opened(small_recipe(base), base, tmp_path).cost == Cost(0.0, 0.0), "nor has a session that goes on"
 
 
 def adapters(trainer: Trainer) -> dict[str, Tensor]:

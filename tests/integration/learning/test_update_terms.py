@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -15,7 +16,8 @@ from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from retcon.config.learning import RLSection
-from retcon.core.types import Sample
+from retcon.core.errors import TrainingDiverged
+from retcon.core.types import Sample, Segment, Trajectory, Turn
 from retcon.train.algorithms.dapo import Dapo
 from retcon.train.algorithms.grpo import Grpo
 from retcon.train.batch import collate
@@ -23,7 +25,7 @@ from retcon.train.kernels.computing import Computing
 from retcon.train.kernels.logprobs import token_logprobs
 from retcon.train.objective.entropy_weights import weighed_by_entropy
 from retcon.train.objective.loss import Totals, averaged
-from retcon.train.update import update
+from retcon.train.update import to_samples, update
 
 pytestmark = pytest.mark.torch
 PLAIN = {"max_grad_norm": 1e9, "lr": 0.1, "minibatches": 1}
@@ -133,6 +135,24 @@ def test_entropies_are_compared_among_tokens_of_rollouts_that_are_learnt_from() 
     assert alone.weights is not None
     assert among[1].weights is not None
     assert among[1].weights[5:] == pytest.approx(alone.weights[5:], rel=1e-5)
+
+
+def test_a_gradient_that_is_no_number_names_its_minibatch() -> None:
+    """The loss is one all the same."""
+    model = made(0)
+    samples, sgd = sampled(model, (9, 4, 1.0, 0)), torch.optim.SGD(model.parameters())
+    next(model.parameters()).register_hook(lambda gradient: gradient * math.inf)
+    with pytest.raises(TrainingDiverged, match=r"^step 4, minibatch 1 of 1: the gradient norm is (inf|nan)$"):
+        update(model, sgd, samples, Dapo(**PLAIN), seed=0, step=4)
+
+
+def test_rollouts_that_happen_to_begin_alike_share_no_advantage() -> None:
+    """Where none branched off another."""
+    prompt, ids = (Segment("prompt", "p", (1,)),), ((2, 3), (2, 4))
+    turns = [(Turn((Segment("sampled", "ab", written, (-1.0, -1.0)),)),) for written in ids]
+    group = [Trajectory(f"t/{n}", "t", prompt, one, reward=0.0) for n, one in enumerate(turns)]
+    samples = to_samples(group, [1.0, -1.0], Dapo(shared_advantage="mean"))
+    assert [one.advantages for one in samples] == [(1.0,) * 3, (-1.0,) * 3]
 
 
 def test_where_there_is_no_reference_a_policy_is_at_no_distance_from_it() -> None:

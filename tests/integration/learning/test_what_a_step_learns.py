@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 from retcon import build
+from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
 from retcon.config.stages import stages_of
 from retcon.core.errors import IdleWarning, RecipeError, SandboxUnavailable
@@ -239,6 +240,13 @@ class Enough(Exception):
 
 def enough(*_: object, **named: object) -> None:
     raise Enough
+
+
+def test_what_an_engine_cannot_follow_is_refused_before_there_is_a_run(base: Path, tmp_path: Path) -> None:
+    recipe = load_recipe(None, ["engine.kind=vllm", "engine.url=http://127.0.0.1:1", "engine.lora=true"])
+    with pytest.raises(RecipeError, match=r"^engine\.lora gives servers adapters, and lora\.rank is 0"):
+        run_rl(recipe, base, tmp_path / "out", tasks=MIXED)
+    assert not (tmp_path / "out").exists()
 
 
 def test_every_stage_is_reckoned_with_before_there_is_a_run(

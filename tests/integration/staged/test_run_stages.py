@@ -17,6 +17,7 @@ from retcon.build import settle
 from retcon.config.schema import Recipe, TaskSection
 from retcon.config.stages import Stage, stages_of
 from retcon.core.errors import RecipeError, RecordError
+from retcon.core.seeds import derive
 from retcon.engine.types import GREEDY_BELOW
 from retcon.models.locating import called
 from retcon.runs.manifest import NOT_THERE
@@ -32,13 +33,16 @@ pytestmark = pytest.mark.torch
 
 @dataclass(frozen=True)
 class Letters(Ones):
-    """A task for each letter. held: those of the evaluation; in capitals they have ids of their own alone."""
+    """A task for each letter. held: those of the evaluation; in capitals they have ids of their own alone. leaking: the
+    seed of the run whose stream begins with the first of them."""
 
     letters: str = ""
     held: str = ""
+    leaking: int | None = None
 
     def train(self, seed: int) -> Iterator[Task]:
-        return (Task(letter, f"{letter}?", letter) for letter in self.letters)
+        leaks = self.leaking is not None and seed == derive("prompts", self.leaking)
+        return (Task(letter, f"{letter}?", letter) for letter in self.held[:leaks] + self.letters)
 
     def evaluation(self, count: int, seed: int) -> list[Task]:
         return [Task(one if one.isupper() else f"held/{one}", f"{one.lower()}?", one.lower()) for one in self.held]
@@ -47,9 +51,11 @@ class Letters(Ones):
 class LettersSection(TaskSection):
     letters: str = "abcdefgh"
     held: str = "yz"
+    leaking: int | None = None
+    said: str | None = None
 
     def build(self, count_tokens: object = None) -> Letters:
-        return Letters(letters=self.letters, held=self.held)
+        return Letters(system=self.said, letters=self.letters, held=self.held, leaking=self.leaking)
 
 
 @pytest.fixture(scope="module")
@@ -153,6 +159,20 @@ def test_problems_that_leave_no_room_are_refused_where_the_way_is_measured(base:
         run_of(base, A, B, rollout=tight)
 
 
+@pytest.mark.parametrize(
+    ("every", "told"),
+    [
+        (0, r"^stage 1, a: rollout\.max_tokens = 60: no room for an answer in 8 prompts"),
+        (1, "prompts of 2 of 2 problems leave no room"),
+    ],
+)
+def test_a_system_prompt_takes_room_too(every: int, told: str, base: Path) -> None:
+    given: dict[str, dict[str, object]] = {"rollout": {"max_tokens": 60}, "evaluate": {"every": every}}
+    run_of(base, A, B, **given)
+    with pytest.raises(RecipeError, match=told):
+        run_of(base, A, B, **given, task={"said": "Be brief. " * 60})
+
+
 @pytest.mark.parametrize("every", [0, 1])
 def test_a_stage_of_other_tasks_may_have_none_that_evaluations_measure(every: int, base: Path) -> None:
     """Whether or not there are evaluations on the way: there will be one afterwards."""
@@ -184,6 +204,42 @@ def test_of_tasks_that_are_evaluated_on_a_run_refuses_those_that_it_would_draw(h
     run_of(base, task=task, rl={"steps": 1})
     with pytest.raises(RecipeError, match="the two must not overlap"):
         run_of(base, A, {**B, "rl": {"lr": 1e-5}}, task=task)
+
+
+LEAKING = {"leaking": 5}
+
+
+@pytest.mark.parametrize(
+    ("stages", "task", "told"),
+    [
+        ((), LEAKING, "the two must not overlap"),
+        ((A, {**B, "task": {"letters": "stuvw", **LEAKING}}), {}, "would train on 1 of the problems that evaluations"),
+    ],
+    ids=["of its own tasks", "of a stage's"],
+)
+def test_what_a_run_refuses_is_what_its_own_seed_draws(
+    stages: tuple[dict[str, Any], ...], task: dict[str, object], told: str, base: Path
+) -> None:
+    run_of(base, *stages, task=task, run={"seed": 4})
+    with pytest.raises(RecipeError, match=told):
+        run_of(base, *stages, task=task, run={"seed": 5})
+
+
+@pytest.mark.parametrize("where", ["the run", "a stage"])
+def test_a_grader_that_cannot_be_had_is_told_before_work_starts(where: str, base: Path, tmp_path: Path) -> None:
+    for name in ("own", "other"):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"question": f"What is {name}?", "answer": "1"}) + "\n")
+    own: dict[str, object] = {"kind": "file", "path": str(tmp_path / "own.jsonl"), "evaluation_share": 0.0}
+    other: dict[str, object] = {"path": str(tmp_path / "other.jsonl")}
+
+    def settled() -> None:
+        stages = (A, {**B, "task": other}) if where == "a stage" else ()
+        settle_stages(recipe_of(base, *stages, task=own), base)
+
+    settled()
+    (other if where == "a stage" else own)["grader"] = "judge"
+    with pytest.raises(RecipeError, match="grader judge: url: Field required"):
+        settled()
 
 
 def test_lengths_that_are_open_are_each_stages_own(base: Path) -> None:

@@ -69,4 +69,5 @@ def test_of_a_batch_those_that_made_it_diverge_are_named() -> None:
     assert named(whole, void, whole) == "step 4: the loss is inf, by void"
     assert named(worth, whole, void) == "step 4: the loss is inf, by worth, void"
     assert named(whole, whole) == "step 4: the loss is inf, by whole, whole"
+    assert named(replace(whole, source=None), whole) == "step 4: the loss is inf, by a sample of 2 tokens, whole"
     assert named(*[void] * 7).endswith("by void, void, void, void, void and 2 more")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
@@ -57,6 +59,8 @@ def test_a_copy_in_another_dtype_follows_in_place(model: PreTrainedModel, dtype:
     assert weights.model.dtype == dtype
     before, where = logits(weights.model), places(weights.model)
     assert len(where) == len(list(model.named_parameters())), "a tied weight is there once"
+    assert not any(p.requires_grad for p in weights.model.parameters()), "nothing is learnt there"
+    assert weights.adapters is None
     train(model)
     assert torch.equal(logits(weights.model), before)
     weights.sync()
@@ -82,6 +86,18 @@ def test_adapters_are_merged_into_a_plain_copy(model: PreTrainedModel, dtype: to
     assert (logits(model) - plain).abs().max() > 10 * near
     assert places(weights.model) == where
     assert type(weights.model) is type(model)
+
+
+def test_an_engine_elsewhere_is_handed_adapters_with_the_layers_that_have_one(
+    model: PreTrainedModel, tmp_path: Path
+) -> None:
+    handed = EngineWeights(model, torch.float32, Adapter(model, LoraSection(rank=3), seed=0)).adapters
+    assert handed is not None
+    qwen = ("down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj")
+    wanted = ("c_attn", "c_fc", "c_proj") if isinstance(model, GPT2LMHeadModel) else qwen
+    assert (handed.rank, handed.targets) == (3, wanted)
+    handed.save(tmp_path)
+    assert (tmp_path / "adapter_model.safetensors").is_file()
 
 
 def test_what_adapters_leave_alone_is_shared(model: PreTrainedModel) -> None:

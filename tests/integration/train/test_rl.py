@@ -88,6 +88,15 @@ def test_a_step_has_every_figure_that_trackers_are_sent(base, tmp_path):
     assert {name.own for name in ALL} - elsewhere <= line.keys()
 
 
+def test_a_run_tells_nothing_of_what_it_does_not_do(base, tmp_path, monkeypatch):
+    """Nor has it a reference, which would take the memory of a second model."""
+    loaded, load = [], rl.Trainer.reference
+    monkeypatch.setattr(rl.Trainer, "reference", lambda of: (loaded.append(of.step), load(of))[1])
+    (line,) = run(base, tmp_path / "run", ((1.0, -1.0),), rl={"prompts": 1, "group": 2, "steps": 1})
+    assert not {"stage", "branches", "staleness_max", "eval_rollouts"} & line.keys()
+    assert loaded == []
+
+
 def test_a_steps_parts_take_no_longer_than_the_step(base, tmp_path):
     """In a run whose rollouts and whose update both take some time."""
     began = time.perf_counter()
@@ -95,6 +104,7 @@ def test_a_steps_parts_take_no_longer_than_the_step(base, tmp_path):
     took = time.perf_counter() - began
     parts = [line[f"{part}_seconds"] for part in ("rollout", "train", "sync")]
     assert all(0 <= part < took for part in parts)
+    assert all(isinstance(part, float) for part in (*parts, line["step_seconds"])), "and no whole number"
     assert parts[0] > 0 < parts[1]
     assert sum(parts) <= line["step_seconds"] + 0.001 < took + 0.001
     assert line["tokens_per_second"] == pytest.approx(line["total_tokens"] / line["step_seconds"], rel=0.02, abs=0.1)

@@ -19,7 +19,7 @@ from retcon.tasks.types import Task
 from retcon.tools.scripted import ScriptedTool
 from retcon.train.demos.annotated import AnnotatedSource, Style
 from retcon.train.demos.rolling import Roller
-from retcon.train.demos.shares import wanted_of
+from retcon.train.demos.shares import Share, wanted_of
 from teaching import annotated
 
 CHAT = Chat(ByteTokenizer())
@@ -46,7 +46,7 @@ class Grading:
         return replace(trajectory, reward=float(right and not (task.id in self.strict and trajectory.failures)))
 
 
-def made(total: int, share: float, twice: float, *, chunk: int, strict: Sequence[int] = ()) -> list[int]:
+def made(total: int, share: Share, twice: float, *, chunk: int, strict: Sequence[int] = ()) -> list[int]:
     """The failures in each demonstration that is kept."""
     rows = annotated(total)
     tasks = [
@@ -79,11 +79,13 @@ def test_both_shares_are_met_in_every_beginning_however_it_is_cut(share: float, 
         assert sum(failures > 1 for failures in kept[:total]) == wanted_of(failing, twice)
 
 
-def test_where_one_cannot_fail_as_it_should_another_one_does() -> None:
+def test_where_no_share_is_wanted_none_fails() -> None:
+    assert made(5, "any", 1.0, chunk=5) == [0] * 5
+
+
+@pytest.mark.parametrize(("strict", "failing"), [((), [1, 3, 6, 8]), ((3, 4), [0, 1, 6, 8]), ((0, 2, 3), [1, 4, 6, 8])])
+def test_where_one_cannot_fail_as_it_should_another_one_does(strict: tuple[int, ...], failing: list[int]) -> None:
     """As the grader takes none of its repairs: the first of those that were not to fail, or the next one of them."""
-    plain = made(10, 0.4, 1.0, chunk=10)
-    assert [n for n, failures in enumerate(plain) if failures] == [1, 3, 6, 8]
-    assert [n for n, failures in enumerate(made(10, 0.4, 1.0, chunk=10, strict=(3, 4))) if failures] == [0, 1, 6, 8]
-    found = made(10, 0.4, 1.0, chunk=10, strict=(0, 2, 3))
-    assert [n for n, failures in enumerate(found) if failures] == [1, 4, 6, 8]
+    found = made(10, 0.4, 1.0, chunk=10, strict=strict)
+    assert [n for n, failures in enumerate(found) if failures] == failing
     assert set(found) == {0, 2}

@@ -34,7 +34,7 @@ from retcon.train.demos.remote import RemoteTeacher, words_and_block
 from retcon.train.demos.rolling import TOO_LONG, WRONG, Roller, open_roller, rejections, tried
 from retcon.train.demos.solutions import read_steps
 from retcon.train.demos.types import LOST, DemoSetup
-from teaching import annotated
+from teaching import annotated, teacher_at
 
 TOKENIZER = ByteTokenizer()
 CHAT = Chat(TOKENIZER)
@@ -238,6 +238,21 @@ def test_candidates_are_counted_by_why_they_are_not_kept() -> None:
     assert made.rejected == Counter({OTHER: 2, FAILED: 2, LOST: 2, TOO_LONG: 2, "no annotated step": 2})
 
 
+def test_a_lesson_begins_with_its_words_and_takes_each_failure_back() -> None:
+    steps = read_steps("It is 5*6 = <<5*6=30>>30.", "5 times 6?", "30")
+    style = Style("before", "So {answer}: {answer}.", "any", 0.0)
+    candidate = Candidate(Task("t", "5 times 6?", "30"), steps, style, ("pint(", "prin("))
+    code, rng = "x1 = 5 * 6\nprint(x1)", random.Random(0)
+    again = "That failed. I correct it."
+    printed = ["Error", "None", "30.0"]
+    assert [candidate.lesson(printed[:n], rng) for n in range(4)] == [
+        ("It is x1.", "pint("), (again, "prin("), (again, code), ("So 30: 30.", None)
+    ]  # fmt: skip
+    assert [replace(candidate, failing=()).lesson(printed[2:][:n], rng) for n in range(2)] == [
+        ("It is x1.", code), ("So 30: 30.", None)
+    ]  # fmt: skip
+
+
 def test_each_way_to_go_wrong_is_tried_once_and_two_together_are_next_to_each_other() -> None:
     row = annotated(1)[0]
     steps = read_steps(row["answer"], row["question"], "69")
@@ -256,6 +271,16 @@ def test_each_way_to_go_wrong_is_tried_once_and_two_together_are_next_to_each_ot
         assert ways(2, seed) == list(pairwise(variants))
     assert ways(1, 0) != ways(1, 1)
     assert ways(1, 0) != ways(1, 0, replace(candidate, task=replace(candidate.task, id="u")))
+
+
+def test_a_server_is_asked_for_a_word_before_any_task_is_drawn() -> None:
+    tasks = Set()
+    with teacher_at(lambda messages: "Yes.") as server:
+        given = (f"demos.url={server.url}", "demos.model=big", "demos.tries=3")
+        source = opened_source(setup_of(tasks, "demos.kind=openai", *given))
+    assert (source.tries, source.roller.context.model, tasks.seeds) == (3, "big", [])
+    ((_, body),) = server.asked
+    assert body == {"model": "big", "messages": [{"role": "user", "content": "Say yes."}], "max_tokens": 16}
 
 
 class Speaking:
@@ -304,6 +329,7 @@ def test_what_a_model_behind_a_url_wrote_ends_with_its_room_and_cannot_be_scored
         (" It is 4.\n", "It is 4.", None),
         ("First.\n\n```python\n  x = 1\n\n```\nThen.", "First.", "  x = 1"),
         ("```py\nprint(1)```", "", "print(1)"),
+        ("```python\n\nX = 1\nX\n```", "", "X = 1\nX"),
         ("```Python \nprint(1)", "", "print(1)"),
         ("One:\n```python\na\n```\ntwo:\n```python\nb\n```", "One:", "a"),
         ("So:\n```python\n \n```\n", "So:\n```python\n \n```", None),

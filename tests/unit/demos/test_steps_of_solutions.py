@@ -80,6 +80,28 @@ def test_numbers_of_a_question_are_read_in_words_too_and_before_a_comma(question
         read_steps(f"{number}*2 = <<{number}*2={2 * number}>>{2 * number}", "Crates?", "")
 
 
+@pytest.mark.parametrize(
+    ("annotated", "written"),
+    [("-3+10", "-3 + 10"), ("+3+10", "3 + 10"), ("10-(-7)", "10 - -x1"), ("3.0*.5", "3 * 0.5")],
+)
+def test_numbers_have_their_signs_and_no_more_places_than_they_need(annotated: str, written: str) -> None:
+    solution = f"Both are 3+4 = <<3+4=7>>7.\nIt is <<{annotated}=0>>0 then."
+    assert expressions(solution, "3, 4, 10 and .5?") == ["3 + 4", written]
+
+
+def test_what_stands_after_the_answers_mark_is_no_step() -> None:
+    solution = "He has 2+3 = <<2+3=5>>5.\n#### 5\nOr 4+1 = <<4+1=5>>5."
+    assert expressions(solution, "2 and 3, 4 and 1?", "5") == ["2 + 3"]
+
+
+def test_a_line_may_have_steps_with_and_without_annotation() -> None:
+    solution = "There are 5 x 8 = 40 seats, of 6 - 1 = 6 kinds, and 40 - 6 = <<40-6=34>>34 are free."
+    steps = read_steps(solution, "5 rows of 8 seats, 6 of them taken?", "")
+    assert [(step.expression, step.words) for step in steps] == [
+        ("5 * 8", "There are x1 seats, of 6 - 1 = 6 kinds, and x2 are free."), ("x1 - 6", "")
+    ]  # fmt: skip
+
+
 def test_what_is_wrong_without_annotation_is_no_step() -> None:
     solution = "There are 5 x 8 = 41 seats.\nOf these 40 - 6 = <<40-6=34>>34 are free.\n#### 34"
     assert expressions(solution, "5 rows of 8, 40 seats, 6 of them taken?") == ["40 - 6"]
@@ -111,10 +133,25 @@ def test_a_sentence_names_results_by_their_variables_and_the_questions_numbers_a
     assert words(shops, "4 sacks at 9 in 36 shops?")[1] == "In 36 shops he gets x2."
 
 
+def test_a_comma_after_a_number_is_the_sentences() -> None:
+    two = "There are 5 x 8 = 40, of which 40 - 6 = <<40-6=34>>34, more or less, are free."
+    assert expressions(two, "5 rows of 8, 6 of them taken?") == ["5 * 8", "x1 - 6"]
+    assert words(two, "5 rows of 8, 6 of them taken?")[0] == "There are x1, of which x2, more or less, are free."
+    named = "The sacks cost 4*9 = <<4*9=36>>36.\nOf the 36, a third is 36/3 = <<36/3=12>>12."
+    assert words(named, "4 at 9?")[1] == "Of the x1, a third is x2."
+
+
+def test_a_sentence_keeps_the_money_that_no_step_has() -> None:
+    sentence = "Of the $60 and another $7.50 he has 60-12 = <<60-12=48>>48 left."
+    assert words(sentence, "$60, of which 12 are spent?") == ["Of the $60 and another $7.50 he has x1 left."]
+
+
 def test_of_results_that_are_equal_a_sentence_names_the_one_before_it_or_its_own_first() -> None:
     one = "She has 5: 2+3 = <<2+3=5>>5 and 4+1 = <<4+1=5>>5."
     steps = read_steps(f"{one}\nThe other 5 are 4+1 = <<4+1=5>>5.", "2, 3, 4 and 1?", "")
     assert [step.words for step in steps] == ["She has x1: x1 and x2.", "", "The other x2 are x3."]
+    after = words("That is 2+3 = <<2+3=5>>5 and 4+1 = <<4+1=5>>5 of the 5 here.", "2, 3, 4 and 1?")
+    assert after == ["That is x1 and x2 of the x1 here.", ""]
     assert words_and_code(steps[:2], "comments") == ("", "# She has x1: x1 and x2.\nx1 = 2 + 3\nx2 = 4 + 1\nprint(x2)")
     assert words_and_code(steps, "before")[0] == "She has x1: x1 and x2.\nThe other x2 are x3."
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ from retcon.config.schema import Recipe
 from retcon.core.errors import CheckpointError, RecordError
 from retcon.core.types import Segment, Trajectory, Turn
 from retcon.runs.comparing import Values, relevant
-from retcon.train.demos.journal import FileJournal
+from retcon.store.jsonl import line_of
+from retcon.train.demos.journal import FileJournal, begun
 from retcon.train.demos.types import Made
 
 RECIPE = load_recipe(None)
@@ -36,7 +38,8 @@ def test_a_second_one_over_the_same_file_is_refused_until_the_first_is_closed(tm
             assert other.stop == 0
     with FileJournal(file, MADE_FROM, RECIPE) as again:
         assert (again.stop, [one.id for one in again.kept]) == (1, ["t0"])
-        again.remove()
+        for _ in range(2):
+            again.remove()
     assert not partial.exists()
 
 
@@ -61,9 +64,10 @@ def test_what_two_commands_wrote_side_by_side_is_refused_with_its_line(tmp_path:
             journal.add(stretch(number))
     lines = partial.read_bytes().splitlines(keepends=True)
     assert [json.loads(line).get("stop") for line in lines] == [None, 1, 2]
-    partial.write_bytes(b"".join([*lines, lines[1]]))
-    with pytest.raises(CheckpointError, match=r"line 4: candidates up to 1 after those up to 2: two"):
-        FileJournal(file, MADE_FROM, RECIPE)
+    for again in (1, 2):
+        partial.write_bytes(b"".join([*lines, lines[again]]))
+        with pytest.raises(CheckpointError, match=rf"line 4: candidates up to {again} after those up to 2: two"):
+            FileJournal(file, MADE_FROM, RECIPE)
 
 
 def test_one_of_before_a_key_goes_on_where_the_key_has_its_default(tmp_path: Path) -> None:
@@ -108,3 +112,79 @@ def test_one_of_a_server_goes_on_where_that_is_asked_otherwise(tmp_path: Path) -
         assert again.stop == 1
     with pytest.raises(CheckpointError, match=r"other data \(demos\.tries was 4, is 5\): remove it"):
         FileJournal(tmp_path / "d.jsonl", *about("demos.tries=5"))
+
+
+def test_a_stretch_is_a_line_in_which_there_is_all_that_became_of_it(tmp_path: Path) -> None:
+    file, partial = tmp_path / "d.jsonl", tmp_path / "d.jsonl.partial"
+    made_from = {"inputs": {"täsks": "1f"}}
+    (one,), (two,) = stretch(1).kept, stretch(2).kept
+    stretches = [Made(4, (one, two), {"wröng": 1, "lost": 1}), Made(2), Made(3, (), {"wröng": 3})]
+    with FileJournal(file, made_from, RECIPE) as journal:
+        for made in stretches:
+            journal.add(made)
+    kept = ",".join(line_of(each).decode().strip() for each in (one, two))
+    assert partial.read_text(encoding="utf-8").splitlines() == [
+        '{"made_from":{"inputs":{"täsks":"1f"}}}',
+        f'{{"stop":4,"rejected":{{"wröng":1,"lost":1}},"kept":[{kept}]}}',
+        '{"stop":6,"rejected":{},"kept":[]}',
+        '{"stop":9,"rejected":{"wröng":3},"kept":[]}',
+    ]
+    with FileJournal(file, made_from, RECIPE) as again:
+        assert (again.stop, again.stretches) == (9, stretches)
+        assert (again.kept, again.rejected) == ([one, two], {"wröng": 4, "lost": 1})
+
+
+@pytest.mark.parametrize("lines", ['{"made_from":3}', '{"made_from":{"run":3}}', '{"made_from":{}}\n{"stop":1}',
+                                   '{"made_from":{}}\n{"stop":"1"}', '{"made_from":{}}\n3'])  # fmt: skip
+def test_one_in_which_something_else_stands_is_broken_and_left(tmp_path: Path, lines: str) -> None:
+    partial = tmp_path / "d.jsonl.partial"
+    partial.write_text(f"{lines}\n", encoding="utf-8")
+    with pytest.raises(CheckpointError, match=r"d\.jsonl\.partial is broken \("):
+        FileJournal(tmp_path / "d.jsonl", {}, RECIPE)
+    assert partial.read_text(encoding="utf-8") == f"{lines}\n"
+
+
+def test_a_trajectory_that_is_none_is_told_with_its_line(tmp_path: Path) -> None:
+    lines = ['{"made_from":{}}', '{"stop":1,"rejected":{},"kept":[]}', '{"stop":2,"rejected":{},"kept":[{"id":1}]}']
+    (tmp_path / "d.jsonl.partial").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    with pytest.raises(RecordError, match=r"d\.jsonl\.partial, line 3: "):
+        FileJournal(tmp_path / "d.jsonl", {}, RECIPE)
+
+
+def test_what_a_disk_has_no_room_for_is_told_and_not_counted(tmp_path: Path) -> None:
+    file, partial = tmp_path / "d.jsonl", tmp_path / "d.jsonl.partial"
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with FileJournal(file, MADE_FROM, RECIPE) as journal:
+        journal.add(stretch(0))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (partial.stat().st_size + 9, limits[1]))
+        try:
+            with pytest.raises(RecordError, match=r"d\.jsonl\.partial: what was made could not be added: .*too large"):
+                journal.add(stretch(1))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert (journal.stop, len(journal.kept)) == (1, 1)
+    assert partial.read_bytes().endswith(b'\n{"stop":2')
+    with FileJournal(file, MADE_FROM, RECIPE) as again:
+        assert (again.stop, len(again.kept)) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("left", "goes_on"),
+    [(None, False), ("", False), ("{", True), ('{"made_from":', True), ('{"made_from":{}}\n{"stop"', True)],
+)
+def test_a_file_is_begun_where_its_journal_is(tmp_path: Path, left: str | None, goes_on: bool) -> None:
+    if left is not None:
+        (tmp_path / "d.jsonl.partial").write_text(left, encoding="utf-8")
+    assert begun(tmp_path / "d.jsonl") is goes_on
+
+
+def test_what_is_somebody_elses_is_told_as_what_it_is_and_left(tmp_path: Path) -> None:
+    file, partial = tmp_path / "d.jsonl", tmp_path / "d.jsonl.partial"
+    partial.write_text('{"id":"t"}\n', encoding="utf-8")
+    for words in ("is no journal of demonstrations, and is left", r"is what `retcon purify … -o .*d\.jsonl` had done"):
+        with pytest.raises(CheckpointError, match=rf"d\.jsonl\.partial {words}"):
+            begun(file)
+        with pytest.raises(CheckpointError, match=words):
+            FileJournal(file, MADE_FROM, RECIPE)
+        (tmp_path / "d.jsonl.partial.json").touch()  # as `retcon purify` has beside it
+    assert partial.read_text(encoding="utf-8") == '{"id":"t"}\n'

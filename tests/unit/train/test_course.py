@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import random
 import warnings
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
@@ -11,7 +14,7 @@ from retcon.core.errors import DriftWarning, IdleWarning
 from retcon.train.algorithms.dapo import Dapo
 from retcon.train.algorithms.reinforce_pp import ReinforcePP
 from retcon.train.watch.course import Course
-from retcon.train.watch.drift import SIGMAS, WINDOW, Drift, drift
+from retcon.train.watch.drift import FAILURES, SIGMAS, WINDOW, Drift, drift
 
 TRIES = 50
 
@@ -34,6 +37,44 @@ def test_windows_that_overlap_are_not_compared() -> None:
     assert drift(steps(0.2)[:-1] + steps(0.4)) is None
     assert drift(steps(0.2, 0.4)) is not None
     assert drift(steps(0.0, 0.0)) == Drift(0.0, 0.0, 0.0), "no chance at all, and no division by it"
+
+
+def window_by_window(lines: Sequence[Mapping[str, float | None]]) -> tuple[float, float, float] | None:
+    """Best, now and sigmas, the last as the root of Pearson's χ² of the two windows' table."""
+
+    def window(start: int) -> tuple[int, int]:
+        part = lines[start : start + WINDOW]
+        tries, failures = (sum(int(line.get(name) or 0) for line in part) for name in ("first_tries", FAILURES))
+        return tries, failures
+
+    known = [one for start in range(len(lines) - 2 * WINDOW + 1) if (one := window(start))[0]]
+    if not known:
+        return None
+    tries, failed = min(known, key=lambda one: (one[1] / one[0], one[0]))
+    last, now = window(len(lines) - WINDOW)
+    if not last:
+        return None
+    worked = tries + last - failed - now
+    table = tries * last * (failed + now) * worked
+    chi = (now * (tries - failed) - failed * (last - now)) * math.sqrt((tries + last) / table) if table else 0.0
+    return failed / tries, now / last, chi
+
+
+def test_each_window_counts_by_its_own_tries() -> None:
+    """Steps have many tries, few or none, and some lack the figures."""
+    draw, found = random.Random(0), 0
+    for _ in range(300):
+        lines: list[dict[str, float | None]] = []
+        for _ in range(draw.randrange(4 * WINDOW)):
+            tries = draw.choice((0, 0, 1, 3, 40))
+            line: dict[str, float | None] = {"first_tries": tries, FAILURES: draw.randint(0, tries)}
+            lines.append(draw.choice((line, line, {"first_tries": None, FAILURES: None}, {})))
+        given, wanted = drift(lines), window_by_window(lines)
+        assert (given is None) == (wanted is None)
+        if given is not None:
+            assert (given.best, given.now, given.sigmas) == pytest.approx(wanted)
+            found += 1
+    assert found > 100
 
 
 def test_a_rise_must_be_large_and_beyond_chance() -> None:
@@ -67,6 +108,7 @@ def test_the_alarm_is_told_once_and_stays_in_the_metrics() -> None:
     assert str(told[0].message).startswith(f"step {alarms.index(1) + 1}: ")
     assert sum(alarms) > WINDOW
     assert alarms == sorted(alarms)
+    assert found["first_try_drift"] == pytest.approx(0.4)
 
 
 def test_a_run_that_goes_on_reckons_with_what_earlier_sessions_saw() -> None:
@@ -91,7 +133,8 @@ def test_a_run_whose_groups_teach_nothing_says_so_when_that_begins(passed: float
     first, again = told  # .6 among ten is .96; then one of ten that teaches is .9
     assert first.startswith(f"step {WINDOW}: in 96% of the groups of the last {WINDOW} steps")
     assert again.startswith(f"step {4 * WINDOW + 1}: in 100%")
-    assert ("A cold start may have to come first: docs/data/demonstrations.md" in first) == hint
+    advice = " A cold start may have to come first: docs/data/demonstrations.md." if hint else ""
+    assert first.endswith(f"trains on those (docs/training/selection.md).{advice}")
     assert f"({passed:.1%} of them pass)" in first
 
 
@@ -101,7 +144,7 @@ def test_other_tasks_and_groups_of_one_are_no_idling() -> None:
         course = Course(Dapo(), [{"same_reward": 1.0}] * (WINDOW - 1))
         course.data_since(5)
         course.tell_idling({"same_reward": 1.0})
-        alone = Course(Dapo(), [{"same_reward": None}] * WINDOW)
+        alone = Course(Dapo(), [{"same_reward": None}] * (WINDOW - 1))
         alone.tell_idling({"same_reward": None})
 
 

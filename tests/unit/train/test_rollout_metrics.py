@@ -167,6 +167,8 @@ def test_branches_are_counted_and_what_they_share():
     assert found["branch_shared_tokens"] == 3 * sum(len(s.ids) for s in shared)
     assert found["branch_shared_calls"] == 6
     assert rollout_metrics([[root, *two]])["sampled_tokens"] == root.sampled_tokens + 2 * len(own[0].segments[0].ids)
+    alone = replace(root, id="r", turns=tuple(replace(turn, entropy=3.0) for turn in root.turns))
+    assert branch_metrics([[root, *two], [alone]])["entropy_first"] == 2.0, "of every turn that was sampled first, once"
 
 
 def test_points_of_one_rollout_are_told_apart_and_a_repair_that_is_shared_is_counted_once():

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from retcon.build import build_chat, build_policy, build_sampling
@@ -16,7 +16,7 @@ from retcon.chat.template import read_template
 from retcon.chat.types import Told
 from retcon.config.load import apply_override
 from retcon.core.errors import RecipeError
-from retcon.core.types import Trajectory
+from retcon.core.types import TRAINED, Segment, Trajectory
 from retcon.engine.types import Generator
 from retcon.rollout.prompts import fitting, prompt_ids
 from retcon.store.fingerprint import fingerprint
@@ -62,7 +62,15 @@ class EngineSource:
             return trajectory
         system = self.into.system if task.system is None else task.system
         before: list[Told] = [] if system is None else [("system", system)]
-        return in_template(trajectory, self.into, [*before, *task.before, ("user", task.question)])
+        turns = [replace(turn, segments=tuple(map(self._unended, turn.segments))) for turn in trajectory.turns]
+        spoken = replace(trajectory, turns=tuple(turns))
+        return in_template(spoken, self.into, [*before, *task.before, ("user", task.question)])
+
+    def _unended(self, segment: Segment) -> Segment:
+        """Without the token by which the writer ends a turn: in the learner's template it would be words."""
+        chat, last = self.roller.context.chat, (segment.ids or ())[-1:]
+        ended = segment.kind in TRAINED and last and last[0] in chat.stop_ids
+        return replace(segment, text=segment.text.removesuffix(chat.tokenizer.decode(last))) if ended else segment
 
 
 @asynccontextmanager

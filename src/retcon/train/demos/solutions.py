@@ -19,7 +19,7 @@ from retcon.train.demos.arithmetic import NoArithmetic, numbers_in, parse, value
 
 OPEN = "<<"
 _MONEY = r"[$€£]?"
-_NUMBER = r"\d[\d,]*(?:\.\d+)?|\.\d+"
+_NUMBER = r"\d(?:[\d,]*\d)?(?:\.\d+)?|\.\d+"
 _SAID = r"[$€£(\d.+\-–−][\d\s.,$€£%*/xX×÷+\-–−()]*?"
 _STEP = re.compile(
     rf"(?P<said>{_SAID})?\s*(?P<equals>=?)\s*{_MONEY}\s*"
@@ -223,6 +223,6 @@ def _read(text: str | None) -> ast.expr | None:
 
 def _numbers(text: str) -> list[Fraction]:
     """Those that a text has, in digits or in words."""
-    in_digits = (rational(match[0].rstrip(",")) for match in re.finditer(_NUMBER, text))
+    in_digits = (rational(match[0]) for match in re.finditer(_NUMBER, text))
     in_words = (_IN_WORDS.get(word) for word in re.findall("[a-z]+", text.lower()))
     return [value for value in (*in_digits, *in_words) if value is not None]

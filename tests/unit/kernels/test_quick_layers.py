@@ -1,0 +1,184 @@
+"""Linear layers and norms as training computes them on a CPU: against torch's own, and only where they are meant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="training needs the [train] extra")
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from retcon.train.kernels import linear
+from retcon.train.kernels.linear import product, quick_linears
+from retcon.train.kernels.norms import quick_norms
+
+pytestmark = pytest.mark.torch
+
+
+AVAILABLE = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+@pytest.fixture(autouse=True)
+def onednn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is oneDNN it is used, whether or not it is the quicker one on this CPU."""
+    monkeypatch.setattr(linear, "AVAILABLE", AVAILABLE)
+
+
+class Products(TorchDispatchMode):
+    """Counts the products by oneDNN."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += "_linear_pointwise" in str(func)
+        return func(*args, **(kwargs or {}))
+
+
+def by_onednn(compute: Callable[[], object]) -> int:
+    with Products() as products:
+        compute()
+    return products.count
+
+
+def drawn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64).to(dtype)
+
+
+def as_usual(dtype: torch.dtype) -> Any:
+    return {torch.float32: {"atol": 1e-5, "rtol": 1e-5}, torch.float64: {"atol": 1e-12, "rtol": 1e-9}}[dtype]
+
+
+@pytest.mark.parametrize("shape", [(8,), (3, 8), (2, 3, 8)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_product_has_its_bias_in_either_precision(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    x, weight, bias = drawn(*shape, dtype=dtype), drawn(4, 8, dtype=dtype), drawn(4, dtype=dtype)
+    torch.testing.assert_close(product(x, weight), x @ weight.t(), **as_usual(dtype))
+    torch.testing.assert_close(product(x, weight, bias), x @ weight.t() + bias, **as_usual(dtype))
+    quick = AVAILABLE and dtype == torch.float32
+    assert by_onednn(lambda: product(x, weight, bias)) == quick
+
+
+@pytest.mark.parametrize(("wanted", "bias"), [("xwb", True), ("xw", False), ("x", False), ("x", True), ("w", False),
+                                              ("wb", True), ("b", True)])  # fmt: skip
+def test_a_quick_layer_has_the_gradients_that_are_wanted(wanted: str, bias: bool) -> None:
+    layer, x, weights = nn.Linear(8, 4, bias=bias), drawn(2, 3, 8), drawn(2, 3, 4)
+    leaves = {"x": x, "w": layer.weight, "b": layer.bias}
+    for name, leaf in leaves.items():
+        if leaf is not None:
+            leaf.requires_grad_(name in wanted)
+    asked = [leaves[name] for name in wanted]
+    plain = layer(x)
+    gradients = torch.autograd.grad((plain * weights).sum(), asked)
+    found: list[Any] = []
+
+    def compute() -> None:
+        found.append(layer(x))
+        found.append(torch.autograd.grad((found[0] * weights).sum(), asked))
+
+    with quick_linears(nn.Sequential(layer)):
+        count = by_onednn(compute)
+    torch.testing.assert_close(found, [plain, gradients])
+    assert count == AVAILABLE * (1 + ("x" in wanted) + ("w" in wanted)), "nothing is computed that nobody wants"
+    assert by_onednn(lambda: layer(x)) == 0
+
+
+def test_layers_of_their_own_kind_and_others_in_bfloat16_are_left_alone() -> None:
+    class Doubled(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            return 2 * super().forward(input)
+
+    layers, x = nn.Sequential(Doubled(8, 8), nn.Linear(8, 4)), drawn(2, 3, 8)
+    plain = layers(x)
+    with quick_linears(layers):
+        torch.testing.assert_close(layers(x), plain)
+        with quick_linears(layers):
+            torch.testing.assert_close(layers(x), plain)
+        assert by_onednn(lambda: layers(x)) == AVAILABLE
+        with torch.autocast("cpu", torch.bfloat16):
+            assert layers(x).dtype == torch.bfloat16
+            assert by_onednn(lambda: layers(x)) == by_onednn(lambda: product(x, layers[1].weight)) == 0
+
+
+class RMSNorm(nn.Module):
+    """As models have it."""
+
+    def __init__(self, size: int, epsilon: float = 0.5) -> None:
+        super().__init__()
+        self.weight, self.variance_epsilon = nn.Parameter(torch.linspace(0.5, 2, size)), epsilon
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.to(self.weight.dtype)
+        return self.weight * wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.variance_epsilon)
+
+
+@pytest.mark.parametrize("shape", [(3, 8), (2, 5, 8), (2, 3, 4, 8)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_quick_norm_and_its_gradients_are_those_of_the_formula(
+    shape: tuple[int, ...], dtype: torch.dtype, frozen: bool
+) -> None:
+    norm, x, weights = RMSNorm(8).to(dtype), drawn(*shape, dtype=dtype).requires_grad_(), drawn(*shape, dtype=dtype) + 1
+    norm.weight.requires_grad_(not frozen)
+    asked = [x] if frozen else [x, norm.weight]
+    plain = norm(x)
+    gradients = torch.autograd.grad((plain * weights).sum(), asked)
+    with quick_norms(nn.Sequential(norm)):
+        found = norm(x)
+    assert type(found.grad_fn).__name__ == "_RMSNormBackward"
+    torch.testing.assert_close(found, plain, **as_usual(dtype))
+    torch.testing.assert_close(torch.autograd.grad((found * weights).sum(), asked), gradients, **as_usual(dtype))
+
+
+def test_a_quick_norm_of_bfloat16_is_computed_in_float32() -> None:
+    norm, x = RMSNorm(8), drawn(2, 3, 8).to(torch.bfloat16).requires_grad_()
+    plain = norm(x)
+    with quick_norms(nn.Sequential(norm)):
+        found = norm(x)
+    torch.testing.assert_close(found, plain)
+    gradients = [torch.autograd.grad(y.square().sum(), x)[0] for y in (found, plain)]
+    assert gradients[0].dtype == torch.bfloat16
+    torch.testing.assert_close(*gradients, atol=0.02, rtol=0.02)
+
+
+class SampleRMSNorm(RMSNorm):
+    """Over n - 1, so that 8 numbers give what is 7 % less."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean = x.square().sum(-1, keepdim=True) / (x.shape[-1] - 1)
+        return self.weight * x * torch.rsqrt(mean + self.variance_epsilon)
+
+
+class BiasedRMSNorm(RMSNorm):
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.bias = nn.Parameter(torch.zeros(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + self.bias
+
+
+class Scaled(RMSNorm):
+    """Of another name."""
+
+
+class OwnRMSNorm(nn.RMSNorm):
+    """torch's, which calls its parts otherwise."""
+
+
+def test_only_norms_that_are_known_by_name_parts_and_formula_are_computed_here() -> None:
+    norms = nn.ModuleList([RMSNorm(8), SampleRMSNorm(8), BiasedRMSNorm(8), Scaled(8), OwnRMSNorm(8), RMSNorm(8)])
+    held = RMSNorm(8)
+    held.forward = own = lambda x: 3 * x
+    model = nn.ModuleList([norms, held])
+    x = drawn(2, 8)
+    with quick_norms(model), quick_norms(model):
+        assert ["forward" in vars(norm) for norm in norms] == [True, False, False, False, False, True]
+        assert held.forward is own
+        torch.testing.assert_close(held(x), 3 * x)
+    assert not any("forward" in vars(norm) for norm in norms)
+    assert held.forward is own
