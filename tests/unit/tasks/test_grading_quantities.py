@@ -111,6 +111,11 @@ def test_what_may_be_another_number_is_not_read(said: str) -> None:
         ("2.5 kWh", r"2.5\text{ kWh}", True),
         ("12", "12 GB", True),
         ("12 GB", "12 MB", False),
+        ("9.8 ft/sec^2", "9.8", True),
+        ("9.8 meters/second^2", "9.8 meters per square second", True),
+        ("12 in/s", "12 in", False),
+        ("12 in/s", "12 cm/s", False),
+        ("5 flowers per square", "5 flowers", False),
         ("2", "2mg", False),  # m·g
         ("5", "5/s", False),
         ("18 oranges", "18 orange", True),

@@ -142,10 +142,10 @@ class MathGrader:
             return False
         if said == answer.strip():
             return True
-        coded = same_code(answer, said)
+        ours, theirs = _latex(answer), in_latex(said)
+        coded = same_code(ours, theirs)
         if coded is not None:
             return coded
-        ours, theirs = _latex(answer), in_latex(said)
         ours, theirs = in_ratio(ours, theirs), in_ratio(theirs, ours)
         plain = listed if lists(ours) or lists(theirs) else ungrouped
         ours, theirs = plain(ours), plain(theirs)

@@ -29,11 +29,13 @@ _AROUND = re.compile(
 )
 _LETTERED = re.compile(rf"(.*\d)\s*({LETTERS})(?:\s?/\s?({LETTERS})(?:\^\{{?([23])\}}?)?)?", re.ASCII | re.DOTALL)
 _TEXT = re.compile(r"\\text\{([^{}]*)\}")
-_LENGTH = (
-    r"(?i:[kcmd]m|in(?:ch(?:es)?)?|ft|foot|feet|yd|yards?|mi(?:les?)?|(?:centi|deci|kilo|milli)?met(?:er|re)s?|units?)"
+RAISABLE = (
+    r"(?i:[kcmd]m|in(?:ch(?:es)?)?|ft|foot|feet|yds?|yards?|mi(?:les?)?|(?:centi|deci|kilo|milli)?met(?:er|re)s?|units?"
+    r"|sec(?:onds?)?|min(?:utes?)?|h(?:ou)?rs?)"
 )
+"""Units that are raised: other letters are variables."""
 _POWER = re.compile(  # not 3xy^2
-    rf"(\\text\{{[^{{}}]*\}}|(?<!{_LETTERS})(?<!\\){_LENGTH})\s?\^\s?\{{?([23])\}}?(?!\d)"
+    rf"(\\text\{{[^{{}}]*\}}|(?<!{_LETTERS})(?<!\\){RAISABLE})\s?\^\s?\{{?([23])\}}?(?!\d)"
 )
 _DEGREES = re.compile(
     r"\s?\^\s?\{?\\circ(?![A-Za-z])\s?\}?\s?(?:\\text\{\s*)?([CF])?(?![A-Za-z])\}?|\\degree(?![A-Za-z])"
@@ -46,7 +48,7 @@ _UNITS = re.compile(  # at the end of a formula
     r"(?:\s?/\s?)?)+[\s.]*$"
 )
 _GLUED = re.compile(r"(?<=\d)(?=(?:[kcm]m|kg|mL|ft|lbs?|oz|hrs|min|sec|[mk]ph)(?![A-Za-z]))")  # 12kg; 2mg may be m·g
-_PER_POWER = re.compile(rf"(/\s?(?:{LETTERS}|{_LENGTH}))\s?\^\s?\{{?([23])\}}?(?!\d)")  # kg/m^3
+_PER_POWER = re.compile(rf"(/\s?(?:{LETTERS}|{RAISABLE}))\s?\^\s?\{{?([23])\}}?(?!\d)")  # kg/m^3
 _PER_LETTER = re.compile(rf"(?<=[A-Za-z]{{2}})\s?/\s?({LETTERS})(?![A-Za-z])")  # km/h, but not m/s
 _PER = re.compile(rf"(?<!\s)\s*/\s*(?={_MARK}?{_LETTERS})(?!{_MARK}?false)")
 _QUARTERS = re.compile(rf"^\s*{_MARK}?\s*quarters(?!{_LETTERS})", re.IGNORECASE)
@@ -269,7 +271,7 @@ def _of(words: list[str]) -> Unit:
         if EACH.fullmatch(word):
             per = _counted_by(words[n + 1 :])
             break
-        if ENDS.fullmatch(word) and not (word == "in" and n + 1 == len(words)):
+        if ENDS.fullmatch(word) and not (word == "in" and words[n + 1 : n + 2] in ([], ["per"])):
             break
         if word in _RAISED:
             power = _RAISED[word]
@@ -284,7 +286,7 @@ def _of(words: list[str]) -> Unit:
 def _counted_by(words: list[str]) -> str:
     """The noun behind `per`, with its power: `second2`."""
     power = next((str(_RAISED[word]) for word in words if word in _RAISED), "")
-    counted = next((noun(word) for word in words if word not in _RAISED), "")
+    counted = next((noun(word) for word in words if word not in _RAISED), "".join(words))
     return counted and f"{counted}{power}"
 
 

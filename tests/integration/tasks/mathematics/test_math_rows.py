@@ -140,6 +140,9 @@ RIGHT = [
     ("#### 40 mph", "40 miles per hour"),
     ("#### 12kg", "12"),
     (r"\boxed{3y^2x}", "3xy^2"),
+    ("So it is 3xy^2", "3xy^2"),
+    ("The answer is 0.5 mv^2.", r"\frac12 mv^2"),
+    (r"\boxed{9.8}", "9.8 meters/second^2"),
     (r"\boxed{\frac{mv^2}{2}}", r"\frac12 mv^2"),
     ("The answer is 12kg.", "12 kg"),
     (r"\boxed{12}", "12kg"),
@@ -182,7 +185,10 @@ RIGHT = [
     ("The answer is 2024-05-01.", "2024-05-01"),
     (r"\boxed{\text{2024-5-1}}", "2024-05-01"),
     ("The answer is 192.168.0.1.", "192.168.0.1"),
-    (r"\boxed{31}", "0x1F"),
+    ("The answer is 0xFF.", "0xff"),
+    (r"\boxed{2024–05‑01}", "2024-05-01"),
+    (r"\boxed{\(2024-05-01\)}", "2024-05-01"),
+    (r"\boxed{555-1234}", "555-1234"),
     # words
     ("The answer is New York.", r"\text{New York}"),
     ("False", "False"),
@@ -340,6 +346,11 @@ WRONG = [
     (r"\boxed{2024-01-05}", "2024-05-01"),
     ("The answer is 10.0.0.1.", "192.168.0.1"),
     (r"\boxed{0x2F}", "0x1F"),
+    (r"\boxed{31}", "0x1F"),
+    ("The answer is 0xA.", "0"),
+    (r"\boxed{2024-5-1}", "2018"),
+    (r"\boxed{555-1234}", "-679"),
+    (r"\boxed{-679}", "555-1234"),
 ]
 
 
