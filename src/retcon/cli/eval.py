@@ -90,11 +90,13 @@ def evaluate(
     kept = f"the problems that are measured are kept in {out}; the same command continues"
     with interruptible(kept), telling(f"evaluating {checkpoint}") as tell:
         path = run_evaluation(recipe, folder, out, on_progress=tell, on_place=tell_place)
-    from retcon.report.tables import result_table, result_title
+    from retcon.report.tables import result_table, result_title, tell_cut_off
 
     console, result = plain_console(), read_result(path)
     console.print(result_title(result), style="bold", soft_wrap=True)
     console.print(result_table(result), soft_wrap=False)
+    if said := tell_cut_off(result):
+        console.print(said, style="yellow")
     console.print(f"result: {path}\ntry: {command_line('retcon', 'show', out / 'trajectories-t1.jsonl')}")
 
 

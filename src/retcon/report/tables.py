@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -104,6 +105,8 @@ def comparison_table(cold_start: Figures, arms: Mapping[str, Figures], *, seeds:
     return table
 
 
+FEW = 0.1
+"""Share of rollouts that may be cut off without being told."""
 SECTION_ENDS = ("pass8", "tokens", "train_failed_calls")
 
 
@@ -150,3 +153,18 @@ def result_table(result: Result) -> Table:
     table.add_row("problems", *(str(len(s.problems)) for s in settings))
     table.add_row("lost", *(str(s.lost) for s in settings))
     return table
+
+
+def tell_cut_off(result: Result) -> str:
+    """What to say where more than a FEW rollouts ended for want of tokens, "" where they did not: a model that thinks
+    at length is not measured by what is cut off."""
+    stops = Counter[str]()
+    for setting in result.settings.values():
+        stops.update(setting.stops)
+    if stops["length"] <= FEW * stops.total():
+        return ""
+    limit = result.recipe.get("rollout", {}).get("max_tokens", "?")
+    return (
+        f"{stops['length']:,} of {stops.total():,} rollouts ended for want of tokens, and an answer that is cut off is "
+        f"wrong: raise rollout.max_tokens (here {limit}) where the model takes more (docs/data/problems.md)"
+    )

@@ -22,6 +22,8 @@ from retcon.cli.app import app
         (("recipes", "mini/grpo", "--markdown"), "--markdown: it is of the whole list: leave mini/grpo out"),
         (("diff", "FILE", "--seed", "0"), "--seed: it is of a draw"),
         (("diff", "FILE", "--sample", "2", "--all"), "--all: --sample 2 shows no more"),
+        (("sft", "--from", "mine"), "--from: here it is a key of the recipe: model.path=mine"),
+        (("train", "RECIPE", "--data", "mine.csv"), "--data: here it is a key of the recipe: task.path=mine.csv"),
     ],
     ids=lambda value: "" if isinstance(value, str) else " ".join(value),
 )

@@ -30,6 +30,7 @@ from retcon.report.tables import (
     result_table,
     result_title,
     stacked,
+    tell_cut_off,
 )
 from retcon.store import jsonl
 
@@ -154,6 +155,20 @@ def test_an_evaluation_fits_eighty_columns_and_tells_pass_at_16() -> None:
     assert "…" not in text
     rows = [line.split()[0] for line in text.splitlines() if line.strip()]
     assert [row for row in rows if row.startswith("pass@")] == ["pass@1", "pass@8", "pass@16"]
+
+
+@pytest.mark.parametrize(("cut", "told"), [(10, False), (11, True)])
+def test_an_evaluation_tells_of_rollouts_that_were_cut_off(cut: int, told: bool) -> None:
+    found = result(random.Random(0), 0.5, 0.3)
+    stops = {"answer": 50 - cut // 2, "length": cut // 2}, {"answer": 50 - (cut - cut // 2), "length": cut - cut // 2}
+    settings = {
+        name: msgspec.structs.replace(setting, stops=ends)
+        for (name, setting), ends in zip(found.settings.items(), stops, strict=True)
+    }
+    made = msgspec.structs.replace(found, settings=settings, recipe={"rollout": {"max_tokens": 1120}})
+    said = tell_cut_off(made)
+    assert bool(said) is told
+    assert not told or (said.startswith("11 of 100 rollouts ended for want of tokens") and "here 1120" in said)
 
 
 def replace_tokens(setting: Setting, tokens: float) -> Setting:

@@ -63,6 +63,7 @@ def test_markup_and_sentences_change_nothing(said: str) -> None:
 18 eggs or 19|18 eggs and 19 pears|between 18 and 20|not 18|less than 18|minus 18|-18 eggs|no 18|18 times as many
 18 xy|18 n|18x|x18|18th|18k|18!|18 AB|18 abc|18 pi|18\\pi|\\sqrt{18} eggs|sin 18|-(18)|18^2 eggs|18_9 eggs|18 sqrt
 18 eggs + 1|18 - price|price - 18|1/18 eggs|/18 eggs|eggs/18|18/n|18 * eggs|18 x 2 eggs|18:30 hours|18, 19|18 19
+18xy^2|18 ab^3|18by^2|18/xy^2|\\frac{36}{2} mv^2
 18 a|a 18|arctan 18|cosh 18|sine 18|ceil(18)|18 alpha|all except 18|every number but 18|multiples of 18|primes below 18
 at least 18|18 times as many|18 dots|under 18|18 below zero|loss of 18|18 lakh|18 hundred|wrong 18|option 18
 March 18|18 BCE
@@ -94,6 +95,29 @@ def test_what_may_be_another_number_is_not_read(said: str) -> None:
         ("18 clips", "Natalia sold 18 clips in all", True),
         ("40 miles", "40 miles per hour", False),
         ("5 meters/second", "5 meters per second", True),
+        ("12kg", "12 kg", True),
+        ("12", "12kg", True),
+        ("12kg", r"12\text{ g}", False),
+        ("60 km/h", r"60\text{ km/h}", True),
+        ("60 km/h", "60 km per hour", True),
+        ("60", "60 km/h", True),
+        ("60 km/h", "60 mph", False),
+        ("60 km/h", "61 km/h", False),
+        ("1000 kg/m^3", r"1000 \text{kg/m^{3}}", True),
+        ("1000 kg/m^3", r"1000 \text{kg/m}^{3}", True),
+        ("1000 kg/m^3", "1000 kg per cubic meter", True),
+        ("1000 kg/m^3", "1000 kg/m^2", False),
+        ("90 people per square mile", "90 people per square km", False),
+        ("2.5 kWh", r"2.5\text{ kWh}", True),
+        ("12", "12 GB", True),
+        ("12 GB", "12 MB", False),
+        ("9.8 ft/sec^2", "9.8", True),
+        ("9.8 meters/second^2", "9.8 meters per square second", True),
+        ("12 in/s", "12 in", False),
+        ("12 in/s", "12 cm/s", False),
+        ("5 flowers per square", "5 flowers", False),
+        ("2", "2mg", False),  # m·g
+        ("5", "5/s", False),
         ("18 oranges", "18 orange", True),
         ("18 eggs", "The answer is 18 eggs.", True),
         ("18 eggs", "18 pears", False),
@@ -138,6 +162,13 @@ TIME = r"3\text{ hours } 20\text{ minutes}"
         ("2 hours 30 minutes", "2 minutes 30 seconds", False),
         ("5 cm by 3 cm", "3 cm by 5 cm", True),
         ("2 R 3", "2 R 4", False),
+        ("5 m/s", r"5\text{ m/s}", True),
+        ("5 m/s", "5 meters per second", True),
+        ("9.8 m/s^{2}", r"9.8\text{ m/s}^{2}", True),
+        (r"9.8 \text{m/s^{2}}", "9.8 m/s^2", True),
+        ("9.8 m/s^2", r"9.8\text{ m/s}", None),
+        ("5 m/s", r"6\text{ m/s}", None),
+        ("5 m/s", r"5\text{ m/h}", None),
         ("2 and 3", "2", None),
         ("2, 3", "3, 2", None),
         ("2a, 3b", "2a", None),

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retcon.tasks.graders.text import final_answer, integer, rational, same_choice, same_text
+from retcon.tasks.graders.text import final_answer, integer, rational, same_choice, same_code, same_text
 
 
 @pytest.mark.parametrize(
@@ -209,3 +209,36 @@ def test_headings_mark_no_answer() -> None:
     assert same_choice("B", "#### Solution\nIt is 42.\n\nThe answer is (B).")
     assert same_text("Paris", "#### Solution\nIn France.\n#### Answer\n**Paris**")
     assert not same_choice("B", "#### A\n#### B\n#### Solution\n#### C")
+
+
+@pytest.mark.parametrize(
+    ("answer", "said", "same"),
+    [
+        ("2024-05-01", "2024-05-01", True),
+        ("2024-05-01", r"\text{2024/5/1}.", True),
+        ("2024-05-01", "2024-01-05", False),
+        ("2024-05-01", "2018", False),
+        ("01/02/2024", "02/01/2024", False),
+        ("01/02/2024", "1/4048", False),
+        ("192.168.0.1", r"\texttt{192.168.0.1}", True),
+        ("192.168.0.1", "192.168.0.2", False),
+        ("192.168.0.1", "10.0.0.1", False),
+        ("3.1.4", "3.4.1", False),
+        ("555-1234", "555-1234.", True),
+        ("555-1234", "-679", False),
+        ("800-555-1234", "-989", False),
+        ("2018", "2024-5-1", False),
+        ("-679", "555-1234", False),
+        ("0", "0x5", False),
+        ("0", "-0xA", False),
+        ("-1950", "50-2000", None),
+        ("2018", "2024-6", None),
+        ("1.234.567", "1234567", None),
+        ("12/5", "2.4", None),
+        ("3.14", "3.14", None),
+        ("0x", "0", None),
+        ("0x1F", "0", None),
+    ],
+)
+def test_dates_addresses_and_telephone_numbers_are_no_formulas(answer: str, said: str, same: bool | None) -> None:
+    assert same_code(answer, said) is same

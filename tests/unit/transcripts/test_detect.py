@@ -91,6 +91,21 @@ def test_tool_use_that_nothing_reads_is_an_error_with_the_nearest_format(tmp_pat
         run(tmp_path, lines([steps]))
 
 
+@pytest.mark.parametrize("name", ["dialogue", "sample.messages"])
+def test_messages_that_stand_elsewhere_are_told_where(name: str, tmp_path: Path) -> None:
+    made: Any = messages(CLEAN)["messages"]
+    for part in reversed(name.split(".")):
+        made = {part: made}
+    with pytest.raises((RecordError, Stopped), match=f"messages under '{name}' are not looked for: put them"):
+        run(tmp_path, lines([made, made]))
+
+
+def test_messages_that_are_a_text_are_told_so(tmp_path: Path) -> None:
+    written = {"messages": json.dumps(messages(CLEAN)["messages"])}
+    with pytest.raises((RecordError, Stopped), match="'messages' is the text of a list of messages: write the list"):
+        run(tmp_path, lines([written]))
+
+
 def test_the_nearest_format_is_looked_for_only_where_it_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

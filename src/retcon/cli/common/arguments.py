@@ -17,12 +17,23 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
+def _elsewhere(flag: str, key: str) -> object:
+    """A flag of other commands, which here is a key of the recipe."""
+
+    def refuse(value: str | None) -> None:
+        refuse_idle(flag, value is not None, f"here it is a key of the recipe: {key}={value}")
+
+    return typer.Option(flag, hidden=True, callback=refuse)
+
+
 def _changes(of: str, example: str) -> object:
     return typer.Argument(metavar="KEY=VALUE", help=f"{of}, such as [bold]{example}[/].", show_default=False)
 
 
 _RECIPE, _KEYS = "Changes to the recipe", "Keys of a recipe to set"
 Overrides = Annotated[list[str] | None, _changes(_RECIPE, "rl.steps=40")]
+NoStart = Annotated[str | None, _elsewhere("--from", "model.path")]
+NoData = Annotated[str | None, _elsewhere("--data", "task.path")]
 DemosOverrides = Annotated[list[str] | None, _changes(_RECIPE, "sft.demonstrations=1000")]
 SFTOverrides = Annotated[list[str] | None, _changes(_RECIPE, "sft.steps=400")]
 ModelOverrides = Annotated[list[str] | None, _changes(_KEYS, "rollout.temperature=1")]

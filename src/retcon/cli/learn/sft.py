@@ -10,6 +10,7 @@ import typer
 
 from retcon.cli.common.arguments import (
     DryRun,
+    NoStart,
     Out,
     RecipeName,
     SFTOverrides,
@@ -47,6 +48,7 @@ def sft(
         ),
     ] = None,
     dry_run: DryRun = False,
+    _start: NoStart = None,
 ) -> None:
     """Supervised training: a cold start on a teacher's demonstrations, or training on your own transcripts."""
     from retcon.cli.common.overriding import of_sections

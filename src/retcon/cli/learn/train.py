@@ -7,6 +7,7 @@ from pathlib import Path
 
 from retcon.cli.common.arguments import (
     DryRun,
+    NoData,
     Out,
     Overrides,
     RecipeName,
@@ -20,6 +21,9 @@ from retcon.cli.common.interrupt import interruptible
 from retcon.cli.common.progress import tell_place, telling_steps
 from retcon.core.texts import counted
 
+MANY = 0.25
+"""Share of rollouts that may be cut off without being told."""
+
 
 def train(
     recipe: RecipeName,
@@ -28,6 +32,7 @@ def train(
     start: Start = None,
     out: Out = Path("runs/train"),
     dry_run: DryRun = False,
+    _data: NoData = None,
 ) -> None:
     """Reinforcement learning from a checkpoint, with or without purification, in one stage or several, as the recipe
     says."""
@@ -67,6 +72,12 @@ def train(
         lines.append(
             f"{lost:,} of {counted(made, 'rollout')} were lost to faults of the sandbox, the engine or a grader, and "
             "nothing is learnt from them; each reason was told when it first came up"
+        )
+    shares = [share for line in steps if (share := line.get("cut_off")) is not None]
+    if shares and sum(shares) > MANY * len(shares):
+        lines.append(
+            f"{sum(shares) / len(shares):.0%} of the rollouts ended for want of tokens or turns (`cut_off` in the "
+            "metrics): rollout.max_tokens or rollout.max_turns may be too few for this model (docs/data/problems.md)"
         )
     if not any(line.get("grad_norm") for line in steps):
         lines.append(

@@ -72,7 +72,8 @@ class Convention:
     def nearest(self, need: str, names: Iterable[str]) -> str:
         """What to say of a column that may be meant by one of `needs`: none that is another one already."""
         taken = {name for other in self.needs for name in other.split("|")}
-        free = [name for name in names if name not in taken]
+        tests = "test" in need  # which `target` does not mean
+        free = [name for name in names if name not in taken and (not tests or "test" in name.casefold())]
         return next((hint for name in need.split("|") if (hint := nearest(name, free))), "")
 
 

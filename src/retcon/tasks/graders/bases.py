@@ -1,4 +1,4 @@
-r"""Numbers that are written with their base: `52_8`, `52_{\text{eight}}`, `(52)_8`, `52₈`, `52 in base 8`.
+r"""Numbers that are written with their base: `52_8`, `52_{\text{eight}}`, `(52)_8`, `52₈`, `52 in base 8`, `0x2A`.
 
 Math-Verify reads the digits and ignores the base. Pure functions; no pattern goes back over what it has read, as it is
 a model that writes the text.
@@ -17,6 +17,7 @@ _DIGIT = "(?:[\\dac-f]|b(?!ase))"
 _DIGITS = rf"(?:([+-])\s*+)?(?=[a-f]*\.?\d)({_DIGIT}++(?:,{_DIGIT}{{3,4}})*+(?:\.{_DIGIT}++)?|\.{_DIGIT}++)"
 _BASE = r"\s*+(?:_\s*+(?:base)?|(?:in\s*+)?base)[\s-]*+(\w++)"
 _NUMBER = re.compile(rf"(?<![\w.,]){_DIGITS}{_BASE}", re.ASCII | re.IGNORECASE)
+_HEXADECIMAL = re.compile(r"(?<![\w.,])0x([\da-f]++)(?!\w)", re.ASCII | re.IGNORECASE)
 _NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 _NOTHING = re.compile(r"\\[,;:!]|\{,\}|\\(?:text|math)[a-z]*|\\(?:mbox|rm|left|right)\b|[{}]")
 _SPACE = re.compile(r"\\ |[()$~]")
@@ -40,7 +41,7 @@ def same_in_base(answer: str, reply: str) -> bool | None:
 
 def _in_base(text: str) -> tuple[Fraction, int] | None:
     """The value and the base of the number that `text` is; None where it is none, or is written without its base."""
-    found = _NUMBER.fullmatch(_without_markup(text.rpartition("=")[2]).lstrip().rstrip(" .\n"))
+    found = _NUMBER.fullmatch(_without_markup(text.rpartition("=")[2]).lstrip("*` \t\n").rstrip("*` .\n"))
     return _value(found) if found else None
 
 
@@ -52,7 +53,7 @@ def _last_in_base(text: str) -> tuple[Fraction, int] | None:
 
 def _without_markup(text: str) -> str:
     text = _SUBSCRIPT.sub(lambda found: "_" + found[0].translate(_PLAIN_DIGITS), text)
-    return _SPACE.sub(" ", _NOTHING.sub("", text))
+    return _HEXADECIMAL.sub(r"0\1_16", _SPACE.sub(" ", _NOTHING.sub("", text)))
 
 
 def _value(found: re.Match[str]) -> tuple[Fraction, int] | None:

@@ -28,7 +28,7 @@ from retcon.tasks.graders.bases import same_in_base
 from retcon.tasks.graders.quantities import CHARS, apart, quantity, same_measures, same_quantity
 from retcon.tasks.graders.stated import stated
 from retcon.tasks.graders.symbols import in_latex, in_ratio, listed, lists, pointed, ungrouped
-from retcon.tasks.graders.text import aloud, final_answer, folded, in_decimals, integer, marked, rational
+from retcon.tasks.graders.text import aloud, final_answer, folded, in_decimals, integer, marked, rational, same_code
 from retcon.tasks.grading.readable import READ, in_words, not_mathematics
 from retcon.tasks.grading.registry import Kind
 from retcon.tasks.grading.types import Host, Reply, Verdict
@@ -143,6 +143,9 @@ class MathGrader:
         if said == answer.strip():
             return True
         ours, theirs = _latex(answer), in_latex(said)
+        coded = same_code(ours, theirs)
+        if coded is not None:
+            return coded
         ours, theirs = in_ratio(ours, theirs), in_ratio(theirs, ours)
         plain = listed if lists(ours) or lists(theirs) else ungrouped
         ours, theirs = plain(ours), plain(theirs)

@@ -27,18 +27,29 @@ _WORD = re.compile(f"{_MARK}?{_LETTERS}+")
 _AROUND = re.compile(
     rf"(?:[\s.,:;()\"'`“”]|{_MARK}?{_LETTERS}+!?|(?<={_LETTERS})[-/’](?={_MARK}?{_LETTERS})|{_MARK})*+"
 )
-_LETTERED = re.compile(rf"(.*\d)\s*({LETTERS})", re.ASCII | re.DOTALL)
+_LETTERED = re.compile(rf"(.*\d)\s*({LETTERS})(?:\s?/\s?({LETTERS})(?:\^\{{?([23])\}}?)?)?", re.ASCII | re.DOTALL)
 _TEXT = re.compile(r"\\text\{([^{}]*)\}")
-_POWER = re.compile(rf"(\\text\{{[^{{}}]*\}}|(?<!{_LETTERS})(?<!\\){_LETTERS}{{2,}})\s?\^\s?\{{?([23])\}}?(?!\d)")
+RAISABLE = (
+    r"(?i:[kcmd]m|in(?:ch(?:es)?)?|ft|foot|feet|yds?|yards?|mi(?:les?)?|(?:centi|deci|kilo|milli)?met(?:er|re)s?|units?"
+    r"|sec(?:onds?)?|min(?:utes?)?|h(?:ou)?rs?)"
+)
+"""Units that are raised: other letters are variables."""
+_POWER = re.compile(  # not 3xy^2
+    rf"(\\text\{{[^{{}}]*\}}|(?<!{_LETTERS})(?<!\\){RAISABLE})\s?\^\s?\{{?([23])\}}?(?!\d)"
+)
 _DEGREES = re.compile(
     r"\s?\^\s?\{?\\circ(?![A-Za-z])\s?\}?\s?(?:\\text\{\s*)?([CF])?(?![A-Za-z])\}?|\\degree(?![A-Za-z])"
 )
 _SCALES = {"C": "Celsius", "F": "Fahrenheit"}
 _POWERS = {"2": "square", "3": "cubic"}
+_RAISED = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
 _UNITS = re.compile(  # at the end of a formula
     rf"(?:(?:\s*\\text\{{(?!clock|dots)[^{{}}]*\}}|(?<=[\s}}\d])\s*(?<![\\A-Za-z])(?:[kcm]m|{_LETTERS}{{3,}}))"
     r"(?:\s?/\s?)?)+[\s.]*$"
 )
+_GLUED = re.compile(r"(?<=\d)(?=(?:[kcm]m|kg|mL|ft|lbs?|oz|hrs|min|sec|[mk]ph)(?![A-Za-z]))")  # 12kg; 2mg may be m·g
+_PER_POWER = re.compile(rf"(/\s?(?:{LETTERS}|{RAISABLE}))\s?\^\s?\{{?([23])\}}?(?!\d)")  # kg/m^3
+_PER_LETTER = re.compile(rf"(?<=[A-Za-z]{{2}})\s?/\s?({LETTERS})(?![A-Za-z])")  # km/h, but not m/s
 _PER = re.compile(rf"(?<!\s)\s*/\s*(?={_MARK}?{_LETTERS})(?!{_MARK}?false)")
 _QUARTERS = re.compile(rf"^\s*{_MARK}?\s*quarters(?!{_LETTERS})", re.IGNORECASE)
 _COMPOUND = re.compile(  # two-digit
@@ -97,7 +108,8 @@ def quantity(text: str) -> Quantity | None:
     number = rational(text)
     if number is not None:
         return Quantity(number, Unit())
-    text, money = _bare(text)
+    text, money = _bare(_GLUED.sub(" ", _PER_POWER.sub(_per_power, text)))
+    text = _PER_LETTER.sub(rf" per {_MARK}\1", text)
     if len(text) > CHARS:
         return None
     packed = PACKED.search(text)
@@ -152,7 +164,8 @@ def _lettered(text: str, other: str) -> bool:
     found, theirs = _LETTERED.fullmatch(text), quantity(other)
     if found is None or theirs is None:
         return False
-    return theirs.value == rational(found[1]) and theirs.unit[:3] == (noun(found[2]), 1, "")
+    per = noun(found[3]) + (found[4] or "") if found[3] else ""
+    return theirs.value == rational(found[1]) and theirs.unit[:3] == (noun(found[2]), 1, per)
 
 
 def measures(text: str) -> list[tuple[Fraction, str]] | None:
@@ -196,6 +209,10 @@ def _bare(text: str) -> tuple[str, str]:
 def _money(text: str) -> str:
     found = _MONEY.search(text)
     return _MONIES[found[1]] if found is not None else ""
+
+
+def _per_power(found: re.Match[str]) -> str:
+    return f"{found[1]} {_POWERS[found[2]]}"
 
 
 def _in_degrees(found: re.Match[str]) -> str:
@@ -252,20 +269,25 @@ def _of(words: list[str]) -> Unit:
     power, per, kept = 1, "", list[str]()
     for n, word in enumerate(words):
         if EACH.fullmatch(word):
-            per = noun(words[n + 1]) if n + 1 < len(words) else ""
+            per = _counted_by(words[n + 1 :])
             break
-        if ENDS.fullmatch(word) and not (word == "in" and n + 1 == len(words)):
+        if ENDS.fullmatch(word) and not (word == "in" and words[n + 1 : n + 2] in ([], ["per"])):
             break
-        if word in ("square", "sq", "cubic", "cu"):
-            power = 2 if word.startswith("s") else 3
+        if word in _RAISED:
+            power = _RAISED[word]
         elif word in RATES:
             kept, per = [RATES[word][0]], RATES[word][1]
         elif not SPOKEN.fullmatch(word):
             kept.append(word)
-    if per and {"square", "cubic"} & set(words[words.index("per") + 1 :] if "per" in words else ()):
-        per += "2"
     counted = noun(kept[-1]) if kept else ""
     return Unit("", 1, per) if counted in _ANY else Unit(counted, power, per)
+
+
+def _counted_by(words: list[str]) -> str:
+    """The noun behind `per`, with its power: `second2`."""
+    power = next((str(_RAISED[word]) for word in words if word in _RAISED), "")
+    counted = next((noun(word) for word in words if word not in _RAISED), "".join(words))
+    return counted and f"{counted}{power}"
 
 
 def _plain(word: str) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from retcon.tasks.graders.quantities import in_meridiem, measures
+from retcon.tasks.graders.quantities import RAISABLE, in_meridiem, measures
 from retcon.tasks.graders.symbols import BOLD, FORMULA
 from retcon.tasks.graders.text import SPECIAL, aloud
 from retcon.tasks.graders.units import EACH, ENDS, LETTERS, changes_a_number
@@ -27,13 +27,14 @@ _NUMBER = re.compile(
     r"(?:\d{1,3}(?:,\d{3})++|"
     r"\d{1,3}(?:[ \u00a0\u2007\u2009\u202f]\d{3})++(?![\d/]|-[A-Za-z])|\d{1,3}(?:\.\d{3})++(?=,\d)|\d++)?"
     r"(?:\.\d++|(?<=\d)(?:,\d++(?! ?\)))?)(?:/\d++)?(?: ?\\?%)?)"
-    r"(?![^\s.,;:!?)*°$€£A-Za-z/-])(?![A-Za-z]\w*\d|[.,]\d)"
+    r"(?![^\s.,;:!?)*°$€£A-Za-z/-])(?![A-Za-z]\w*\d|[.,]\d|[xX][a-fA-F]++\b)"  # 0xA
 )
 _MORE = re.compile(r"\s*(?:\([^()]*\)\s*)?[-+*×·÷/x]\s?\\?[$€£]?\d")  # 12 laps (of 1 mile) + 1
 _LETTERED = re.compile(rf"(?:[^\\$]*\d[^\\$=]*=\s*)?({_NUMBER.pattern})\s+({LETTERS})")  # 4*5 = 20 m
 _SCALE = re.compile(r"\s?°\s?[CF](?![A-Za-z])")
 _OPERATOR = re.compile(r"\s*(?:[+*×·÷^=<>−]|[-/](?!\s?[A-Za-z])|[x:]\s?\\?[$€£\d]|\\(?:times|cdot|div|pm))")
 _REST = re.compile(r"\s*(?:°|/\s?)?-?([A-Za-zÀ-ɏ]+)(?:\^\d|[’'][a-z]+)?")
+_RAISED = re.compile(rf"(?!{RAISABLE}\^)[A-Za-z]{{2,3}}\^\d")  # mc^2
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 _TERM = re.compile(r"(?<=\d)[A-Za-z]{2,3}(?![A-Za-z])")  # 42xy
 _FUNCTIONS = frozenset({"sqrt", "pi", "sin", "cos", "tan", "log", "ln", "exp", "frac", "text", "infty"})
@@ -150,6 +151,8 @@ def _counted(said: str, unit: str, after: str) -> str | None:
         return None
     if _FACTOR.match(unit) and (_AS_MANY.match(after) or not unit.endswith("times")):
         return None
+    if _RAISED.fullmatch(unit):
+        return f"{said} {unit}"
     return rf"{said} \text{{{unit}}}" if unit else said or None
 
 

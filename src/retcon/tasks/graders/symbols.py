@@ -18,7 +18,7 @@ _PART = re.compile("[¼½¾⅐-⅞]")
 _ROOT = re.compile(r"([√∛∜])\s*(?:\{([^{}]*)\}|\(([^()]*)\)|(\d+(?:\.\d+)?|[A-Za-z]))")
 _DEGREE = {"√": "", "∛": "[3]", "∜": "[4]"}
 _SIGNS = {
-    "^°": r"^\circ ", "°": r"^\circ ", "∞": r"\infty ", "−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ",
+    "^°": r"^\circ ", "°": r"^\circ ", "∞": r"\infty ", "−": "-", "–": "-", "‑": "-", "×": r"\times ", "·": r"\cdot ",
     "≤": r"\le ", "≥": r"\ge ", "π": r"\pi ", "θ": r"\theta ", "∪": r"\cup ", "±": r"\pm ", "…": r"\ldots ",
 }  # fmt: skip
 _SIGN = re.compile("|".join(map(re.escape, _SIGNS)))

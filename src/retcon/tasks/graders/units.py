@@ -8,6 +8,7 @@ SPOKEN = re.compile("about|answer|approximately|are|final|is|it|of|so|the|there|
 """What only announces an answer."""
 SHORT = re.compile(
     "an|by|for|in|of|on|to|us|we|[kcmdn]m|[km]g|ml|ft|lbs?|oz|hrs?|[mk]ph|min|sec|yrs?|yd|sq|cu|[ap]m|mi"
+    "|kwh|[kmg]?hz|[km]pa|kj|[kmgt]b|rpm|bpm|fps"
 )
 """Words of few letters, or without a vowel, that are no products of letters."""
 ENDS = re.compile(

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
+from retcon.transcripts.reading.items import find_items
 from retcon.transcripts.types import Format, Json
 
 _DEPTH = 8
@@ -33,6 +34,7 @@ _SPECIAL = re.compile(
     r"<\|(?:python_tag|tool_calls?_begin|tool_call|tool_outputs?_begin|tool_calls_section_begin|code_interpreter)\|>"
     r"|<｜tool▁(?:calls?|outputs?)▁begin｜>|\[TOOL_CALLS\]|<\|channel\|>commentary to="
 )
+_WRITTEN = re.compile(r"""\s*\[\s*\{\s*["'](?:role|from)["']\s*:""")
 _REACT = re.compile(r"^Action(?: Input)?:.*?^Observation:", re.MULTILINE | re.DOTALL)
 
 
@@ -64,7 +66,8 @@ def _kind_in(items: Sequence[Json]) -> str | None:
 
 
 def nearest_format(record: Json, formats: Sequence[Format]) -> str:
-    """` (nearest format: 'x')` for the format whose words the record has most of, else an empty string."""
+    """` (nearest format: 'x')` for the format whose words the record has most of, and where else its messages stand;
+    else an empty string."""
     words: set[str] = set()
     for key, value in _walk(record, 0):
         words.add(key.lower())
@@ -79,7 +82,21 @@ def nearest_format(record: Json, formats: Sequence[Format]) -> str:
         score = found, found / max(1, len(near))  # of as many, those of a format that has hardly any other words
         if found and score > best:
             best, name = score, one.name
-    return f" (nearest format: '{name}')" if name else ""
+    told = f" (nearest format: '{name}')" if name else ""
+    return told if find_items(record) is not None else told + _misplaced(record, "")
+
+
+def _misplaced(record: Json, where: str) -> str:
+    """Where messages stand that are not looked for there, or are no list but its text; "" where there are none."""
+    for name, value in record.items() if isinstance(record, dict) else ():
+        place = f"{where}{name}"
+        if isinstance(value, dict) and where.count(".") < 2 and (found := _misplaced(value, f"{place}.")):
+            return found
+        if isinstance(value, str) and _WRITTEN.match(value):
+            return f"; '{place}' is the text of a list of messages: write the list itself, under 'messages'"
+        if isinstance(value, list) and find_items(value) is not None:
+            return f"; messages under '{place}' are not looked for: put them under 'messages'"
+    return ""
 
 
 def _alike(mark: str, word: str) -> float:

@@ -192,6 +192,8 @@ def test_a_mapped_answer_replaces_the_one_of_a_convention(tmp_path: Path) -> Non
         ({"prompt": "x", "test": "t", "entry": "f"}, r"nearest is humaneval, of which it lacks entry_point \(did you "
                                                      r"mean 'entry'\?\)"),
         ({"question": "x", "test": "t"}, r"lacks test_list or tests \(did you mean 'test'\?\); tests are known by"),
+        ({"question": "x", "target": "1"}, r"columns question, target; the nearest is plain, of which it lacks answer"),
+        ({"question": "x", "test_lists": []}, r"lacks test_list or tests \(did you mean 'test_lists'\?\)"),
         ({}, "line 1: no known convention: the row has no columns"),
         ({"question": "x"}, r"nearest is plain, of which it lacks answer or [\w ]+ solution\. Say which columns"),
     ],
