@@ -87,6 +87,15 @@ def test_a_quick_layer_has_the_gradients_that_are_wanted(wanted: str, bias: bool
     assert by_onednn(lambda: layer(x)) == 0
 
 
+def test_what_a_quick_layer_does_not_compute_itself_has_its_bias_too() -> None:
+    layer, x = nn.Linear(8, 4), drawn(3, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        plain = layer(x)
+        with quick_linears(layer):
+            assert by_onednn(lambda: layer(x)) == 0
+            torch.testing.assert_close(layer(x), plain, atol=0, rtol=0)
+
+
 def test_layers_of_their_own_kind_and_others_in_bfloat16_are_left_alone() -> None:
     class Doubled(nn.Linear):
         def forward(self, input: Tensor) -> Tensor:

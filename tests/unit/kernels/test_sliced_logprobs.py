@@ -114,6 +114,19 @@ def test_products_are_in_autocasts_dtype_and_the_rest_in_float32(
         torch.testing.assert_close(gradient, plain, atol=0.03, rtol=0.03)
 
 
+def test_what_many_slices_add_to_a_gradient_in_bfloat16_is_added_in_float32() -> None:
+    """Added in bfloat16 it would be off by .03 of the largest."""
+    torch.manual_seed(0)
+    head, hidden = nn.Linear(16, 500, bias=False).bfloat16(), torch.randn(4, 16).bfloat16().requires_grad_()
+    head.weight.data.normal_(0, 0.2)
+    sliced, whole = (
+        torch.autograd.grad(learnt_logprobs(hidden, head, torch.arange(4), chunk).sum(), hidden)[0]
+        for chunk in (4, 4 * 500)
+    )
+    assert sliced.dtype == torch.bfloat16
+    assert (sliced - whole).abs().max() < 0.01 * whole.abs().max()
+
+
 @pytest.mark.parametrize("chunk", [30, 10_000])
 def test_hidden_states_in_float64_give_log_probs_in_float64(made: tuple[nn.Linear, Tensor, Tensor], chunk: int) -> None:
     head, hidden, targets = made[0].double(), made[1].double().requires_grad_(), made[2]
