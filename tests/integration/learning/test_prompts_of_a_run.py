@@ -13,7 +13,7 @@ pytest.importorskip("torch", reason="training needs the [train] extra")
 
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
-from retcon.config.schema import Recipe
+from retcon.config.schema import Recipe, SelectSection
 from retcon.core.errors import RecipeError, TaskWarning
 from retcon.core.seeds import derive
 from retcon.rollout.prompts import prompt_ids
@@ -131,15 +131,15 @@ def test_a_prompt_that_leaves_no_room_for_one_token_is_left_out_and_told() -> No
 
 
 def test_bounds_of_pass_rates_are_idle_without_the_rates() -> None:
-    def select(**keys: object) -> object:
+    def select(**keys: object) -> SelectSection:
         return Recipe.model_validate({"select": keys}).select
 
-    refuse_idle_bounds(select())  # type: ignore[arg-type]
-    refuse_idle_bounds(select(min_pass_rate=0.2, pass_rates="rates.jsonl"))  # type: ignore[arg-type]
-    refuse_idle_bounds(select(pass_rates="rates.jsonl"))  # type: ignore[arg-type]
+    refuse_idle_bounds(select())
+    refuse_idle_bounds(select(min_pass_rate=0.2, pass_rates="rates.jsonl"))
+    refuse_idle_bounds(select(pass_rates="rates.jsonl"))
     for key in ("min_pass_rate", "max_pass_rate"):
         said = rf"^stage 2, b: select\.{key} = 0\.5 leaves out nothing .* or leave {key} out$"
         with pytest.raises(RecipeError, match=said):
-            refuse_idle_bounds(select(**{key: 0.5}), "stage 2, b: ")  # type: ignore[arg-type]
+            refuse_idle_bounds(select(**{key: 0.5}), "stage 2, b: ")
         with pytest.raises(RecipeError, match=rf"^select\.{key} = 0\.5 leaves out"):
-            refuse_idle_bounds(select(**{key: 0.5}))  # type: ignore[arg-type]
+            refuse_idle_bounds(select(**{key: 0.5}))

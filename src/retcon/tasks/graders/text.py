@@ -140,9 +140,7 @@ def same_code(answer: str, said: str) -> bool | None:
     if (date := _DATE.fullmatch(ours)) is not None:
         other = _DATE.fullmatch(theirs)
         return other is not None and _parts(date) == _parts(other)
-    if _DOTTED.fullmatch(ours):
-        return ours == theirs
-    if _TELEPHONE.fullmatch(ours):
+    if _DOTTED.fullmatch(ours) or _TELEPHONE.fullmatch(ours):
         return ours == theirs
     codes = (_DATE, _TELEPHONE, _HEXADECIMAL)
     return False if rational(ours) is not None and any(code.fullmatch(theirs) for code in codes) else None
