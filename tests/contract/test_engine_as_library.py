@@ -126,6 +126,7 @@ def test_cached_files_count_as_available(tmp_path):
     assert machine(tmp_path, meminfo=MEMINFO) == 5000 * 1024
     limited = {"memory_max": "3000000", "memory_current": "2500000", "memory_stat": "anon 1\ninactive_file 400000\n"}
     assert machine(tmp_path, **limited) == 900000, "what a container's limit leaves"
+    assert machine(tmp_path, **limited | {"memory_stat": "anon 1\n"}) == 500000
     assert machine(tmp_path, memory_max="max") == 5000 * 1024
 
 
@@ -139,19 +140,22 @@ def limited(folder: Path, limit: int, files: tuple[str, str, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("top", "files", "line"), [("", V2, "0::"), ("memory", V1, "11:cpu,cpuacct:/other\n4:memory:")], ids=["v2", "v1"]
+    ("top", "files", "line"),
+    [("", V2, "0::"), ("memory", V1, "11:cpu,cpuacct:/other\n4:cpuset,memory:")],
+    ids=["v2", "v1"],
 )
 def test_a_limit_counts_wherever_the_process_is(tmp_path, top, files, line):
     """In a container, whose own group is on top; in a job of Slurm, deep below; in one that its parent bounds."""
     (tmp_path / "meminfo").write_text(MEMINFO)
     groups, own = tmp_path / "cgroup", tmp_path / "own"
-    own.write_text(f"{line}/slurm/job_7/step ä\n")
+    own.write_bytes(f"{line}/slurm/job_7/step ä:".encode() + b"\xff X\n9:cpu:/another\n")  # a name may be any bytes
+    step = os.fsdecode("slurm/job_7/step ä:".encode() + b"\xff X")
 
     def known() -> tuple[int | None, int]:
         return available_memory(tmp_path / "meminfo", groups, own), total_memory(groups, own)
 
     assert known()[0] == 5000 * 1024
-    for folder, limit in (("", 4_000_000), ("slurm/job_7", 3_000_000), ("slurm/job_7/step ä", 2_000_000)):
+    for folder, limit in (("", 4_000_000), ("slurm/job_7", 3_000_000), (step, 2_000_000)):
         limited(groups / top / folder, limit, files)
         assert known() == (3 * limit // 4, limit)
     limited(groups / top / "slurm/job_8", 1000, files)
@@ -160,3 +164,10 @@ def test_a_limit_counts_wherever_the_process_is(tmp_path, top, files, line):
     assert known()[1] == 4_000_000
     own.write_text(f"{line}/../away\n")
     assert known()[1] == 4_000_000
+    for nothing in ("no line of groups\n", "7\n"):
+        own.write_text(nothing)
+        assert known() == (3_000_000, 4_000_000)
+    own.unlink()
+    assert known() == (3_000_000, 4_000_000)
+    (groups / top / files[0]).write_text("max\n")
+    assert known() == (5000 * 1024, total_memory(tmp_path / "no groups"))

@@ -55,6 +55,6 @@ def _bounds(cgroup: Path, own: Path) -> Iterator[tuple[Path, tuple[str, str, str
     for top, path, files in ((cgroup, paths.get("", ""), V2), (cgroup / "memory", paths.get("memory", ""), V1)):
         folder = top / path
         yield top, files
-        while folder != top and top in folder.parents:
+        while folder != top:
             yield folder, files
             folder = folder.parent

@@ -30,7 +30,8 @@ def full() -> dict[str, Any]:
     observation |= {"line": 3, "new": [3]}
     attempt = {"segments": [segment], "calls": [call], "observations": [observation], "stop": "call", "new": {"a": 4}}
     cut = {"turn": 2, "rule": "apology", "text": "Sorry.", "new": 7}
-    repair = {"decision": "shallow", "attempts": 1, "similarity": 0.0, "reason": "r", "cut": [cut], "new": None}
+    repair = {"decision": "shallow", "attempts": 1, "similarity": 0.0, "reason": "r", "fresh": 2, "cut": [cut]}
+    repair |= {"new": None}
     provenance = {"seed": 0, "step": 0, "index": 0, "model": "m", "purified": True, "encoded_by": "e", "new": 0.5}
     turn = attempt | {"abandoned": [attempt], "repair": repair, "entropy": 0.5, "new": "5"}
     branch = {"parent": "p", "root": "r", "turns": 1, "tokens": 2, "uncertainty": 0.5, "rise": 0.0}
@@ -63,7 +64,7 @@ def test_what_has_its_default_is_left_out() -> None:
 
 
 def test_an_extra_field_cannot_replace_a_known_one() -> None:
-    trajectory = Trajectory("t", "k", (), (), extra={"id": "other", "reward": 1.0})
+    trajectory = Trajectory("t", "k", (), (), extra={"id": "other", "reward": 1.0, "extra": {"a": 1}})
     assert to_dict(trajectory) == {"id": "t", "task": "k", "prompt": [], "turns": []}
 
 
@@ -107,6 +108,8 @@ DELETE = object()
         (["turns", 0], 7, r"turns\[0\]: expected an object, found 7"),
         (["turns", 0, "calls"], None, r"turns\[0\]\.calls: expected a list, found null"),
         (["turns", 0, "segments", 0, "ids"], "x", r"turns\[0\]\.segments\[0\]\.ids: expected a list, found 'x'"),
+        (["turns", 0, "segments", 0, "logprobs"], "x", r"^here: turns\[0\]\.segments\[0\]\.logprobs: expected a list"),
+        (["turns", 0, "segments", 0, "kind"], 7, r"kind: expected one of [a-z, ]+, found 7$"),
         (["turns"], "x" * 38, rf"found '{'x' * 38}'$"),
         (["turns"], "x" * 39, rf"found '{'x' * 36}\.\.\.$"),
         (["turns", 0, "segments", 0, "ids", 1], 1.0, r"segments\[0\]\.ids\[1\]: expected a whole number, found 1\.0"),

@@ -18,3 +18,13 @@ def test_cores_that_this_process_may_not_use_are_not_counted() -> None:
         assert usable_cores() == 1
     finally:
         os.sched_setaffinity(0, allowed)
+
+
+def test_where_the_system_does_not_say_all_are_counted_and_one_where_nobody_knows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 12)
+    assert usable_cores() == 12
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert usable_cores() == 1

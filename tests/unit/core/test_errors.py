@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from retcon.core.errors import RecordError, SessionLost, located, nearest
+from retcon.core.errors import LONGEST_NAME, CheckpointRefused, RecordError, SessionLost, located, nearest
 from retcon.core.programs import error_line
 
 
@@ -24,6 +24,12 @@ def test_a_name_that_is_half_alike_and_no_more_is_suggested() -> None:
     assert nearest("abxyz", ["abcd"]) == ""
 
 
+def test_a_name_that_is_a_text_is_compared_with_nothing() -> None:
+    longest = "x" * LONGEST_NAME
+    assert nearest(longest, [longest + "y"]) == f" (did you mean '{longest}y'?)"
+    assert nearest(longest + "x", [longest]) == ""
+
+
 def test_where_an_error_is_stands_in_it_once() -> None:
     told = located(RecordError("bad"), "f.jsonl, line 3")
     assert str(told) == "f.jsonl, line 3: bad"
@@ -34,6 +40,7 @@ def test_an_error_whose_name_has_a_module_before_it_is_found_in_a_traceback() ->
     lines = ["Traceback:", "requests.exceptions.HTTPError: 404", "  more"]
     assert error_line(lines, "HTTPError") == lines[1]
     assert error_line(lines, "Error") is None
+    assert error_line(["ValueError: a: b"], "ValueError") == "ValueError: a: b"
 
 
 def test_a_lost_session_is_nobodys_fault_unless_its_code_ended_it() -> None:
@@ -41,3 +48,8 @@ def test_a_lost_session_is_nobodys_fault_unless_its_code_ended_it() -> None:
     lost = SessionLost("its code ended it", by_own_code=True)
     assert lost.by_own_code
     assert str(lost) == "its code ended it"
+
+
+def test_a_checkpoint_is_refused_for_want_of_room_only_where_that_is_said() -> None:
+    assert not CheckpointRefused("its state cannot be kept").full
+    assert CheckpointRefused("too many", full=True).full

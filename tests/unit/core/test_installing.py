@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import tomllib
-from importlib.metadata import distribution
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import pytest
 
-from retcon.core.installing import NAME, _target, how_to_install, requirements
+from retcon.core import installing
+from retcon.core.installing import NAME, _target, how_to_fetch, how_to_install, requirements
 
 ROOT = Path(__file__).parents[3]
 
@@ -55,6 +56,29 @@ def test_an_extra_comes_from_where_retcon_came_from(record, expected):
 def test_the_command_is_of_this_copy():
     record = distribution(NAME).read_text("direct_url.json")
     assert how_to_install("train") == f"pip install {_target(record, 'train')}"
+
+
+def test_a_copy_that_was_never_installed_needs_nothing_that_is_known(monkeypatch):
+    def absent(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(installing, "distribution", absent)
+    assert requirements() == {}
+    assert how_to_install("train") == "pip install 'retcon-rl[train]'"
+
+
+@pytest.mark.parametrize(
+    ("folder", "command"),
+    [
+        ("hub/models--Qwen--Qwen3-4B/snapshots/1cfa9a", "retcon model get Qwen/Qwen3-4B@1cfa9a"),
+        ("hub/models--a--b--c/snapshots/1", "retcon model get a/b--c@1"),
+        ("models--Qwen--Qwen3-4B/refs/1cfa9a", None),
+        ("mine/snapshots/1cfa9a", None),
+    ],
+)
+def test_a_model_of_the_hubs_cache_says_what_fetches_the_rest_of_it(folder, command):
+    said = f"; if only a part of it was fetched, run `{command}`" if command else ""
+    assert how_to_fetch(Path(folder)) == said
 
 
 def test_a_benchmark_that_is_a_program_can_be_run_as_one():

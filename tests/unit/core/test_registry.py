@@ -65,6 +65,7 @@ def test_a_class_is_found_by_its_name_and_by_its_import_path_and_named_again() -
         ("os:path", "repair 'os:path' is not a subclass of retcon.config.schema.RepairSection"),
         ("os:nothing", "repair 'os:nothing' cannot be imported: .*nothing"),
         ("os.nothing:X", "repair 'os.nothing:X' cannot be imported"),
+        ("os:path:X", "repair 'os:path:X' cannot be imported: os has no 'path:X'"),
     ],
 )
 def test_what_cannot_be_found_is_named(name: str, said: str) -> None:
@@ -105,9 +106,36 @@ def test_what_lies_in_that_folder_takes_the_place_of_nothing_that_is_installed(
     assert sys.path == [*before, str(tmp_path)]
 
 
+def test_a_module_that_is_not_there_is_guessed_among_the_files_of_that_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_tools.py").write_text("")
+    (tmp_path / "my_toolz.txt").write_text("")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ImportError, match=r"No module named 'my_toolz' \(did you mean 'my_tools'\?\)"):
+        at_path("my_toolz:MINE")
+
+
+def test_a_module_of_a_package_may_lie_in_that_folder_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "lies_deep").mkdir()
+    (tmp_path / "lies_deep" / "inside.py").write_text("MINE = 2")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    try:
+        assert at_path("lies_deep.inside:MINE") == 2
+    finally:
+        sys.modules.pop("lies_deep.inside", None)
+        sys.modules.pop("lies_deep", None)
+
+
 def test_a_file_of_a_folder_must_define_one_class() -> None:
     with pytest.raises(RecipeError, match=r"retcon\.core\.sample must define one subclass of RepairSection, not 0"):
         Registry("repair", "retcon.core", RepairSection).find("sample")
+
+
+def test_a_class_of_one_s_own_is_called_after_all_words_of_its_kind() -> None:
+    with pytest.raises(RecipeError, match=r"such as my_package\.my_module:MyChatStyle$"):
+        Registry("chat style", "retcon.core", RepairSection).find("none such")
 
 
 def test_a_package_that_is_not_there_has_no_modules() -> None:
