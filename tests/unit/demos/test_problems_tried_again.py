@@ -14,7 +14,7 @@ import pytest
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.core.seeds import derive
-from retcon.core.types import Trajectory
+from retcon.core.types import Segment, Trajectory, Turn
 from retcon.engine.scripted import ScriptedEngine
 from retcon.engine.types import SamplingParams
 from retcon.models.remote import RemoteModel
@@ -168,3 +168,12 @@ def test_what_another_models_program_printed_is_told_in_the_learners_template() 
         "<|im_start|>user\nGo.<|im_end|>\n<|im_start|>assistant\nFirst.\n```python\nprint(5)\n```<|im_end|>\n"
         "<|im_start|>tool\n5<|im_end|>\n<|im_start|>assistant\nIt is right.<|im_end|>"
     )
+
+
+def test_a_turn_that_its_writer_did_not_end_keeps_its_last_character_in_the_learners_template() -> None:
+    """As of an engine that stops at a text and gives no token of the end."""
+    words = Segment("sampled", "It is right.", tuple(TOKENIZER.encode("It is right.")))
+    made = Trajectory("a/0/0", "a", (Segment("prompt", "Go."),), (Turn((words,)),))
+    source = EngineSource(Drawn(iter(())), rolling(), ScriptedEngine(TOKENIZER, []), Chat(TOKENIZER), 1, {})
+    told = source._told(made, Task("a", "Go.", ""))
+    assert told.text == "<|im_start|>user\nGo.<|im_end|>\n<|im_start|>assistant\nIt is right.<|im_end|>"
