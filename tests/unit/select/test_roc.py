@@ -244,3 +244,19 @@ def test_no_selection_takes_the_first():
 def test_what_is_made_is_g_times_as_many_rounded_up_and_no_more(keep: int, oversample: float, made: int) -> None:
     """50 × 1.1 is 55.00000000000001 to the machine."""
     assert RocSection(oversample=oversample).made(keep) == made
+
+
+@pytest.mark.parametrize("failures", ["purified", "raw"])
+@pytest.mark.parametrize("draw", ["rank", "weighted"])
+def test_a_recipe_s_draw_and_its_failures_reach_the_selection(draw, failures):
+    """Of two that look alike, `raw` ranks the one first that had nothing to repair; a weighted draw may take either."""
+    clean = made("clean", 1, "ok")
+    failed = replace(clean.turns[0], observations=(Observation("0", "", "error"),))
+    repaired = replace(clean.turns[0], abandoned=(failed,) * 9, repair=RepairRecord("deep", 1))
+    group = [clean, replace(clean, id="repaired", turns=(repaired, *clean.turns[1:]))]
+    section = RocSection(draw=draw, failures=failures)
+    kept = Counter(names(section.select(group, 1, seed=seed))[0] for seed in range(200))
+    if failures == "purified":
+        assert 60 < kept["clean"] < 140
+    else:  # a penalty of 0 against one of .9: weights of 10 and 1 where drawn
+        assert kept["repaired"] == 0 if draw == "rank" else 0 < kept["repaired"] < 60
