@@ -127,6 +127,10 @@ def _show(console: Console, report: Report) -> None:
         console.print(Text(said, "yellow"))
         for where, answer in report.in_words[:PLACES]:
             console.print(Text(f"  {_short(report, where)}: {_cut(answer, 60)}"))
+    if report.ambiguous:
+        console.print(Text("answers with a comma that may be a decimal one", "yellow"))
+        for where, answer, how in report.ambiguous[:PLACES]:
+            console.print(Text(f"  {_short(report, where)}: {_cut(answer, 30)!r} is {how}"))
     if report.overlap:
         console.print(Text("overlap with evaluation", "bold red"))
         for where, other, rule in report.overlap[:PLACES]:
@@ -164,6 +168,9 @@ def _lines(report: Report) -> Iterator[tuple[str, str, str]]:
     if report.in_words:
         worded = [where for where, _ in report.in_words]
         yield "in words", f"{len(worded):,}", _places(report, worded, len(worded))
+    if report.ambiguous:
+        either = [where for where, _, _ in report.ambiguous]
+        yield "ambiguous", f"{len(either):,}", _places(report, either, len(either))
     yield "overlap", f"{len(report.overlap):,}", _places(report, [o[0] for o in report.overlap], len(report.overlap))
     of = report.lengths
     spread = f"median; {of.shortest:,} to {of.longest:,}, 95% up to {of.most:,}"

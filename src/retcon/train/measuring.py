@@ -95,7 +95,7 @@ def measure_rl(recipe: Recipe, folder: Path, prompts: PromptStream, place: Place
         rolled = asyncio.run(_rollouts(recipe, folder, weights, prompts))
         trained = recipe.rl.prompts * recipe.rl.group
         lengths = [len(sample.ids) for sample in rolled.samples]
-        mean = round(sum(lengths) / len(lengths)) if rolled.whole and lengths else recipe.rollout.max_tokens
+        mean = round(sum(lengths) / len(lengths)) if rolled.whole else recipe.rollout.max_tokens
         some = rolled.samples if rolled.whole else [_made_up(model, mean) for _ in range(trained)]
         per_second = _update(recipe, model, place, some)
         scoring = mean * trained * _scoring(recipe, model, place, some)

@@ -20,6 +20,7 @@ from retcon.core.errors import RecipeError
 from retcon.core.types import Trajectory
 from retcon.engine.kinds.local import LocalSection
 from retcon.models.loading import load_config, positions
+from retcon.planning.rolling import refuse_unfit_rollouts
 from retcon.rollout.group import rollout_groups
 from retcon.rollout.prompts import fitting
 from retcon.runs.folder import RunFolder
@@ -48,15 +49,18 @@ class Samples:
     file: Path
 
 
-def to_sample(recipe: Recipe, folder: Path) -> ToSample | None:
-    """`sft.samples` evaluation problems for what the model in `folder` will become, None where none are wanted. Raises
-    RecipeError where there is none, no prompt leaves room to answer, or the model has fewer positions than the recipe's
-    rollouts may have tokens, and what `build_tasks` raises."""
+def to_sample(recipe: Recipe, folder: Path, out: Path) -> ToSample | None:
+    """`sft.samples` evaluation problems for what the model in `folder` will become, None where none are wanted. out:
+    of the run. Raises RecipeError where there is none, no prompt leaves room to answer, the model has fewer positions
+    than the recipe's rollouts may have tokens, or memory does not hold these and the run is not finished, and what
+    `build_tasks` raises."""
     if not recipe.sft.samples:
         return None
     family = build_tasks(recipe, folder)
     recipe, _ = settle(recipe, folder, family)
     _refuse_beyond(recipe, folder)
+    if not (out / "final").is_dir():
+        refuse_unfit_rollouts(recipe, folder)
     asked = held_out(recipe, family, recipe.sft.samples)
     fit = fitting(asked, build_chat(recipe, folder, family), recipe.rollout.max_tokens)
     return ToSample(recipe, family, tuple(fit))

@@ -76,7 +76,7 @@ def run_sft(
     refuse_unfit(needs, out)
     warn_of_rate("sft", recipe, needs.parameters)
     section = recipe.sft
-    wanted = to_sample(recipe, start)
+    wanted = to_sample(recipe, start, out)
     learnt, held_out = split(samples, section.validation_share, recipe.run.seed)
     run = open_run(out, kind="sft", recipe=recipe, inputs=inputs)
 

@@ -94,7 +94,7 @@ def test_the_trained_model_has_room_for_the_samples_of_its_own_problems(base: Pa
         run_sft(tight, demonstrations, tmp_path / "tight")
     assert not (tmp_path / "tight").exists(), "before there is anything to train"
     with pytest.raises(RecipeError, match="no problem to evaluate on"):
-        to_sample(recipe_of(base, tmp_path, *changes, "task.evaluation_share=0"), base)
+        to_sample(recipe_of(base, tmp_path, *changes, "task.evaluation_share=0"), base, tmp_path / "run")
 
 
 def test_samples_that_the_trained_model_has_no_positions_for_are_refused_before_it_is_trained(
@@ -102,7 +102,10 @@ def test_samples_that_the_trained_model_has_no_positions_for_are_refused_before_
 ) -> None:
     demonstrations = make_demonstrations(base, tmp_path / "d.jsonl")
     changes = ("task.evaluation_share=1", "sft.samples=2", "sft.steps=1", "sft.batch=2", "rollout.max_tokens=4000")
-    assert to_sample(recipe_of(base, tmp_path, *changes, "rollout.lookahead_tokens=96"), base) is not None
+    assert (
+        to_sample(recipe_of(base, tmp_path, *changes, "rollout.lookahead_tokens=96"), base, tmp_path / "run")
+        is not None
+    )
     wide = recipe_of(base, tmp_path, *changes, "rollout.lookahead_tokens=97")
     with pytest.raises(RecipeError, match=r"sft\.samples = 2: .* = 4097, and the model has 4096 positions"):
         run_sft(wide, demonstrations, tmp_path / "wide")

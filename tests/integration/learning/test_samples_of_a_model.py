@@ -52,19 +52,19 @@ def test_what_leaves_no_room_is_not_asked(tmp_path: Path, monkeypatch: pytest.Mo
     base = make_base(tmp_path / "base")
     monkeypatch.setattr("retcon.train.sampled.build_tasks", lambda *_: Long())
     recipe = small_recipe(base, sft={"samples": 4}, rollout={"max_tokens": 40})
-    wanted = to_sample(recipe, base)
+    wanted = to_sample(recipe, base, tmp_path / "run")
     assert wanted is not None
     assert [task.id for task in wanted.tasks] == ["ones/evaluation/0", "ones/evaluation/2"]
-    assert to_sample(small_recipe(base, sft={"samples": 0}), base) is None
+    assert to_sample(small_recipe(base, sft={"samples": 0}), base, tmp_path / "run") is None
     monkeypatch.setattr("retcon.train.sampled.build_tasks", lambda *_: Ones(system="go" * 400))
     with pytest.raises(RecipeError, match="no room for an answer in 4 prompts"):
-        to_sample(recipe, base)
+        to_sample(recipe, base, tmp_path / "run")
 
 
 def test_a_grader_that_cannot_be_had_is_told_before_there_is_a_model_to_sample(tmp_path: Path) -> None:
     base, problems = make_base(tmp_path / "base"), tmp_path / "problems.jsonl"
     problems.write_text(json.dumps({"question": "What is 6 times 7?", "answer": "42"}) + "\n")
     keys = ("task.kind=file", f"task.path={problems}", "task.evaluation_share=1", "sft.samples=1")
-    assert to_sample(load_recipe(None, keys), base) is not None
+    assert to_sample(load_recipe(None, keys), base, tmp_path / "run") is not None
     with pytest.raises(RecipeError, match="grader judge: url: Field required"):
-        to_sample(load_recipe(None, [*keys, "task.grader=judge"]), base)
+        to_sample(load_recipe(None, [*keys, "task.grader=judge"]), base, tmp_path / "run")

@@ -23,10 +23,11 @@ from retcon.cli.compare.arms import read_arms
 from retcon.cli.compare.plan import Wish, make_plan, open_ledger
 from retcon.cli.quickstart.plan import make_plan as quickstart_plan
 from retcon.config.schema import TaskSection
-from retcon.core.errors import RecipeError, RetconError
+from retcon.core.errors import CheckpointError, RecipeError, RetconError
 from retcon.models.locating import BASE
 from retcon.planning import needs as module
 from retcon.planning.needs import MIB, Needs, Part, refuse_hopeless
+from retcon.store.alone import alone
 from retcon.tasks.types import Task
 from retcon.train.stages.ready import unready
 from training import Ones, make_base
@@ -102,7 +103,8 @@ class Failing(Serving):
 
 
 def test_what_tasks_print_start_or_fail_with_refuses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What they start may outlive the look: nobody waits for it."""
+    """What they start may outlive the look: nobody waits for it. What one fails with is told beside what
+    is in the way of others."""
     (tmp_path / "of_ones_own.py").write_text(OF_ONES_OWN)
     os.mkfifo(fifo := tmp_path / "fifo")
     monkeypatch.setenv("FIFO", str(fifo))
@@ -110,7 +112,7 @@ def test_what_tasks_print_start_or_fail_with_refuses_nothing(tmp_path: Path, mon
     monkeypatch.syspath_prepend(tmp_path)
 
     keys = ("rl.steps=2", "rollout.lookahead_tokens=4000", "sandbox.workers=1", "compute.device=cpu")
-    arms = {"whole": ("Serving",), "small": ("Serving", "compute.kv_memory_mb=1"), "broken": ("Failing",)}
+    arms = {"broken": ("Failing",), "whole": ("Serving",), "small": ("Serving", "compute.kv_memory_mb=1")}
     targets = [
         training(
             tmp_path, tmp_path / name, "mini/cleaner", (f"task.kind=of_ones_own:{kind}", *keys, *own),
@@ -118,14 +120,29 @@ def test_what_tasks_print_start_or_fail_with_refuses_nothing(tmp_path: Path, mon
         )
         for name, (kind, *own) in arms.items()
     ]  # fmt: skip
+    refuse_unready(targets[:1])
     try:
         with pytest.raises(NotReady) as told:
             refuse_unready(targets)
     finally:
         os.kill(int((tmp_path / "fifo.pid").read_text()), signal.SIGKILL)  # it is still there
     said = str(told.value)
-    assert said.startswith("small (mini/cleaner): compute.kv_memory_mb = 1: ")
-    assert said.count("mini/cleaner") == 1
+    failed, small = said.split("; ", 1)
+    assert failed == "broken (mini/cleaner): KeyError: 'a fault of its own'"
+    assert small.startswith("small (mini/cleaner): compute.kv_memory_mb = 1: ")
+    assert small.count("mini/cleaner") == 1
+
+
+def test_a_folder_that_another_command_is_at_work_in_is_told_before_the_look(tmp_path: Path) -> None:
+    for number in (1, 2):
+        (tmp_path / f"{number}.toml").write_text(f"[rl]\nlr = {number}e-4\n[compute]\nkv_memory_mb = 1\n")
+    words = [str(tmp_path / "1.toml"), str(tmp_path / "2.toml"), "rollout.lookahead_tokens=4000"]
+    out = tmp_path / "out"
+    plan = make_plan(Wish(out, 1, "rollouts", start="base"), read_arms(words))
+    with alone(out), pytest.raises(CheckpointError, match="another command is at work in"):
+        make_targets(plan.targets, open_ledger(plan), at_once=1, console=Console(stderr=True), out=out)
+    with pytest.raises(NotReady):
+        make_targets(plan.targets, open_ledger(plan), at_once=1, console=Console(stderr=True), out=out)
 
 
 def test_memory_that_others_have_taken_may_be_free_by_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -320,11 +320,11 @@ def test_how_much_memory_a_call_may_have_does_not_depend_on_the_calls_before(jai
     before = _room(jail)
     large = 12 << 20
     jail.run(f"import os\nos.write(1, b'x' * {large})", output_bytes=large)
-    assert abs(_room(jail) - before) <= 1
+    assert abs(_room(jail) - before) <= 2
     write = f"open('b', 'wb').write(bytes({8 << 20}))"
     given = jail.run(write, files={"a": bytes(large)}, stdin="x" * large, fetch=("b",))
     assert len(given.files["b"]) == 8 << 20
-    assert abs(_room(jail) - before) <= 1
+    assert abs(_room(jail) - before) <= 2
 
 
 @contained_by(*ALL)
@@ -342,7 +342,7 @@ def test_a_program_that_is_too_long_for_its_memory_is_over_the_limit(jail: Jail,
 
 
 def _room(jail: Jail) -> int:
-    """MiB that a call gets of 24; what is free in the heap of its worker may make one more or less of them."""
+    """MiB that a call gets of 24; what is free in the heap of its worker may make one more or less of them, each time."""
     result = jail.run(ROOM, memory_mb=24)
     assert (result.status, result.stderr) == ("ok", ""), result
     return int(result.stdout)

@@ -138,6 +138,19 @@ def test_words_under_math_are_pointed_out(tmp_path: Path) -> None:
     assert "is --grader exact meant?" in " ".join(checked(write(tmp_path / "d.jsonl", [row])).split())
 
 
+def test_commas_that_may_be_decimal_ones_are_pointed_out_under_math(tmp_path: Path) -> None:
+    rows = [{"question": str(n), "answer": answer} for n, answer in enumerate(("3,5", "1,234", "0.5", "0,5"))]
+    path = write(tmp_path / "a.jsonl", rows)
+    printed = checked(path)
+    assert "line 1: '3,5' is a list of 3 and 5; as a number write 3.5" in printed
+    assert ["ambiguous", "2", "lines", "1,", "4"] in [line.split() for line in printed.splitlines()]
+    assert [where for where, *_ in json.loads(checked(path, "--json"))["ambiguous"]] == [
+        f"{path}, line 1",
+        f"{path}, line 4",
+    ]
+    assert "ambiguous" not in checked(path, "--grader", "exact")
+
+
 def test_without_math_verify_the_rest_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     path = write(tmp_path / "a.jsonl", [{"question": "x", "answer": "1/2"}])

@@ -125,7 +125,7 @@ def test_a_model_behind_a_url_is_told_by_messages_what_it_wrote_and_what_each_pr
     assert [(message["role"], message["content"]) for message in body["messages"]] == [
         ("system", "Compute."), ("user", "Hi."), ("assistant", "Hello."), ("user", "Go on."),
         ("assistant", "First.\n```python\nprint(5)\n```"), ("user", "It printed:\n5"),
-        ("assistant", "\n```python\nprint(6)\n```"), ("user", "It printed:\n6"),
+        ("assistant", "```python\nprint(6)\n```"), ("user", "It printed:\n6"),
     ]  # fmt: skip
 
 

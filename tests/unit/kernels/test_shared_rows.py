@@ -28,7 +28,7 @@ def sample(*ids: int, prompt: int = 2, tree: str = "") -> Sample:
     return Sample(ids, mask, (None,) * len(ids), (0,) * len(ids), tree=tree)
 
 
-@pytest.mark.parametrize(("mask", "length"), [((0, 0, 1, 0, 1), 2), ((1, 0), 0), ((0, 0, 0), 3), ((), 0)])
+@pytest.mark.parametrize(("mask", "length"), [((0, 0, 1, 0, 1), 2), ((1, 0), 0), ((0, 0, 0), 0), ((), 0)])
 def test_a_prompt_ends_before_the_first_id_that_is_learnt(mask: tuple[int, ...], length: int) -> None:
     assert prompt_length(Sample(tuple(range(len(mask))), mask, (), ())) == length
 
@@ -50,6 +50,14 @@ def test_what_two_samples_have_in_common_leaves_each_an_id_of_its_own(
 ) -> None:
     assert in_common(sample(*one, prompt=0), sample(*other, prompt=0)) == alike
     assert in_common(sample(*other, prompt=0), sample(*one, prompt=0)) == alike
+
+
+def test_a_sample_that_is_learnt_nowhere_keeps_a_row_of_its_own() -> None:
+    """Also where all of it is another one's prompt, or another such sample."""
+    samples = [sample(1, 2, 3), sample(1, 2), sample(1, 2), sample(1, 2, 4)]
+    assert families(samples) == [Family((0, 3), 2), Family((1,), 0), Family((2,), 0)]
+    rows, own = rows_of(samples, share=True)
+    assert [(rows[n].start, rows[n].stop) for n in own] == [(2, 3), (0, 2), (0, 2), (2, 3)]
 
 
 def test_families_share_a_prompt_and_come_as_they_appear() -> None:

@@ -79,6 +79,15 @@ def test_what_may_be_another_number_is_not_read(said: str) -> None:
 @pytest.mark.parametrize(
     ("answer", "said", "same"),
     [
+        ("1500000", "1.5 million", True),
+        ("1500000", r"1.5\text{ million}", True),
+        ("1.5 million people", "1,500,000", True),
+        (r"2{,}000{,}000\text{ dollars}", "$2 Million", True),
+        ("18,000", "18 thousand", True),
+        ("3000", "3 thousandths", False),
+        ("5000000000", "5 thousand million", False),
+        ("2000000", "-2 million", False),
+        ("2000000 people", "2 million dollars", False),
         ("18 eggs", "18 large eggs", True),
         ("18 eggs", "18 egg cartons", False),
         ("12 cm^2", "12 cm", False),
@@ -182,6 +191,21 @@ TIME = r"3\text{ hours } 20\text{ minutes}"
 )
 def test_several_numbers_with_units_are_compared_whole(answer: str, said: str, same: bool | None) -> None:
     assert same_measures(answer, said) is same
+
+
+@pytest.mark.parametrize(
+    ("answer", "how"),
+    [
+        ("0,5", "a list of 0 and 5; as a number write 0.5"),
+        ("$-3,50$", "a list of -3 and 50; as a number write -3.50"),
+        ("3{,}5", "a list of 3 and 5; as a number write 3.5"),
+        ("1234,567", "a list of 1234 and 567; as a number write 1234.567"),
+        *((one, "") for one in ("1,234", "0,500", "3.5", "3, 5", "(3,5)", "1,2,3", "x,5")),
+    ],
+)
+def test_a_right_answer_with_a_comma_that_may_be_a_decimal_one_is_told_as_it_is_read(answer: str, how: str) -> None:
+    assert GRADER.ambiguous is not None
+    assert GRADER.ambiguous(answer) == how
 
 
 def test_a_right_answer_with_a_noun_is_not_told_as_one_in_words() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -16,7 +17,7 @@ from retcon.cli.common.targets import Target, refuse_unready, to_make, warn_of_r
 from retcon.core.errors import CheckpointError
 from retcon.runs.comparing import as_now, differing, flat
 from retcon.runs.manifest import refuse_unloadable
-from retcon.store.alone import alone
+from retcon.store.alone import LOCK, alone
 from retcon.store.whole import explained, write_whole
 
 FORMAT = 1
@@ -81,13 +82,17 @@ def make_targets(targets: Sequence[Target], ledger: Ledger[B], *, at_once: int, 
     todo = [target.job for target in left]
     if not todo:
         return ledger.seconds
-    with console.status("checking that everything can be trained here"):  # which takes some seconds
-        refuse_unready(left)
-    warn_of_rates(left)
-    console.print(
-        f"{len(todo)} of {len(targets)} jobs to do, {at_once} at once; everything goes to {out}", highlight=False
-    )
-    with alone(out):
+    with ExitStack() as held:
+        if begun := (out / LOCK).exists():
+            held.enter_context(alone(out))
+        with console.status("checking that everything can be trained here"):  # which takes some seconds
+            refuse_unready(left)
+        warn_of_rates(left)
+        if not begun:  # what is refused makes no folder
+            held.enter_context(alone(out))
+        console.print(
+            f"{len(todo)} of {len(targets)} jobs to do, {at_once} at once; everything goes to {out}", highlight=False
+        )
         ledger.begin()
         try:
             with board_for(console, todo, at_once) as board:

@@ -135,7 +135,8 @@ class NotReady(RetconError):
 def refuse_unready(targets: Sequence[Target]) -> None:
     """Raises NotReady for what a training would be refused for when its turn comes, which may be hours after its cold
     start began. Of runs that differ in their seed alone one is looked at, of those that have begun none; in a process
-    of its own, so that no memory is kept, nor a GPU's. Where that fails otherwise, it is left to the runs to say so."""
+    of its own, so that no memory is kept, nor a GPU's. What one fails with otherwise is told beside that; where
+    that is all, it is left to the runs to say so."""
     made, asked = _cold_starts(targets), dict[tuple[str, ...], tuple[object, ...]]()
     for target in targets:
         run = target.makes.parent
@@ -154,8 +155,9 @@ def refuse_unready(targets: Sequence[Target]) -> None:
         env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
         check=False,
     )
-    if done.stdout:
-        raise NotReady("; ".join(f"{name}: {why}" for name, why in map(json.loads, done.stdout.splitlines())))
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    if any(refused for _, _, refused in told):
+        raise NotReady("; ".join(f"{name}: {why}" for name, why, _ in told))
 
 
 def _cold_starts(targets: Iterable[Target]) -> dict[str, str]:

@@ -10,7 +10,7 @@ from typing import Any
 from retcon.core.errors import MissingExtra, RetconError
 from retcon.core.seeds import derive
 from retcon.tasks.data.fields import DataError
-from retcon.tasks.data.grading import has_tests, in_words, unreadable
+from retcon.tasks.data.grading import ambiguous, has_tests, in_words, unreadable
 from retcon.tasks.data.load import load
 from retcon.tasks.data.loaded import Placed
 from retcon.tasks.data.settings import FileTaskSettings
@@ -51,9 +51,10 @@ class Report:
     asked_with: rows by the columns that their questions also come from. dropped: rows that are left out,
     by reason; where_dropped: the first places of each. conflicting: pairs of places
     that ask the same and answer otherwise. unreadable: (place, answer, why). in_words: (place, answer), graded by
-    `math` though they are words; tested: whether one of these rows has tests. overlap: (place, what it repeats, rule).
-    not_read: why nothing is known of unreadable answers, "" where it is. unready: by grader, why it cannot be had.
-    unset: by grader, the settings that it has no default of, which are given in `task.graders`.
+    `math` though they are words; tested: whether one of these rows has tests. ambiguous: (place, answer, how it is
+    read). overlap: (place, what it repeats, rule). not_read: why nothing is known of unreadable answers, "" where it
+    is. unready: by grader, why it cannot be had. unset: by grader, the settings that it has no default of, which are
+    given in `task.graders`.
     """
 
     path: str
@@ -70,6 +71,7 @@ class Report:
     unreadable: Sequence[tuple[str, str, str]]
     in_words: Sequence[tuple[str, str]]
     tested: bool
+    ambiguous: Sequence[tuple[str, str, str]]
     overlap: Sequence[tuple[str, str, str]]
     samples: Sequence[Sample]
     fingerprint: str
@@ -125,6 +127,7 @@ def check(settings: FileTaskSettings, count: Callable[[str], int] | None = None,
         unreadable=[(one.where, one.shown, unread[one.task.id]) for one in placed if one.task.id in unread],
         in_words=[(one.where, one.task.answer) for one in words],
         tested=any(has_tests(one.task) for one in words),
+        ambiguous=[(one.where, one.task.answer, how) for one in placed if (how := ambiguous(one.task))],
         overlap=[(where, match.evaluation, match.rule) for where, match in loaded.overlaps],
         samples=[_sample(one) for one in chosen],
         fingerprint=tasks.fingerprint,

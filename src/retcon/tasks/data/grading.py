@@ -50,6 +50,12 @@ def in_words(task: Task) -> bool:
     return kind is not None and kind.in_words is not None and kind.in_words(task.answer)
 
 
+def ambiguous(task: Task) -> str:
+    """How the task's grader reads its answer where that may mean something else, "" where it may not."""
+    kind = _kind(task)
+    return "" if kind is None or kind.ambiguous is None else kind.ambiguous(task.answer)
+
+
 def unread(grader: str, item: Item) -> str:
     """Why a grader could compare nothing with an item's answer or tests, "" where it could, or takes a sandbox to
     tell."""

@@ -51,6 +51,7 @@ _PER_CENT = re.compile(
 _AND = re.compile(
     r"(?<!\s)\s*(?:,\s*)?(?:\\text\{\s*,?\s*(?:and|or)\s*,?\s*\}|(?<![\\A-Za-z])(?:and|or)(?![A-Za-z]))\s*(?:,\s*)?"
 )
+_COMMA = re.compile(r"(?!-?\d{1,3},\d{3}$)(-?\d+),(\d+)", re.ASCII)  # of a decimal, or of a list
 _SENTENCES = re.compile(r"[.!?]\s+\w|\banswer\b", re.IGNORECASE)
 _VERB = re.compile(r"(?<![\\\w])(?:is|are|was|were|will|has|have|had|equals?)(?!\w)", re.IGNORECASE)
 _DENIED = re.compile(r"\b(?:not|no|never|false|wrong)\b|n['’]t\b", re.IGNORECASE)
@@ -297,4 +298,11 @@ def _in_words(answer: str) -> bool:
     return in_words(answer) and not same_quantity(answer, answer)
 
 
-GRADER = Kind("math", MathSettings, _open, PACKAGES, _unreadable, _in_words, lambda _settings: need_math_verify())
+def _ambiguous(answer: str) -> str:
+    found = _COMMA.fullmatch(answer.strip().strip("$").strip().replace("{,}", ","))
+    return "" if found is None else f"a list of {found[1]} and {found[2]}; as a number write {found[1]}.{found[2]}"
+
+
+GRADER = Kind(
+    "math", MathSettings, _open, PACKAGES, _unreadable, _in_words, _ambiguous, lambda _settings: need_math_verify()
+)

@@ -2,8 +2,8 @@ r"""Numbers with their units and the words around them: `18 eggs`, `\text{$1,800
 
 Pure functions of text as `in_latex` makes it, the same for both sides. Words in `\text{…}` are words; those that stand
 bare might be products of letters (`xy`). A unit is the noun that ends the words behind a number (`square feet of
-carpet`: foot, square), and what it is counted by (`per hour`). What may say another number (`5 dozen`, `not 5`,
-`5 or 6`) is no quantity.
+carpet`: foot, square), and what it is counted by (`per hour`). `1.5 million` is 1,500,000; what else may say another
+number (`5 dozen`, `not 5`, `5 or 6`) is no quantity.
 """
 
 from __future__ import annotations
@@ -56,6 +56,8 @@ _COMPOUND = re.compile(  # two-digit
     rf"(?<!{_LETTERS})({NUMBERS.pattern})-{_MARK}?(?!(?:{NUMBERS.pattern})(?!{_LETTERS}))(?={_LETTERS})",
     re.IGNORECASE | re.VERBOSE,
 )
+_SCALED = re.compile(rf"\s*{_MARK}?(thousand|million|billion|trillion)(?![-\w'’])", re.IGNORECASE)
+_SCALE = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _ENDING = re.compile(rf"(?<={_LETTERS})(?:\(e?s\)|['’]s\b)")  # egg(s), day's
 _MERIDIEM = re.compile(r"\b([ap])\.\s?m\b\.?", re.IGNORECASE)
 _MONEY = re.compile(rf"(?<!{_LETTERS})(?:USD|US|CAD|A)?\s?\\?([$€£¥₹])")
@@ -120,6 +122,8 @@ def quantity(text: str) -> Quantity | None:
     if found is None or number is None:
         return None
     behind = text[found.end() :]
+    if (scaled := _SCALED.match(behind)) is not None:
+        number, behind = number * _SCALE[scaled[1].lower()], behind[scaled.end() :]
     if number.denominator == 1 and number > MOST_QUARTERS:
         behind = _QUARTERS.sub(" coins", behind)
     unit = _unit(text[: found.start()], behind, money)

@@ -1,5 +1,5 @@
 r"""The answer of a reply that marks none: what it says that the answer is, or the one number or formula of its last
-sentence, with its unit.
+sentence, with its unit, or the date that this ends with.
 
 Math-Verify by itself takes the last number or formula of a text, wherever it stands: of 493 replies of a small model to
 MATH-500 that were no answers at all, five were right that way. To reward those is to teach that any number will do.
@@ -11,7 +11,7 @@ import re
 
 from retcon.tasks.graders.quantities import RAISABLE, in_meridiem, measures
 from retcon.tasks.graders.symbols import BOLD, FORMULA
-from retcon.tasks.graders.text import SPECIAL, aloud
+from retcon.tasks.graders.text import DATE_AT_END, SPECIAL, aloud
 from retcon.tasks.graders.units import EACH, ENDS, LETTERS, changes_a_number
 
 READ = 4000  # characters of a reply's end that are looked at
@@ -117,9 +117,12 @@ def _only(line: str) -> str | None:
 
 
 def _clause(line: str) -> str | None:
-    """What stands behind the last `=`, or else the one number, with its unit."""
+    """What stands behind the last `=`, or else the date that it ends with, or the one number, with its unit."""
     _, equals, line = line.rpartition("=")
     line = line.lstrip()
+    if (date := DATE_AT_END.search(line)) is not None:
+        before = line[: date.start()]
+        return None if _numbers(before) or changes_a_number(before) else date[0]
     numbers = _numbers(line)
     if not numbers or changes_a_number(line[: numbers[0].start()]):
         return None

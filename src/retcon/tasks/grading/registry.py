@@ -34,7 +34,8 @@ class Kind:
     (`SandboxPool(packages=…)`). unreadable: of right answers, those that it could compare nothing with, and why.
     read: raises ValueError for such an answer, or for such tests in a task's `meta`, where that takes nothing to be
     run. in_words: whether a right answer is
-    in words that it takes for something else. ready: raises RetconError where the grader of these settings cannot be
+    in words that it takes for something else. ambiguous: how it reads a right answer that may mean something else, ""
+    for others. ready: raises RetconError where the grader of these settings cannot be
     had here, before anything is made ready for it. asks: the graders that one of these settings asks.
     """
 
@@ -44,6 +45,7 @@ class Kind:
     packages: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     unreadable: Callable[[Sequence[str]], Mapping[str, str]] | None = None
     in_words: Callable[[str], bool] | None = None
+    ambiguous: Callable[[str], str] | None = None
     ready: Callable[[Any], None] | None = None
     read: Callable[[str, Mapping[str, object]], object] | None = None
     asks: Callable[[Any], Iterable[str]] | None = None

@@ -76,9 +76,7 @@ _BROKEN = (_parenthesis, _undefined, _too_early, _misspelt, _not_imported, _mone
 def broken(code: str, steps: Sequence[Step], rng: random.Random) -> Iterator[str]:
     """Variants of a program, each likely to fail, all different, in an order drawn from `rng`; whether one does is for
     the sandbox to say. There are two at least, and two at least do fail (a name that is not there)."""
-    seen = {code}
     for change in rng.sample(_BROKEN, len(_BROKEN)):
         changed = change(code, steps, rng)
-        if changed not in seen:
-            seen.add(changed)
+        if changed != code:
             yield changed

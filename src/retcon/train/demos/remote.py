@@ -51,7 +51,8 @@ class RemoteTeacher:
             seed=params.seed % 2**31,
         )  # fmt: skip
         words, code = words_and_block(said)
-        told.append({"role": "assistant", "content": words if code is None else f"{words}\n```python\n{code}\n```"})
+        block = "" if code is None else f"```python\n{code}\n```"
+        told.append({"role": "assistant", "content": "\n".join(filter(None, (words, block)))})
         return as_generation(self._chat, words, code, params.max_tokens)
 
     async def score(self, request_id: str, ids: Sequence[int], start: int) -> Sequence[float]:

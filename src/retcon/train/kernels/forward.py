@@ -73,9 +73,9 @@ def why_not_packed(model: PreTrainedModel, longest: int) -> str | None:
     What it takes: attention that is torch's scaled dot product and nothing else, over all of a sample.
     """
     name, config = type(model).__name__, model.config.get_text_config()
-    if not getattr(model, "_supports_attention_backend", False):
+    if not model._supports_attention_backend:
         return f"{name} does not take its attention from outside"
-    if not getattr(model, "_supports_sdpa", False) or getattr(config, "attn_logit_softcapping", None):
+    if not model._supports_sdpa or getattr(config, "attn_logit_softcapping", None):
         return f"the attention of {name} is more than a scaled dot product"
     window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"]

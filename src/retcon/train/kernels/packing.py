@@ -100,18 +100,17 @@ def packed_batches(samples: Sequence[Sample], max_tokens: int, *, share: bool) -
                 else:
                     cost = len(sample.ids)
                     parts.append((cost, [sample]))
-                before = sample if family.prompt else None
+                before = sample
     # The longest first, so that the rows of a micro-batch are of like length.
     parts.sort(key=lambda part: len(part[1][0].ids), reverse=True)
     batches: list[list[Sample]] = []
     room = 0
     for cost, part in parts:
-        if batches and cost <= room:
-            batches[-1] += part
-            room -= cost
-        else:
-            batches.append([*part])
-            room = max_tokens - cost
+        if cost > room:
+            batches.append([])
+            room = max_tokens
+        batches[-1] += part
+        room -= cost
     return batches
 
 

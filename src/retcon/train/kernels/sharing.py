@@ -35,8 +35,8 @@ class Family:
 
 
 def prompt_length(sample: Sample) -> int:
-    """Ids before the first that is learnt: what the rollouts of a group have in common."""
-    return sample.mask.index(1) if 1 in sample.mask else len(sample.ids)
+    """Ids before the first that is learnt, which the rollouts of a group have in common; 0 where none is."""
+    return sample.mask.index(1) if 1 in sample.mask else 0
 
 
 def families(samples: Sequence[Sample]) -> list[Family]:

@@ -3,8 +3,8 @@
     python -m retcon.train.stages.ready
 
 reads JSON, a list of [name, recipe, overrides, model, whether that is what it starts from, run folder], and says which
-of them could not begin, a line [name, what is in the way] each; less than a second each, after torch's import, as of
-their tasks it looks at those of a first step.
+of them could not begin, a line [name, what is in the way, whether that refuses it] each; less than a second each, after
+torch's import, as of their tasks it looks at those of a first step.
 """
 
 from __future__ import annotations
@@ -67,9 +67,10 @@ def rated(recipe: Recipe) -> bool:
     return any(stage.recipe.select.pass_rates for stage in stages_of(recipe))
 
 
-def unready(asked: Sequence[Asked]) -> Iterator[tuple[str, str]]:
-    """Name, and what is in the way, of those that could not begin. Of a model that is not there yet nobody knows which
-    pass rates are its own: a training by such is left to its own run."""
+def unready(asked: Sequence[Asked]) -> Iterator[tuple[str, str, bool]]:
+    """Name, what is in the way, and whether its run would be refused for it, of those that could not begin: what else a
+    class of one's own raises may have passed by then. Of a model that is not there yet nobody knows which pass rates
+    are its own: a training by such is left to its own run."""
     for name, given, overrides, folder, itself, out in asked:
         recipe = load_recipe(given, overrides)
         if not itself and rated(recipe):
@@ -78,7 +79,9 @@ def unready(asked: Sequence[Asked]) -> Iterator[tuple[str, str]]:
             for stage, _, needs in get_ready(recipe, Path(folder), Path(out), look=1).each:
                 refuse_hopeless(needs, Path(out), stage)
         except RetconError as error:
-            yield name, str(error)
+            yield name, str(error), True
+        except Exception as error:  # noqa: BLE001 - whatever a class of one's own raises: others are looked at still
+            yield name, f"{type(error).__name__}: {error}", False
 
 
 if __name__ == "__main__":

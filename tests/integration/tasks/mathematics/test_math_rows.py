@@ -189,7 +189,9 @@ RIGHT = [
     (r"\boxed{2024–05‑01}", "2024-05-01"),
     (r"\boxed{\(2024-05-01\)}", "2024-05-01"),
     (r"\boxed{555-1234}", "555-1234"),
+    ("The date is 2024-05-01.", "2024-05-01"),
     # words
+    ("The answer is 1.5 million.", "1500000"),
     ("The answer is New York.", r"\text{New York}"),
     ("False", "False"),
     # more of calculations
@@ -349,6 +351,7 @@ WRONG = [
     (r"\boxed{31}", "0x1F"),
     ("The answer is 0xA.", "0"),
     (r"\boxed{2024-5-1}", "2018"),
+    ("The date is 2024-01-05.", "2024-05-01"),
     (r"\boxed{555-1234}", "-679"),
     (r"\boxed{-679}", "555-1234"),
 ]
