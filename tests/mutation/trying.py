@@ -1,8 +1,8 @@
 """A pytest plugin: instead of one run of all tests, many forked children that run a few of them each.
 
-First it learns, file by file, which tests pass, how long each takes and which functions it reaches; then it tries
-faults, one a child, with tests that reach the fault's function (`chosen_of`). A child need not import or collect
-anything again. What to try stands in plan.json, what was found in reached.json and ends.json (see mutants.py).
+First it learns, file by file, which tests pass, how long each takes and which functions it reaches; then it
+tries faults, one a child, with tests that reach the fault's function (`Noticing.chosen_of`). A child need not import or
+collect anything again. What to try stands in plan.json, what was found in reached.json and ends.json (see mutants.py).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -30,6 +30,8 @@ from mutmut.mutation.trampoline import set_mutant_under_test
 from mutmut.state import state
 
 PLAN, REACHED, ENDS = Path("plan.json"), Path("reached.json"), Path("ends.json")
+NOTICING = Path("noticing.txt").absolute()
+"""A line for each fault that was noticed in this run, and the test that did."""
 NOTICED, SURVIVED, OUT_OF_TIME, UNREACHED = "noticed", "survived", "out of time", "reached by no test"
 SLOW_TO_IMPORT = ("retcon", "torch", "transformers")
 
@@ -150,7 +152,12 @@ def warm(modules: Iterable[str]) -> None:
 
 def suffer(session: pytest.Session, items: Sequence[pytest.Item], fault: str) -> int:
     set_mutant_under_test(fault)
-    return int(not all(passed for _, passed, _ in run(session, items)))
+    for item, passed, _ in run(session, items):
+        if not passed:
+            with NOTICING.open("a", encoding="utf-8") as file:
+                file.write(f"{fault}\t{item.nodeid}\n")
+            return 1
+    return 0
 
 
 class Reaching(NamedTuple):
@@ -162,15 +169,40 @@ class Reaching(NamedTuple):
     digest: str
 
 
-def chosen_of(tests: Sequence[Reaching], seconds: float) -> list[Reaching]:
-    """So many seconds of them, the quickest at least: first those that are quick and reach few functions, which are
-    likely to look at what this one gives; a whole run only passes through."""
-    chosen, left = [], seconds
-    for test in sorted(tests, key=lambda test: (test.seconds * test.functions, test.name)):
-        if test.seconds <= left:
-            chosen.append(test)
-            left -= test.seconds
-    return chosen or sorted(tests, key=lambda test: (test.seconds, test.name))[:1]
+class Noticing:
+    """How many faults each test has noticed, by function and by module."""
+
+    def __init__(self, ends: dict[str, dict[str, Any]]) -> None:
+        self._of: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        for fault, end in ends.items():
+            if by := end.get("by"):
+                self.add(fault, by)
+
+    def add(self, fault: str, test: str) -> None:
+        function = function_of(fault)
+        self._of[function][test] += 1
+        self._of[function.rpartition(".")[0]][test] += 1
+
+    def chosen_of(self, function: str, tests: Sequence[Reaching], seconds: float) -> list[Reaching]:
+        """So many seconds of the tests, the quickest at least. First those that noticed most faults of the function in
+        the time that they take, then of its module; then those that are quick and reach few functions, which are likely
+        to look at what this one gives, where a whole run only passes through."""
+        own, near = self._of[function], self._of[function.rpartition(".")[0]]
+
+        def rank(test: Reaching) -> tuple[float, float, float, str]:
+            took = max(test.seconds, 0.001)
+            return -own[test.name] / took, -near[test.name] / took, took * test.functions, test.name
+
+        chosen, left = [], seconds
+        for test in sorted(tests, key=rank):
+            if test.seconds <= left:
+                chosen.append(test)
+                left -= test.seconds
+        return chosen or sorted(tests, key=lambda test: (test.seconds, test.name))[:1]
+
+
+def function_of(fault: str) -> str:
+    return fault.partition("__mutmut_")[0]
 
 
 def try_all(session: pytest.Session, plan: dict[str, Any], reached: dict[str, dict[str, Any]]) -> None:
@@ -183,27 +215,46 @@ def try_all(session: pytest.Session, plan: dict[str, Any], reached: dict[str, di
                 reaching = Reaching(name, test["seconds"], len(test["reaches"]), found["digest"])
                 tests[function].append(reaching)
     ends = read(ENDS)
-    jobs, ending = [], {}
-    for fault, function in plan["faults"].items():
-        chosen = chosen_of(tests[fault.partition("__mutmut_")[0]], plan["seconds"])
+    noticing = Noticing(ends)
+    NOTICING.write_text("", encoding="utf-8")
+
+    def chosen_for(fault: str, digest: str) -> tuple[list[Reaching], dict[str, str]]:
+        function = function_of(fault)
+        chosen = noticing.chosen_of(function, tests[function], plan["seconds"])
         against = hashlib.sha256(repr(sorted((test.name, test.digest) for test in chosen)).encode()).hexdigest()
+        return chosen, {"function": digest, "against": against, "end": UNREACHED}
+
+    left = []
+    for fault, digest in plan["faults"].items():
+        chosen, ending = chosen_for(fault, digest)
         known = ends.get(fault)
-        if known and known["function"] == function and (known["end"] == NOTICED or known["against"] == against):
+        if known and known["function"] == digest and (known["end"] == NOTICED or known["against"] == ending["against"]):
             continue
-        ending[fault] = {"function": function, "against": against, "end": UNREACHED}
         if chosen:
-            work = partial(suffer, session, [items[test.name] for test in chosen], fault)
-            jobs.append(Job(fault, work, 20 + 5 * sum(test.seconds for test in chosen)))
+            left.append(fault)
         else:
-            ends[fault] = ending[fault]
-    try:
-        for n, (fault, code) in enumerate(in_children(jobs, plan["children"]), 1):
-            ends[fault] = ending[fault] | {"end": OUT_OF_TIME if code is None else NOTICED if code else SURVIVED}
-            if n % 20 == 0:
-                write(ENDS, ends)
-                say(f"{n} of {len(jobs)} faults")
-    finally:
-        write(ENDS, ends)
+            ends[fault] = ending
+    ending_of: dict[str, dict[str, str]] = {}
+
+    def jobs() -> Iterator[Job]:
+        for fault in left:
+            chosen, ending_of[fault] = chosen_for(fault, plan["faults"][fault])  # by what was noticed until now
+            work = partial(suffer, session, [items[test.name] for test in chosen], fault)
+            yield Job(fault, work, 20 + 5 * sum(test.seconds for test in chosen))
+
+    with NOTICING.open(encoding="utf-8") as noticed:
+        try:
+            for n, (fault, code) in enumerate(in_children(jobs(), plan["children"]), 1):
+                for line in noticed.readlines():  # also of others, whose process is not over yet
+                    other, _, test = line.rstrip("\n").partition("\t")
+                    ending_of[other]["by"] = test
+                    noticing.add(other, test)
+                ends[fault] = ending_of[fault] | {"end": OUT_OF_TIME if code is None else NOTICED if code else SURVIVED}
+                if n % 20 == 0:
+                    write(ENDS, ends)
+                    say(f"{n} of {len(left)} faults")
+        finally:
+            write(ENDS, ends)
 
 
 def pytest_configure() -> None:
