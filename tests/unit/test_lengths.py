@@ -15,18 +15,19 @@ from retcon.chat.tokenizer import ByteTokenizer
 from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
 from retcon.core.errors import RecipeError
+from retcon.core.seeds import derive
 from retcon.rollout import prompts
-from retcon.rollout.lengths import PromptLengths, context_of, derive_lengths, look_at, open_keys, with_lengths
-from retcon.rollout.prompts import fitting
+from retcon.rollout.lengths import LOOK, PromptLengths, context_of, derive_lengths, look_at, open_keys, with_lengths
+from retcon.rollout.prompts import fitting, refuse_long
 from retcon.tasks.types import Task
 
 CHAT = Chat(ByteTokenizer())
 GLUE = sum(len(segment.ids or ()) for segment in CHAT.prompt(""))
 
 
-def recipe(tmp_path: Path, *overrides: str, characters: int = 100 - GLUE) -> Recipe:
+def recipe(tmp_path: Path, *overrides: str, characters: int = 100 - GLUE, letter: str = "x") -> Recipe:
     """Over one problem to train on whose prompt has so many characters, which are as many tokens, and a short one."""
-    rows = [{"question": "x" * characters, "answer": "1"}, {"question": "y", "answer": "1"}]
+    rows = [{"question": letter * characters, "answer": "1"}, {"question": "y", "answer": "1"}]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return load_recipe(
         None,
@@ -43,9 +44,17 @@ def test_a_large_context_leaves_the_room_that_is_usual(tmp_path: Path) -> None:
         "rollout.max_tokens": 100 + 1024, "rollout.lookahead_tokens": 512, "sandbox.output_chars": 100,
     }  # fmt: skip
     two = recipe(tmp_path, "rollout.max_turns=2")
-    *_, output = derive_lengths(two, CHAT, two.task.build(), 8192)
-    why = "half of those 1024 tokens for 2 observations, 1.0 characters a token"
-    assert (output.key, output.value, output.why) == ("sandbox.output_chars", 250, why)
+    assert [str(one) for one in derive_lengths(two, CHAT, two.task.build(), 8192)] == [
+        "rollout.max_tokens = 1124: the longest of 2 prompts has 100 tokens; 1024 more for what the model writes",
+        "rollout.lookahead_tokens = 512: half as much again as the 1024 tokens of an answer",
+        "sandbox.output_chars = 250: half of those 1024 tokens for 2 observations, 1.0 characters a token",
+    ]
+
+
+def test_characters_of_several_tokens_make_shorter_observations_in_whole_fifties(tmp_path: Path) -> None:
+    """99 ids of questions have 50 characters: half of 1200 tokens come to 303 of them."""
+    own = recipe(tmp_path, "rollout.max_turns=1", f"rollout.max_tokens={GLUE + 98 + 1200}", characters=49, letter="é")
+    assert derived(own, 8192)["sandbox.output_chars"] == 300
 
 
 def test_a_long_problem_of_the_evaluation_has_room_too(tmp_path: Path) -> None:
@@ -66,9 +75,29 @@ def test_a_long_problem_of_the_evaluation_has_room_too(tmp_path: Path) -> None:
     assert found["rollout.max_tokens"] == 200 + 1024
 
 
+def test_so_many_tasks_are_looked_at_of_training_and_of_evaluation_whatever_the_runs_seed(tmp_path: Path) -> None:
+    own = recipe(tmp_path, "run.seed=3")
+    tasks = own.task.build()
+    given: list[tuple[int, ...]] = []
+
+    class Many:
+        name, system, grade = tasks.name, tasks.system, tasks.grade
+
+        def train(self, seed: int) -> Iterator[Task]:
+            given.append((seed,))
+            return (Task(str(n), "x" * (n + 1), "1") for n in range(LOOK + 100))
+
+        def evaluation(self, count: int, seed: int) -> list[Task]:
+            given.append((count, seed))
+            return [Task(str(n), "x", "1") for n in range(count)]
+
+    assert f"of {2 * LOOK:,} prompts has {GLUE + LOOK} tokens" in derive_lengths(own, CHAT, Many(), 8192)[0].why
+    assert given == [(derive("prompts", 0),), (LOOK, 0)]
+
+
 def test_what_a_server_writes_has_a_quarter_of_the_context_that_is_counted_in_short_tokens(tmp_path: Path) -> None:
     served = recipe(tmp_path, "engine.kind=openai")
-    assert derived(served, 32768)["rollout.max_tokens"] == 100 + 8192
+    assert derived(served, 32770)["rollout.max_tokens"] == 100 + 8192
     assert derived(served, 2000)["rollout.max_tokens"] == 100 + 1024
 
 
@@ -112,20 +141,32 @@ def test_one_odd_prompt_in_a_hundred_does_not_decide_for_all() -> None:
 
     usual = list(range(1, 101))
     assert longest(*usual, 600) == 100
-    assert longest(*usual, 400) == 400, "less than half of the context is room enough"
+    assert longest(*usual, 500 - GLUE) == 500 - GLUE, "half of the context is room enough"
+    assert longest(*usual, 501 - GLUE) == 100
     assert longest(*usual, 600, 601) == 600, "two in a hundred count"
 
 
 def test_where_there_are_no_tasks_a_token_is_taken_for_four_characters() -> None:
     assert look_at([], CHAT, 1000) == PromptLengths(0, 0, 4.0)
+    assert look_at([Task("t", "x", "")], CHAT, 1000) == PromptLengths(1, GLUE + 1, 1.0)
 
 
 def test_a_stream_without_end_none_of_which_fits_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prompts, "PATIENCE", 5)
-    tasks = (Task(str(n), "x" * max(1, 20 - n), "") for n in range(50))
+    tasks = (Task(str(n), "x" * (16 if n == 2 else 20), "") for n in range(50))
     with pytest.raises(RecipeError, match=rf"no room for an answer in 5 prompts in a row; .* has {GLUE + 16} tokens"):
         next(fitting(tasks, CHAT, GLUE + 1))
     assert len(list(islice(tasks, 50))) == 45, "nobody looks further"
+    mixed = [Task(str(n), "" if n % 5 == 4 else "x" * 20, "") for n in range(14)]
+    assert [task.id for task in fitting(mixed, CHAT, GLUE + 1)] == ["4", "9"], "four in a row are no five"
+
+
+def test_of_problems_that_leave_no_room_the_longest_is_named() -> None:
+    tasks = [Task(id, "x" * length, "") for id, length in (("z", 30), ("a", 40), ("m", 35), ("b", 29))]
+    told = rf"{GLUE + 30}: .* of 3 of 4 problems .* the longest, of a, has {GLUE + 40} tokens"
+    with pytest.raises(RecipeError, match=told):
+        refuse_long(tasks, CHAT, GLUE + 30, "problems")
+    refuse_long(tasks, CHAT, GLUE + 41, "problems")
 
 
 def test_the_quickstart_has_the_lengths_that_were_chosen_for_it(tmp_path: Path) -> None:

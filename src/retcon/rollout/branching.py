@@ -33,7 +33,7 @@ REPAIRED = 3
 
 
 async def branching_group(
-    task: Task, context: RolloutContext, *, count: int, seed: int, step: int, grade: Grade, first: int = 0
+    task: Task, context: RolloutContext, *, count: int, seed: int, step: int, grade: Grade, first: int
 ) -> list[Trajectory]:
     """`count` graded rollouts of one task, in the order of their indices, from `first` on, as the context's strategy
     has them branch; a branch says so (`Trajectory.branch`). Which are purified is drawn for a tree as a whole. An

@@ -72,6 +72,6 @@ class TurnLookahead:
         for turn in committed:
             scored.append(await self._sampler.scored(ids, turn))
             ids.extend(ids_of(turn.segments))
-        if next((turn.calls for turn in reversed(scored) if turn.calls), ()) == failure.calls:
+        if [turn.calls for turn in scored if turn.calls][-1:] == [failure.calls]:
             await self._state.restore_failure()
         return scored

@@ -34,21 +34,21 @@ def fitting(tasks: Iterable[Task], chat: Chat, max_tokens: int) -> Iterator[Task
 
     Raises Unaskable where so many in a row do not fit that none can be expected to, or none of all does.
     """
-    left_out, any_fitted, shortest = 0, False, 0
+    left_out: list[int] = []
+    any_fitted = False
     for task in tasks:
         length = prompt_ids(chat, task)
         if length < max_tokens:
-            left_out, any_fitted = 0, True
+            left_out, any_fitted = [], True
             yield task
             continue
-        shortest = length if not left_out else min(shortest, length)
-        left_out += 1
-        if left_out == PATIENCE:
+        left_out.append(length)
+        if len(left_out) == PATIENCE:
             break
-    if left_out and (left_out == PATIENCE or not any_fitted):
+    if left_out and (len(left_out) == PATIENCE or not any_fitted):
         raise Unaskable(
-            f"rollout.max_tokens = {max_tokens}: no room for an answer in {counted(left_out, 'prompt')} in a "
-            f"row; the shortest has {counted(shortest, 'token')}: raise rollout.max_tokens"
+            f"rollout.max_tokens = {max_tokens}: no room for an answer in {counted(len(left_out), 'prompt')} in a "
+            f"row; the shortest has {counted(min(left_out), 'token')}: raise rollout.max_tokens"
         )
 
 

@@ -21,9 +21,7 @@ class OpenTools:
     Not before: rollouts that start together should reach the engine together, and many never call.
     """
 
-    def __init__(
-        self, given: Mapping[str, AnyTool], trajectory: str, closing: AsyncExitStack, *, task: str = ""
-    ) -> None:
+    def __init__(self, given: Mapping[str, AnyTool], trajectory: str, closing: AsyncExitStack, *, task: str) -> None:
         self._trajectory = trajectory
         self._closing = closing
         tools = {name: tool.of(task) if isinstance(tool, TaskTool) else tool for name, tool in given.items()}
@@ -69,7 +67,7 @@ class OpenTools:
 
 
 @asynccontextmanager
-async def open_tools(tools: Mapping[str, AnyTool], trajectory: str, *, task: str = "") -> AsyncIterator[OpenTools]:
+async def open_tools(tools: Mapping[str, AnyTool], trajectory: str, *, task: str) -> AsyncIterator[OpenTools]:
     """The tools for the trajectory of this id; what is open of them in the end is closed, whatever ended it. task: the
     id of its task, with which some begin.
 

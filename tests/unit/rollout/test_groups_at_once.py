@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 
@@ -15,12 +16,14 @@ from retcon.chat.tokenizer import ByteTokenizer
 from retcon.core.seeds import derive
 from retcon.core.types import Observation, ToolCall, Trajectory
 from retcon.engine.scripted import ScriptedEngine
+from retcon.engine.types import SamplingParams
 from retcon.purify.mixing import purified
 from retcon.purify.saar import Saar
 from retcon.rollout.context import RolloutContext
 from retcon.rollout.group import rollout_group
 from retcon.rollout.strategy import Measured, Point
-from retcon.tools.scripted import ScriptedSession, ScriptedSessions
+from retcon.tasks.types import Task
+from retcon.tools.scripted import ScriptedSession, ScriptedSessions, ScriptedTool
 
 
 @dataclass(frozen=True)
@@ -28,18 +31,21 @@ class Everywhere:
     """Branches wherever a rollout may be branched from, once the first has been measured; keeps what it is told."""
 
     start: int = 1
+    many: int = 1
     measures: bool = False
     entropy_tokens: int = 4
     points: list[Point] = field(default_factory=list)
-    measured: list[Measured | None] = field(default_factory=list)
+    measured: list[tuple[int, Measured | None]] = field(default_factory=list)
+    drawn: list[float] = field(default_factory=list)
 
     def from_start(self, count: int, measured: Measured | None) -> int:
-        self.measured.append(measured)
+        self.measured.append((count, measured))
         return self.start
 
     def branches(self, point: Point, draw: random.Random) -> int:
         self.points.append(point)
-        return 1
+        self.drawn.append(draw.random())
+        return self.many
 
 
 def counting(id: str, text: str, n: int) -> str:
@@ -57,9 +63,11 @@ def context(replies: Replies = counting, **changed: object) -> RolloutContext:
     return replace(RolloutContext(ScriptedEngine(tokenizer, replies), Chat(tokenizer), tools, LIMITS), **changed)
 
 
-def grown(where: RolloutContext, *, count: int, first: int = 0) -> list[Trajectory]:
+def grown(
+    where: RolloutContext, *, count: int, first: int = 0, task: Task = TASK, seed: int = 5, step: int = 2
+) -> list[Trajectory]:
     work = rollout_group(
-        TASK, where, count=count, seed=5, step=2, grade=lambda _, made: replace(made, reward=1.0), first=first
+        task, where, count=count, seed=seed, step=step, grade=lambda _, made: replace(made, reward=1.0), first=first
     )
     return asyncio.run(asyncio.wait_for(work, 60))
 
@@ -102,8 +110,9 @@ def test_a_strategy_is_told_of_the_trees_first_turn_and_of_the_models_vocabulary
     def nats(trajectory: Trajectory, turn: int) -> float:
         return -sum((trajectory.turns[turn].segments[0].logprobs or ())[:4]) / 4
 
-    (told,) = strategy.measured
+    ((count, told),) = strategy.measured
     assert told is not None
+    assert count == 8
     assert (told.first, told.vocabulary) == (pytest.approx(nats(measured, 0)), ByteTokenizer().size)
     assert told.later == pytest.approx([nats(measured, turn) for turn in (1, 2, 3)])
     assert {point.vocabulary for point in strategy.points} == {ByteTokenizer().size}
@@ -112,6 +121,37 @@ def test_a_strategy_is_told_of_the_trees_first_turn_and_of_the_models_vocabulary
     assert any(t.branch.parent != root.id for t in others if t.branch is not None)
     for one in (t for t in others if t.branch is not None):
         assert one.branch.rise == pytest.approx(one.branch.uncertainty - nats(root, 0))  # type: ignore[union-attr]
+
+
+def test_where_it_branches_is_drawn_from_seed_step_task_and_the_rollouts_index_in_the_whole() -> None:
+    def drawn(start: int, **of: Any) -> set[float]:
+        strategy = Everywhere(start=start, many=0)
+        grown(context(strategy=strategy), count=2 * start, **of)
+        assert len(set(strategy.drawn)) == 3 * start, "three points each"
+        return set(strategy.drawn)
+
+    whole = drawn(5)
+    assert drawn(2, first=3) < whole
+    others = [{"seed": 6}, {"step": 3}, {"task": replace(TASK, id="u")}, {"seed": 2, "step": 5}]
+    assert all(whole.isdisjoint(drawn(5, **of)) for of in others)
+
+
+def test_the_engine_is_asked_for_the_entropies_of_what_the_strategy_looks_at() -> None:
+    where = context(strategy=Everywhere(entropy_tokens=7), sampling=SamplingParams(temperature=0.5, max_tokens=900))
+    grown(where, count=2)
+    assert {(asked.entropies, asked.temperature, asked.max_tokens) for asked in where.engine.params} == {(7, 0.5, 900)}  # type: ignore[attr-defined]
+
+
+def test_a_tree_whose_tools_keep_no_state_is_as_large_as_the_strategy_has_it() -> None:
+    tools = {"python": ScriptedTool(lambda code: ("1", "ok", None))}
+    root, *others = grown(context(strategy=Everywhere(many=2), tools=tools), count=17)
+    assert [t.branch and t.branch.root for t in others] == [root.id] * 16
+
+
+def test_of_two_rollouts_the_first_is_measured_and_the_other_begins_with_the_prompt() -> None:
+    strategy = Everywhere(measures=True)
+    assert [t.branch for t in grown(context(strategy=strategy), count=2)] == [None, None]
+    assert [(count, told is not None) for count, told in strategy.measured] == [(2, True)]
 
 
 class Stuck(ScriptedEngine):

@@ -162,7 +162,7 @@ def test_a_tool_that_does_not_exist_is_answered_with_the_nearest():
 
 def test_a_malformed_call_reaches_no_tool():
     p = play(["```python\nprint(1", DONE], {})
-    assert [o.status for o in p.turns[0].observations] == ["malformed"]
+    assert [(o.status, o.text) for o in p.turns[0].observations] == [("malformed", "malformed call")]
     assert p.tool.executed == []
     assert p.texts[1] == DONE
 
@@ -277,6 +277,7 @@ def test_a_cancelled_rollout_is_released():
 def test_limits_are_checked(wrong):
     with pytest.raises(ValueError, match="max_turns"):
         RolloutLimits(*wrong)
+    assert RolloutLimits(1, 1, 0).max_tokens == 1
 
 
 def test_the_provenance_says_what_was_armed():
