@@ -114,6 +114,7 @@ def main() -> int:
     }
     (COPY / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
     words = [sys.executable, "-m", "pytest", "-p", "mutation.trying", *settings["pytest_add_cli_args"]]
+    words.append("--tb=native")  # pytest's own parses the whole of a file with all its faults: seconds for each failure
     paths = os.pathsep.join(str(COPY / room) for room in ("src", "tests"))
     with (COPY / "pytest.log").open("wb") as log:
         code = subprocess.run(
