@@ -74,7 +74,7 @@ def described(call: ToolCall, observation: Observation, chars: int) -> str:
     the observation's first line, which says why.
     """
     lines = [line.strip() for line in observation.text.splitlines() if line.strip()]
-    of_error = error_line(lines, observation.error_type) if observation.error_type else None
+    of_error = error_line(lines, observation.error_type)
     if observation.status == "malformed":
         of_error = next(iter(lines), None)
     line = f"[{call.name} failed: {of_error or observation.error_type or observation.status}]"

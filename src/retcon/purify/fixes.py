@@ -69,7 +69,7 @@ def _avoided(
         return "avoided", f"the result is {empty[0]}"
     missing = {name for o in failure.observations for name in _MISSING.findall(o.text)}
     bounded = all(o.error_type not in _UNBOUNDED for o in failure.observations)
-    lines = [line_of(o) for o in failure.observations if o.status != "ok"]
+    lines = [line for o in failure.observations if (line := line_of(o))]
     for before, after in pairs:
         ways = (
             _made_up(after, missing, told),
@@ -275,11 +275,11 @@ def _conditions(tree: ast.AST) -> Iterator[tuple[str, list[str]]]:
             yield source(node.iter), [source(test) for test in node.ifs]
 
 
-def _left_out(before: str, after: str, line: int | None) -> str | None:
+def _left_out(before: str, after: str, line: int) -> str | None:
     """The name that the failing line binds, and that the fix no longer binds nor reads, under no longer name either."""
-    tree = parse(before) if line else None
+    tree = parse(before)
     for node in tree.body if tree is not None and parse(after) is not None else ():
-        if isinstance(node, ast.Assign) and node.lineno <= (line or 0) <= (node.end_lineno or 0):
+        if isinstance(node, ast.Assign) and node.lineno <= line <= (node.end_lineno or 0):
             targets = [target.id for target in node.targets if isinstance(target, ast.Name)]
             has = [name for name in definitions(after) if len(name) >= 3 or name in targets]
             if targets and has and not any(n.startswith(t) or t.startswith(n) for n in has for t in targets):
@@ -290,7 +290,7 @@ def _left_out(before: str, after: str, line: int | None) -> str | None:
 def _made_up(after: str, missing: Collection[str], told: Callable[[str], bool]) -> str | None:
     """A name that was missing, and is now bound to None, to a number that nobody has told, or to one that the program
     throws away. What it goes on to change (a counter, a list) begins somewhere."""
-    tree = parse(after) if missing else None
+    tree = parse(after)
     if tree is None:
         return None
     changed = {n.target.id for n in below(tree) if isinstance(n, ast.AugAssign) and isinstance(n.target, ast.Name)}

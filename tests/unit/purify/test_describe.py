@@ -17,7 +17,7 @@ from retcon.chat.tokenizer import ByteTokenizer
 from retcon.config.load import load_recipe
 from retcon.core.codec import from_dict, to_dict
 from retcon.core.sample import history_ids, to_sample
-from retcon.core.types import Observation, Segment, Status, ToolCall
+from retcon.core.types import Observation, RepairRecord, Segment, Status, ToolCall
 from retcon.purify.describe import LATER, Describe, described
 from retcon.purify.splice import UNALIGNED
 from retcon.report.diff import changes, show_change
@@ -177,7 +177,7 @@ def test_a_call_that_cannot_be_read_is_emptied_too():
 def test_where_a_later_call_of_the_turn_succeeded_the_failure_stays_as_it_happened(style):
     p = told([CALL[style](BAD, "Both. ") + CALL[style](GOOD), DONE], style=style)
     assert BAD in p.trajectory.text
-    assert (p.turns[0].repair.decision, p.turns[0].repair.reason) == ("unrepaired", LATER)
+    assert p.turns[0].repair == RepairRecord("unrepaired", 0, reason=LATER)
 
 
 def test_the_state_is_that_which_the_failure_left():
@@ -218,6 +218,7 @@ def test_a_line_that_just_fits_is_whole():
     name, failed = ToolCall("0", "python", {}, 0), Observation("0", f"NameError: {SAYS}", "error", "NameError")
     assert described(name, failed, len(LINE)) == LINE
     assert described(name, failed, len(LINE) - 1) == f"{LINE[:-3]}…]"
+    assert [described(name, failed, chars) for chars in (1, 2, 3)] == ["…", "…]", "[…]"]
 
 
 def test_a_line_has_a_character():

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pytest
 
 from retcon.core.types import Observation, Segment, ToolCall, Turn
-from retcon.purify.fixes import another_end, same_end, weak
+from retcon.purify.fixes import another_end, another_file, keeps_plan, same_end, weak
 
 MISSING = "NameError: name 'x' is not defined"
 
@@ -48,6 +49,11 @@ def test_a_range_is_narrower_below_half_of_its_length_however_it_is_written() ->
         ("range(1, 102)", "range(0, 51)", "range(0, 50)"),
         ("range(-100, 0)", "range(1, 51)", "range(1, 50)"),
         ("range(3 ** 0 * 100)", "range(3 ** 0 * 50)", "range(3 ** 0 * 49)"),
+        ("range(90 + 10)", "range(40 + 10)", "range(40 + 9)"),
+        ("range(110 - 10)", "range(60 - 10)", "range(60 - 11)"),
+        ("range(0, 100, 1)", "range(0, 50, 1)", "range(0, 49, 1)"),
+        ("range(1000 ** 1)", "range(500)", "range(499)"),
+        ("range(1 ** 30 * 100)", "range(50)", "range(49)"),
     ):
         assert ranges(before, half) is None
         assert ranges(before, less) == ("avoided", less)
@@ -59,7 +65,9 @@ def test_a_range_has_no_part_in_a_name_that_was_missing(error: str) -> None:
     assert ranges("range(100)", "range(10)", error) is None
 
 
-@pytest.mark.parametrize("bound", ["n + 1", "1 + n", "-n", "9" * 400, "2 ** 31", "2 ** -1", "7 % 2"])
+@pytest.mark.parametrize("bound", [
+    "n + 1", "1 + n", "-n", "9" * 400, f"1{'0' * 30}", "2 ** 31", "1 ** 31", "1001 ** 1", "2 ** -1", "7 % 2",
+])  # fmt: skip
 def test_a_range_whose_length_numbers_do_not_give_says_nothing(bound: str) -> None:
     assert ranges(f"range({bound})", "range(1)") is None
     assert ranges("range(100)", f"range({bound})") is None
@@ -85,12 +93,52 @@ def test_what_a_loop_or_another_function_works_out_is_no_arithmetic_by_hand() ->
     looped = "days = 1260 / 90\nfor n in [1, 2]:\n    rest = 20 - n * days\nrest"
     assert judged(SOLVER, Ran(looped, "6")) is None
     assert judged(SOLVER, Ran("days = 1260 / 90\nrest = max(20 - days, 0)\nrest", "6")) is None
+    assert judged(SOLVER, Ran("days = 1260 / 90\nrest = rule(20)(days)\nrest", "6")) is None
+
+
+def test_arithmetic_by_hand_is_found_among_other_statements() -> None:
+    assert judged(SOLVER, Ran("import math  # so\nall = 20\ndays = 1260 / 90\nrest = all - days\nrest", "6")) == (
+        "constant",
+        "1260 / 90",
+    )
+    derived = "import math\nall = 20\n# 1260 /\n# 90\ndays = 1260 / 90\nrest = all - days\nrest"
+    assert judged(SOLVER, Ran(derived, "6")) is None
 
 
 def test_a_missing_name_that_is_bound_to_none_is_made_up() -> None:
     failed = Ran("rows = [2 * x, 3]\nprint(rows)", MISSING, "NameError", 1)
     assert judged(failed, Ran("x = None\nrows = [2, x, 3]\nprint(rows)", "[2, None, 3]")) == ("avoided", "x = None")
     assert judged(failed, Ran("x = y\nrows = [2 * x, 3]\nprint(rows)", "[2, 3]")) is None
+
+
+@pytest.mark.parametrize(
+    ("bound", "made_up"),
+    [
+        ("import math\nx = 7", "x = 7"),
+        ("y = 8\nx = 7", "x = 7"),
+        ("y, x = 8, 7", "x = 7"),
+        ("x = 9", None),
+        ("x = 9\nx = load()", "x = 9"),
+        ("y = 8\nx = load()", None),
+        ("x = 7\nfor n in rows:\n    x += n", None),
+    ],
+)
+def test_a_number_that_a_missing_name_is_bound_to_was_told_or_is_made_up(bound: str, made_up: str | None) -> None:
+    failed, fix = (turn(Ran(f"{code}\nlast = x * f(2)\nprint(last)", out, error, line)) for code, out, error, line in (
+        ("rows = load()", MISSING, "NameError", 2), (bound, "14", None, None),
+    ))  # fmt: skip
+    assert weak(failed, fix, lambda number: number == "9") == (made_up and ("avoided", made_up))
+
+
+def test_no_result_is_none_unless_no_more_than_imports_changed() -> None:
+    program = "found = solve(x + 1, x)\nprint(found)"
+    failed = Ran(program, "NameError: name 'solve' is not defined", "NameError", 1)
+    assert judged(failed, Ran(f"from sympy import solve\n{program}", "[]")) is None
+    assert judged(failed, Ran("found = solve(y + 1, y)\nprint(found)", "[]")) == ("avoided", "the result is []")
+
+
+def test_another_text_is_no_way_round_where_no_branch_is_new() -> None:
+    assert judged(Ran("print('all ' + 1)", "", "TypeError", 1), Ran("print('all 1')", "all 1")) is None
 
 
 def test_all_lines_of_an_output_are_texts_of_a_new_branch() -> None:
@@ -105,6 +153,7 @@ def test_a_name_of_three_letters_is_one_that_the_fix_has_instead() -> None:
     assert judged(failed, Ran("abc = rows[1]\nprint(abc)")) == ("avoided", "total is left out")
     assert judged(failed, Ran("ab = rows[1]\nprint(ab)")) is None
     assert judged(failed, Ran("total_of_all = rows[1]\nprint(total_of_all)")) is None
+    assert judged(Ran(failed.code, "", "IndexError"), Ran("abc = rows[1]\nprint(abc)")) is None, "who knows where"
 
 
 def test_a_call_that_worked_beside_the_failed_one_is_no_end_of_it() -> None:
@@ -131,3 +180,62 @@ def test_an_expression_that_failed_is_worked_out_wherever_the_fix_has_it() -> No
 def test_of_a_program_that_failed_on_an_import_any_name_is_an_end(error: str, any_name: bool) -> None:
     failed = turn(Ran("import quick\nfirst = quick.a()\nlast = quick.b(first)", "", error, 1))
     assert same_end(failed, turn(Ran("first = slow()\nother = 2"))) is any_name
+
+
+@pytest.mark.parametrize(
+    ("fix", "lost"),
+    [
+        ("other = f(1)", "total"),
+        ("total_of_all = f(1)", None),
+        ("tot = f(1)", None),
+        ("total_of_all = f(1)\nother = 2", None),
+        ("print(1)", None),
+    ],
+)
+def test_a_longer_or_shorter_name_is_the_same_end_wherever_the_fix_binds_it(fix: str, lost: str | None) -> None:
+    assert another_end(turn(Ran("total = g(1)", "", "NameError", 1)), turn(Ran(fix))) == lost
+
+
+def edit(*calls: tuple[Mapping[str, object] | str, str]) -> Turn:
+    """Of calls of a tool for files: their arguments, and whether they worked."""
+    made = tuple(ToolCall(str(n), "edit", given, 0) for n, (given, _) in enumerate(calls))
+    seen = tuple(Observation(str(n), "", status) for n, (_, status) in enumerate(calls))  # type: ignore[arg-type]
+    return Turn((Segment("sampled", "x"),), made, seen, "call")
+
+
+@pytest.mark.parametrize(
+    ("failed", "fix", "lost"),
+    [
+        ({"path": "a.py", "old": "x"}, {"path": "b.py", "old": "y"}, "a.py"),
+        ({"path": "a.py", "old": "x"}, {"path": "b.py", "old": "x"}, None),
+        ({"path": "a.py", "old": "x"}, {"path": "b.py", "old": "x", "all": True}, "a.py"),
+        ({"path": "a.py", "old": "x"}, {"file_path": "lib/a.py", "old": "y"}, None),
+        ({"path": "a.py", "old": "x"}, {"old": "y"}, None),
+        ({"old": "x"}, {"path": "b.py", "old": "y"}, None),
+        ({"path": "a.py", "code": "x"}, {"path": "b.py", "old": "y"}, None),
+        ({"path": "a.py", "old": "x"}, {"path": "b.py", "code": "y"}, None),
+        ("{", {"path": "b.py", "old": "y"}, None),
+    ],
+)
+def test_a_call_on_another_file_that_does_something_else_there_is_about_another(
+    failed: dict[str, object] | str, fix: dict[str, object], lost: str | None
+) -> None:
+    assert another_file(edit((failed, "error")), edit((fix, "ok"))) == lost
+
+
+def test_a_call_that_worked_is_about_no_file_that_the_fix_needs() -> None:
+    worked, failed = {"path": "a.py", "old": "x"}, {"path": "b.py", "old": "x"}
+    assert another_file(edit((worked, "ok"), (failed, "error")), edit(({"path": "b.py", "old": "y"}, "ok"))) is None
+
+
+def test_what_a_fix_tells_is_kept_to_80_characters_and_one_that_runs_nothing_has_no_detail() -> None:
+    failed = "def f():\n    return 1\n\nf()"
+    told = judged(Ran(failed, "", "ValueError"), Ran(failed, f"Error: {'x' * 90}"))
+    assert told == ("told", f"Error: {'x' * 73}")
+    assert judged(Ran(failed, "", "ValueError"), Ran("def f():\n    return 1\n", "")) == ("unexecuted", "")
+
+
+def test_a_plan_is_of_what_both_programs_have() -> None:
+    failure = turn(Ran("area = side(3)", "", "NameError", 1), said="We take the side. ")
+    assert keeps_plan(failure, turn(Ran("total = 3"), said="We count. "))
+    assert not keeps_plan(failure, turn(Ran("total = side(3)"), said="We count. "))
