@@ -116,14 +116,10 @@ class SessionState:
                 return min(unknown)
             own |= left.defined
         self._read()
-        aside: list[tuple[int, str]] = []
         while self._latest and (self._latest[0][1] in own or self._latest[0][1] not in self._open):
-            one = heappop(self._latest)
-            aside += [one] * (one[1] in self._open)
-        found = self._latest[0] if self._latest else (0, "")
-        for one in aside:
-            heappush(self._latest, one)
-        return found[1] if found[1] and -found[0] >= at else None
+            heappop(self._latest)  # of what is its own none is open once it has been taken in
+        minus, name = self._latest[0] if self._latest else (0, "")
+        return name if name and -minus >= at else None
 
     def _imports(self) -> dict[tuple[str, str], int]:
         """Where each import was made first by a call that worked; of `from m import *` under ("*", "m")."""

@@ -65,6 +65,18 @@ def test_common_blocks_are_all_maximal_ones_of_their_length(a, b):
     assert len(blocks) <= len(a) + len(b)
 
 
+@pytest.mark.parametrize(
+    ("a", "b", "block"),
+    [
+        ("abcdefgh_x", "y_abcdefgh", (0, 2, 8)),
+        ("abcdefgh", "abcdefgh", (0, 0, 8)),
+        ("ÿ" * 8 + "x", "y" + "ÿ" * 8, (0, 1, 8)),
+    ],
+)
+def test_a_common_block_of_the_very_length_that_is_asked_for(a, b, block):
+    assert common_blocks(a, b, 8) == ([block], 8)
+
+
 @settings(max_examples=8)
 @given(code_pairs(), st.sampled_from([8, 16, 32]))
 def test_common_blocks_of_programs(pair, k):

@@ -93,7 +93,7 @@ def test_where_it_is_unknown_where_a_call_begins_nothing_is_counted():
     p = play([call(BAD, "First. "), call(GOOD, "Oops. "), DONE], {BAD: "error"}, repair=Saar())
     turn = p.turns[0]
     unknown = replace(turn, calls=(replace(turn.calls[0], start=None),))
-    assert call_mask(turn) is not None
+    assert call_mask(turn) == (0,) * len("First. ") + (1,) * (len(call(GOOD)) + 1)
     assert call_mask(unknown) is None
     (pair,) = preference_pairs(replace(p.trajectory, turns=(unknown, *p.turns[1:])))
     assert pair.chosen.mask is None

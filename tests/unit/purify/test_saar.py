@@ -12,7 +12,7 @@ from retcon.core.sample import history_ids
 from retcon.core.types import Observation, Segment, ToolCall, Turn
 from retcon.purify.saar import Saar
 from retcon.purify.similarity import similarity
-from retcon.purify.splice import purify
+from retcon.purify.splice import cut, purify
 
 BAD = "print(6 * valu)"
 GOOD = "print(6 * value)"
@@ -160,12 +160,14 @@ def test_an_attempt_is_made_as_long_as_there_is_room_for_a_token():
         assert (repair.decision, repair.attempts) == ("unrepaired", room)
 
 
-@pytest.mark.parametrize(("lookahead", "shown"), [("all", [0, 1]), ("first", [0]), ("latest", [1])])
-def test_the_lookahead_shows_all_attempts_the_first_or_the_latest(lookahead, shown):
-    replies = [call("fail(0)"), call("fail(1)"), call("fail(2)"), DONE]
-    p = play(replies, dict.fromkeys(["fail(0)", "fail(1)"], "error"), repair=Saar(lookahead=lookahead))
-    assert [n for n in (0, 1) if f"fail({n})" in p.prompt(2)] == shown
-    assert p.texts == [call("fail(2)"), DONE]
+@pytest.mark.parametrize(
+    ("lookahead", "second", "third"), [("all", [0, 1], [0, 1, 2]), ("first", [0], [0]), ("latest", [1], [2])]
+)
+def test_the_lookahead_shows_all_attempts_the_first_or_the_latest(lookahead, second, third):
+    tries = [f"fail({n})" for n in range(3)]
+    p = play([*map(call, tries), call(GOOD), DONE], dict.fromkeys(tries, "error"), repair=Saar(lookahead=lookahead))
+    assert [[n for n in range(3) if tries[n] in p.prompt(at)] for at in (1, 2, 3)] == [[0], second, third]
+    assert p.texts == [call(GOOD), DONE]
 
 
 def test_an_answer_cut_off_is_no_answer():
@@ -244,6 +246,26 @@ def test_text_without_ids_is_spliced_by_characters():
     assert (fixed.calls[0].char, fixed.calls[0].start) == (7, None)
 
 
+def test_a_failure_without_ids_and_a_fix_with_them_have_no_place_among_the_ids():
+    fixed = purify([turn(BAD, "error", start=None, ids=False), turn(GOOD, "ok", start=4)], 0.5)
+    assert (fixed.repair.decision, [c.start for c in fixed.calls]) == ("shallow", [None])
+
+
+def test_what_was_written_in_several_segments_is_cut_where_the_call_begins():
+    parts = [
+        Segment("sampled", "ab", (1,), (-0.1,), (5,)),
+        Segment("sampled", "cde", (2, 3), (-0.2, -0.3), (5, 6)),
+        Segment("sampled", "fgh", (4, 5, 6), (-0.4, -0.5, -0.6), (6, 6, 7)),
+        Segment("sampled", "ij", (7,), (-0.7,), (7,)),
+    ]
+    before, after = cut(parts, ToolCall("0", "python", {"code": "gh"}, char=6, start=4))
+    assert before == [*parts[:2], Segment("sampled", "f", (4,), (-0.4,), (6,))]
+    assert after == [Segment("sampled", "gh", (5, 6), (-0.5, -0.6), (6, 7)), parts[3]]
+    texts = [Segment("sampled", text) for text in ("ab", "cde", "fgh")]
+    at_border = ToolCall("0", "python", {"code": "fgh"}, char=5)
+    assert cut(texts, at_border) == (texts[:2], texts[2:])
+
+
 def test_a_later_call_that_is_not_at_the_border_of_a_token_has_no_place_among_the_ids():
     fix = turn(GOOD, "ok", start=4)
     within = ToolCall("1", "python", {"code": "a"}, char=9, start=None)
@@ -298,3 +320,4 @@ def test_a_turn_that_was_judged_is_not_judged_again():
 def test_wrong_settings_are_refused_by_name(wrong, message):
     with pytest.raises(ValueError, match=message):
         Saar(**wrong)
+    assert Saar(gamma=0.0) != Saar(gamma=1.0), "both bounds are settings"

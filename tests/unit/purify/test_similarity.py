@@ -93,3 +93,5 @@ def test_frequent_characters_of_texts_of_200_and_more_count():
 def test_long_texts_that_have_a_few_characters_in_common():
     a, b = "a" * 400 + "xyz", "b" * 400 + "xqyqz"
     assert similarity(a, b) == ratio(a, b) > 0
+    a, b = "y" + "a" * 1100 + "xyz", "xyz" + "b" * 1100 + "y"
+    assert similarity(a, b) == ratio(a, b) > 0

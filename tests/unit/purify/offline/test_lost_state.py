@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from foreign import FIXED, Step, fails, mint, user, works
+from retcon.core.types import Observation, Segment, ToolCall, Trajectory, Turn
 from retcon.purify.offline import Offline
 from retcon.transcripts.formats.mint import MINT
 
@@ -75,3 +76,67 @@ def test_what_an_attempt_between_the_failure_and_its_fix_has_left_there_is_neede
         (1, "state", "side"),
     ]
     assert left(first, between, works(FIXED), works("print(1)")) == []
+
+
+@pytest.mark.parametrize(
+    ("left_there", "fix", "later", "reason", "detail"),
+    [
+        ("side = 16", FIXED, "print(side)", "state", "side"),
+        ("import math", "root = math.sqrt(16)", "print(1)", "state", "math"),
+        ("open('f', 'w').write('a')", FIXED, "print(1)", "effects", "open('f', 'w')"),
+        ("from math import *", "root = sqrt(16)", "print(1)", "state", "sqrt, of `from math import *`"),
+    ],
+)
+def test_what_the_first_of_two_attempts_alone_has_left_there_is_needed_too(
+    left_there: str, fix: str, later: str, reason: str, detail: str
+) -> None:
+    failed = fix.replace("sqrt", "sqroot")
+    first, second = fails(f"{left_there}\n{failed}", "AttributeError", 5), fails(failed, "AttributeError", 2)
+    assert left(first, second, works(fix), works(later)) == [(0, reason, detail)]
+
+
+def test_names_that_were_bound_and_names_that_were_imported_are_missed_together() -> None:
+    failed, fix = "root = math.sqroot(side)\nprint(root)", "root = math.sqrt(side)\nprint(root)"
+    assert left(fails(f"import math\nside = 16\n{failed}", "AttributeError", 3), works(fix)) == [
+        (0, "state", "math, side")
+    ]
+
+
+def test_a_fix_may_write_a_file_that_the_failed_call_did_not() -> None:
+    failed = fails(FAILS, "AttributeError", 1)
+    assert left(failed, works(f"{FIXED}\nopen('f', 'w').write('a')")) == []
+
+
+def turn(status: str, *codes: str | None) -> Turn:
+    """A turn of programs, of which the last ends so; None: a call of the same tool without a program."""
+    calls = tuple(
+        ToolCall(str(n), "python", {"files": "a"} if code is None else {"code": code}, 0)
+        for n, code in enumerate(codes)
+    )
+    statuses = ["ok"] * (len(codes) - 1) + [status]
+    seen = tuple(Observation(call.id, "", one) for call, one in zip(calls, statuses, strict=True))
+    return Turn((Segment("sampled", "x"),), calls, seen, "call")
+
+
+@pytest.mark.parametrize(
+    ("failed", "fix", "missed"),
+    [
+        ((None, "side = 16\nroot = sqroot(16)"), (None, "root = sqrt(16)\nprint(side)"), ["side"]),
+        (("side = 16\nroot = sqroot(16)",), ("print(side)", "root = sqrt(16)"), ["side"]),
+        (("side = 16\nroot = sqroot(16)",), ("side = 2 * 8", "root = sqrt(16)\nprint(side)"), []),
+    ],
+)
+def test_all_calls_of_a_turn_are_read(failed: tuple[str | None, ...], fix: tuple[str, ...], missed: list[str]) -> None:
+    result = Offline()(Trajectory("t", "k", (), (turn("error", *failed), turn("ok", *fix))))
+    assert [(one.reason, one.detail) for one in result.left] == [("state", detail) for detail in missed]
+
+
+def test_of_all_names_of_a_module_those_are_not_missed_that_a_call_of_the_fix_binds() -> None:
+    failed, later = turn("error", "from math import *\nroot = sqroot(16)"), turn("ok", "print(floor(2.5), ceil(2.5))")
+    for first, missed in (
+        ("floor, ceil = divmod(7, 2)", []),
+        ("ceil = divmod(7, 2)", ["floor, of `from math import *`"]),
+        ("floor = divmod(7, 2)", ["ceil, of `from math import *`"]),
+    ):
+        result = Offline()(Trajectory("t", "k", (), (failed, turn("ok", first, "root = 16 ** 0.5"), later)))
+        assert [one.detail for one in result.left] == missed

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from retcon.purify.reading.names import assertions, effects, goals, handlers, works_out
+from retcon.purify.reading.names import (
+    assertions,
+    effects,
+    goals,
+    handlers,
+    only_constants,
+    runs_nothing,
+    works_out,
+)
 from retcon.purify.reading.reads import needs
 
 
@@ -53,6 +61,9 @@ PATH = "from pathlib import Path\n"
         ("", "plt.imsave('a.png', x)"),
         ("", "joblib.dump(model, f'{name}.pkl')"),
         ("from joblib import dump\n", "dump(model, name)"),
+        ("", "tool.dump(x, 'a.json')"),
+        ("", "tool.dump(x, f'{name}.json')"),
+        (PATH, "tool.dump(x, Path('a.json'))"),
         ("", "df.to_sql('t', connection)"),
         ("", "shutil.copy2('a', 'b')"),
         ("import shutil as sh\n", "sh.make_archive('a', 'zip')"),
@@ -63,6 +74,9 @@ PATH = "from pathlib import Path\n"
         ("import zipfile\n", "zipfile.ZipFile('a.zip', 'w')"),
         (PATH, "Path('a').open('w')"),
         ("", "path.open(mode='a')"),
+        ("", "path.open('w')"),
+        ("from joblib import numpy_pickle\n", "numpy_pickle.dump(model, name)"),
+        (PATH, "Path('a').parents[1].rename('b')"),
         (PATH, "Path('a').open(mode)"),
         (PATH, "Path('a').rename('b')"),
         (PATH + "where = Path.home() / 'a'\n", "(where / 'b').replace('c')"),
@@ -83,6 +97,9 @@ def test_what_writes_files_moves_them_or_starts_processes_is_seen_by_whatever_na
         PATH + "p = Path('a.txt')\np.name.replace('a', 'b')\np.read_text().replace('a', 'b')\nstr(p).replace('a', 'b')",
         PATH + "p = Path('a.txt')\np.open()\np.open('rb')\np.open(encoding='utf-8')",
         "from mine import run, copy\nrun(['make'])\ncopy(x)",
+        "book.open(page)\n(a / b).replace(1, 2)\n(a + b).rename('c')",
+        "open('a', 'r', size)\nopen('a', encoding='latin-1')",
+        "tool.dump(x)\ntool.dump(x, 1)\ntool.dump('a', file, 'b')",
     ],
 )
 def test_what_only_sounds_like_it_is_not(code: str) -> None:
@@ -146,6 +163,20 @@ def test_an_import_of_all_names_is_seen_and_binds_none_that_is_known(
         ("f = lambda x: x\ng = lambda: x", {"x"}),
         ("x: int = 1\nx.y = x[0] = 2", set()),
         ("del x", {"x"}),
+        ("[0 for x in z for y in x]\nprint(x)", {"x"}),
+        ("x = 1\nprint([y for y in z])\nprint(x)", set()),
+        ("def f():\n    return x\ndef g():\n    return 1\ng()", {"x"}),
+        ("def f(*x, **y):\n    return x", set()),
+        ("def f(*y, **x):\n    return x", set()),
+        ("def f(*, x):\n    return x", set()),
+        ("def f(*, y=x):\n    return y", {"x"}),
+        ("def f(y: x):\n    return y", {"x"}),
+        ("def f() -> x:\n    return 1", {"x"}),
+        ("@x\ndef f():\n    return 1", {"x"}),
+        ("y[0] += x", {"x"}),
+        ("x.a += 1", {"x"}),
+        ("try:\n    pass\nfinally:\n    print(x)", {"x"}),
+        ("y = x if z else 0", {"x"}),
     ],
 )
 def test_a_program_needs_what_it_reads_before_it_binds_it(code: str, needed: set[str]) -> None:
@@ -157,11 +188,60 @@ def test_goals_are_what_the_end_and_the_failing_line_are_about() -> None:
     assert goals(code) == {"s"}
     assert goals(code, 2) == {"s", "eq"}
     assert goals("if") == frozenset()
+    assert goals("a = 1\nb = 2\nc = 3\nprint 'old'") == {"c"}
+    assert goals("eq = sum([\n    1,\n    2,\n])\nlast = 2", 3) == {"eq", "last"}
 
 
 def test_what_a_print_is_given_is_worked_out_and_what_another_call_is_given_is_not() -> None:
     assert works_out("print(area(3), x + 12)") == {"area(3)", "x + 12"}
     assert works_out("show(area(3), x + 12)") == {"show(area(3), x + 12)"}
+
+
+def test_of_a_program_the_end_and_the_failing_line_are_worked_out_or_all_of_it() -> None:
+    code = "area(1)\nside = sum([\n    area(2),\n])\nprint(rows[0])\nb\n7"
+    assert works_out(code) == frozenset()
+    assert works_out(code, 3) == {"sum([area(2)])"}
+    assert works_out(code, whole=True) == {"area(1)", "sum([area(2)])", "rows[0]"}
+    assert works_out("f(1)\ng()\nx[0]", 1) == {"f(1)", "x[0]"}
+    assert works_out("display(f(1))") == {"f(1)"}
+    assert works_out("g()") == works_out("print 'old'\nf(1)") == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "name"),
+    [
+        ("r = f(3)", "r = 9", "r"),
+        ("r = f(3)", "r = max(3, 4)", "r"),
+        ("r = f(3)", "r = a + b", "r"),
+        ("r = f(3)", "print(9)", None),
+        ("r = f(3)", "r = 3 + a", None),
+        ("r = f(3)", "r = g(9)", None),
+        ("r = f(3)", "def g():\n    return 9\nr = 9", None),
+        ("r = f(3)", "for n in rows:\n    n\nr = 9", None),
+        ("r = f(3)", "rows = [n for n in data]\nr = 9", None),
+        ("r = 3", "r = 9", None),
+        ("r = f(3", "r = 9", None),
+        ("r = f(3)", "r = 9)", None),
+        ("r = x * y", "r = 12", "r"),
+        ("r = x * y", "r = 3 * 4", None),
+        ("r = x * y", "r = y", None),
+        ("r = f(x)", "r = g(3)", "r"),
+        ("r = m.f(x)", "r = m.g(3)", "r"),
+        ("r = m.f(3)", "r = g(3)", None),
+        ("x = 3\nr = x * 4", "r = 12", None),
+        ("x = [3]\nr = x * 4", "r = 12", "r"),
+        ("x = y\nr = x * 4", "r = 12", "r"),
+        ("r = x * y\ns = 1", "r = 12\ns = 1", None),
+    ],
+)
+def test_what_was_worked_out_and_is_only_stated(before: str, after: str, name: str | None) -> None:
+    assert only_constants(before, after) == name
+
+
+def test_a_program_that_only_imports_and_defines_runs_nothing() -> None:
+    assert runs_nothing("import math\nfrom a import b\ndef f():\n    return g()\nclass A:\n    x = 1")
+    assert not runs_nothing("def f():\n    return 1\nf()")
+    assert not runs_nothing("def f(")
 
 
 def test_assertions_and_handlers_are_counted() -> None:

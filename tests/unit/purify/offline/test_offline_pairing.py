@@ -259,7 +259,7 @@ def test_a_clean_trajectory_is_the_same_object() -> None:
 def test_wrong_settings_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         Offline(**wrong)  # type: ignore[arg-type]
-    assert Offline(gamma=0.0) != Offline(gamma=1.0), "both bounds are settings"
+    assert Offline(1, gamma=0.0) != Offline(1, gamma=1.0), "both bounds are settings"
 
 
 FIRST = "values = [n * n for n in range(1, 100)]\nbest = max(values) / (len(values) - 99)\nprint(best)"

@@ -10,7 +10,7 @@ import pytest
 from foreign import FORMATS, Step, answer, fails, user, works
 from retcon.core.types import Observation, RepairRecord, Segment, ToolCall, Turn
 from retcon.purify.kept import Edit, edited
-from retcon.purify.offline import Offline, Purified
+from retcon.purify.offline import REASONS, Offline, Purified
 from retcon.purify.reading.rewriting import rewritten
 from retcon.transcripts.detection.detector import Detector
 from retcon.transcripts.formats.mint import MINT
@@ -190,11 +190,13 @@ def test_a_value_of_an_attempt_between_is_missed_too() -> None:
 
 def test_log_probs_between_two_repairs_are_unknown_too() -> None:
     (raw,) = MINT.read(FORMATS["mint"]([ASK, FAIL, SQRT, works("print(root)"), *HALVED]), "t").trajectories
-    scored = [replace(s, ids=(1,), logprobs=(-0.5,)) if s.kind == "sampled" else s for s in raw.turns[2].segments]
+    known: dict[str, Any] = {"ids": (1,), "logprobs": (-0.5,), "versions": (3,)}
+    scored = [replace(s, **known) if s.kind == "sampled" else s for s in raw.turns[2].segments]
     between = replace(raw.turns[2], segments=tuple(scored))
     result = Offline()(replace(raw, turns=(*raw.turns[:2], between, *raw.turns[3:])))
     assert [splice.failure for splice in result.splices] == [0, 3]
-    assert [s.logprobs for s in result.trajectory.turns[1].generated] == [None] * len(between.generated)
+    left = [(s.logprobs, s.versions) for s in result.trajectory.turns[1].generated]
+    assert left == [(None, None)] * len(between.generated)
 
 
 def test_a_failure_that_was_judged_before_stays_judged_where_it_is_asked_what_is_settled() -> None:
@@ -297,3 +299,36 @@ def test_a_step_that_was_done_before_is_known_by_its_program_without_comments() 
         assert reasons(purify(ASK, works(done, "4.0"), failure, works(again, "4.0"))) == [
             ("avoided", "it had been done before the failure")
         ]
+
+
+def test_a_failure_after_a_call_that_does_nothing_may_be_what_was_fixed() -> None:
+    result = purify(ASK, fails("table = load('sales')\nprint(table.head())"), works("pass"), FAIL, SQRT)
+    assert [(one.turn, one.reason) for one in result.left] == [(0, "unrelated")]
+    assert [one.failure for one in result.splices] == [2]
+
+
+def test_after_words_that_would_speak_of_it_no_later_failure_of_the_run_is_tried() -> None:
+    first = replace(FAIL, output="half is 7.25\n" + FAIL.output)
+    result = purify(ASK, first, FAIL, SQRT, answer("Twice 7.25 is what we want here."))
+    assert [(one.turn, one.reason, one.detail) for one in result.left] == [
+        (0, "words", "value: 7.25"),
+        (1, "words", "value: 7.25"),
+    ]
+
+
+def test_what_is_left_alone_is_recorded_as_unrepaired_without_an_attempt() -> None:
+    result = purify(ASK, FAIL, answer("No."))
+    assert result.trajectory.turns[0].repair == RepairRecord("unrepaired", 0, reason=REASONS["answered"])
+    result = purify(ASK, replace(FAIL, code=f"side = 16\n{FAIL.code}"), SQRT, works("print(side)", "16", "And now"))
+    reason = f"{REASONS['state']}: side"
+    assert result.trajectory.turns[0].repair == RepairRecord("unrepaired", 0, reason=reason)
+
+
+def test_words_are_cut_from_the_turn_that_they_stay_of() -> None:
+    halved = [replace(HALVED[0], text=f"{GONE} We take half of it."), HALVED[1]]
+    result = purify(ASK, FAIL, SQRT, *halved, answer("The half is 2."))
+    assert [one.shallow for one in result.splices] == [True, True]
+    assert "<thought> We take half of it. </thought>" in result.trajectory.turns[1].text
+    deep = purify(ASK, FAIL, works(OTHER, "4", "Sorry, an error. Now we list all squares below 81."))
+    assert [one.shallow for one in deep.splices] == [False]
+    assert "<thought> Now we list all squares below 81. </thought>" in deep.trajectory.turns[0].text

@@ -8,6 +8,7 @@ from retcon.purify.reading.words import (
     can_cut,
     referring,
     referring_comments,
+    says_something,
     sentences,
     spans,
     without,
@@ -91,6 +92,8 @@ def test_thanks_for_patience_are_an_apology() -> None:
 def test_only_the_sentences_that_refer_are_cut_and_what_leans_on_them() -> None:
     assert kept("Sorry, my mistake. This was careless. Now we take the root of 16.") == "Now we take the root of 16."
     assert kept("We take the root of 16.\nI apologize for that.\nIt is 4 in all.\n") == "We take the root of 16.\n"
+    assert kept("We take the root. Sorry.\nFive is added.\n") == "We take the root.\nFive is added.\n"
+    assert kept("Sorry. x") == "x"
     assert kept("<thought> Sorry. We add 2 and 3 up. </thought>") == "<thought> We add 2 and 3 up. </thought>"
 
 
@@ -120,6 +123,10 @@ def test_sentences_end_where_they_end() -> None:
         "Then\ngo on.",
         "1. First, add.",
     ]
+    tagged = " ten toes. <thought> So so\n</thought> Now we add it up"
+    assert [tagged[s.start : s.end] for s in sentences(tagged)] == ["ten toes.", "So so", "Now we add it up"]
+    shows = "We take this. ```python\nx = 1  # Sorry.\n# Then\n``` It is done."
+    assert [shows[s.start : s.end] for s in sentences(shows)] == ["We take this.", "# Sorry.", "# Then", "It is done."]
 
 
 @pytest.mark.parametrize(
@@ -130,10 +137,38 @@ def test_sentences_end_where_they_end() -> None:
         "We add these up as planned.\n1. Sorry.\n2. We go on then.",
         "Here is the corrected sum: we add all of them up as planned.",
         "We add these up as planned. <solution>Sorry for that.</solution>",  # of a solution, from its first word on
+        "We add these up as planned.\nThen comes one more.\n1. Sorry.",
+        "Here is the corrected sum: Now five is added as planned.",
+        "Five is added as planned. Here is the corrected code:\n```python\nx = 1\n```",
     ],
 )
 def test_what_cannot_be_cut(text: str) -> None:
     assert not can_cut(text, referring(text, "fix"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "We add these up as planned. <solution>12</solution> Sorry for that.",
+        "1. We add these up as planned.\nThat is it then.\nSorry.",
+        "Sorry. Take the root.",
+        "Five is added as planned. Here is the corrected code:",
+    ],
+)
+def test_what_can_be_cut(text: str) -> None:
+    cuts = referring(text, "fix")
+    assert cuts
+    assert can_cut(text, cuts)
+
+
+def test_three_words_say_something() -> None:
+    assert says_something("So. Take the root.")
+    assert not says_something("Take x. The root: 3 4 5 a b c.")
+
+
+def test_who_speaks_is_no_sentence_to_lean_on() -> None:
+    assert [one.rule for one in referring("Thought: Sorry for that.", "fix")] == ["apology"]
+    assert referring("\n\nLet us import it by name.", "fix", first="leans") == []
 
 
 def test_tags_that_nothing_is_left_between_go_too() -> None:
