@@ -24,6 +24,7 @@ import tomllib
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from fnmatch import fnmatch
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -73,13 +74,20 @@ def put_faults(name: str) -> dict[str, str]:
     return {get_mutant_name(Path(name), f): mutated.hash_by_function_name[function[f]] for f in mutated.mutant_names}
 
 
+@cache
+def functions_of(file: str) -> dict[str, list[str]]:
+    """The lines of each function of a file with its faults."""
+    text = (COPY / file).read_text(encoding="utf-8")
+    lines = text.splitlines()
+    found = (n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
+    return {n.name: lines[n.lineno - 1 : n.end_lineno] for n in found}
+
+
 def difference(fault: str, file: str) -> list[str]:
     """The lines that the fault changes."""
-    text = (COPY / file).read_text(encoding="utf-8")
-    functions = {n.name: n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)}
-    name = fault.rpartition(".")[2]
+    functions, name = functions_of(file), fault.rpartition(".")[2]
     before, after = (
-        (ast.get_source_segment(text, functions[function]) or "").replace(function, "").splitlines()
+        [line.replace(function, "") for line in functions[function]]
         for function in (name.partition("__mutmut_")[0] + "__mutmut_orig", name)
     )
     return [line for line in difflib.unified_diff(before, after, n=0, lineterm="") if line[:1] in "-+"][2:]
