@@ -117,6 +117,7 @@ DELETE = object()
         (["turns", 0, "segments", 0, "logprobs", 0], None, r"logprobs\[0\]: expected a number, found null"),
         (["turns", 0, "segments", 0, "logprobs", 0], True, r"logprobs\[0\]: expected a number, found True"),
         (["turns", 0, "segments", 0, "logprobs"], [0.5], r"turns\[0\]\.segments\[0\]: 1 log-prob for 2 tokens"),
+        (["turns", 0, "segments", 0, "ids"], None, r"turns\[0\]\.segments\[0\]: 2 log-probs for 0 tokens"),
         (["turns", 0, "segments", 0, "kind"], "sampld", r"kind: expected one of .* \(did you mean 'sampled'\?\)"),
         (["turns", 0, "observations", 0, "status"], 1, r"status: expected one of ok, error, .*, found 1"),
         (["turns", 0, "calls", 0, "arguments"], [], r"calls\[0\]\.arguments: expected an object or text, found a list"),

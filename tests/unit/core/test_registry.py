@@ -104,6 +104,10 @@ def test_what_lies_in_that_folder_takes_the_place_of_nothing_that_is_installed(
     assert sys.path == [*before, str(tmp_path)]
     assert at_path("json:dumps.__name__") == "dumps"
     assert sys.path == [*before, str(tmp_path)]
+    sys.path[:] = before
+    (tmp_path / "json").mkdir()
+    assert at_path("json:dumps.__name__") == "dumps"
+    assert sys.path == before
 
 
 def test_a_module_that_is_not_there_is_guessed_among_the_files_of_that_folder(

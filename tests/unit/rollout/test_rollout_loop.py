@@ -44,6 +44,7 @@ def test_a_rollout_is_what_the_engine_saw():
 def test_the_mask_is_on_what_was_sampled():
     p = play([call("a"), DONE], {})
     sample = to_sample(p.trajectory)
+    assert sample.source == p.trajectory.id
     learnt = [i for i, m in zip(sample.ids, sample.mask, strict=True) if m]
     assert ByteTokenizer().decode(learnt) == f"{call('a')}<|im_end|>{DONE}<|im_end|>"
     assert sample.logprobs == tuple(
