@@ -91,6 +91,11 @@ def test_a_sweep_matches_what_difflib_matches(a, b):
     assert lower[-1] == matched(a, b)
 
 
+def test_a_sweep_goes_on_behind_a_block_that_overlaps_the_last_match():
+    """`xyx` begins at 0 and at 2; had `abc` to wait, its `bc` would be matched where it stands first in a."""
+    assert list(swept("xyxyxbc2abc", "xyx1abc", 4))[-1] == matched("xyxyxbc2abc", "xyx1abc") == 6
+
+
 @settings(max_examples=20)
 @given(code_pairs())
 def test_a_sweep_over_programs(pair):
