@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
 from retcon.core.types import Observation, Segment, ToolCall, Turn
-from retcon.purify.fixes import another_end, another_file, keeps_plan, same_end, weak
+from retcon.purify.failing import run_starts
+from retcon.purify.fixes import another_end, another_file, keeps_plan, line_of, plan_given_up, same_end, weak
 
 MISSING = "NameError: name 'x' is not defined"
 
@@ -74,7 +75,7 @@ def test_a_range_whose_length_numbers_do_not_give_says_nothing(bound: str) -> No
 
 
 def test_a_program_that_cannot_be_read_is_judged_by_what_it_gave() -> None:
-    broken = Ran("print(sum(range(3))", "", "RuntimeError")
+    broken = Ran("print(sum(range(3))", "", "SyntaxError", 1)
     assert judged(broken, Ran("print(sum(range(3)))", "3")) is None
     assert judged(broken, Ran("print(sum(range(3)))", "Error: none")) == ("told", "Error: none")
 
@@ -154,6 +155,7 @@ def test_a_name_of_three_letters_is_one_that_the_fix_has_instead() -> None:
     assert judged(failed, Ran("ab = rows[1]\nprint(ab)")) is None
     assert judged(failed, Ran("total_of_all = rows[1]\nprint(total_of_all)")) is None
     assert judged(Ran(failed.code, "", "IndexError"), Ran("abc = rows[1]\nprint(abc)")) is None, "who knows where"
+    assert judged(failed, Ran("abc = rows[1]\nabc?")) is None, "who knows what it is"
 
 
 def test_a_call_that_worked_beside_the_failed_one_is_no_end_of_it() -> None:
@@ -239,3 +241,35 @@ def test_a_plan_is_of_what_both_programs_have() -> None:
     failure = turn(Ran("area = side(3)", "", "NameError", 1), said="We take the side. ")
     assert keeps_plan(failure, turn(Ran("total = 3"), said="We count. "))
     assert not keeps_plan(failure, turn(Ran("total = side(3)"), said="We count. "))
+
+
+def test_words_plan_what_an_assertion_refutes_or_another_way_than_later_words_tell() -> None:
+    failed, same = Ran("area = side(3)", "", "NameError", 1), turn(Ran("area = 9"), said="We count. ")
+    other = turn(Ran("area = 9"), said="We count. We take another approach. ")
+    failure, said = turn(failed, said="We take the side. "), "We take another approach."
+    assert plan_given_up(failure, [same]) is None
+    assert plan_given_up(failure, [same, other]) == said
+    assert plan_given_up(turn(failed), [other]) is None, "it has no words"
+    asserted = Ran("assert side(3) == 9", "", "AssertionError", 1)
+    assert plan_given_up(turn(asserted, said="We take the side. "), [same]) == "an assertion failed"
+
+
+def test_a_call_that_worked_failed_at_no_line() -> None:
+    both = turn(Ran("f(1)", "", None, 2), Ran("f(1)", "", "NameError", 2))
+    assert [line_of(one) for one in both.observations] == [None, 2]
+
+
+def test_a_program_is_not_compared_with_a_call_that_has_none() -> None:
+    failure = turn(Ran("print(f(1))", "", "NameError", 1))
+    assert weak(failure, edit(({"path": "a.py", "old": "x"}, "ok")), lambda number: False) is None
+
+
+def test_failures_are_one_run_unless_a_call_does_something_or_a_user_speaks_between_them() -> None:
+    fails, nothing, works = turn(Ran("f(1)", "", "NameError", 1)), turn(Ran("pass")), turn(Ran("x = 1"))
+    spoken, heard = (replace(one, segments=(*one.segments, Segment("prompt", "?"))) for one in (fails, nothing))
+    for turns, starts in (
+        ([fails, fails, nothing, fails], [0]),
+        ([fails, works, fails, works, nothing, fails], [0, 2, 5]),
+        ([spoken, fails, heard, fails], [0, 1, 3]),
+    ):
+        assert run_starts(turns) == starts

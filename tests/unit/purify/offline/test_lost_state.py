@@ -140,3 +140,36 @@ def test_of_all_names_of_a_module_those_are_not_missed_that_a_call_of_the_fix_bi
     ):
         result = Offline()(Trajectory("t", "k", (), (failed, turn("ok", first, "root = 16 ** 0.5"), later)))
         assert [one.detail for one in result.left] == missed
+
+
+FLOOR = "floor, of `from math import *`"
+
+
+def test_what_a_program_that_failed_binds_after_its_line_gives_no_name_of_a_module() -> None:
+    failed, shown = fails("from math import *\nroot = sqroot(16)", "NameError", 2), works("print(floor(2.5))", "2")
+    unbound = fails("stop()\nfloor = int", "NameError", 1, "And then")
+    before = (unbound, user("?"), failed, works("root = 16 ** 0.5"), shown)
+    assert left(*before) == [(0, "user", ""), (1, "state", FLOOR)]
+    after = (failed, works("root = 16 ** 0.5"), unbound, user("?"), shown)
+    assert left(*after) == [(0, "state", FLOOR), (2, "user", "")]
+
+
+def test_a_name_that_a_turn_before_has_bound_is_not_one_of_a_module() -> None:
+    failed, shown = fails("from math import *\nroot = sqroot(16)", "NameError", 2), works("print(floor(2.5))", "2")
+    before = works("def floor(n):\n    return n // 1", said="First")
+    for fix in ("root = 16 ** 0.5", "root = floor(4.5)"):
+        assert left(before, failed, works(fix), shown) == []
+
+
+def test_of_a_later_turn_without_all_its_results_the_programs_that_were_run_are_read() -> None:
+    later = replace(turn("ok", "print(side)", "print(1)"), observations=(Observation("0", "16", "ok"),))
+    failed, fix = turn("error", "side = 16\nroot = sqroot(16)"), turn("ok", "root = sqrt(16)")
+    result = Offline()(Trajectory("t", "k", (), (failed, fix, later)))
+    assert [(one.reason, one.detail) for one in result.left] == [("state", "side")]
+
+
+def test_what_a_shell_s_command_has_left_there_nobody_knows() -> None:
+    failed, fix = turn("error", "make al"), turn("ok", "make all")
+    shell = [replace(one, calls=(replace(one.calls[0], language="shell"),)) for one in (failed, fix)]
+    result = Offline()(Trajectory("t", "k", (), tuple(shell)))
+    assert [(one.reason, one.detail) for one in result.left] == [("effects", "a shell command")]

@@ -29,6 +29,9 @@ from retcon.purify.reading.reads import needs
         ("print 'old'\nimport os\nv = 1", None, {"os", "v"}),
         ("!pip install x\nw = 1", None, {"w"}),
         ("x = 1", 0, set()),
+        ("for i in f():\n    t = i", 1, {"i", "t"}),
+        ("rows = [\n    1 / 0,\n]", 2, set()),
+        ("import os.path\ntry:\n    pass\nexcept ValueError:\n    pass", None, {"os"}),
     ],
 )
 def test_what_ran_before_a_line_failed_has_bound_names(code: str, before: int | None, defined: set[str]) -> None:
@@ -45,6 +48,7 @@ def test_changes_in_place_and_beyond_the_session_are_seen() -> None:
     assert effects("!pip install -q a\n%pip install b\nos.chdir('c')\n%cd d\n!ls\nx = 7\nx %2\n%time x", 5).outside == {
         "!pip install -q a", "%pip install b", "os.chdir('c')", "%cd d"
     }  # fmt: skip
+    assert effects("del rows, own.x\nall.append(f(1))", 2).changed == {"rows", "own", "all"}
     assert effects("%%bash\npip install x").outside == {"%%bash"}
     assert effects("open('f', 'w')\nmade()()").outside == {"open('f', 'w')"}, "a call may be of what a call gave"
 
@@ -77,6 +81,10 @@ PATH = "from pathlib import Path\n"
         ("", "path.open('w')"),
         ("from joblib import numpy_pickle\n", "numpy_pickle.dump(model, name)"),
         (PATH, "Path('a').parents[1].rename('b')"),
+        ("from joblib.numpy_pickle import dump\n", "dump(model, name)"),
+        ("import joblib.numpy_pickle as store\n", "store.dump(model, name)"),
+        ("from numpy import save\n", "save('a.npy', x)"),
+        (PATH, "('a' / Path('b')).rename('c')"),
         (PATH, "Path('a').open(mode)"),
         (PATH, "Path('a').rename('b')"),
         (PATH + "where = Path.home() / 'a'\n", "(where / 'b').replace('c')"),
@@ -177,6 +185,10 @@ def test_an_import_of_all_names_is_seen_and_binds_none_that_is_known(
         ("x.a += 1", {"x"}),
         ("try:\n    pass\nfinally:\n    print(x)", {"x"}),
         ("y = x if z else 0", {"x"}),
+        ("x = 1\nif y:\n    z = 2\nelse:\n    print(x)", set()),
+        ("x = 1\nclass A:\n    y = 2\nprint(x)", set()),
+        ("def f():\n    try:\n        x = 1\n    except ValueError:\n        print(x)\nf()", set()),
+        ("class x:\n    y = 1\nx()", set()),
     ],
 )
 def test_a_program_needs_what_it_reads_before_it_binds_it(code: str, needed: set[str]) -> None:
@@ -203,6 +215,7 @@ def test_of_a_program_the_end_and_the_failing_line_are_worked_out_or_all_of_it()
     assert works_out(code, 3) == {"sum([area(2)])"}
     assert works_out(code, whole=True) == {"area(1)", "sum([area(2)])", "rows[0]"}
     assert works_out("f(1)\ng()\nx[0]", 1) == {"f(1)", "x[0]"}
+    assert works_out("f(1)\ntotal += g(1)") == frozenset()
     assert works_out("display(f(1))") == {"f(1)"}
     assert works_out("g()") == works_out("print 'old'\nf(1)") == frozenset()
 

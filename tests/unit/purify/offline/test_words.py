@@ -6,11 +6,13 @@ import pytest
 
 from retcon.purify.reading.words import (
     can_cut,
+    gives_up_plan,
     referring,
     referring_comments,
     says_something,
     sentences,
     spans,
+    takes_back,
     without,
     without_comments,
 )
@@ -94,6 +96,8 @@ def test_only_the_sentences_that_refer_are_cut_and_what_leans_on_them() -> None:
     assert kept("We take the root of 16.\nI apologize for that.\nIt is 4 in all.\n") == "We take the root of 16.\n"
     assert kept("We take the root. Sorry.\nFive is added.\n") == "We take the root.\nFive is added.\n"
     assert kept("Sorry. x") == "x"
+    assert kept("We take the root. Sorry.\nLet me fix that. Five is added.") == "We take the root.\nFive is added."
+    assert kept("\nSorry.\nWe take the root.") == "\nWe take the root."
     assert kept("<thought> Sorry. We add 2 and 3 up. </thought>") == "<thought> We add 2 and 3 up. </thought>"
 
 
@@ -127,6 +131,8 @@ def test_sentences_end_where_they_end() -> None:
     assert [tagged[s.start : s.end] for s in sentences(tagged)] == ["ten toes.", "So so", "Now we add it up"]
     shows = "We take this. ```python\nx = 1  # Sorry.\n# Then\n``` It is done."
     assert [shows[s.start : s.end] for s in sentences(shows)] == ["We take this.", "# Sorry.", "# Then", "It is done."]
+    numbered = "```python\nx = 1\n```\nWe take # 3\n(or so)"
+    assert [numbered[s.start : s.end] for s in sentences(numbered)] == ["We take # 3", "(or so)"]
 
 
 @pytest.mark.parametrize(
@@ -138,6 +144,7 @@ def test_sentences_end_where_they_end() -> None:
         "Here is the corrected sum: we add all of them up as planned.",
         "We add these up as planned. <solution>Sorry for that.</solution>",  # of a solution, from its first word on
         "We add these up as planned.\nThen comes one more.\n1. Sorry.",
+        "We add these up as planned.\n1. Sorry.\nOne more is added last.",
         "Here is the corrected sum: Now five is added as planned.",
         "Five is added as planned. Here is the corrected code:\n```python\nx = 1\n```",
     ],
@@ -183,3 +190,37 @@ def test_tags_that_nothing_is_left_between_go_too() -> None:
 def test_comments_are_cut_from_programs_and_strings_are_not() -> None:
     code = "# Since sympy is not available,\n# go by hand\nx = 1  # fixed\ny = '# error'  # the sum"
     assert without_comments(code, referring_comments(code, "fix")) == "x = 1\ny = '# error'  # the sum"
+
+
+@pytest.mark.parametrize(
+    ("code", "left"),
+    [
+        ("x = 1\ny = 2\n# fixed\nz = 3", "x = 1\ny = 2\nz = 3"),
+        ("\n# fixed\nx = 1", "\nx = 1"),
+        ("\nx = 1  # fixed", "\nx = 1"),
+        ("# fixed\n\nX = 1", "X = 1"),
+        ("# fixed\n\n    x = 1\n    y = 2", "    x = 1\n    y = 2"),
+        ("y = X  #fixed", "y = X"),
+        ("# fixed\n# (or so)\nx = 1", "# (or so)\nx = 1"),
+        ("# That is fixed.\n# so is y\nx = 1", "# so is y\nx = 1"),
+        ("# fixed, for a large X\n# as it was\nx = 1", "x = 1"),
+        ("# as it was\n# so it is\nx = 1", "# as it was\n# so it is\nx = 1"),
+        ("# even, since x is\n# and because y is\nz = x + y", "# even, since x is\n# and because y is\nz = x + y"),
+    ],
+)
+def test_a_program_keeps_its_shape_and_the_comments_that_explain_it(code: str, left: str) -> None:
+    assert without_comments(code, referring_comments(code, "fix")) == left
+
+
+def test_what_a_text_is_asked_about_is_found_in_its_words_alone() -> None:
+    said = "We sum the odd ones. We take another approach. We do so by hand."
+    assert gives_up_plan(said) == "We take another approach."
+    assert takes_back("It is so. That does not look right. Sorry.") == "That does not look right."
+    assert gives_up_plan("We sum the odd ones.") is takes_back("It is 4.") is None
+    assert gives_up_plan("We sum the odd ones.\n```python\nprint('by hand')\n```") is None
+
+
+def test_of_an_output_that_is_described_a_rule_can_be_left_out() -> None:
+    said = "It seems that x has no value. Sorry."
+    assert [one.rule for one in referring(said, "fix")] == ["seen", "apology"]
+    assert [one.rule for one in referring(said, "fix", but="seen")] == ["apology"]
