@@ -96,7 +96,7 @@ def test_a_value_that_only_the_removed_output_had_is_missed() -> None:
 def test_a_number_of_the_words_that_only_the_failed_program_had_is_missed() -> None:
     failure = replace(FAIL, text="We take all below 21.9 of it.", code=FAILED + "\nsmall = root < 21.9\nprint(small)")
     other = works(FIXED + "\nsmall = root <= 10\nprint(small)", "4.0\nTrue")
-    assert reasons(purify(ASK, failure, other)) == [("words", "value")]
+    assert [(one.reason, one.detail) for one in purify(ASK, failure, other).left] == [("words", "value: 21.9")]
     assert purify(user("the root of 16, below 21.9?"), failure, other).splices
     assert purify(ASK, failure, works(FIXED + "\nsmall = root < 21.9\nprint(small)", "4.0\nTrue")).splices
     assert purify(ASK, replace(failure, text="We take all below it."), other).splices

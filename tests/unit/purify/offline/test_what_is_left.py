@@ -252,6 +252,8 @@ def test_an_edit_of_words_and_program_moves_the_call_and_leaves_what_was_said_to
     made = edited(turn, Edit(0, cut), Edit(0, (), ("a = 1  # fixed", "a = 1")))
     assert [s.text for s in made.segments] == ["First. ", "a = 1  # fixed", "Fourth. a = 1"]
     assert (made.calls[0].char, made.calls[0].code) == (len("First. Fourth. "), "a = 1")
+    only = edited(turn, None, Edit(0, (), ("a = 1  # fixed", "a = 1")))
+    assert (only.text, only.calls[0].char) == (words + "a = 1", len(words))
     whole = edited(turn, Edit(0, ((0, len(words)),)), None)
     assert [s.text for s in whole.segments] == ["a = 1  # fixed", "a = 1  # fixed"]
     assert whole.calls[0].char == 0
