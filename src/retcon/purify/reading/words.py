@@ -299,7 +299,7 @@ def can_cut(text: str, cuts: Sequence[Sentence]) -> bool:
             return False
         if _NUMBERED.match(text, text.rfind("\n", 0, one.start) + 1):
             return False
-        if words.endswith(":") and any(other.start > one.end for other in left):
+        if words.endswith(":") and any(other.start >= one.end for other in left):
             return False
     return True
 

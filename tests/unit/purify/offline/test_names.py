@@ -100,6 +100,7 @@ def test_what_writes_files_moves_them_or_starts_processes_is_seen_by_whatever_na
     [
         "df.rename(columns={'a': 'b'})\nseries.rename('b')\ndf.replace(1, 2)\n'a'.replace('a', 'b')\nitems.copy()",
         "run(3)\ncall()\nsave(x)\nform.save()\nx.move(1)",
+        "from . import save\nsave(x)",
         "json.dumps(x)\njson.dump(x, file)\nyaml.dump(x)",
         "from PIL import Image\nImage.open('a')\nbook.open('page')\nnp.load('a.npy')",
         PATH + "p = Path('a.txt')\np.name.replace('a', 'b')\np.read_text().replace('a', 'b')\nstr(p).replace('a', 'b')",

@@ -42,6 +42,7 @@ def test_names_and_numbers_are_told_apart_by_their_length_and_their_point() -> N
         (r'"\u003cpy> é = 1 < 2\nx"', r'"\u003cpy> y"'),  # what stands around it stays as it is written
         (r'"\u00e8 \u00e9 = 1 \u003c 2\nx"', r'"\u00e8 y"'),
         (r'"\u00e9 = 1 \u003c 2\nx {"', '"y {"'),
+        (r'", "\u00e9 = 1 \u003c 2\nx"', r'", "\u00e9 = 1 \u003c 2\nx"'),  # a string that nothing opens is none
         (r'A 5" root: {"code": "\u00e9 = 1 \u003c 2\nx", "of": {}}', 'A 5" root: {"code": "y", "of": {}}'),
     ],
 )

@@ -147,6 +147,7 @@ def test_sentences_end_where_they_end() -> None:
         "We add these up as planned.\n1. Sorry.\nOne more is added last.",
         "Here is the corrected sum: Now five is added as planned.",
         "Five is added as planned. Here is the corrected code:\n```python\nx = 1\n```",
+        "Five is added as planned. Here is the corrected code:```python\nx = 1\n```",
     ],
 )
 def test_what_cannot_be_cut(text: str) -> None:
