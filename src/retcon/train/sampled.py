@@ -59,7 +59,7 @@ def to_sample(recipe: Recipe, folder: Path, out: Path) -> ToSample | None:
     family = build_tasks(recipe, folder)
     recipe, _ = settle(recipe, folder, family)
     _refuse_beyond(recipe, folder)
-    if not (out / "final").is_dir():
+    if not RunFolder(out).finished:
         refuse_unfit_rollouts(recipe, folder)
     asked = held_out(recipe, family, recipe.sft.samples)
     fit = fitting(asked, build_chat(recipe, folder, family), recipe.rollout.max_tokens)

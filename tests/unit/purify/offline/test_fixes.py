@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from retcon.core.types import Observation, Segment, ToolCall, Turn
+from retcon.core.types import Observation, Segment, Status, ToolCall, Turn
 from retcon.purify.failing import run_starts
 from retcon.purify.fixes import another_end, another_file, keeps_plan, line_of, plan_given_up, same_end, weak
 
@@ -198,10 +198,10 @@ def test_a_longer_or_shorter_name_is_the_same_end_wherever_the_fix_binds_it(fix:
     assert another_end(turn(Ran("total = g(1)", "", "NameError", 1)), turn(Ran(fix))) == lost
 
 
-def edit(*calls: tuple[Mapping[str, object] | str, str]) -> Turn:
+def edit(*calls: tuple[Mapping[str, object] | str, Status]) -> Turn:
     """Of calls of a tool for files: their arguments, and whether they worked."""
     made = tuple(ToolCall(str(n), "edit", given, 0) for n, (given, _) in enumerate(calls))
-    seen = tuple(Observation(str(n), "", status) for n, (_, status) in enumerate(calls))  # type: ignore[arg-type]
+    seen = tuple(Observation(str(n), "", status) for n, (_, status) in enumerate(calls))
     return Turn((Segment("sampled", "x"),), made, seen, "call")
 
 
