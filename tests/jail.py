@@ -155,7 +155,7 @@ class Attacked:
         return sum(_number(pid, "VmRSS:") << 10 for pid in self.processes())
 
     def rests(self) -> None:
-        """See that it stops, takes no processor time from then on, and no more memory than its limit and its copies'.
+        """See that it stops, and that nothing of it runs, begins or ends from then on.
 
         The other worker's sleep is the time that passes.
         """
@@ -165,19 +165,17 @@ class Attacked:
         assert self._stopped() == before
 
     def _stopped(self) -> dict[int, int] | None:
-        """Clock ticks that each has used, None where one runs."""
+        """Clock ticks that each has used, None where one runs or has only just ended."""
         found = {}
         for pid in self.processes():
             try:
-                used = 0
-                for thread in _threads(pid):
-                    fields = (thread / "stat").read_text().rpartition(")")[2].split()
-                    if fields[0] not in "TZX":
-                        return None
-                    used += int(fields[11]) + int(fields[12])
-            except OSError:  # it ended meanwhile
+                threads = [(t / "stat").read_text().rpartition(")")[2].split() for t in _threads(pid)]
+            except OSError:  # it ended meanwhile, and its parent has heard
                 return None
-            found[pid] = used
+            states = {fields[0] for fields in threads}
+            if "T" not in states or not states <= {"T", "Z", "X"}:  # without one that is stopped, it ended meanwhile
+                return None
+            found[pid] = sum(int(fields[11]) + int(fields[12]) for fields in threads)
         return found
 
     def close(self) -> None:
