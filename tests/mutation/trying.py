@@ -234,6 +234,7 @@ def try_all(session: pytest.Session, plan: dict[str, Any], reached: dict[str, di
             left.append(fault)
         else:
             ends[fault] = ending
+    left.sort(key=lambda fault: ends.get(fault, {}).get("function") == plan["faults"][fault])  # the untried first
     ending_of: dict[str, dict[str, str]] = {}
 
     def jobs() -> Iterator[Job]:

@@ -27,8 +27,9 @@ def test_each_mode(mode: str, weights: list[list[float]]) -> None:
 
 
 @pytest.mark.parametrize("mode", ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"])
-def test_where_they_agree_every_weight_is_one(mode: str) -> None:
-    found = importance_weights(TRAINER, TRAINER, MASK, mode=mode, cap=1.5)
+@pytest.mark.parametrize("cap", [1.0, 1.5])
+def test_where_they_agree_every_weight_is_one(mode: str, cap: float) -> None:
+    found = importance_weights(TRAINER, TRAINER, MASK, mode=mode, cap=cap)
     assert torch.equal(found, torch.ones(2, 3))
 
 

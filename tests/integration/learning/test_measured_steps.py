@@ -184,7 +184,13 @@ def test_updates_of_rollouts_that_come_to_their_end_are_reckoned_by_their_mean_l
     base: Path, written: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at(monkeypatch, *ROLLED, *UPDATED)
+    learnt: list[set[int]] = []
+    update = module._update
+    monkeypatch.setattr(module, "_update", lambda *given: (
+        learnt.append({len(sample.ids) for sample in given[3]}), update(*given)
+    )[1])  # fmt: skip
     found, mean = planned(base, Brief(rewards=((1.0, -1.0),))), 16 - written + 2
+    assert learnt == [{mean - 1, mean + 1}], "of the rollouts themselves"
     assert found == Measured(4.0, 2 * 2.0, True, 2 * 6 * mean, 6 * written / 4, 6 * mean / 2, 0)
 
 

@@ -27,7 +27,7 @@ def test_dr_grpo_does_not_scale():
 
 
 @pytest.mark.parametrize("advantage", [grpo, dr_grpo])
-@pytest.mark.parametrize("group", [[0.1] * 7, [-1.0] * 8, [3.0]])
+@pytest.mark.parametrize("group", [[0.1] * 3, [0.1] * 7, [-1.0] * 8, [3.0]])
 def test_a_group_without_variance_has_no_advantage_exactly(advantage, group):
     assert advantage(group) == [0.0] * len(group)
 
@@ -39,6 +39,12 @@ def test_reinforce_pp_leaves_a_group_without_variance_exactly_none():
     assert uneven == pytest.approx([a / math.sqrt(8 / 3 / 7) for a in (4 / 3, -2 / 3, -2 / 3)])
     assert flat == [0.0] * 3
     assert nothing == [0.0] * 2
+
+
+def test_reinforce_pp_adds_epsilon_to_the_variance():
+    # mean 0, variance 2e-8 / 1, epsilon 1e-8
+    ((right, wrong),) = ReinforcePP().advantages_of_step([[1e-4, -1e-4]])
+    assert (right, wrong) == pytest.approx((1 / math.sqrt(3), -1 / math.sqrt(3)))
 
 
 @pytest.mark.parametrize("advantage", [grpo, dr_grpo])

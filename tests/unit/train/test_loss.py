@@ -13,6 +13,7 @@ from retcon.train.algorithms.grpo import Grpo
 from retcon.train.batch import Batch
 from retcon.train.objective.entropy_weights import standardised
 from retcon.train.objective.loss import Totals, batch_loss, imitation, negative_spliced
+from retcon.train.objective.surrogate import clipped
 
 pytestmark = pytest.mark.torch
 CLIP = (0.2, 0.28)
@@ -35,7 +36,7 @@ def loss_of(ratios, advantages, mask=None, **kwargs):
 
 
 @pytest.mark.parametrize(
-    ("ratio", "advantage", "term", "clipped"),
+    ("ratio", "advantage", "term", "cut"),
     [
         (1.0, 2.0, -2.0, False),
         (1.5, 2.0, -1.28 * 2, True),  # pushed up far enough
@@ -46,12 +47,12 @@ def loss_of(ratios, advantages, mask=None, **kwargs):
         (0.79, -2.0, 0.8 * 2, True),
     ],
 )
-def test_clip_on_each_side_for_each_sign(ratio, advantage, term, clipped):
+def test_clip_on_each_side_for_each_sign(ratio, advantage, term, cut):
     found, gradient = loss_of([[ratio]], [[advantage]])
     assert found.value.item() == pytest.approx(term, rel=1e-5)
-    assert found.clipped.item() == float(clipped)
+    assert found.clipped.item() == float(cut)
     # d(ρ Â)/d log π = ρ Â, and nothing where the clip cut it off
-    assert gradient.item() == pytest.approx(0.0 if clipped else -ratio * advantage, rel=1e-5)
+    assert gradient.item() == pytest.approx(0.0 if cut else -ratio * advantage, rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -80,10 +81,10 @@ def test_aepo_keeps_the_gradient_of_what_its_clip_would_cut_off_above(ratio, adv
 
 
 @pytest.mark.parametrize(
-    ("ratio", "weight", "clipped"), [(0.5, 0.8, 1.0), (0.9, 0.9, 0.0), (1.2, 1.2, 0.0), (1.5, 1.28, 1.0)]
+    ("ratio", "weight", "cut"), [(0.5, 0.8, 1.0), (0.9, 0.9, 0.0), (1.2, 1.2, 0.0), (1.5, 1.28, 1.0)]
 )
 @pytest.mark.parametrize("advantage", [2.0, -2.0])
-def test_cispo_weighs_by_a_ratio_that_is_clipped_on_both_sides_and_has_no_gradient(ratio, weight, clipped, advantage):
+def test_cispo_weighs_by_a_ratio_that_is_clipped_on_both_sides_and_has_no_gradient(ratio, weight, cut, advantage):
     mask = torch.ones(1, 1, dtype=torch.bool)
     old = torch.full((1, 1), -1.0)
     new = (old + math.log(ratio)).requires_grad_()
@@ -91,7 +92,7 @@ def test_cispo_weighs_by_a_ratio_that_is_clipped_on_both_sides_and_has_no_gradie
     found = Cispo(clip_low=0.2, clip_high=0.28).loss(new, batch, Totals.of(mask))
     (gradient,) = torch.autograd.grad(found.value, new)
     assert gradient.item() == pytest.approx(-weight * advantage)
-    assert found.clipped.item() == clipped
+    assert found.clipped.item() == cut
 
 
 def test_aepo_weighs_a_token_by_how_far_its_entropy_is_above_the_mean():
@@ -108,6 +109,15 @@ def test_no_advantage_no_loss_and_no_gradient():
     assert found.value.item() == 0.0
     assert found.clipped.item() == 0.0
     assert not gradient.any()
+    assert not clipped(torch.tensor([[4.0]]), torch.zeros(1, 1), low=0.2, high=0.28, dual=3.0).cut.any()
+
+
+@pytest.mark.parametrize(("ratio", "advantage"), [(1.5, 1.0), (0.5, -1.0), (3.0, -1.0)])
+def test_a_ratio_at_a_bound_is_not_cut(ratio, advantage):
+    """Bounds that a float holds exactly."""
+    found = clipped(torch.tensor([[ratio]]), torch.tensor([[advantage]]), low=0.5, high=0.5, dual=3.0)
+    assert found.value.item() == -ratio * advantage
+    assert not found.cut.any()
 
 
 ROWS = [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]

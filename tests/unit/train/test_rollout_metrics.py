@@ -136,6 +136,8 @@ def test_a_rollout_is_partial_where_weights_of_several_steps_have_sampled_it():
     assert found == {"staleness_mean": 0.2, "staleness_max": 1, "partial_rollouts": 0.25}
     assert staleness([[sampled(2, 3)]], step=4)["partial_rollouts"] == 1.0
     assert staleness([[sampled(2)]], step=4) == {"staleness_mean": 1.0, "staleness_max": 1, "partial_rollouts": 0.0}
+    thirds = {"staleness_mean": 0.3333, "staleness_max": 1, "partial_rollouts": 0.3333}
+    assert staleness([[sampled(2, 3), sampled(3), sampled()]], step=4) == thirds
     ageless = {"staleness_mean": None, "staleness_max": None}
     assert staleness([[sampled()]], step=4) == {**ageless, "partial_rollouts": 0.0}, "of no token there is no age"
     assert staleness([], step=4) == {**ageless, "partial_rollouts": None}
