@@ -55,6 +55,7 @@ def test_what_leaves_no_room_is_not_asked(tmp_path: Path, monkeypatch: pytest.Mo
     wanted = to_sample(recipe, base, tmp_path / "run")
     assert wanted is not None
     assert [task.id for task in wanted.tasks] == ["ones/evaluation/0", "ones/evaluation/2"]
+    assert (wanted.recipe, type(wanted.family)) == (recipe, Long)
     assert to_sample(small_recipe(base, sft={"samples": 0}), base, tmp_path / "run") is None
     monkeypatch.setattr("retcon.train.sampled.build_tasks", lambda *_: Ones(system="go" * 400))
     with pytest.raises(RecipeError, match="no room for an answer in 4 prompts"):

@@ -175,16 +175,18 @@ def test_a_run_leaves_out_what_its_model_has_no_room_for(tmp_path: Path, monkeyp
     assert max(len(sample.ids) for one in seen for sample in one["samples"]) <= 40
 
 
-def test_dropout_is_drawn_anew_in_each_step_by_the_seed_of_the_run(
+def test_dropout_and_order_are_drawn_by_the_seed_of_the_run(
     world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = []
+    found, drawn = [], []
     for n, seed in enumerate((0, 0, 1)):
         seen, _ = steps_of(world, tmp_path / str(n), monkeypatch, seed, steps=3, batch=2)
         found.append([one["random"] for one in seen])
+        drawn.append([[sample.ids for sample in one["samples"]] for one in seen])
         assert {betas for one in seen for betas in one["betas"]} == {(0.9, 0.95)}, "AdamW's, of supervised training"
     assert found[0] == found[1]
     assert len({*found[0], *found[2]}) == 6
+    assert drawn[0] == drawn[1] != drawn[2], "as is the order of the demonstrations"
 
 
 def test_the_rate_of_preference_training_falls_in_a_cosine() -> None:

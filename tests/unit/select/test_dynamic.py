@@ -46,6 +46,8 @@ def test_what_a_step_trains_on_and_says_of_its_groups() -> None:
     found = {"groups_skipped": 1, "groups_flat": 2, "extra_groups": 2, "extra_rollouts": 5, "extra_rounds": 1}
     assert selection_metrics(recipe(dynamic=True), drawn) == {"kept": 4, "groups_short": 1, **found}
     assert selection_metrics(recipe(dynamic=False), drawn) == {"kept": 8, "groups_short": 0, **found}
+    drawn.add(MIXED, MIXED)
+    assert selection_metrics(recipe(dynamic=True), drawn)["groups_short"] == 0, "three are what a step wants"
 
 
 @pytest.mark.parametrize("name", ["rl", "stage1", "stage2", "stage3"])
