@@ -22,6 +22,7 @@ from retcon.serve.harness.solving import code_of
 from retcon.store.fingerprint import fingerprint
 from retcon.train import rl, rollouts
 from retcon.train.rollouts import TrainingRollouts
+from retcon.train.stages.begun import with_harnesses, without_harnesses
 from training import Ones, make_base, small_recipe
 
 pytestmark = pytest.mark.torch
@@ -171,3 +172,11 @@ def test_a_run_notes_what_it_is_before_it_begins(base: Path, tmp_path: Path, mon
     manifest = json.loads((tmp_path / "out" / "run.json").read_text())
     assert manifest["harnesses"] == {path: [code_of(path)] for path in paths}
     assert code_of(paths[0]) != code_of(paths[1])
+
+
+def test_a_finished_run_does_without_its_harnesses_and_keeps_their_names() -> None:
+    stages = [{"name": "one", "steps": 1, "rollout": {"harness": "b:solve", "max_turns": 3}}, {"name": "two"}]
+    recipe = Recipe.model_validate({"rollout": {"harness": "a:solve"}, "repair": {"kind": "none"}, "stages": stages})
+    bare = without_harnesses(recipe)
+    assert (bare.rollout.harness, [stage.rollout for stage in bare.stages]) == ("", [{"max_turns": 3}, {}])
+    assert with_harnesses(bare, recipe) == recipe
