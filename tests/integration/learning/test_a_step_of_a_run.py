@@ -1,4 +1,5 @@
-"""A step of a run, on its own: in which order its parts come, what each is given, and what it says of itself.
+"""A run's stages and one step of it, on their own: in which order their parts come, what each is given, and what a
+step says of itself.
 
 Engine, trainer and course are notebooks here; rollouts, their figures, selection and the recipe are real.
 """
@@ -23,6 +24,8 @@ from retcon.train import rl
 from retcon.train.ahead import staleness
 from retcon.train.kernels.computing import Computing
 from retcon.train.selection import Drawn, selection_metrics
+from retcon.train.update import rate_of
+from retcon.train.watch.branch_metrics import branch_metrics
 
 pytestmark = pytest.mark.torch
 SMALL: dict[str, Any] = {"prompts": 2, "group": 2, "steps": 30}
@@ -48,7 +51,7 @@ class Step:
         self.kept: list[tuple[int, list[str]]] = []
         self.stage = stages_of(self.recipe)[stage]
         self.drawn = Drawn()
-        for lengths in ((2, 9), (4, 3)):
+        for lengths in ((2, 9), (4, 4)):
             group = [rollout(n, 1.0, tokens) for n, tokens in enumerate(lengths)]
             self.drawn.add(group, group[::-1])
         clock = iter((1.0, 3.50004, 8.75008, 11.50004))  # where it begins, has rolled out, has learnt, and has synced
@@ -159,15 +162,16 @@ def test_the_update_is_of_what_was_kept(kl: float, reference: str | None, monkey
     given = found.given["update"]
     assert (given["model"], given["optimizer"], given["step"], given["seed"]) == ("model", "optimizer", 9, 0)
     assert given["reference"] == reference
-    assert [len(sample.ids) for sample in given["samples"]] == [10, 3, 4, 5]
+    assert [len(sample.ids) for sample in given["samples"]] == [10, 3, 5, 5]
     assert given["computing"] == replace(Computing(), temperature=0.5)
+    assert given["lr"] == rate_of(found.recipe.rl, 9, (0, 30))
 
 
 def test_a_step_says_what_it_rolled_out_learnt_and_how_long_each_part_took(monkeypatch: pytest.MonkeyPatch) -> None:
     found = Step(monkeypatch, {"rl": SMALL})
     told = found.told
     assert "stage" not in told
-    assert (told["rollouts"], told["total_tokens"], told["loss"], told["calls"]) == (4, 22, 0.25, 4)
+    assert (told["rollouts"], told["total_tokens"], told["loss"], told["calls"]) == (4, 23, 0.25, 4)
     assert (told["drift"], told["eval_pass_at_1"]) == (4, 0.5)
     assert told.items() >= selection_metrics(found.recipe, found.drawn).items()
     assert not {"staleness_mean", "branches"} & told.keys()
@@ -175,7 +179,7 @@ def test_a_step_says_what_it_rolled_out_learnt_and_how_long_each_part_took(monke
     parts = {"rollout_seconds": 2.5, "train_seconds": 5.25, "sync_seconds": 2.75}
     assert {name: seconds[name] for name in parts} == parts
     assert seconds["step_seconds"] == 10.5
-    assert told["tokens_per_second"] == 2.1  # 22 / 10.50004 = 2.0952
+    assert told["tokens_per_second"] == 2.2  # 23 / 10.50004 = 2.19
     assert found.given["idling"] == 4
 
 
@@ -207,8 +211,137 @@ def test_the_last_step_is_that_of_the_recipe_or_the_one_that_the_run_ends_with(
     assert found.given.get("ends") in ((4, 5.5), None)
 
 
+def test_a_recipe_that_branches_says_how_its_groups_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Step(monkeypatch, {"rl": SMALL, "strategy": {"kind": "arpo", "initial": 1}})
+    assert found.told.items() >= branch_metrics(found.drawn.made).items()
+
+
 def test_groups_are_told_flat_by_what_is_learnt_from_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two rollouts that are right, one comes near the limit, and is punished for it."""
     near = {"rl": {**SMALL, "algorithm": "dapo", "overlong_buffer": 8}, "rollout": {"max_tokens": 16}}
     assert Step(monkeypatch, near).told["same_reward"] == 0.5
     assert Step(monkeypatch, {"rl": SMALL, "rollout": {"max_tokens": 16}}).told["same_reward"] == 1.0
+
+
+class Stages:
+    """A run of two stages of 13 and 17 steps, the second with another optimiser and a penalty to the reference.
+    events: what was done. over: the step after which the course has the run end."""
+
+    longest, needs_reference = 77, True
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, *, done: int, over: int = 99, reference: bool = True
+    ) -> None:  # fmt: skip
+        second = {"name": "two", "steps": 17, "optimizer": "new", "rl": {"kl": 0.1}}
+        self.recipe = Recipe.model_validate({"rl": SMALL, "stages": [{"name": "one", "steps": 13}, second]})
+        self.events: list[Any] = []
+        self.step, self.end, self.needs_reference = done, over, reference
+        self.drawn = (4, 2)
+        monkeypatch.setattr(rl, "Course", self._course)
+        monkeypatch.setattr(rl, "open_rollouts", self._open)
+        monkeypatch.setattr(rl, "GroupStream", self._stream)
+        monkeypatch.setattr(rl, "_step", self._one)
+        run: Any = SimpleNamespace(checkpoint=lambda step: f"checkpoint {step}")
+        own: Any = self
+        folder: Any = "tokenizer"
+        asyncio.run(rl._train(run, own, folder, own))
+
+    def _course(self, section: object, history: object) -> Stages.Course:
+        assert (section, history) == (self.recipe.rl, "history")
+        return self.Course(self)
+
+    class Course:
+        def __init__(self, run: Stages) -> None:
+            self._run = run
+
+        @property
+        def over(self) -> bool:
+            return self._run.step >= self._run.end
+
+        def data_since(self, what: str) -> None:
+            self._run.events.append(what)
+
+        def add(self, line: Mapping[str, Any]) -> None:
+            self._run.events.append(tuple(line.values()))
+
+    def history(self) -> str:
+        return "history"
+
+    def reference(self) -> str:
+        self.events.append("reference")
+        return "reference"
+
+    def engine_weights(self) -> str:
+        return "weights"
+
+    def after(self, step: int) -> list[tuple[Any, str]]:
+        return [(stage, f"tasks of {stage.name}") for stage in stages_of(self.recipe) if stage.last > step]
+
+    def prompts(self, stage: Any, drawn: object, checkpoint: str) -> tuple[object, ...]:
+        return "prompts", stage.name, drawn, checkpoint
+
+    def begin(self, section: Any, *, anew: bool) -> None:
+        self.events.append(("begin", section.kl, anew))
+
+    def data_since(self, stage: Any) -> str:
+        return f"data of {stage.name}"
+
+    def to_come(self) -> int:
+        return 55
+
+    @asynccontextmanager
+    async def _open(
+        self, recipe: Any, weights: str, tokenizer: str, tasks: str, *, reserved: int, version: int, least: int
+    ) -> Any:
+        assert (weights, tokenizer, reserved, least) == ("weights", "tokenizer", 55, 77)
+        self.events.append(("open", recipe.rl.kl, tasks, version))
+        yield "rollouts"
+
+    @asynccontextmanager
+    async def _stream(self, rollouts: str, prompts: tuple[object, ...], *, last: int) -> Any:
+        assert rollouts == "rollouts"
+        self.events.append((*prompts, last))
+        yield "stream"
+
+    async def _one(self, stretch: Any, stream: str, course: object) -> dict[str, Any]:
+        assert (stretch.trainer, stretch.stages, stretch.tokenizer, stream) == (self, self, "tokenizer", "stream")
+        assert isinstance(course, self.Course)
+        assert stretch.run.checkpoint(1) == "checkpoint 1"
+        self.step += 1
+        return {"step": self.step, "stage": stretch.stage.name, "reference": stretch.reference}
+
+    def save(self) -> None:
+        self.events.append(f"save {self.step}")
+
+
+def test_a_run_goes_on_in_the_stage_that_it_is_in_and_keeps_each_ones_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Stages(monkeypatch, done=12)
+    assert found.events[:8] == [
+        "reference",
+        ("begin", 0.0, False), "data of one", ("open", 0.0, "tasks of one", 12),
+        ("prompts", "one", (4, 2), "checkpoint 12", 13), (13, "one", "reference"), "save 13",
+        ("begin", 0.1, True),
+    ]  # fmt: skip
+    assert found.events[8:11] == [
+        "data of two", ("open", 0.1, "tasks of two", 13), ("prompts", "two", (4, 2), "checkpoint 13", 30),
+    ]  # fmt: skip
+    assert found.events[11:] == [*((step, "two", "reference") for step in range(14, 31)), "save 30"]
+
+
+def test_a_stage_that_goes_on_keeps_its_optimiser(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Stages(monkeypatch, done=20).events[1] == ("begin", 0.1, False)
+
+
+def test_a_run_that_needs_no_reference_keeps_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Stages(monkeypatch, done=28, reference=False)
+    assert found.events[-3:] == [(29, "two", None), (30, "two", None), "save 30"]
+    assert "reference" not in found.events
+
+
+@pytest.mark.parametrize(("over", "last"), [(5, ["save 5"]), (13, ["save 13"])])
+def test_a_run_that_is_over_begins_no_other_step_or_stage(
+    over: int, last: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = Stages(monkeypatch, done=3, over=over)
+    assert found.step == over
+    assert [event for event in found.events if isinstance(event, str) and event.startswith("save")] == last
