@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
-from typing import ClassVar
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 
@@ -22,13 +23,16 @@ from retcon.cli.common.targets import NotReady, refuse_unready, training
 from retcon.cli.compare.arms import read_arms
 from retcon.cli.compare.plan import Wish, make_plan, open_ledger
 from retcon.cli.quickstart.plan import make_plan as quickstart_plan
-from retcon.config.schema import TaskSection
+from retcon.config.load import load_recipe
+from retcon.config.schema import Recipe, TaskSection
+from retcon.config.stages import stages_of
 from retcon.core.errors import CheckpointError, RecipeError, RetconError
 from retcon.models.locating import BASE
 from retcon.planning import needs as module
 from retcon.planning.needs import MIB, Needs, Part, refuse_hopeless
 from retcon.store.alone import alone
 from retcon.tasks.types import Task
+from retcon.train.stages import ready
 from retcon.train.stages.ready import unready
 from training import Ones, make_base
 
@@ -69,9 +73,12 @@ def test_runs_that_have_begun_are_not_looked_at_again(tmp_path: Path) -> None:
 OF_ONES_OWN = """
 import os, subprocess, sys
 from dataclasses import dataclass
-from typing import ClassVar
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
-from retcon.config.schema import TaskSection
+from retcon.config.load import load_recipe
+from retcon.config.schema import Recipe, TaskSection
+from retcon.config.stages import stages_of
 from training import Ones
 
 
@@ -198,3 +205,74 @@ def test_of_a_long_run_the_tasks_of_a_step_are_looked_at(staged: bool, tmp_path:
     DRAWN.clear()
     assert list(unready([("run", str(recipe), keys, str(BASE), True, str(tmp_path / "run"))])) == []
     assert 12 <= len(DRAWN) < 60
+
+
+def test_what_is_in_the_way_of_each_is_told_and_the_others_are_looked_at_still(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those whose pass rates are of a model that is not there yet are left to their own run."""
+    looked: list[tuple[object, ...]] = []
+
+    def get_ready(recipe: Recipe, folder: Path, out: Path, *, look: int) -> SimpleNamespace:
+        looked.append((out.name, recipe.rl.steps, folder, look))
+        if out.name == "refused":
+            raise RecipeError("no such tasks")
+        if out.name == "broken":
+            raise KeyError("of its own")
+        return SimpleNamespace(each=(("the first", None, 1), ("the second", None, 2)))
+
+    def hopeless(needs: int, out: Path, stage: str) -> None:
+        if out.name == "large" and needs == 2:
+            raise RecipeError(f"{stage} of {out.name} takes too much")
+
+    monkeypatch.setattr(ready, "get_ready", get_ready)
+    monkeypatch.setattr(ready, "refuse_hopeless", hopeless)
+    rates = "select.pass_rates=rates.jsonl"
+    asked = [
+        (name, "mini/cleaner", ["rl.steps=7", *more], "model", itself, str(tmp_path / name))
+        for name, itself, *more in [
+            ("rated", False, rates), ("refused", True), ("broken", True), ("large", False), ("whole", True),
+            ("own rates", True, rates),
+        ]
+    ]  # fmt: skip
+    assert list(unready(asked)) == [
+        ("refused", "no such tasks", True), ("broken", "KeyError: 'of its own'", False),
+        ("large", "the second of large takes too much", True),
+    ]  # fmt: skip
+    names = ["refused", "broken", "large", "whole", "own rates"]
+    assert looked == [(name, 7, Path("model"), 1) for name in names]
+
+
+@pytest.mark.parametrize(("rates", "model"), [("", ""), ("rates.jsonl", "print of model")])
+def test_a_look_is_at_what_the_run_itself_would_refuse(
+    rates: str, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, tuple[object, ...]] = {}
+    told: Any = load_recipe("mini/cleaner", [f"select.pass_rates={rates}"])
+    whole: Any = load_recipe("mini/cleaner", [f"select.pass_rates={rates}", "rl.steps=3"])
+
+    def noting(name: str, made: object) -> Callable[..., object]:
+        def noted(*values: object, **named: object) -> object:
+            given[name] = (*values, *named.items())
+            return made
+
+        return noted
+
+    settled = SimpleNamespace(recipe=whole, each=((stages_of(whole)[0], "tasks"),))
+    running = SimpleNamespace(needs_reference=True, longest=77)
+    for name, made in {
+        "settle_stages": settled, "place_training": "place", "check_free": None, "needs_of": "needs",
+        "fingerprint": "print of model", "RunStages": running,
+    }.items():  # fmt: skip
+        monkeypatch.setattr(ready, name, noting(name, made))
+    monkeypatch.setattr(type(told.engine), "refuse_training", noting("refuse_training", None))
+    folder, out = Path("model"), tmp_path / "out"
+    found = ready.get_ready(told, folder, out, look=1)
+    assert given["refuse_training"] == (told.engine, told)
+    assert given["settle_stages"] == (told, folder)
+    assert given["place_training"] == (whole, folder)
+    assert given["check_free"] == (out, "rl", whole)
+    assert given["RunStages"] == (settled, folder, ("model", model), ("look", 1))
+    assert given["needs_of"] == ("rl", whole, folder, "place", ("reference", True), ("least", 77))
+    assert (found.settled, found.place, found.stages) == (settled, "place", running)
+    assert found.each == ((stages_of(whole)[0], "tasks", "needs"),)
