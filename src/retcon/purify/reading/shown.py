@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from textwrap import dedent
 
 from retcon.purify.reading.trees import parse
 
@@ -16,7 +17,7 @@ def programs(text: str) -> list[tuple[int, int]]:
     found = [found.span() for found in _FENCED.finditer(text)] if "```" in text else []
     for start, end in _solutions(text):
         apart = all(end <= other or start >= stop for other, stop in found)
-        if apart and parse(text[start:end].strip("\n")) is not None:
+        if apart and parse(dedent(text[start:end]).strip()) is not None:
             found.append((start, end))
     return sorted(found)
 

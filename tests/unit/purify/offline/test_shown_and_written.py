@@ -20,6 +20,8 @@ from retcon.purify.reading.trees import parse
         ("```\ny = 2\n```\n<solution>\nx = 1\n</solution>", ["```\ny = 2\n```", "\nx = 1\n"]),
         ("<solution>\n```\nx = 1\n```\n</solution>", ["```\nx = 1\n```"]),
         ("<solution>so it is</solution>", []),
+        ("<solution> x = 1 </solution>", [" x = 1 "]),
+        ("<solution>  \n  x = 1\n  y = 2\n</solution>", ["  \n  x = 1\n  y = 2\n"]),  # as a list's item is indented
     ],
 )
 def test_programs_are_what_is_fenced_and_solutions_that_python_reads(text: str, shown: list[str]) -> None:
