@@ -8,9 +8,11 @@ import shutil
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -22,11 +24,12 @@ from torch import Tensor
 from torch.utils import deterministic
 
 from retcon.config.schema import Recipe
-from retcon.core.errors import CheckpointError
+from retcon.core.errors import CheckpointError, TrainingDiverged
 from retcon.models.placing import place_training
 from retcon.runs import cost
 from retcon.runs.cost import Cost
 from retcon.runs.folder import RunFolder
+from retcon.train import trainer as module
 from retcon.train.checkpoint import newest_checkpoint
 from retcon.train.optim import torch_settings
 from retcon.train.trainer import Trainer, Training, train
@@ -273,3 +276,71 @@ def test_a_run_that_is_finished_is_left_as_it_is(base: Path, tmp_path: Path) -> 
     assert final == tmp_path / "final"
     assert told == []
     assert [path.name for path in tmp_path.iterdir()] == ["final"]
+
+
+class Begun:
+    """A run, its trainer at step 3, and its tracker. events: what was done."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, finished: bool = False, steps: int = 5) -> None:
+        self.events: list[object] = []
+        checkpoints = [(3, "three"), (2, "two")]
+        run: Any = SimpleNamespace(
+            finished=finished, root="root", final="final", at_work=nullcontext, checkpoints=lambda: checkpoints,
+            note_place=lambda line: self.events.append(f"note {line}"),
+        )  # fmt: skip
+        recipe: Any = "recipe"
+        self.place: Any = SimpleNamespace(line="on cpu")
+        section: Any = SimpleNamespace(steps=steps)
+        self.training = Training(run, recipe, self.place, "start", section)
+        monkeypatch.setattr(module, "Trainer", lambda training, tell: SimpleNamespace(
+            step=3, tell=tell, training=training, finish=lambda: "finished"
+        ))  # fmt: skip
+        monkeypatch.setattr(module, "tracking", lambda recipe, root: nullcontext(
+            lambda metrics: self.events.append((recipe, root, metrics))
+        ))  # fmt: skip
+        monkeypatch.setattr(
+            module, "torch_settings", lambda where: nullcontext(self.events.append(f"settings {where is self.place}"))
+        )
+
+    def train(self, steps: Any, **named: Any) -> object:
+        return train(self.training, steps, first=lambda: self.events.append("first"), **named)
+
+
+def test_a_run_notes_where_it_computes_and_tells_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Begun(monkeypatch)
+
+    def steps(trainer: Any) -> None:
+        assert trainer.training is run.training
+        trainer.tell("a step")
+
+    def told(metrics: str) -> None:
+        run.events.append(f"told {metrics}")
+
+    def placed(place: object) -> None:
+        run.events.append(f"placed {place is run.place}")
+
+    assert run.train(steps, on_step=told, on_place=placed) == "finished"
+    tracked = ("recipe", "root", "a step")
+    assert run.events == ["settings True", "note on cpu", "placed True", "first", tracked, "told a step"]
+    run.events.clear()
+    assert run.train(steps) == "finished"
+    assert run.events == ["settings True", "note on cpu", "first", tracked]
+
+
+def test_a_run_whose_steps_are_done_is_finished_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Begun(monkeypatch, steps=3).train(lambda trainer: pytest.fail("a step")) == "finished"
+
+
+def test_a_run_that_is_finished_says_so(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "retcon")
+    run = Begun(monkeypatch, finished=True)
+    assert run.train(lambda trainer: pytest.fail("a step")) == "final"
+    assert (run.events, caplog.messages) == ([], ["root is finished: nothing is trained any more"])
+
+
+def test_a_run_that_diverges_says_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    def diverges(trainer: Any) -> None:
+        raise TrainingDiverged("step 4")
+
+    with pytest.raises(TrainingDiverged, match=r"^root stopped at step 4\. The checkpoint of step 3, three, is whole"):
+        Begun(monkeypatch).train(diverges)
