@@ -150,8 +150,6 @@ class Offline:
                 left.append(LeftAlone(at, *objection))
                 if objection[0] == "words":
                     reason = "words"  # whatever is tried later in the run, the same words would stay beside it
-        if not splices and not left:
-            return Purified(trajectory, (), ())
         splices.reverse()
         left.sort(key=lambda one: one.turn)
         result = self._put_together(turns, splices, left, after.kept)

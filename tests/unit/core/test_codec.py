@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -114,6 +115,8 @@ DELETE = object()
         (["turns"], "x" * 39, rf"found '{'x' * 36}\.\.\.$"),
         (["turns", 0, "segments", 0, "ids", 1], 1.0, r"segments\[0\]\.ids\[1\]: expected a whole number, found 1\.0"),
         (["turns", 0, "segments", 0, "ids", 1], True, r"ids\[1\]: expected a whole number, found True"),
+        (["turns", 0, "segments", 0, "ids"], [1.0, 2.0], r"ids\[0\]: expected a whole number, found 1\.0"),
+        (["turns", 0, "segments", 0, "ids"], [True, False], r"ids\[0\]: expected a whole number, found True"),
         (["turns", 0, "segments", 0, "logprobs", 0], None, r"logprobs\[0\]: expected a number, found null"),
         (["turns", 0, "segments", 0, "logprobs", 0], True, r"logprobs\[0\]: expected a number, found True"),
         (["turns", 0, "segments", 0, "logprobs"], [0.5], r"turns\[0\]\.segments\[0\]: 1 log-prob for 2 tokens"),
@@ -191,3 +194,11 @@ def test_a_trajectory_that_lacks_one_of_the_two_is_told_which() -> None:
 def test_what_is_something_else_is_not_told_of_a_field_that_it_lacks(value: dict[str, object], told: str) -> None:
     with pytest.raises(RecordError, match=f"^here: {told}$"):
         from_dict(value, "here")
+
+
+def test_arguments_are_written_as_an_object_of_their_own() -> None:
+    arguments = {"code": "x"}
+    call = ToolCall("0", "python", MappingProxyType(arguments), 0)
+    written = to_dict(Trajectory("t", "k", (), (Turn((), (call,)),)))
+    found = json.loads(json.dumps(written))["turns"][0]["calls"][0]["arguments"]
+    assert found == arguments

@@ -21,8 +21,14 @@ def test_what_python_does_not_take_is_none(code: str) -> None:
     assert parsed(code) is None
 
 
-def test_python_says_nothing_of_odd_programs() -> None:
-    code = r"""from retcon.core.programs import parsed; assert parsed("print(1if 1else 2, '\\d')")"""
+@pytest.mark.parametrize(
+    "code",
+    [
+        r"""from retcon.core.programs import parsed; assert parsed("print(1if 1else 2, '\\d')")""",
+        r"""from retcon.core.programs import literal; assert literal("['\\d']") is None""",
+    ],
+)
+def test_python_says_nothing_of_odd_programs_and_lists(code: str) -> None:
     told = subprocess.run([sys.executable, "-W", "default", "-c", code], capture_output=True, text=True, check=True)
     assert told.stderr == ""
 

@@ -334,3 +334,17 @@ def test_words_are_cut_from_the_turn_that_they_stay_of() -> None:
     deep = purify(ASK, FAIL, works(OTHER, "4", "Sorry, an error. Now we list all squares below 81."))
     assert [one.shallow for one in deep.splices] == [False]
     assert "<thought> Now we list all squares below 81. </thought>" in deep.trajectory.turns[0].text
+
+
+@pytest.mark.parametrize(
+    ("fix", "said"),
+    [
+        ("We write it as sqrt.<br/>{}", "The error is gone.<br/>{}"),
+        ("{} We write it as sqrt.", "{}<br/>The error is gone."),
+    ],
+)
+def test_sentences_that_touch_are_cut_both(fix: str, said: str) -> None:
+    """One speaks of the failure, the other repeats what a repair removed."""
+    gone = "It seems that this function has no meaning here."
+    fixed, last = works(FIXED, "4.0", fix.format(gone)), answer(f"{said.format(gone)} The root of 16 is 4.")
+    assert purify(ASK, FAIL, fixed, last).trajectory.turns[-1].text == "The root of 16 is 4."
