@@ -149,6 +149,8 @@ def test_one_odd_prompt_in_a_hundred_does_not_decide_for_all() -> None:
 def test_where_there_are_no_tasks_a_token_is_taken_for_four_characters() -> None:
     assert look_at([], CHAT, 1000) == PromptLengths(0, 0, 4.0)
     assert look_at([Task("t", "x", "")], CHAT, 1000) == PromptLengths(1, GLUE + 1, 1.0)
+    some = [Task(str(n), "é" if n == 50 else "x", "") for n in range(51)]
+    assert look_at(some, CHAT, 1000).chars == 1.0, "fifty are enough, and the next one is of two tokens"
 
 
 def test_a_stream_without_end_none_of_which_fits_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import re
 from collections.abc import Sequence
 from heapq import heappop, heappush
 from typing import Literal
@@ -16,7 +17,7 @@ from retcon.purify.reading.trees import parse
 
 _GIVEN = frozenset({*dir(builtins), "display", "get_ipython", "In", "Out", "exit", "quit", "__file__"})
 """Names that a session has of its own."""
-_STARS = ("import *", "import*")
+_STAR = re.compile(r"\bimport[\s\\]*\*")
 """What programs have that import all names of a module."""
 
 
@@ -35,7 +36,7 @@ class SessionState:
         """These names and others, those that are bound last first: a heap."""
         self._imported: dict[tuple[str, str], int] | None = None
         self._bound: dict[str, int] | None = None
-        self._starred = any(mark in call.code for turn in turns for call in turn.calls for mark in _STARS)
+        self._starred = any(_STAR.search(call.code) for turn in turns for call in turn.calls)
 
     def fold(self, turn: Turn) -> None:
         """Take in that a turn stays."""

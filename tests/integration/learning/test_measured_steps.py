@@ -282,3 +282,9 @@ def test_a_peak_is_told_in_bytes(system: str, peak: int, monkeypatch: pytest.Mon
     monkeypatch.setattr(module, "resource", usage)
     monkeypatch.setattr(module, "sys", SimpleNamespace(platform=system))
     assert module._peak() == peak
+
+
+def test_a_peak_is_of_the_gpu_that_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.torch.cuda, "max_memory_reserved", lambda device: {"cuda:1": 7}[str(device)])
+    place: Any = SimpleNamespace(device="cuda:1")
+    assert module._peak(place) == 7

@@ -344,3 +344,10 @@ def test_a_run_that_diverges_says_what_is_kept(monkeypatch: pytest.MonkeyPatch) 
 
     with pytest.raises(TrainingDiverged, match=r"^root stopped at step 4\. The checkpoint of step 3, three, is whole"):
         Begun(monkeypatch).train(diverges)
+
+
+def test_an_engine_decodes_without_adapters_in_its_weights(base: Path, tmp_path: Path) -> None:
+    weights = opened(small_recipe(base, lora={"rank": 2}), base, tmp_path).engine_weights()
+    assert weights.adapters is not None
+    assert weights.adapters.rank == 2
+    assert not any("lora_" in name for name, _ in weights.model.named_parameters())

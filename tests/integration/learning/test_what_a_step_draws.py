@@ -103,3 +103,9 @@ def test_without_dynamic_sampling_a_step_has_its_own_groups_alone() -> None:
     found = drawn(stream)
     assert stream.asked == [(2, 1)]
     assert (len(found.made), found.rounds) == (2, 0)
+
+
+def test_a_group_that_faults_took_is_not_selected_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = Recipe.model_validate({"rl": {"prompts": 2, "group": 2}, "select": {"dynamic": False}})
+    monkeypatch.setattr(type(recipe.select), "select", lambda self, group, keep, *, seed: [group[0], group[1]])
+    assert [len(kept) for kept in drawn(Stream(recipe, group(None, None), group(*TELLING))).kept] == [0, 2]

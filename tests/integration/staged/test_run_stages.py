@@ -137,6 +137,7 @@ def test_a_later_stage_waits_for_its_pass_rates_and_the_first_one_does_not(base:
     assert drawn(run, b, [2]) == "dfh", "after the first two, of which the stage before had both"
     assert not run.waits(b)
     rates.unlink()
+    assert drawn(run, b, [2]) == "dfh", "by the rates that were read"
     with pytest.raises(RecordError, match="does not exist"):
         run_of(base, {**A, **rated}, B)
 
@@ -299,3 +300,13 @@ def test_a_session_goes_on_after_the_prompts_that_its_stage_has_drawn(base: Path
     steps = [jsonl.read(out / f"trajectories/step-00000{step}.jsonl") for step in (1, 2, 3)]
     assert [{one.task for one in step} for step in steps] == [{"a"}, {"s"}, {"t"}]
     assert json.loads((out / "run.json").read_text())["start"] == called(base)
+
+
+def test_overlap_that_a_recipe_allows_is_not_refused(base: Path, tmp_path: Path) -> None:
+    rows = [json.dumps({"question": f"What is {n} + 1?", "answer": str(n + 1)}) + "\n" for n in range(9)]
+    for name in ("own", "held"):
+        (tmp_path / f"{name}.jsonl").write_text("".join(rows))
+    files = {"path": str(tmp_path / "own.jsonl"), "evaluation_path": str(tmp_path / "held.jsonl")}
+    task = {"kind": "file", **files, "overlap": "allow"}
+    (whole,), run = run_of(base, task=task, rollout={"max_tokens": 200}, evaluate={"every": 1})
+    assert len(list(islice(run.prompts(whole, [], Path("model")), 9))) == 9

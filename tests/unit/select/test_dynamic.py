@@ -31,7 +31,9 @@ def test_a_recipe_bounds_what_is_drawn() -> None:
     assert dynamic_sampling(recipe(dynamic=True)) == DynamicSampling(prompts=3, extra=2, rounds=3)  # 2.7, rounded down
 
 
-@pytest.mark.parametrize(("prompts", "max_extra", "extra"), [(100, 0.29, 29), (3, 0.9, 2), (50, 1.1, 55), (7, 0.0, 0)])
+@pytest.mark.parametrize(
+    ("prompts", "max_extra", "extra"), [(100, 0.29, 29), (3, 0.9, 2), (50, 1.1, 55), (7, 0.0, 0), (4, 0.7499999, 3)]
+)
 def test_a_share_of_the_prompts_is_the_one_that_is_written(prompts: int, max_extra: float, extra: int) -> None:
     assert DynamicSampling.bounded(prompts, max_extra, 1) == DynamicSampling(prompts, extra, 1)
 

@@ -239,7 +239,7 @@ def test_no_selection_takes_the_first():
 
 @pytest.mark.parametrize(
     ("keep", "oversample", "made"),
-    [(8, 2.0, 16), (2, 1.2, 3), (50, 1.1, 55), (25, 2.2, 55), (7, 1.0, 7), (3, 1.0001, 4)],
+    [(8, 2.0, 16), (2, 1.2, 3), (50, 1.1, 55), (25, 2.2, 55), (7, 1.0, 7), (3, 1.0001, 4), (1, 2.0000004, 2)],
 )
 def test_what_is_made_is_g_times_as_many_rounded_up_and_no_more(keep: int, oversample: float, made: int) -> None:
     """50 × 1.1 is 55.00000000000001 to the machine."""

@@ -173,3 +173,10 @@ def test_what_a_shell_s_command_has_left_there_nobody_knows() -> None:
     shell = [replace(one, calls=(replace(one.calls[0], language="shell"),)) for one in (failed, fix)]
     result = Offline()(Trajectory("t", "k", (), tuple(shell)))
     assert [(one.reason, one.detail) for one in result.left] == [("effects", "a shell command")]
+
+
+@pytest.mark.parametrize("spaced", ["import *", "import*", "import  *", "import\t*", "import \\\n    *"])
+def test_an_import_of_all_names_is_one_however_it_is_spaced(spaced: str) -> None:
+    failed = fails(f"from math {spaced}\nroot = sqroot(16)", "NameError", 1 + len(spaced.splitlines()))
+    told = (failed, works("root = 16 ** 0.5"), works("print(floor(2.5))", "2"))
+    assert left(*told) == [(0, "state", FLOOR)]

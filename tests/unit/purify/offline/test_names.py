@@ -102,7 +102,7 @@ def test_what_writes_files_moves_them_or_starts_processes_is_seen_by_whatever_na
         "run(3)\ncall()\nsave(x)\nform.save()\nx.move(1)",
         "from . import save\nsave(x)",
         "json.dumps(x)\njson.dump(x, file)\nyaml.dump(x)",
-        "from PIL import Image\nImage.open('a')\nbook.open('page')\nnp.load('a.npy')",
+        "from PIL import Image\nImage.open('a')\nbook.open('page')\nbook.open('page', 'XML')\nnp.load('a.npy')",
         PATH + "p = Path('a.txt')\np.name.replace('a', 'b')\np.read_text().replace('a', 'b')\nstr(p).replace('a', 'b')",
         PATH + "p = Path('a.txt')\np.open()\np.open('rb')\np.open(encoding='utf-8')",
         "from mine import run, copy\nrun(['make'])\ncopy(x)",

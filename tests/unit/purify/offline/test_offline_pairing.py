@@ -350,6 +350,7 @@ def test_a_step_that_was_done_before_the_failure_is_no_fix_of_it() -> None:
     assert reasons(purify(ASK, replace(before, output="Out[1]: 21"), failure, works(halved, "Out[3]: 21"))) == [
         (1, "avoided")
     ]
+    assert reasons(purify(ASK, replace(before, output="Out[1]: 21"), failure, works(halved, " 21"))) == [(1, "avoided")]
     assert purify(ASK, before, user("Once more."), failure, works(halved, "21")).splices
     assert purify(ASK, before, failure, works(halved, "20")).splices  # it has another result now
     assert purify(ASK, before, fails(halved, "TimeoutError", 1), works(halved, "21")).splices  # it is what failed

@@ -184,3 +184,10 @@ def test_what_a_failure_that_stays_or_words_with_ids_say_is_not_cut() -> None:
     raw = read(ASK, FAIL, SQRT, failed, HALVED[1])
     result = Offline()(replace(raw, turns=(*raw.turns[:2], with_ids(raw.turns[2], 1), raw.turns[3])))
     assert ([one.failure for one in result.splices], reasons(result)) == ([2], [("words", "error")])
+
+
+def test_words_right_beside_a_program_are_told_as_they_are() -> None:
+    fix = calling("We see. ", (FIXED, "4.0", "ok"))
+    said = Segment("sampled", f"We see. {FIXED} Sorry for that error.")
+    fix = replace(fix, segments=(said, *fix.segments[1:]))
+    assert details(purified(read(ASK, FAIL, answer("4")).turns[0], fix)) == ["apology: Sorry for that error."]

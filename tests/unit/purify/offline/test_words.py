@@ -202,6 +202,7 @@ def test_comments_are_cut_from_programs_and_strings_are_not() -> None:
         ("# fixed\n\nX = 1", "X = 1"),
         ("# fixed\n\n    x = 1\n    y = 2", "    x = 1\n    y = 2"),
         ("y = X  #fixed", "y = X"),
+        ("x = 1\f# fixed", "x = 1\f"),
         ("# fixed\n# (or so)\nx = 1", "# (or so)\nx = 1"),
         ("# That is fixed.\n# so is y\nx = 1", "# so is y\nx = 1"),
         ("# fixed, for a large X\n# as it was\nx = 1", "x = 1"),
@@ -225,3 +226,7 @@ def test_of_an_output_that_is_described_a_rule_can_be_left_out() -> None:
     said = "It seems that x has no value. Sorry."
     assert [one.rule for one in referring(said, "fix")] == ["seen", "apology"]
     assert [one.rule for one in referring(said, "fix", but="seen")] == ["apology"]
+
+
+def test_a_letter_that_stands_between_two_cuts_stays() -> None:
+    assert kept("Sorry. X <thought> Oops. </thought> We take the root.") == "X We take the root."
