@@ -169,6 +169,17 @@ def test_messages_are_compared_from_the_call_on_in_the_models_own_words(tmp_path
     assert compared(pair.rejected) == (before, "```python\nprint(\n```<|im_end|>")
 
 
+def test_a_call_in_another_formats_tags_is_compared_in_the_models_own_words(tmp_path):
+    tagged = [{"role": "assistant", "content": "I try.\n<execute>\nprint(1)\n</execute>"}]
+    (pair,) = read(tmp_path, {"prompt": ASKED, "chosen": tagged, "rejected": ANSWERS["rejected"]})
+    assert compared(pair.chosen)[1] == "```python\nprint(1)\n```<|im_end|>"
+
+
+def test_messages_without_a_call_are_compared_from_their_first_id_on(tmp_path):
+    (pair,) = read(tmp_path, {"prompt": ASKED, **ANSWERS})
+    assert [compared(side)[1] for side in (pair.chosen, pair.rejected)] == ["chosen<|im_end|>", "rejected<|im_end|>"]
+
+
 @pytest.mark.parametrize("name", ["system", "system_prompt"])
 def test_a_system_prompt_beside_the_messages_comes_first(tmp_path, name):
     (beside,) = read(tmp_path, {name: "S", "prompt": ASKED[1:], **ANSWERS})
@@ -219,6 +230,8 @@ def test_an_id_that_nothing_predicts_is_not_compared(tmp_path):
         ({**ROW, "tokens": {"prompt": [1], "chosen": [2], "chosen_mask": [1, 1], "rejected": [3]}}, "a mask of 2"),
         ({**ROW, "tokens": {"prompt": [1], "chosen": [999], "rejected": [3]}}, "line 2: id 999"),
         ({**ROW, "tokens": {"prompt": [1], "chosen": [2], "rejected": [999]}}, "line 2: id 999"),
+        ({**ROW, "tokens": {"prompt": [1], "rejected": [3]}}, "line 2: tokens.prompt and tokens.chosen must be lists"),
+        ({"prompt": ["U"], **ANSWERS}, "line 2: no transcript"),
     ],
 )
 def test_what_is_no_pair_is_refused_by_line(tmp_path, row, part):
@@ -227,7 +240,7 @@ def test_what_is_no_pair_is_refused_by_line(tmp_path, row, part):
 
 
 def test_long_pairs_are_counted_and_left_out(tmp_path):
-    with pytest.warns(TaskWarning, match="1 of 2 pairs are longer than the model's 20 positions"):
+    with pytest.warns(TaskWarning, match=r"pairs\.jsonl: 1 of 2 pairs are longer than the model's 20 positions"):
         assert len(read(tmp_path, ROW, {**ROW, "chosen": "x" * 30}, max_tokens=20)) == 1
     with pytest.raises(RecordError, match="holds no pair"):
         read(tmp_path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -67,6 +68,7 @@ def test_the_first_and_the_last_id_of_a_model_are_its_own() -> None:
         (f"a{UNREADABLE}b{UNREADABLE}c", True),
         (f"a{UNREADABLE}c{UNREADABLE}b{UNREADABLE}c", False),  # not in this order
         (f"a{UNREADABLE}bb{UNREADABLE}c", False),
+        (f"a{UNREADABLE}b{UNREADABLE}x{UNREADABLE}c", False),
         (f"b{UNREADABLE}c", False),
         (f"a{UNREADABLE}b", False),
         (f"{UNREADABLE}a{UNREADABLE}xbyc", True),
@@ -91,8 +93,10 @@ def test_no_long_text_stands_in_what_is_said_of_it() -> None:
 def test_one_demonstration_that_calls_is_enough(tmp_path: Path) -> None:
     calling, plain = {"messages": [ASKED, CALL, RESULT, SAID]}, {"messages": [ASKED, SAID]}
     read = {"vocabulary": TOKENIZER.size}
-    for order in ((calling, plain), (plain, calling)):  # a warning would be an error here
-        assert len(read_samples(written(tmp_path / "d.jsonl", *order), CHAT, **read)) == 2
+    for order in ((calling, plain), (plain, calling)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert len(read_samples(written(tmp_path / "d.jsonl", *order), CHAT, **read)) == 2
     with pytest.warns(TaskWarning, match=r"of 2 demonstrations none calls a tool.*`retcon demos` writes"):
         read_samples(written(tmp_path / "d.jsonl", plain, plain), CHAT, **read)
     longer = {"messages": [ASKED, SAID, ASKED, SAID]}
@@ -198,3 +202,14 @@ def test_a_task_that_the_learners_template_refuses_is_named_before_another_model
     with pytest.raises(RecipeError, match=r"^task t7: the file: the template refuses a conversation: roles must"):
         asyncio.run(source.make(0, 1, 0))
     assert not teacher.seen
+
+
+def test_a_pattern_is_no_file_of_demonstrations(tmp_path: Path) -> None:
+    written(tmp_path / "a.jsonl", {"messages": [ASKED, SAID]})
+    with pytest.raises(RecordError, match="does not exist"):
+        read_samples(tmp_path / "*.jsonl", CHAT, vocabulary=TOKENIZER.size)
+
+
+def test_a_completion_is_named_after_its_file_and_line(tmp_path: Path) -> None:
+    ((_, one),) = read_rendered(file := written(tmp_path / "d.jsonl", {"prompt": "Q", "completion": "A"}), CHAT)
+    assert one.id == one.task == f"{file}, line 1"

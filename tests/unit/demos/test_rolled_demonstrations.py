@@ -273,6 +273,15 @@ def test_each_way_to_go_wrong_is_tried_once_and_two_together_are_next_to_each_ot
     assert ways(1, 0) != ways(1, 0, replace(candidate, task=replace(candidate.task, id="u")))
 
 
+def test_a_call_that_goes_wrong_keeps_its_comments() -> None:
+    row = annotated(1)[0]
+    style = Style("comments", "{answer}", 1.0, 0.0)
+    candidate = Candidate(Task("t", row["question"], "69"), read_steps(row["answer"], row["question"], "69"), style)
+    first = AnnotatedSource([], rolling(), style, 0)._broken(candidate, 1).next()
+    assert first is not None
+    assert "# " in first.failing[0]
+
+
 def test_a_server_is_asked_for_a_word_before_any_task_is_drawn() -> None:
     tasks = Set()
     with teacher_at(lambda messages: "Yes.") as server:
@@ -340,3 +349,13 @@ def test_of_a_message_the_first_program_counts_and_what_stands_before_it(
     said: str, words: str, code: str | None
 ) -> None:
     assert words_and_block(said) == (words, code)
+
+
+def test_a_teacher_that_wrote_no_program_is_asked_again_with_its_words_alone() -> None:
+    model, task = Speaking("It is 4."), Task("t", "go", "1")
+    given: Any = model
+    teacher = RemoteTeacher(given, CHAT, "Compute.", {"t/0/0": task})
+    ids = TOKENIZER.encode("<|im_start|>tool\n1<|im_end|>\n<|im_start|>assistant\n", special=True)
+    for _ in range(2):
+        asyncio.run(teacher.generate("t/0/0", ids, SamplingParams()))
+    assert model.asked[1]["messages"][2]["content"] == "It is 4."

@@ -55,12 +55,12 @@ PARTS = [{"type": "text", "text": "Q"}]
 @pytest.mark.parametrize(
     ("messages", "told"),
     [
-        ([{"role": "user", "parts": PARTS}, SAID], r"message 1 \(user\).*has role, parts"),
+        ([{"role": "user", "parts": PARTS}, SAID], r"message 1 \(user\).*has role, parts$"),
         ([ASKED, {"role": "assistant", "id": "x", "parts": PARTS}], r"message 2 \(assistant\).*has role, id, parts"),
         ([{"role": "user", "text": "Q"}, SAID], r"message 1 \(user\).*has role, text \(did you mean 'content'\?\)"),
         ([ASKED, {"role": "assistant", "contnet": "A"}], r"message 2.*contnet \(did you mean 'content'\?\)"),
         ([{"from": "human", "vlaue": "Q"}, {"from": "gpt", "value": "A"}], r"message 1 \(human\).*'value'"),
-        ([ASKED, {"role": "assistant", "content": None}], r"message 2 \(assistant\)"),
+        ([ASKED, {"role": "assistant", "content": None}], r"message 2 \(assistant\).*: its content is null$"),
         ([ASKED, {"role": "assistant", "content": 42}], r"message 2 \(assistant\)"),
         ([{"role": "user", "text": "Q"}, {**SAID, **CALL}, SEEN], r"message 1 \(user\)"),
         ([ASKED, {**SAID, **CALL}, {"role": "tool", "output": "1"}, SAID], r"message 3 \(tool\)"),
@@ -95,6 +95,7 @@ def test_a_pair_of_which_no_word_would_be_read_is_refused(tmp_path):
         [{"role": "user", "content": ""}, SAID],
         [ASKED, {**SAID, **CALL}, {"role": "tool", "tool_call_id": "c"}, SAID],
         [ASKED, {**SAID, **CALL}, {"role": "tool", "tool_call_id": "c", "name": "python"}, SAID],
+        [ASKED, {**SAID, **CALL}, {"role": "tool", "from": "x", "id": "1", "tool_call_id": "c", "name": "p"}, SAID],
     ],
 )
 def test_calls_and_empty_texts_are_words_too(tmp_path, messages):
@@ -170,3 +171,14 @@ def test_where_all_is_learnt_nothing_is_said(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error", TaskWarning)
         read_samples(written(tmp_path, {"messages": [ASKED, {**SAID, **CALL}, SEEN, SAID]}), CHAT, vocabulary=300)
+
+
+def test_a_role_beside_a_value_says_whose_it_is(tmp_path):
+    assert learnt(tmp_path, {"messages": [{"role": "user", "value": "Q"}, {"role": "model", "value": "A"}]}) == ["A"]
+
+
+def test_a_turn_that_weighs_nothing_keeps_its_calls_and_what_they_gave(tmp_path):
+    talk = {"messages": [ASKED, {**SAID, **CALL, "weight": 0}, SEEN, SAID]}
+    ((_, one),) = read_rendered(written(tmp_path, talk), CHAT)
+    assert [o.call_id for o in one.turns[0].observations] == [call.id for call in one.turns[0].calls]
+    assert "observation" in [segment.kind for segment in one.turns[0].segments]

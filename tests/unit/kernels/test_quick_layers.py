@@ -87,6 +87,11 @@ def test_a_quick_layer_has_the_gradients_that_are_wanted(wanted: str, bias: bool
     assert by_onednn(lambda: layer(x)) == 0
 
 
+def test_where_onednn_is_slower_nothing_is_computed_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "AVAILABLE", False)
+    assert by_onednn(lambda: product(drawn(3, 8), drawn(4, 8))) == 0
+
+
 def test_what_a_quick_layer_does_not_compute_itself_has_its_bias_too() -> None:
     layer, x = nn.Linear(8, 4), drawn(3, 8)
     with torch.autocast("cpu", torch.bfloat16):
@@ -162,6 +167,16 @@ class SampleRMSNorm(RMSNorm):
         return self.weight * x * torch.rsqrt(mean + self.variance_epsilon)
 
 
+class CentredRMSNorm(RMSNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x - x.mean(-1, keepdim=True))
+
+
+class PositiveRMSNorm(RMSNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.relu())
+
+
 class BiasedRMSNorm(RMSNorm):
     def __init__(self, size: int) -> None:
         super().__init__(size)
@@ -180,13 +195,14 @@ class OwnRMSNorm(nn.RMSNorm):
 
 
 def test_only_norms_that_are_known_by_name_parts_and_formula_are_computed_here() -> None:
-    norms = nn.ModuleList([RMSNorm(8), SampleRMSNorm(8), BiasedRMSNorm(8), Scaled(8), OwnRMSNorm(8), RMSNorm(8)])
+    others = [kind(8) for kind in (SampleRMSNorm, CentredRMSNorm, PositiveRMSNorm, BiasedRMSNorm, Scaled, OwnRMSNorm)]
+    norms = nn.ModuleList([RMSNorm(8), *others, RMSNorm(8)])
     held = RMSNorm(8)
     held.forward = own = lambda x: 3 * x
     model = nn.ModuleList([norms, held])
     x = drawn(2, 8)
     with quick_norms(model), quick_norms(model):
-        assert ["forward" in vars(norm) for norm in norms] == [True, False, False, False, False, True]
+        assert ["forward" in vars(norm) for norm in norms] == [True, *[False] * 6, True]
         assert held.forward is own
         torch.testing.assert_close(held(x), 3 * x)
     assert not any("forward" in vars(norm) for norm in norms)

@@ -10,10 +10,11 @@ import pytest
 
 from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
-from retcon.core.errors import CheckpointError, RecordError
+from retcon.core.errors import CheckpointError, RecordError, StorageError
 from retcon.core.types import Segment, Trajectory, Turn
 from retcon.runs.comparing import Values, relevant
 from retcon.store.jsonl import line_of
+from retcon.train.demos import journal
 from retcon.train.demos.journal import FileJournal, begun
 from retcon.train.demos.types import Made
 
@@ -188,3 +189,16 @@ def test_what_is_somebody_elses_is_told_as_what_it_is_and_left(tmp_path: Path) -
             FileJournal(file, MADE_FROM, RECIPE)
         (tmp_path / "d.jsonl.partial.json").touch()  # as `retcon purify` has beside it
     assert partial.read_text(encoding="utf-8") == '{"id":"t"}\n'
+
+
+@pytest.mark.parametrize("error", [StorageError("full"), OSError("read-only")])
+def test_a_journal_that_cannot_be_removed_stays(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def alone_on(path: Path) -> None:
+        raise error
+
+    (tmp_path / "d.jsonl.partial").write_text('{"made_from":{}}\n')
+    monkeypatch.setattr(journal, "alone_on", alone_on)
+    journal.clear(tmp_path / "d.jsonl")
+    assert (tmp_path / "d.jsonl.partial").exists()

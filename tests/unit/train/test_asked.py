@@ -140,3 +140,19 @@ def test_text_and_a_conversation_may_begin_with_the_models_words(tmp_path):
         warnings.simplefilter("ignore", TaskWarning)
         assert told(tmp_path, {"text": "raw"}) == OPENS
         assert told(tmp_path, {"messages": [message("assistant", "Hello!"), message("user", "Q"), *CALLS]}) == OPENS
+
+
+def test_a_context_stands_beside_a_completion_that_repeats_the_question(tmp_path):
+    record = {"question": "Q", "context": "C", "completion": [message("user", "Q"), message("assistant", "A")]}
+    assert "C\n\nQ" in told(tmp_path, record)
+
+
+def test_turns_in_a_text_that_are_not_all_of_it_stay_text(tmp_path):
+    for prompt, kept in ((PLAIN + OPENS + "I will", "I will"), ("Be nice.\n" + PLAIN + OPENS, "Be nice.")):
+        assert kept in told(tmp_path, {"prompt": prompt, "completion": "A"})
+    assert told(tmp_path, {"prompt": f"{PLAIN}{OPENS}<think>\n", "completion": "A"}) == PLAIN + OPENS
+
+
+def test_an_answer_beside_a_talk_that_the_model_begins_is_of_that_talk(tmp_path):
+    talk = [message("assistant", "Hello!"), message("user", "Q"), message("assistant", "A")]
+    assert told(tmp_path, {"messages": talk, "answer": "A"}) == OPENS

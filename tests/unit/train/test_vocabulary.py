@@ -94,9 +94,11 @@ E = tuple("é".encode())
         [("ab<|im_end|>", (97, 98))],
         [("a", (97, 5000, -100))],
         [("", ())],
+        [("a\0", (97, 0))],
+        [("a\ufffdb", (97, *E, 98))],
     ],
     ids=["as it is", "cut", "cut, and whole", "cut, and put together", "unsaid", "decomposed", "no controls, no case, "
-         "spaces", "a control too many", "padding", "nothing"],
+         "spaces", "a control too many", "padding", "nothing", "the first id", "one cut character"],
 )  # fmt: skip
 def test_texts_that_were_written_otherwise_are_the_models_own(said: list[tuple[str, tuple[int, ...]]]) -> None:
     refuse_other_texts(said, TOKENIZER, "here")
