@@ -151,6 +151,21 @@ def test_samples_that_are_padded_are_learnt_alike(device: str, monkeypatch: pyte
     assert (told["padding"] or 0.0) > 0
 
 
+def test_what_branches_learn_twice_is_learnt_alike(device: str) -> None:
+    """Where its advantage comes from is looked up on the device."""
+    model, config = made("qwen3"), CONFIG.model_copy(update={"minibatches": 1})
+    twice = [replace(one, tree="t") for one in sampled(model)[:4] for _ in range(2)]
+    assert_alike(updated("cpu", model, twice, config)[0], updated(device, model, twice, config)[0])
+
+
+@pytest.mark.filterwarnings("ignore::retcon.core.errors.ComputeWarning")
+def test_prompts_of_unlike_length_are_padded_together(device: str) -> None:
+    rng, model, config = random.Random(0), made("qwen3"), CONFIG.model_copy(update={"minibatches": 1})
+    both = [one for prompt in (9, 8) for one in group(rng, prompt, (12, 12))]
+    scored = [replace(one, logprobs=tuple(-3.4 if m else None for m in one.mask)) for one in both]
+    assert_alike(updated("cpu", model, scored, config)[0], updated(device, model, scored, config)[0])
+
+
 CONFIGS: dict[str, RLSection] = {
     "grpo, to a reference": Grpo(max_grad_norm=1e9, lr=0.5, kl=0.1),
     "entropy bonus": CONFIG.model_copy(update={"entropy_coefficient": 0.05}),
