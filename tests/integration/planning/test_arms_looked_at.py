@@ -73,12 +73,9 @@ def test_runs_that_have_begun_are_not_looked_at_again(tmp_path: Path) -> None:
 OF_ONES_OWN = """
 import os, subprocess, sys
 from dataclasses import dataclass
-from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from retcon.config.load import load_recipe
-from retcon.config.schema import Recipe, TaskSection
-from retcon.config.stages import stages_of
+from retcon.config.schema import TaskSection
 from training import Ones
 
 
