@@ -168,4 +168,5 @@ class Chat:
 
 def _name(found: Iterable[FoundCall], prefix: str, index: Callable[[int], int | None]) -> Iterator[ToolCall]:
     for n, call in enumerate(found):
-        yield ToolCall(f"{prefix}.{n}", call.name, call.arguments, call.char, index(call.char))
+        start = None if call.inside else index(call.char)
+        yield ToolCall(f"{prefix}.{n}", call.name, call.arguments, call.char, start)

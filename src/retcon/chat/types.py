@@ -93,9 +93,11 @@ class FoundCall:
     """A call as a parser finds it in text: `char` is where its marker begins; arguments stay text if malformed.
 
     label: what the model itself called the call, which the observation has to name (Mistral's id, Harmony's recipient).
+    inside: whether it stands within brackets, after others of them, so that text which ends before it is not whole.
     """
 
     name: str
     arguments: dict[str, object] | str
     char: int
     label: str = ""
+    inside: bool = False

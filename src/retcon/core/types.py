@@ -64,9 +64,9 @@ class ToolCall:
     """A call that the model wrote.
 
     arguments: the parsed arguments, or the raw text where they could not be parsed. start: index into the turn's
-    generated ids at which the call's marker begins, None where the marker is not on a token boundary (or there are no
-    ids). char: the same as an offset into the turn's generated text. language: of `code`, None for Python; of a shell's
-    commands (`shell`) the effects cannot be told.
+    generated ids at which the call's marker begins, None where the marker is not on a token boundary, where the call
+    stands in a list after others, or where there are no ids. char: the same as an offset into the turn's generated
+    text. language: of `code`, None for Python; of a shell's commands (`shell`) the effects cannot be told.
     """
 
     id: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from retcon.chat.family import Family, Written
 from retcon.chat.hermes import to_call
@@ -104,7 +105,8 @@ def _listed(text: str, begin: int, char: int) -> tuple[list[FoundCall], int]:
     for _ in listed:
         at = space_end(text, at + 1)  # after a bracket or a comma
         value, ended = read_value(text, at, None)
-        calls.append(to_call(value, text[at:ended], at if calls else char))
+        call = to_call(value, text[at:ended], at if calls else char)
+        calls.append(replace(call, inside=bool(calls)))
         at = space_end(text, ended)
     return calls, end
 

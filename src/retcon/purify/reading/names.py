@@ -112,17 +112,19 @@ def works_out(code: str, line: int | None = None, *, whole: bool = False) -> fro
     that bind nothing can be told to try the same: the fix of `print(area(3))` defines `area` and has `area(3)` again.
     """
     tree = parse(code)
+    body = [] if tree is None else tree.body
     found: set[str] = set()
-    for node in tree.body if tree is not None else ():
+    for node in body:
         at_line = line is not None and node.lineno <= line <= (node.end_lineno or node.lineno)
-        if whole or at_line or (tree and node is tree.body[-1]):
-            value = getattr(node, "value", None) if isinstance(node, ast.Expr | ast.Assign | ast.Return) else None
+        if whole or at_line or node is body[-1]:
+            value = node.value if isinstance(node, _VALUED) else None
             printed = isinstance(value, ast.Call) and getattr(value.func, "id", "") in ("print", "display")
             values = value.args if printed and isinstance(value, ast.Call) else [value]
             found |= {source(v) for v in values if isinstance(v, ast.Call | ast.BinOp | ast.Subscript)}
     return frozenset(text for text in found if len(text) >= _TELLING)
 
 
+_VALUED = (ast.Expr, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Return)
 _TELLING = 4
 """Characters of an expression from which on it is a step of its own."""
 

@@ -153,9 +153,12 @@ _DOUBT = re.compile(
 )
 """What was done is taken back."""
 _END = re.compile(r"[.!?:]+[\"')\]*`_]*(?=\s|\Z|<)|\n+|</?\w+>")
-_ABBREVIATION = re.compile(
-    r"(?:\b(?:e\.g|i\.e|vs|etc|eqs?|figs?|dr|mr|mrs|approx|cf|no|resp)|(?:^|\s)\d{1,3})\Z", re.IGNORECASE
+_ABBREVIATION = re.compile(r"\b(?:e\.g|i\.e|vs|etc|eqs?|figs?|dr|mr|mrs|approx|cf|no|resp)\Z", re.IGNORECASE)
+_ITEM = re.compile(
+    r"(?:\n|;|\b(?:no\.|steps?|parts?|cases?|sections?|items?|phases?|options?))[*_#\s]*\(?(\d{1,3})\Z", re.IGNORECASE
 )
+"""The number of a list's item: where a line or a sentence begins, or after what it counts."""
+_NUMBER = re.compile(r"\s(\d{1,3})\Z")
 _OPENING = re.compile(r"<(\w+)>\s*")
 _CLOSING = re.compile(r"\s*</(\w+)>")
 _LEANS = re.compile(
@@ -207,7 +210,7 @@ def sentences(text: str) -> list[Sentence]:
 def _add_all(found: list[Sentence], text: str, start: int, stop: int) -> None:
     for end in _END.finditer(text, start, stop):
         mark = end[0]
-        if mark[0] == "." and _ABBREVIATION.search(text, max(start, end.start() - 8), end.start()):
+        if mark[0] == "." and _goes_on(text, start, end.start()):
             continue
         if mark[0] == "\n" and len(mark) == 1 and text[end.end() : end.end() + 1].islower():
             continue
@@ -215,6 +218,18 @@ def _add_all(found: list[Sentence], text: str, start: int, stop: int) -> None:
         _add(found, text, start, end.start() if outside else end.end())
         start = end.end()
     _add(found, text, start, stop)
+
+
+def _goes_on(text: str, start: int, dot: int) -> bool:
+    """Whether a sentence that begins at `start` goes on after this dot: that of an abbreviation or of an item's number,
+    as of `2.` where `1.` is in the sentence."""
+    near = text[max(start, dot - 24) : dot]
+    if dot - start <= 24:
+        near = f"\n{near}"
+    if _ABBREVIATION.search(near) or _ITEM.search(near):
+        return True
+    number = _NUMBER.search(near)
+    return number is not None and f"{int(number[1]) - 1}. " in text[start:dot]
 
 
 def _add(found: list[Sentence], text: str, start: int, end: int) -> None:

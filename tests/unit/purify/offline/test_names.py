@@ -216,7 +216,9 @@ def test_of_a_program_the_end_and_the_failing_line_are_worked_out_or_all_of_it()
     assert works_out(code, 3) == {"sum([area(2)])"}
     assert works_out(code, whole=True) == {"area(1)", "sum([area(2)])", "rows[0]"}
     assert works_out("f(1)\ng()\nx[0]", 1) == {"f(1)", "x[0]"}
-    assert works_out("f(1)\ntotal += g(1)") == frozenset()
+    assert works_out("f(1)\ntotal += g(1)") == {"g(1)"}
+    assert works_out("total: int = g(1)") == {"g(1)"}
+    assert works_out("total: int") == frozenset()
     assert works_out("display(f(1))") == {"f(1)"}
     assert works_out("g()") == works_out("print 'old'\nf(1)") == frozenset()
 

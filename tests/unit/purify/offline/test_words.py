@@ -127,6 +127,16 @@ def test_sentences_end_where_they_end() -> None:
         "Then\ngo on.",
         "1. First, add.",
     ]
+    counted = "It is 4. That is not right. Step 1. Add.\n2. Take: 1. a root 2. Two. See no. 3. Or x = 9. So"
+    assert [counted[s.start : s.end] for s in sentences(counted)] == [
+        "It is 4.",
+        "That is not right.",
+        "Step 1. Add.",
+        "2. Take:",
+        "1. a root 2. Two.",
+        "See no. 3. Or x = 9.",
+        "So",
+    ]
     tagged = " ten toes. <thought> So so\n</thought> Now we add it up"
     assert [tagged[s.start : s.end] for s in sentences(tagged)] == ["ten toes.", "So so", "Now we add it up"]
     shows = "We take this. ```python\nx = 1  # Sorry.\n# Then\n``` It is done."
