@@ -1,4 +1,5 @@
-"""Linear layers in float32 on a CPU by oneDNN, where torch calls MKL, which takes twice as long on AMD's AVX-512.
+"""Linear layers in float32 on a CPU by oneDNN, where torch calls MKL, which takes twice as long on AMD's Zen 5 (up to
+a quarter longer on Zen 4).
 
 On Intel's it is the other way round for large layers: gradients of weights take oneDNN 1.3 to 3 times as long.
 """
