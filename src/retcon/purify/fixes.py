@@ -64,9 +64,9 @@ def _avoided(
     failure: Turn, fix: Turn, pairs: Sequence[tuple[str, str]], told: Callable[[str], bool]
 ) -> tuple[Poor, str] | None:
     """How a fix goes round what failed, in the programs of both turns."""
-    changed = not all(_only_imports(before, after) for before, after in pairs)
-    if changed and (empty := [o.text.strip() for o in fix.observations if _EMPTY.fullmatch(o.text)]):
-        return "avoided", f"the result is {empty[0]}"
+    empty = next((o.text.strip() for o in fix.observations if _EMPTY.fullmatch(o.text)), None)
+    if empty is not None and not all(_only_imports(before, after) for before, after in pairs):
+        return "avoided", f"the result is {empty}"
     missing = {name for o in failure.observations for name in _MISSING.findall(o.text)}
     bounded = all(o.error_type not in _UNBOUNDED for o in failure.observations)
     lines = [line for o in failure.observations if (line := line_of(o))]

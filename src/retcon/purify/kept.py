@@ -17,14 +17,13 @@ from typing import Literal, NamedTuple
 from retcon.core.types import Cut, Turn
 from retcon.purify.failing import spoken_after
 from retcon.purify.reading.rewriting import rewritten, rewritten_text
+from retcon.purify.reading.sentences import Sentence, sentences
 from retcon.purify.reading.tokens import absent, bare_words, decimals, exceptions, mentions, plain, telling, tokens
 from retcon.purify.reading.trees import parse
 from retcon.purify.reading.words import (
-    Sentence,
     can_cut,
     referring,
     referring_comments,
-    sentences,
     spans,
     without,
     without_comments,

@@ -11,9 +11,9 @@ import io
 import re
 import tokenize
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
+from retcon.purify.reading.sentences import Sentence, sentences
 from retcon.purify.reading.shown import programs, shown
 
 Scope = Literal["fix", "later"]
@@ -152,13 +152,6 @@ _DOUBT = re.compile(
     re.IGNORECASE,
 )
 """What was done is taken back."""
-_END = re.compile(r"[.!?:]+[\"')\]*`_]*(?=\s|\Z|<)|\n+|</?\w+>")
-_ABBREVIATION = re.compile(r"\b(?:e\.g|i\.e|vs|etc|eqs?|figs?|dr|mr|mrs|approx|cf|no|resp)\Z", re.IGNORECASE)
-_ITEM = re.compile(
-    r"(?:\n|;|\b(?:no\.|steps?|parts?|cases?|sections?|items?|phases?|options?))[*_#\s]*\(?(\d{1,3})\Z", re.IGNORECASE
-)
-"""The number of a list's item: where a line or a sentence begins, or after what it counts."""
-_NUMBER = re.compile(r"\s(\d{1,3})\Z")
 _OPENING = re.compile(r"<(\w+)>\s*")
 _CLOSING = re.compile(r"\s*</(\w+)>")
 _LEANS = re.compile(
@@ -178,65 +171,7 @@ _DEFINITE = re.compile(
 """What was written, as something that is known."""
 _LABEL = re.compile(r"(?:assistant|thoughts?|ai):", re.IGNORECASE)  # who speaks: no sentence
 _ANSWER = re.compile(r"\\boxed|\banswer\b", re.IGNORECASE)
-_COMMENT = re.compile(r"#[^\n]*")
 _NUMBERED = re.compile(r"\s*(?:\(?\d{1,2}[.)]|[A-Za-z][.)])\s")
-
-
-@dataclass(frozen=True, slots=True)
-class Sentence:
-    """[start, end) of a text. rule: why it refers to what is gone, None where it does not."""
-
-    start: int
-    end: int
-    rule: str | None = None
-
-    def within(self, other: Sentence) -> bool:
-        return other.start <= self.start and self.end <= other.end
-
-
-def sentences(text: str) -> list[Sentence]:
-    """The sentences of a text, without the space and tags between; a line break ends one unless the next line goes on
-    in small letters. Of a program that the text shows, the comments: its lines are no words."""
-    found: list[Sentence] = []
-    at = 0
-    for start, stop in programs(text):
-        _add_all(found, text, at, start)
-        found += (Sentence(*comment.span()) for comment in _COMMENT.finditer(text, start, stop))
-        at = stop
-    _add_all(found, text, at, len(text))
-    return found
-
-
-def _add_all(found: list[Sentence], text: str, start: int, stop: int) -> None:
-    for end in _END.finditer(text, start, stop):
-        mark = end[0]
-        if mark[0] == "." and _goes_on(text, start, end.start()):
-            continue
-        if mark[0] == "\n" and len(mark) == 1 and text[end.end() : end.end() + 1].islower():
-            continue
-        outside = mark[0] in "\n<"
-        _add(found, text, start, end.start() if outside else end.end())
-        start = end.end()
-    _add(found, text, start, stop)
-
-
-def _goes_on(text: str, start: int, dot: int) -> bool:
-    """Whether a sentence that begins at `start` goes on after this dot: that of an abbreviation or of an item's number,
-    as of `2.` where `1.` is in the sentence."""
-    near = text[max(start, dot - 24) : dot]
-    if dot - start <= 24:
-        near = f"\n{near}"
-    if _ABBREVIATION.search(near) or _ITEM.search(near):
-        return True
-    number = _NUMBER.search(near)
-    return number is not None and f"{int(number[1]) - 1}. " in text[start:dot]
-
-
-def _add(found: list[Sentence], text: str, start: int, end: int) -> None:
-    inside = text[start:end]
-    if stripped := inside.strip():
-        at = start + inside.index(stripped[0])
-        found.append(Sentence(at, at + len(stripped)))
 
 
 def rule_of(sentence: str, scope: Scope, but: str = "") -> str | None:
