@@ -14,6 +14,8 @@ _ITEM = re.compile(
 )
 """The number of a list's item: where a line or a sentence begins, or after what it counts."""
 _NUMBER = re.compile(r"\s(\d{1,3})\Z")
+_ITEM_CHARS = 1000
+"""How far back the item before is looked for."""
 _COMMENT = re.compile(r"#[^\n]*")
 
 
@@ -64,7 +66,7 @@ def _goes_on(text: str, start: int, dot: int) -> bool:
     if _ABBREVIATION.search(near) or _ITEM.search(near):
         return True
     number = _NUMBER.search(near)
-    return number is not None and f"{int(number[1]) - 1}. " in text[start:dot]
+    return number is not None and text.find(f"{int(number[1]) - 1}. ", max(start, dot - _ITEM_CHARS), dot) >= 0
 
 
 def _add(found: list[Sentence], text: str, start: int, end: int) -> None:
