@@ -20,14 +20,7 @@ from retcon.purify.reading.rewriting import rewritten, rewritten_text
 from retcon.purify.reading.sentences import Sentence, sentences
 from retcon.purify.reading.tokens import absent, bare_words, decimals, exceptions, mentions, plain, telling, tokens
 from retcon.purify.reading.trees import parse
-from retcon.purify.reading.words import (
-    can_cut,
-    referring,
-    referring_comments,
-    spans,
-    without,
-    without_comments,
-)
+from retcon.purify.reading.words import can_cut, referring, referring_comments, spans, without, without_comments
 
 Place = Literal["words", "comments", "tail"]
 _CELL = re.compile(r"\A\s*Out\[\d+\]:")

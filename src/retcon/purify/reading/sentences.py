@@ -10,12 +10,12 @@ from retcon.purify.reading.shown import programs
 _END = re.compile(r"[.!?:]+[\"')\]*`_]*(?=\s|\Z|<)|\n+|</?\w+>")
 _ABBREVIATION = re.compile(r"\b(?:e\.g|i\.e|vs|etc|eqs?|figs?|dr|mr|mrs|approx|cf|no|resp)\Z", re.IGNORECASE)
 _ITEM = re.compile(
-    r"(?:\n|;|\b(?:no\.|steps?|parts?|cases?|sections?|items?|phases?|options?))[*_#\s]*\(?(\d{1,3})\Z", re.IGNORECASE
+    r"(?:\n|;|\b(?:no\.|steps?|parts?|cases?|sections?|items?|phases?|options?))[*_#\s]*\(?\d{1,3}\Z", re.IGNORECASE
 )
 """The number of a list's item: where a line or a sentence begins, or after what it counts."""
 _NUMBER = re.compile(r"\s(\d{1,3})\Z")
-_ITEM_CHARS = 1000
-"""How far back the item before is looked for."""
+_NEAR, _ITEM_CHARS = 24, 1000
+"""How far back an abbreviation or a label is looked for, and the item before."""
 _COMMENT = re.compile(r"#[^\n]*")
 
 
@@ -60,8 +60,8 @@ def _add_all(found: list[Sentence], text: str, start: int, stop: int) -> None:
 def _goes_on(text: str, start: int, dot: int) -> bool:
     """Whether a sentence that begins at `start` goes on after this dot: that of an abbreviation or of an item's number,
     as of `2.` where `1.` is in the sentence."""
-    near = text[max(start, dot - 24) : dot]
-    if dot - start <= 24:
+    near = text[max(start, dot - _NEAR) : dot]
+    if dot - start <= _NEAR:
         near = f"\n{near}"
     if _ABBREVIATION.search(near) or _ITEM.search(near):
         return True
