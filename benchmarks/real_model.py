@@ -40,13 +40,14 @@ from roofline import measure_roof
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
+from retcon.config.schema import ComputeSection
 from retcon.core.types import Sample
 from retcon.engine.local.engine import LocalEngine
 from retcon.engine.types import SamplingParams
-from retcon.models.devices import TrainDtype
+from retcon.models.devices import TrainDtype, choose, look_at_machine
 from retcon.models.loading import load_model
 from retcon.models.locating import locate
-from retcon.train.kernels.computing import Computing
+from retcon.train.kernels.computing import Computing, computing_of
 from retcon.train.kernels.forward import forwards
 
 MEASURES = ("src/retcon/engine", "src/retcon/train/kernels")
@@ -131,12 +132,23 @@ def train_plainly(model: PreTrainedModel, texts: Sequence[Sequence[int]], dtype:
     cross_entropy(logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten()).backward()
 
 
-def train_with_ours(model: PreTrainedModel, texts: Sequence[Sequence[int]], dtype: TrainDtype) -> None:
+def train_with_ours(model: PreTrainedModel, samples: Sequence[Sample], computing: Computing) -> None:
     model.zero_grad()
-    samples = [Sample(tuple(ids), (0, *[1] * (SPAN - 1)), (None,) * SPAN, (0,) * SPAN) for ids in texts]
-    with forwards(model, samples, Computing(dtype=dtype)) as parts:
+    learnt = sum(sum(sample.mask) for sample in samples)
+    with forwards(model, samples, computing) as parts:
         for part in parts:
-            (-part.logprobs.sum() / (BATCH * (SPAN - 1))).backward()
+            (-part.logprobs.sum() / learnt).backward()
+
+
+def sample_of(ids: Sequence[int], mask: Sequence[int]) -> Sample:
+    """mask: 1 where an id is learnt."""
+    return Sample(tuple(ids), tuple(mask), (None,) * len(ids), (0,) * len(ids))
+
+
+def computing_on(model: PreTrainedModel, dtype: TrainDtype) -> Computing:
+    """What a recipe that says nothing but the dtype comes to where the model is."""
+    section = ComputeSection(device=str(model.device), dtype=dtype)
+    return computing_of(section, choose(section, model.config, look_at_machine(), threads=torch.get_num_threads()))
 
 
 def workloads(model: PreTrainedModel, dtype: TrainDtype) -> dict[str, dict[str, Run]]:
@@ -144,6 +156,7 @@ def workloads(model: PreTrainedModel, dtype: TrainDtype) -> dict[str, dict[str, 
     longest = max(PROMPT + COUNT, FIRST + TURNS * (SAMPLED + SHOWN), LENGTH) + 1
     engine = LocalEngine(model, max_len=longest, max_requests=32)
     many, texts, spans = random_ids(model, 32, PROMPT), random_ids(model, TEXTS, LENGTH), random_ids(model, BATCH, SPAN)
+    samples = [sample_of(ids, (0, *[1] * (SPAN - 1))) for ids in spans]
     return {
         "rows": {
             "engine": lambda: decode_with_engine(engine, many),
@@ -162,7 +175,7 @@ def workloads(model: PreTrainedModel, dtype: TrainDtype) -> dict[str, dict[str, 
             "transformers": lambda: score_with_transformers(model, texts),
         },
         "train": {
-            "trainer": lambda: train_with_ours(model, spans, dtype),
+            "trainer": partial(train_with_ours, model, samples, computing_on(model, dtype)),
             "transformers": lambda: train_plainly(model, spans, dtype),
         },
     }

@@ -5,19 +5,22 @@
 
 The models have the shapes of published ones and random weights: what is computed costs the same, and nothing need be
 fetched. Decoding is in bfloat16; training has float32 weights and products in bfloat16, as recipes have it on GPUs.
-Workloads are those of `real_model.py` (`one`, `rows`, `agents`, `score`, `train`), and `many`: 256 prompts of 64
-tokens, 128 tokens each. Prompts are of random tokens, lengths are forced. Medians (least…most) of the rounds, after one
-that warms up.
+Workloads are those of `real_model.py` (`one`, `rows`, `agents`, `score`, `train`), and two more. `many`: 256 prompts of
+64 tokens, 128 tokens each. `rollouts`: forward and backward of 12 prompts × 8 rollouts, 40,000 tokens, in micro-batches
+as recipes have them there, and as they have them on a CPU. Prompts are of random tokens, lengths are forced. Medians
+(least…most) of the rounds, after one that warms up.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import random
 import statistics
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -25,7 +28,9 @@ import torch
 from transformers import LlamaConfig, PretrainedConfig, PreTrainedModel, Qwen3Config
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
+from retcon.core.types import Sample
 from retcon.engine.local.engine import LocalEngine
+from retcon.models.devices import CHUNK, TOKENS
 
 sys.path.append(str(Path(__file__).parents[1]))  # where `parts` is
 import real_model
@@ -34,6 +39,7 @@ from parts.results import add_json, machine, save
 
 MEASURES = ("src/retcon/engine", "src/retcon/train/kernels")
 MANY = 256
+GROUPS, GROUP = 12, 8
 TEXTS = 32
 """Texts of a training step, of `real_model.SPAN` tokens."""
 
@@ -69,15 +75,41 @@ def many(model: PreTrainedModel) -> dict[str, Callable[[], object]]:
     }
 
 
+def rollouts(model: PreTrainedModel) -> dict[str, Callable[[], object]]:
+    samples = sampled(model, random.Random(0))
+    here = real_model.computing_on(model, "bfloat16")
+    small = replace(here, micro_batch_tokens=TOKENS, logits_chunk=CHUNK)
+    ways = {"trainer": here, "trainer, small micro-batches": small}
+    return {way: partial(real_model.train_with_ours, model, samples, computing) for way, computing in ways.items()}
+
+
+def sampled(model: PreTrainedModel, rng: random.Random) -> list[Sample]:
+    """GROUPS prompts of 120 to 300 tokens, GROUP rollouts of 80 to 400 each, of which every third 40 are not learnt."""
+
+    def ids(least: int, most: int) -> list[int]:
+        return rng.choices(range(100, model.config.vocab_size), k=rng.randrange(least, most))
+
+    samples = []
+    for _ in range(GROUPS):
+        prompt = ids(120, 300)
+        for own in (ids(80, 400) for _ in range(GROUP)):
+            mask = [0] * len(prompt) + [int(n // 40 % 3 != 2) for n in range(len(own))]
+            samples.append(real_model.sample_of([*prompt, *own], mask))
+    return samples
+
+
 def timed(run: Callable[[], object], synchronise: Callable[[], object]) -> None:
     run()
     synchronise()
 
 
+OWN = {"many": many, "rollouts": rollouts}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", default=",".join(SHAPES), help="with commas")
-    parser.add_argument("--only", default="one,rows,many,agents,score,train", help="workloads, with commas")
+    parser.add_argument("--only", default="one,rows,many,agents,score,train,rollouts", help="workloads, with commas")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--device", default="cuda")
     add_json(parser)
@@ -89,8 +121,9 @@ def main() -> None:
     figures: dict[str, object] = {}
     for shape in options.shapes.split(","):
         for workload in options.only.split(","):
-            model = made(shape, torch.float32 if workload == "train" else torch.bfloat16, options.device)
-            runs = many(model) if workload == "many" else real_model.workloads(model, "bfloat16")[workload]
+            trains = workload in ("train", "rollouts")
+            model = made(shape, torch.float32 if trains else torch.bfloat16, options.device)
+            runs = OWN[workload](model) if workload in OWN else real_model.workloads(model, "bfloat16")[workload]
             began = time.perf_counter()
             for run in runs.values():
                 timed(run, synchronise)
@@ -102,7 +135,7 @@ def main() -> None:
                 if workload == "train":
                     figures[f"{shape} train {way} tokens"] = TEXTS * real_model.SPAN / middle
                 print(
-                    f"{shape:14} {workload:7} {way:13} {middle:8.3f} s ({seconds[0]:.3f}…{seconds[-1]:.3f})", flush=True
+                    f"{shape:14} {workload:7} {way:28} {middle:8.3f} s ({seconds[0]:.3f}…{seconds[-1]:.3f})", flush=True
                 )
             print(f"{'':14} all of it: {time.perf_counter() - began:.0f} s", flush=True)
             del model, runs, turns

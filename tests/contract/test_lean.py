@@ -71,6 +71,24 @@ def test_with_one_thread_products_of_few_weights_are_not_packed(threads: int, mo
             assert torch.allclose(product(x), layer(x), atol=1e-5)
 
 
+@pytest.mark.parametrize("small", [0, 2**17], ids=["packed", "torch's own"])
+def test_new_weights_lie_where_the_old_ones_did(small: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is recorded as a CUDA graph reads them there. Packed ones are no plain memory, and are made anew."""
+    monkeypatch.setattr(lean, "SMALL", small)
+    x, layers = torch.ones(3, 8), [torch.nn.Linear(8, out) for out in (4, 6)]
+    product = Product(layers)
+    assert product._packed is (lean.ONEDNN and not small)
+    before = product._weight, product._bias
+    with torch.inference_mode():
+        for layer in layers:
+            layer.weight.mul_(2)
+            layer.bias.add_(1)
+        product.refresh()
+        assert torch.allclose(product(x), torch.cat([layer(x) for layer in layers], -1), atol=1e-5)
+    assert product._bias is before[1]
+    assert (product._weight is before[0]) is not product._packed
+
+
 def test_an_engine_goes_by_the_threads_that_there_are_now(qwen3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of more than there were when it was made, what torch's own product gives a row depends on the batch."""
     monkeypatch.setattr(lean, "SMALL", 2**17)

@@ -25,6 +25,7 @@ def test_auto_is_the_first_gpu_in_bfloat16_where_it_has_units_for_it() -> None:
     assert (found.device, found.dtype, found.rollout_dtype, found.attention) == ("cuda:0", dtype, dtype, "sdpa")
     assert found.line == f"computing on cuda:0 ({name}), {dtype}, rollouts {dtype}, sdpa attention"
     assert found.hints == ()
+    assert found.micro_batch_tokens == 16384  # of a model this small
     assert asdict(placed(device="cuda")) == asdict(placed(device="cuda:0")) == asdict(found)
 
 

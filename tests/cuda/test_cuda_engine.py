@@ -44,9 +44,10 @@ def generated(model: Any, batch: Sequence[Sequence[int]], params: SamplingParams
     return run(main())
 
 
-def test_it_decodes_with_transformers_own_forward_and_promises_no_bits(model: Any, device: str) -> None:
+def test_it_decodes_with_the_lean_forward_where_it_knows_the_model_and_promises_no_bits(model: Any) -> None:
     engine = LocalEngine(model, max_len=MAX_LEN)
-    assert device in engine.decoding
+    assert engine.decoding.startswith("the lean forward") == (model.config.model_type != "gpt2")
+    assert "replayed as CUDA graphs" in engine.decoding
     assert not engine.invariance.exact
     assert engine.invariance.drafted == 0
 

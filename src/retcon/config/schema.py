@@ -244,11 +244,11 @@ class ComputeSection(Section):
         "trained weights")  # fmt: skip
     attention: Literal["auto", "sdpa", "eager"] = Field("auto", description="auto | sdpa | eager; auto: sdpa where the "
         "model has it")  # fmt: skip
-    micro_batch_tokens: Positive = Field(2048, description="padded tokens of one forward and backward: bounds memory")
+    micro_batch_tokens: NonNegative = Field(0, description="padded tokens of a forward; 0: 2,048, up to 16,384 on GPUs")
     checkpointing: bool = Field(False, description="keep no activations inside a layer, compute them again in the "
                                 "backward: less memory, more time")  # fmt: skip
-    logits_chunk: Positive = Field(1 << 24, description="logits (tokens × vocabulary) of a training step that exist at "
-                                   "once")  # fmt: skip
+    logits_chunk: NonNegative = Field(0, description="logits (tokens × vocabulary) of a training step that exist at "
+        "once; 0: 2²⁴ on a CPU, up to 2²⁸ on a GPU")  # fmt: skip
     share_prompts: bool = Field(True, description="compute a prefix that samples of a micro-batch share once")
     kv_memory_mb: NonNegative = Field(0, description="for the keys and values of rollouts, MiB; 0: chosen by what is "
                                       "free")  # fmt: skip

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch.nn import functional
@@ -35,6 +35,20 @@ QUICKER, SLOWER = 1.3, 0.8
 ROUNDS, ROWS, SIZE = 5, 256, 512
 """Of the products that `bfloat16_speed` times."""
 DTYPES = torch.float32, torch.bfloat16
+TOKENS, TOKENS_GPU = 2048, 16384
+"""Padded ids of a micro-batch where the recipe says nothing: what suits a CPU's cache, and the most on a GPU, which
+waits for its kernels to be started where they are few. There they are halved until ACTIVATIONS of its memory hold them,
+down to a CPU's."""
+CHUNK, CHUNK_GPU = 1 << 24, 1 << 28
+"""Likewise logits that exist at once: on a GPU as many as LOGITS of its memory hold, with what comes of them."""
+ACTIVATIONS, LOGITS = 0.4, 0.05
+LOGIT = 12
+"""Bytes of a logit in a step: itself, its gradient, and one more copy, all in float32."""
+VALUE = {"float32": 4.0, "bfloat16": 2.75}
+"""Bytes of an activation on a CPU, in the mean: norms, and what they get, stay float32."""
+VALUE_GPU = 3.0
+"""The same in bfloat16 on a GPU, where norms keep more: one H100 took .9 of it for the shape of SmolLM2-135M, and .7 to
+1.1 of it for Qwen3-0.6B's."""
 PAGE = "docs/training/compute.md"
 CPUINFO = Path("/proc/cpuinfo")
 CROWDED = 3
@@ -43,10 +57,11 @@ CROWDED = 3
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A CUDA device. bf16: whether it has bfloat16 units."""
+    """A CUDA device. bf16: whether it has bfloat16 units. memory: bytes, all of it."""
 
     name: str
     bf16: bool
+    memory: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +77,8 @@ class Machine:
 @dataclass(frozen=True, slots=True)
 class Placement:
     """dtype: of a training step's products. rollout_dtype: of the weights that rollouts decode with. name: of what
-    computes. hints: what the recipe could gain here."""
+    computes. hints: what the recipe could gain here. micro_batch_tokens, logits_chunk: as `kernels.computing` has
+    them."""
 
     device: str
     dtype: TrainDtype
@@ -71,6 +87,8 @@ class Placement:
     threads: int
     name: str
     hints: tuple[str, ...] = ()
+    micro_batch_tokens: int = TOKENS
+    logits_chunk: int = CHUNK
 
     @property
     def line(self) -> str:
@@ -118,7 +136,9 @@ def choose(
         _attention(section.attention, config),
         threads,
         machine.cpu if gpu is None else gpu.name,
-        _hints(section, config, machine, uses) if gpu is None else _gpu_hints(section, uses),
+        _hints(section, config, machine, uses) if gpu is None else (),
+        section.micro_batch_tokens or _tokens(section, config, dtype, gpu),
+        section.logits_chunk or _chunk(gpu),
     )
 
 
@@ -184,7 +204,10 @@ def look_at_machine(cpuinfo: Path = CPUINFO) -> Machine:
         bfloat16_speed(),
         usable_cores(),
         # From compute capability 8.0 on (Ampere) there are units for bfloat16; before, torch imitates them.
-        tuple(Gpu(torch.cuda.get_device_name(i), torch.cuda.get_device_capability(i)[0] >= 8) for i in gpus),
+        tuple(
+            Gpu(about.name, about.major >= 8, about.total_memory)
+            for about in map(torch.cuda.get_device_properties, gpus)
+        ),
     )
 
 
@@ -247,10 +270,48 @@ def _hints(section: ComputeSection, config: PretrainedConfig, machine: Machine, 
     return tuple(hints)
 
 
-def _gpu_hints(section: ComputeSection, uses: Sequence[Use]) -> tuple[str, ...]:
-    """Micro-batches that are small enough for a CPU's cache leave a GPU waiting for what starts its kernels."""
-    tokens = section.micro_batch_tokens
-    if "dtype" not in uses or tokens != ComputeSection.model_fields["micro_batch_tokens"].default:
-        return ()
-    more = f"compute.micro_batch_tokens={8 * tokens}, where it has the memory (--dry-run tells)"
-    return (f"micro-batches of {tokens:,} tokens keep a GPU waiting: try {more}; see {PAGE}",)
+def _tokens(section: ComputeSection, config: PretrainedConfig, dtype: TrainDtype, gpu: Gpu | None) -> int:
+    """By the whole memory of the card, not by what is free just now: a run that is repeated has the same."""
+    if gpu is None:
+        return TOKENS
+    each = activations(config.get_text_config(), section.checkpointing, value_bytes("cuda", dtype))
+    tokens = TOKENS_GPU
+    while tokens > TOKENS and tokens * each > ACTIVATIONS * gpu.memory:
+        tokens //= 2
+    return tokens
+
+
+def _chunk(gpu: Gpu | None) -> int:
+    chunk = CHUNK if gpu is None else CHUNK_GPU
+    while gpu is not None and chunk > CHUNK and chunk * LOGIT > LOGITS * gpu.memory:
+        chunk //= 2
+    return chunk
+
+
+def value_bytes(device: str, dtype: TrainDtype) -> float:
+    """Of an activation, in the mean."""
+    return VALUE[dtype] if device == "cpu" or dtype == "float32" else VALUE_GPU
+
+
+def kv_heads(text: Any) -> tuple[int, int]:
+    """(heads of keys and values, size of each) of a text model's configuration."""
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    return heads, getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+
+
+def activations(text: Any, checkpointing: bool, value: float, keys: int = 0) -> int:
+    """Bytes of a token that a forward and backward have at once at most, in all layers. value: bytes of one activation.
+    keys: of a row of attention whose weights are kept, 0 where torch's fused attention keeps none.
+
+    Of a layer, in values: the inputs of its norms and of their products, queries, keys and values before and after
+    their rotation, what attention gives, and four of the width inside the feed-forward part; beside them the gradient
+    that comes into the last layer. With checkpointing there is one such layer, beside its widest gradients, and what
+    goes into each of the others.
+    """
+    hidden, layers = text.hidden_size, text.num_hidden_layers
+    heads, size = kv_heads(text)
+    inner = getattr(text, "intermediate_size", None) or 4 * hidden
+    values = 6 * hidden + 3 * size * (text.num_attention_heads + 2 * heads) + 4 * inner
+    layer = value * values + 2 * keys * text.num_attention_heads
+    kept = layer * layers + value * hidden
+    return int(min(kept, layer + value * (inner + 2 * hidden) + 4 * hidden * layers) if checkpointing else kept)

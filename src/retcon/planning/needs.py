@@ -21,9 +21,10 @@ from retcon.core.memory import available_memory, total_memory
 from retcon.engine.kinds.local import LocalSection
 from retcon.engine.local.attention import shapes
 from retcon.engine.local.graphs import shared_rows
+from retcon.engine.local.lean import FAMILIES
 from retcon.engine.local.machine import free_memory, kept_at_rest
 from retcon.engine.local.slabs import budget_for, capacity_for
-from retcon.models.devices import Placement
+from retcon.models.devices import LOGIT, Placement, activations, kv_heads, value_bytes
 from retcon.models.loading import empty_model, load_config
 from retcon.runs.manifest import RunKind
 
@@ -49,14 +50,10 @@ of 10 runs and their evaluations had 32 without repairs and 42 with SAAR, where 
 
 SCORED_KEYS = 1024
 """Keys up to which a training in bfloat16 on a CPU keeps the weights of attention (`train.kernels.attention.SHORT`)."""
-VALUE = {"float32": 4.0, "bfloat16": 2.75}
-"""Bytes of an activation on a CPU, in the mean: norms, and what they get, stay float32."""
-UNMEASURED = 3.0
-"""The same in bfloat16 elsewhere, where nothing was measured and norms keep more."""
-
 GRAPHS = 4
-"""Copies of the logits of all rollouts that recorded forwards keep on a GPU at most: two of them are what they write
-to, and what was smaller before; as much again is where they compute. An estimate, not measured."""
+"""Copies of what a forward gives of all rollouts (the last states, or logits) that recorded ones keep on a GPU at most:
+two of them are what they write to, and what was smaller before; as much again is where they compute. An estimate, not
+measured."""
 DRAWN = 16
 """Bytes that a logit takes besides while an id is drawn on a GPU: four copies in float32. Not measured. A CPU goes
 through few rows at a time."""
@@ -139,19 +136,18 @@ def needs_of(
             parts.append(Part("reference", 4 * parameters, "always", "the model that rl.kl holds the trained one to"))
         parts.append(Part("optimiser", 8 * trained, "always", "two moments, float32"))
         parts.append(Part("gradients", 4 * trained, "update", "float32"))
-        tokens = max(recipe.compute.micro_batch_tokens, longest or (recipe.rollout.max_tokens if work == "rl" else 0))
+        tokens = max(place.micro_batch_tokens, longest or (recipe.rollout.max_tokens if work == "rl" else 0))
         if place.dtype != "float32":
             multiplied = parameters if text.tie_word_embeddings else _linear(text, parameters)
             parts.append(Part("cast weights", 2 * multiplied, "update", f"{place.dtype}, as products read them"))
         whole_scores = cpu and place.dtype == "bfloat16"
         keys = min(SCORED_KEYS, longest or recipe.rollout.max_tokens) if whole_scores else 0
-        value = VALUE[place.dtype] if cpu or place.dtype == "float32" else UNMEASURED
-        each = _activations(text, recipe.compute.checkpointing, value, keys)
+        each = activations(text, recipe.compute.checkpointing, value_bytes(place.device, place.dtype), keys)
         parts.append(Part("activations", tokens * each, "update", f"{tokens:,} tokens of a micro-batch"))
-        logits = min(recipe.compute.logits_chunk, tokens * text.vocab_size)
-        parts.append(Part("logits", 3 * 4 * logits, "update", f"{logits / 1e6:,.1f} M at once, and their gradient"))
+        logits = min(place.logits_chunk, tokens * text.vocab_size)
+        parts.append(Part("logits", LOGIT * logits, "update", f"{logits / 1e6:,.1f} M at once, and their gradient"))
         if work == "rl" and recipe.rl.entropy_coefficient:
-            parts.append(Part("entropies", 3 * 4 * logits, "update", "logits and probabilities, as many at once"))
+            parts.append(Part("entropies", LOGIT * logits, "update", "logits and probabilities, as many at once"))
     else:
         about = f"{parameters / 1e6:,.1f} M parameters, {place.rollout_dtype}"
         parts.append(Part("weights", wide * parameters, "always", about))
@@ -168,8 +164,11 @@ def needs_of(
         if cpu:
             parts.append(Part("packed weights", wide * _linear(text, parameters), "rollouts", "as decoding reads them"))
         else:
-            graphs = GRAPHS * wide * shared_rows(rows) * text.vocab_size
-            parts.append(Part("logits of graphs", graphs, "always", "recorded forwards, which stay between steps"))
+            copied = _side_by_side(config)
+            if copied:
+                parts.append(Part("weights side by side", wide * copied, "always", "as decoding reads them"))
+            graphs = GRAPHS * wide * shared_rows(rows) * (text.hidden_size if copied else text.vocab_size)
+            parts.append(Part("states of graphs", graphs, "always", "recorded forwards, which stay between steps"))
         drawn = (2 * wide + (0 if cpu else DRAWN)) * rows * text.vocab_size
         parts.append(Part("logits of rollouts", drawn, "rollouts", f"{rows} at once, and those after prompts"))
     disk = _disk(recipe, parameters, trained) if trains else 0
@@ -212,7 +211,7 @@ def _kv_blocks(recipe: Recipe, rows: int, whole: int, token: int, free: int | No
     return Part("KV blocks", kv, "rollouts", about if kv == held else f"{about}, cut to a quarter of what is free")
 
 
-ESTIMATED = ("tokenizer", "activations", "logits", "entropies", "KV blocks", "logits of graphs",
+ESTIMATED = ("tokenizer", "activations", "logits", "entropies", "KV blocks", "states of graphs",
              "logits of rollouts")  # fmt: skip
 """Parts that are bounds by a formula, above what small models were measured to take
 (`tests/integration/train/test_memory.py`), or that make do with less."""
@@ -276,14 +275,14 @@ def _refuse_disk(needs: Needs, out: Path) -> None:
 
 
 def _advice(part: str, *, trains: bool) -> str:
-    if part.startswith("logits of") and not trains:
+    if part in ("states of graphs", "logits of rollouts") and not trains:
         return "Take a smaller model, or free memory there"
     return {
         "KV blocks": "Lower rollout.max_tokens, rl.prompts, or set compute.kv_memory_mb",
         "activations": "Lower compute.micro_batch_tokens or rollout.max_tokens, or set compute.checkpointing = true",
         "logits": "Lower compute.logits_chunk",
         "entropies": "Lower compute.logits_chunk",
-        "logits of graphs": "Lower rl.prompts or rl.group",
+        "states of graphs": "Lower rl.prompts or rl.group",
         "logits of rollouts": "Lower rl.prompts or rl.group",
         "optimiser": "Train adapters (lora.rank = 16) or a smaller model",
         "gradients": "Train adapters (lora.rank = 16) or a smaller model",
@@ -323,34 +322,21 @@ def _linear(text: Any, parameters: int) -> int:
     return max(0, parameters - int(text.vocab_size * text.hidden_size))
 
 
-def _kv_heads(text: Any) -> tuple[int, int]:
-    """(heads of keys and values, size of each)."""
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    return heads, getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+def _side_by_side(config: PretrainedConfig) -> int:
+    """Parameters of which the lean forward has a copy on a GPU; 0 for a model that it does not know."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    if getattr(MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None), "__name__", "") not in FAMILIES:
+        return 0
+    heads, size = kv_heads(config)
+    outputs = size * (config.num_attention_heads + 2 * heads) + 2 * config.intermediate_size
+    return int(config.num_hidden_layers * config.hidden_size * outputs)
 
 
 def _kv_bytes(text: Any, wide: int) -> int:
     """Of a token, in all layers, with its place in the mask."""
-    heads, size = _kv_heads(text)
+    heads, size = kv_heads(text)
     return int((1 + text.num_hidden_layers * 2 * heads * size) * wide)
-
-
-def _activations(text: Any, checkpointing: bool, value: float, keys: int = 0) -> int:
-    """Bytes of a token that a forward and backward have at once at most, in all layers. value: bytes of one activation.
-    keys: of a row of attention whose weights are kept, 0 where torch's fused attention keeps none.
-
-    Of a layer, in values: the inputs of its norms and of their products, queries, keys and values before and after
-    their rotation, what attention gives, and four of the width inside the feed-forward part; beside them the gradient
-    that comes into the last layer. With checkpointing there is one such layer, beside its widest gradients, and what
-    goes into each of the others.
-    """
-    hidden, layers = text.hidden_size, text.num_hidden_layers
-    heads, size = _kv_heads(text)
-    inner = getattr(text, "intermediate_size", None) or 4 * hidden
-    values = 6 * hidden + 3 * size * (text.num_attention_heads + 2 * heads) + 4 * inner
-    layer = value * values + 2 * keys * text.num_attention_heads
-    kept = layer * layers + value * hidden
-    return int(min(kept, layer + value * (inner + 2 * hidden) + 4 * hidden * layers) if checkpointing else kept)
 
 
 def _disk(recipe: Recipe, parameters: int, trained: int) -> int:

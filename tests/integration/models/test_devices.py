@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch.nn import functional
-from transformers import GPT2Config, PretrainedConfig, Qwen3Config
+from transformers import GPT2Config, LlamaConfig, PretrainedConfig, Qwen3Config
 
 from retcon.config.schema import ComputeSection
 from retcon.core.errors import RecipeError
@@ -75,16 +75,26 @@ def test_bfloat16_is_advised_against_where_the_cpu_is_slower_with_it() -> None:
     assert not chosen(BF16, config, **both).hints
 
 
-GPUS = Machine("Some CPU", 1.0, 4, (Gpu("NVIDIA A", True),))
+SMOLLM2 = LlamaConfig(hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
+                      num_key_value_heads=3, vocab_size=49152)  # fmt: skip
 
 
-def test_a_gpu_is_given_small_micro_batches_only_by_who_asked_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("gib", "tokens", "chunk"), [(80, 16384, 28), (40, 8192, 27), (24, 8192, 26), (16, 4096, 26), (4, 2048, 24)]
+)
+def test_micro_batches_are_as_large_as_suits_the_gpu(
+    gib: int, tokens: int, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SmolLM2-135M keeps 1.1 MB of a token: 16,384 took 17 of an H100's GiB, optimiser and rollouts aside."""
     monkeypatch.setattr(devices, "supports", lambda _device, _dtype: True)  # this torch knows no CUDA
-    (hint,) = chosen(GPUS).hints
-    assert "compute.micro_batch_tokens=16384" in hint
-    assert not chosen(GPUS, micro_batch_tokens=1024).hints
-    assert not choose(ComputeSection(), QWEN, GPUS, threads=1, uses=("rollout_dtype",)).hints
-    assert not chosen(PLAIN).hints
+    machine = Machine("Some CPU", 1.0, 4, (Gpu("NVIDIA A", True, gib * 2**30),))
+    found = chosen(machine, SMOLLM2)
+    assert (found.micro_batch_tokens, found.logits_chunk, found.hints) == (tokens, 2**chunk, ())
+    assert chosen(machine, SMOLLM2, checkpointing=True).micro_batch_tokens == (16384 if gib > 4 else 8192)
+    asked = chosen(machine, SMOLLM2, micro_batch_tokens=7, logits_chunk=11)
+    assert (asked.micro_batch_tokens, asked.logits_chunk) == (7, 11)
+    on_cpu = chosen(machine, SMOLLM2, device="cpu")
+    assert (on_cpu.micro_batch_tokens, on_cpu.logits_chunk) == (2048, 2**24)
 
 
 def test_who_does_not_train_gets_no_advice_on_training() -> None:

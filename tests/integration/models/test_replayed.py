@@ -15,7 +15,7 @@ import torch
 
 from engines import MAX_LEN, assert_exact, make_model, model_of
 from retcon.engine.local import engine as local_engine
-from retcon.engine.local import graphs
+from retcon.engine.local import graphs, scheduler
 from retcon.engine.local.decoder import Decoder, Kept, decoder_for
 from retcon.engine.local.engine import LocalEngine
 from retcon.engine.local.forward import Step, fixed
@@ -216,6 +216,20 @@ def test_at_rest_graphs_go_with_their_slabs_and_at_the_end_all_go(monkeypatch: p
     asyncio.run(main())
 
 
+def test_what_fills_a_forward_is_fed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To wait for more would spare no forward, and those that wait do not decode meanwhile."""
+    monkeypatch.setattr(scheduler, "FORWARD_IDS", 16)
+    engine = engine_with(monkeypatch, Again(), model_of("qwen3"))
+    params = SamplingParams(temperature=0, max_tokens=4)
+
+    async def main() -> None:
+        texts = [[first, *range(15)] for first in range(20, 26)]
+        await asyncio.gather(*(engine.generate(str(n), ids, params) for n, ids in enumerate(texts)))
+
+    asyncio.run(main())
+    assert engine._scheduler._forwards <= 6 + 4
+
+
 class Echo:
     """Its states are the ids."""
 
@@ -224,7 +238,7 @@ class Echo:
     def __call__(self, plan: Any) -> Kept:
         return Kept(plan.ids.index_select(0, plan.keep)[:, None].float(), lambda states: states, 1)
 
-    def feeds(self, decoding: bool) -> bool:
+    def feeds(self, decoding: bool, full: bool) -> bool:
         return True
 
     def refresh(self) -> None: ...

@@ -8,17 +8,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import GPT2Config, Qwen3Config, Qwen3ForCausalLM
 
 from retcon.config.load import load_recipe
 from retcon.config.schema import EngineSection, LoraSection
 from retcon.core.errors import ComputeWarning, EngineError, RecipeError
 from retcon.engine.local.engine import LocalEngine
+from retcon.engine.local.lean import SIDE_BY_SIDE
 from retcon.models.loading import load_config, load_model
 from retcon.models.lora import Adapter
 from retcon.models.placing import place_training
 from retcon.planning import needs as module
-from retcon.planning.needs import MIB, Needs, Part, Work, _parameters, needs_of, refuse_unfit
+from retcon.planning.needs import MIB, Needs, Part, Work, _parameters, _side_by_side, needs_of, refuse_unfit
 from training import make_base
 
 pytestmark = pytest.mark.torch
@@ -139,21 +140,27 @@ def test_keys_and_values_that_may_stay_on_a_gpu_stand_beside_updates(
         assert all(p.bytes for p in parts)
 
 
-def test_logits_that_lie_on_a_gpu_are_planned(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What graphs keep, which double their memory, and what is in float32 while ids are drawn."""
+def test_what_decoding_has_on_a_gpu_is_planned(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights side by side, what graphs keep, which double their memory, and what is in float32 while ids are drawn."""
     monkeypatch.setattr(module, "free_on", lambda _: 1000 * MIB)
     monkeypatch.setattr(module, "kept_at_rest", lambda _: 4 * MIB)
     recipe = load_recipe(None, [CPU, "rl.prompts=3", "rl.group=8"])
     place = replace(place_training(recipe, base), device="cuda:0", rollout_dtype="bfloat16")
-    vocabulary = load_config(base).vocab_size
+    config = load_config(base)
+    vocabulary = config.vocab_size
+    copied = sum(p.numel() for n, p in load_model(base).named_parameters() if n.split(".")[-2] in SIDE_BY_SIDE)
     cases: list[tuple[Work, int, int]] = [("rl", 24, 32), ("eval", 256, 256)]
     for work, rows, room in cases:
         found = {part.name: part for part in needs_of(work, recipe, base, place).memory}
-        graphs, rollouts = found["logits of graphs"], found["logits of rollouts"]
-        assert (graphs.bytes, graphs.phase) == (4 * 2 * room * vocabulary, "always")
+        weights, graphs, rollouts = (
+            found[name] for name in ("weights side by side", "states of graphs", "logits of rollouts")
+        )
+        assert (weights.bytes, weights.phase) == (2 * copied, "always")
+        assert (graphs.bytes, graphs.phase) == (4 * 2 * room * config.hidden_size, "always")
         assert (rollouts.bytes, rollouts.phase) == ((2 * 2 + 4 * 4) * rows * vocabulary, "rollouts")
     here = parts_of(base, "rl", "rl.prompts=3", "rl.group=8")
-    assert "logits of graphs" not in here
+    assert _side_by_side(GPT2Config()) == 0
+    assert not {"weights side by side", "states of graphs"} & here.keys()
     assert here["logits of rollouts"] == 2 * 4 * 24 * vocabulary
 
 

@@ -82,8 +82,9 @@ class Decoder(Planned, Protocol):
         """What the plan keeps of its ids, their keys and values stored."""
         ...
 
-    def feeds(self, decoding: bool) -> bool:
-        """Whether the next forward should feed what waits to be fed. decoding: whether it has anything else to do."""
+    def feeds(self, decoding: bool, full: bool) -> bool:
+        """Whether the next forward should feed what waits to be fed. decoding: whether it has anything else to do.
+        full: whether what waits fills it, so that to wait for more would spare no forward."""
         ...
 
     def refresh(self) -> None:
@@ -100,7 +101,7 @@ class _AtOnce:
 
     replays = False
 
-    def feeds(self, decoding: bool) -> bool:
+    def feeds(self, decoding: bool, full: bool) -> bool:
         return True
 
     def forget(self) -> None:
@@ -154,20 +155,21 @@ class LeanDecoder(_AtOnce):
         return ((shape[1], p) for shape, p in of_each_shape.items())
 
 
-def decoder_for(model: PreTrainedModel, attended: Attended, max_len: int) -> Decoder:
+def decoder_for(model: PreTrainedModel, attended: Attended, max_len: int, reserved: int = 0) -> Decoder:
     """The lean decoder where the model is of a kind that it knows, and gives what transformers gives. Logs which it is.
 
-    attended: `Shapes.products`. Warns (ComputeWarning) where the lean one would do, but memory lacks.
+    attended: `Shapes.products`. reserved: bytes of a GPU that are not free for it. Warns (ComputeWarning) where the
+    lean one would do, but memory lacks.
     """
-    decoder = _choose(model, attended, max_len)
+    decoder = _choose(model, attended, max_len, reserved)
     _LOG.info("decoding with %s", decoder.about)
     return decoder
 
 
-def _choose(model: PreTrainedModel, attended: Attended, max_len: int) -> Decoder:
+def _choose(model: PreTrainedModel, attended: Attended, max_len: int, reserved: int) -> Decoder:
     if (reason := why_not(model)) is not None:
         return Transformers(model, attended, reason)
-    needed, free = room(model)
+    needed, free = room(model, reserved)
     if needed > free:
         reason = f"the lean one wants {needed / 2**30:.2f} GiB of free memory, and there are {free / 2**30:.2f}"
         slower = f"rollouts decode with transformers' own forward, which is slower: {reason}"
@@ -183,8 +185,8 @@ def _choose(model: PreTrainedModel, attended: Attended, max_len: int) -> Decoder
 def agrees(decoder: Decoder, model: PreTrainedModel, max_len: int) -> bool:
     """Whether both give the same logits for a few tokens."""
     count = min(8, max_len)
-    ids = torch.arange(count) * 7919 % model.config.get_text_config().vocab_size
-    rows = torch.arange(count)
+    ids = torch.arange(count, device=model.device) * 7919 % model.config.get_text_config().vocab_size
+    rows = torch.arange(count, device=model.device)
     plan = ForwardPlan(ids, rows, rows, jobs=[FreshJob(0, 1, count)])
     expected, got = forward(model, plan).float(), decoder(plan).logits(range(count)).float()
     worst = (expected - got).abs().max() / expected.abs().max()

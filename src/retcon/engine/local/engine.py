@@ -98,7 +98,7 @@ class LocalEngine:
         self.stats = EngineStats()
         with _evaluating(model):
             shape = shapes(model)
-            self._decoder: Decoder = decoder_for(model, shape.products, max_len)
+            self._decoder: Decoder = decoder_for(model, shape.products, max_len, reserved)
         if model.device.type == "cuda":
             self._decoder = Replayed(self._decoder, CudaRecorder(model.device), partial(_addresses, model))
         memory = Memory(

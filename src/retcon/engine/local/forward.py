@@ -20,8 +20,8 @@ from retcon.engine.local.attention import DecodeJob, Form, ForwardPlan, FreshJob
 from retcon.engine.local.invariance import Invariance
 from retcon.engine.local.slabs import LINE, Place, Slab, padded
 
-FORWARD_IDS = 2048
-"""Ids of one forward about at most: how long those that decode wait for those that are fed."""
+FORWARD_IDS, AT_ONCE = 2048, 8192
+"""Ids of one forward about at most, on a CPU and on a GPU: how long those that decode wait for those that are fed."""
 STRETCH_IDS = 2048
 STRETCH_SCORES = 2**23
 """Ids, and attention scores of a head, of one stretch at most: a longer one is fed in several forwards."""

@@ -5,7 +5,7 @@ than the GPU to run them. A graph starts them all at once. It needs the same ope
 of few forms (`forward.fixed`), whose ids are copied to where the graph reads them.
 
 What is to be fed has no fixed form. So that it does not make every forward a slow one, it waits until APART forwards
-were replayed, and then goes with the next one.
+were replayed, or until there is enough of it to fill one, and then goes with the next one.
 
 What graphs give, many MB of logits where a vocabulary is large, they all write to the same memory: it is read before
 the next one runs.
@@ -95,8 +95,8 @@ class Replayed:
     def replays(self) -> bool:
         return self._without is None
 
-    def feeds(self, decoding: bool) -> bool:
-        return not decoding or not self.replays or self._apart >= APART
+    def feeds(self, decoding: bool, full: bool) -> bool:
+        return not decoding or full or not self.replays or self._apart >= APART
 
     def refresh(self) -> None:
         self._decoder.refresh()

@@ -1,9 +1,10 @@
-"""A forward with fewer and quicker operations, for the models that most people use, on CPUs.
+"""A forward with fewer and quicker operations, for the models that most people use.
 
 It computes what transformers' modules compute, from weights that it lays side by side (queries, keys and values in one
-product; gate and up in another) and packs for oneDNN. In float32 its products are up to twice as quick as torch's own
-on CPUs that are not Intel's; in bfloat16 packing makes products of a few rows up to twice as quick on CPUs that have
-instructions for it. The price is a second copy of the linear layers, made anew when the weights change.
+product; gate and up in another), which leaves a GPU half the kernels to start, and packs for oneDNN on CPUs. There its
+products in float32 are up to twice as quick as torch's own on CPUs that are not Intel's; in bfloat16 packing makes
+products of a few rows up to twice as quick on CPUs that have instructions for it. The price is a second copy of the
+linear layers, on a GPU of those that lie side by side, made anew when the weights change.
 """
 
 from __future__ import annotations
@@ -34,8 +35,11 @@ SMALL: Final = 2**17 if torch.backends.mkl.is_available() and not MKL_SLOW else 
 """Weights of a product in float32 up to which torch's own, by MKL, is quicker with one thread: it costs a fifth to
 call. With more threads, what it gives a row depends on the batch, up to 27 rows with 16 of them."""
 TOGETHER = 512
-"""Tokens whose widest states are computed together: those of more leave the cache, and come on new pages each time. A
-forward of more tokens has a multiple of 128 of them, so that no few are left over."""
+"""Tokens whose widest states are computed together on a CPU: those of more leave the cache, and come on new pages each
+time. A forward of more tokens has a multiple of 128 of them, so that no few are left over."""
+DEVICES = ("cpu", "cuda")
+SIDE_BY_SIDE = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+"""Layers whose weights are copied."""
 ROPES = ("default", "linear", "llama3", "yarn")
 """Rotations that are a function of the position alone."""
 
@@ -45,15 +49,16 @@ class Product:
 
     def __init__(self, layers: Sequence[nn.Linear]) -> None:
         self._layers = layers
+        self._weight, self._packed = torch.empty(0), False
+        self._bias: Tensor | None = None
         self.refresh()
 
     def refresh(self) -> None:
-        biases = [layer.bias for layer in self._layers if layer.bias is not None]
-        weights = [layer.weight.detach() for layer in self._layers]
-        weight = torch.cat(weights) if len(weights) > 1 else weights[0]
-        self._bias = torch.cat([bias.detach() for bias in biases]) if biases else None
+        biases = [layer.bias.detach() for layer in self._layers if layer.bias is not None]
+        weight = laid([layer.weight.detach() for layer in self._layers], None if self._packed else self._weight)
+        self._bias = laid(biases, self._bias) if biases else None
         small = weight.dtype is torch.float32 and weight.numel() <= SMALL and torch.get_num_threads() == 1
-        self._packed = PACKED.get(weight.dtype, False) and not small
+        self._packed = weight.device.type == "cpu" and PACKED.get(weight.dtype, False) and not small
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, None) if self._packed else weight
 
     @property
@@ -77,18 +82,20 @@ class Norm:
 
     def __init__(self, *parts: tuple[Any, int | None]) -> None:
         self._parts = parts
+        self._weight = torch.empty(0)
         self.refresh()
 
     def refresh(self) -> None:
         first, heads = self._parts[0]
         weights = [norm.weight.detach() if n is None else norm.weight.detach().expand(n, -1) for norm, n in self._parts]
         self._epsilon: float = first.variance_epsilon
-        self._weight = weights[0] if heads is None else torch.cat(weights)
+        self._weight = weights[0] if heads is None else laid(weights, self._weight)
         size = self._weight.shape[-1]
         self._size = (size,)
         # In float32 as x · (weight · √D) / √(Σx² + D · ε), which is four operations where torch's own are six.
-        self._least = torch.tensor((size * self._epsilon) ** 0.5) if self._weight.dtype is torch.float32 else None
-        self._scaled = self._weight * size**0.5
+        apart = self._weight.device.type == "cpu" and self._weight.dtype is torch.float32
+        self._least = torch.tensor((size * self._epsilon) ** 0.5) if apart else None
+        self._scaled = self._weight * size**0.5 if apart else self._weight
 
     def __call__(self, x: Tensor) -> Tensor:
         if self._least is None:
@@ -96,6 +103,18 @@ class Norm:
                 return rms_norm(x, self._size, self._weight, self._epsilon)
             return rms_norm(x, self._size, None, self._epsilon) * self._weight
         return x.div(torch.linalg.vector_norm(x, dim=-1, keepdim=True).hypot(self._least)).mul_(self._scaled)
+
+
+def laid(parts: list[Tensor], before: Tensor | None) -> Tensor:
+    """The parts one after another, in the memory of `before` where that is of their kind: recorded graphs read it there
+    (see `graphs`). A single part is itself."""
+    if len(parts) == 1:
+        return parts[0]
+    shape = (sum(map(len, parts)), *parts[0].shape[1:])
+    with torch.inference_mode():  # where what was made in it may be written to
+        if before is None or (before.shape, before.dtype, before.device) != (shape, parts[0].dtype, parts[0].device):
+            return torch.cat(parts)
+        return torch.cat(parts, out=before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,10 +193,10 @@ class Lean:
 
 
 def why_not(model: PreTrainedModel) -> str | None:
-    """Why the model cannot be computed here: it is not on a CPU, or not made of parts that are known. None: it can."""
+    """Why the model cannot be computed here: another device, or parts that are not known. None: it can."""
     name, config = type(model).__name__, model.config
-    if model.device.type != "cpu":
-        return f"the lean one is for CPUs, and the model is on {model.device.type}"
+    if model.device.type not in DEVICES:
+        return f"the lean one is for CPUs and CUDA, and the model is on {model.device.type}"
     if name not in FAMILIES or config.hidden_act != "silu":
         return f"the lean one does not know {name}"
     rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
@@ -190,9 +209,14 @@ def why_not(model: PreTrainedModel) -> str | None:
     return "the model has hooks" if hooked else None
 
 
-def room(model: PreTrainedModel) -> tuple[int, int]:
-    """Bytes that must be free for the lean forward's copy of the weights, with some to spare, and that are."""
-    return 4 * sum(p.numel() * p.element_size() for p in model.parameters()), free_memory(model.device)
+def room(model: PreTrainedModel, reserved: int) -> tuple[int, int]:
+    """Bytes that must be free for the lean forward's copy of the weights, and that are. reserved: those of a GPU that
+    something else is yet to take; a CPU has some to spare in the first."""
+    free = free_memory(model.device)
+    if model.device.type == "cpu":
+        return 4 * sum(p.numel() * p.element_size() for p in model.parameters()), free
+    copied = (p for n, p in model.named_parameters() if n.rpartition(".")[0].endswith(SIDE_BY_SIDE))
+    return sum(p.numel() * p.element_size() for p in copied), free - reserved
 
 
 def _layer(index: int, module: Any) -> Layer:
@@ -218,5 +242,5 @@ def _layer(index: int, module: Any) -> Layer:
 
 
 def _together(x: Tensor) -> Sequence[Tensor]:
-    """x (N, W) in parts of TOGETHER tokens."""
-    return (x,) if len(x) <= TOGETHER else x.split(TOGETHER)
+    """x (N, W) in parts of TOGETHER tokens; a GPU takes all at once."""
+    return (x,) if len(x) <= TOGETHER or x.device.type != "cpu" else x.split(TOGETHER)

@@ -158,6 +158,11 @@ class Request:
         return self.call is not None and not self.call.done.done()
 
     @property
+    def unfed(self) -> int:
+        """Ids of its call that are not in the cache."""
+        return 0 if self.call is None else len(self.call.to_feed) - len(self.cached)
+
+    @property
     def unsound(self) -> bool:
         """Whether the last id was drawn from nan: so is something that is cached, which no mask hides from others."""
         return isinstance(self.call, GenerateCall) and self.call.made != [] and math.isnan(self.call.logprobs[-1])

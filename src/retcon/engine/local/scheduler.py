@@ -20,7 +20,7 @@ from torch import Tensor
 from retcon.engine.local.decoder import Decoder, Kept
 from retcon.engine.local.drawing.batch import Drawing
 from retcon.engine.local.drawing.drafts import Drafts
-from retcon.engine.local.forward import FORWARD_IDS, STRETCH_LOGITS, Step, Stretch, plan, sparing, stretch_end
+from retcon.engine.local.forward import AT_ONCE, FORWARD_IDS, STRETCH_LOGITS, Step, Stretch, plan, sparing, stretch_end
 from retcon.engine.local.prompt_cache import PromptCache
 from retcon.engine.local.requests import AHEAD, GenerateCall, Request, ScoreCall, common_prefix
 from retcon.engine.local.slabs import Memory, Place
@@ -43,6 +43,7 @@ class Scheduler:
     ) -> None:
         self._decoder, self._memory, self._rows, self._stats = decoder, memory, rows, stats
         self._vocabulary, self._device = vocabulary, device
+        self._most = FORWARD_IDS if device.type == "cpu" else AT_ONCE  # ids of a forward
         self._stale = False  # whether the weights have changed
         self._threads = torch.get_num_threads()  # for which the decoder is laid out
         self._version: int | None = None
@@ -51,9 +52,7 @@ class Scheduler:
         self._feeding: dict[str, Request] = {}
         self._decoding: dict[str, Request] = {}
         self._resting: dict[str, Request] = {}  # with keys and values but no call, those longest out of use first
-        self._prompts = PromptCache()
-        self._drafts = Drafts()
-        self._draw = Drawing()
+        self._prompts, self._drafts, self._draw = PromptCache(), Drafts(), Drawing()
         self._changed = True
         self._forwards = 0
 
@@ -135,7 +134,7 @@ class Scheduler:
         rows = self._ordered()
         steps = sparing([self._next(r) for r in rows], STRETCH_LOGITS // self._vocabulary)
         count = sum(len(s.ids) for s in steps)
-        fed = sorted(self._stretches(FORWARD_IDS - count), key=lambda f: (f[1].start > 0, len(f[1].ids)))
+        fed = sorted(self._stretches(self._most - count), key=lambda f: (f[1].start > 0, len(f[1].ids)))
         sampled, parts = list(rows), []
         if steps or fed:
             kept = self._forward(steps, [stretch for _, stretch in fed])
@@ -323,7 +322,8 @@ class Scheduler:
 
     def _stretches(self, room: int) -> Iterator[tuple[Request, Stretch]]:
         """The next stretch of each that is fed, while a forward has room, one at least; none if the decoder waits."""
-        for request in self._feeding.values() if self._decoder.feeds(room < FORWARD_IDS) else ():
+        full = sum(request.unfed for request in self._feeding.values()) >= room
+        for request in self._feeding.values() if self._decoder.feeds(room < self._most, full) else ():
             call, start = request.call, len(request.cached)
             assert call is not None
             assert request.place is not None
@@ -331,7 +331,7 @@ class Scheduler:
             end = stretch_end(start, len(ids), call.wanted, self._vocabulary)
             keep = min(max(end - call.wanted, 0), end - start)
             yield request, Stretch(request.place, start, ids[start:end], keep)
-            room -= max(end - start, keep * self._vocabulary * FORWARD_IDS // STRETCH_LOGITS)
+            room -= max(end - start, keep * self._vocabulary * self._most // STRETCH_LOGITS)
             if room <= 0:
                 return
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from retcon.config.schema import ComputeSection
-from retcon.models.devices import Placement, TrainDtype
+from retcon.models.devices import CHUNK, TOKENS, Placement, TrainDtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +21,10 @@ class Computing:
     policy that is trained, whose logits are divided by it, as those of the rollouts were.
     """
 
-    micro_batch_tokens: int = 2048
+    micro_batch_tokens: int = TOKENS
     dtype: TrainDtype = "float32"
     checkpointing: bool = False
-    logits_chunk: int = 1 << 24
+    logits_chunk: int = CHUNK
     share_prompts: bool = True
     temperature: float = 1.0
 
@@ -35,9 +35,9 @@ DEFAULT = Computing()
 def computing_of(section: ComputeSection, place: Placement) -> Computing:
     """What a recipe's section comes to where the training is placed."""
     return Computing(
-        micro_batch_tokens=section.micro_batch_tokens,
+        micro_batch_tokens=section.micro_batch_tokens or place.micro_batch_tokens,
         dtype=place.dtype,
         checkpointing=section.checkpointing,
-        logits_chunk=section.logits_chunk,
+        logits_chunk=section.logits_chunk or place.logits_chunk,
         share_prompts=section.share_prompts,
     )
