@@ -106,7 +106,7 @@ def test_the_engine_says_what_it_decodes_with_and_why(caplog):
 
 
 def test_a_lack_of_memory_for_the_quicker_decoder_is_not_passed_over(monkeypatch):
-    monkeypatch.setattr(decoder, "room", lambda model: (3 << 30, 1 << 30))
+    monkeypatch.setattr(decoder, "room", lambda *_: (3 << 30, 1 << 30))
     with pytest.warns(ComputeWarning, match=r"wants 3\.00 GiB of free memory, and there are 1\.00"):
         engine = LocalEngine(model_of("qwen3"), max_len=MAX_LEN)
     assert engine.decoding.startswith("transformers' own forward: the lean one wants")

@@ -66,7 +66,10 @@ def stretch_end(start: int, end: int, wanted: int, vocabulary: int) -> int:
 def sparing(steps: Sequence[Step], most: int) -> Sequence[Step]:
     """The steps without drafts of which little would come: attention over a slab costs all of its slots what the
     longest draft does. most: ids of all steps; where that is not enough, nothing is drafted."""
-    if sum(len(step.ids) for step in steps) > most:
+    count = sum(len(step.ids) for step in steps)
+    if count == len(steps):
+        return steps
+    if count > most:
         return [replace(step, ids=step.ids[:1]) for step in steps]
     kept: list[Step] = []
     for first, last in _runs(steps):

@@ -53,8 +53,7 @@ class Scheduler:
         self._decoding: dict[str, Request] = {}
         self._resting: dict[str, Request] = {}  # with keys and values but no call, those longest out of use first
         self._prompts, self._drafts, self._draw = PromptCache(), Drafts(), Drawing()
-        self._changed = True
-        self._forwards = 0
+        self._changed, self._forwards = True, 0
 
     @property
     def busy(self) -> bool:
@@ -132,7 +131,8 @@ class Scheduler:
         known = self._admit()
         self._make_room()
         rows = self._ordered()
-        steps = sparing([self._next(r) for r in rows], STRETCH_LOGITS // self._vocabulary)
+        drafted = self._decoder.invariance.drafted
+        steps = sparing([self._next(r, drafted) for r in rows], STRETCH_LOGITS // self._vocabulary)
         count = sum(len(s.ids) for s in steps)
         fed = sorted(self._stretches(self._most - count), key=lambda f: (f[1].start > 0, len(f[1].ids)))
         sampled, parts = list(rows), []
@@ -312,11 +312,11 @@ class Scheduler:
 
     # --- what is computed ---
 
-    def _next(self, request: Request) -> Step:
+    def _next(self, request: Request, drafted: int) -> Step:
         call, place, length = request.call, request.place, len(request.cached)
         assert isinstance(call, GenerateCall)
         assert place is not None
-        most = min(self._decoder.invariance.drafted, place.capacity - length - 1, call.limit - len(call.made) - 1)
+        most = drafted and min(drafted, place.capacity - length - 1, call.limit - len(call.made) - 1)
         draft = self._drafts.propose(call.nearest, most) if most > 0 and not call.wants_entropy else []
         return Step(place, (call.made[-1], *draft), length)
 
