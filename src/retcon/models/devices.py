@@ -20,6 +20,7 @@ from torch.nn import functional
 from retcon.config.schema import ComputeSection, Recipe
 from retcon.core.cores import usable_cores
 from retcon.core.errors import ComputeWarning, RecipeError
+from retcon.models.loading import empty_model
 from retcon.models.waiting import calm_threads
 
 if TYPE_CHECKING:
@@ -37,11 +38,14 @@ ROUNDS, ROWS, SIZE = 5, 256, 512
 DTYPES = torch.float32, torch.bfloat16
 TOKENS, TOKENS_GPU = 2048, 16384
 """Padded ids of a micro-batch where the recipe says nothing: what suits a CPU's cache, and the most on a GPU, which
-waits for its kernels to be started where they are few. There they are halved until ACTIVATIONS of its memory hold them,
-down to a CPU's."""
+waits for its kernels to be started where they are few. There they are halved until they fit, down to a CPU's."""
 CHUNK, CHUNK_GPU = 1 << 24, 1 << 28
 """Likewise logits that exist at once: on a GPU as many as LOGITS of its memory hold, with what comes of them."""
-ACTIVATIONS, LOGITS = 0.4, 0.05
+ACTIVATIONS, FILLED, LOGITS = 0.4, 0.8, 0.05
+"""Activations fit in the first share of a GPU's memory, and with the model in the second."""
+HELD, HELD_FROZEN = 20, 8
+"""Bytes of a parameter during an update: weights, gradients and two moments in float32, and copies in bfloat16 for
+products and for rollouts; where adapters are trained, of a weight as it is and these copies alone."""
 LOGIT = 12
 """Bytes of a logit in a step: itself, its gradient, and one more copy, all in float32."""
 VALUE = {"float32": 4.0, "bfloat16": 2.75}
@@ -115,13 +119,21 @@ def place(recipe: Recipe, config: PretrainedConfig, uses: Sequence[Use] = USES) 
     workers = 0 if recipe.sandbox.url else recipe.sandbox.workers
     if crowd := crowding(recipe.run.threads, workers, machine.cores):
         warnings.warn(crowd, ComputeWarning, stacklevel=2)
-    return choose(recipe.compute, config, machine, threads=recipe.run.threads, uses=uses)
+    adapters = recipe.lora.rank > 0
+    return choose(recipe.compute, config, machine, threads=recipe.run.threads, uses=uses, adapters=adapters)
 
 
 def choose(
-    section: ComputeSection, config: PretrainedConfig, machine: Machine, *, threads: int, uses: Sequence[Use] = USES
+    section: ComputeSection,
+    config: PretrainedConfig,
+    machine: Machine,
+    *,
+    threads: int,
+    uses: Sequence[Use] = USES,
+    adapters: bool = False,
 ) -> Placement:
-    """What `section` means on `machine`. Raises RecipeError for a device, dtype or attention that is unavailable."""
+    """What `section` means on `machine`. adapters: whether they are trained, and not the weights. Raises RecipeError
+    for a device, dtype or attention that is unavailable."""
     device, gpu = _device(section.device, machine)
     auto: TrainDtype = "bfloat16" if gpu is not None and gpu.bf16 else "float32"
     dtype = auto if section.dtype == "auto" else section.dtype
@@ -137,7 +149,7 @@ def choose(
         threads,
         machine.cpu if gpu is None else gpu.name,
         _hints(section, config, machine, uses) if gpu is None else (),
-        section.micro_batch_tokens or _tokens(section, config, dtype, gpu),
+        section.micro_batch_tokens or _tokens(section, config, dtype, gpu if "dtype" in uses else None, adapters),
         section.logits_chunk or _chunk(gpu),
     )
 
@@ -270,13 +282,17 @@ def _hints(section: ComputeSection, config: PretrainedConfig, machine: Machine, 
     return tuple(hints)
 
 
-def _tokens(section: ComputeSection, config: PretrainedConfig, dtype: TrainDtype, gpu: Gpu | None) -> int:
+def _tokens(
+    section: ComputeSection, config: PretrainedConfig, dtype: TrainDtype, gpu: Gpu | None, adapters: bool
+) -> int:
     """By the whole memory of the card, not by what is free just now: a run that is repeated has the same."""
     if gpu is None:
         return TOKENS
     each = activations(config.get_text_config(), section.checkpointing, value_bytes("cuda", dtype))
+    model = sum(p.numel() for p in empty_model(config).parameters()) * (HELD_FROZEN if adapters else HELD)
+    room = min(ACTIVATIONS * gpu.memory, FILLED * gpu.memory - model)
     tokens = TOKENS_GPU
-    while tokens > TOKENS and tokens * each > ACTIVATIONS * gpu.memory:
+    while tokens > TOKENS and tokens * each > room:
         tokens //= 2
     return tokens
 

@@ -76,7 +76,7 @@ def test_bfloat16_is_advised_against_where_the_cpu_is_slower_with_it() -> None:
 
 
 SMOLLM2 = LlamaConfig(hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
-                      num_key_value_heads=3, vocab_size=49152)  # fmt: skip
+                      num_key_value_heads=3, vocab_size=49152, tie_word_embeddings=True)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -90,11 +90,23 @@ def test_micro_batches_are_as_large_as_suits_the_gpu(
     machine = Machine("Some CPU", 1.0, 4, (Gpu("NVIDIA A", True, gib * 2**30),))
     found = chosen(machine, SMOLLM2)
     assert (found.micro_batch_tokens, found.logits_chunk, found.hints) == (tokens, 2**chunk, ())
-    assert chosen(machine, SMOLLM2, checkpointing=True).micro_batch_tokens == (16384 if gib > 4 else 8192)
+    assert chosen(machine, SMOLLM2, checkpointing=True).micro_batch_tokens == (16384 if gib > 4 else 4096)
     asked = chosen(machine, SMOLLM2, micro_batch_tokens=7, logits_chunk=11)
     assert (asked.micro_batch_tokens, asked.logits_chunk) == (7, 11)
+    only_decodes = choose(ComputeSection(), SMOLLM2, machine, threads=1, uses=("rollout_dtype",))
+    assert only_decodes.micro_batch_tokens == 2048
     on_cpu = chosen(machine, SMOLLM2, device="cpu")
     assert (on_cpu.micro_batch_tokens, on_cpu.logits_chunk) == (2048, 2**24)
+
+
+def test_micro_batches_leave_room_for_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Qwen3-4B and its optimiser fill 80 GiB; with adapters there is room for some 4,000 tokens."""
+    monkeypatch.setattr(devices, "supports", lambda _device, _dtype: True)
+    config = Qwen3Config(hidden_size=2560, intermediate_size=9728, num_hidden_layers=36, num_attention_heads=32,
+                         num_key_value_heads=8, head_dim=128, vocab_size=151936, tie_word_embeddings=True)  # fmt: skip
+    machine = Machine("Some CPU", 1.0, 4, (Gpu("NVIDIA A", True, 80 * 2**30),))
+    found = [choose(ComputeSection(), config, machine, threads=1, adapters=adapters) for adapters in (False, True)]
+    assert [one.micro_batch_tokens for one in found] == [2048, 4096]
 
 
 def test_who_does_not_train_gets_no_advice_on_training() -> None:
