@@ -298,8 +298,10 @@ def _tokens(
 
 
 def _chunk(gpu: Gpu | None) -> int:
-    chunk = CHUNK if gpu is None else CHUNK_GPU
-    while gpu is not None and chunk > CHUNK and chunk * LOGIT > LOGITS * gpu.memory:
+    if gpu is None:
+        return CHUNK
+    chunk = CHUNK_GPU
+    while chunk > CHUNK and chunk * LOGIT > LOGITS * gpu.memory:
         chunk //= 2
     return chunk
 

@@ -21,7 +21,7 @@ from retcon.core.memory import available_memory, total_memory
 from retcon.engine.kinds.local import LocalSection
 from retcon.engine.local.attention import shapes
 from retcon.engine.local.graphs import shared_rows
-from retcon.engine.local.lean import FAMILIES
+from retcon.engine.local.lean import copied
 from retcon.engine.local.machine import free_memory, kept_at_rest
 from retcon.engine.local.slabs import budget_for, capacity_for
 from retcon.models.devices import LOGIT, Placement, activations, kv_heads, value_bytes
@@ -164,10 +164,10 @@ def needs_of(
         if cpu:
             parts.append(Part("packed weights", wide * _linear(text, parameters), "rollouts", "as decoding reads them"))
         else:
-            copied = _side_by_side(config)
-            if copied:
-                parts.append(Part("weights side by side", wide * copied, "always", "as decoding reads them"))
-            graphs = GRAPHS * wide * shared_rows(rows) * (text.hidden_size if copied else text.vocab_size)
+            beside = copied(empty_model(config))
+            if beside:
+                parts.append(Part("weights side by side", wide * beside, "always", "as decoding reads them"))
+            graphs = GRAPHS * wide * shared_rows(rows) * (text.hidden_size if beside else text.vocab_size)
             parts.append(Part("states of graphs", graphs, "always", "recorded forwards, which stay between steps"))
         drawn = (2 * wide + (0 if cpu else DRAWN)) * rows * text.vocab_size
         parts.append(Part("logits of rollouts", drawn, "rollouts", f"{rows} at once, and those after prompts"))
@@ -320,17 +320,6 @@ def _parameters(config: PretrainedConfig, lora: LoraSection) -> tuple[int, int]:
 def _linear(text: Any, parameters: int) -> int:
     """Parameters of the layers: all but the embedding."""
     return max(0, parameters - int(text.vocab_size * text.hidden_size))
-
-
-def _side_by_side(config: PretrainedConfig) -> int:
-    """Parameters of which the lean forward has a copy on a GPU; 0 for a model that it does not know."""
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
-
-    if getattr(MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None), "__name__", "") not in FAMILIES:
-        return 0
-    heads, size = kv_heads(config)
-    outputs = size * (config.num_attention_heads + 2 * heads) + 2 * config.intermediate_size
-    return int(config.num_hidden_layers * config.hidden_size * outputs)
 
 
 def _kv_bytes(text: Any, wide: int) -> int:

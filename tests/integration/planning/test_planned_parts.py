@@ -14,12 +14,12 @@ from retcon.config.load import load_recipe
 from retcon.config.schema import EngineSection, LoraSection
 from retcon.core.errors import ComputeWarning, EngineError, RecipeError
 from retcon.engine.local.engine import LocalEngine
-from retcon.engine.local.lean import SIDE_BY_SIDE
-from retcon.models.loading import load_config, load_model
+from retcon.engine.local.lean import copied
+from retcon.models.loading import empty_model, load_config, load_model
 from retcon.models.lora import Adapter
 from retcon.models.placing import place_training
 from retcon.planning import needs as module
-from retcon.planning.needs import MIB, Needs, Part, Work, _parameters, _side_by_side, needs_of, refuse_unfit
+from retcon.planning.needs import MIB, Needs, Part, Work, _parameters, needs_of, refuse_unfit
 from training import make_base
 
 pytestmark = pytest.mark.torch
@@ -148,18 +148,19 @@ def test_what_decoding_has_on_a_gpu_is_planned(base: Path, monkeypatch: pytest.M
     place = replace(place_training(recipe, base), device="cuda:0", rollout_dtype="bfloat16")
     config = load_config(base)
     vocabulary = config.vocab_size
-    copied = sum(p.numel() for n, p in load_model(base).named_parameters() if n.split(".")[-2] in SIDE_BY_SIDE)
+    heads = config.head_dim * (config.num_attention_heads + 2 * config.num_key_value_heads)
+    beside = config.num_hidden_layers * config.hidden_size * (heads + 2 * config.intermediate_size)
     cases: list[tuple[Work, int, int]] = [("rl", 24, 32), ("eval", 256, 256)]
     for work, rows, room in cases:
         found = {part.name: part for part in needs_of(work, recipe, base, place).memory}
         weights, graphs, rollouts = (
             found[name] for name in ("weights side by side", "states of graphs", "logits of rollouts")
         )
-        assert (weights.bytes, weights.phase) == (2 * copied, "always")
+        assert (weights.bytes, weights.phase) == (2 * beside, "always")
         assert (graphs.bytes, graphs.phase) == (4 * 2 * room * config.hidden_size, "always")
         assert (rollouts.bytes, rollouts.phase) == ((2 * 2 + 4 * 4) * rows * vocabulary, "rollouts")
     here = parts_of(base, "rl", "rl.prompts=3", "rl.group=8")
-    assert _side_by_side(GPT2Config()) == 0
+    assert copied(empty_model(GPT2Config(n_layer=1))) == 0
     assert not {"weights side by side", "states of graphs"} & here.keys()
     assert here["logits of rollouts"] == 2 * 4 * 24 * vocabulary
 

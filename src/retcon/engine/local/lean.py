@@ -215,8 +215,14 @@ def room(model: PreTrainedModel, reserved: int) -> tuple[int, int]:
     free = free_memory(model.device)
     if model.device.type == "cpu":
         return 4 * sum(p.numel() * p.element_size() for p in model.parameters()), free
-    copied = (p for n, p in model.named_parameters() if n.rpartition(".")[0].endswith(SIDE_BY_SIDE))
-    return sum(p.numel() * p.element_size() for p in copied), free - reserved
+    return copied(model) * model.dtype.itemsize, free - reserved
+
+
+def copied(model: PreTrainedModel) -> int:
+    """Parameters of which there is a second copy on a GPU, none for a model of another family."""
+    known = type(model).__name__ in FAMILIES
+    parameters = model.named_parameters() if known else ()
+    return sum(p.numel() for n, p in parameters if n.rpartition(".")[0].endswith(SIDE_BY_SIDE))
 
 
 def _layer(index: int, module: Any) -> Layer:
