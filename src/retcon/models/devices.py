@@ -41,11 +41,12 @@ TOKENS, TOKENS_GPU = 2048, 16384
 waits for its kernels to be started where they are few. There they are halved until they fit, down to a CPU's."""
 CHUNK, CHUNK_GPU = 1 << 24, 1 << 28
 """Likewise logits that exist at once: on a GPU as many as LOGITS of its memory hold, with what comes of them."""
-ACTIVATIONS, FILLED, LOGITS = 0.4, 0.8, 0.05
+ACTIVATIONS, FILLED, LOGITS = 0.4, 0.88, 0.05
 """Activations fit in the first share of a GPU's memory, and with the model in the second."""
-HELD, HELD_FROZEN = 20, 8
+HELD, HELD_FROZEN, REFERENCE = 22, 10, 4
 """Bytes of a parameter during an update: weights, gradients and two moments in float32, and copies in bfloat16 for
-products and for rollouts; where adapters are trained, of a weight as it is and these copies alone."""
+products, for rollouts, and laid side by side for these; where adapters are trained, of a weight as it is and these
+copies alone. A reference model has it in float32 once more."""
 LOGIT = 12
 """Bytes of a logit in a step: itself, its gradient, and one more copy, all in float32."""
 VALUE = {"float32": 4.0, "bfloat16": 2.75}
@@ -109,9 +110,11 @@ Use = Literal["dtype", "rollout_dtype"]
 USES: tuple[Use, ...] = ("dtype", "rollout_dtype")
 
 
-def place(recipe: Recipe, config: PretrainedConfig, uses: Sequence[Use] = USES) -> Placement:
+def place(
+    recipe: Recipe, config: PretrainedConfig, uses: Sequence[Use] = USES, *, reference: bool = False
+) -> Placement:
     """The placement of a recipe's work on this machine, for the model that `config` describes. uses: what hints are
-    given for.
+    given for. reference: whether a reference model lies beside it.
 
     Raises RecipeError as `choose` does. Warns (ComputeWarning) where threads and sandbox workers crowd the cores.
     """
@@ -119,8 +122,8 @@ def place(recipe: Recipe, config: PretrainedConfig, uses: Sequence[Use] = USES) 
     workers = 0 if recipe.sandbox.url else recipe.sandbox.workers
     if crowd := crowding(recipe.run.threads, workers, machine.cores):
         warnings.warn(crowd, ComputeWarning, stacklevel=2)
-    adapters = recipe.lora.rank > 0
-    return choose(recipe.compute, config, machine, threads=recipe.run.threads, uses=uses, adapters=adapters)
+    each = (HELD_FROZEN if recipe.lora.rank else HELD) + REFERENCE * reference
+    return choose(recipe.compute, config, machine, threads=recipe.run.threads, uses=uses, held=each)
 
 
 def choose(
@@ -130,10 +133,10 @@ def choose(
     *,
     threads: int,
     uses: Sequence[Use] = USES,
-    adapters: bool = False,
+    held: int = HELD,
 ) -> Placement:
-    """What `section` means on `machine`. adapters: whether they are trained, and not the weights. Raises RecipeError
-    for a device, dtype or attention that is unavailable."""
+    """What `section` means on `machine`. held: bytes of each of the model's parameters during an update. Raises
+    RecipeError for a device, dtype or attention that is unavailable."""
     device, gpu = _device(section.device, machine)
     auto: TrainDtype = "bfloat16" if gpu is not None and gpu.bf16 else "float32"
     dtype = auto if section.dtype == "auto" else section.dtype
@@ -149,7 +152,7 @@ def choose(
         threads,
         machine.cpu if gpu is None else gpu.name,
         _hints(section, config, machine, uses) if gpu is None else (),
-        section.micro_batch_tokens or _tokens(section, config, dtype, gpu if "dtype" in uses else None, adapters),
+        section.micro_batch_tokens or _tokens(section, config, dtype, gpu if "dtype" in uses else None, held),
         section.logits_chunk or _chunk(gpu),
     )
 
@@ -282,14 +285,12 @@ def _hints(section: ComputeSection, config: PretrainedConfig, machine: Machine, 
     return tuple(hints)
 
 
-def _tokens(
-    section: ComputeSection, config: PretrainedConfig, dtype: TrainDtype, gpu: Gpu | None, adapters: bool
-) -> int:
+def _tokens(section: ComputeSection, config: PretrainedConfig, dtype: TrainDtype, gpu: Gpu | None, held: int) -> int:
     """By the whole memory of the card, not by what is free just now: a run that is repeated has the same."""
     if gpu is None:
         return TOKENS
     each = activations(config.get_text_config(), section.checkpointing, value_bytes("cuda", dtype))
-    model = sum(p.numel() for p in empty_model(config).parameters()) * (HELD_FROZEN if adapters else HELD)
+    model = sum(p.numel() for p in empty_model(config).parameters()) * held
     room = min(ACTIVATIONS * gpu.memory, FILLED * gpu.memory - model)
     tokens = TOKENS_GPU
     while tokens > TOKENS and tokens * each > room:

@@ -27,16 +27,16 @@ def model_folder(path: str | Path) -> Path:
     return BASE if str(path) == SCRATCH else locate(path)
 
 
-def place_training(recipe: Recipe, folder: Path, uses: Sequence[Use] = USES) -> Placement:
-    """Where a training of the model in `folder` computes; all that can be refused before work starts, is. uses: as in
-    `place`.
+def place_training(recipe: Recipe, folder: Path, uses: Sequence[Use] = USES, *, reference: bool = False) -> Placement:
+    """Where a training of the model in `folder` computes; all that can be refused before work starts, is. uses,
+    reference: as in `place`.
 
     Raises RecipeError for a device, dtype, attention or adapters that are unavailable, MissingExtra for adapters
     without peft, CheckpointError for a broken configuration.
     """
     config = load_config(folder)
     check_lora(recipe.lora, config)
-    return place(recipe, config, uses)
+    return place(recipe, config, uses, reference=reference)
 
 
 def move(model: PreTrainedModel, device: str) -> None:

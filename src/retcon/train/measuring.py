@@ -7,9 +7,10 @@ import random
 import resource
 import sys
 import time
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,8 +35,8 @@ from retcon.models.placing import move, start_model
 from retcon.rollout.group import rollout_groups
 from retcon.tasks.registry import TaskSet
 from retcon.tasks.types import Task
-from retcon.train.kernels.computing import computing_of
-from retcon.train.kernels.forward import forwards
+from retcon.train.kernels.computing import Computing, computing_of
+from retcon.train.kernels.forward import batches_of, forwards
 from retcon.train.objective.reference import with_reference
 from retcon.train.optim import adamw, apply, torch_settings
 from retcon.train.prompts import PromptStream
@@ -50,7 +51,7 @@ ROLLOUT_SECONDS = 30.0
 SIDE_BY_SIDE = 64
 """Rollouts of an evaluation that are measured."""
 TRAIN_TOKENS = 4096
-"""Tokens of a measured update, at least one sample."""
+"""Tokens of a measured update, unless a micro-batch has more; at least one sample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,8 +180,8 @@ async def _rollouts(recipe: Recipe, folder: Path, weights: EngineWeights, prompt
 
 def _update(recipe: Recipe, model: PreTrainedModel, place: Placement, samples: Sequence[Sample]) -> float:
     """Tokens of samples that an update takes in a second; the second of two, which meets a warm machine."""
-    some = _some(samples)
     computing = computing_of(recipe.compute, place)
+    some = _some(model, samples, computing)
     optimizer = adamw(model, 1e-6, weight_decay=0.0)
     seconds = 0.0
     for _ in range(2):
@@ -201,19 +202,20 @@ def _scoring(recipe: Recipe, model: PreTrainedModel, place: Placement, samples: 
     forward_passes = sum([recomputed, section.kl > 0, bool(section.entropy_weight)])
     if not forward_passes:
         return 0.0
-    some = _some(samples)
+    computing = computing_of(recipe.compute, place)
+    some = _some(model, samples, computing)
     began = time.perf_counter()
-    with_reference(model, some, computing_of(recipe.compute, place))
+    with_reference(model, some, computing)
     return forward_passes * (time.perf_counter() - began) / sum(len(sample.ids) for sample in some)
 
 
-def _some(samples: Sequence[Sample]) -> list[Sample]:
-    """As many of them as are measured."""
-    some: list[Sample] = []
-    for sample in samples:
-        if some and sum(len(s.ids) for s in some) + len(sample.ids) > TRAIN_TOKENS:
-            break
-        some.append(sample)
+def _some(model: PreTrainedModel, samples: Sequence[Sample], computing: Computing) -> Sequence[Sample]:
+    """As many of them as are measured: those that fill a micro-batch, as memory and speed go by full ones."""
+    full = computing.micro_batch_tokens
+    ends = list(accumulate(len(sample.ids) for sample in samples))
+    some = samples[: max(1, bisect_right(ends, max(TRAIN_TOKENS, full)))]
+    while len(some) < len(samples) and len(some[0].ids) < full and len(batches_of(model, some, computing)) == 1:
+        some = samples[: 2 * len(some)]
     return some
 
 

@@ -92,7 +92,7 @@ def run_rl(
     settled = settle_stages(without_harnesses(recipe) if over else recipe, folder, tasks)
     written, recipe = with_harnesses(settled.recipe, recipe), settled.recipe
     stages = RunStages(settled, folder, model=start_id)
-    where = place_training(recipe, folder)
+    where = place_training(recipe, folder, reference=stages.needs_reference)
     for stage, _ in stages.after(0):
         needs = needs_of("rl", stage.recipe, folder, where, reference=stages.needs_reference, least=stages.longest)
         refuse_unfit(needs, out, stage)

@@ -6,6 +6,8 @@ All is real but the clock. Of the tiny model's rollouts none comes to an end bef
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +27,7 @@ from retcon.models.placing import place_training, start_model
 from retcon.rollout.prompts import prompt_ids
 from retcon.tasks.types import Task
 from retcon.train import measuring as module
+from retcon.train.kernels.computing import Computing
 from retcon.train.measuring import Measured, measure_evaluation, measure_rl, measure_updates
 from retcon.train.prompts import PromptStream
 from retcon.train.sync import EngineWeights
@@ -71,10 +74,11 @@ def peaks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     return found
 
 
-def test_samples_are_measured_up_to_a_bound_and_one_at_least(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_are_measured_up_to_a_bound_and_one_at_least(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TRAIN_TOKENS", 10)
+    model, alone = start_model(base, 0), Computing(micro_batch_tokens=1)
     for given, wanted in (((4, 6, 1), [4, 6]), ((11, 1), [11]), ((4, 7, 1), [4]), ((2, 2, 2), [2, 2, 2])):
-        assert [len(one.ids) for one in module._some([sample(length) for length in given])] == wanted
+        assert [len(one.ids) for one in module._some(model, [sample(length) for length in given], alone)] == wanted
 
 
 def test_a_sample_that_is_made_up_is_one_that_can_be_learnt() -> None:
@@ -100,6 +104,28 @@ def test_updates_are_reckoned_by_the_second_of_two_and_the_mean_of_all_samples(
     assert told(found) == Measured(None, 100 / 15, True, 100, 0.0, 15.0, 0)
     assert seeds == adapted
     assert [place.device for (place,) in peaks] == ["cpu"]
+
+
+def test_an_update_is_measured_on_as_many_samples_as_fill_a_micro_batch(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory and speed go by full ones. Of 500 samples of 20 ids, 17 are a prompt that all of them have."""
+    measured: list[tuple[int, list[int]]] = []
+    samples = [Sample((*range(17), *[n] * 3), (0,) * 17 + (1,) * 3, (None,) * 20, (0,) * 20) for n in range(500)]
+    forwards = module.forwards
+
+    @contextmanager
+    def seen(model: Any, some: Any, computing: Any) -> Iterator[Any]:
+        with forwards(model, some, computing) as parts:
+            kept: list[int] = []
+            measured.append((len(some), kept))
+            yield (kept.append(part.ids) or part for part in parts)
+
+    monkeypatch.setattr(module, "forwards", seen)
+    for keys in ([], ["compute.micro_batch_tokens=1000"], ["compute.micro_batch_tokens=5000"]):
+        recipe = load_recipe(None, [*KEYS, *keys])
+        measure_updates(recipe, base, place_training(recipe, base), samples, 5)
+    assert measured[::2] == [(500, [1517]), (408, [998, 260]), (500, [1517])]
 
 
 def planned(base: Path, tasks: Ones, *keys: str) -> Measured:

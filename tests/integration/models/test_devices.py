@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional
 from transformers import GPT2Config, LlamaConfig, PretrainedConfig, Qwen3Config
 
+from retcon.config.load import load_recipe
 from retcon.config.schema import ComputeSection
 from retcon.core.errors import RecipeError
 from retcon.models import devices
@@ -21,6 +22,7 @@ from retcon.models.devices import (
     choose,
     crowding,
     look_at_machine,
+    place,
     supports,
     torch_threads,
 )
@@ -100,13 +102,16 @@ def test_micro_batches_are_as_large_as_suits_the_gpu(
 
 
 def test_micro_batches_leave_room_for_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Qwen3-4B and its optimiser fill 80 GiB; with adapters there is room for some 4,000 tokens."""
+    """Qwen3-4B and its optimiser fill an H100; with adapters there is room for some 4,000 tokens, and less beside a
+    reference model."""
     monkeypatch.setattr(devices, "supports", lambda _device, _dtype: True)
     config = Qwen3Config(hidden_size=2560, intermediate_size=9728, num_hidden_layers=36, num_attention_heads=32,
                          num_key_value_heads=8, head_dim=128, vocab_size=151936, tie_word_embeddings=True)  # fmt: skip
-    machine = Machine("Some CPU", 1.0, 4, (Gpu("NVIDIA A", True, 80 * 2**30),))
-    found = [choose(ComputeSection(), config, machine, threads=1, adapters=adapters) for adapters in (False, True)]
-    assert [one.micro_batch_tokens for one in found] == [2048, 4096]
+    machine = Machine("Some CPU", 1.0, 4, (Gpu("NVIDIA A", True, 79 * 2**30),))
+    monkeypatch.setattr(devices, "look_at_machine", lambda: machine)
+    adapted = load_recipe(None, ["lora.rank=16"])
+    found = [place(load_recipe(None), config), place(adapted, config), place(adapted, config, reference=True)]
+    assert [one.micro_batch_tokens for one in found] == [2048, 4096, 2048]
 
 
 def test_who_does_not_train_gets_no_advice_on_training() -> None:

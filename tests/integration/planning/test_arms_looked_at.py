@@ -255,8 +255,8 @@ def test_a_look_is_at_what_the_run_itself_would_refuse(
 
         return noted
 
-    settled = SimpleNamespace(recipe=whole, each=((stages_of(whole)[0], "tasks"),))
-    running = SimpleNamespace(needs_reference=True, longest=77)
+    settled = SimpleNamespace(recipe=whole, each=((stages_of(whole)[0], "tasks"),), needs_reference=True)
+    running = SimpleNamespace(longest=77)
     for name, made in {
         "settle_stages": settled, "place_training": "place", "check_free": None, "needs_of": "needs",
         "fingerprint": "print of model", "RunStages": running,
@@ -267,7 +267,7 @@ def test_a_look_is_at_what_the_run_itself_would_refuse(
     found = ready.get_ready(told, folder, out, look=1)
     assert given["refuse_training"] == (told.engine, told)
     assert given["settle_stages"] == (told, folder)
-    assert given["place_training"] == (whole, folder)
+    assert given["place_training"] == (whole, folder, ("reference", True))
     assert given["check_free"] == (out, "rl", whole)
     assert given["RunStages"] == (settled, folder, ("model", model), ("look", 1))
     assert given["needs_of"] == ("rl", whole, folder, "place", ("reference", True), ("least", 77))

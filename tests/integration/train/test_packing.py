@@ -142,3 +142,12 @@ def test_micro_batches_keep_to_the_budget(samples, max_tokens, share):
     padded = micro_batches(samples, max_tokens)
     assert sorted(id(s) for batch in padded for s in batch) == sorted(map(id, samples))
     assert all(len(b) == 1 or len(b) * max(len(s.ids) for s in b) <= max_tokens for b in padded)
+
+
+def test_what_a_sample_shares_counts_where_attention_copies_it() -> None:
+    """Eight answers of ten ids after a hundred that they share: 180 ids, of which 87 are copies' worth more."""
+    samples = [Sample((*range(100), *[n] * 10), (0,) * 100 + (1,) * 10, (None,) * 110, (0,) * 110) for n in range(8)]
+    free, counted = (packed_batches(samples, 200, share=True, copied=copied) for copied in (0, 8))
+    assert [len(batch) for batch in free] == [8]
+    assert [len(batch) for batch in counted] == [5, 3], "110 ids, and 10 + 100 // 8 for each of the others"
+    assert [len(batch) for batch in packed_batches(samples, 200, share=False, copied=8)] == [1] * 8

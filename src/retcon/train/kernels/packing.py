@@ -76,9 +76,10 @@ class Packing:
     repeats: Repeats | None = None
 
 
-def packed_batches(samples: Sequence[Sample], max_tokens: int, *, share: bool) -> list[list[Sample]]:
+def packed_batches(samples: Sequence[Sample], max_tokens: int, *, share: bool, copied: int = 0) -> list[list[Sample]]:
     """Micro-batches of at most `max_tokens` computed ids, families together, and within them trees; a longer sample
-    goes alone.
+    goes alone. copied: so many ids that a sample begins with as another does count as one, since attention copies their
+    keys and values; 0 where they count for nothing.
 
     A family that does not fit is cut, and each part computes its prompt.
     """
@@ -92,7 +93,7 @@ def packed_batches(samples: Sequence[Sample], max_tokens: int, *, share: bool) -
             before = None
             for sample in tree:
                 known = family.prompt if before is None else max(family.prompt, in_common(before, sample))
-                own = len(sample.ids) - known
+                own = len(sample.ids) - known + (known // copied if copied else 0)
                 if cost and cost + own <= max_tokens:
                     cost += own
                     parts[-1][1].append(sample)

@@ -50,11 +50,11 @@ def get_ready(recipe: Recipe, folder: Path, out: Path, *, look: int | None = Non
     recipe.engine.refuse_training(recipe)
     settled = settle_stages(recipe, folder)
     recipe = settled.recipe
-    place = place_training(recipe, folder)
+    place = place_training(recipe, folder, reference=settled.needs_reference)
     check_free(out, "rl", recipe)
     model = fingerprint(folder) if rated(recipe) else ""  # whose rates count
     stages = RunStages(settled, folder, model=model, look=look)
-    reference, least = stages.needs_reference, stages.longest
+    reference, least = settled.needs_reference, stages.longest
     each = [
         (stage, tasks, needs_of("rl", stage.recipe, folder, place, reference=reference, least=least))
         for stage, tasks in settled.each

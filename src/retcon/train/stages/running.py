@@ -34,6 +34,7 @@ class RunStages:
 
     def __init__(self, settled: Settled, folder: Path, *, model: str, look: int | None = None) -> None:
         self.recipe, self.tasks, self._each = settled.recipe, settled.tasks, settled.each
+        self.needs_reference = settled.needs_reference
         self._folder, self._model, self._look = folder, model, look
         self.inputs: dict[str, str] = {}
         self._streams: list[PromptStream | None] = []
@@ -60,11 +61,6 @@ class RunStages:
             if self._earlier(number):
                 found = {name: value for name, value in found.items() if name != "tasks"}  # those of the one before
             self.inputs |= {f"{name}{suffix}": value for name, value in found.items()}
-
-    @property
-    def needs_reference(self) -> bool:
-        """Whether some stage has a penalty to the model that the run starts from."""
-        return any(stage.recipe.rl.kl for stage, _ in self._each)
 
     @property
     def longest(self) -> int:

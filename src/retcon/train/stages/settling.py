@@ -27,6 +27,11 @@ class Settled:
     derived: tuple[str, ...]
     each: tuple[tuple[Stage, TaskSet], ...]
 
+    @property
+    def needs_reference(self) -> bool:
+        """Whether some stage has a penalty to the model that the run starts from."""
+        return any(stage.recipe.rl.kl for stage, _ in self.each)
+
 
 def settle_stages(recipe: Recipe, folder: Path, tasks: TaskSet | None = None) -> Settled:
     """folder: of the model. tasks: a task set of the caller's own, in place of the recipe's.
