@@ -92,11 +92,22 @@ def test_a_source_is_given_up_once_what_it_gives_adds_nothing_to_the_share(
         made(Source(everything, failing=everything), 20, "demos.failed_share=0.2")
 
 
-def test_one_lost_in_twenty_of_those_that_there_were_is_too_many() -> None:
-    source = Source(frozenset({0, 1}), LOST, last=3)
+@pytest.mark.parametrize(("kept", "lost"), [(frozenset(range(11)), "5 of 16"), (frozenset(), "1 of 1")])
+def test_more_than_a_few_that_are_lost_of_a_stretch_are_too_many(kept: frozenset[int], lost: str) -> None:
+    """One is too many where nothing is kept: then nobody knows whether there is a server at all."""
+    source = Source(kept, LOST, last=16 if kept else 1)
     source.chunk = 64
-    with pytest.raises(SandboxUnavailable, match="1 of 3 demonstrations were lost"):
+    with pytest.raises(
+        SandboxUnavailable, match=f"{lost} demonstrations were lost .* what was made before them is kept"
+    ):
         made(source, 99)
+
+
+def test_a_few_problems_that_a_teacher_never_answers_are_passed_over() -> None:
+    """Else the same command would ask them again for ever: 1 of 8 here, and the last one of all."""
+    source = Source(frozenset(range(40)) - {7, 15, 23}, LOST)
+    source.chunk = 8
+    assert made(source, 20) == [str(n) for n in range(23) if n not in (7, 15)]
 
 
 def test_one_lost_in_twenty_is_not_too_many() -> None:

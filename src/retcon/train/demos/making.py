@@ -27,6 +27,9 @@ from retcon.train.demos.types import LOST, DemoSetup, Source
 
 MOST_LOST = 0.05
 """Of a stretch of candidates, through infrastructure faults."""
+FEW = 4
+"""Of a stretch that may be lost whatever share of it they are, once some are kept: there are problems that a teacher
+never answers, and asked again it would not either."""
 PATIENCE = 2_000
 """Candidates in a row that add no demonstration, as none is kept or none of the sort that the share lacks, before a
 source, which may be endless, is given up."""
@@ -82,7 +85,8 @@ def write_demonstrations(
     for what is to be beside it at any rate.
 
     Raises RecipeError for what cannot be made and where nothing is kept, CheckpointError for an `out`.partial of
-    another recipe, SandboxUnavailable where the sandbox lost more than one in twenty, and what a source raises.
+    another recipe, SandboxUnavailable where faults take more than a few of a stretch and more than one in twenty, and
+    what a source raises.
     """
     setup = DemoSetup(recipe, chat, lambda: tasks or build_tasks(recipe), on_place)
 
@@ -110,10 +114,11 @@ async def _make(recipe: Recipe, source: Source, journal: Journal, on_progress: O
         # While nothing is rejected, as with a teacher whose mistakes are kept, no candidate is made for nothing.
         count = source.chunk if journal.rejected else min(source.chunk, wanted - progress.done)
         made = await source.make(journal.stop, journal.stop + count, len(journal.kept))
-        if made.rejected.get(LOST, 0) > MOST_LOST * made.seen:
+        lost = made.rejected.get(LOST, 0)
+        if lost > max(MOST_LOST * made.seen, FEW if journal.kept or made.kept else 0):
             raise SandboxUnavailable(
-                f"{made.rejected[LOST]} of {made.seen} demonstrations were lost to faults of the sandbox or the model; "
-                "what was made is kept. See `retcon doctor`, then run the same command again"
+                f"{lost} of {made.seen} demonstrations were lost to faults of the sandbox or the model; what was made "
+                "before them is kept. See `retcon doctor`, then run the same command again"
             )
         if made.seen:
             journal.add(replace(made, kept=tuple(map(_repeatable, made.kept))))
