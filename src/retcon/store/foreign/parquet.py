@@ -114,7 +114,11 @@ class RowsWriter(Writer):
         changed = {at: data for at, (_, data) in enumerate(self._kept) if data is not None}
         if changed:
             table = self._changed(table, changed)
-        self._writer.write_table(table.cast(self._schema))
+        try:
+            # Arrow casts no list of objects with a field that is null in all of them, even to the type that it has.
+            self._writer.write_table(table if table.schema.equals(self._schema) else table.cast(self._schema))
+        except pyarrow.ArrowException as error:
+            raise RecordError(f"the rows cannot be written as the columns that they came in: {error}") from error
         self._kept = []
 
     def _changed(self, table: Any, changed: dict[int, bytes]) -> Any:
