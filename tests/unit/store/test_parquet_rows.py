@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -12,7 +16,7 @@ import pytest
 from foreign import REPAIRED, answer, messages, user, works
 from retcon.purify.offline import Offline
 from retcon.transcripts.purifying.assignment import Assignment
-from retcon.transcripts.purifying.purification import Purification
+from retcon.transcripts.purifying.purification import Purification, Stopped
 
 CLEAN = messages((user("?"), works("x = 1"), answer("1")))["messages"]
 FAILING = messages(REPAIRED)["messages"]
@@ -35,3 +39,51 @@ def test_a_field_of_messages_may_be_null_in_every_row(tmp_path: Path, rows: list
     assert found.to_pylist()[0] == table.to_pylist()[0]
     assert found.to_pylist()[-1] == table.to_pylist()[-1]
     assert "sqroot" not in str(found.to_pylist())
+
+
+@pytest.mark.parametrize(
+    ("type", "values"),
+    [
+        (pyarrow.struct({"bytes": pyarrow.binary(), "path": pyarrow.string()}), [{"bytes": b"\x89P\xff", "path": "a"}]),
+        (pyarrow.timestamp("us", "UTC"), [datetime(2024, 1, 2, 3, 4, 5, tzinfo=UTC)]),
+        (pyarrow.decimal128(5, 2), [Decimal("0.25")]),
+        (pyarrow.map_(pyarrow.string(), pyarrow.float64()), [[("k", 0.5)], [], None]),
+        (pyarrow.list_(pyarrow.binary(2)), [[b"\xff\xfe", None]]),
+        (pyarrow.float32(), [float(numpy.float32(0.1))]),
+    ],
+    ids=str,
+)
+def test_what_json_lacks_stays_beside_a_repair(tmp_path: Path, type: Any, values: list[Any]) -> None:
+    rows = [
+        [item | {"beside": values[n % len(values)], "cost": "0.25"} for n, item in enumerate(row)]
+        for row in (CLEAN, FAILING)
+    ]
+    parts = [*pyarrow.array([CLEAN]).type.value_type, ("beside", type), ("cost", pyarrow.string())]
+    table = pyarrow.table({"messages": pyarrow.array(rows, pyarrow.list_(pyarrow.struct(parts)))})
+    found = purified(tmp_path / "in.parquet", table)
+    clean, repaired = (row["messages"] for row in found.to_pylist())
+    was_clean, was = (row["messages"] for row in table.to_pylist())
+    assert clean == was_clean
+    assert len(repaired) == len(was) - 2
+    beside = {(item["role"], item["x-n"]): item["beside"] for item in was}
+    assert [item["beside"] for item in repaired] == [beside[item["role"], item["x-n"]] for item in repaired]
+    assert {item["cost"] for item in repaired} == {"0.25"}
+
+
+def test_nan_stays_beside_a_repair_and_null_stays_null(tmp_path: Path) -> None:
+    rows = [[item | {"score": float("nan"), "other": [None, 0.5][n % 2]} for n, item in enumerate(FAILING)]]
+    (row,) = purified(tmp_path / "in.parquet", pyarrow.table({"messages": rows})).to_pylist()
+    assert all(math.isnan(item["score"]) for item in row["messages"])
+    mixed = [[item | {"score": None if item["x-n"] else float("nan")} for item in FAILING]]
+    (row,) = purified(tmp_path / "in.parquet", pyarrow.table({"messages": mixed})).to_pylist()
+    assert [item["score"] is None for item in row["messages"]] == [False, *[True] * 3]
+
+
+def test_a_repair_that_its_columns_cannot_hold_is_a_bad_record(tmp_path: Path) -> None:
+    mask = pyarrow.array([[0, 1], [0, 1], [0, 1]], pyarrow.list_(pyarrow.int64(), 2))  # to be emptied, and of two
+    table = pyarrow.table({"messages": [CLEAN, FAILING, CLEAN], "loss_mask": mask})
+    path = tmp_path / "in.parquet"
+    with pytest.raises(Stopped, match=r"in\.parquet, row 2: column 'loss_mask' cannot hold what was repaired"):
+        purified(path, table)
+    found = purified(path, table, skip_bad=True)
+    assert found.to_pylist() == [table.to_pylist()[n] for n in (0, 2)]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib
 import json
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
-from typing import IO, Any
+from typing import IO, Any, TypeAlias
 
 import msgspec
 
@@ -21,6 +21,8 @@ from retcon.store.types import Record, Source, Writer
 _ROWS = 256
 _WHOLE = 2.0**53
 _Read = Callable[[Any], Any]
+_Key: TypeAlias = tuple[str, bytes]
+"""The name of the nearest field, and the JSON of a value in it."""
 
 
 def parquet_source(path: Path) -> Source:
@@ -74,6 +76,10 @@ class Rows:
             before += batch.num_rows
 
 
+class ColumnsError(RecordError):
+    """Rows do not fit into the columns together; it is not about one of them."""
+
+
 class RowsWriter(Writer):
     """Writes rows of a file to another of the same columns. It reads them itself, as records may be read far ahead."""
 
@@ -86,16 +92,21 @@ class RowsWriter(Writer):
         self._writer = pq.ParquetWriter(out, rows.schema, compression=rows.codec)
         self._groups = rows.groups()
         self._group: tuple[int, Any] | None = None
-        self._kept: list[tuple[int, bytes | None]] = []
+        self._kept: list[tuple[int, dict[int, Any]]] = []
+        """Rows of the group, each with its new columns by their places."""
 
     def begin(self) -> None:
         """The columns are written with the first rows."""
 
     def add(self, record: Record, data: bytes) -> None:
+        """Raises RecordError where the columns cannot hold what was repaired; it is as if the row had not come."""
         while self._group is None or record.number > self._group[0] + self._group[1].num_rows:
             self._flush()
             self._group = next(self._groups)
-        self._kept.append((record.number - 1 - self._group[0], None if data is record.data else data))
+        before, batch = self._group
+        index = record.number - 1 - before
+        new = {} if data is record.data else self._changed(batch.slice(index, 1), record, data)
+        self._kept.append((index, new))
 
     def end(self) -> None:
         self._flush()
@@ -109,38 +120,35 @@ class RowsWriter(Writer):
             return
         import pyarrow
 
-        batch = self._group[1]
-        table = pyarrow.Table.from_batches([batch]).take([index for index, _ in self._kept])
-        changed = {at: data for at, (_, data) in enumerate(self._kept) if data is not None}
-        if changed:
-            table = self._changed(table, changed)
+        table = pyarrow.Table.from_batches([self._group[1]]).take([index for index, _ in self._kept])
+        for n in {n for _, new in self._kept for n in new}:
+            column = _replaced(table.column(n), {at: new[n] for at, (_, new) in enumerate(self._kept) if n in new})
+            table = table.set_column(n, self._schema.field(n), column)
         try:
             # Arrow casts no list of objects with a field that is null in all of them, even to the type that it has.
             self._writer.write_table(table if table.schema.equals(self._schema) else table.cast(self._schema))
         except pyarrow.ArrowException as error:
-            raise RecordError(f"the rows cannot be written as the columns that they came in: {error}") from error
+            raise ColumnsError(f"the rows cannot be written as the columns that they came in: {error}") from error
         self._kept = []
 
-    def _changed(self, table: Any, changed: dict[int, bytes]) -> Any:
-        """The table with some rows' new values, in those columns that have one."""
+    def _changed(self, row: Any, record: Record, data: bytes) -> dict[int, Any]:
+        """The columns of a row that have another value now, each as an array of one, by their places."""
         import pyarrow
 
-        new = {at: msgspec.json.decode(data) for at, data in changed.items()}
-        old = {at: msgspec.json.decode(_json(rows_of(table.slice(at, 1))[0], "row")) for at in changed}
+        new, old = msgspec.json.decode(data), msgspec.json.decode(record.data)
+        columns = {}
         for n, field in enumerate(self._schema):
-            name = field.name
-            other = {at: row[name] for at, row in new.items() if row.get(name) != old[at][name]}
-            if not other:
+            value, was = new.get(field.name), old[field.name]
+            if value == was:
                 continue
-            values = table.column(n).to_pylist()
-            for at, value in other.items():
-                values[at] = value
+            (raw,) = row.column(n).to_pylist()
+            value = value if raw == was else _restored(value, _known(raw, was))
             try:
-                column = pyarrow.array(values, type=field.type)
+                columns[n] = pyarrow.array([value], type=field.type)
             except (pyarrow.ArrowException, TypeError, ValueError) as error:
-                raise RecordError(f"column {name!r} cannot hold what was repaired: {error}") from error
-            table = table.set_column(n, field, column)
-        return table
+                why = f"column {field.name!r} cannot hold what was repaired: {error}"
+                raise RecordError(f"{record.where}: {why}") from error
+        return columns
 
 
 class ParquetWriter(Writer):
@@ -188,7 +196,7 @@ class ParquetWriter(Writer):
             self._spool.close()
 
     def _learn(self) -> None:
-        """Widen the columns to what the waiting rows hold. Raises RecordError where one would need two types."""
+        """Widen the columns to what the waiting rows hold. Raises ColumnsError where one would need two types."""
         import pyarrow
 
         try:
@@ -197,13 +205,59 @@ class ParquetWriter(Writer):
             if self._schema is not None:
                 found = pyarrow.unify_schemas([self._schema, found], promote_options="permissive")
         except (pyarrow.ArrowException, TypeError, OverflowError, UnicodeEncodeError) as error:
-            raise RecordError(
+            raise ColumnsError(
                 f"records {self._seen + 1} to {self._seen + len(self._waiting)} do not fit into columns, which have "
                 f"one type each: {error}; write .jsonl"
             ) from error
         self._schema = found
         self._seen += len(self._waiting)
         self._waiting = []
+
+
+def _replaced(column: Any, values: Mapping[int, Any]) -> Any:
+    """The column with other values at some places, in order, each an array of one. The rest stays Arrow's own."""
+    import pyarrow
+
+    chunks, before = [], 0
+    for at, value in values.items():
+        chunks += [*column.slice(before, at - before).chunks, value]
+        before = at + 1
+    return pyarrow.chunked_array([*chunks, *column.slice(before).chunks], type=column.type)
+
+
+def _known(raw: Any, read: Any) -> dict[_Key, Any]:
+    """What a value and its parts were to Arrow, by their JSON; without those of which several have the same."""
+    known: dict[_Key, Any] = {}
+    unclear = set()
+    for key, part in _parts(raw, read, ""):
+        other = known.setdefault(key, part)
+        if other is not part and repr(other) != repr(part):  # such as NaN and null; and NaN is not equal to itself
+            unclear.add(key)
+    return {key: part for key, part in known.items() if key not in unclear}
+
+
+def _parts(raw: Any, read: Any, name: str) -> Iterator[tuple[_Key, Any]]:
+    """A value of Arrow's and its parts; read: the same from JSON, where a map is a list of lists."""
+    if isinstance(raw, str | int):
+        return
+    yield (name, msgspec.json.encode(read)), raw
+    if isinstance(raw, dict):
+        for part, value in raw.items():
+            yield from _parts(value, read[part], part)
+    elif isinstance(raw, list | tuple):
+        for one, its in zip(raw, read, strict=True):
+            yield from _parts(one, its, name)
+
+
+def _restored(value: Any, known: Mapping[_Key, Any], name: str = "") -> Any:
+    """A repaired value from JSON, in which what the repair did not touch is what Arrow had: JSON has no bytes, times,
+    decimals, maps and NaN."""
+    key = name, msgspec.json.encode(value)
+    if key in known:
+        return known[key]
+    if isinstance(value, dict):
+        return {part: _restored(its, known, part) for part, its in value.items()}
+    return [_restored(one, known, name) for one in value] if isinstance(value, list) else value
 
 
 def rows_of(table: Any) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from typing import IO, Protocol
 
 from retcon.core.errors import MissingExtra, RecordError, RetconError
 from retcon.store.compression import plain_name
-from retcon.store.foreign.parquet import ParquetWriter
+from retcon.store.foreign.parquet import ColumnsError, ParquetWriter
 from retcon.store.foreign.records import (
     DOCUMENTS,
     LINES,
@@ -232,16 +232,16 @@ class Purification:
                         state.check(seen, source.path, assignment.state_path)
                     continue
                 try:
-                    data = purifier(record)
+                    if (data := purifier(record)) is not None:
+                        write.add(record, data)
+                        self._written = True
+                except ColumnsError:
+                    raise
                 except RecordError as error:
                     if not assignment.skip_bad:
                         why = f"{error}{first.detector.others(record.number)}"
                         raise self._stopped(why, index, done, source, kept) from error
                     self._skip(str(error), purifier.count, record.number)
-                    data = None
-                if data is not None:
-                    write.add(record, data)
-                    self._written = True
                 done = number
                 seen.add(record.data)
                 if number % 64 == 0:
