@@ -96,3 +96,20 @@ def test_a_shell_s_command_that_is_a_list_is_one_too(name: str, arguments: Any, 
     count = purify_transcript(record)[1]
     assert (count.failed, count.shallow, dict(count.left)) == (1, 0, {"effects": 1})
     assert purify_transcript(record, offline=Offline(state="ignore"))[1].shallow == 1
+
+
+@pytest.mark.parametrize("key", ["language", "lang", "runtime"])
+@pytest.mark.parametrize(("language", "repairs"), [("bash", 0), ("Shell", 0), ("pwsh", 0), ("python", 1)])
+def test_a_program_whose_language_is_a_shell_is_a_shell_s_whatever_the_tool(
+    key: str, language: str, repairs: int
+) -> None:
+    steps: list[dict[str, Any]] = [{"role": "user", "content": "How many lines?"}]
+    for n, first in enumerate(("rm -rf old && mv work old", "mkdir -p data")):
+        program = {key: language, "code": f"{first}\ncp in.csv data/in.csv && wc -l data/in.csv"}
+        function = {"name": "execute", "arguments": json.dumps(program)}
+        called = [{"id": str(n), "type": "function", "function": function}]
+        steps.append({"role": "assistant", "content": "I copy.", "tool_calls": called})
+        steps.append({"role": "tool", "tool_call_id": str(n), "content": f"out {n}", "exit_code": 1 - n})
+    record = {"messages": [*steps, {"role": "assistant", "content": "12"}]}
+    assert purify_transcript(record)[1].shallow == repairs
+    assert purify_transcript(record, offline=Offline(state="ignore"))[1].shallow == 1

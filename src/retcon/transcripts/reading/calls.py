@@ -17,16 +17,28 @@ _EDITED = frozenset(
     | {"insert_line", "insert_text", "view_range"}
 )
 """Arguments of editors, whose `command` is no more than a verb: what is done stands in these."""
-_SHELLS = frozenset({"bash", "shell", "sh", "terminal", "execute_bash", "run_command", "bash_session", "run_shell"})
+_LANGUAGES = ("language", "lang", "runtime")
+"""Arguments that say what language a program is in, whatever the tool is called."""
+_SHELLS = frozenset(
+    {"bash", "shell", "sh", "terminal", "execute_bash", "run_command", "bash_session", "run_shell"}
+    | {"zsh", "console", "pwsh", "powershell", "ps1"}
+)
+"""Names of tools, and of languages."""
+
+
+def is_shell(name: str) -> bool:
+    """Whether a tool or language of this name is a shell."""
+    return name.lower() in _SHELLS
 
 
 def program_argument(name: str, arguments: Mapping[str, object] | str) -> tuple[Mapping[str, object] | str, str | None]:
     """Arguments with the program under `code`, as similarity compares it, whatever the tool calls it; and whether it
     is a shell's (`shell`, else None), whose effects cannot be told from its text. A command may be a list of words. An
     editor's have none: all of them are compared."""
-    named = "shell" if name.lower() in _SHELLS else None
     if isinstance(arguments, str):
         return arguments, None
+    told = [value for key in _LANGUAGES if isinstance(value := arguments.get(key), str)]
+    named = "shell" if any(map(is_shell, (name, *told))) else None
     if any(isinstance(arguments.get(key), str) for key in _COMMANDS) and any(
         arguments.get(key) is not None for key in _EDITED & arguments.keys()
     ):

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from retcon.transcripts.failures.rules import Verdict
+from retcon.transcripts.reading.calls import is_shell
 from retcon.transcripts.reading.itemwise import (
     Item,
     Itemwise,
@@ -93,7 +94,7 @@ class Chat02(Itemwise):
                 verdict = Verdict("error", "status", f"exit {code}") if code else None
                 pieces.answered(item, [ToolOutput(text[found.end() :], None, verdict, typed=True)])
             elif n + 1 < len(items) and answers[n + 1] and _BLOCK.search(text):
-                _written(pieces, item, text, [b["code"] for b in _BLOCK.finditer(text)])
+                _written(pieces, item, text, [(b["language"], b["code"]) for b in _BLOCK.finditer(text)])
             elif _speaker(item) in writers:
                 pieces.said(item, text, apart=True)
             else:
@@ -120,11 +121,12 @@ def _ran_code(item: Item) -> re.Match[str] | None:
     return _EXIT.match(text)
 
 
-def _written(pieces: Pieces, item: Item, text: str, programs: Sequence[str]) -> None:
-    """Words, then programs, all in one message."""
+def _written(pieces: Pieces, item: Item, text: str, programs: Sequence[tuple[str, str]]) -> None:
+    """Words, then programs, each after its language, all in one message: a shell's where one of them is."""
+    name = next((language for language, _ in programs if is_shell(language)), "python")
     words = _words(text)
     pieces.said(item, words, moved=[], apart=True)
-    pieces.called(item, [Call("python", {"code": "\n".join(programs)})], text[len(words) :])
+    pieces.called(item, [Call(name, {"code": "\n".join(code for _, code in programs)})], text[len(words) :])
 
 
 def _words(text: str) -> str:
@@ -148,9 +150,10 @@ def _speaker(item: Item) -> str:
     return string(item.get("name")) or string(item.get("role"))
 
 
-def _blocks(item: Item) -> list[str]:
+def _blocks(item: Item) -> list[tuple[str, str]]:
     blocks = item.get("code_blocks")
-    return [string(b.get("code")) for b in blocks if isinstance(b, dict)] if isinstance(blocks, list) else []
+    found = [b for b in blocks if isinstance(b, dict)] if isinstance(blocks, list) else []
+    return [(string(b.get("language")), string(b.get("code"))) for b in found]
 
 
 def _call(one: Item) -> Call:
