@@ -79,6 +79,35 @@ def test_a_message_of_which_no_word_would_be_read_is_refused_by_line(tmp_path, m
         read_samples(beside, CHAT, vocabulary=TOKENIZER.size)
 
 
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image"},
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}},
+        {"type": "input_image", "image_url": "a.png"},
+        {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}},
+        {"type": "document", "source": {"type": "text", "data": "T"}},
+    ],
+)
+@pytest.mark.parametrize("beside", [[], [{"type": "text", "text": "What does it show?"}]])
+def test_what_the_model_cannot_be_shown_is_refused_by_line(tmp_path, part, beside):
+    told = rf"mine\.jsonl, line 1: message 1 \(user\) has a part of type '{part['type']}': images and the like are not"
+    messages = [{"role": "user", "content": [*beside, part]}, SAID]
+    with pytest.raises(RecordError, match=told):
+        read_samples(written(tmp_path, {"messages": messages}), CHAT, vocabulary=TOKENIZER.size)
+    pair = {"prompt": messages[:1], "chosen": [SAID], "rejected": [{**SAID, "content": "B"}]}
+    with pytest.raises(RecordError, match=told):
+        read_preferences(written(tmp_path, pair), CHAT, vocabulary=TOKENIZER.size)
+
+
+def test_an_image_that_a_tool_put_out_is_refused_too(tmp_path):
+    use = {"type": "tool_use", "id": "c", "name": "python", "input": {"code": "print(1)"}}
+    result = {"type": "tool_result", "tool_use_id": "c", "content": [{"type": "image", "source": {}}]}
+    messages = [ASKED, {"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}, SAID]
+    with pytest.raises(RecordError, match=r"line 1: message 3 \(user\) has a part of type 'image'"):
+        read_samples(written(tmp_path, {"messages": messages}), CHAT, vocabulary=TOKENIZER.size)
+
+
 def test_a_pair_of_which_no_word_would_be_read_is_refused(tmp_path):
     file = written(tmp_path, {"prompt": [{"role": "user", "text": "Q"}], "chosen": [SAID], "rejected": [SAID]})
     with pytest.raises(RecordError, match=r"mine\.jsonl, line 1: message 1 \(user\)"):

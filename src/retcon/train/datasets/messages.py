@@ -4,7 +4,7 @@ they say would be read, or as said by another."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 
 from retcon.core.errors import RecordError, nearest
@@ -20,6 +20,11 @@ _NAMES = {"role", "from", "id", "tool_call_id", "name"}
 """What says of a tool's output only which it is."""
 _BETWEEN = re.compile(r"reasoning|item_reference|compaction|mcp_\w+|\w+_(?:call|output)")
 """Types of the Responses API's items that are no messages."""
+_UNSHOWN = frozenset(
+    {"image", "image_url", "input_image", "audio", "audio_url", "input_audio", "video", "video_url", "input_video"}
+    | {"file", "input_file", "document"}
+)
+"""Types of parts that have no text to be learnt from."""
 _USUAL = ("assistant", "user", "system", "tool", "human")
 """Roles that are meant where one is nearly written so; others are names of people's own."""
 
@@ -41,8 +46,8 @@ def _content(item: Mapping[str, Json]) -> Json:
 
 def refuse_unread(record: Json) -> None:
     """Raises RecordError for a message of the record that has neither text nor calls nor reasoning where these are
-    looked for, and for a role that is a misspelt one: the first would be learnt as silence, the second as the
-    user's, as roles of other names are."""
+    looked for, for an image or the like, and for a role that is a misspelt one: the first would be learnt as silence,
+    the second as what nobody showed, the third as the user's, as roles of other names are."""
     found = find_items(record)
     prompt = record.get("prompt") if isinstance(record, dict) else None
     for items in ([] if found is None else found[1], prompt if isinstance(prompt, list) else []):
@@ -62,6 +67,8 @@ def _refuse_unread(item: Mapping[str, Json], which: str) -> None:
     if isinstance(role, str) and (meant := _misspelt(role)):
         raise RecordError(f"{which}: the role '{role}' is not known (did you mean '{meant}'?)")
     text = _content(item)
+    if (kind := next(_unshown(text), None)) is not None:
+        raise RecordError(f"{which} ({role}) has a part of type '{kind}': images and the like are not read")
     # A tool may have put out nothing, which some leave out.
     silent = KINDS.get(role) == "output" and (item.keys() <= _NAMES or any(key in item for key in _TEXT))
     unsaid = text is None and not silent
@@ -71,6 +78,16 @@ def _refuse_unread(item: Mapping[str, Json], which: str) -> None:
             (f"its {key} is null" for key in _TEXT if item.get(key, "") is None), f"it has {', '.join(item)}{hint}"
         )
         raise RecordError(f"{which} ({role}) has no text, which is read from {' or '.join(_TEXT)}: {has}")
+
+
+def _unshown(content: Json) -> Iterator[str]:
+    """Types of the parts that the model cannot be shown, those within a tool's result among them."""
+    for part in content if isinstance(content, list) else [content]:
+        if isinstance(part, dict) and isinstance(kind := part.get("type"), str):
+            if kind in _UNSHOWN:
+                yield kind
+            elif kind == "tool_result":
+                yield from _unshown(part.get("content"))
 
 
 def _misspelt(role: str) -> str:
