@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from foreign import FORMATS, REPAIRED
+from foreign import FAILED, FIXED, FORMATS, REPAIRED
 from foreign.calls_in_text import slime
 from retcon.transcripts.purifying.one import purify_transcript
 
@@ -111,3 +111,27 @@ def test_lists_of_the_responses_api_that_have_the_same_items_are_repaired_alike(
     assert clean["output"] == clean["input"][1:]
     assert clean["kept"] == [{"type": "function_call"}]
     assert purify_transcript(clean)[0] == clean
+
+
+PROMPT = "Question: the root of 16?\n"
+
+
+@pytest.mark.parametrize(("name", "place"), [("retool_text", "response"), ("verl", "output")])
+def test_a_text_that_has_a_repaired_one_in_it_or_is_its_end_is_repaired_too(name: str, place: str) -> None:
+    text = FORMATS[name](REPAIRED)[place]
+    clean, count = purify_transcript({"text": PROMPT + text, "response": text, "answer": "4"})
+    assert (count.shallow, clean["text"], clean["answer"]) == (1, PROMPT + clean["response"], "4")
+    assert "sqroot" not in clean["response"]
+    assert clean["response"].endswith("4")
+    same, _ = purify_transcript({"prompt": PROMPT, "completion": text, "response": text, "content": PROMPT + text})
+    ours, whole = clean["response"], clean["text"]
+    assert same == {"prompt": PROMPT, "completion": ours, "response": ours, "content": whole}
+
+
+def test_each_of_several_texts_is_repaired_beside_them_and_what_only_a_failure_has_is_emptied() -> None:
+    text = FORMATS["retool_text"](REPAIRED)["response"]
+    record = {"completion": [text, "4"], "response": [text, "4"], "code": FAILED, "solution": FIXED, "answer": "root"}
+    clean, count = purify_transcript(record)
+    assert (count.shallow, clean["response"]) == (1, clean["completion"])
+    assert "sqroot" not in str(clean)
+    assert (clean["code"], clean["solution"], clean["answer"]) == ("", FIXED, "root")

@@ -27,8 +27,7 @@ from retcon.train.datasets.vocabulary import refuse_other_texts, refuse_other_vo
 from retcon.transcripts.detection.detector import Detector
 from retcon.transcripts.detection.sample import TornLine, sampled
 from retcon.transcripts.purifying.assignment import expand
-from retcon.transcripts.reading.in_text import PLACES
-from retcon.transcripts.reading.items import context_of, find_items
+from retcon.transcripts.reading.items import TEXTS, context_of, find_items
 from retcon.transcripts.reading.roles import is_unlearnt, speaker_of
 from retcon.transcripts.reading.style import decoded
 from retcon.transcripts.types import Json, Speakers
@@ -201,7 +200,7 @@ def _without_calls(record: Json, where: str) -> list[tuple[Trajectory, Speakers]
         return [(Trajectory(where, where, (), tuple(turns)), Speakers(before, after, learnt))]
     assert isinstance(record, dict)
     # None of these stands in a record whose list of messages is empty.
-    value: Json = next((record[name] for name in PLACES if name in record), [])
+    value: Json = next((record[name] for name in TEXTS if name in record), [])
     texts = value if isinstance(value, list) else [value]
     speakers = Speakers(asked, [[]], [True])
     return [(Trajectory(where, where, (), (Turn((Segment("sampled", str(text)),)),)), speakers) for text in texts]

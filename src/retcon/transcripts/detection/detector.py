@@ -8,8 +8,7 @@ from itertools import chain
 
 from retcon.core.errors import RecordError
 from retcon.transcripts.detection.hints import nearest_format
-from retcon.transcripts.reading.in_text import PLACES
-from retcon.transcripts.reading.items import find_items, has_no_items
+from retcon.transcripts.reading.items import TEXTS, find_items, has_no_items
 from retcon.transcripts.reading.itemwise import Itemwise, lists
 from retcon.transcripts.reading.roles import speaker_of
 from retcon.transcripts.registry import formats, named
@@ -18,7 +17,7 @@ from retcon.transcripts.types import Certainty, Format, Json
 _SHOWN = 20
 _SAID = ("content", "value")
 """Where a message has its text."""
-_TEXTS = tuple(name for name in PLACES if name not in _SAID)
+_TEXTS = tuple(name for name in TEXTS if name not in _SAID)
 """Where a row of a data set has one."""
 
 
@@ -177,7 +176,7 @@ def is_transcript(record: Json) -> bool:
     """Whether a record at least has messages, be it none of them, or a text, though no call is in it."""
     if find_items(record) is not None or has_no_items(record):
         return True
-    values = [record.get(name) for name in PLACES] if isinstance(record, dict) else []
+    values = [record.get(name) for name in TEXTS] if isinstance(record, dict) else []
     return any(isinstance(t, str) for v in values for t in (v if isinstance(v, list) else [v]))
 
 

@@ -11,12 +11,10 @@ from retcon.core.types import Trajectory
 from retcon.purify.offline import Purified
 from retcon.purify.pairs import preference_pairs
 from retcon.transcripts.reading.dialects import Dialect
-from retcon.transcripts.reading.items import context_of
+from retcon.transcripts.reading.items import TEXTS, context_of
 from retcon.transcripts.reading.pieces import Piece, PieceReading
 from retcon.transcripts.reading.stale import renewed
 from retcon.transcripts.types import Certainty, Json, Reading, Speakers
-
-PLACES = ("text", "completion", "response", "output", "generation", "code", "solution", "answer", "content")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +46,7 @@ class InText:
     def read(self, record: Json, id: str) -> Reading:
         place, texts = self._texts(record)
         if place is None:
-            raise RecordError(f"no text with calls and {' and '.join(self.signs)} in any of {', '.join(PLACES)}")
+            raise RecordError(f"no text with calls and {' and '.join(self.signs)} in any of {', '.join(TEXTS)}")
         context = context_of(record)
         return _TextReading(record, place, [
             _read(self.dialect, text, id if len(texts) == 1 else f"{id}.{n}", context) for n, text in enumerate(texts)
@@ -65,7 +63,7 @@ class InText:
         """The field whose text, or one of whose texts, has a call with an output after it."""
         if not isinstance(record, dict):
             return None
-        for name in PLACES:
+        for name in TEXTS:
             value = record.get(name)
             texts = value if isinstance(value, list) else [value]
             if all(isinstance(t, str) for t in texts) and any(map(self._signed, texts)):

@@ -14,6 +14,8 @@ _PLACES = (
     ("messages",), ("conversations",), ("conversation",), ("completion",), ("trajectory",),
     ("debug_result",), ("state", "history"), ("history",), ("transcript",), ("chat_history",),
 )  # fmt: skip
+TEXTS = ("text", "completion", "response", "output", "generation", "code", "solution", "answer", "content")
+"""Where a record that is one text, or several samples of it, keeps that: the first in which calls are counts."""
 QUESTIONS = ("prompt", "question", "instruction", "problem", "input")
 """Where a record that has no list of messages, or only the model's, keeps what was asked."""
 SYSTEMS = ("system", "system_prompt")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from retcon.transcripts.reading.items import other_lists, replaced, text_of
+from retcon.transcripts.reading.items import TEXTS, other_lists, replaced, text_of
 from retcon.transcripts.types import Json
 
 _OF_TEXT = (
@@ -25,13 +25,13 @@ _EVENTS = "events"
 _OF_EVENTS = ("events_data", "message_pool", "call_pool")
 """Beside these: the messages and calls that they point to."""
 _TELLING = 20
-"""Characters of a message from which on a text that has them repeats it."""
+"""Characters of a message from which on a text that has them repeats it, and of a text that is part of another."""
 
 
 def renewed(record: Json, path: Sequence[str | int], value: Json) -> Json:
     """The record with another value at `path`, where its transcript was repaired. What repeats the one before is
-    emptied, to an empty list or text, 0 for a number, null for an object; a list that is the same, or its end, becomes
-    the new one. The record itself stays as it is."""
+    emptied, to an empty list or text, 0 for a number, null for an object; a list or text that is the same, or
+    its end, becomes the new one, as does a text within another. The record itself stays as it is."""
     new = replaced(record, path, value)
     if not isinstance(record, dict) or not isinstance(new, dict):
         return new
@@ -46,15 +46,17 @@ def renewed(record: Json, path: Sequence[str | int], value: Json) -> Json:
     old: Json = record
     for key in path:
         old = old.get(key) if isinstance(old, dict) and isinstance(key, str) else None
-    lists: dict[str, Json] = {}
+    again: dict[str, Json] = {}
     if isinstance(old, list) and isinstance(value, list):
         kept = set(map(id, value))
         gone = [item for item in old if id(item) not in kept]
         text = record.get(_RENDERED)
         if isinstance(text, str) and any(said in text for said in _said(gone)):
             stale.append(_RENDERED)
-        lists = dict(_copies(record, path, old, value, gone))
-    return {**new, **{n: _empty(record[n]) for n in stale}, **lists}
+        again = dict(_copies(record, path, old, value, gone))
+    if len(path) == 1:
+        again |= _texts_again(record, path[0], [*zip(_texts(old), _texts(value), strict=False)])
+    return {**new, **{n: _empty(record[n]) for n in stale}, **again}
 
 
 def _copies(
@@ -68,6 +70,43 @@ def _copies(
         before = len(old) - len(other)
         same = before >= 0 and other == old[before:] and old[:before] == new[:before]
         yield name, new[before:] if same else []
+
+
+def _texts_again(record: dict[str, Json], place: str | int, changed: Sequence[tuple[str, str]]) -> dict[str, Json]:
+    """Other texts that repeat one which is another now, and what becomes of them. changed: each before and after."""
+    again: dict[str, Json] = {}
+    for name in TEXTS:
+        other = record.get(name)
+        if name == place or not (texts := _texts(other)):
+            continue
+        new: list[Json] = [_again(text, changed) for text in texts]
+        if new != texts:
+            again[name] = new if isinstance(other, list) else new[0]
+    return again
+
+
+def _again(text: str, changed: Sequence[tuple[str, str]]) -> str:
+    """What becomes of a text that has one which is another now in it, is its end, or is another part of it."""
+    for old, new in changed:
+        if old == new or not old:
+            continue
+        if old in text:
+            return text.replace(old, new)
+        if len(text) < _TELLING or text not in old:
+            continue
+        lead = old.removesuffix(text)
+        if lead != old and new.startswith(lead):
+            return new[len(lead) :]
+        if text not in new:
+            return ""
+    return text
+
+
+def _texts(value: Json) -> list[str]:
+    """A text, or each of a list of nothing else."""
+    every = value if isinstance(value, list) else [value]
+    texts = [one for one in every if isinstance(one, str)]
+    return texts if len(texts) == len(every) else []
 
 
 def _said(items: Sequence[Json]) -> Iterator[str]:
