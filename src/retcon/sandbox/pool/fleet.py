@@ -1,7 +1,8 @@
 """The workers of a pool: who gets one, when one more is forked, which one is given up, and what happens when they die.
 
 No more than `size` exist at a time, busy, idle or being forked. A worker serves calls of the profile of the zygote
-that forked it; when all places are taken, an idle one of another profile gives up its place.
+that forked it; when all places are taken, an idle one of another profile gives up its place. A machine that refuses one
+more fails no call while others serve: those that there are count as all places, until it is asked again.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from retcon.sandbox.types import Tier
 FORKS = max(2, usable_cores())  # of one profile at a time: more at once would all come later
 ATTEMPTS = 2  # at what a worker's death ends
 ZYGOTE_DEATHS = 3  # in a row, with no worker in between, after which a profile is given up
+AGAIN_SECONDS = 1.0  # until a machine that refused one more worker is asked again
 
 
 class Fleet:
@@ -53,6 +55,8 @@ class Fleet:
         self._busy: set[WorkerHandle] = set()
         self._idle: dict[str, list[WorkerHandle]] = {}
         self._forking: Counter[str] = Counter()
+        self._places = size  # fewer while the machine refuses more
+        self._again: asyncio.TimerHandle | None = None  # when they are `size` once more
         self._zygotes: dict[str, ZygoteHandle] = {}
         self._heating: dict[str, asyncio.Event] = {}  # set once there is a zygote, or why there is none
         self._deaths: Counter[str] = Counter()
@@ -129,6 +133,9 @@ class Fleet:
             for future in self._waiting.clear():
                 if not future.done():
                     future.set_exception(_closed())
+            if self._again is not None:
+                self._again.cancel()
+                self._again, self._places = None, self.size
             for task in self._tasks:
                 task.cancel()
             for worker in self.workers:
@@ -263,13 +270,17 @@ class Fleet:
 
     def _room_for(self, profile: str) -> bool:
         """Whether there is room for one more worker, made by giving up an idle one where needed."""
-        if len(self._busy) + sum(map(len, self._idle.values())) + self._forking.total() < self.size:
+        if self._count() < self._places:
             return True
         for name, idle in self._idle.items():
             if idle and name != profile:
                 idle.pop(0).kill()  # the one that has been idle for the longest time
                 return True
         return False
+
+    def _count(self) -> int:
+        """Of the workers, those that are being forked among them."""
+        return len(self._busy) + sum(map(len, self._idle.values())) + self._forking.total()
 
     def _ready(self) -> set[str]:
         return {name for name, zygote in self._zygotes.items() if zygote.alive}
@@ -337,12 +348,27 @@ class Fleet:
         try:
             worker = await self._start_worker(zygote)
         except (SandboxUnavailable, OSError) as error:
-            if zygote.alive:  # the machine's fault: whoever waits must not wait for ever
-                self._fail(profile, str(error), everyone=False)
+            if zygote.alive:  # the machine's fault
+                self._refused(profile, str(error))
         else:
             self._place(worker)
         finally:
             self._forking[profile] -= 1
+        self._grow()
+
+    def _refused(self, profile: str, message: str) -> None:
+        """The machine has no room for a worker, which is still counted. Whoever waits gets one of the others in time,
+        or its place; where there are none, one of them must not wait for ever."""
+        others = self._count() - 1
+        if not others:
+            self._fail(profile, message, everyone=False)
+            return
+        self._places = others
+        if self._again is None:
+            self._again = asyncio.get_running_loop().call_later(AGAIN_SECONDS, self._ask_again)
+
+    def _ask_again(self) -> None:
+        self._again, self._places = None, self.size
         self._grow()
 
     async def _start_worker(self, zygote: ZygoteHandle) -> WorkerHandle:
