@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from jail import ALL, CALL, CONTAINED, LANDLOCK, NAMESPACES, Jail, contained_by
+from retcon.sandbox.jail import usage
 from retcon.sandbox.jail.confine.syscalls import ARCHITECTURES, number
 from retcon.sandbox.types import MOST
 
@@ -33,6 +36,71 @@ def most_memory(worker: int) -> int:
     found = [worker, *map(int, Path(f"/proc/{worker}/task/{worker}/children").read_text().split())]
     lines = [line for pid in found for line in Path(f"/proc/{pid}/status").read_text().splitlines()]
     return max(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:"))
+
+
+# `lend(seconds)` has a process run in this one's memory for so long, as one does from vfork until it is another program
+LEND = """
+import ctypes, os, subprocess, sys, threading, time
+libc = ctypes.CDLL(None)
+def lend(seconds):
+    stack = ctypes.create_string_buffer(1 << 16)
+    top = ctypes.c_void_p((ctypes.addressof(stack) + len(stack)) & -16)
+    libc.clone(ctypes.cast(libc.usleep, ctypes.c_void_p), top, 0x4100 | 17, ctypes.c_void_p(int(seconds * 1e6)))
+"""
+
+
+@contained_by(NAMESPACES)
+@pytest.mark.parametrize("does", ["lend(.2)", "for _ in range(50): subprocess.run(['/bin/true'], check=True)"])
+def test_a_process_that_runs_in_its_parents_memory_counts_once(jail: Jail, does: str) -> None:
+    result = jail.attack(
+        LEND + f"memory = bytearray(b'x') * (90 << 20)\n{does}\nprint('done')",
+        memory_mb=160,
+        cpu_seconds=60,
+        wall_seconds=60,
+    )
+    assert (result.status, result.stdout) == ("ok", "done\n"), result
+
+
+@contained_by(NAMESPACES)
+def test_nothing_is_taken_for_long_to_run_in_its_parents_memory(jail: Jail) -> None:
+    result = jail.attack(
+        LEND + "memory = bytearray(b'x') * (90 << 20)\nlend(60)", memory_mb=160, cpu_seconds=60, wall_seconds=60
+    )
+    assert (result.status, result.error_type) == ("limit", "MemoryError"), result
+
+
+@pytest.mark.parametrize("lends", [False, True])
+def test_one_process_at_most_is_taken_to_run_in_its_parents_memory(lends: bool) -> None:
+    """And none where nobody waits as for vfork."""
+    program = f"""{LEND}
+memory = bytearray(b'x') * (40 << 20)
+def fork():
+    if os.fork() == 0:
+        sys.stdin.read()
+        os._exit(0)
+fork(), fork()
+if {lends}:
+    for _ in range(2):
+        threading.Thread(target=lend, args=(60,), daemon=True).start()
+    states = ['']
+    while sum(state == 'D' for state in states) < 2:
+        states = [open(f'/proc/self/task/{{t}}/stat').read().rpartition(')')[2].split()[0] for t in os.listdir('/proc/self/task')]
+print(flush=True)
+sys.stdin.read()
+"""
+    proc = os.open("/proc", os.O_RDONLY)
+    others = usage.children(proc)
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        parent.stdout.readline()
+        held = usage.held(proc, 0, others)
+        lent = usage.lent(proc, 0, others)
+        for child in usage.children(proc, parent.pid):
+            os.kill(child, 9)
+    os.close(proc)
+    assert len(held) == (5 if lends else 3)
+    assert all(one > 40 << 20 for one in held)
+    assert lent == pytest.approx(held[0], rel=0.05) if lends else lent == 0
 
 
 @contained_by(NAMESPACES)

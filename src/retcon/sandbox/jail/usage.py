@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import time
-from collections.abc import Container
+from collections.abc import Container, Iterator
 
 _PAGE = resource.getpagesize()
 _KILLS_AGE = 1.0  # seconds after which the machine's count is read again before a call
@@ -81,12 +81,47 @@ def held(proc: int, baseline: int, apart: Container[int] = ()) -> list[int]:
     apart: children, as numbered in `proc`, that do not count. Memory that a fork shares counts for each process that
     has it: what they could make of it is counted.
     """
-    found, rest = [], [pid for pid in children(proc) if pid not in apart]
+    return [max(resident(proc, pid) - baseline, 0) for pid, _ in _descendants(proc, apart)]
+
+
+def lent(proc: int, baseline: int, apart: Container[int] = ()) -> int:
+    """How much of what `held` finds is the memory of a process's parent, in which it runs, so that it counts twice.
+
+    A process does from vfork, by which `subprocess` starts programs, until it is another program; the thread that asked
+    for it waits in state D meanwhile. /proc does not say whose memory a process has. So a child as large as its parent,
+    which has such a thread, is taken for one. A fork can be made to look like that (reading from a disk is state D as
+    well): therefore one process at most, the largest, is, and the caller believes it for a bounded time.
+    """
+    most, waits = 0, {}
+    for pid, parent in _descendants(proc, apart):
+        size, _ = _sizes(proc, f"{pid}/statm")
+        if parent is None or not size or size != _sizes(proc, f"{parent}/statm")[0]:
+            continue
+        if parent not in waits:
+            waits[parent] = _has_waiting_thread(proc, parent)
+        if waits[parent]:
+            most = max(most, resident(proc, pid) - baseline)
+    return most
+
+
+def _descendants(proc: int, apart: Container[int]) -> Iterator[tuple[int, int | None]]:
+    """(process, its parent) of those of this process, which stands as None. apart: as for `held`."""
+    rest: list[tuple[int, int | None]] = [(pid, None) for pid in children(proc) if pid not in apart]
     while rest:
-        pid = rest.pop()
-        found.append(max(resident(proc, pid) - baseline, 0))
-        rest += children(proc, pid)
-    return found
+        found = rest.pop()
+        yield found
+        rest += [(pid, found[0]) for pid in children(proc, found[0])]
+
+
+def _has_waiting_thread(proc: int, pid: int) -> bool:
+    """Whether one of its threads is in state D."""
+    try:
+        return any(
+            read(proc, f"{pid}/task/{thread}/stat").rpartition(b")")[2].split(None, 1)[0] == b"D"
+            for thread in listing(proc, f"{pid}/task")
+        )
+    except OSError:
+        return False
 
 
 def listing(proc: int, path: str) -> list[str]:

@@ -19,6 +19,7 @@ from retcon.sandbox.jail.messages import Bounds
 
 PERIOD = 0.05  # seconds; a call that ends before costs nothing
 SHORTEST = 0.005
+LENT_SECONDS = 1.0  # that a process is taken to run in its parent's memory, look after look, before it counts itself
 FILLED = 8 << 30  # bytes a second that are taken to be filled at most
 SHARE = 0.1  # of the time, at most, that looking takes
 HEADROOM_MB = 64  # in a cgroup: what the kernel counts and the watchdog does not, page tables and pipes
@@ -45,6 +46,7 @@ class Watchdog:
         self._memory_due = self.due = time.monotonic() + PERIOD
         self.said = ""
         self._limits = self._kills = 0
+        self._lent_until: float | None = None
         if confinement.group is not None:
             shares = 1 + len(apart)  # a session's frozen copies keep what it had when each was made
             confinement.group.limit(baseline + (shares * self._memory_mb + root.SIZE_MB + HEADROOM_MB << 20))
@@ -62,13 +64,26 @@ class Watchdog:
 
     def _look_at_memory(self) -> None:
         started = time.monotonic()
-        held = usage.held(self._confinement.proc, self._baseline, self._apart)
-        alone = len(held) < 2  # then the kernel bounds it, by its address space, with room to tell of its end
-        left = (self._memory_mb << 20) + (MEMORY_HEADROOM if alone else 0) - sum(held)
-        if left < 0:
-            self.said = self._too_much()
+        about = self._confinement.proc, self._baseline, self._apart
+        held = usage.held(*about)
+        left = self._left(held)
+        if left >= 0:
+            self._lent_until = None
+        else:  # or one of them runs in another's memory: before, between or after these looks it may begin or end
+            lent = usage.lent(*about)
+            held = usage.held(*about)
+            left = self._left(held) + max(lent, usage.lent(*about))
+            if self._lent_until is None:
+                self._lent_until = started + LENT_SECONDS
+            if left < 0 or started > self._lent_until:
+                self.said = self._too_much()
+        alone = len(held) < 2
         now = time.monotonic()
         self._memory_due = now + max(_within(PERIOD if alone else left / FILLED), (now - started) / SHARE)
+
+    def _left(self, held: list[int]) -> int:
+        """Of its memory. One process is bounded by the kernel, by its address space, with room to tell of its end."""
+        return (self._memory_mb << 20) + (MEMORY_HEADROOM if len(held) < 2 else 0) - sum(held)
 
     def judge(self, status: int) -> bool:
         """After its process ended with `status`, as from wait4: whether the kernel did that, as the machine was out of
