@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from jail import ALL, CALL, CONTAINED, LANDLOCK, NAMESPACES, RLIMITS, Jail, contained_by
+from retcon.core.errors import SandboxUnavailable, SandboxWarning
+from retcon.sandbox.jail.confine.users import NOBODY, PASSING
+from retcon.sandbox.pool import SandboxPool
+from retcon.sandbox.types import Result, Tier
 
 # Outside the tier namespaces a call cannot start a process at all; see docs/sandbox/sandbox.md for the price.
 
@@ -41,6 +47,28 @@ def bystander() -> Iterator[subprocess.Popen[str]]:
     yield made
     made.kill()
     made.communicate()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="others' calls all run as themselves")
+@pytest.mark.parametrize("tier", [LANDLOCK, RLIMITS])  # others have ids of their own
+@pytest.mark.parametrize("uid", [NOBODY, PASSING[0]])
+def test_calls_that_share_a_user_do_not_end_each_other(tier: Tier, uid: int) -> None:
+    """As workers do, or may, in a container that has few ids."""
+
+    async def main() -> tuple[Result, Result]:
+        async with SandboxPool(workers=1, tier=tier, uids=range(uid, uid + 1)) as pool:
+            session = await pool.session()
+            pid = (await session.run("import os\nos.getpid()")).value
+            return await pool.run(f"import os\nos.kill({pid}, 9)"), await session.run("os.getuid()")
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SandboxWarning)
+            attack, victim = asyncio.run(main())
+    except SandboxUnavailable as error:
+        pytest.skip(str(error))
+    assert attack.error_type == "PermissionError"
+    assert (victim.status, victim.value) == ("ok", str(uid))
 
 
 @contained_by(*ALL)

@@ -18,7 +18,7 @@ from retcon.sandbox.jail.confine.confinement import Confinement
 from retcon.sandbox.jail.confine.instructions import ALLOW, ERRNO, KILL, Instruction
 from retcon.sandbox.jail.confine.isolate import attempt
 from retcon.sandbox.jail.confine.syscalls import NUMBERS
-from retcon.sandbox.jail.confine.users import FIRST_UID, NOBODY, UIDS, closed_to_others, pick_uid
+from retcon.sandbox.jail.confine.users import FIRST_UID, NOBODY, PASSING, UIDS, closed_to_others, pick_uid
 from retcon.sandbox.jail.messages import Bounds
 from retcon.sandbox.jail.watchdog import Watchdog
 
@@ -197,8 +197,14 @@ def test_what_calls_may_read_holds_python_and_no_home(monkeypatch: pytest.Monkey
 
 
 def test_a_uid_is_of_the_range_and_free() -> None:
-    assert pick_uid() in range(FIRST_UID, FIRST_UID + UIDS) or pick_uid() == NOBODY
-    assert pick_uid(-5, 2) == NOBODY  # ids that are not mapped
+    assert any(pick_uid() in uids for uids in (range(FIRST_UID, FIRST_UID + UIDS), PASSING))
+    assert pick_uid(-5, 2) in PASSING  # those are not mapped: the workers of a container are not one user all the same
+
+
+def test_a_uid_is_not_one_that_is_taken_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("retcon.sandbox.jail.confine.users.used_uids", lambda: set(range(7)))
+    assert {pick_uid(5, 3) for _ in range(50)} == {7}
+    assert pick_uid(5, 2) in (5, 6)  # rather than none
 
 
 ROOT_ALONE = """

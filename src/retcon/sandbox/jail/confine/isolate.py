@@ -20,7 +20,15 @@ from collections.abc import Callable
 from retcon.sandbox.jail import kernel
 from retcon.sandbox.jail.confine import cgroup, commands, landlock, loopback, root, seccomp
 from retcon.sandbox.jail.confine.confinement import Confinement
-from retcon.sandbox.jail.confine.users import NOBODY, become, closed_to_others, count_tasks, pick_uid, why_not
+from retcon.sandbox.jail.confine.users import (
+    NOBODY,
+    become,
+    closed_to_others,
+    count_tasks,
+    may_be_shared,
+    pick_uid,
+    why_not,
+)
 from retcon.sandbox.jail.usage import MachineKills
 
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x00020000, 0x04000000, 0x08000000
@@ -183,7 +191,7 @@ def _landlock(confinement: Confinement, uid: int | None) -> None:
     if rules.scoped:
         landlock.Ruleset(version, files=False).apply()
         confinement.kill_reaches = _parent_is_out_of_reach()
-    confinement.only_own_signals = uid is None and not confinement.kill_reaches
+    confinement.only_own_signals = may_be_shared(uid) and not confinement.kill_reaches
     confinement.network = confinement.files = confinement.processes = True
 
 
@@ -238,7 +246,7 @@ def _finish(confinement: Confinement) -> None:
             rules = seccomp.no_sockets() + commands.no_allocation()
             if confinement.tier == "landlock" and not confinement.own_user:
                 rules += seccomp.no_metadata()
-            confinement.only_own_signals |= confinement.tier == "rlimits" and not confinement.own_user
+            confinement.only_own_signals |= confinement.tier == "rlimits" and may_be_shared(confinement.become)
             confinement.of_sessions = seccomp.Filter(rules)
             confinement.of_calls = seccomp.Filter(rules + seccomp.no_processes())
             confinement.network = True

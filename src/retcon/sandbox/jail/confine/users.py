@@ -8,28 +8,40 @@ import random
 FIRST_UID = 0x72650000
 """1,919,221,760. No one allots ids from 0x70000000 to 0x7FFFFFFF (systemd's UIDS-GIDS.md); they fit 31 bits."""
 UIDS = 1 << 24
+PASSING = range(61184, 65520)
+"""systemd's for users of the moment (DynamicUser): no files are theirs, and a container of 65,536 ids has them."""
 NOBODY = 65534
 
 
 def pick_uid(first: int = FIRST_UID, count: int = UIDS) -> int:
-    """A uid out of [first, first + count) that no process has, `NOBODY` where this user namespace has none of them.
+    """A uid out of [first, first + count) that no process has, out of `PASSING` where this user namespace lacks those,
+    and `NOBODY` where it lacks these too.
 
     Drawn at random, so that pools which do not know of each other, in other containers too, do not meet. Raises OSError
     where there is not even `NOBODY`.
     """
-    if not (_mapped(first) and _mapped(first + count - 1)):
-        if not _mapped(NOBODY):
-            raise OSError(
-                f"calls need a user of their own where root starts them, and this user namespace has neither {first} "
-                f"to {first + count - 1} nor {NOBODY} (/proc/self/uid_map, gid_map): map some (`unshare --map-auto`), "
-                "or start as another user than root"
-            )
-        return NOBODY
+    uids = range(first, first + count)
+    if not _has(uids):
+        if not _has(PASSING):
+            if not _mapped(NOBODY):
+                raise OSError(
+                    "calls need a user of their own where root starts them, and this user namespace has neither "
+                    f"{first} to {first + count - 1} nor {NOBODY} (/proc/self/uid_map, gid_map): map some "
+                    "(`unshare --map-auto`), or start as another user than root"
+                )
+            return NOBODY
+        uids = PASSING
     taken = used_uids()
     draw = random.SystemRandom()
-    while (uid := first + draw.randrange(count)) in taken and len(taken) < count:
+    none_free = all(uid in taken for uid in uids)
+    while (uid := draw.choice(uids)) in taken and not none_free:
         pass
     return uid
+
+
+def may_be_shared(uid: int | None) -> bool:
+    """Whether the calls of other workers may run as that user too; None stands for the one who started the sandbox."""
+    return uid is None or uid == NOBODY or uid in PASSING  # of which two workers draw the same one now and then
 
 
 def used_uids() -> set[int]:
@@ -91,6 +103,10 @@ def closed_to_others(path: str) -> str | None:
         if way == "/":
             return closed
         way = os.path.dirname(way)
+
+
+def _has(uids: range) -> bool:
+    return _mapped(uids[0]) and _mapped(uids[-1])
 
 
 def _mapped(number: int) -> bool:
