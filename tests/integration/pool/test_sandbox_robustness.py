@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from retcon.core.errors import SandboxUnavailable
-from retcon.sandbox.doctor import look
+from retcon.sandbox.doctor import probe
 from retcon.sandbox.pool import SandboxPool
 from retcon.sandbox.types import Limits, SessionBounds
 
@@ -269,12 +269,13 @@ def test_workers_look_for_a_cgroup_where_they_are_told_to(tmp_path: Path, monkey
     (tmp_path / "retcon-1").mkdir()
     monkeypatch.setenv("RETCON_CGROUP", str(tmp_path))
 
-    async def main() -> str:
+    async def main() -> tuple[str, str]:
         async with SandboxPool(workers=1) as pool:
-            return (await pool.run("import os\nprint('RETCON_CGROUP' in os.environ)")).stdout
+            ran = await pool.run("import os\nprint('RETCON_CGROUP' in os.environ)")
+            return ran.stdout, pool.worker.no_cgroup
 
-    assert asyncio.run(main()) == "False\n"
+    assert asyncio.run(main()) == ("False\n", f"cgroup {tmp_path} does not pass on memory and pids")
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "cgroup.controllers", "cgroup.procs", "cgroup.subtree_control"
     ]  # fmt: skip
-    assert look().cgroup
+    assert "does not pass on" in probe(0.01).no_cgroup

@@ -10,7 +10,7 @@ from retcon.sandbox.doctor.machine import Machine, advice
 from retcon.sandbox.doctor.probing import Probe
 from retcon.sandbox.jail.confine.isolate import HELP
 
-CONTAINER = Machine("linux", 15000, None, True, cgroup=True, root=True)
+CONTAINER = Machine("linux", 15000, None, True, root=True)
 
 
 def test_a_container_is_started_with_other_profiles_as_a_capability_alone_does_not_help() -> None:
@@ -26,3 +26,10 @@ def test_landlock_is_advised_from_the_kernel_on_that_has_it_for_this_user(root: 
     machine = replace(CONTAINER, user_namespaces=0, landlock=False, root=root)
     (said,) = (line for line in advice(machine, Probe("rlimits")) if "lsm=" in line)
     assert f"({version} or later)" in said
+
+
+def test_a_cgroup_is_advised_where_the_worker_had_none_with_its_reason() -> None:
+    assert advice(CONTAINER, Probe("namespaces")) == []
+    (said,) = advice(CONTAINER, Probe("namespaces", no_cgroup="cgroup /a does not pass on memory"))
+    assert "not bounded by the kernel (cgroup /a does not pass on memory)" in said
+    assert "RETCON_CGROUP" in said

@@ -39,7 +39,8 @@ def sandbox_doctor(as_json: Annotated[bool, typer.Option("--json", help="Print J
     for name, found in tiers.items():
         for label, text in sandbox_rows(name, found):
             table.add_row(label, text)
-    table.add_row("cgroup v2", mark(machine.cgroup, "the kernel bounds a call's memory over all its processes"))
+    bounded = best.tier is not None and not best.no_cgroup
+    table.add_row("cgroup v2", mark(bounded, "the kernel bounds a call's memory over all its processes"))
     console = Console()
     console.print(table)
     print_advice(console, told)

@@ -16,15 +16,14 @@ class Machine:
     """None where a fact cannot be found.
 
     user_namespaces: how many there may be (user.max_user_namespaces). unprivileged_namespaces: whether ordinary users
-    may make them, by the two switches that distributions have. landlock: whether it is among the active LSMs. cgroup:
-    whether there is cgroup v2 with memory and pids limits that this user may set. root: whether this is root.
+    may make them, by the two switches that distributions have. landlock: whether it is among the active LSMs. root:
+    whether this is root.
     """
 
     system: str
     user_namespaces: int | None
     unprivileged_namespaces: bool | None
     landlock: bool | None
-    cgroup: bool
     root: bool
 
 
@@ -34,7 +33,6 @@ def look() -> Machine:
         user_namespaces=_number("/proc/sys/user/max_user_namespaces"),
         unprivileged_namespaces=_unprivileged(),
         landlock=None if (lsm := _text("/sys/kernel/security/lsm")) is None else "landlock" in lsm.split(","),
-        cgroup=_cgroup(),
         root=hasattr(os, "geteuid") and os.geteuid() == 0,
     )
 
@@ -66,10 +64,11 @@ def advice(machine: Machine, best: Probe) -> list[str]:
         said.append(
             f"until then programs run under tier {best.tier}: docs/sandbox/sandbox.md says what that does not hold"
         )
-    if not machine.cgroup:
+    if best.no_cgroup:
         said.append(
-            "a call's memory over all its processes is looked at every 50 ms, not bounded by the kernel: delegate a "
-            "cgroup v2 with its memory and pids controllers (systemd-run --user --scope -p Delegate=yes …)"
+            "a call's memory over all its processes is looked at every 50 ms, not bounded by the kernel "
+            f"({best.no_cgroup}): prepare a cgroup v2 with its memory and pids controllers and name it in "
+            f"{cgroup.VARIABLE} (docs/sandbox/sandbox.md)"
         )
     return said
 
@@ -92,13 +91,3 @@ def _unprivileged() -> bool | None:
     if clone is None and restricted is None:
         return None
     return clone != 0 and restricted != 1
-
-
-def _cgroup() -> bool:
-    """Whether the cgroup that workers would be in can have limited children."""
-    try:
-        group = Path(os.environ.get(cgroup.VARIABLE) or cgroup.own())
-    except OSError:
-        return False
-    controllers = (_text(str(group / "cgroup.controllers")) or "").split()
-    return {"memory", "pids"} <= set(controllers) and os.access(group / "cgroup.procs", os.W_OK)
