@@ -121,16 +121,22 @@ def test_a_cell_imports_what_an_earlier_one_wrote() -> None:
     using(work)
 
 
-def test_a_cells_stdin_is_there_as_a_whole_or_the_cell_fails() -> None:
+def test_what_a_cell_is_given_is_there_as_a_whole_or_is_refused() -> None:
+    """By name, as it is no fault of the cell's: up to the session's own limit, whatever an earlier cell's was."""
+
     async def work(pool: SandboxPool) -> None:
-        session = await pool.session(limits=Limits(file_mb=1))
-        code = "import sys\nlen(sys.stdin.read())"
-        for size in (1 << 20, (1 << 20) + 1, 3 << 20):
-            result = await session.run(code, stdin="x" * size)
-            fits = size <= 1 << 20
-            assert (result.error_type, result.value) == ((None, str(size)) if fits else ("OSError", None))
-        assert "File too large" in result.stderr
-        assert (await session.run(code)).value == "0"
+        session = await pool.session(limits=Limits(file_mb=2))
+        code = "import os, sys\nlen(sys.stdin.read()), os.path.exists('a') and os.path.getsize('a')"
+        less = Limits(file_mb=1)
+        for size in (1 << 20, 2 << 20):
+            assert (await session.run(code, stdin="x" * size, limits=less)).value == f"({size}, False)"
+        assert (await session.run(code, files={"a": b"x" * size}, limits=less)).value == f"(0, {size})"
+        with pytest.raises(ValueError, match=r"'a' takes 2\.1 MiB, above the session's limit file_mb of 2"):
+            await session.run(code, files={"a": b"x" * (size + 99_999)})
+        with pytest.raises(ValueError, match=r"stdin takes 3\.0 MiB"):
+            await session.run(code, stdin="x" * (3 << 20))
+        assert (await session.run("open('b', 'w').write('x' * (2 << 20))", limits=less)).error_type == "OSError"
+        assert (await session.run(code)).value == f"(0, {size})"
 
     using(work)
 

@@ -18,8 +18,20 @@ def call(program: Program, limits: Limits, tier: str, folders: Sequence[str]) ->
     return RunCall(program.code, program.stdin, bounds(limits), files, program.echo, fetch, program.seed)
 
 
-def cell(program: Program, limits: Limits) -> RunCell:
-    """As `call`, for a session: its cells make files in the scratch folder alone."""
+def cell(program: Program, limits: Limits, file_mb: int) -> RunCell:
+    """As `call`, for a session: its cells make files in the scratch folder alone.
+
+    file_mb: the session's limit. Its interpreter, which nothing frees from that, writes what a cell is given. Raises
+    ValueError for more.
+    """
+    sizes = {f"file {name!r}": len(content) for name, content in program.files.items()}
+    sizes["stdin"] = len(program.stdin.encode("utf-8", "surrogateescape"))
+    for what, size in sizes.items():
+        if size > file_mb << 20:
+            raise ValueError(
+                f"{what} takes {size / (1 << 20):.1f} MiB, above the session's limit file_mb of {file_mb}: open the "
+                "session with more"
+            )
     return RunCell(program.code, program.stdin, bounds(limits), _encoded(program, "", ()), program.echo)
 
 

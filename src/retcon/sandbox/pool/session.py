@@ -65,7 +65,7 @@ class PoolSession:
         """See `Session.run`. Cancelling it ends the session.
 
         Raises ValueError, besides what `Sandbox.run` does, for limits of memory, files or processes that are above
-        the session's own.
+        the session's own, and for a file or stdin above its `file_mb`.
         """
         asked_for = as_cell(program, options)
         limits = asked_for.limits_within(self._limits)
@@ -73,7 +73,7 @@ class PoolSession:
             asked, had = getattr(limits, name), getattr(self._limits, name)
             if asked > had:
                 raise ValueError(f"limit {name} is {asked}, above the session's {had}: open the session with more")
-        message = cell(asked_for, limits)
+        message = cell(asked_for, limits, self._limits.file_mb)
         async with self._using(), self._sessions.running:
             self._check()
             worker = self.worker

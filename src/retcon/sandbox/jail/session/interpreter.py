@@ -53,7 +53,7 @@ from retcon.sandbox.jail.seeding import reseed
 
 # What this file stands on is bound to names of its own: a cell may replace those of any module.
 _raise_limit, _limit, _to_text = resource.setrlimit, resource.getrlimit, repr
-_MEMORY, _raised, _block = resource.RLIMIT_AS, sys.exception, bytes
+_MEMORY, _FILE_SIZE, _raised, _block = resource.RLIMIT_AS, resource.RLIMIT_FSIZE, sys.exception, bytes
 _before_fork = ctypes.pythonapi.PyOS_BeforeFork
 _after_fork_parent, _after_fork_child = ctypes.pythonapi.PyOS_AfterFork_Parent, ctypes.pythonapi.PyOS_AfterFork_Child
 CONTROL_FD = child.RECORD_FD
@@ -218,6 +218,8 @@ class Interpreter:
     def _prepare(self, command: CellCommand) -> None:
         vars(builtins).update(self._changed)
         self._changed = {}
+        size = _limit(_FILE_SIZE)[1]
+        _raise_limit(_FILE_SIZE, (size, size))  # an earlier cell's may be lower
         self._provide(command["stdin"], command["files"])
         self._main.__dict__["__file__"] = NAME.format(self._count)
         show_source(command["code"], NAME.format(self._count))
