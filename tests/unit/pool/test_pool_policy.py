@@ -138,6 +138,50 @@ def test_where_estimates_fell_short_the_one_with_the_least_to_lose_gives_way_and
     assert sent(policy, 70.0) == {"just begun": 0}
 
 
+def test_room_of_one_whose_tool_runs_is_taken_before_a_call_gives_way_though_it_is_the_oldest() -> None:
+    """One of 600 tokens thinks; another, thought to end soon, grows from 200 on: 1,000 are full after 20 s."""
+    policy = pool(1000, admit=0.99)
+    policy.ask("longest", 1, 899, 0.0)
+    sent(policy, 0.0)
+    policy.answered("longest", 1, 0.0)
+    policy.released("longest", 0.0)
+    for n in range(300):
+        ended(policy, f"short {n}", 210, 0.0)
+    policy.ask("away", 590, 100, 0.0)
+    assert sent(policy, 0.0) == {"away": 0}
+    policy.answered("away", 10, 1.0)
+    policy.ask("call", 200, 700, 2.0)
+    assert sent(policy, 2.0) == {"call": 0}
+    now = 2.0
+    while not (actions := policy.due(now)):
+        wake = policy.wake(now)
+        assert wake is not None
+        assert wake > now
+        now = wake
+    assert actions == [Evict("away", 0, running=False)]
+    assert policy.waiting == 0
+    policy.ask("away", 610, 100, now + 1.0)
+    assert sent(policy, now + 1.0) == {}, "not before the call has ended"
+    policy.answered("call", 700, 72.0)
+    policy.released("call", 72.0)
+    assert sent(policy, 72.0) == {"away": 0}
+
+
+def test_a_full_replica_takes_calls_where_none_is_out_that_could_end() -> None:
+    """Both calls of a replica came back, longer than its clock said, just before it was thought to be full."""
+    policy = pool(1000)
+    for name in ("first", "second"):
+        policy.ask(name, 400, 100, 0.0)
+    assert sent(policy, 0.0) == {"first": 0, "second": 0}
+    full = policy.wake(0.0)
+    assert full is not None
+    for name in ("first", "second"):
+        policy.answered(name, 150, full - 0.01)
+    assert policy.due(full) == [Evict("first", 0, running=False)]
+    policy.ask("new", 300, 100, full)
+    assert sent(policy, full) == {"new": 0}
+
+
 def test_calls_of_a_dead_replica_go_elsewhere_and_it_is_tried_again_later() -> None:
     policy = pool(None, None)
     policy.ask("a", 10, 10, 0.0)

@@ -12,7 +12,7 @@ Nothing here waits, measures or asks the time, so that a simulator drives the ob
   computing the history again would have cost, room and time weighed against each other; that is never more than twice
   what one would do who knew how long the tool takes (the ski-rental rule).
 - **Eviction.** Where estimates fell short and a replica would overflow, whole trajectories give way, those first with
-  which the least work is lost; never the oldest one, so that there is always progress.
+  which the least work is lost; never the oldest one that is computed, so that there is always progress.
 - **Faults.** A replica that fails gets no calls for a while that doubles; what was there is computed again elsewhere.
 """
 
@@ -367,7 +367,7 @@ class Policy:
         full = self.settings.full * replica.capacity
         used = replica.used(now)
         if used >= full:
-            oldest = min(one.arrived for one in replica.residents.values())
+            oldest = min((one.arrived for one in replica.residents.values() if one.sent is not None), default=None)
             goal = (self.settings.admit + self.settings.full) / 2 * replica.capacity
             by_cost = sorted(
                 (self._lost(one, replica, now), one.arrived, one)
@@ -379,7 +379,7 @@ class Policy:
                 self._evict(one, replica, now)
                 if used <= goal:
                     break
-            replica.relieved = len(replica.residents) > 0
+            replica.relieved = replica.calls > 0
         self._bounds[replica.number] = (now, used)
         self._watch(replica, not_before=now + SLACK * replica.capacity / max(1e-9, replica.growing()))
 

@@ -52,8 +52,8 @@ class Replica:
     down_until, faults, failed_since: since it failed, how often in a row, and when first. rates: of the last answers,
     tokens a second of one call; rate: their mean, until answers tell as many as there can be. clock: forwards so far,
     as far as answers tell, by `clock_at`: every forward gives every call a token. room: what its residents are expected
-    to take (`Lengths.room`), as reckoned at `weighed`. version: of its load. relieved: whether some gave way and no
-    call has ended since."""
+    to take (`Lengths.room`), as reckoned at `weighed`. version: of its load. relieved: whether some gave way to calls
+    none of which has ended since."""
 
     number: int
     capacity: float
