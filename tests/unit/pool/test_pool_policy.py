@@ -182,6 +182,23 @@ def test_a_full_replica_takes_calls_where_none_is_out_that_could_end() -> None:
     assert sent(policy, full) == {"new": 0}
 
 
+def test_nothing_is_due_while_no_replica_takes_a_call_however_long_a_tool_runs() -> None:
+    policy = Policy([1000.0, 1000.0], max_requests=1, settings=PoolSettings(prefill=100.0, fastest=RATE))
+    policy.ask("away", 100, 100, 0.0)
+    place = sent(policy, 0.0)["away"]
+    policy.answered("away", 10, 1.0)
+    for name in "abc":
+        policy.ask(name, 100, 100, 1.0)
+    assert len(sent(policy, 1.0)) == 2
+    assert policy.waiting == 1
+    assert policy.due(500.0) == []
+    wake = policy.wake(500.0)
+    assert wake is None or wake > 500.0, "its room alone is no help"
+    ending = next(name for name in "ab" if policy.replicas[place].residents.get(name))
+    policy.answered(ending, 10, 501.0)
+    assert sent(policy, 501.0) == {"c": place}
+
+
 def test_calls_of_a_dead_replica_go_elsewhere_and_it_is_tried_again_later() -> None:
     policy = pool(None, None)
     policy.ask("a", 10, 10, 0.0)

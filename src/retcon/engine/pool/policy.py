@@ -171,7 +171,7 @@ class Policy:
             self._failed.remove(replica)
             self._stale.add(replica.number)  # it is tried again
         while (one := self._waiting.first()) is not None:
-            if one is self._blocked and not self._stale and now < self._next_room():
+            if one is self._blocked and not self._stale and now < self._next_room(now):
                 break
             place = self._place_for(one, now)
             if place is None:
@@ -186,7 +186,7 @@ class Policy:
         """When `due` may have something to do though nothing happened; None for never."""
         times = [at for at, _ in self._checks[:1]]
         if len(self._waiting):
-            times.append(self._next_room())
+            times.append(self._next_room(now))
         return min((at for at in times if at < math.inf), default=None)
 
     @property
@@ -318,10 +318,10 @@ class Policy:
 
     # --- room ---
 
-    def _next_room(self) -> float:
+    def _next_room(self, now: float) -> float:
         """When there may be room though nothing happened: a replica is tried again, or a tool has taken too long."""
         times = [replica.down_until for replica in self._failed]
-        if self._away:
+        if self._away and not all(replica.closed(now) for replica in self.replicas):  # else room alone is no help
             oldest = next(iter(self._away.values()))
             assert oldest.away is not None
             times.append(oldest.away + self._hold(oldest))
