@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import Any, Literal
 
 from retcon.chat import hermes, markdown
@@ -118,26 +119,30 @@ def request_of(tokenizer: StandIn, ids: Sequence[int], manner: Manner) -> dict[s
     messages: list[Message] = []
     request: dict[str, Any] = {"messages": messages}
     waiting: list[str] = []  # the ids of calls that are not answered yet
-    for part in parts:
+    for n, part in enumerate(parts):
         role, _, text = part.partition("\n")
-        role, _, label = role.partition(" ")
+        role = role.partition(" ")[0]
         if role == "tools":
             request["tools"] = json.loads(text)
         elif role == "tool":
-            told = waiting.pop(0) if waiting else label
-            messages.append({"role": role, "tool_call_id": label or told, "content": text})
+            # Where a repair took the call's words out, the API knows of no call that this could answer.
+            whose = {"role": role, "tool_call_id": waiting.pop(0)} if waiting else {"role": "user"}
+            messages.append({**whose, "content": text})
         elif role == "assistant" and manner == "native":
-            messages.append(_with_calls(text, before=len(messages)))
+            answers = takewhile(lambda part: part.startswith("tool "), parts[n + 1 :])
+            messages.append(_with_calls(text, before=len(messages), answers=len(list(answers))))
             waiting = [call["id"] for call in messages[-1].get("tool_calls", ())]
         else:
             messages.append({"role": role, "content": text})
     return request
 
 
-def _with_calls(text: str, *, before: int) -> Message:
+def _with_calls(text: str, *, before: int, answers: int) -> Message:
     """The assistant's message, its calls apart from its words. before: messages before it, which names calls that
-    have no name of their own."""
+    have no name of their own. answers: how many of its calls have one, the last ones: the API takes no other, so that
+    what else looks like a call, such as one that was cut off, stays among the words."""
     calls = list(hermes.find_calls(text))
+    calls = calls[max(0, len(calls) - answers) :]
     if not calls:
         return {"role": "assistant", "content": text}
     said = text[: calls[0].char].removesuffix("\n")
