@@ -24,7 +24,9 @@ class OpenTools:
     def __init__(self, given: Mapping[str, AnyTool], trajectory: str, closing: AsyncExitStack, *, task: str) -> None:
         self._trajectory = trajectory
         self._closing = closing
-        tools = {name: tool.of(task) if isinstance(tool, TaskTool) else tool for name, tool in given.items()}
+        tools = {
+            name: tool.of(task, trajectory) if isinstance(tool, TaskTool) else tool for name, tool in given.items()
+        }
         self._stateful = {name: tool for name, tool in tools.items() if isinstance(tool, StatefulTool)}
         self._specs = {name: tool.spec for name, tool in tools.items()}
         self._opened: dict[str, OpenTool] = {}

@@ -45,8 +45,9 @@ class FaultyTool:
         self._tool = tool
         self._setup = setup
 
-    def of(self, task: str) -> FaultyTool:
-        return FaultyTool(self._tool.of(task), self._setup) if isinstance(self._tool, TaskTool) else self
+    def of(self, task: str, trajectory: str) -> FaultyTool:
+        tool = self._tool
+        return FaultyTool(tool.of(task, trajectory), self._setup) if isinstance(tool, TaskTool) else self
 
     async def open(self, trajectory: str) -> OpenTool:
         tool = self._tool

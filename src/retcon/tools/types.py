@@ -58,13 +58,14 @@ class StatefulTool(Protocol):
 
 @runtime_checkable
 class TaskTool(Protocol):
-    """A tool that begins with a task: a part of an environment."""
+    """A tool that begins with a rollout of a task: a part of an environment."""
 
     name: str
     spec: ToolSpec
 
-    def of(self, task: str) -> Tool | StatefulTool:
-        """The tool for a rollout of the task of this id."""
+    def of(self, task: str, trajectory: str) -> Tool | StatefulTool:
+        """The tool for a rollout that begins now; task, trajectory: ids of its task and its own. Nothing is left of
+        another one that had the same."""
         ...
 
 

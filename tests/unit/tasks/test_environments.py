@@ -278,9 +278,9 @@ def test_what_an_environment_draws_must_follow_from_the_row() -> None:
     tool = tools_of(recipe)["add"]
     task = next(iter(tasks.train(0)))
     with pytest.raises(RecipeError, match="says something else for the same row"):
-        asyncio.run(tool.of(task.id).open("one"))  # type: ignore[union-attr]
+        asyncio.run(tool.of(task.id, "one").open("one"))  # type: ignore[union-attr]
     with pytest.raises(RecipeError, match="no task 'question'"):
-        asyncio.run(tool.of("question").open("two"))  # type: ignore[union-attr]
+        asyncio.run(tool.of("question", "two").open("two"))  # type: ignore[union-attr]
 
 
 def test_tools_that_fail_now_and_then_keep_their_state() -> None:

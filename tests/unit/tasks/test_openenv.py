@@ -42,7 +42,7 @@ def walked(recipe: Recipe, *by: int) -> tuple[list[tuple[str, str]], float | Non
         tasks = build_tasks(recipe)
         task = next(task for task in tasks.train(0) if '"at": 0' in task.question)
         tool: Any = build_tools(recipe, None)["step"]  # type: ignore[arg-type]  # it runs in no sandbox
-        opened = await tool.of(task.id).open("one")
+        opened = await tool.of(task.id, "one").open("one")
         answers = [await opened(ToolCall("c", "step", {"by": n}, 0)) for n in by]
         await opened.close()
         graded: Any = tasks.grade(task, Trajectory("one", task.id, (), (Turn(()),)))
@@ -91,7 +91,7 @@ def test_a_session_goes_back_by_making_its_calls_again_and_not_otherwise(url: st
     async def back(recipe: Recipe) -> str:
         tool: Any = build_tools(recipe, None)["step"]  # type: ignore[arg-type]
         task = next(task for task in build_tasks(recipe).train(0) if '"at": 0' in task.question)
-        opened = await tool.of(task.id).open("one")
+        opened = await tool.of(task.id, "one").open("one")
         try:
             await opened(ToolCall("a", "step", {"by": 1}, 0))
             kept = await opened.checkpoint()
@@ -110,7 +110,7 @@ def test_what_a_listed_tool_tells_is_its_text_a_failure_or_nobodys_fault() -> No
     async def looked(url: str) -> list[tuple[str, str | None, str]]:
         recipe = recipe_of(url)
         tool: Any = build_tools(recipe, None)["look"]  # type: ignore[arg-type]
-        opened = await tool.of(next(build_tasks(recipe).train(0)).id).open("one")
+        opened = await tool.of(next(build_tasks(recipe).train(0)).id, "one").open("one")
         places = ("door", "dark", "wall", "moon", "gone")
         told = [await opened(ToolCall("c", "look", {"at": place}, 0)) for place in places]
         await opened.close()

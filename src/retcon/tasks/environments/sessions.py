@@ -15,7 +15,8 @@ from retcon.sandbox.jail.capture import cut_middle
 from retcon.tasks.environments.types import CallFailed, Environment, Rollback
 
 UNGRADED = 1 << 14
-"""States that are kept for grading at most. Only those of rollouts that were lost are never asked for."""
+"""States that are kept for grading at most. That of a rollout that was lost is kept until another one of its id
+begins."""
 
 
 class Sessions:
@@ -32,6 +33,10 @@ class Sessions:
         if self.rollback == self.environment.rollback == "unneeded":  # else its calls take a state all the same
             return [StatelessTool(self.environment, spec, output_chars) for spec in self.environment.specs]
         return [EnvironmentTool(self, spec, output_chars) for spec in self.environment.specs]
+
+    def begun(self, trajectory: str) -> None:
+        """A rollout of this id begins: what another one left, which was lost and will not be graded, is not its own."""
+        self._over.pop(trajectory, None)
 
     async def opened(self, task: str, trajectory: str) -> EnvironmentSession:
         """The session of a trajectory, one more tool of which has it now. Raises InfrastructureFault."""
@@ -180,7 +185,8 @@ class EnvironmentTool:
         self.name, self.spec = spec.name, spec
         self._sessions, self._output_chars = sessions, output_chars
 
-    def of(self, task: str) -> _OfTask:
+    def of(self, task: str, trajectory: str) -> _OfTask:
+        self._sessions.begun(trajectory)
         return _OfTask(self._sessions, self.spec, self._output_chars, task)
 
 

@@ -10,10 +10,12 @@ import pytest
 
 from retcon.core.schema import ToolSpec
 from retcon.core.types import Observation, ToolCall, Trajectory, Turn
+from retcon.rollout.state import open_tools
 from retcon.tasks.environments.sessions import Sessions
 from retcon.tasks.environments.tasks import EnvironmentTasks
 from retcon.tasks.environments.types import Rollback, failure
 from retcon.tasks.types import Split, Task
+from retcon.tools.faults import FaultSetup, FaultyTool
 
 
 class Noted:
@@ -60,7 +62,7 @@ def called(name: str, **arguments: object) -> ToolCall:
 
 async def opened(sessions: Sessions, output_chars: int = 200) -> list[Any]:
     """Its tools, in the hands of one trajectory."""
-    return [await tool.of("noted/0").open("one") for tool in sessions.tools(output_chars)]  # type: ignore[union-attr]
+    return [await tool.of("noted/0", "one").open("one") for tool in sessions.tools(output_chars)]  # type: ignore[union-attr]
 
 
 async def rewarded(sessions: Sessions, trajectory: str = "one") -> float | None:
@@ -86,6 +88,20 @@ def test_a_state_ends_once_all_of_its_tools_are_closed_and_is_graded_as_it_was_l
         assert same(environment.ended, environment.begun)
         assert await rewarded(sessions) == 2.0
         assert len(environment.begun) == 1
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("hiccups", [False, True])
+def test_what_a_lost_rollout_left_grades_no_other_one_of_its_id(hiccups: bool) -> None:
+    async def main() -> None:
+        sessions = Sessions(Noted(), "copy")
+        made = {tool.name: tool for tool in sessions.tools(200)}
+        tools: Any = {name: FaultyTool(tool, FaultSetup(0, 0, 200)) for name, tool in made.items()} if hiccups else made
+        for calls in ([called("say"), called("look")], []):  # nobody grades the first one
+            async with open_tools(tools, "one", task="noted/0") as own:
+                await own.run(calls)
+        assert await rewarded(sessions) == 0.0
 
     asyncio.run(main())
 
