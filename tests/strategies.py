@@ -112,5 +112,6 @@ def trajectories(draw: st.DrawFn, *, scored: bool = True) -> Trajectory:
     prompt = tuple(draw(st.lists(segments("prompt"), min_size=1, max_size=2)))
     origin = draw(st.none() | st.builds(Origin, texts, texts, json_values, extras))
     branch = draw(st.none() | branches(len(lived)))
-    more = {"origin": origin, "branch": branch, "extra": draw(extras)}
+    returned = draw(st.none() | texts | st.floats(allow_nan=False, allow_infinity=False))
+    more = {"origin": origin, "branch": branch, "returned": returned, "extra": draw(extras)}
     return Trajectory("t1", draw(texts), prompt, tuple(lived), reward, stop, provenance, answer, **more)

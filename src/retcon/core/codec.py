@@ -139,6 +139,7 @@ def _trajectory(value: object, at: _At) -> Trajectory:
         answer=obj.nullable("answer", _text),
         origin=obj.nullable("origin", _origin),
         branch=obj.nullable("branch", _branch),
+        returned=obj.nullable("returned", _text_or_number),
         extra=obj.extra(),
     )
 
@@ -286,6 +287,14 @@ def _number(value: object, at: _At) -> float:
         return float(value)
     except OverflowError:
         raise at.unexpected("a number", value) from None
+
+
+def _text_or_number(value: object, at: _At) -> str | float:
+    if isinstance(value, str):
+        return value
+    if type(value) is not float and type(value) is not int:
+        raise at.unexpected("text or a number", value)
+    return _number(value, at)
 
 
 def _arguments(value: object, at: _At) -> Mapping[str, object] | str:

@@ -245,6 +245,8 @@ class Trajectory:
     prompt: what the model was given before its first turn; it belongs to no turn, so that an attempt at the first turn
     looks like any other. answer: the final answer that the grader read, None where the model gave none. origin: of one
     in an audit of transcripts. branch: of one that left another after some turns, which are its own all the same.
+    returned: by the harness that made it: the text that was graded in place of its last message, or the reward; None
+    where it returned neither, or there was none.
     """
 
     id: str
@@ -257,6 +259,7 @@ class Trajectory:
     answer: str | None = None
     origin: Origin | None = None
     branch: Branch | None = None
+    returned: str | float | None = None
     extra: Extra = field(default_factory=dict)
 
     @property

@@ -46,6 +46,11 @@ class Faults:
 
 def lost_in_grading(rollouts: Iterable[Trajectory]) -> tuple[int, int]:
     """Of how many rollouts that gave an answer no grader could tell whether it is right, and how many gave one: those
-    whose last turn ended by itself and calls nothing."""
-    ends = [t for t in rollouts if t.turns and t.turns[-1].stop == "answer" and not t.turns[-1].calls]
+    whose last turn ended by itself and calls nothing, and those whose harness returned text."""
+    ends = [t for t in rollouts if isinstance(t.returned, str) or _answers(t)]
     return sum(t.reward is None for t in ends), len(ends)
+
+
+def _answers(trajectory: Trajectory) -> bool:
+    last = trajectory.turns[-1] if trajectory.turns else None
+    return last is not None and last.stop == "answer" and not last.calls

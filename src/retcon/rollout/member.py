@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from retcon.core.seeds import derive
-from retcon.core.types import Provenance, Segment, Trajectory, Turn
+from retcon.core.types import Provenance, Trajectory
 from retcon.engine.types import SpeaksText
 from retcon.purify.mixing import purified
 from retcon.rollout.context import Rolled, RolloutContext
 from retcon.rollout.loop import Watch, run_rollout
-from retcon.tasks.registry import Grade, graded
+from retcon.tasks.registry import Grade, as_returned, graded
 from retcon.tasks.types import Task
 
 
@@ -46,14 +46,12 @@ async def rollout_member(
 
 
 async def _graded(task: Task, rolled: Rolled, context: RolloutContext, grade: Grade) -> Trajectory:
-    """A harness's rollout with its reward, which may be the harness's own."""
-    made, answer = rolled.trajectory, rolled.answer
+    """A harness's rollout with its reward, which may be the harness's own, and what was returned."""
+    made = rolled.trajectory
     if made.reward is not None:
-        return made
-    if answer is None:
-        return await graded(task, made, grade, context.faults.add)
-    reply = Turn((Segment("sampled", answer),))
-    judged = await graded(task, replace(made, turns=(reply,)), grade, context.faults.add)
+        return replace(made, returned=made.reward)
+    made = replace(made, returned=rolled.answer)
+    judged = await graded(task, as_returned(made), grade, context.faults.add)
     return replace(judged, turns=made.turns)
 
 

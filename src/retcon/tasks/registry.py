@@ -9,7 +9,7 @@ from typing import Literal, Protocol, runtime_checkable
 from retcon.config.schema import TaskSection
 from retcon.core.errors import InfrastructureFault
 from retcon.core.seeds import derive
-from retcon.core.types import Trajectory
+from retcon.core.types import Segment, Trajectory, Turn
 from retcon.tasks.checked import checked_tasks, named
 from retcon.tasks.types import Lesson, Task
 
@@ -62,6 +62,13 @@ async def graded(task: Task, trajectory: Trajectory, grade: Grade, lost: Callabl
     except InfrastructureFault as fault:
         lost(trajectory.id, str(fault))
         return replace(trajectory, reward=None, stop="infrastructure")
+
+
+def as_returned(trajectory: Trajectory) -> Trajectory:
+    """What is graded of a rollout: of one whose harness returned text, a reply with this text alone."""
+    if not isinstance(trajectory.returned, str):
+        return trajectory
+    return replace(trajectory, stop="answer", turns=(Turn((Segment("sampled", trajectory.returned),)),))
 
 
 @runtime_checkable

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -15,12 +16,14 @@ pytest.importorskip("starlette", reason="serving needs the [serve] extra")
 
 import httpx
 
+from retcon.core.codec import from_dict, to_dict
 from retcon.core.errors import InfrastructureFault, RecipeError
 from retcon.core.sample import ids_of
 from retcon.core.types import Trajectory
 from retcon.engine.scripted import Reply, ScriptedEngine
 from retcon.engine.types import SamplingParams
 from retcon.rollout.context import RolloutContext, RolloutLimits
+from retcon.rollout.faults import lost_in_grading
 from retcon.rollout.group import rollout_group
 from retcon.rollout.member import rollout_member
 from retcon.serve.harness.opening import open_harness
@@ -112,7 +115,23 @@ def test_what_the_function_returns_is_the_answer_or_the_reward(says: Any, reward
         return says
 
     (made,), *_ = rolled(solve, ["Let me think."])
-    assert (made.reward, made.stop) == (reward, "answer")
+    assert (made.reward, made.stop, made.returned) == (reward, "answer", says)
+    assert from_dict(to_dict(made)) == made
+    assert made.turns[-1].text.startswith("Let me think.")
+
+
+def test_answers_that_no_grader_can_tell_of_are_counted_where_the_model_ended_with_a_call() -> None:
+    async def solve(task: Task, endpoint: ModelEndpoint) -> str:
+        (call,) = (await ask(endpoint, [user(task.question)], tools=[SEARCH]))["tool_calls"]
+        return str(json.loads(call["function"]["arguments"])["query"])
+
+    def down(task: Task, trajectory: Trajectory) -> Trajectory:
+        raise InfrastructureFault("the judge does not answer")
+
+    call = '<tool_call>\n{"name": "search", "arguments": {"query": "42"}}\n</tool_call>'
+    made, *_ = rolled(solve, [call], style="hermes", count=3, grade=down)
+    assert {(t.stop, t.reward, t.returned, t.turns[-1].stop) for t in made} == {("infrastructure", None, "42", "call")}
+    assert lost_in_grading(made) == (3, 3)
 
 
 @pytest.mark.parametrize("says", [float("nan"), ["42"], b"42"])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from comparing import answer, trajectory
+from comparing import QUESTION, answer, trajectory, turn
 from datafiles import ROWS, write
 from retcon.core.errors import RecordError, TaskWarning
 from retcon.store import jsonl
@@ -120,6 +120,58 @@ def test_rows_without_a_question_are_taken_by_their_ids(tmp_path: Path) -> None:
     tasks = trained_on(path)
     write(tmp_path / "mine.jsonl", [{"id": 1, "answer": "7"}])
     assert [one.reward for one in regraded(tmp_path, tasks, path, r"\boxed{7}")] == [1.0]
+
+
+RETURNED = [
+    (replace(turn("final_answer('42')", ""), observations=()), "42", 1.0),  # text, and the model's own is a call
+    (answer("It is 42."), "It is 41.", -1.0),
+    (answer("no number at all"), 0.5, 0.5),
+    (answer(r"\boxed{42}"), 0.0, 0.0),
+    (answer(r"\boxed{42}"), None, 1.0),
+]
+
+
+def harnessed(folder: Path, *, by: str | None = None, lost: bool = False) -> list[float | None]:
+    """The rewards of rollouts that harnesses returned something of. lost: in grading, those that have a text."""
+    kept = [
+        replace(
+            trajectory(f"mine/{n}/0/0", last, reward=before, question=QUESTION), task=f"mine/{n}", returned=said,
+            **({"reward": None, "stop": "infrastructure"} if lost and isinstance(said, str) else {}),
+        ) for n, (last, said, before) in enumerate(RETURNED)
+    ]  # fmt: skip
+    jsonl.write(folder / "kept.jsonl", kept)
+    path = write(folder / "mine.jsonl", [{"id": n, "question": QUESTION, "answer": "42"} for n in range(len(kept))])
+    job = Regrading(folder / "kept.jsonl", folder / "out", GradeSettings(by or "math"), by=by, tasks=Path(path))
+    done = regrade(job, lambda *_: None)
+    new = list(jsonl.read(folder / "out/kept.jsonl"))
+    assert [(t.turns, t.returned) for t in new] == [(t.turns, t.returned) for t in kept]
+    assert [t.reward for t in new] == [one.reward for one in done]
+    assert {t.stop for t in new} == {"answer"}
+    return [one.reward for one in done]
+
+
+def test_what_a_harness_returned_is_graded_again_and_its_own_reward_stays(tmp_path: Path) -> None:
+    assert harnessed(tmp_path) == [1.0, -1.0, 0.5, 0.0, 1.0]
+
+
+def test_what_a_harness_returned_is_graded_where_no_grader_could_tell(tmp_path: Path) -> None:
+    assert harnessed(tmp_path, lost=True) == [1.0, -1.0, 0.5, 0.0, 1.0]
+
+
+def test_a_grader_that_is_named_takes_the_place_of_a_harness_s_own_reward(tmp_path: Path) -> None:
+    assert harnessed(tmp_path, by="math") == [1.0, -1.0, -1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("harness", ["my_agent:solve", ""])
+def test_a_run_with_a_harness_none_of_whose_rollouts_says_what_it_returned_is_told(
+    harness: str, tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    path = write(tmp_path / "mine.jsonl", [{"id": 1, "question": "What is 6 times 7?", "answer": 42}])
+    (tmp_path / "run.json").write_text(json.dumps({"recipe": {"rollout": {"harness": harness}}}))
+    regraded(tmp_path, trained_on(path), path, r"\boxed{42}")
+    told = [str(one.message) for one in recwarn if one.category is TaskWarning]
+    assert len(told) == bool(harness)
+    assert all(f"rollout.harness = '{harness}'" in one for one in told)
 
 
 def says_yes(reply: str) -> bool:

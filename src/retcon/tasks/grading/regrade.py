@@ -30,8 +30,17 @@ from retcon.store.lines import LineAppender
 from retcon.store.whole import PARTIAL, write_json
 from retcon.tasks.data.grading import is_answered
 from retcon.tasks.grading.grading import GradeSettings, Grading
-from retcon.tasks.grading.stored import ABOUT, by_run, options_of_run, tasks_of, tell_others, trajectory_files
+from retcon.tasks.grading.stored import (
+    ABOUT,
+    by_run,
+    options_of_run,
+    tasks_of,
+    tell_others,
+    tell_unreturned,
+    trajectory_files,
+)
 from retcon.tasks.grading.types import Verdict
+from retcon.tasks.registry import as_returned
 from retcon.tasks.types import Task
 
 VERDICTS = "verdicts.jsonl"
@@ -112,6 +121,8 @@ def regrade(job: Regrading, on_progress: Callable[[int, int], None]) -> list[Reg
     for part in parts:
         stored = chain.from_iterable(jsonl.read(path) for path, _ in part.files)
         tell_others(stored, part.tasks, "the data of the run" if job.tasks is None else str(job.tasks))
+        stored = chain.from_iterable(jsonl.read(path) for path, _ in part.files)
+        tell_unreturned(stored, [path for path, _ in part.files])
     with alone(job.out):
         _prepare(job, about)
         known = {(one.file, one.n): one for one in _read_verdicts(job.out / VERDICTS)}
@@ -196,6 +207,9 @@ async def _grade(
 
         async def work() -> None:
             for name, n, trajectory in todo:  # shared: each takes the next
+                if job.by is None and isinstance(trajectory.returned, float):
+                    add(_kept(trajectory, name, n))
+                    continue
                 add(await _regraded(grading, _graded_by(part.tasks[trajectory.task], job.by), trajectory, name, n))
 
         await together(work() for _ in range(job.at_once))
@@ -209,8 +223,16 @@ async def _regraded(grading: Grading, task: Task, trajectory: Trajectory, name: 
     )
 
 
+def _kept(trajectory: Trajectory, name: str, n: int) -> Regraded:
+    """A rollout with the reward that its harness returned, which is no grader's."""
+    reward, why = trajectory.reward, "the reward that its harness returned"
+    return Regraded(name, n, trajectory.id, reward, reward, None, why, trajectory.answer, trajectory.stop)
+
+
 def _ended(trajectory: Trajectory) -> Trajectory:
-    """A rollout that came to its answer and was lost when it was graded is one that ended."""
+    """What is graded of it. A rollout that came to its answer and was lost when it was graded is one that ended."""
+    if isinstance(trajectory.returned, str):
+        return as_returned(trajectory)
     if trajectory.stop == "infrastructure" and trajectory.turns and trajectory.turns[-1].stop == "answer":
         return replace(trajectory, stop="answer")
     return trajectory

@@ -112,6 +112,22 @@ def tell_others(trajectories: Iterable[Trajectory], tasks: Mapping[str, Task], w
         )
 
 
+def tell_unreturned(trajectories: Iterable[Trajectory], files: Iterable[Path]) -> None:
+    """Warns (TaskWarning) where a harness made the rollouts of these files, as the recipe has it that they are of, and
+    none says what it returned: older versions did not keep that."""
+    rollout = next((about.get("recipe") or {} for about in _manifests(files)), {}).get("rollout") or {}
+    harness = rollout.get("harness")
+    if not harness or any(one.returned is not None for one in trajectories):
+        return
+    warnings.warn(
+        f"rollout.harness = '{harness}' made these rollouts, and none says what it returned: each is graded by the "
+        "model's last message. That is right if it returned nothing; of text or rewards, which Retcon did not always "
+        "keep, the new verdicts say nothing",
+        TaskWarning,
+        stacklevel=2,
+    )
+
+
 def options_of_run(files: Iterable[Path], given: Options) -> Options:
     """The settings of graders that the recipe of the run or evaluation has that the files are of (`task.graders`), with
     what is given in their place, key by key. Raises RecordError for a manifest that cannot be read."""
