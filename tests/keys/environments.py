@@ -61,7 +61,7 @@ def said(recipe: Recipe, *words: str) -> list[str]:
 
     async def told() -> list[str]:
         tool: Any = build_tools(recipe, None)["say"]  # type: ignore[arg-type]  # it runs in no sandbox
-        opened = await tool.of(first(recipe).id).open("one") if hasattr(tool, "of") else tool
+        opened = await tool.of(first(recipe).id, "one").open("one") if hasattr(tool, "of") else tool
         answers = [await opened(ToolCall("c", "say", {"word": word}, 0)) for word in words]
         return [f"{one.status}: {one.text}" for one in answers]
 
@@ -146,7 +146,7 @@ def what_stands_before_the_first_observation(recipe: Recipe, lab: Lab) -> str:
 def whether_an_observation_is_a_failure(recipe: Recipe, lab: Lab) -> str:
     async def status(recipe: Recipe) -> str:
         tool: Any = build_tools(recipe, None)["step"]  # type: ignore[arg-type]
-        opened = await tool.of(first(recipe).id).open("one")
+        opened = await tool.of(first(recipe).id, "one").open("one")
         told = await opened(ToolCall("c", "step", {"by": -1}, 0))
         await opened.close()
         return str(told.status)

@@ -6,6 +6,7 @@ import os
 import shutil
 import stat
 import tempfile
+from ast import literal_eval
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -133,13 +134,12 @@ def test_files_of_others_that_are_moved_into_the_folder_keep_what_they_are(sessi
     inner.chmod(0o777)
     victim.parent.chmod(0o777)
     state = session.checkpoint()
-    moved = session.run(f"import os\nos.rename({str(inner)!r}, 'taken')\nos.listdir('taken')")
+    moved = session.run(f"import os\nos.rename({str(inner)!r}, 'taken')\nos.getcwd()")
     assert moved.status == "error" or session.jail.tier == RLIMITS
-    taken = list(Path(MEMORY).glob("retcon-sandbox-*/*/scratch/taken/kept/file")) if moved.status == "ok" else []
+    taken = [Path(literal_eval(moved.value), "taken", "kept", "file")] if moved.status == "ok" else []
     assert "fault" not in session.tries(rollback=state)
     if os.getuid() == 0:  # an ordinary user's files are open to it there (docs)
         assert [file.read_text() for file in taken] == ["host"] * len(taken)
-        assert moved.status == "error" or taken
     session.close()
 
 
