@@ -41,7 +41,7 @@ TOKENS, TOKENS_GPU = 2048, 16384
 waits for its kernels to be started where they are few. There they are halved until they fit, down to a CPU's."""
 CHUNK, CHUNK_GPU = 1 << 24, 1 << 28
 """Likewise logits that exist at once: on a GPU as many as LOGITS of its memory hold, with what comes of them."""
-ACTIVATIONS, FILLED, LOGITS = 0.4, 0.88, 0.05
+ACTIVATIONS, FILLED, LOGITS = 0.4, 0.85, 0.05
 """Activations fit in the first share of a GPU's memory, and with the model in the second."""
 HELD, HELD_FROZEN, REFERENCE = 22, 10, 4
 """Bytes of a parameter during an update: weights, gradients and two moments in float32, and copies in bfloat16 for

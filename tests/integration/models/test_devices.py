@@ -102,12 +102,12 @@ def test_micro_batches_are_as_large_as_suits_the_gpu(
 
 
 def test_micro_batches_leave_room_for_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Qwen3-4B and its optimiser fill an H100; with adapters there is room for some 4,000 tokens, and less beside a
+    """Qwen3-4B and its optimiser fill 96 GiB; with adapters there is room for some 4,000 tokens, and less beside a
     reference model."""
     monkeypatch.setattr(devices, "supports", lambda _device, _dtype: True)
     config = Qwen3Config(hidden_size=2560, intermediate_size=9728, num_hidden_layers=36, num_attention_heads=32,
                          num_key_value_heads=8, head_dim=128, vocab_size=151936, tie_word_embeddings=True)  # fmt: skip
-    machine = Machine("Some CPU", 1.0, 4, (Gpu("NVIDIA A", True, 79 * 2**30),))
+    machine = Machine("Some CPU", 1.0, 4, (Gpu("NVIDIA A", True, 96 * 2**30),))
     monkeypatch.setattr(devices, "look_at_machine", lambda: machine)
     adapted = load_recipe(None, ["lora.rank=16"])
     found = [place(load_recipe(None), config), place(adapted, config), place(adapted, config, reference=True)]
