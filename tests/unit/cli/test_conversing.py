@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("torch", reason="a model's folder is found by the [train] extra")
 
 from retcon.cli.common.conversing import ANSWER, CHARS, ROOM, conversing
+from retcon.core.errors import RecipeError
 
 URL = "http://127.0.0.1:1/v1"
 
@@ -45,3 +46,8 @@ def test_whatever_a_conversation_begins_with_can_be_told_otherwise() -> None:
     assert (changed.engine.answer_tokens, changed.engine.patience) == (9, 4)
     assert (changed.sandbox.output_chars, changed.sandbox.patience, changed.rollout.tools) == (77, 5, ())
     assert conversing(URL, [], [], answer_tokens=0)[0].engine.answer_tokens == 0
+
+
+def test_a_harness_that_nobody_would_ask_is_refused() -> None:
+    with pytest.raises(RecipeError, match=r"^rollout\.harness: whoever converses makes the rollouts"):
+        conversing(URL, ["python"], ["rollout.harness=mine:solve"])

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from retcon.cli.common.importing import import_training
+from retcon.core.errors import RecipeError
 from retcon.core.texts import is_url
 
 if TYPE_CHECKING:
@@ -27,14 +28,16 @@ def conversing(
     one behind a URL that of model.path, whose tokenizer counts, the base model's where it is not given. answer_tokens:
     of one message of a server, 0 where requests say it.
 
-    Raises RecipeError, CheckpointError where there is no such model, MissingExtra where it computes here and that needs
-    packages which are not installed.
+    Raises RecipeError, also for a harness, which nobody would ask, CheckpointError where there is no such model,
+    MissingExtra where it computes here and that needs packages which are not installed.
     """
     from retcon.models.locating import BASE, locate
 
     served = is_url(model)
     folder = locate(BASE if served else model)
     recipe = _recipe(model if served else None, folder, tools, overrides, answer_tokens)
+    if recipe.rollout.harness:
+        raise RecipeError("rollout.harness: whoever converses makes the rollouts here: leave it out")
     recipe.task.refuse_rollouts(recipe)
     if served and "path" in recipe.model.model_fields_set:
         folder = locate(recipe.model.path)
