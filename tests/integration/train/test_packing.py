@@ -145,7 +145,7 @@ def test_micro_batches_keep_to_the_budget(samples, max_tokens, share):
 
 
 def test_what_a_sample_shares_counts_where_attention_copies_it() -> None:
-    """Eight answers of ten ids after a hundred that they share: 180 ids, of which 87 are copies' worth more."""
+    """Eight answers of ten ids after a hundred that they share: 180 ids, and 84 more where copies count."""
     samples = [Sample((*range(100), *[n] * 10), (0,) * 100 + (1,) * 10, (None,) * 110, (0,) * 110) for n in range(8)]
     free, counted = (packed_batches(samples, 200, share=True, copied=copied) for copied in (0, 8))
     assert [len(batch) for batch in free] == [8]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from retcon.engine.pool.policy import Policy
-from retcon.engine.pool.types import Evict, PoolSettings, Send
+from retcon.engine.pool.types import Action, Evict, PoolSettings, Send
 
 RATE = 10.0
 """Tokens a second of one call, in all of these."""
@@ -111,8 +111,8 @@ def test_nobody_loses_room_that_nobody_waits_for() -> None:
     assert sent(policy, 1e6) == {"away": 0}
 
 
-def test_where_estimates_fell_short_the_one_with_the_least_to_lose_gives_way_and_never_the_oldest() -> None:
-    """Three of 200 tokens, thought to end soon, grow by 10 a second from 0, 0.1 and 20 s on: 1,000 are full at 33 s."""
+def expecting_little() -> Policy:
+    """A pool of one replica of 1,000 tokens, which has seen 300 trajectories end at 210."""
     policy = pool(1000, admit=0.99)
     policy.ask("longest", 1, 899, 0.0)
     sent(policy, 0.0)
@@ -120,15 +120,27 @@ def test_where_estimates_fell_short_the_one_with_the_least_to_lose_gives_way_and
     policy.released("longest", 0.0)
     for n in range(300):
         ended(policy, f"short {n}", 210, 0.0)
-    for name, at in (("oldest", 0.0), ("long at it", 0.1), ("just begun", 20.0)):
-        policy.ask(name, 200, 700, at)
-        assert sent(policy, at) == {name: 0}
-    now = 20.0
+    return policy
+
+
+def next_due(policy: Policy, now: float) -> tuple[list[Action], float]:
+    """What is due next though nothing happens, and when."""
     while not (actions := policy.due(now)):
         wake = policy.wake(now)
         assert wake is not None
         assert wake > now
         now = wake
+    return actions, now
+
+
+def test_where_estimates_fell_short_the_one_with_the_least_to_lose_gives_way_and_never_the_oldest() -> None:
+    """Three of 200 tokens, thought to end soon, grow by 10 a second from 0, 0.1 and 20 s on: 1,000 are full at 33 s."""
+    policy = expecting_little()
+    for name, at in (("oldest", 0.0), ("long at it", 0.1), ("just begun", 20.0)):
+        policy.ask(name, 200, 700, at)
+        assert sent(policy, at) == {name: 0}
+    now = 20.0
+    actions, now = next_due(policy, now)
     assert actions == [Evict("just begun", 0, running=True)]
     assert 20.0 < now <= 33.5
     assert policy.waiting == 1
@@ -140,24 +152,14 @@ def test_where_estimates_fell_short_the_one_with_the_least_to_lose_gives_way_and
 
 def test_room_of_one_whose_tool_runs_is_taken_before_a_call_gives_way_though_it_is_the_oldest() -> None:
     """One of 600 tokens thinks; another, thought to end soon, grows from 200 on: 1,000 are full after 20 s."""
-    policy = pool(1000, admit=0.99)
-    policy.ask("longest", 1, 899, 0.0)
-    sent(policy, 0.0)
-    policy.answered("longest", 1, 0.0)
-    policy.released("longest", 0.0)
-    for n in range(300):
-        ended(policy, f"short {n}", 210, 0.0)
+    policy = expecting_little()
     policy.ask("away", 590, 100, 0.0)
     assert sent(policy, 0.0) == {"away": 0}
     policy.answered("away", 10, 1.0)
     policy.ask("call", 200, 700, 2.0)
     assert sent(policy, 2.0) == {"call": 0}
     now = 2.0
-    while not (actions := policy.due(now)):
-        wake = policy.wake(now)
-        assert wake is not None
-        assert wake > now
-        now = wake
+    actions, now = next_due(policy, now)
     assert actions == [Evict("away", 0, running=False)]
     assert policy.waiting == 0
     policy.ask("away", 610, 100, now + 1.0)
