@@ -14,7 +14,7 @@ import pytest
 from test_attack_session_copies import FORGE
 
 from jail import ALL, LANDLOCK, NAMESPACES, RLIMITS, Attacked, Jail, contained_by
-from retcon.core.errors import SessionLost
+from retcon.core.errors import SandboxWarning, SessionLost
 from retcon.sandbox.pool.folders import MEMORY
 
 
@@ -122,25 +122,52 @@ def test_a_further_name_of_a_host_file_is_not_written_through(session: Attacked,
     session.close()
 
 
+def _open_to_all(victim: Path) -> Path:
+    """A folder that a call may move, with one in it whose file it may not remove."""
+    inner = victim.parent / "open"
+    (inner / "kept").mkdir(parents=True)
+    (inner / "kept/file").write_text("host")
+    inner.chmod(0o777)
+    victim.parent.chmod(0o777)
+    return inner
+
+
 @contained_by(*ALL)
 def test_files_of_others_that_are_moved_into_the_folder_keep_what_they_are(session: Attacked, victim: Path) -> None:
     """In `rlimits` a folder that all may write to can be moved away, and what lies in it is not the session's."""
-    inner = victim.parent / "open"
-    inner.mkdir()
-    kept = inner / "kept"
-    kept.mkdir()
-    (kept / "file").write_text("host")
-    kept.chmod(0o755)
-    inner.chmod(0o777)
-    victim.parent.chmod(0o777)
+    inner = _open_to_all(victim)
     state = session.checkpoint()
     moved = session.run(f"import os\nos.rename({str(inner)!r}, 'taken')\nos.getcwd()")
     assert moved.status == "error" or session.jail.tier == RLIMITS
-    taken = [Path(literal_eval(moved.value), "taken", "kept", "file")] if moved.status == "ok" else []
     assert "fault" not in session.tries(rollback=state)
-    if os.getuid() == 0:  # an ordinary user's files are open to it there (docs)
-        assert [file.read_text() for file in taken] == ["host"] * len(taken)
+    if moved.status == "ok" and os.getuid() == 0:  # an ordinary user's files are open to it there (docs)
+        taken = Path(literal_eval(moved.value), "taken")
+        assert (taken / "kept/file").read_text() == "host"
+        shutil.rmtree(taken)
     session.close()
+
+
+@contained_by(RLIMITS)
+@pytest.mark.skipif(os.getuid() != 0, reason="an ordinary user's files are open to it there (docs)")
+@pytest.mark.parametrize("by", ["call", "session"])
+def test_the_end_of_a_pool_leaves_files_of_others_that_were_moved_into_its_folder(
+    jail: Jail, victim: Path, by: str
+) -> None:
+    inner = _open_to_all(victim)
+    with pytest.warns(SandboxWarning, match="does not contain"):
+        own = Jail(jail.tier)
+    attacked = own.session() if by == "session" else own
+    code = f"import os\nos.makedirs('a/b'); open('a/b/own', 'w').write('x')\nos.rename({str(inner)!r}, 'a/taken')\nprint(os.getcwd())"
+    moved = attacked.run(code)
+    assert moved.status == "ok", moved
+    assert own.run("1").status == "ok"
+    own.close()
+    pool = Path(moved.stdout.strip()).parents[1]
+    assert pool.parent == victim.parent.parent
+    left = sorted(str(file.relative_to(pool)).split("/", 1)[1] for file in pool.rglob("*") if file != pool / file.name)
+    assert left == ["taken", "taken/kept", "taken/kept/file"]
+    assert [file.read_text() for file in pool.glob("*/taken/kept/file")] == ["host"]
+    shutil.rmtree(pool)
 
 
 @contained_by(*ALL)

@@ -84,6 +84,36 @@ def test_a_folder_without_a_lock_is_left_alone(tmp_path: Path) -> None:
     assert foreign.is_dir()
 
 
+def test_a_folder_that_others_may_write_to_is_no_pools_and_is_left_alone(tmp_path: Path) -> None:
+    """A call may have moved it there, and put a lock into it."""
+    for mode, stays in ((0o711, False), (0o777, True), (0o770, True)):
+        foreign = tmp_path / f"{PREFIX}{mode:o}"
+        foreign.mkdir()
+        (foreign / "lock").touch()
+        foreign.chmod(mode)
+        PoolFolder(tmp_path).remove()
+        assert foreign.is_dir() == stays, oct(mode)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the kernel keeps others' files from an ordinary user")
+def test_what_lies_in_a_folder_of_another_owner_than_that_around_it_stays(tmp_path: Path) -> None:
+    made = PoolFolder(tmp_path)
+    scratch_folder = made.path / "w1/scratch"
+    (scratch_folder / "a/b/taken/kept").mkdir(parents=True)
+    (scratch_folder / "a/empty").mkdir()
+    for own in ("a", "a/b", "."):
+        (scratch_folder / own / "file").touch()
+        os.chown(scratch_folder / own, 65000, 65000)
+    (scratch_folder / "a/b/taken/kept/file").write_text("host")
+    os.chown(scratch_folder / "a/b/taken", 65001, 65001)
+    (made.path / "w2").mkdir()
+    made.remove()
+    left = [file for file in tmp_path.rglob("*") if not file.is_dir()]
+    assert [file.read_text() for file in left] == ["host"]
+    assert [str(file).split("/")[-3:] for file in left] == [["taken", "kept", "file"]]
+    assert not list(tmp_path.rglob("empty")) + list(tmp_path.rglob("w2"))
+
+
 def _nested(folder: Path) -> None:
     """Folders in it, deeper than Python recurses, one of them closed to its owner."""
     here = os.open(folder, os.O_RDONLY)

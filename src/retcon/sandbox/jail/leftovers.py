@@ -13,9 +13,11 @@ LOCK = "lock"
 
 
 def remove_abandoned(folder: str) -> None:
-    """Remove this folder of this user's if its pool is gone; one that is in use stays, silently."""
+    """Remove this folder of this user's if its pool is gone; one that is in use stays, silently, and so does one that
+    others may write to: no pool makes such a one, and a call may have given it the name."""
     with contextlib.suppress(OSError):  # another process removes it too, or it is in use
-        if os.stat(folder).st_uid != os.geteuid():
+        facts = os.stat(folder, follow_symlinks=False)
+        if facts.st_uid != os.geteuid() or facts.st_mode & 0o022:
             return
         lock = os.open(f"{folder}/{LOCK}", os.O_RDWR | os.O_CLOEXEC)
         try:
@@ -26,7 +28,8 @@ def remove_abandoned(folder: str) -> None:
 
 
 def remove(folder: str) -> None:
-    """A folder with all that is in it; no link is followed.
+    """A folder with all that is in it; no link is followed, and what a call moved there from elsewhere stays, and the
+    folder with it (`scratch.empty_open`).
 
     What a call has left may be deeper than Python recurses, and closed to its owner.
     """

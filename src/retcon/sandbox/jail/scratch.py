@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -20,26 +21,48 @@ class Held(NamedTuple):
 def empty_open(top: int) -> None:
     """Remove all that is in a folder, given by its descriptor, whatever the modes in it and however deep.
 
-    Nothing may run that could write there. Raises OSError where something stays.
+    What is in a folder of another owner stays: a call without a root of its own may have moved it here from where it
+    may write, and not be allowed to remove what is in it. Nothing may run that could write there. Raises OSError where
+    something stays, once all else is gone.
     """
-    found = os.listdir(top)
     prefix = os.urandom(8).hex()
     moved = 0
+    found = _folders_alone(top)
+    stays: OSError | None = None
     while found:
         name = found.pop()
-        if not stat.S_ISDIR(os.stat(name, dir_fd=top, follow_symlinks=False).st_mode):
-            os.unlink(name, dir_fd=top)
-            continue
         _open_up(name, top)
         inner = os.open(name, _FOLDER, dir_fd=top)
         try:
-            for entry in os.listdir(inner):  # up to the top, so that no path grows long
+            for entry in _folders_alone(inner):  # up to the top, so that no path grows long
                 moved += 1
                 _move(entry, inner, f"{prefix}{moved}", top)
                 found.append(f"{prefix}{moved}")
         finally:
             os.close(inner)
-        os.rmdir(name, dir_fd=top)
+        try:
+            os.rmdir(name, dir_fd=top)
+        except OSError as error:
+            stays = error
+    if stays is not None:
+        raise stays
+
+
+def _folders_alone(folder: int) -> list[str]:
+    """Remove the files of a folder, and return the folders in it that are to be emptied: those of its owner, and all
+    where it is this process's own. Others go where they are empty, as their parent's owner could do that too."""
+    owner = os.fstat(folder).st_uid
+    found = []
+    for name in os.listdir(folder):
+        facts = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        if not stat.S_ISDIR(facts.st_mode):
+            os.unlink(name, dir_fd=folder)
+        elif owner in (os.geteuid(), facts.st_uid):
+            found.append(name)
+        else:
+            with contextlib.suppress(OSError):
+                os.rmdir(name, dir_fd=folder)
+    return found
 
 
 def _open_up(name: str, parent: int) -> None:
