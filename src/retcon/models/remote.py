@@ -49,6 +49,10 @@ class Unreadable(InfrastructureFault):
     """A server says yes and gives something else than was asked for."""
 
 
+class Unsaid(Unreadable):
+    """A model's tokens end before its reasoning does: it says nothing."""
+
+
 class TooLong(Refused):
     """A conversation leaves no room in the model's context."""
 
@@ -293,14 +297,15 @@ class RemoteModel(Remote):
             return answer
 
     async def chat(self, messages: Sequence[Mapping[str, object]], **params: object) -> str:
-        """What the model says next. Raises InfrastructureFault, also where the server refuses or gives no text."""
+        """What the model says next. Raises InfrastructureFault, also where the server refuses or gives no text;
+        Unsaid where the model does not come to it."""
         try:
             choice = await self.message(messages, **params)
         except Refused as refused:
             raise InfrastructureFault(f"{refused}") from refused
         content = choice["message"].get("content")
         if not content and choice.get("finish_reason") == "length":
-            raise self.no_answer("no text: max_tokens end before its reasoning does")
+            raise Unsaid(str(self.no_answer("no text: max_tokens end before its reasoning does")))
         try:
             return text_of(content)
         except (LookupError, TypeError) as error:

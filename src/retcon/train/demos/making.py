@@ -22,6 +22,7 @@ from retcon.runs.comparing import relevant
 from retcon.store import jsonl
 from retcon.tasks.registry import TaskSet
 from retcon.train.demos.journal import FileJournal, Journal
+from retcon.train.demos.rolling import TOO_LONG
 from retcon.train.demos.shares import Progress, with_share
 from retcon.train.demos.types import LOST, DemoSetup, Source
 
@@ -33,6 +34,8 @@ never answers, and asked again it would not either."""
 PATIENCE = 2_000
 """Candidates in a row that add no demonstration, as none is kept or none of the sort that the share lacks, before a
 source, which may be endless, is given up."""
+WITHOUT_ROOM = 32
+"""Candidates after which it is given up if every one of them had too few tokens: so will the others."""
 OnProgress = Callable[[int, int], None]
 
 
@@ -110,7 +113,7 @@ async def _make(recipe: Recipe, source: Source, journal: Journal, on_progress: O
     progress = Progress(share, wanted)
     for stretch in journal.stretches:
         progress.add(stretch)
-    while progress.done < wanted and (source.ends or progress.fruitless < PATIENCE):
+    while progress.done < wanted and (source.ends or not _given_up(progress, journal)):
         # While nothing is rejected, as with a teacher whose mistakes are kept, no candidate is made for nothing.
         count = source.chunk if journal.rejected else min(source.chunk, wanted - progress.done)
         made = await source.make(journal.stop, journal.stop + count, len(journal.kept))
@@ -131,6 +134,10 @@ async def _make(recipe: Recipe, source: Source, journal: Journal, on_progress: O
     if not found:
         raise RecipeError(f"demos: none of {journal.stop} candidates is kept: {_told(journal, share)}")
     return found
+
+
+def _given_up(progress: Progress, journal: Journal) -> bool:
+    return progress.fruitless >= PATIENCE or WITHOUT_ROOM <= journal.stop == journal.rejected[TOO_LONG]
 
 
 def _repeatable(trajectory: Trajectory) -> Trajectory:

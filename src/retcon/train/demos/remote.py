@@ -15,7 +15,7 @@ from retcon.core.errors import EngineError, InfrastructureFault, RecipeError
 from retcon.core.types import Trajectory
 from retcon.engine.openai.messages import PRINTED
 from retcon.engine.types import Generation, SamplingParams
-from retcon.models.remote import Refused, RemoteModel, key_is_missing
+from retcon.models.remote import Refused, RemoteModel, Unsaid, key_is_missing
 from retcon.rollout.prompts import fitting
 from retcon.rollout.teacher import as_generation
 from retcon.tasks.types import Task
@@ -46,10 +46,13 @@ class RemoteTeacher:
         told = self._told[request_id]
         if told[-1]["role"] == "assistant":
             told.append({"role": "user", "content": PRINTED + self._chat.observations_in(ids)[-1]})
-        said = await self._model.chat(
-            told, temperature=params.temperature, top_p=params.top_p, max_tokens=params.max_tokens,
-            seed=params.seed % 2**31,
-        )  # fmt: skip
+        try:
+            said = await self._model.chat(
+                told, temperature=params.temperature, top_p=params.top_p, max_tokens=params.max_tokens,
+                seed=params.seed % 2**31,
+            )  # fmt: skip
+        except Unsaid:
+            return Generation((), None, "length")
         words, code = words_and_block(said)
         block = "" if code is None else f"```python\n{code}\n```"
         told.append({"role": "assistant", "content": "\n".join(filter(None, (words, block)))})
