@@ -9,6 +9,7 @@ import pytest
 from playing import call, play
 from retcon.core.sample import history_ids, to_sample
 from retcon.core.types import Trajectory
+from retcon.purify.describe import Describe
 from retcon.purify.saar import Saar
 from retcon.tools.scripted import ScriptedTool
 from retcon.train.objective import blame
@@ -112,3 +113,11 @@ def test_only_a_positive_advantage_is_turned_and_only_on_what_is_to_blame() -> N
     assert all(m for m, w in zip(mask, wrong, strict=True) if w)
     for advantage, weight in ((-0.8, 0.25), (0.0, 0.25), (0.8, 0.0)):
         assert credited(trajectory, length, advantage, weight) == (advantage,) * length
+
+
+@pytest.mark.parametrize("words", ["So. ", ""])
+def test_a_described_call_is_gone_and_its_words_are_not_to_blame(words: str) -> None:
+    made = play([call(MISSPELT, words), call(RIGHT), DONE], FAILS, repair=Describe()).trajectory
+    assert made.turns[0].repair is not None
+    assert made.turns[0].repair.decision == "described"
+    assert to_blame(made) == []

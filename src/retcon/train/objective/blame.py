@@ -30,10 +30,13 @@ def credited(trajectory: Trajectory, length: int, advantage: float, blame: float
 def blamed(trajectory: Trajectory) -> list[bool]:
     """Of each token, (T,), whether it is to blame for a failed call: one that the model wrote in such a turn, from its
     first call on, and that the next turn whose calls all succeed has otherwise. Where that turn only adds something,
-    the token that stands in its place. Without such a turn all of the call is to blame."""
+    the token that stands in its place. Without such a turn all of the call is to blame. Of a call that was described
+    nothing is left to blame."""
     found = [False] * token_count(trajectory.prompt)
     for number, turn in enumerate(trajectory.turns):
-        wrong = iter(_wrong(turn, trajectory.turns[number + 1 :]) if turn.failures else ())
+        described = turn.repair is not None and turn.repair.decision == "described"
+        there = turn.failures > 0 and not described
+        wrong = iter(_wrong(turn, trajectory.turns[number + 1 :]) if there else ())
         for segment in turn.segments:
             found += [segment.kind in TRAINED and next(wrong, False) for _ in segment.ids or ()]
     return found
