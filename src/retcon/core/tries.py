@@ -34,5 +34,7 @@ def first_tries(trajectory: Trajectory) -> FirstTries:
             if number >= trajectory.shared_turns and attempt.observations and not repairing:
                 made += 1
                 failed += fails
-            repairing = fails
+            if attempt.observations:  # an attempt that was cut off, or answered in vain, leaves the failure standing
+                repairing = fails
+        repairing = turn.failures > 0  # the next turn follows what was committed
     return FirstTries(made, failed)

@@ -8,7 +8,7 @@ import pytest
 
 from comparing import FAILED, FIX, answer, repaired, trajectory
 from retcon.core.tries import FirstTries, first_tries
-from retcon.core.types import Branch, RepairRecord
+from retcon.core.types import Branch, Observation, RepairRecord, Segment, ToolCall, Turn
 
 
 def test_what_follows_a_failure_is_a_repair_and_no_first_try() -> None:
@@ -40,3 +40,20 @@ def test_the_beginning_that_a_branch_shares_was_tried_by_the_other() -> None:
 def test_a_rate_needs_tries(made: int, failed: int, rate: float | None) -> None:
     assert FirstTries(made, failed).rate == rate
     assert first_tries(trajectory("t/0", answer("9"))) == FirstTries(0, 0)
+
+
+CUT = Turn((Segment("sampled", "x" * 9),), stop="length")
+NOTHING = Turn((Segment("sampled", "pass"),), (ToolCall("0.2.0", "python", {"code": "pass"}, 0),),
+               (Observation("0.2.0", "", "ok"),), "call")  # fmt: skip
+
+
+@pytest.mark.parametrize("between", [CUT, answer("9")], ids=["cut off", "an answer that is not committed"])
+def test_an_attempt_after_one_without_a_call_is_still_a_repair(between: Turn) -> None:
+    fixed = replace(FIX, abandoned=(FAILED, between, FAILED, FIX), repair=RepairRecord("shallow", attempts=3))
+    assert first_tries(trajectory("t/0", fixed, FIX)) == FirstTries(made=2, failed=1)
+
+
+@pytest.mark.parametrize("last", [CUT, NOTHING], ids=["cut off", "a call that does nothing"])
+def test_after_an_unrepaired_turn_the_next_is_no_first_try_however_its_lookahead_ended(last: Turn) -> None:
+    unrepaired = replace(FAILED, abandoned=(FAILED, last), repair=RepairRecord("unrepaired", attempts=2))
+    assert first_tries(trajectory("t/0", unrepaired, FIX, FIX)) == FirstTries(made=2, failed=1)
