@@ -71,7 +71,8 @@ def to_samples(group: Sequence[Trajectory], advantages: Sequence[float], config:
     if config.contrast:
         named = [t for t in group if config.contrast_rollouts == "all" or (t.reward or 0.0) > 0]
         told = [trajectory for trajectory in named if not dropped(trajectory, config)]
-        samples += [one for trajectory in told for one in contrast_samples(trajectory, config.contrast)]
+        for trajectory in told:
+            samples += contrast_samples(trajectory, config.contrast, _splice_weights(trajectory, config))
     return samples
 
 

@@ -90,3 +90,14 @@ def test_a_sample_ends_with_what_the_model_wrote_in_its_turn():
     assert [s.ids for s in samples] == [(1, 2, 3), (1, 4), (1, 4, 5, 2, 3), (1, 4, 5, 4)]
     assert [s.advantages[-1] for s in samples] == [-1.0, 1.0, -1.0, 1.0]
     assert history_ids(replace(trajectory, turns=(turn,))) == (1, 4, 5)
+
+
+@pytest.mark.parametrize("how", ["accept", "truncated"])
+def test_a_splice_weighs_as_much_where_it_is_compared_as_in_its_rollout(how: str) -> None:
+    p = play([call("1"), call(BAD, "So. "), call(GOOD, "Oops. "), DONE], FAILS, repair=Saar(gamma=0.9))
+    rollout = replace(p.trajectory, reward=1.0)
+    own, failed, fixed = to_samples([rollout], [1.0], Dapo(contrast=0.5, splice_weight=how))
+    assert own.weights is not None
+    assert fixed.weights == own.weights[: len(fixed.ids)]
+    assert [weight is not None for weight in fixed.weights] == [bool(one) for one in fixed.spliced]
+    assert failed.weights is None  # it was sampled where it is learnt

@@ -7,29 +7,34 @@ tries that are repaired stay as bad as they are. Here the failure keeps a gradie
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import fmean
 
 from retcon.core.sample import ids_of
 from retcon.core.types import REPLACED, Sample, Segment, Trajectory, Turn
 
 
-def contrast_samples(trajectory: Trajectory, weight: float) -> list[Sample]:
+def contrast_samples(
+    trajectory: Trajectory, weight: float, splices: tuple[float | None, ...] | None = None
+) -> list[Sample]:
     """A sample for each try at each repaired turn of a trajectory whose tokens all have log-probs.
 
     The tries at a turn: the failure; the fresh tries that failed, too; and what replaced the failure. Each is worth 1
     if its calls succeed, 0 if not, and its advantage is weight · (that - the mean over the turn's tries), so that they
     sum to 0 and lie within ±weight. The mask is 1 on what the model wrote in the turn alone; the history before it is
     the purified one, after which all tries but a spliced fix were sampled. Turns that were not repaired give none,
-    nor do those that another trajectory shares and has samples of.
+    nor do those that another trajectory shares and has samples of. splices: (T,), the weights of the trajectory's
+    spliced tokens (see `retcon.purify.weights`), which these have here as well; None for 1.
     """
     samples: list[Sample] = []
     before = list(trajectory.prompt)
     for n, turn in enumerate(trajectory.turns):
         if n >= trajectory.shared_turns and (tries := _tries(turn)):
             mean = fmean(worth for _, worth in tries)
-            samples += [
-                written_sample(trajectory.id, before, one.generated, weight * (worth - mean)) for one, worth in tries
-            ]
+            for one, worth in tries:
+                sample = written_sample(trajectory.id, before, one.generated, weight * (worth - mean))
+                own = None if splices is None or one is not turn else splices[: len(sample.ids)]
+                samples.append(replace(sample, weights=own))
         before.extend(turn.segments)
     return samples
 
