@@ -11,21 +11,27 @@ from retcon.purify.similarity import similarity
 
 UNALIGNED = "call does not begin on a token boundary"
 """Why a repair that would be shallow is deep."""
+OTHERWISE = "one of the two calls opens a message of its own"
+"""The same."""
+_MESSAGE = "<|start|>"
+"""With which gpt-oss opens a message after another one of the turn. The turn's first one is opened by the template."""
 
 
 def purify(attempts: Sequence[Turn], gamma: float) -> Turn:
     """The turn to commit in place of `attempts`: the failure first, then what the lookahead made, its fix last.
 
-    Sim(c_t, c') ≥ gamma: shallow, the failure's reasoning r_t with the fix's call, (r_t, c', o'). Below, or where a
-    call does not begin on a token boundary: deep, the fix with its own reasoning, (r'_aux, c', o'). Nothing is encoded
-    anew. What came from the fix is `spliced` and has no log-probs yet. (CLEANER, arXiv 2601.15141, section 4.2.)
+    Sim(c_t, c') ≥ gamma: shallow, the failure's reasoning r_t with the fix's call, (r_t, c', o'). Below, or where the
+    one's words and the other's call cannot stand together: deep, the fix with its own reasoning, (r'_aux, c', o').
+    Nothing is encoded anew. What came from the fix is `spliced` and has no log-probs yet. (CLEANER, arXiv 2601.15141,
+    section 4.2.)
     """
     failure, fix = attempts[0], attempts[-1]
     sim = similarity(program(failure.calls), program(fix.calls))
     if sim < gamma:
         written, calls, reason = _deep(fix), fix.calls, "similarity below gamma"
     elif not can_be_shallow(failure, fix):
-        written, calls, reason = _deep(fix), fix.calls, UNALIGNED
+        aligned = _can_cut(failure) and _can_cut(fix)
+        written, calls, reason = _deep(fix), fix.calls, OTHERWISE if aligned else UNALIGNED
     else:
         written, calls = _shallow(failure, fix)
         reason = ""
@@ -44,12 +50,16 @@ def program(calls: Sequence[ToolCall]) -> str:
 
 def can_be_shallow(failure: Turn, fix: Turn) -> bool:
     """Whether the words of the one and the calls of the other can be put together at all."""
-    return _can_cut(failure) and _can_cut(fix)
+    return _can_cut(failure) and _can_cut(fix) and _opens_message(failure) == _opens_message(fix)
 
 
 def _can_cut(turn: Turn) -> bool:
     """Text can be cut anywhere, ids only where the call begins on a token boundary."""
     return turn.calls[0].start is not None or all(s.ids is None for s in turn.generated)
+
+
+def _opens_message(turn: Turn) -> bool:
+    return turn.text.startswith(_MESSAGE, turn.calls[0].char)
 
 
 def _deep(fix: Turn) -> tuple[Segment, ...]:

@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import pytest
 
+from conversing import bytes_of
 from playing import LIMITS, Play, call, play, written
 from retcon.core.sample import history_ids
 from retcon.core.types import Observation, Segment, ToolCall, Turn
 from retcon.purify.saar import Saar
 from retcon.purify.similarity import similarity
-from retcon.purify.splice import cut, purify
+from retcon.purify.splice import OTHERWISE, cut, purify
 
 BAD = "print(6 * valu)"
 GOOD = "print(6 * value)"
@@ -216,6 +217,30 @@ def test_a_call_that_does_not_begin_on_a_token_boundary_makes_the_repair_deep(fa
     assert "token boundary" in fixed.repair.reason
     assert fixed.repair.similarity > 0.5
     assert fixed.text == call(GOOD, "so: ")
+
+
+def gpt_oss(code: str, thought: str) -> str:
+    """A call of gpt-oss: the turn's first message, which the template opens, or one of its own after the thought."""
+    analysis = f"<|channel|>analysis<|message|>{thought}<|end|><|start|>assistant" if thought else ""
+    message = f'{{"code": "{code}"}}'
+    return f"{analysis}<|channel|>commentary to=functions.python <|constrain|>json<|message|>{message}<|call|>"
+
+
+@pytest.mark.parametrize(
+    ("failed", "fixed", "kept", "reason"),
+    [
+        ("First.", "Oops.", "First.", ""),
+        ("", "", "", ""),
+        ("First.", "", "", OTHERWISE),
+        ("", "Oops.", "Oops.", OTHERWISE),
+    ],
+)
+def test_a_call_that_opens_a_message_takes_the_place_of_one_that_does(failed: str, fixed: str, kept: str, reason: str):
+    """Else the turn would have its message opened twice, or not at all."""
+    replies = [gpt_oss(BAD, failed), gpt_oss(GOOD, fixed), "<|channel|>final<|message|>It is 42."]
+    p = play(replies, {BAD: "error"}, repair=Saar(), style="harmony", tokenizer=bytes_of("harmony"))
+    assert p.turns[0].text == gpt_oss(GOOD, kept)
+    assert (p.turns[0].repair.decision, p.turns[0].repair.reason) == ("deep" if reason else "shallow", reason)
 
 
 def test_the_failure_is_compared_with_its_fix_and_not_the_other_way_round():
