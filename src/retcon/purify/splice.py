@@ -11,7 +11,7 @@ from retcon.purify.similarity import similarity
 
 UNALIGNED = "call does not begin on a token boundary"
 """Why a repair that would be shallow is deep."""
-OTHERWISE = "one of the two calls opens a message of its own"
+MISPLACED = "the fix's call cannot stand after the failure's words"
 """The same."""
 _MESSAGE = "<|start|>"
 """With which gpt-oss opens a message after another one of the turn. The turn's first one is opened by the template."""
@@ -31,7 +31,7 @@ def purify(attempts: Sequence[Turn], gamma: float) -> Turn:
         written, calls, reason = _deep(fix), fix.calls, "similarity below gamma"
     elif not can_be_shallow(failure, fix):
         aligned = _can_cut(failure) and _can_cut(fix)
-        written, calls, reason = _deep(fix), fix.calls, OTHERWISE if aligned else UNALIGNED
+        written, calls, reason = _deep(fix), fix.calls, MISPLACED if aligned else UNALIGNED
     else:
         written, calls = _shallow(failure, fix)
         reason = ""
@@ -50,7 +50,7 @@ def program(calls: Sequence[ToolCall]) -> str:
 
 def can_be_shallow(failure: Turn, fix: Turn) -> bool:
     """Whether the words of the one and the calls of the other can be put together at all."""
-    return _can_cut(failure) and _can_cut(fix) and _opens_message(failure) == _opens_message(fix)
+    return _can_cut(failure) and _can_cut(fix) and _can_follow(failure, fix)
 
 
 def _can_cut(turn: Turn) -> bool:
@@ -58,8 +58,13 @@ def _can_cut(turn: Turn) -> bool:
     return turn.calls[0].start is not None or all(s.ids is None for s in turn.generated)
 
 
-def _opens_message(turn: Turn) -> bool:
-    return turn.text.startswith(_MESSAGE, turn.calls[0].char)
+def _can_follow(failure: Turn, fix: Turn) -> bool:
+    """Whether the fix's call is one after the failure's words: a bare object is where it begins a line (Llama 3), and a
+    message of its own needs another before it."""
+    at, call = failure.calls[0].char, fix.text[fix.calls[0].char :]
+    if call.startswith("{"):
+        return not failure.text[:at].rpartition("\n")[2].strip()
+    return call.startswith(_MESSAGE) == failure.text.startswith(_MESSAGE, at)
 
 
 def _deep(fix: Turn) -> tuple[Segment, ...]:

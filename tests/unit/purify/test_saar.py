@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from conversing import bytes_of
+from conversing import bytes_of, chat_of, ids_of
 from playing import LIMITS, Play, call, play, written
 from retcon.core.sample import history_ids
 from retcon.core.types import Observation, Segment, ToolCall, Turn
 from retcon.purify.saar import Saar
 from retcon.purify.similarity import similarity
-from retcon.purify.splice import OTHERWISE, cut, purify
+from retcon.purify.splice import MISPLACED, cut, purify
 
 BAD = "print(6 * valu)"
 GOOD = "print(6 * value)"
@@ -231,8 +231,8 @@ def gpt_oss(code: str, thought: str) -> str:
     [
         ("First.", "Oops.", "First.", ""),
         ("", "", "", ""),
-        ("First.", "", "", OTHERWISE),
-        ("", "Oops.", "Oops.", OTHERWISE),
+        ("First.", "", "", MISPLACED),
+        ("", "Oops.", "Oops.", MISPLACED),
     ],
 )
 def test_a_call_that_opens_a_message_takes_the_place_of_one_that_does(failed: str, fixed: str, kept: str, reason: str):
@@ -241,6 +241,20 @@ def test_a_call_that_opens_a_message_takes_the_place_of_one_that_does(failed: st
     p = play(replies, {BAD: "error"}, repair=Saar(), style="harmony", tokenizer=bytes_of("harmony"))
     assert p.turns[0].text == gpt_oss(GOOD, kept)
     assert (p.turns[0].repair.decision, p.turns[0].repair.reason) == ("deep" if reason else "shallow", reason)
+
+
+@pytest.mark.parametrize(
+    ("words", "decision"), [("Let me see.", "deep"), ("Let me see.\n", "shallow"), ("", "shallow")]
+)
+def test_a_call_that_is_a_bare_object_is_one_only_at_the_beginning_of_a_line(words: str, decision: str):
+    """Else what is learnt, after Llama 3's other form of a call, would be read as an answer."""
+    said = f'{{"name": "python", "parameters": {{"code": "{GOOD}"}}}}'
+    replies = [f"{words}<|python_tag|>{BAD}", said, DONE]
+    p = play(replies, {BAD: "error"}, repair=Saar(), style="llama3", tokenizer=bytes_of("llama3"))
+    turn = p.turns[0]
+    assert turn.repair.decision == decision
+    again = chat_of("llama3").parse(ids_of(turn.generated), prefix="")
+    assert [(c.char, c.start, c.code) for c in again.calls] == [(c.char, c.start, c.code) for c in turn.calls]
 
 
 def test_the_failure_is_compared_with_its_fix_and_not_the_other_way_round():
