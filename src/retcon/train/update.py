@@ -23,7 +23,7 @@ from retcon.train.objective.old_logprobs import Mismatch, recompute
 from retcon.train.objective.online_dpo import with_online_dpo
 from retcon.train.objective.reference import kl_terms, with_reference
 from retcon.train.objective.shaping import has_void_turn, in_failed_turns
-from retcon.train.objective.shared import averaged_where_shared
+from retcon.train.objective.shared import averaged_where_shared, first_to_tell
 from retcon.train.optim import apply, learning_rate
 from retcon.train.watch.diverged import refuse_diverged
 from retcon.train.watch.splice_metrics import splice_metrics
@@ -48,8 +48,8 @@ def to_samples(group: Sequence[Trajectory], advantages: Sequence[float], config:
     config.failed_calls, void_turns and truncated take out of the loss is not in the mask. With config.dpo_beta the
     advantages of repaired calls are raised, and the calls that they replaced follow as samples of their own (see
     `with_online_dpo`); with config.contrast then the tries at repaired turns of those rollouts that
-    config.contrast_rollouts names and that are learnt from at all (see `contrast_samples`). Raises UnscoredTokens where
-    ids to be learnt have no log-prob.
+    config.contrast_rollouts names and that are learnt from at all (see `contrast_samples`); of turns that several of
+    them share, with either, those of the first. Raises UnscoredTokens where ids to be learnt have no log-prob.
     """
     roots = {trajectory.branch.root for trajectory in group if trajectory.branch is not None}
     samples = [
@@ -66,12 +66,13 @@ def to_samples(group: Sequence[Trajectory], advantages: Sequence[float], config:
         samples = averaged_where_shared(samples)
     if config.dpo_beta:
         adjust = partial(with_online_dpo, beta=config.dpo_beta, limit=config.dpo_limit)
-        paired = [adjust(trajectory, sample) for trajectory, sample in zip(group, samples, strict=True)]
-        samples = [own for own, *_ in paired] + [one for _, *rejected in paired for one in rejected]
+        telling = iter(first_to_tell([t for t in group if not dropped(t, config)]))
+        own = [t if dropped(t, config) else next(telling) for t in group]
+        paired = [adjust(one, sample) for one, sample in zip(own, samples, strict=True)]
+        samples = [whole for whole, *_ in paired] + [one for _, *rejected in paired for one in rejected]
     if config.contrast:
         named = [t for t in group if config.contrast_rollouts == "all" or (t.reward or 0.0) > 0]
-        told = [trajectory for trajectory in named if not dropped(trajectory, config)]
-        for trajectory in told:
+        for trajectory in first_to_tell([t for t in named if not dropped(t, config)]):
             samples += contrast_samples(trajectory, config.contrast, _splice_weights(trajectory, config))
     return samples
 

@@ -8,6 +8,7 @@ import pytest
 
 from playing import call, play
 from retcon.core.sample import history_ids, to_sample
+from retcon.core.types import Branch as Left
 from retcon.core.types import Observation, RepairRecord, Segment, ToolCall, Trajectory, Turn
 from retcon.purify.branch import Branch
 from retcon.purify.saar import Saar
@@ -101,3 +102,25 @@ def test_a_splice_weighs_as_much_where_it_is_compared_as_in_its_rollout(how: str
     assert fixed.weights == own.weights[: len(fixed.ids)]
     assert [weight is not None for weight in fixed.weights] == [bool(one) for one in fixed.spliced]
     assert failed.weights is None  # it was sampled where it is learnt
+
+
+@pytest.mark.parametrize(
+    ("learnt", "compared"),
+    [("01", "0"), ("12", "1"), ("2", "2"), ("3", ""), ("13", "1")],
+    ids=["parent and branch", "two branches", "a branch of a branch", "one that left before", "that one and a branch"],
+)
+def test_a_turn_that_several_share_is_compared_once_and_where_it_is_learnt(learnt: str, compared: str) -> None:
+    """Whichever of them was not selected, is not right, or was cut off."""
+    p = play([call("1"), call(BAD, "So. "), call(GOOD, "Oops. "), call("2"), DONE], FAILS, repair=Saar())
+    root = replace(p.trajectory, id="0")
+    other = play([call("1"), call("2"), DONE]).trajectory
+    left = {"0": None, "1": Left("0", "0", 2, 50, 1.0, 0.5), "2": Left("1", "0", 3, 50, 1.0, 0.5)}
+    tree = [replace(root, id=id, branch=branch) for id, branch in left.items()]
+    tree.append(replace(other, id="3", branch=Left("0", "0", 1, 50, 1.0, 0.5)))
+    right = [replace(t, reward=1.0 if t.id in learnt else -1.0, answer="42") for t in tree]
+    group = [replace(t, reward=1.0, stop="answer" if t.id in learnt else "length") for t in tree]
+    for rollouts, how in ((right, {}), (group, {"truncated": "mask"}), ([t for t in right if t.reward == 1.0], {})):
+        samples = to_samples(rollouts, [1.0] * len(rollouts), Dapo(contrast=0.5, **how))
+        assert [s.source for s in samples[len(rollouts) :]] == [one for one in compared for _ in range(2)]
+        pairs = to_samples(rollouts, [1.0] * len(rollouts), Dapo(dpo_beta=1.0, **how))[len(rollouts) :]
+        assert [s.source for s in pairs] == (list(compared) if how or len(rollouts) < len(tree) else ["0"])

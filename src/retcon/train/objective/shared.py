@@ -1,12 +1,14 @@
-"""ARPO's hard advantage (arXiv 2507.19849): the mean of the rollouts of a tree, on what they have in common."""
+"""What rollouts of a tree have in common: ARPO's hard advantage (arXiv 2507.19849), the mean of theirs, and what is to
+be learnt of it but once."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import takewhile
 
-from retcon.core.types import Sample
+from retcon.core.types import Sample, Trajectory, Turn
 
 
 def averaged_where_shared(samples: Sequence[Sample]) -> list[Sample]:
@@ -51,3 +53,26 @@ def _averaged(samples: Sequence[Sample]) -> list[tuple[float, ...]]:
                 own[number][place] = mean
         together, place = apart, place + 1
     return [tuple(one) for one in own]
+
+
+def first_to_tell(rollouts: Sequence[Trajectory]) -> list[Trajectory]:
+    """The rollouts, each branch with no more shared turns than it has in common with one of its tree that comes before
+    it: of what was sampled once the first of them tells, be the one that it was sampled for not among them."""
+    return [
+        one if one.branch is None else replace(one, branch=replace(one.branch, turns=_told(one, rollouts[:number])))
+        for number, one in enumerate(rollouts)
+    ]
+
+
+def _told(branch: Trajectory, before: Sequence[Trajectory]) -> int:
+    """How many of the turns that a branch shares another one of its tree has, too."""
+    shared = branch.turns[: branch.shared_turns]
+    return max((_alike(shared, other.turns) for other in before if _root(other) == _root(branch)), default=0)
+
+
+def _alike(first: Sequence[Turn], second: Sequence[Turn]) -> int:
+    return sum(1 for _ in takewhile(lambda two: two[0] == two[1], zip(first, second, strict=False)))
+
+
+def _root(rollout: Trajectory) -> str:
+    return rollout.id if rollout.branch is None else rollout.branch.root
