@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from playing import call, play
+from playing import call, hermes_call, play
 from retcon.core.sample import history_ids, to_sample
 from retcon.train.objective.shaping import has_void_turn, in_failed_turns, overlong_punishment, rewards_of
 
@@ -43,8 +43,10 @@ def test_what_the_model_wrote_in_a_failed_turn_and_nothing_else() -> None:
         ([call("print(y)")] * 6, None, False),
         ([call("x" * 3000)], None, True),
         (["<tool_call>{</tool_call>", "42"], "42", True),
+        ([hermes_call("print(y)", name="pyhton"), "42"], "42", True),
+        ([hermes_call("x", name="pyhton") + hermes_call("print(y)"), "42"], "42", False),
     ],
-    ids=["answered", "without an answer", "out of turns", "cut off", "malformed"],
+    ids=["answered", "without an answer", "out of turns", "cut off", "malformed", "no such tool", "another beside it"],
 )
 def test_void_turns(replies: list[str], answer: str | None, void: bool) -> None:
     """answer: what the grader read."""

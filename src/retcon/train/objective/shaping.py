@@ -40,12 +40,15 @@ def shaped_rewards(group: Sequence[Trajectory], config: RLSection, *, limit: int
 
 def has_void_turn(trajectory: Trajectory) -> bool:
     """Whether a turn of it neither calls a tool nor gives an answer: SimpleTIR's void turn (arXiv 2509.02479, section
-    3.3). Here that is one that was cut off, one whose calls all are malformed, or a last one without an answer."""
+    3.3). Here that is one that was cut off, one whose calls all are malformed and reach no tool, or a last one without
+    an answer."""
     return any(_void(turn) or (turn.stop == "answer" and trajectory.answer is None) for turn in trajectory.turns)
 
 
 def _void(turn: Turn) -> bool:
-    return turn.stop == "length" or (turn.stop == "call" and all(call.malformed for call in turn.calls))
+    malformed = {one.call_id for one in turn.observations if one.status == "malformed"}
+    in_vain = all(call.malformed or call.id in malformed for call in turn.calls)
+    return turn.stop == "length" or (turn.stop == "call" and in_vain)
 
 
 def in_failed_turns(trajectory: Trajectory) -> list[bool]:
