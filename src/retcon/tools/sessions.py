@@ -19,7 +19,8 @@ class PythonSessions:
     """Implements `retcon.tools.types.StatefulTool` over a sandbox: a session for every trajectory.
 
     output_chars: characters of an observation at most (`retcon.tools.wording`). limits: of each call, the sandbox's own
-    where None. Random numbers follow from the trajectory's id, so that a rollout repeats.
+    where None. Random numbers follow from the trajectory's id, and from how often its interpreter was restarted on the
+    way to where it is now, so that a rollout repeats.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class PythonSession:
         self._restarts = 0
         self._notice = ""  # for the next observation
         self._named = 0
-        self._checkpoints: dict[str, tuple[Session, str, str]] = {}  # session, its name there, notice
+        self._checkpoints: dict[str, tuple[Session, str, str, int]] = {}  # session, its name there, notice, restarts
 
     async def __call__(self, call: ToolCall) -> Observation:
         malformed = self._wording.malformed(call)
@@ -92,19 +93,20 @@ class PythonSession:
             raise InfrastructureFault(f"no checkpoint: {error}") from error
         self._named += 1
         own = f"state {self._named}"
-        self._checkpoints[own] = (self._session, name, self._notice)
+        self._checkpoints[own] = (self._session, name, self._notice, self._restarts)
         return own
 
     async def rollback(self, checkpoint: str) -> None:
         if checkpoint not in self._checkpoints:
             raise InfrastructureFault(f"no checkpoint {checkpoint!r} to go back to")
-        session, name, notice = self._checkpoints[checkpoint]
+        session, name, notice, self._restarts = self._checkpoints[checkpoint]
         try:
             try:
                 await session.rollback(name)
             except SessionLost as error:
                 await self._restart(error)
-                self._checkpoints[checkpoint] = (self._session, await self._session.checkpoint(), RESTARTED)
+                name = await self._session.checkpoint()
+                self._checkpoints[checkpoint] = (self._session, name, RESTARTED, self._restarts)
                 await self._close_unless_needed(session)
                 return
         except FAULTS as error:
@@ -114,7 +116,7 @@ class PythonSession:
 
     async def discard(self, checkpoint: str) -> None:
         if checkpoint in self._checkpoints:
-            session, name, _ = self._checkpoints.pop(checkpoint)
+            session, name, *_ = self._checkpoints.pop(checkpoint)
             await session.discard(name)
             await self._close_unless_needed(session)
 
@@ -125,7 +127,7 @@ class PythonSession:
 
     @property
     def _kept(self) -> int:
-        return sum(session is self._session for session, _, _ in self._checkpoints.values())
+        return sum(session is self._session for session, *_ in self._checkpoints.values())
 
     async def _restart(self, cause: SessionLost | CheckpointRefused) -> None:
         """Go on in a fresh session; the old one stays while there are checkpoints in it. Raises `cause` where that is

@@ -11,6 +11,7 @@ from retcon.core.errors import SessionLost
 from retcon.core.seeds import derive
 from retcon.core.types import Observation, ToolCall
 from retcon.sandbox.types import Limits, Result
+from retcon.tools.forks import Forkable
 from retcon.tools.kind import ToolSetup
 from retcon.tools.kinds.python import Python
 from retcon.tools.sessions import RESTARTED, PythonSession, PythonSessions
@@ -88,6 +89,39 @@ def test_random_numbers_follow_from_the_trajectory_and_are_others_in_a_fresh_int
     assert seeds[0] == derive("python", "t/0")
     assert seeds == [session.seed for session in again]
     assert len({*seeds, *(session.seed for session in other)}) == 6
+
+
+def test_a_restart_that_was_rolled_back_leaves_no_trace_in_later_random_numbers() -> None:
+    """What a lookahead tried is no part of the history."""
+
+    async def tried(tool: OpenTool) -> None:
+        before = await tool.checkpoint()
+        await say(tool, "exit")
+        await say(tool, "1")
+        await tool.rollback(before)
+        await ends_twice(tool)
+
+    assert [session.seed for session in opened(tried)][2:] == [session.seed for session in opened(ends_twice)][1:]
+
+
+def test_random_numbers_of_a_branch_do_not_depend_on_which_branch_is_quicker() -> None:
+    def seeds(first: str, second: str) -> set[tuple[str, int | None]]:
+        async def run() -> set[tuple[str, int | None]]:
+            sandbox = Sandbox()
+            tools = Forkable(PythonSessions(sandbox))  # type: ignore[arg-type]
+            branches = {"t/0": await tools.open("t/0")}
+            await tools.fork("t/0", "t/1")
+            branches["t/1"] = await tools.open("t/1")
+            found = set()
+            for name in (first, second):
+                await say(branches[name], "exit")
+                await say(branches[name], "1")
+                found.add((name, sandbox.sessions[-1].seed))
+            return found
+
+        return asyncio.run(run())
+
+    assert seeds("t/0", "t/1") == seeds("t/1", "t/0")
 
 
 def test_an_interpreter_that_was_restarted_has_the_limits_of_the_first() -> None:
