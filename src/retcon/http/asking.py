@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import ssl
+from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 if TYPE_CHECKING:
     import aiohttp
@@ -55,7 +57,7 @@ class Connections:
 
     token: a bearer token that every request carries. proxies: whether those of the environment are used, never for a
     server on this machine, which no proxy reaches. A request that is cancelled closes its connection, by which servers
-    know that nobody waits any more. Other servers than that of the first request need connections of their own.
+    know that nobody waits any more.
     """
 
     def __init__(self, token: str = "", *, proxies: bool = False) -> None:
@@ -78,18 +80,18 @@ class Connections:
 
         if self._session is None:  # not before there is an event loop
             self._session = aiohttp.ClientSession(
-                headers=self._headers,
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS),
                 cookie_jar=aiohttp.DummyCookieJar(),
-                trust_env=self._proxies and not _is_here(url),
+                trust_env=False,  # it would take passwords from ~/.netrc, too, and none beside a token
             )
-        sent = dict(headers or {})
+        sent = {**self._headers, **(headers or {})}  # not the session's own, which a proxy would be sent too
         content = None
         if body is not None:
             sent["Content-Type"] = "application/json"
             content = json.dumps(body).encode()
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=seconds)
         try:
+            proxy, known_by = _proxy_for(url) if self._proxies else (None, {})
             async with self._session.request(
                 method,
                 URL(url, encoded=True),
@@ -97,7 +99,9 @@ class Connections:
                 headers=sent,
                 timeout=timeout,
                 allow_redirects=False,
-                ssl=self._trusted if url.startswith("https:") else False,
+                proxy=proxy,
+                proxy_headers=known_by,
+                ssl=self._trusted if "https:" in (url[:6], (proxy or "")[:6]) else False,
             ) as answer:
                 return Answer(url, answer.status, answer.headers, await answer.read())
         except aiohttp.ConnectionTimeoutError as error:  # a machine that starts, say, whose kernel refuses nothing yet
@@ -116,6 +120,20 @@ class Connections:
         session, self._session = self._session, None
         if session is not None:
             await session.close()
+
+
+def _proxy_for(url: str) -> tuple[str | None, Mapping[str, str]]:
+    """The proxy that the environment names for a server, None where there is none, and the headers by which it knows
+    us: who is named in its URL. One without a scheme speaks HTTP, as curl has it. Raises ValueError for what is no URL.
+    """
+    about = urlsplit(url)
+    named = None if _is_here(url) else getproxies().get(about.scheme)
+    if not named or proxy_bypass(about.hostname or ""):
+        return None, {}
+    scheme, _, rest = named.rpartition("://")
+    who, known, where = rest.rpartition("@")
+    basic = b64encode(unquote(who).encode()).decode()
+    return f"{scheme or 'http'}://{where}", {"Authorization": f"Basic {basic}"} if known else {}
 
 
 def _is_here(url: str) -> bool:
