@@ -1,4 +1,4 @@
-"""Several servers, one of which goes: drained, or killed."""
+"""Servers of which one goes, drained or killed, or that a proxy stands before."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 
 from retcon.http.server import GRACE_SECONDS
 from retcon.sandbox.client import SandboxClient, SandboxRouter
+from servers import answering
 from servers.serving import Server, server
 
 SLOW = "import time\ntime.sleep(2)\nprint('slow')"
@@ -106,3 +107,22 @@ def test_of_four_servers_one_is_killed_and_no_call_is_lost() -> None:
     with ExitStack() as stack:
         servers = [stack.enter_context(server("--workers", "1")) for _ in range(4)]
         asyncio.run(asyncio.wait_for(work(servers), 100))
+
+
+@pytest.mark.parametrize("status", [408, 425, 429])
+def test_what_a_proxy_puts_off_is_asked_again(status: int) -> None:
+    def reply(asked: answering.Asked) -> answering.Answer:
+        if asked.path != "/v1/run":
+            return answering.Answer({"tier": "landlock"})
+        puts_off = len(made.asked) in (1, 3)
+        return answering.Answer("Too many requests", status) if puts_off else answering.Answer({"status": "ok"})
+
+    async def main(url: str) -> None:
+        async with SandboxClient(url) as client, SandboxRouter([url]) as router:
+            assert (await client.run("1")).status == "ok"
+            assert (await router.run("1")).status == "ok"
+            assert router.up == [url]
+
+    with answering.serving(reply) as made:
+        asyncio.run(main(made.url.removesuffix("/v1")))
+    assert len(made.asked) == 4

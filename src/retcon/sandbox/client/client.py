@@ -51,8 +51,8 @@ class SandboxClient:
             result = await sandbox.run("print(1 + 1)")
 
     token: the server's, where it asks for one. tries: of a call whose server cannot be reached, breaks off or is busy
-    (any 5xx but its own `internal`), with growing pauses; after the last its result is `infrastructure`. A call can be
-    repeated since it leaves nothing behind; what is asked of a session carries a key, so that the server does it once.
+    (429, any 5xx but its own `internal`), with growing pauses; after the last its result is `infrastructure`. A call
+    can be repeated since it leaves nothing behind; what a session is asked carries a key, so that it is done once.
     limits: of calls that give none, the server's own where None. connections: requests at a time, the others wait here.
     patience: seconds that an answer may take beyond the call's wall limit, its time in the server's queue among them.
 

@@ -16,6 +16,9 @@ from retcon.sandbox.types import Limits, Program, Result
 
 SERVERS_FAULT = 500
 """From this status of HTTP on not the request is at fault, but a server, or what stands before it."""
+LATER = (408, 425, 429)
+"""Statuses below it by which what stands before a server, as a proxy that limits the rate does, asks to be asked again.
+"""
 NOT_OURS = (401, 403, 404)
 """Statuses of HTTP that say of whom they come from, and not of what was asked, that it is no server of ours."""
 
@@ -60,7 +63,7 @@ class Remote:
 
         seconds: how long the work itself may take. patience: in place of the client's. key: marks repetitions.
 
-        Raises ServerUnavailable (no answer, or any 5xx but the server's own `internal`), ServerBroken (that one),
+        Raises ServerUnavailable (no answer, `LATER`, any 5xx but the server's own `internal`), ServerBroken (that one),
         CallRefused (the request is wrong, or too large), SessionLost (the session is gone), KeyError (no such
         checkpoint), SandboxUnavailable (the server is no sandbox, or wants another token).
         """
@@ -80,12 +83,13 @@ class Remote:
     def _raise(self, response: Answer) -> None:
         said = _error_in(response)
         message, kind = said.get("message", response.text[:200]), said.get("type")
-        if response.status >= SERVERS_FAULT and kind != "internal":
+        later = response.status in LATER
+        if later or (response.status >= SERVERS_FAULT and kind != "internal"):
             after = response.headers.get("Retry-After", "")
             raise ServerUnavailable(
                 f"{self.url}: {response.status} {message}",
                 after=float(after) if after.isdecimal() else 0.0,
-                down=kind != "busy",
+                down=not later and kind != "busy",
             )
         if kind == "session_lost":
             raise SessionLost(message, by_own_code=bool(response.json().get("by_own_code")))
