@@ -218,10 +218,11 @@ def test_what_a_server_refuses_is_not_asked_again() -> None:
     assert len(tokens_asked(server)) == 1
 
 
-def test_an_aborted_request_is_asked_again() -> None:
-    aborted = VLLM().tokens({"token_ids": [1], "sampling_params": {"max_tokens": 1}})
-    body = json.loads(json.dumps(aborted.body))
-    body["choices"][0]["finish_reason"] = "abort"
+@pytest.mark.parametrize("finish", ["abort", "error"])
+def test_a_request_that_the_server_gives_up_is_asked_again(finish: str) -> None:
+    given_up = VLLM().tokens({"token_ids": [1], "sampling_params": {"max_tokens": 1}})
+    body = json.loads(json.dumps(given_up.body))
+    body["choices"][0]["finish_reason"] = finish
     with serving(VLLM(answers=[Answer(body)]), models=()) as server:
         engine = engine_of(server)
         assert run(connected(engine, lambda: engine.generate("a", [5], GREEDY))).ids == (5, 5, 5)

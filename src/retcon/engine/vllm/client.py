@@ -207,7 +207,7 @@ class VLLMClient:
             taken = len(versions) == 1 and versions <= {wanted or next(iter(versions))}
         if not taken:
             raise self.remote.no_answer(f"tokens of the weights {sorted(versions)}, not {wanted}: it was restarted")
-        if choice.get("finish_reason") == "abort":
+        if choice.get("finish_reason") in ("abort", "error"):
             raise self.remote.no_answer("up: it ended the request on its own account")
         return choice, [version for version, start, end in spans for _ in range(start, end)]
 
