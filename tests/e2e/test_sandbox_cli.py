@@ -134,6 +134,7 @@ def test_a_program_may_have_another_interpreter_and_packages_that_are_there_befo
         (("serve", "--warm", "nunpy"), "did you mean 'numpy'?"),
         (("serve", "--package", "a b"), "not the name of a module"),
         (("serve", "--host", "nowhere.invalid"), "--host nowhere.invalid"),
+        (("serve", "--host", "nowhere..invalid"), "--host nowhere..invalid"),
         (("serve", "--port", "70000"), "65535"),
     ],
 )

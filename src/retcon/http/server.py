@@ -35,8 +35,8 @@ def listen(host: str, port: int) -> socket.socket:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-    except OSError as error:
-        raise AddressUnavailable(f"--host {host}: {error.strerror or error}") from error
+    except (OSError, UnicodeError) as error:  # of the latter kind: what can be no host's name
+        raise AddressUnavailable(f"--host {host}: {getattr(error, 'strerror', None) or error}") from error
     opened = socket.socket(family, kind, protocol)
     opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
