@@ -289,7 +289,8 @@ def test_a_server_is_asked_for_a_word_before_any_task_is_drawn() -> None:
         source = opened_source(setup_of(tasks, "demos.kind=openai", *given))
     assert (source.tries, source.roller.context.model, tasks.seeds) == (3, "big", [])
     ((_, body),) = server.asked
-    assert body == {"model": "big", "messages": [{"role": "user", "content": "Say yes."}], "max_tokens": 16}
+    asked = {"model": "big", "messages": [{"role": "user", "content": "Say yes."}], "max_tokens": 16}
+    assert body == {**asked, "temperature": 0.5, "top_p": 1, "seed": 0}, "as for all that comes after it"
 
 
 class Speaking:

@@ -30,10 +30,13 @@ _BLOCK = re.compile(r"```(?:python|py)[ \t]*\n(?P<code>.*?)(?:\n```|```|\Z)", re
 
 
 class RemoteTeacher:
-    """Engine that asks a model for messages. tasks: of each request id. It has no log-probs."""
+    """Engine that asks a model for messages. tasks: of each request id. seeds: whether requests bring one. It has no
+    log-probs."""
 
-    def __init__(self, model: RemoteModel, chat: Chat, instructions: str, tasks: Mapping[str, Task]) -> None:
-        self._model, self._chat = model, chat
+    def __init__(
+        self, model: RemoteModel, chat: Chat, instructions: str, tasks: Mapping[str, Task], *, seeds: bool = True
+    ) -> None:
+        self._model, self._chat, self._seeds = model, chat, seeds
         self._told = {
             id: [
                 {"role": role, "content": text}
@@ -46,11 +49,11 @@ class RemoteTeacher:
         told = self._told[request_id]
         if told[-1]["role"] == "assistant":
             told.append({"role": "user", "content": PRINTED + self._chat.observations_in(ids)[-1]})
+        seed = {"seed": params.seed % 2**31} if self._seeds else {}
         try:
             said = await self._model.chat(
-                told, temperature=params.temperature, top_p=params.top_p, max_tokens=params.max_tokens,
-                seed=params.seed % 2**31,
-            )  # fmt: skip
+                told, temperature=params.temperature, top_p=params.top_p, max_tokens=params.max_tokens, **seed
+            )
         except Unsaid:
             return Generation((), None, "length")
         words, code = words_and_block(said)
@@ -85,6 +88,7 @@ class RemoteSource:
     inputs: Mapping[str, str] = field(default_factory=dict)
     chunk: int = 16
     ends: bool = False
+    seeds: bool = True
 
     async def make(self, start: int, stop: int, kept: int) -> Made:
         """See `Source.make`."""
@@ -92,7 +96,7 @@ class RemoteSource:
 
         async def attempt(tasks: list[Task], number: int) -> list[Trajectory]:
             asked = {f"{task.id}/{number}/0": task for task in tasks}
-            teacher = RemoteTeacher(self.model, self.roller.context.chat, self.instructions, asked)
+            teacher = RemoteTeacher(self.model, self.roller.context.chat, self.instructions, asked, seeds=self.seeds)
             return await self.roller.roll(tasks, teacher, attempt=number)
 
         return Made(len(tasks), *rejections(await tried(tasks, attempt, keep="right", tries=self.tries)))
@@ -109,22 +113,34 @@ async def open_remote(section: OpenAI, setup: DemoSetup) -> AsyncIterator[Remote
         raise RecipeError(f"demos.key_env names {section.key_env}, which is not set")
     recipe, tasks = setup.recipe, setup.tasks()
     about: dict[str, Any] = {"key_env": section.key_env, "seconds": section.seconds}
-    await _ask_first(RemoteModel("teacher", section.url, section.model, attempts=1, **about))
+    sampling = build_sampling(recipe)
+    seeds = await _takes_seeds(RemoteModel("teacher", section.url, section.model, attempts=1, **about), sampling)
     model = RemoteModel("teacher", section.url, section.model, patience=section.patience, **about)
     nobody = RemoteTeacher(model, setup.chat, section.instructions, {})
     fit = Drawn(fitting(drawn_tasks(tasks, recipe.run.seed), setup.chat, recipe.rollout.max_tokens))
     try:
-        async with open_roller(setup, tasks, nobody, model=section.model, sampling=build_sampling(recipe)) as roller:
+        async with open_roller(setup, tasks, nobody, model=section.model, sampling=sampling) as roller:
             need_python(roller, "openai")
-            yield RemoteSource(fit, roller, model, section.instructions, section.tries)
+            yield RemoteSource(fit, roller, model, section.instructions, section.tries, seeds=seeds)
     finally:
         await model.close()
 
 
-async def _ask_first(model: RemoteModel) -> None:
+async def _takes_seeds(model: RemoteModel, sampling: SamplingParams) -> bool:
+    """Asks for a word as for all others, and without a seed where that is what is refused: not every server takes one.
+    Raises EngineError."""
+    asked: dict[str, object] = {"temperature": sampling.temperature, "top_p": sampling.top_p, "max_tokens": 16}
+    said = [{"role": "user", "content": "Say yes."}]
     try:
-        await model.message([{"role": "user", "content": "Say yes."}], max_tokens=16)  # of which reasoning may take all
+        try:
+            await model.message(said, **asked, seed=0)  # of the tokens reasoning may take all
+        except Refused as refused:
+            if not re.search(r"\bseed\b", refused.said.text):
+                raise
+            await model.message(said, **asked)
+            return False
     except (Refused, InfrastructureFault) as fault:
         raise EngineError(f"demos.url: {fault}") from fault
     finally:
         await model.close()
+    return True
