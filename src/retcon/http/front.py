@@ -95,11 +95,13 @@ class Front:
 
 
 def _is_here(address: str) -> bool:
-    """Whether it is one of this machine's addresses that only this machine reaches."""
+    """Whether it is one of this machine's addresses that only this machine reaches; of IPv4's also as a server that
+    listens on `::` is told of them, `::ffff:127.0.0.1`."""
     try:
-        return ipaddress.ip_address(address).is_loopback
+        found = ipaddress.ip_address(address)
     except ValueError:
         return False
+    return (getattr(found, "ipv4_mapped", None) or found).is_loopback
 
 
 def _is_no_pages_name(host: str) -> bool:

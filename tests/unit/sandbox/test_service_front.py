@@ -34,8 +34,9 @@ def status(address: str, host: str, token: str | None = None, path: str = "/metr
     "host", ["page.example", "page.example:8088", "PAGE.example.:8088", "127.0.0.1.example", "a b.c:d"]
 )
 def test_a_page_cannot_read_under_a_name_of_its_own(host: str) -> None:
-    assert status("127.0.0.1", host) == status("::1", host) == 403
+    assert status("127.0.0.1", host) == status("::1", host) == status("::ffff:127.0.0.1", host) == 403
     assert status("127.0.0.1", host, path="/health") == status("127.0.0.1", host, token="t") == 200
+    assert status("::ffff:10.0.0.7", host) == 200
     assert status("10.0.0.7", host) == 200  # which others reach too, by whatever name it has
 
 
