@@ -252,7 +252,7 @@ class RemoteModel(Remote):
             choice["message"] = dict(choice["message"])
         except (LookupError, TypeError, ValueError) as error:
             raise self.no_answer("no chat completion") from error
-        if choice.get("finish_reason") == "content_filter":
+        if str(choice.get("finish_reason")).startswith("content_filter"):  # Gemini's names the rule: `…: RECITATION`
             raise self.no_answer("an answer that its content filter has cut")
         usage = answer.get("usage")
         return {**choice, "usage": usage if isinstance(usage, dict) else {}}
@@ -325,6 +325,8 @@ def text_of(content: object) -> str:
 def _broken_off(answer: Any) -> str | None:
     """Why a completion is not whole, through no fault of the model: SGLang's and vLLM's `abort` where they are paused
     or end, OpenRouter's `error` where the provider breaks off, DeepSeek's where it has no room."""
+    if answer is None:
+        return "its answer is empty"
     try:
         choice = answer["choices"][0]
         finish, error = choice.get("finish_reason"), choice.get("error")

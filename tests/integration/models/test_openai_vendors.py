@@ -164,7 +164,8 @@ def test_an_answer_that_the_server_broke_off_is_asked_for_again(finish: str) -> 
 
 def test_what_a_content_filter_cut_is_no_answer_and_no_end_of_the_work() -> None:
     banned = error(400, "The response was filtered", code="content_filter")
-    for answer in (said("It", finish="content_filter"), banned):
+    geminis = "content_filter: RECITATION"
+    for answer in (said("It", finish="content_filter"), said("It", finish=geminis), said("", finish=geminis), banned):
         with serving(scripted(answer, said("42"))) as server:
             assert [made.stop for made in rolled(engine_of(server.url), 2)] == ["infrastructure", "answer"]
 
@@ -180,6 +181,7 @@ def test_what_a_content_filter_cut_is_no_answer_and_no_end_of_the_work() -> None
         Answer("<html>521</html>", 521),
         Answer('{"choices": [{"message": {"content": "It'),
         Answer("\n\n\n"),
+        Answer(""),
         Answer({}, 429, {"Retry-After": "0.01"}),
     ],
 )
