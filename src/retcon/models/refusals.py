@@ -20,7 +20,8 @@ _PASSING = re.compile(r"overloaded|rate_?limit|server_?error|unavailable|timeout
 _TOO_LONG = frozenset({"context_length_exceeded", "exceed_context_size_error"})
 _LONG = re.compile(
     r"context (?:length|size|window|limit)|model token limit|maximum (?:number|amount) of (?:input )?tokens"
-    r"|prompt is too long|prompt too long"
+    r"|(?:prompt|input) is too long|prompt too long|prompt exceeds max|maximum (?:prompt|model) length"
+    r"|range of input length|tokens in the prompt cannot exceed"
     r"|`inputs` tokens|too large for model|longer than the (?:model|context)",
     re.IGNORECASE,
 )

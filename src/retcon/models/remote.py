@@ -252,8 +252,11 @@ class RemoteModel(Remote):
             choice["message"] = dict(choice["message"])
         except (LookupError, TypeError, ValueError) as error:
             raise self.no_answer("no chat completion") from error
-        if str(choice.get("finish_reason")).startswith("content_filter"):  # Gemini's names the rule: `…: RECITATION`
+        finish = str(choice.get("finish_reason"))
+        if finish.startswith("content_filter") or finish == "sensitive":  # Gemini's names the rule: `…: RECITATION`
             raise self.no_answer("an answer that its content filter has cut")
+        if finish in ("model_length", "model_context_window_exceeded"):  # Mistral's, and Z.ai's as is `sensitive`
+            choice["finish_reason"] = "length"
         usage = answer.get("usage")
         return {**choice, "usage": usage if isinstance(usage, dict) else {}}
 
@@ -324,7 +327,8 @@ def text_of(content: object) -> str:
 
 def _broken_off(answer: Any) -> str | None:
     """Why a completion is not whole, through no fault of the model: SGLang's and vLLM's `abort` where they are paused
-    or end, OpenRouter's `error` where the provider breaks off, DeepSeek's where it has no room."""
+    or end, OpenRouter's `error` where the provider breaks off, DeepSeek's where it has no room, Z.ai's `network_error`.
+    """
     if answer is None:
         return "its answer is empty"
     try:
@@ -332,7 +336,7 @@ def _broken_off(answer: Any) -> str | None:
         finish, error = choice.get("finish_reason"), choice.get("error")
     except (LookupError, TypeError, AttributeError):
         return None
-    if finish not in ("abort", "error", "insufficient_system_resource"):
+    if finish not in ("abort", "error", "insufficient_system_resource", "network_error"):
         return None
     why = error.get("message") if isinstance(error, Mapping) else None
     return f"it broke the answer off ({finish}{f': {why}' if why else ''})"

@@ -240,9 +240,28 @@ def test_the_room_that_an_input_leaves_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    "message", [NO_ROOM.format(1000), "Your request exceeded model token limit: 1000 (requested: 1300)"]
+    "message",
+    [
+        NO_ROOM.format(1000),
+        "Your request exceeded model token limit: 1000 (requested: 1300)",
+        "This model's maximum prompt length is 1000 but the request contains 1300 tokens.",
+        "The decoder prompt (length 1300) is longer than the maximum model length of 1000.",
+        "<400> InternalError.Algo.InvalidParameter: Range of input length should be [1, 1000]",
+        "Input is too long for requested model.",
+        "Prompt exceeds max length",
+        "too many tokens: total number of tokens in the prompt cannot exceed 1000 - received 1300.",
+    ],
 )
 def test_an_input_that_leaves_no_room_is_too_long(message: str) -> None:
     assert Said(400, message).too_long
     with serving(lambda _: refused(message)) as server, pytest.raises(TooLong):
         asking(server.url, lambda model: model.message([], max_tokens=300))
+
+
+@pytest.mark.parametrize("finish", ["model_length", "model_context_window_exceeded"])
+def test_a_message_that_the_context_has_cut_is_cut_whatever_that_is_called(finish: str) -> None:
+    async def work(model: RemoteModel) -> None:
+        assert (await model.message([]))["finish_reason"] == "length"
+
+    with serving(lambda _: said("It is", finish=finish)) as server:
+        asking(server.url, work)

@@ -153,7 +153,7 @@ def test_models_that_call_max_tokens_otherwise_are_told_so_once() -> None:
     assert [asked.body.get("max_completion_tokens") for asked in server.asked] == [None, 4000, 4000]
 
 
-@pytest.mark.parametrize("finish", ["abort", "error", "insufficient_system_resource"])
+@pytest.mark.parametrize("finish", ["abort", "error", "insufficient_system_resource", "network_error"])
 def test_an_answer_that_the_server_broke_off_is_asked_for_again(finish: str) -> None:
     with serving(scripted(said("It is", finish=finish), said("It is 42."))) as server:
         (made,) = rolled(engine_of(server.url))
@@ -164,8 +164,8 @@ def test_an_answer_that_the_server_broke_off_is_asked_for_again(finish: str) -> 
 
 def test_what_a_content_filter_cut_is_no_answer_and_no_end_of_the_work() -> None:
     banned = error(400, "The response was filtered", code="content_filter")
-    geminis = "content_filter: RECITATION"
-    for answer in (said("It", finish="content_filter"), said("It", finish=geminis), said("", finish=geminis), banned):
+    reasons = ("content_filter", "content_filter: RECITATION", "sensitive")
+    for answer in (*(said("It", finish=reason) for reason in reasons), banned):
         with serving(scripted(answer, said("42"))) as server:
             assert [made.stop for made in rolled(engine_of(server.url), 2)] == ["infrastructure", "answer"]
 
