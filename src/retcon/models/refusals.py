@@ -14,7 +14,9 @@ SHOWN = 400
 _AGAIN = frozenset({408, 409, 425, 429})
 _NEVER = frozenset({501, 505})
 _AWAY = frozenset({429, 502, 503, 504, *range(520, 531)})
-_SPENT = frozenset({"insufficient_quota", "billing_hard_limit_reached", "billing_not_active"})
+_SPENT = frozenset(
+    {"insufficient_quota", "exceeded_current_quota_error", "billing_hard_limit_reached", "billing_not_active"}
+)
 _FILTERED = frozenset({"content_filter", "content_policy_violation", "ResponsibleAIPolicyViolation"})
 _PASSING = re.compile(r"overloaded|rate_?limit|server_?error|unavailable|timeout|internal", re.IGNORECASE)
 _TOO_LONG = frozenset({"context_length_exceeded", "exceed_context_size_error"})
@@ -58,8 +60,8 @@ _NOT_TAKEN = re.compile(
     re.IGNORECASE,
 )
 """That these are not taken, whatever their values: their names stand beside the words, not merely in the same text."""
-_TOO_LARGE = re.compile("request too large", re.IGNORECASE)
-"""Of status 429: more at once than a minute's limit, so it would be refused again."""
+_NEVER_MET = re.compile("request too large|insufficient balance", re.IGNORECASE)
+"""Of status 429: more at once than a minute's limit, or than is paid for, so it would be refused again."""
 _SAMPLING = ("top_p", "temperature")
 """What some models of OpenAI's, Anthropic's and others' do not take, or not both of."""
 _TAG = re.compile(r"<(script|style)\b.*?</\1>|<[^>]*>", re.DOTALL | re.IGNORECASE)
@@ -77,7 +79,7 @@ class Said:
     @property
     def passes(self) -> bool:
         """Whether the same request may be answered the next time."""
-        if self.code in _SPENT or (self.status == 429 and _TOO_LARGE.search(self.text)):
+        if self.code in _SPENT or (self.status == 429 and _NEVER_MET.search(self.text)):
             return False
         return self.status in _AGAIN or (self.status >= 500 and self.status not in _NEVER)
 

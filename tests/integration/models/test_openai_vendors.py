@@ -245,6 +245,8 @@ TOOLS_VLLM = '"auto" tool choice requires --enable-auto-tool-choice and --tool-c
         (Answer("", 307, {"Location": "https://x.example/v1"}), "it redirects to https://x.example/v1: give that URL"),
         (Answer("<html><style>a{}</style><h1>403</h1>Forbidden</html>", 403), "status 403: 403 Forbidden; no key"),
         (error(429, "You exceeded your current quota", code="insufficient_quota"), "status 429: You exceeded"),
+        (error(429, "Your account is suspended", type="exceeded_current_quota_error"), "429: Your account is"),
+        (error(429, "Insufficient balance or no resource package.", code="1113"), "status 429: Insufficient balance"),
         (error(429, "Request too large for big on tokens per min: Limit 9, Requested 12."), "429: Request too large"),
     ],
 )
