@@ -10,6 +10,8 @@ from retcon.config.section import Section, Work
 
 Values = Mapping[str, Mapping[str, object]]
 """A recipe, or a part of it, as JSON: section to key to value."""
+WEIGHTS, PROBLEMS = "weights", "problems"
+"""What runs that are compared start from, and are measured on: what a recipe names may change, and the recipe not."""
 
 
 def relevant(recipe: Recipe, work: Work) -> dict[str, dict[str, object]]:

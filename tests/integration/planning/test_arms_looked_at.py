@@ -18,8 +18,9 @@ pytest.importorskip("torch", reason="training needs the [train] extra")
 
 from rich.console import Console
 
+from retcon.build import build_tasks
 from retcon.cli.common.ledger import make_targets
-from retcon.cli.common.targets import NotReady, refuse_unready, training
+from retcon.cli.common.targets import NotReady, refuse_apart, refuse_unready, training
 from retcon.cli.compare.arms import read_arms
 from retcon.cli.compare.plan import Wish, make_plan, open_ledger
 from retcon.cli.quickstart.plan import make_plan as quickstart_plan
@@ -27,11 +28,14 @@ from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe, TaskSection
 from retcon.config.stages import stages_of
 from retcon.core.errors import CheckpointError, RecipeError, RetconError
+from retcon.evaluate.result import Result, write_result
 from retcon.models.locating import BASE
 from retcon.planning import needs as module
 from retcon.planning.needs import MIB, Needs, Part, refuse_hopeless
 from retcon.store.alone import alone
-from retcon.tasks.types import Task
+from retcon.store.fingerprint import fingerprint
+from retcon.tasks.checked import evaluation_tasks
+from retcon.tasks.types import Task, fingerprint_of
 from retcon.train.stages import ready
 from retcon.train.stages.ready import unready
 from training import Ones, make_base
@@ -68,6 +72,37 @@ def test_runs_that_have_begun_are_not_looked_at_again(tmp_path: Path) -> None:
         targets[0].makes.parent.mkdir(parents=True)
         (targets[0].makes.parent / "run.json").write_text(json.dumps({}))
     refuse_unready(plan.targets)
+
+
+def test_an_arm_that_is_added_once_its_problems_or_the_model_are_others_is_refused(tmp_path: Path) -> None:
+    """Which no recipe tells: it names the same file, and the same folder."""
+    data, model, out = tmp_path / "own.jsonl", make_base(tmp_path / "model", positions=512), tmp_path / "out"
+    rows = [{"id": f"{n}", "question": f"find {n} plus 1.", "answer": str(n + 1)} for n in range(8)]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    keys = ["task.kind=file", f"task.path={data}", "task.evaluation_share=0.5", "rl.steps=2", "rl.prompts=1",
+            "sandbox.workers=1", "compute.device=cpu"]  # fmt: skip
+    wish = Wish(out, 1, "rollouts", start=str(model), faults=0.0)
+    plan = make_plan(wish, read_arms(["mini/dapo-baseline", "mini/cleaner", *keys]), keys)
+    (first, measured, _), (second, *_) = plan.trained.values()
+    tasks, about = build_tasks(first.recipe, model), first.recipe.evaluate
+    problems = fingerprint_of(evaluation_tasks(tasks, about.problems, about.seed))
+    measured.makes.parent.mkdir(parents=True)
+    write_result(measured.makes, Result(str(model), {}, {}, inputs={"problems": problems}))
+    manifest = {"inputs": {"start": fingerprint(model)}}
+    (first.makes.parent / "run.json").write_text(json.dumps(manifest))
+    made = refuse_apart(plan.targets)
+    asked = [("second", second.given, second.overrides, str(model), True, str(second.makes.parent))]
+    then = {"second": [(what, value, str(by)) for (what, _), (value, by) in made.items()]}
+    assert list(unready(asked, then)) == []
+
+    data.write_text("".join(json.dumps({**row, "answer": "7"}) + "\n" for row in rows))
+    with pytest.raises(NotReady, match=rf"cleaner, seed 0 .*: {measured.makes} is of other problems: .* --out"):
+        refuse_unready([second], made)
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    make_base(model, positions=600)
+    ((_, why, refused),) = unready(asked, then)
+    assert why.startswith(f"{first.makes.parent} is of other weights: ")
+    assert refused
 
 
 OF_ONES_OWN = """

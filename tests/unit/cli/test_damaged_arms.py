@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from retcon.cli.common.targets import Target, to_make
+from retcon.cli.common.targets import Target, refuse_apart, to_make
 from retcon.cli.compare.arms import read_arms
 from retcon.cli.compare.matching import Match, late_words
 from retcon.cli.compare.plan import ComparePlan, Wish, make_plan
@@ -101,3 +102,32 @@ def test_an_arm_whose_budget_is_the_firsts_needs_the_cold_start_and_of_the_first
     make(plan.cold[0])
     plan.trained["dapo-baseline", 0][0].makes.rmdir()
     assert names(to_make(plan.targets)) == second
+
+
+def test_runs_of_what_has_changed_under_its_name_are_not_compared(tmp_path: Path) -> None:
+    """A file of problems whose answers were mended, or a model that was trained on: the recipes say the same, and the
+    problems keep their ids."""
+    arms = read_arms(("mini/dapo-baseline", "mini/cleaner"))
+    targets = make_plan(Wish(tmp_path, 1, "rollouts", start="base"), arms).targets
+    results = [target.makes for target in targets if not target.trains]
+    runs = [target.makes.parent for target in targets if target.trains]
+    for target in targets:
+        make(target)
+    refuse_apart(targets)  # of an earlier version, which told nothing
+    for file in results:
+        write_result(file, msgspec.structs.replace(read_result(file), inputs={"problems": "before"}))
+    for run in runs:
+        (run / "run.json").write_text(json.dumps({"inputs": {"start": "before"}}))
+    made = refuse_apart(targets)
+    assert sorted((what, value) for (what, _), (value, _) in made.items()) == [
+        ("problems", "before"), ("weights", "before"),
+    ]  # fmt: skip
+
+    write_result(results[-1], msgspec.structs.replace(read_result(results[-1]), inputs={"problems": "after"}))
+    told = rf"{results[0]} and {results[-1]} are of different problems: .*Remove the runs .*or choose another --out"
+    with pytest.raises(CheckpointError, match=told):
+        refuse_apart(targets)
+    results[-1].unlink()
+    (runs[1] / "run.json").write_text(json.dumps({"inputs": {"start": "after"}}))
+    with pytest.raises(CheckpointError, match=f"{runs[0]} and {runs[1]} are of different weights"):
+        refuse_apart(targets)

@@ -12,8 +12,8 @@ import msgspec
 from rich.console import Console
 
 from retcon.cli.common.board import board_for
-from retcon.cli.common.jobs import run_jobs
-from retcon.cli.common.targets import Target, refuse_unready, to_make, warn_of_rates
+from retcon.cli.common.jobs import Job, run_jobs
+from retcon.cli.common.targets import Target, refuse_apart, refuse_unready, to_make, warn_of_rates
 from retcon.core.errors import CheckpointError
 from retcon.runs.comparing import as_now, differing, flat
 from retcon.runs.manifest import refuse_unloadable
@@ -77,16 +77,22 @@ class Ledger(Generic[B]):
 
 def make_targets(targets: Sequence[Target], ledger: Ledger[B], *, at_once: int, console: Console, out: Path) -> float:
     """Does what is left (`to_make`), as `run_jobs`; wall seconds of this and all earlier sessions. Warns as
-    `warn_of_rates`. Raises CheckpointError where another process is at it, NotReady as `refuse_unready`."""
-    left = to_make(targets)
+    `warn_of_rates`. Raises CheckpointError where another process is at it, and as `refuse_apart`, NotReady as
+    `refuse_unready`."""
+    left, there = to_make(targets), refuse_apart(targets)
     todo = [target.job for target in left]
+
+    def ended(_: Job) -> None:
+        ledger.save()
+        refuse_apart(targets)
+
     if not todo:
         return ledger.seconds
     with ExitStack() as held:
         if begun := (out / LOCK).exists():
             held.enter_context(alone(out))
         with console.status("checking that everything can be trained here"):  # which takes some seconds
-            refuse_unready(left)
+            refuse_unready(left, there)
         warn_of_rates(left)
         if not begun:  # what is refused makes no folder
             held.enter_context(alone(out))
@@ -96,7 +102,7 @@ def make_targets(targets: Sequence[Target], ledger: Ledger[B], *, at_once: int, 
         ledger.begin()
         try:
             with board_for(console, todo, at_once) as board:
-                run_jobs(todo, at_once=at_once, board=board, on_end=lambda _: ledger.save())
+                run_jobs(todo, at_once=at_once, board=board, on_end=ended)
         finally:
             seconds = ledger.end()
     return seconds

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from retcon.build import as_evaluated
 from retcon.cli.common.jobs import Job
@@ -21,6 +22,8 @@ from retcon.config.stages import stages_of
 from retcon.core.errors import CheckpointError, RetconError
 from retcon.evaluate.result import read_result
 from retcon.evaluate.runner import settings_of
+from retcon.runs.comparing import PROBLEMS, WEIGHTS
+from retcon.runs.manifest import NAME as RUN
 from retcon.runs.manifest import RunKind
 from retcon.train.stages.settling import refuse_rollouts, refuse_unlearnable
 
@@ -132,24 +135,74 @@ class NotReady(RetconError):
     """Trainings that could not begin: names them, their recipes, and what is in the way of each."""
 
 
-def refuse_unready(targets: Sequence[Target]) -> None:
-    """Raises NotReady for what a training would be refused for when its turn comes, which may be hours after its cold
-    start began. Of runs that differ in their seed alone one is looked at, of those that have begun none; in a process
-    of its own, so that no memory is kept, nor a GPU's. What one fails with otherwise is told beside that; where
-    that is all, it is left to the runs to say so."""
-    made, asked = _cold_starts(targets), dict[tuple[str, ...], tuple[object, ...]]()
+Made = Mapping[tuple[str, str], tuple[str, Path]]
+"""(what, of which) to its fingerprint and the run or result that it is of; `refuse_apart` says what."""
+
+
+def refuse_apart(targets: Iterable[Target]) -> Made:
+    """What the targets that are there were made of: the problems that results are of, by the sections that name them,
+    and the model that trainings started from, by its name, where it is no cold start of theirs. A data file, say, may
+    have changed between two sessions, which no recipe tells, and its problems keep their ids. Raises CheckpointError
+    where two were made of different ones: they cannot be compared."""
+    targets = list(targets)
+    made, found = _cold_starts(targets), dict[tuple[str, str], tuple[str, Path]]()
     for target in targets:
         run = target.makes.parent
-        if target.trains != "rl" or (run / "run.json").exists() or (folder := _found(target, made)) is None:
+        if target.trains is None and target.makes.is_file():
+            key, value, by = _problems(target), read_result(target.makes).inputs.get(PROBLEMS), target.makes
+        elif target.trains == "rl" and target.start not in made and (run / RUN).is_file():
+            key, value, by = (WEIGHTS, target.start), _started_from(run / RUN), run
+        else:
+            continue
+        if value is None:  # of an earlier version, which did not say
+            continue
+        then, other = found.setdefault(key, (value, by))
+        if then != value:
+            raise CheckpointError(
+                f"{other} and {by} are of different {key[0]}: what their recipes name has changed in between, and they "
+                "cannot be compared. Remove the runs that are not to count, and the same command makes them again; or "
+                "choose another --out"
+            )
+    return found
+
+
+def _problems(target: Target) -> tuple[str, str]:
+    """By what names them; the tools stand in prompts, of which `task.max_prompt_tokens` leaves out long ones."""
+    recipe, about = target.recipe, target.recipe.evaluate
+    tools = [*recipe.rollout.tools, recipe.sandbox.sessions]
+    return PROBLEMS, json.dumps([recipe.task.model_dump(mode="json"), about.problems, about.seed, tools])
+
+
+def _started_from(manifest: Path) -> str | None:
+    """None also of one that cannot be read, which the run itself says."""
+    try:
+        return str(json.loads(manifest.read_bytes())["inputs"]["start"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+
+def refuse_unready(targets: Sequence[Target], there: Made = MappingProxyType({})) -> None:
+    """Raises NotReady for what a training would be refused for when its turn comes, which may be hours after its cold
+    start began, and for one from another model, or to be measured on other problems, than what is there. Of runs that
+    differ in their seed alone one is looked at, of those that have begun none; in a process of its own, so that no
+    memory is kept, nor a GPU's. What one fails with otherwise is told beside that; where that is all, it is left to the
+    runs to say so."""
+    made, asked = _cold_starts(targets), dict[tuple[str, ...], tuple[object, ...]]()
+    before: dict[str, list[tuple[str, str, str]]] = {}
+    for target in targets:
+        run = target.makes.parent
+        if target.trains != "rl" or (run / RUN).exists() or (folder := _found(target, made)) is None:
             continue
         arm = (target.given, *(one for one in target.overrides if not one.startswith(OF_A_SEED)))
         name, itself = f"{target.job.name} ({target.given})", _located(target.start) is not None
         asked.setdefault(arm, (name, target.given, target.overrides, str(folder), itself, str(run)))
+        keys = _problems(target), (WEIGHTS, target.start)
+        before[name] = [(key[0], there[key][0], str(there[key][1])) for key in keys if key in there]
     if not asked:
         return
     done = subprocess.run(
         [sys.executable, "-m", "retcon.train.stages.ready"],
-        input=json.dumps(list(asked.values())).encode(),
+        input=json.dumps([list(asked.values()), before]).encode(),
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
