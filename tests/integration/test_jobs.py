@@ -82,6 +82,23 @@ def test_a_failure_is_told_with_its_log_and_ends_the_others(tmp_path: Path, bloc
     assert ("started", "after") not in board.told
 
 
+def test_a_failure_is_told_with_what_this_job_said_and_not_an_earlier_one(tmp_path: Path, blocked: Job) -> None:
+    """Logs grow from session to session: what was put right since is no reason of another end."""
+    blocked.log.parent.mkdir()
+    blocked.log.write_text("error: there is no such model\n")
+
+    class Kills(Record):
+        def started(self, job: Job) -> None:
+            (process,) = _that_run(str(tmp_path / "pipe"))
+            os.kill(int(process.name), signal.SIGKILL)
+
+    with pytest.raises(JobFailed) as told:
+        run_jobs([blocked], at_once=1, board=Kills(), on_end=lambda _: None)
+    assert "no such model" not in str(told.value)
+    assert str(told.value).endswith(f"{blocked.log}: it has nothing of this")
+    assert blocked.log.read_text() == "error: there is no such model\n"
+
+
 def test_a_job_that_is_killed_is_told_as_such_and_what_it_may_be_for(tmp_path: Path, blocked: Job) -> None:
     """Its log says nothing of it."""
 

@@ -135,6 +135,7 @@ async def _run(job: Job, board: Board, hurry: asyncio.Event) -> None:
     job.log.parent.mkdir(parents=True, exist_ok=True)
     job.progress.unlink(missing_ok=True)
     with job.log.open("ab") as log:
+        begin = log.tell()
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -161,7 +162,8 @@ async def _run(job: Job, board: Board, hurry: asyncio.Event) -> None:
                 await _end(process, hurry)
     if process.returncode:
         kept = "what is done is kept: once this is put right, the same command continues"
-        raise JobFailed(f"{job.name} {_how(process.returncode)}; {kept}. The end of {job.log}:\n{_tail(job.log)}")
+        said = f":\n{tail}" if (tail := _tail(job.log, begin)) else ": it has nothing of this"
+        raise JobFailed(f"{job.name} {_how(process.returncode)}; {kept}. The end of {job.log}{said}")
     board.ended(job)
 
 
@@ -218,6 +220,9 @@ def _send(process: asyncio.subprocess.Process, signal_number: signal.Signals) ->
         os.killpg(process.pid, signal_number)
 
 
-def _tail(path: Path) -> str:
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+def _tail(path: Path, begin: int) -> str:
+    """begin: bytes of earlier sessions."""
+    with path.open("rb") as file:
+        file.seek(begin)
+        lines = file.read().decode("utf-8", errors="replace").splitlines()
     return "\n".join(lines[-TAIL_LINES:])
