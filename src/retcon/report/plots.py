@@ -58,6 +58,8 @@ def draw_curves(
     files: dict[Curve, Path] = {}
     for curve in curves:
         series = {arm: values for arm, runs in arms.items() if (values := steps_of(runs, curve)).size}
+        if not curve.smooth:
+            series = {arm: shared(values) for arm, values in series.items()}
         if series:
             places = {arm: places_of(arms[arm], curve, values.shape[1]) for arm, values in series.items()}
             files[curve] = draw(curve, series, list(arms), out, places=places, formats=formats)
@@ -171,6 +173,13 @@ def steps_of(runs: Sequence[Run], curve: Curve) -> np.ndarray:
         return np.empty((0, 0))
     length = min(len(row) for row in rows)
     return np.array([[np.nan if v is None else v for v in row[:length]] for row in rows], dtype=np.float64)
+
+
+def shared(values: np.ndarray) -> np.ndarray:
+    """Values (seeds, steps) without those of steps that only some seeds have, unless there is no other. Runs that end
+    with a budget are evaluated where they end, each at a step of its own, of which a mean would be of one seed."""
+    whole = ~np.isnan(values).any(0)
+    return np.where(whole, values, np.nan) if whole.any() else values
 
 
 def places_of(runs: Sequence[Run], curve: Curve, steps: int) -> np.ndarray:

@@ -18,7 +18,7 @@ from retcon.report.choose import showcase, showcase_in
 from retcon.report.pages.comparison import page
 from retcon.report.panel import Report, panels
 from retcon.report.panels.repeat import Repeat
-from retcon.report.plots import CURVES, Curve, across, places_of, running_mean, shown, steps_of, value_of
+from retcon.report.plots import CURVES, Curve, across, places_of, running_mean, shared, shown, steps_of, value_of
 from retcon.report.style import looks
 from retcon.report.summary import figures
 from retcon.report.tables import (
@@ -231,6 +231,14 @@ def test_a_curve_is_of_the_steps_that_all_seeds_have_by_number_or_by_what_was_sp
     assert steps_of([short, replace(long, metrics=[{"step": 1, "b": 1.0}])], by_step).size == 0, "one has none"
     assert list(places_of([short, long], by_step, 2)) == [1, 2]
     assert list(places_of([short, long], by_b, 2)) == [20.0, 40.0], "the mean of what the seeds had spent"
+
+
+def test_a_mean_of_evaluations_is_of_all_seeds() -> None:
+    """Runs that end with a budget are evaluated at ends of their own: the last point would be the first one's alone."""
+    ends = np.array([[np.nan, 0.3, 0.9], [np.nan, 0.1, np.nan]])
+    assert np.array_equal(shared(ends), [[np.nan, 0.3, np.nan], [np.nan, 0.1, np.nan]], equal_nan=True)
+    apart = np.array([[0.3, np.nan], [np.nan, 0.1]])
+    assert np.array_equal(shared(apart), apart, equal_nan=True), "else there would be no curve"
 
 
 def test_tokens_of_a_curve_are_those_of_a_rollout() -> None:
