@@ -278,7 +278,8 @@ def test_a_budget_that_the_first_arm_sets_is_told_once_it_is_trained(tmp_path: P
 def test_names_are_as_short_as_tells_them_apart() -> None:
     assert list(named(["mini/cleaner", "mini/rstar2"]).values()) == ["cleaner", "rstar2"]
     assert list(named(["mini/grpo", "grpo", "own/x.toml"]).values()) == ["mini-grpo", "grpo", "own-x"]
-    assert list(named(["quickstart/cold_start", "logs.toml"]).values()) == ["arm-cold_start", "arm-logs"]
+    words = ["quickstart/cold_start", "logs.toml", "cold start.toml"]
+    assert list(named(words).values()) == ["arm-cold_start", "arm-logs", "arm-cold start"]
 
 
 def test_arms_that_are_there_keep_their_names() -> None:

@@ -27,8 +27,8 @@ COLD = ("model", "task", "demos", "sft")
 """Sections that arms which share a cold start must have in common."""
 UNTRAINED = ("base", "scratch")
 """Values of model.path that know no tools: such a model needs a cold start."""
-TAKEN = ("cold_start", "logs")
-"""Folders of a comparison that are no arm's."""
+TAKEN = ("cold_start", "logs", "cold start")
+"""Folders of a comparison that are no arm's, and the name of a job that is none's."""
 TOLD = 4
 """Keys that a message names at most."""
 CURVE_POINTS = 8
