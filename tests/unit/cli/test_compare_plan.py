@@ -74,6 +74,8 @@ def test_what_is_next_is_the_same_command_with_seeds_enough_and_then_another_mat
     assert more.startswith(f"retcon compare {' '.join(THREE[:2])} rl.steps=8 --out={tmp_path} --seeds 5 ")
     *_, other = _next(planned(tmp_path, *THREE[:2], seeds=5), words)
     assert other == f"retcon compare {' '.join(THREE[:2])} --seeds 2 rl.steps=8 --match tokens --out {tmp_path}-tokens"
+    refused = _next(planned(tmp_path, *THREE[:2], "rl.schedule=cosine", seeds=5), words)
+    assert not any("--match" in line for line in refused), "no budget of tokens goes with it"
 
 
 def test_a_recipe_that_says_how_it_is_measured_can_be_told_otherwise(tmp_path: Path) -> None:

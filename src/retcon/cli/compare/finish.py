@@ -8,8 +8,9 @@ from rich.console import Console
 from rich.text import Text
 
 from retcon.cli.common.arguments import command_line
-from retcon.cli.compare.matching import ABOUT
+from retcon.cli.compare.matching import ABOUT, matched
 from retcon.cli.compare.plan import ComparePlan
+from retcon.core.errors import RecipeError
 from retcon.report.compared.figures import SEEDS_OF_A_FINDING
 from retcon.report.compared.reading import read_compared, run_folder
 from retcon.report.compared.writing import Compared, caveat, write_compared
@@ -58,10 +59,19 @@ def _next(plan: ComparePlan, words: list[str]) -> list[str]:
     if len(plan.seeds) < SEEDS_OF_A_FINDING:
         more = [*_without(words, "--seeds"), "--seeds", SEEDS_OF_A_FINDING]
         lines.append(f"{command_line('retcon', *more)}   # continues; what is done is kept")
-    elif plan.wish.match == "rollouts":
+    elif plan.wish.match == "rollouts" and _goes_with_tokens(plan):
         tokens = [*_without(_without(words, "--match"), "--out"), "--match", "tokens", "--out", f"{out}-tokens"]
         lines.append(command_line("retcon", *tokens))
     return lines
+
+
+def _goes_with_tokens(plan: ComparePlan) -> bool:
+    """Whether `--match tokens` would not refuse the arms."""
+    try:
+        matched(plan.arms, "tokens")
+    except RecipeError:
+        return False
+    return True
 
 
 def _without(words: list[str], option: str) -> list[str]:
