@@ -140,6 +140,14 @@ def test_a_comparison_whose_arms_repair_nothing_goes_without_its_repaired_evalua
     assert [target.makes.parent.name for target in plan.trained["first", 0][1:]] == ["eval", "eval-faults"]
 
 
+def test_a_comparison_through_a_harness_says_that_its_own_calls_are_neither_repaired_nor_fail(
+    base: Path, tmp_path: Path
+) -> None:
+    arms = read_arms(["mini/dapo-baseline", "mini/cleaner", "rollout.harness=my_agent:solve"])
+    with pytest.warns(TaskWarning, match=r"calls that a harness runs itself are not repaired .*--faults 0"):
+        make_plan(Wish(tmp_path / "out", 1, "rollouts", start=str(base)), arms)
+
+
 WITHIN = {
     "a training": ((), False),
     "points of a curve": (("evaluate.every=1",), False),

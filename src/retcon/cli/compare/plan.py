@@ -183,7 +183,8 @@ def _arm_targets(wish: Wish, arm: Arm, seed: int, origin: _Origin) -> tuple[Targ
 
 def _conditions(wish: Wish, arm: Arm, run: Path) -> dict[str, tuple[str, ...]]:
     """Overrides of the evaluations of an arm's run, by their folders in it. Warns (TaskWarning) where there is none
-    with repairs, as what its tasks bring cannot go back to where a failed call began."""
+    with repairs, as what its tasks bring cannot go back to where a failed call began, and where calls may not be ours
+    to repair or to let fail."""
     repair = arm.settings.repair.kind if arm.settings.repair.kind != "none" else "saar"
     repaired = ("evaluate.top_p=1.0", f"evaluate.repair={repair}")
     found: dict[str, tuple[str, ...]] = {EVALUATION: (), REPAIRED: repaired}
@@ -193,4 +194,11 @@ def _conditions(wish: Wish, arm: Arm, run: Path) -> dict[str, tuple[str, ...]]:
     except RecipeError as error:
         warnings.warn(f"no arm is measured with purification on: {error}", TaskWarning, stacklevel=2)
         del found[REPAIRED]
+    if arm.settings.rollout.harness:
+        warnings.warn(
+            "calls that a harness runs itself are not repaired in the evaluation with purification on, nor do they "
+            "fail in the one with faulty tools (--faults 0 leaves that out): docs/training/harnesses.md",
+            TaskWarning,
+            stacklevel=2,
+        )
     return {**found, FAULTS: ("evaluate.top_p=1.0", f"evaluate.faults={wish.faults}")} if wish.faults else found
