@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from dataclasses import replace
 from pathlib import Path
 
@@ -72,6 +73,14 @@ def test_a_turn_counts_from_the_attempt_that_repaired_it(tmp_path: Path) -> None
 def test_what_was_not_repaired_or_not_kept_has_no_share(tmp_path: Path) -> None:
     assert counting.repaired_by(1)(run_of(tmp_path)) is None
     assert counting.repaired_by(1)(evaluated(tmp_path, REPAIRED, trajectory("t/0", FIX))) is None
+
+
+def test_what_was_compressed_since_is_counted_too(tmp_path: Path) -> None:
+    run = evaluated(tmp_path, PLAIN, trajectory("t/0", FAILED, FIX, answer("9")))
+    file = tmp_path / PLAIN / counting.ROLLOUTS
+    file.with_name(f"{file.name}.gz").write_bytes(gzip.compress(file.read_bytes()))
+    file.unlink()
+    assert counting.failing_calls_of_right(run) == 0.5
 
 
 def test_errors_are_counted_in_right_rollouts_alone(tmp_path: Path) -> None:

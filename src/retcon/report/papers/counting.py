@@ -9,6 +9,7 @@ from pathlib import Path
 from retcon.core.types import REPLACED, Trajectory
 from retcon.report.compared.reading import PLAIN, REPAIRED, ComparedRun
 from retcon.store import jsonl
+from retcon.store.compression import SUFFIXES
 
 ROLLOUTS = "trajectories-t1.jsonl"
 
@@ -75,4 +76,6 @@ def _failing_of_right(file: Path) -> float | None:
 
 
 def _read(file: Path) -> Iterable[Trajectory]:
-    return jsonl.read(file) if file.is_file() else ()
+    """Of the file, which may have been compressed since; nothing where it is gone."""
+    there = (path for suffix in ("", *SUFFIXES) if (path := file.with_name(file.name + suffix)).is_file())
+    return jsonl.read(found) if (found := next(there, None)) else ()
