@@ -11,6 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from retcon.build import (
     as_evaluated,
     build_engine_chat,
@@ -210,7 +212,7 @@ def held_by(
     begun = (evaluation_of(partial(_trajectories(out, name))) for name in settings_of(recipe))
     for old in filter(None, (held, *begun)):
         _refuse_other(old, new, recipe, out)
-    return held or new
+    return msgspec.structs.replace(held, checkpoint=new.checkpoint) if held else new
 
 
 def is_whole(result: Result, recipe: Recipe, out: Path) -> bool:
@@ -228,7 +230,8 @@ def _refuse_begun(result: Result, recipe: Recipe, out: Path, name: str) -> None:
 
 def _refuse_other(old: Result, new: Result, recipe: Recipe, out: Path) -> None:
     """Raises CheckpointError where the two are of different evaluations. recipe: of the new one."""
-    if old.checkpoint != new.checkpoint:
+    weights = old.inputs.get("weights")
+    if old.checkpoint != new.checkpoint and (weights is None or weights != new.inputs.get("weights")):  # else: moved
         raise CheckpointError(f"{out} evaluates {old.checkpoint}, not {new.checkpoint}: choose another --out")
     then = {section: keys for section, keys in as_now(old.recipe, recipe).items() if section in old.recipe}
     changed = [
