@@ -9,6 +9,9 @@ import numpy as np
 
 from retcon.evaluate.statistics import Interval, over_problems, resampled, t_quantile
 
+EVEN = 1e-9
+"""Means over seeds that differ by less are equal: sums of fractions are rounded."""
+
 
 @dataclass(frozen=True, slots=True)
 class Paired:
@@ -55,8 +58,8 @@ def paired(ours: np.ndarray, theirs: np.ndarray, *, seed: int = 0, most: float =
     return Paired(
         over_runs(differences, seed=seed, floor=-most, ceiling=most),
         tuple(differences.mean(axis=1).tolist()),
-        better=int((by_problem > 0).sum()),
-        worse=int((by_problem < 0).sum()),
+        better=int((by_problem > EVEN).sum()),
+        worse=int((by_problem < -EVEN).sum()),
     )
 
 

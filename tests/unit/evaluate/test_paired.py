@@ -64,6 +64,14 @@ def test_the_sign_of_a_difference_is_ours_less_theirs() -> None:
     assert found.by_seed == pytest.approx((0.5 / 3,))
 
 
+def test_a_problem_that_both_solve_as_often_is_neither_better_nor_worse() -> None:
+    """Of five rollouts in each of three seeds eight pass, in two orders: the differences do not quite add up to 0."""
+    ours, theirs = (np.array([passed]).T / 5 for passed in ([1, 4, 3], [4, 3, 1]))
+    assert (ours - theirs).mean(axis=0) != 0
+    found = paired(ours, theirs)
+    assert (found.better, found.worse) == (0, 0)
+
+
 def test_one_seed_is_a_bootstrap_over_problems_and_equal_values_leave_no_doubt() -> None:
     values = [0.1, 0.4, 0.9, 0.2]
     assert over_runs(np.array([values])) == over_problems(values)
