@@ -142,6 +142,12 @@ def test_an_arm_that_switches_needs_two_steps(tmp_path: Path) -> None:
     assert planned(tmp_path, "cleaner", "switch", "rl.steps=1").arms == ("baseline", "cleaner")
 
 
+def test_arms_that_a_change_makes_alike_are_named(tmp_path: Path) -> None:
+    """Their recipe is one: by its name nobody could tell which they are."""
+    with pytest.raises(RecipeError, match="the arms cleaner and attempts-2, of mini/cleaner, are the same recipe here"):
+        planned(tmp_path, "cleaner", None, "repair.attempts=2")
+
+
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     for paper, study in (("rstar2", "errors"), ("cleaner", "recovery")):

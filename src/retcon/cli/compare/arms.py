@@ -90,9 +90,10 @@ def refuse_incomparable(arms: Sequence[Arm]) -> None:
         for other in arms[:number]:
             if _but_for_steps(arm) == _but_for_steps(other):
                 but = " but rl.steps, which are matched" * (arm.settings.rl.steps != other.settings.rl.steps)
-                raise RecipeError(
-                    f"{other.recipe} and {arm.recipe} are the same recipe here: nothing distinguishes them{but}"
-                )
+                both = f"{other.recipe} and {arm.recipe}"
+                if other.recipe == arm.recipe:  # of a reproduction, which overrides have made alike
+                    both = f"the arms {other.name} and {arm.name}, of {arm.recipe},"
+                raise RecipeError(f"{both} are the same recipe here: nothing distinguishes them{but}")
         _refuse_apart(arms[0], arm, MEASURED_ALIKE, "measured on the same problems")
 
 
