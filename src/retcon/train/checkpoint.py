@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -103,8 +104,18 @@ def save_checkpoint(
         save_file(_optimizer_tensors(model, optimizer), partial / STATE)
         write_json(partial / ABOUT, {"step": progress.step, "drawn": progress.drawn, **asdict(progress.spent)})
     for _, old in run.checkpoints()[KEPT:]:
-        shutil.rmtree(old)
+        _let_go(old)
     return target
+
+
+def _let_go(old: Path) -> None:
+    """Remove a checkpoint; of one that was moved elsewhere, the link alone. What a disk does not give up, as a
+    network's while somebody reads it, stays for the next time: no run ends for that."""
+    if old.is_symlink():
+        with suppress(OSError):
+            old.unlink()
+    else:
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def newest_checkpoint(run: RunFolder) -> Path | None:

@@ -85,6 +85,37 @@ def test_the_two_newest_checkpoints_are_kept(world, tmp_path):
     assert sorted(p.name for p in (tmp_path / "run/checkpoints").iterdir()) == ["step-000003", "step-000004"]
 
 
+def test_an_older_checkpoint_that_is_a_link_is_let_go_of_and_what_it_leads_to_stays(world, tmp_path):
+    """Whoever moves one to another disk leaves a link in its place."""
+    place, moved = tmp_path / "run/checkpoints/step-000001", tmp_path / "moved"
+
+    def move(line):
+        if line["step"] == 1:
+            place.rename(moved)
+            place.symlink_to(moved)
+
+    recipe = small_recipe(world / "base", sft={**SHORT, "checkpoint_every": 1})
+    final = run_sft(recipe, world / "demonstrations.jsonl", tmp_path / "run", on_step=move)
+    assert (final / "model.safetensors").read_bytes() == (world / "run/final/model.safetensors").read_bytes()
+    assert sorted(p.name for p in place.parent.iterdir()) == ["step-000003", "step-000004"]
+    assert (moved / "model.safetensors").is_file()
+
+
+def test_an_older_checkpoint_that_cannot_be_removed_ends_no_run(world, tmp_path):
+    """A network disk refuses while another process reads it; here, a file stands in its place."""
+    place = tmp_path / "run/checkpoints/step-000001"
+
+    def hold(line):
+        if line["step"] == 1:
+            shutil.rmtree(place)
+            place.write_text("held")
+
+    recipe = small_recipe(world / "base", sft={**SHORT, "checkpoint_every": 1})
+    final = run_sft(recipe, world / "demonstrations.jsonl", tmp_path / "run", on_step=hold)
+    assert (final / "model.safetensors").read_bytes() == (world / "run/final/model.safetensors").read_bytes()
+    assert place.read_text() == "held"
+
+
 def test_a_run_takes_the_disk_that_is_planned_for_it(world):
     """Three checkpoints while one is written, and the final model."""
 
