@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from retcon.config.schema import Recipe
+from retcon.core.errors import RecordError
 from retcon.core.types import Trajectory
 from retcon.runs.manifest import (
     NAME,
@@ -99,8 +100,13 @@ class RunFolder:
                 synced(self.metrics)
 
     def read_metrics(self) -> list[Metrics]:
-        """The lines of metrics.jsonl, up to one that was cut off as it was written. Raises RecordError by line."""
-        return read_metrics(self.metrics, cut_off=True)
+        """The lines of metrics.jsonl, up to one that was cut off as it was written. Raises RecordError by line, also
+        for one of no step."""
+        lines = read_metrics(self.metrics, cut_off=True)
+        for number, line in enumerate(lines, start=1):
+            if line.get("step") is None:
+                raise RecordError(f"{self.metrics}, line {number}: not a step's metrics: it says no step")
+        return lines
 
     def trajectories(self, step: int) -> Path:
         """Where the rollouts of `step` lie, or will."""

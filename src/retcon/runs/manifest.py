@@ -125,7 +125,7 @@ def _check_same(root: Path, recipe: Recipe, about: Mapping[str, Any]) -> None:
     try:
         there = json.loads(file.read_text(encoding="utf-8"))
         version = there["format"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise _unreadable(file, error) from error
     if version != FORMAT:
         raise CheckpointError(

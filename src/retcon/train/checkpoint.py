@@ -138,7 +138,7 @@ def read_progress(folder: Path) -> Progress:
         spent = Cost(float(about["cpu_s"]), float(about["wall_s"]))
         drawn = about["drawn"]  # one number where there were no stages yet
         return Progress(int(about["step"]), tuple(map(int, drawn if isinstance(drawn, list) else [drawn])), spent)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise _broken(folder, error) from error
 
 

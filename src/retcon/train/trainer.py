@@ -142,8 +142,8 @@ class Trainer:
         # Steps that a kill undid were paid for all the same: their metrics lines, soon cut, know how much.
         lines = run.read_metrics()
         spent = Cost(
-            max(spent.cpu_s, *(line["cpu_s"] or 0.0 for line in lines), 0.0),
-            max(spent.wall_s, *(line["wall_s"] or 0.0 for line in lines), 0.0),
+            max(spent.cpu_s, *(line.get("cpu_s") or 0.0 for line in lines), 0.0),
+            max(spent.wall_s, *(line.get("wall_s") or 0.0 for line in lines), 0.0),
         )
         self._meter = Meter(spent)
         self.model, self._adapter = self._load(checkpoint)

@@ -197,6 +197,21 @@ def test_a_broken_checkpoint_is_named(world, unfinished, name):
         train(world, unfinished)
 
 
+@pytest.mark.parametrize("content", ['{"step": Infinity, "drawn": [], "cpu_s": 1, "wall_s": 1}', "[" * 100_000])
+def test_a_checkpoint_whose_progress_is_none_is_named(world, unfinished, content):
+    (unfinished / "checkpoints/step-000004/trainer.json").write_text(content)
+    with pytest.raises(CheckpointError, match=r"step-000004 cannot be read.*delete that folder"):
+        train(world, unfinished)
+
+
+@pytest.mark.parametrize("line", ["{}", '{"note": "stopped for the night"}', '{"step": null}'])
+def test_a_line_of_metrics_that_is_of_no_step_is_named(world, unfinished, line):
+    with (unfinished / "metrics.jsonl").open("a") as file:
+        file.write(line + "\n")
+    with pytest.raises(RecordError, match=r"metrics\.jsonl, line 5: not a step's metrics"):
+        train(world, unfinished)
+
+
 def edit(run: Path, **values: object) -> None:
     file = run / "run.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
@@ -241,7 +256,10 @@ def test_other_demonstrations(world, unfinished, tmp_path):
         run_sft(small_recipe(world / "base", sft=SHORT), tmp_path / "fewer.jsonl", unfinished)
 
 
-@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"format": 1}', '{"format": 1, "kind": "sft", "recipe": 3}'])
+BROKEN = ["{", "[]", "{}", '{"format": 1}', '{"format": 1, "kind": "sft", "recipe": 3}', "[" * 100_000]
+
+
+@pytest.mark.parametrize("content", BROKEN)
 def test_a_broken_run_folder(world, unfinished, content):
     (unfinished / "run.json").write_text(content)
     with pytest.raises(CheckpointError, match=r"run\.json is broken"):
