@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import logging
 import time
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,7 +32,7 @@ from retcon.store.fingerprint import fingerprint
 from retcon.tasks.registry import TaskSet
 from retcon.train.ahead import GroupStream, beside, staleness
 from retcon.train.objective.shaping import shaped_rewards
-from retcon.train.rollouts import open_rollouts, rollouts_for
+from retcon.train.rollouts import NOT_EVALUATED, open_rollouts, rollouts_for
 from retcon.train.selection import Drawn, dynamic_sampling, selection_metrics, to_train
 from retcon.train.stages.begun import with_harnesses, without_harnesses
 from retcon.train.stages.running import RunStages
@@ -45,6 +46,7 @@ from retcon.train.watch.rollout_metrics import rollout_metrics
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+LOG = logging.getLogger(__name__)
 KEEP_ROLLOUTS_EVERY = 10
 FEW = 4
 """Rollouts of a step that may be lost in grading, whatever share of its answers they are: faults come singly."""
@@ -204,17 +206,22 @@ def _learn(
 async def _held_out(stretch: Stretch, stream: GroupStream, step: int, *, last: bool) -> Metrics:
     """The policy on the evaluation's problems, where the recipe asks for that after this step, or this is the last: the
     same problems, with the same limits and tools, whatever the stage. What training draws depends on none of it, and it
-    is not part of what the run cost."""
+    is not part of what the run cost. Where there is no sandbox for it, it is as if faults had taken its rollouts: the
+    step has been taken, and is kept; where one is lacking for the next one's, too, that ends the run."""
     trainer, stages = stretch.trainer, stretch.stages
     recipe = stages.recipe
     if not recipe.evaluate.every or (step % recipe.evaluate.every and not last):
         return {}
     stretch.run.note_curve(recipe)
     with trainer.off_the_clock():
-        async with rollouts_for(recipe, stream.rollouts, stretch.tokenizer, stages.tasks) as rollouts:
-            found = await rollouts.evaluated()
-            async with rollouts.paused():
-                rollouts.rest()
+        try:
+            async with rollouts_for(recipe, stream.rollouts, stretch.tokenizer, stages.tasks) as rollouts:
+                found = await rollouts.evaluated()
+                async with rollouts.paused():
+                    rollouts.rest()
+        except SandboxUnavailable as error:
+            LOG.warning("step %d: nothing could be evaluated, and its point of the curve is empty: %s", step, error)
+            return dict(NOT_EVALUATED)
     return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,6 +32,8 @@ from retcon.tasks.types import Task
 from retcon.train.sync import EngineWeights
 
 EVALUATED = ("eval_pass_rate", "eval_failed_calls", "eval_first_try_failure_rate", "eval_tokens")
+NOT_EVALUATED: Mapping[str, float | None] = {**dict.fromkeys(EVALUATED), "eval_rollouts": 0}
+"""Of an evaluation whose rollouts were all lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,7 @@ class TrainingRollouts:
         kept = [[t for t in group if t.reward is not None] for group in groups]
         graded = [t for group in kept for t in group]
         if not (count := len(graded)):
-            return {**dict.fromkeys(EVALUATED), "eval_rollouts": 0}
+            return dict(NOT_EVALUATED)
         tries = [first_tries(t) for t in graded]
         tried = sum(t.made for t in tries)
         return {

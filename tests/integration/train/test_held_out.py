@@ -14,8 +14,9 @@ pytest.importorskip("torch", reason="training needs the [train] extra")
 from keys.acting import Lab, run
 from keys.rollouts import scripted
 from playing import call
+from retcon.build import open_connected
 from retcon.config.load import load_recipe
-from retcon.core.errors import CheckpointError
+from retcon.core.errors import CheckpointError, SandboxUnavailable
 from retcon.core.types import Trajectory
 from retcon.runs.folder import RunFolder
 from retcon.store import jsonl
@@ -74,6 +75,39 @@ def test_the_same_weights_are_measured_alike(start: tuple[Path, Path], tmp_path:
     assert 0 < figures[0]["eval_pass_rate"] <= 1
     assert figures[0]["eval_failed_calls"] > 0  # purification is off there
     assert lines[0]["failures"] <= lines[0]["raw_failures"]
+
+
+def test_a_sandbox_that_is_gone_by_an_evaluation_loses_no_step(
+    start: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A stage has others than the evaluation's: a sandbox is opened for that, when the step has been taken."""
+    base, cold = start
+    bare = small_recipe(base, rl={"steps": 3, "checkpoint_every": 99}, evaluate={"problems": 2, "every_samples": 1})
+    values = bare.model_dump(mode="json", exclude_unset=True)
+    values["evaluate"]["every"] = 2
+    stages = [{"name": "short", "steps": 2, "rollout": {"max_turns": 2}}, {"name": "long"}]
+
+    @contextlib.asynccontextmanager
+    async def gone(*given: Any) -> Any:
+        raise SandboxUnavailable("no sandbox server answers")
+        yield
+
+    monkeypatch.setattr("retcon.train.rollouts.open_connected", gone)
+    lines: list[dict[str, Any]] = []
+
+    def back(line: Any) -> None:
+        lines.append(line)
+        if line["step"] == 2:
+            monkeypatch.setattr("retcon.train.rollouts.open_connected", open_connected)
+
+    recipe = type(bare).model_validate({**values, "stages": stages})
+    with caplog.at_level("WARNING", "retcon"):
+        run_rl(recipe, cold, tmp_path / "out", tasks=Ones(), on_step=back)
+    assert [line["step"] for line in lines] == [1, 2, 3]
+    assert (lines[1]["eval_rollouts"], lines[1]["eval_pass_rate"]) == (0, None)
+    assert lines[2]["eval_rollouts"] == 2
+    assert "step 2: " in caplog.text
+    assert "no sandbox server answers" in caplog.text
 
 
 class Numbered(Ones):
