@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from retcon.config.schema import Recipe
 from retcon.config.stages import Stage
-from retcon.core.errors import SandboxUnavailable
+from retcon.core.errors import EngineError, SandboxUnavailable
 from retcon.core.seeds import derive
 from retcon.core.types import Trajectory
 from retcon.models.devices import OnPlace
@@ -32,7 +32,7 @@ from retcon.store.fingerprint import fingerprint
 from retcon.tasks.registry import TaskSet
 from retcon.train.ahead import GroupStream, beside, staleness
 from retcon.train.objective.shaping import shaped_rewards
-from retcon.train.rollouts import NOT_EVALUATED, open_rollouts, rollouts_for
+from retcon.train.rollouts import NOT_EVALUATED, TrainingRollouts, open_rollouts, rollouts_for
 from retcon.train.selection import Drawn, dynamic_sampling, selection_metrics, to_train
 from retcon.train.stages.begun import with_harnesses, without_harnesses
 from retcon.train.stages.running import RunStages
@@ -79,9 +79,10 @@ def run_rl(
     Everything random derives from (seed, step, …), so that the weights, the optimiser's state, the step and how many
     prompts were drawn are the whole state. A run that was interrupted goes on from its newest checkpoint in `out`;
     Ctrl-C makes one first, of the last whole step while a step waits for its rollouts, after that at the step's end; so
-    does what ends a run for want of rollouts. A run that is finished returns at once. tasks: a task set of your own, in
-    place of the one that the recipe names; run.json keeps its name, and a hash of the tasks themselves. on_step gets
-    each step's metrics, on_place where it computes, before it does.
+    does what ends a run for want of rollouts, and a server that cannot be given a step's weights. A run that is
+    finished returns at once. tasks: a task set of your own, in place of the one that the recipe names; run.json keeps
+    its name, and a hash of the tasks themselves. on_step gets each step's metrics, on_place where it computes, before
+    it does.
 
     Raises CheckpointError (see `open_run`), RecipeError for what cannot be computed here (see `place_training`),
     RecipeError or RecordError for tasks or pass rates that do not serve (see `RunStages`), MissingExtra,
@@ -149,7 +150,7 @@ async def _step(stretch: Stretch, stream: GroupStream, course: Course) -> Metric
             learn = partial(_learn, trainer, to_train(recipe, drawn), stage, step, stretch.reference)
             losses = await beside(learn) if recipe.rl.max_staleness else learn()
             trained = time.perf_counter()
-            await rollouts.sync(step)
+            unfollowed = await _synced(rollouts, step)
         if step % KEEP_ROLLOUTS_EVERY == 0 or step in (stage.before + 1, recipe.rl.steps):
             run.keep_trajectories(step, (t for group in drawn.made for t in group))
         made = rollout_metrics(drawn.made, partial(shaped_rewards, config=recipe.rl, limit=recipe.rollout.max_tokens))
@@ -157,8 +158,8 @@ async def _step(stretch: Stretch, stream: GroupStream, course: Course) -> Metric
         seconds, stats = time.perf_counter() - began, rollouts.engine.stats.since(before).metrics()
         cost = trainer.cost  # by which it is decided once whether the run is over, here and where it ends
         last = step == recipe.rl.steps or course.ends_with(made, cost.cpu_s)
-        held_out = await _held_out(stretch, stream, step, last=last)
-        return trainer.done(  # checkpoint, where it is time, and log
+        held_out = {} if unfollowed else await _held_out(stretch, stream, step, last=last)
+        line = trainer.done(  # checkpoint, where it is time, and log
             {
                 **({"stage": stage.number} if stage.name else {}),
                 **made,
@@ -179,6 +180,19 @@ async def _step(stretch: Stretch, stream: GroupStream, course: Course) -> Metric
             stage=stage.number,
             cost=cost,
         )
+    if unfollowed:
+        trainer.save()
+        raise unfollowed
+    return line
+
+
+async def _synced(rollouts: TrainingRollouts, step: int) -> EngineError | None:
+    """The engine gets the weights of this step; why it cannot, which is no fault of theirs: they are whole."""
+    try:
+        await rollouts.sync(step)
+    except EngineError as error:
+        return error
+    return None
 
 
 def _learn(
