@@ -140,14 +140,15 @@ def open_run(
 
     inputs: name to fingerprint of what the run starts from. tasks, start: name of the task set, and the model to start
     from, where they need not be the recipe's. Raises CheckpointError where `root` holds something else: another format,
-    kind, recipe or input, or no run at all; nothing in it is touched then.
+    kind, recipe or input, or no run at all; nothing in it is touched then; and where another process begins one there.
     """
     root = Path(root)
     about = manifest(kind, recipe, inputs, tasks, start)
-    if check_place(root, recipe, about):
-        note_inputs(root, inputs)
-    else:
-        write_json(root / NAME, about)
+    if not check_place(root, recipe, about):
+        with alone(root):
+            if not check_place(root, recipe, about):  # or another process has begun one here meanwhile
+                write_json(root / NAME, about)
+    note_inputs(root, inputs)
     return RunFolder(root)
 
 

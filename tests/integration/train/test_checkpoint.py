@@ -18,6 +18,8 @@ from retcon.chat.tokenizer import load_tokenizer
 from retcon.core.errors import CheckpointError, RecordError
 from retcon.models.placing import model_folder, place_training, start_model
 from retcon.planning.needs import needs_of
+from retcon.runs.folder import open_run
+from retcon.store.alone import alone
 from retcon.train.checkpoint import TokenizerFiles
 from retcon.train.sft import run_sft
 from training import make_base, make_demonstrations, small_recipe
@@ -174,6 +176,18 @@ def test_two_commands_cannot_train_in_one_folder_at_once(world, unfinished):
     assert half.is_dir(), "the first one's half-written checkpoint was taken away"
     steps = [json.loads(line)["step"] for line in (unfinished / "metrics.jsonl").read_text().splitlines()]
     assert steps == [1, 2, 3, 4]
+
+
+def test_two_runs_cannot_begin_in_one_folder_at_once(tmp_path):
+    """Else one would be trained under the manifest of the other."""
+    one, other = (small_recipe(tmp_path, sft={"lr": lr}) for lr in (1e-3, 2e-3))
+    inputs = {"model": "the same"}
+    with alone(tmp_path / "run"), pytest.raises(CheckpointError, match="another command is at work"):
+        open_run(tmp_path / "run", kind="sft", recipe=one, inputs=inputs)
+    assert not (tmp_path / "run/run.json").exists()
+    open_run(tmp_path / "run", kind="sft", recipe=one, inputs=inputs)
+    with pytest.raises(CheckpointError, match=r"sft\.lr was 0\.001, is 0\.002"):
+        open_run(tmp_path / "run", kind="sft", recipe=other, inputs=inputs)
 
 
 def test_what_a_kill_left_half_written_is_removed(world, unfinished):
