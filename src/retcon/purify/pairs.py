@@ -24,11 +24,13 @@ def preference_pairs(trajectory: Trajectory, *, rejected: Rejected = "first") ->
     rejected: `first` pairs the fix with c_t alone, the one attempt that was sampled after this very prompt. `all` gives
     a further pair for each later attempt that failed, although the model had been shown failures when it wrote them
     (the published code keeps one pair a rollout, of the attempt that failed last; the paper is silent). A turn without
-    a fix gives none, and an attempt without a failed call (a no-op, a cut, a fix over the budget) is never rejected.
+    a fix gives none, nor does one that a branch shares, whose pair is that of the rollout that sampled it; and an
+    attempt without a failed call (a no-op, a cut, a fix over the budget) is never rejected.
     """
     before = list(trajectory.prompt)
     for number, turn in enumerate(trajectory.turns):
-        if turn.repair is not None and turn.repair.decision in REPLACED:
+        shared = number < trajectory.shared_turns
+        if not shared and turn.repair is not None and turn.repair.decision in REPLACED:
             failed = [(n, attempt) for n, attempt in enumerate(turn.abandoned) if attempt.failures]
             for n, attempt in failed if rejected == "all" else failed[:1]:
                 yield _pair(f"{trajectory.id}/{number}/{n}", before, turn, attempt)

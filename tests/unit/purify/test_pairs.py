@@ -12,13 +12,17 @@ import pytest
 
 from playing import call, hermes_call, play
 from retcon.chat.tokenizer import ByteTokenizer
+from retcon.core.codec import to_dict
 from retcon.core.errors import RecordError
 from retcon.core.pair import Completion, Pair
 from retcon.core.sample import history_ids
+from retcon.core.types import Branch
+from retcon.purify.offline import Offline
 from retcon.purify.pairs import call_mask, preference_pairs
 from retcon.purify.saar import Saar
 from retcon.store import jsonl
 from retcon.store.pairs import pair_line, write_pairs
+from retcon.transcripts.formats.retcon import Ours
 
 BAD, GOOD, OTHER, DONE = "print(6 * valu)", "print(6 * value)", "import math\nx = math.factorial(3)", "It is 42."
 END = "<|im_end|>"
@@ -166,3 +170,19 @@ def test_what_is_no_pair_is_refused_by_name():
         pair_line(Pair("x", "?", text, text, about={"tokens": 1}))
     with pytest.raises(RecordError, match="pair x cannot be written"):
         pair_line(Pair("x", "?", text, text, about={"similarity": float("nan")}))
+
+
+def test_a_turn_that_a_branch_shares_is_a_pair_of_the_rollout_that_sampled_it():
+    """A file has both, and each branch would count it once more."""
+    p = play([call(BAD), call(GOOD), call(BAD), call(GOOD), DONE], {BAD: "error"}, repair=Saar())
+    branch = replace(p.trajectory, id="t/0/1", branch=Branch("t/0/0", "t/0/0", 1, 50, 1.0, 0.5))
+    assert [pair.id for pair in preference_pairs(p.trajectory)] == ["t/0/0/0/0", "t/0/0/1/0"]
+    assert [pair.id for pair in preference_pairs(branch)] == ["t/0/1/1/0"]
+
+
+def test_what_is_repaired_offline_in_a_turn_that_a_branch_shares_is_its_pair_all_the_same():
+    """How many turns of the result it shares is not known, and its parent may have been left as it was."""
+    p = play([call(BAD), call(GOOD), DONE], {BAD: "error"})
+    branch = replace(p.trajectory, branch=Branch("t/0/9", "t/0/9", 2, 50, 1.0, 0.5))
+    reading = Ours().read(to_dict(branch), "")
+    assert len(list(reading.pairs([Offline()(one) for one in reading.trajectories]))) == 1

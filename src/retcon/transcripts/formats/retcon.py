@@ -77,7 +77,8 @@ class _OwnReading:
             made.add(splice.failure - gone)
             gone += splice.fix - splice.failure
         turns = [t if n in made else replace(t, repair=None) for n, t in enumerate(result.trajectory.turns)]
-        yield from preference_pairs(replace(result.trajectory, turns=tuple(turns)))
+        # How many of these turns a branch shares is not known, and its parent may have been left as it was.
+        yield from preference_pairs(replace(result.trajectory, turns=tuple(turns), branch=None))
 
 
 register(Ours())
