@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import ssl
 from base64 import b64encode
@@ -92,17 +93,22 @@ class Connections:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=seconds)
         try:
             proxy, known_by = _proxy_for(url) if self._proxies else (None, {})
-            async with self._session.request(
-                method,
-                URL(url, encoded=True),
-                data=content,
-                headers=sent,
-                timeout=timeout,
-                allow_redirects=False,
-                proxy=proxy,
-                proxy_headers=known_by,
-                ssl=self._trusted if "https:" in (url[:6], (proxy or "")[:6]) else False,
-            ) as answer:
+            # aiohttp counts none of the time in which a server takes no more of the request, as one that is stopped
+            async with (
+                asyncio.timeout(CONNECT_SECONDS + seconds) as sending,
+                self._session.request(
+                    method,
+                    URL(url, encoded=True),
+                    data=content,
+                    headers=sent,
+                    timeout=timeout,
+                    allow_redirects=False,
+                    proxy=proxy,
+                    proxy_headers=known_by,
+                    ssl=self._trusted if "https:" in (url[:6], (proxy or "")[:6]) else False,
+                ) as answer,
+            ):
+                sending.reschedule(None)
                 return Answer(url, answer.status, answer.headers, await answer.read())
         except aiohttp.ConnectionTimeoutError as error:  # a machine that starts, say, whose kernel refuses nothing yet
             raise NoAnswer(f"no connection within {CONNECT_SECONDS:g} s") from error

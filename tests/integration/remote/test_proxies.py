@@ -1,8 +1,9 @@
-"""Requests that go through a proxy which the environment names."""
+"""Requests through a proxy that the environment names, and to a server that has stopped."""
 
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from retcon.http import asking
 from retcon.http.asking import Connections, NoAnswer
 
 KEY = "Bearer secret"
@@ -94,3 +96,30 @@ def test_what_netrc_says_of_a_server_is_nothing_to_its_key(tmp_path: Path, monke
     monkeypatch.setenv("HOME", str(tmp_path))
     came, head = asked_through("http://", monkeypatch)
     assert (came, head.get("authorization")) == ("200", KEY)
+
+
+def open_files() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+@pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")
+def test_a_server_that_has_stopped_and_takes_no_more_of_a_request_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kernel takes connections, and nobody reads: a body that is larger than the buffers is never sent."""
+
+    async def main(stopped: socket.socket, size: int) -> None:
+        connections, before = Connections(), open_files()
+        url = f"http://127.0.0.1:{stopped.getsockname()[1]}"
+        try:
+            with pytest.raises(NoAnswer, match="no answer in time") as raised:
+                await connections.ask("POST", url, {"code": "#" * size}, seconds=0.2)
+            assert raised.value.late
+        finally:
+            stopped.accept()[0].close()
+            await connections.close()
+        while open_files() > before:  # what was not sent is given up as the other side ends
+            await asyncio.sleep(0.01)
+
+    monkeypatch.setattr(asking, "CONNECT_SECONDS", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as stopped:
+        for size in (1, 1 << 25):
+            asyncio.run(asyncio.wait_for(main(stopped, size), 60))
