@@ -49,10 +49,6 @@ class Unreadable(InfrastructureFault):
     """A server says yes and gives something else than was asked for."""
 
 
-class Unsaid(Unreadable):
-    """A model's tokens end before its reasoning does: it says nothing."""
-
-
 class TooLong(Refused):
     """A conversation leaves no room in the model's context."""
 
@@ -300,17 +296,24 @@ class RemoteModel(Remote):
             return answer
 
     async def chat(self, messages: Sequence[Mapping[str, object]], **params: object) -> str:
-        """What the model says next. Raises InfrastructureFault, also where the server refuses or gives no text;
-        Unsaid where the model does not come to it."""
+        """What the model says next. Raises as `heard`, and InfrastructureFault where its reasoning takes all tokens."""
+        said, whole = await self.heard(messages, **params)
+        if not said and not whole:
+            raise self.no_answer("no text: max_tokens end before its reasoning does")
+        return said
+
+    async def heard(self, messages: Sequence[Mapping[str, object]], **params: object) -> tuple[str, bool]:
+        """What the model says next, and whether it came to its end; "" where that is within its reasoning. Raises
+        InfrastructureFault, also where the server refuses or gives no text."""
         try:
             choice = await self.message(messages, **params)
         except Refused as refused:
             raise InfrastructureFault(f"{refused}") from refused
-        content = choice["message"].get("content")
-        if not content and choice.get("finish_reason") == "length":
-            raise Unsaid(str(self.no_answer("no text: max_tokens end before its reasoning does")))
+        content, whole = choice["message"].get("content"), choice.get("finish_reason") != "length"
+        if not content and not whole:
+            return "", whole
         try:
-            return text_of(content)
+            return text_of(content), whole
         except (LookupError, TypeError) as error:
             raise self.no_answer("no text") from error
 

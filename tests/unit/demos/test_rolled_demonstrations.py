@@ -300,9 +300,9 @@ class Speaking:
         self.said = said
         self.asked: list[dict[str, Any]] = []
 
-    async def chat(self, messages: Sequence[Mapping[str, str]], **how: Any) -> str:
+    async def heard(self, messages: Sequence[Mapping[str, str]], **how: Any) -> tuple[str, bool]:
         self.asked.append({"messages": [dict(message) for message in messages], **how})
-        return self.said
+        return self.said, True
 
 
 def test_a_model_behind_a_url_is_asked_with_the_rollouts_sampling_and_a_seed_that_servers_take() -> None:

@@ -15,7 +15,7 @@ from retcon.core.errors import EngineError, InfrastructureFault, RecipeError
 from retcon.core.types import Trajectory
 from retcon.engine.openai.messages import PRINTED
 from retcon.engine.types import Generation, SamplingParams
-from retcon.models.remote import Refused, RemoteModel, Unsaid, key_is_missing
+from retcon.models.remote import Refused, RemoteModel, key_is_missing
 from retcon.rollout.prompts import fitting
 from retcon.rollout.teacher import as_generation
 from retcon.tasks.types import Task
@@ -50,12 +50,12 @@ class RemoteTeacher:
         if told[-1]["role"] == "assistant":
             told.append({"role": "user", "content": PRINTED + self._chat.observations_in(ids)[-1]})
         seed = {"seed": params.seed % 2**31} if self._seeds else {}
-        try:
-            said = await self._model.chat(
-                told, temperature=params.temperature, top_p=params.top_p, max_tokens=params.max_tokens, **seed
-            )
-        except Unsaid:
-            return Generation((), None, "length")
+        said, whole = await self._model.heard(
+            told, temperature=params.temperature, top_p=params.top_p, max_tokens=params.max_tokens, **seed
+        )  # fmt: skip
+        if not whole and not _has_whole_block(said):
+            cut = self._chat.tokenizer.encode(said)
+            return Generation(tuple(cut[: params.max_tokens]), None, "length")
         words, code = words_and_block(said)
         block = "" if code is None else f"```python\n{code}\n```"
         told.append({"role": "assistant", "content": "\n".join(filter(None, (words, block)))})
@@ -66,6 +66,12 @@ class RemoteTeacher:
 
     async def release(self, request_id: str) -> None:
         self._told.pop(request_id, None)
+
+
+def _has_whole_block(said: str) -> bool:
+    """Whether a message has said all that it is taken for, though it was cut off after that."""
+    found = _BLOCK.search(said)
+    return found is not None and found[0].endswith("```")
 
 
 def words_and_block(said: str) -> tuple[str, str | None]:
