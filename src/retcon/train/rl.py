@@ -151,13 +151,13 @@ async def _step(stretch: Stretch, stream: GroupStream, course: Course) -> Metric
             losses = await beside(learn) if recipe.rl.max_staleness else learn()
             trained = time.perf_counter()
             unfollowed = await _synced(rollouts, step)
-        if step % KEEP_ROLLOUTS_EVERY == 0 or step in (stage.before + 1, recipe.rl.steps):
-            run.keep_trajectories(step, (t for group in drawn.made for t in group))
         made = rollout_metrics(drawn.made, partial(shaped_rewards, config=recipe.rl, limit=recipe.rollout.max_tokens))
         course.tell_idling(made)
-        seconds, stats = time.perf_counter() - began, rollouts.engine.stats.since(before).metrics()
         cost = trainer.cost  # by which it is decided once whether the run is over, here and where it ends
         last = step == recipe.rl.steps or course.ends_with(made, cost.cpu_s)
+        if step % KEEP_ROLLOUTS_EVERY == 0 or step == stage.before + 1 or last:
+            run.keep_trajectories(step, (t for group in drawn.made for t in group))
+        seconds, stats = time.perf_counter() - began, rollouts.engine.stats.since(before).metrics()
         held_out = {} if unfollowed else await _held_out(stretch, stream, step, last=last)
         line = trainer.done(  # checkpoint, where it is time, and log
             {

@@ -129,6 +129,15 @@ def test_the_first_the_tenth_and_the_last_step_keep_their_rollouts(base, tmp_pat
     assert kept == [f"step-{n:06d}.jsonl" for n in (1, 10, 12)]
 
 
+def test_a_run_that_ends_with_its_budget_keeps_the_rollouts_of_its_last_step(base, tmp_path):
+    whole = {"prompts": 1, "group": 2, "steps": 12}
+    lines = run(base, tmp_path / "run", ((1.0, -1.0),), rl={**whole, "max_sampled_tokens": 30})
+    last = len(lines)
+    assert 1 < last < 10
+    kept = sorted(file.name for file in (tmp_path / "run/trajectories").glob("*.jsonl"))
+    assert kept == [f"step-{n:06d}.jsonl" for n in (1, last)]
+
+
 def test_the_share_that_is_purified_follows_its_schedule(base, tmp_path):
     repair = {"kind": "saar", "probability_schedule": ((1, 0.0), (2, 1.0))}
     run(base, tmp_path / "run", ((1.0, -1.0, -1.0, 1.0),), rl={**SMALL, "steps": 2}, repair=repair)
