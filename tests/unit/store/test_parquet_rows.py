@@ -13,13 +13,15 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from foreign import REPAIRED, answer, messages, user, works
+from foreign import REPAIRED, answer, fails, messages, user, works
 from retcon.purify.offline import Offline
+from retcon.store.foreign.parquet import rows_of
 from retcon.transcripts.purifying.assignment import Assignment
 from retcon.transcripts.purifying.purification import Purification, Stopped
 
 CLEAN = messages((user("?"), works("x = 1"), answer("1")))["messages"]
 FAILING = messages(REPAIRED)["messages"]
+LEFT = messages((user("?"), fails("f(2)"), answer("2")))["messages"]
 
 
 def purified(path: Path, table: Any, **options: object) -> Any:
@@ -68,6 +70,25 @@ def test_what_json_lacks_stays_beside_a_repair(tmp_path: Path, type: Any, values
     beside = {(item["role"], item["x-n"]): item["beside"] for item in was}
     assert [item["beside"] for item in repaired] == [beside[item["role"], item["x-n"]] for item in repaired]
     assert {item["cost"] for item in repaired} == {"0.25"}
+
+
+@pytest.mark.parametrize("type", [pyarrow.string_view(), pyarrow.binary_view()], ids=str)
+def test_columns_of_views_are_written_as_such(tmp_path: Path, type: Any) -> None:
+    """As some writers of Parquet (DataFusion's) declare text, of which Arrow takes no single rows."""
+    rows = [CLEAN, LEFT, FAILING, CLEAN]
+    table = pyarrow.table({"messages": rows, "source": pyarrow.array(["a", "b", None, "d"], type)})
+    for drop, wanted in ((False, [0, 1, 2, 3]), (True, [0, 2, 3])):
+        found = purified(tmp_path / "in.parquet", table, drop_unrepaired=drop)
+        assert found.schema.equals(table.schema)
+        sources = table.column("source").to_pylist()
+        assert found.column("source").to_pylist() == [sources[n] for n in wanted]
+        assert "sqroot" not in str(found.column("messages").to_pylist()[-2])
+
+
+def test_text_that_is_declared_as_bytes_is_read_as_text(tmp_path: Path) -> None:
+    for type in (pyarrow.binary(), pyarrow.binary_view()):
+        table = pyarrow.table({"text": pyarrow.array([b"print(1)"], type)})
+        assert rows_of(table) == [{"text": "print(1)"}]
 
 
 def test_nan_stays_beside_a_repair_and_null_stays_null(tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ class RowsWriter(Writer):
             return
         import pyarrow
 
-        table = pyarrow.Table.from_batches([self._group[1]]).take([index for index, _ in self._kept])
+        table = _rows_at(pyarrow.Table.from_batches([self._group[1]]), [index for index, _ in self._kept])
         for n in {n for _, new in self._kept for n in new}:
             column = _replaced(table.column(n), {at: new[n] for at, (_, new) in enumerate(self._kept) if n in new})
             table = table.set_column(n, self._schema.field(n), column)
@@ -214,6 +214,18 @@ class ParquetWriter(Writer):
         self._waiting = []
 
 
+def _rows_at(table: Any, indices: list[int]) -> Any:
+    """Some rows of a table, in order; also where Arrow takes none of a column's type, as of views."""
+    import pyarrow
+
+    if indices == list(range(table.num_rows)):
+        return table
+    try:
+        return table.take(indices)
+    except pyarrow.ArrowNotImplementedError:
+        return pyarrow.concat_tables([table.slice(index, 1) for index in indices])
+
+
 def _replaced(column: Any, values: Mapping[int, Any]) -> Any:
     """The column with other values at some places, in order, each an array of one. The rest stays Arrow's own."""
     import pyarrow
@@ -277,7 +289,9 @@ def _reader(type: Any) -> _Read | None:
 
     if types.is_float32(type) or types.is_float16(type):
         return lambda value: value if value is None else _shortest(value, "f" if types.is_float32(type) else "e")
-    if types.is_binary(type) or types.is_large_binary(type) or types.is_fixed_size_binary(type):
+    if any(
+        of(type) for of in (types.is_binary, types.is_large_binary, types.is_fixed_size_binary, types.is_binary_view)
+    ):
         return _text
     if types.is_list(type) or types.is_large_list(type) or types.is_fixed_size_list(type):
         return _of_list(_reader(type.value_type))
