@@ -123,19 +123,13 @@ def test_selection_keeps_g_of_the_oversampled(base, tmp_path):
     assert (line["rollouts"], line["kept"], line["groups_flat"]) == (16, 8, 0)
 
 
-def test_the_first_the_tenth_and_the_last_step_keep_their_rollouts(base, tmp_path):
-    run(base, tmp_path / "run", ((1.0, -1.0),), rl={"prompts": 1, "group": 2, "steps": 12})
+@pytest.mark.parametrize("budget", [0, 30])
+def test_the_first_the_tenth_and_the_last_step_keep_their_rollouts(base, tmp_path, budget):
+    rl = {"prompts": 1, "group": 2, "steps": 12, "max_sampled_tokens": budget}
+    last = len(run(base, tmp_path / "run", ((1.0, -1.0),), rl=rl))
+    assert 1 < last < 10 if budget else last == 12
     kept = sorted(file.name for file in (tmp_path / "run/trajectories").glob("*.jsonl"))
-    assert kept == [f"step-{n:06d}.jsonl" for n in (1, 10, 12)]
-
-
-def test_a_run_that_ends_with_its_budget_keeps_the_rollouts_of_its_last_step(base, tmp_path):
-    whole = {"prompts": 1, "group": 2, "steps": 12}
-    lines = run(base, tmp_path / "run", ((1.0, -1.0),), rl={**whole, "max_sampled_tokens": 30})
-    last = len(lines)
-    assert 1 < last < 10
-    kept = sorted(file.name for file in (tmp_path / "run/trajectories").glob("*.jsonl"))
-    assert kept == [f"step-{n:06d}.jsonl" for n in (1, last)]
+    assert kept == [f"step-{n:06d}.jsonl" for n in ((1, last) if budget else (1, 10, 12))]
 
 
 def test_the_share_that_is_purified_follows_its_schedule(base, tmp_path):
