@@ -57,20 +57,26 @@ def tokenizer_of(fields: Mapping[str, Any], file: Path) -> Tokenizer:
     tokens: Sequence[str] = fields["tokenizer.ggml.tokens"]
     merges = [tuple(pair.split(" ", 1)) for pair in fields["tokenizer.ggml.merges"]]
     vocabulary = {token: i for i, token in enumerate(tokens)}
+    first_id = fields.get("tokenizer.ggml.bos_token_id") if fields.get("tokenizer.ggml.add_bos_token") else None
+    types = fields["tokenizer.ggml.token_type"]
+    strange = [pair for pair in merges if len(pair) != 2 or not {*pair, "".join(pair)} <= vocabulary.keys()]
+    wrong = f"of its merges, {len(strange)} join what it has not, such as {' '.join(strange[0])!r}" if strange else ""
+    wrong = wrong or (f"token_type has {len(types)} of {len(tokens)} tokens" if len(types) != len(tokens) else "")
+    if wrong or (first_id is not None and not 0 <= first_id < len(tokens)):
+        raise CheckpointError(f"{file}: its tokenizer contradicts itself: {wrong or f'bos_token_id is {first_id}'}")
     built = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=pre == "llama-bpe"))
     if pre == "qwen2":
         built.normalizer = normalizers.NFC()
     built.pre_tokenizer = PRE[pre]()
     built.decoder = decoders.ByteLevel()
-    for token, kind in zip(tokens, fields["tokenizer.ggml.token_type"], strict=True):
+    for token, kind in zip(tokens, types, strict=True):
         if kind in (CONTROL, USER_DEFINED):
             add = built.add_special_tokens if kind == CONTROL else built.add_tokens
             add([AddedToken(token, normalized=False, special=kind == CONTROL)])
-    wrong = [token for token, i in vocabulary.items() if built.token_to_id(token) != i]
-    if wrong or len(vocabulary) != len(tokens):
-        raise CheckpointError(f"{file}: its list of tokens contradicts itself, at {wrong[:3] or 'a repeated token'}")
-    first_id = fields.get("tokenizer.ggml.bos_token_id")
-    if fields.get("tokenizer.ggml.add_bos_token") and first_id is not None:
+    moved = [token for token, i in vocabulary.items() if built.token_to_id(token) != i]
+    if moved or len(vocabulary) != len(tokens):
+        raise CheckpointError(f"{file}: its list of tokens contradicts itself, at {moved[:3] or 'a repeated token'}")
+    if first_id is not None:
         first = tokens[first_id]
         built.post_processor = processors.TemplateProcessing(
             single=f"{first} $A", special_tokens=[(first, vocabulary[first])]
