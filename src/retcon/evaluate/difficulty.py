@@ -15,8 +15,9 @@ from retcon.core.errors import RecordError, SandboxUnavailable
 from retcon.core.seeds import derive
 from retcon.core.types import Trajectory
 from retcon.engine.types import Generator
-from retcon.evaluate.runner import MOST_LOST, OnPlace
+from retcon.evaluate.runner import OnPlace
 from retcon.planning.rolling import refuse_unfit_rollouts
+from retcon.rollout.faults import MOST_LOST
 from retcon.rollout.group import rollout_groups
 from retcon.rollout.prompts import fitting
 from retcon.serve.harness.solving import code_of

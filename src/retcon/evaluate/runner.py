@@ -34,7 +34,7 @@ from retcon.engine.types import Generator, SamplingParams
 from retcon.evaluate.begun import Begun, BegunFile, evaluation_of, partial
 from retcon.evaluate.result import Result, Setting, read_result, score, setting_names, write_result
 from retcon.planning.rolling import refuse_unfit_rollouts
-from retcon.rollout.faults import Faults
+from retcon.rollout.faults import MOST_LOST, Faults
 from retcon.rollout.group import rollout_group
 from retcon.rollout.prompts import refuse_long
 from retcon.runs.comparing import as_now, is_immaterial
@@ -58,7 +58,6 @@ OnPlace = Callable[["Placement"], None]
 RELEVANT = ("run", "model", "compute", "engine", "task", "rollout", "sandbox", "evaluate")
 """Sections of a recipe that an evaluation depends on; with repairs also `repair`."""
 
-MOST_LOST = 0.05  # share of rollouts; an evaluation that lost more says nothing
 AT_ONCE = 4096
 """Rollouts that are begun side by side at most, unless servers take more: of large sets, the others would wait for the
 engine with their prompts in memory."""

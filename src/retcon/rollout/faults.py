@@ -15,6 +15,7 @@ log = logging.getLogger(__name__)
 TOLD = 5
 """Reasons that are told and kept: more say no more."""
 CHARS = 400
+MOST_LOST = 0.05  # share of rollouts; an evaluation that lost more says nothing
 _OF_ONE = re.compile(r"^(?:request|rollout) \S+: ")
 
 

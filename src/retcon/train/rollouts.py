@@ -26,6 +26,7 @@ from retcon.core.tries import first_tries
 from retcon.core.types import Trajectory
 from retcon.engine.types import CarriesOver, FollowsWeights, TrainableEngine
 from retcon.rollout.context import RolloutContext
+from retcon.rollout.faults import MOST_LOST
 from retcon.rollout.group import rollout_groups
 from retcon.tasks.registry import TaskSet
 from retcon.tasks.types import Task
@@ -66,7 +67,7 @@ class TrainingRollouts:
 
         eval_pass_rate: the mean over problems of pass@1; eval_failed_calls, eval_tokens (sampled): of a rollout, as
         they happened; eval_first_try_failure_rate: see `retcon.core.tries`, None where none was made; eval_rollouts:
-        those that no fault ended; where there are none, nothing is known of the others: None.
+        those that no fault ended; where faults took more than MOST_LOST, nothing is known of the others: None.
         """
         section = self.recipe.evaluate
         groups = await rollout_groups(
@@ -79,8 +80,9 @@ class TrainingRollouts:
         )
         kept = [[t for t in group if t.reward is not None] for group in groups]
         graded = [t for group in kept for t in group]
-        if not (count := len(graded)):
-            return dict(NOT_EVALUATED)
+        count, made = len(graded), sum(map(len, groups))
+        if not count or made - count > MOST_LOST * made:
+            return {**NOT_EVALUATED, "eval_rollouts": count}
         tries = [first_tries(t) for t in graded]
         tried = sum(t.made for t in tries)
         return {

@@ -16,7 +16,7 @@ from keys.rollouts import scripted
 from playing import call
 from retcon.build import open_connected
 from retcon.config.load import load_recipe
-from retcon.core.errors import CheckpointError, SandboxUnavailable
+from retcon.core.errors import CheckpointError, InfrastructureFault, SandboxUnavailable
 from retcon.core.types import Trajectory
 from retcon.runs.folder import RunFolder
 from retcon.store import jsonl
@@ -155,6 +155,26 @@ def test_the_figures_of_an_evaluation_by_hand(tmp_path: Path) -> None:
     figures, _ = run(measured(8))
     assert (figures["eval_pass_rate"], figures["eval_failed_calls"]) == (1.0, 0.0)
     assert figures["eval_first_try_failure_rate"] is None, "none was made"
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+def test_what_faults_left_of_an_evaluation_is_no_point_of_a_curve(lost: int, tmp_path: Path) -> None:
+    """As of `retcon eval`: of twenty rollouts one may be lost. Those that are left here would all pass."""
+
+    class Flaky(Numbered):
+        def grade(self, task: Task, trajectory: Trajectory) -> Trajectory:
+            if int(trajectory.id.split("/")[-1]) < lost:
+                raise InfrastructureFault("the judge does not answer")
+            return super().grade(task, trajectory)
+
+    async def measured() -> dict[str, float | None]:
+        recipe = load_recipe(None, ["rollout.max_tokens=2000", "evaluate.problems=1", "evaluate.every_samples=20"])
+        async with scripted(recipe, Lab(tmp_path), lambda id, text, n: "1") as rollouts:
+            return await replace(rollouts, tasks=Flaky(), judged=None).evaluated()
+
+    figures = run(measured())
+    assert figures["eval_rollouts"] == 20 - lost
+    assert figures["eval_pass_rate"] == (1.0 if lost == 1 else None)
 
 
 @pytest.mark.parametrize(("bound", "spent"), [("max_sampled_tokens", 1), ("max_cpu_seconds", 1e-3)])

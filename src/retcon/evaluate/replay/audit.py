@@ -35,11 +35,12 @@ from retcon.core.types import Trajectory
 from retcon.evaluate.replay.replays import WAYS, replay
 from retcon.evaluate.replay.rules import RULES, Replayed, Verdict, chances, counted, verdict
 from retcon.evaluate.replay.states import FailedCall, Groups, drawn, failed_calls
-from retcon.evaluate.runner import MOST_LOST, OnPlace
+from retcon.evaluate.runner import OnPlace
 from retcon.evaluate.statistics import Interval
 from retcon.planning.rolling import refuse_unfit_rollouts
 from retcon.purify.types import Repair
 from retcon.rollout.context import RolloutContext
+from retcon.rollout.faults import MOST_LOST
 from retcon.rollout.group import rollout_groups
 from retcon.rollout.prompts import refuse_long
 from retcon.runs.comparing import as_now, differing
