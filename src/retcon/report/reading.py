@@ -22,6 +22,7 @@ from retcon.store.partial import SUFFIX
 
 LOOK = 400
 """Trajectories of a file that are chosen from."""
+FINAL = "final"
 FEW = 6
 """Runs that a message names at most."""
 
@@ -29,9 +30,9 @@ FEW = 6
 @dataclass(frozen=True, slots=True)
 class Viewed:
     """kind: sft, dpo, rl or eval. recipe: as run.json has it. steps: of the whole run, None of an evaluation.
-    metrics: of the steps so far. finished: whether there is a final model, or a whole result. places: what it computed
-    on. result: of its evaluation, if there is one. stages: (name, first step, last step) of each. start: the model that
-    it began with or measures; empty where nothing tells."""
+    metrics: of the steps so far. finished: whether there is, or was, a final model, or a whole result. places: what it
+    computed on. result: of its evaluation, if there is one. stages: (name, first step, last step) of each. start: the
+    model that it began with or measures; empty where nothing tells."""
 
     folder: Path
     name: str
@@ -91,10 +92,16 @@ def _training(folder: Path, name: str) -> Viewed:
         raise CheckpointError(f"{folder / NAME} cannot be read ({error!r}): is it of another version?") from error
     metrics = read_metrics(folder / "metrics.jsonl", cut_off=True)
     evaluated = folder / "eval" / "result.json"
+    result = read_result(evaluated) if evaluated.is_file() else None
     return Viewed(
-        folder, name, kind, recipe, steps, metrics, (folder / "final").is_dir(), str(about.get("version", "")),
-        about.get("places", ()), read_result(evaluated) if evaluated.is_file() else None, stages, start,
+        folder, name, kind, recipe, steps, metrics, _is_over(folder, result), str(about.get("version", "")),
+        about.get("places", ()), result, stages, start,
     )  # fmt: skip
+
+
+def _is_over(run: Path, result: Result | None) -> bool:
+    """Whether there is a final model, or was one: that was measured, and may have been removed since."""
+    return (run / FINAL).is_dir() or (result is not None and Path(result.checkpoint).name == FINAL)
 
 
 def _stages(tables: Sequence[Mapping[str, Any]], steps: int) -> list[tuple[str, int, int]]:

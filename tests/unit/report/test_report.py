@@ -1,6 +1,7 @@
 """The page and the table: nothing from outside, nothing unescaped, each arm with its own look."""
 
 import io
+import json
 import random
 import re
 from dataclasses import replace
@@ -12,13 +13,15 @@ import pytest
 from rich.console import Console
 
 from comparing import FIX, answer, comparison, repaired, result, trajectory
-from retcon.evaluate.result import Setting
+from retcon.config.load import load_recipe
+from retcon.evaluate.result import Result, Setting, write_result
 from retcon.evaluate.statistics import Interval, exactly
 from retcon.report.choose import showcase, showcase_in
 from retcon.report.pages.comparison import page
 from retcon.report.panel import Report, panels
 from retcon.report.panels.repeat import Repeat
 from retcon.report.plots import CURVES, Curve, across, places_of, running_mean, shared, shown, steps_of, value_of
+from retcon.report.reading import view
 from retcon.report.style import looks
 from retcon.report.summary import figures
 from retcon.report.tables import (
@@ -32,6 +35,7 @@ from retcon.report.tables import (
     stacked,
     tell_cut_off,
 )
+from retcon.runs.manifest import manifest
 from retcon.store import jsonl
 
 EVIL = "<script>alert('x')</script> & \"q\""
@@ -251,3 +255,17 @@ def test_tokens_of_a_curve_are_those_of_a_rollout() -> None:
 def test_a_seed_that_lacks_a_step_takes_it_from_no_other() -> None:
     least, mean, greatest = across(np.array([[0.5, np.nan], [0.25, 1.0], [0.75, 0.5]]))
     assert (least.tolist(), mean.tolist(), greatest.tolist()) == ([0.25, 0.5], [0.5, 0.75], [0.75, 1.0])
+
+
+@pytest.mark.parametrize(("measured", "finished"), [("final", True), ("checkpoints/step-000001", False), ("", False)])
+def test_a_run_whose_model_was_removed_once_it_was_measured_is_finished(
+    measured: str, finished: bool, tmp_path: Path
+) -> None:
+    """As models fill disks, and a comparison needs them no more."""
+    about = manifest("rl", load_recipe(None, ["rl.steps=9"]), {"start": "ab"}, None)
+    (tmp_path / "run.json").write_text(json.dumps(about))
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
+    if measured:
+        (tmp_path / "eval").mkdir()
+        write_result(tmp_path / "eval/result.json", Result(f"/elsewhere/run/{measured}", {}, {}))
+    assert view(tmp_path, "run").finished is finished
