@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
+from retcon.chat.jsons import read_arguments
 from retcon.core.errors import InfrastructureFault, MissingExtra, RecipeError, RetconError
 from retcon.core.installing import how_to_install
 from retcon.core.registry import at_path
+from retcon.core.sample import ids_of
 from retcon.core.schema import ToolSpec
 from retcon.core.types import Trajectory
 from retcon.tasks.environments.prompts import task_of
@@ -20,6 +22,8 @@ from retcon.tasks.environments.types import CallFailed, Rollback, failure, messa
 from retcon.tasks.types import Split, Task
 
 NO_TOOLS = ("reset", "get_reward")
+NOT_COLUMNS = ("prompt", "completion", "completion_ids")
+"""Of a row, what TRL does not hand to reward functions under its own name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +54,8 @@ class MethodEnvironment:
         self._factory = _imported(factory.path, "environment")
         self._rewards = [_imported(path, "reward_functions") for path in factory.rewards]
         self.name = factory.path.rpartition(":")[2]
-        probe = self._made()
+        with _before_work(factory.path):
+            probe = self._made()
         kind = type(probe)
         if not callable(getattr(probe, "reset", None)):
             raise RecipeError(f"task.environment: {kind.__name__} has no `reset`")
@@ -65,14 +70,14 @@ class MethodEnvironment:
         self._begun = BegunRows(self.name, "environment")
         self.rollback: Rollback = "unneeded"
         if self.specs:
-            self.rollback = "copy" if _copies(self._reset(rows[0])[0]) else "impossible"
+            self.rollback = "copy" if _copies(self._first(rows[0])[0]) else "impossible"
 
     def tasks(self, split: Split) -> Sequence[Task]:
         if split == "evaluation":
             return []
         found = []
         for number, row in enumerate(self._rows):
-            said = self._reset(row)[1]
+            said = self._first(row)[1]
             prompt, answer = row.get("prompt", ""), row.get("answer", row.get("solution"))
             task = task_of(prompt, set=self.name, number=number, answer=answer, after=said)
             self._begun.keep(task.id, row, said)
@@ -97,7 +102,7 @@ class MethodEnvironment:
         try:
             told = getattr(state, name)(**arguments)
             told = await told if inspect.isawaitable(told) else told
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # one that would end us has failed, too
             raise failure(error, self._about.faults, str({"error": str(error)})) from error
         if isinstance(told, Mapping) and list(told) == ["error"]:
             raise CallFailed(str(told))
@@ -110,15 +115,16 @@ class MethodEnvironment:
         """Nothing says that such an environment holds anything."""
 
     async def reward(self, task: Task, trajectory: Trajectory, state: Any) -> tuple[float, str | None]:
-        row, told = self._begun.row(task.id), messages_of(trajectory)
-        columns = {name: [value] for name, value in row.items() if name != "prompt"}
-        prompt = [{"role": "user", "content": task.question}]
+        row, told = self._begun.row(task.id), _as_trl_has_them(messages_of(trajectory))
+        given = {name: [value] for name, value in row.items() if name not in NOT_COLUMNS}
+        given |= {"prompts": [_prompt(task)], "completions": [told], "environments": [state]}
+        given |= {"completion_ids": [list(ids_of(s for turn in trajectory.turns for s in turn.segments))]}
         total = 0.0
         try:
             if hasattr(type(state), "get_reward"):
                 total += await _one(state.get_reward())
             for reward in self._rewards:
-                total += await _one(reward(prompts=[prompt], completions=[told], environments=[state], **columns))
+                total += await _one(reward(**given, log_extra=_unlogged, log_metric=_unlogged))
         except Exception as error:
             raise InfrastructureFault(f"{self.name}: its reward raised {type(error).__name__}: {error}") from error
         return total, told[-1]["content"] if told and trajectory.stop == "answer" else None
@@ -128,6 +134,11 @@ class MethodEnvironment:
             return self._factory(**self._about.arguments)
         except TypeError as error:
             raise RecipeError(f"task.environment: '{self._about.path}' cannot be called: {error}") from error
+
+    def _first(self, row: Mapping[str, Any]) -> tuple[Any, str]:
+        """As `_reset`, of a row that no rollout has begun with yet."""
+        with _before_work(f"{self.name}, reset with {dict(row)!r:.200},"):
+            return self._reset(row)
 
     def _reset(self, row: Mapping[str, Any]) -> tuple[Any, str]:
         """A fresh instance, and what its `reset` says."""
@@ -140,7 +151,21 @@ class MethodEnvironment:
             why = f"{self.name}.reset cannot be called with {columns}: {error}"
             raise RecipeError(f"task.environment: {why}") from error
         said = state.reset(**row)
+        if inspect.iscoroutine(said):
+            said.close()
+            raise RecipeError(f"task.environment: {self.name}.reset is `async def`, and as in TRL nobody awaits it")
         return state, "" if said is None else shown(said)
+
+
+@contextmanager
+def _before_work(what: str) -> Iterator[None]:
+    """What a user's class raises before there are rollouts, one of which it could cost. Raises RecipeError."""
+    try:
+        yield
+    except RetconError:
+        raise
+    except Exception as error:
+        raise RecipeError(f"task.environment: {what} raised {type(error).__name__}: {error}") from error
 
 
 def _imported(path: str, key: str) -> Callable[..., Any]:
@@ -175,6 +200,34 @@ def _copies(state: Any) -> bool:
     except Exception:  # noqa: BLE001 - whatever a user's own object raises
         return False
     return True
+
+
+def _prompt(task: Task) -> list[dict[str, str]]:
+    told = [*([] if task.system is None else [("system", task.system)]), *task.before, ("user", task.question)]
+    return [{"role": role, "content": text} for role, text in told]
+
+
+def _as_trl_has_them(told: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Messages with the arguments of calls as objects, where they can be read, and with the names of tools."""
+    found, names = [], {}
+    for message in map(dict, told):
+        if message["role"] == "tool":
+            message["name"] = names[message["tool_call_id"]]
+        if "tool_calls" in message:
+            message["tool_calls"] = [_as_trl_has_it(call) for call in message["tool_calls"]]
+            names |= {call["id"]: call["function"]["name"] for call in message["tool_calls"]}
+        found.append(message)
+    return found
+
+
+def _as_trl_has_it(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    arguments = read_arguments(function["arguments"])
+    return {**call, "function": function if arguments is None else {**function, "arguments": arguments}}
+
+
+def _unlogged(*_: object) -> None:
+    """TRL's `log_extra` and `log_metric`: a reward here has no place where they would go."""
 
 
 async def _one(given: Any) -> float:

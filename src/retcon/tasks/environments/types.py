@@ -81,7 +81,7 @@ async def ended_if_it_fails(end: Callable[[], Awaitable[None]]) -> AsyncIterator
         raise
 
 
-def failure(error: Exception, faults: Collection[str], text: str) -> CallFailed | InfrastructureFault:
+def failure(error: Exception | SystemExit, faults: Collection[str], text: str) -> CallFailed | InfrastructureFault:
     """What an exception is that a tool raised. faults: names of those, and of classes that they derive from, for which
     nobody blames the model. text: what the model is told of another one."""
     kind = type(error).__name__
