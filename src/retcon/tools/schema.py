@@ -25,6 +25,8 @@ _DATA = ("enum", "const", "default", "examples")
 _BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
 """Keywords whose values are schemas by name, which may be that of a keyword."""
 _REFERRING = ("$ref", "$dynamicRef")
+_NULLABLE = "nullable"
+"""OpenAPI's word for what may be null as well, with which transformers says `int | None`; JSON schemas know none."""
 _LONGEST = 200
 _KINDS = {"string": "a string", "number": "a number", "integer": "an integer", "object": "an object",
           "array": "a list", "boolean": "true or false", "null": "null"}  # fmt: skip
@@ -79,6 +81,7 @@ def _validator(schema: bytes, name: str) -> Validator:
     kind = validator_for(decoded)
     reference = ""
     try:
+        decoded = _with_null(decoded)
         kind.check_schema(decoded)
         made = kind(decoded, registry=REGISTRY)  # by its own it would ask the network for what is not there
         for keyword, reference in _references(decoded):
@@ -93,6 +96,26 @@ def _validator(schema: bytes, name: str) -> Validator:
     except RecursionError as error:
         raise _none(name, "it has no end, or is nested too deep") from error
     return made
+
+
+def _with_null(schema: Any, *, named: bool = False) -> Any:
+    """The schema, with null where it is `nullable`. named: whether its keys are names and no keywords."""
+    if isinstance(schema, list):
+        return [_with_null(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {
+        key: part if key in _DATA and not named else _with_null(part, named=not named and key in _BY_NAME)
+        for key, part in schema.items()
+    }
+    if not named and schema.get(_NULLABLE) is True:
+        if "type" in found:
+            kinds = found["type"] if isinstance(found["type"], list) else [found["type"]]
+            found["type"] = kinds if "null" in kinds else [*kinds, "null"]
+        for keyword, null in (("enum", None), ("anyOf", {"type": "null"})):
+            if isinstance(found.get(keyword), list) and null not in found[keyword]:
+                found[keyword] = [*found[keyword], null]
+    return found
 
 
 def _none(name: str, why: object) -> RecipeError:

@@ -244,3 +244,37 @@ def test_a_tool_is_described_as_openai_does() -> None:
     parameters = {"type": "object", "properties": {"n": {"type": "integer"}}}
     told = ToolSpec("add", "Adds.", parameters).as_function()
     assert told == {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": parameters}}
+
+
+@pytest.mark.parametrize(
+    ("may_be_null", "wrong"),
+    [
+        ({"type": "integer"}, "'top' is not an integer or null"),
+        ({"type": ["integer", "string"]}, "'top' is not an integer or a string or null"),
+        ({"type": "string", "enum": ["a", "b"]}, "'top' is not"),
+        ({"anyOf": [{"type": "integer"}, {"type": "array", "items": {"type": "string"}}]}, "'top'"),
+    ],
+)
+def test_an_argument_that_is_nullable_may_be_null(may_be_null: dict[str, Any], wrong: str) -> None:
+    spec = ToolSpec("find", "", {"type": "object", "properties": {"top": {**may_be_null, "nullable": True}}})
+    check(spec)
+    assert fault(spec, {"top": None}) is None
+    assert wrong in str(fault(spec, {"top": 1.5}))
+    plain = ToolSpec("find", "", {"type": "object", "properties": {"top": {**may_be_null, "nullable": False}}})
+    assert fault(plain, {"top": None}) is not None
+
+
+def test_an_argument_may_be_called_nullable() -> None:
+    properties = {"nullable": {"type": "boolean"}, "type": {"type": "string"}}
+    spec = ToolSpec("find", "", {"type": "object", "properties": properties, "required": ["nullable"]})
+    assert fault(spec, {"nullable": True, "type": "x"}) is None
+    assert "no 'nullable' argument" in str(fault(spec, {}))
+    assert "'type' is not a string" in str(fault(spec, {"nullable": True, "type": None}))
+
+
+@pytest.mark.parametrize("written", ["null", "None"])
+def test_a_nullable_argument_without_quotes_is_read_as_null(written: str) -> None:
+    spec = ToolSpec("find", "", {"type": "object", "properties": {"top": {"type": "integer", "nullable": True}}})
+    chat = Chat(ByteTokenizer(), style="qwen3_coder", tools=[spec])
+    text = f"<tool_call>\n<function=find>\n<parameter=top>\n{written}\n</parameter>\n</function>\n</tool_call>"
+    assert chat.parse_text(text, prefix="0").calls[0].arguments == {"top": None}

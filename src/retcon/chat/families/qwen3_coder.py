@@ -151,6 +151,7 @@ def _kinds(schema: object) -> set[str]:
         return set()
     kinds = schema.get("type", ())
     found = {kinds} if isinstance(kinds, str) else set(kinds)
+    found |= {"null"} if schema.get("nullable") is True else set()  # as OpenAPI has it, and transformers
     for word in ("anyOf", "oneOf", "allOf"):
         for one in schema.get(word, ()):
             found |= _kinds(one)
