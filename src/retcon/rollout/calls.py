@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import get_args
 
-from retcon.core.errors import nearest
+from retcon.core.errors import InfrastructureFault, RetconError, nearest
 from retcon.core.schema import ToolSpec
-from retcon.core.types import Observation, ToolCall
+from retcon.core.types import Observation, Status, ToolCall
 from retcon.tools.schema import fault
 
 Handler = Callable[[ToolCall], Awaitable[Observation]]
@@ -35,4 +37,37 @@ async def _run(call: ToolCall, tools: Mapping[str, Handler], specs: Mapping[str,
         wrong = fault(specs[call.name], call.arguments)
         if wrong is not None:
             return Observation(call.id, f"malformed call: {wrong}", "malformed", "MalformedCall")
-    return await tools[call.name](call)
+    try:
+        with faults_of(call.name):
+            return _said(call, await tools[call.name](call))
+    except ToolRaised as raised:
+        return Observation(call.id, str(raised), "infrastructure", type(raised.__cause__ or raised).__name__)
+
+
+class ToolRaised(InfrastructureFault):
+    """A tool raised what a tool does not, or gave what is no observation."""
+
+
+@contextmanager
+def faults_of(tool: str) -> Iterator[None]:
+    """What a tool raises, which may be of one's own making: it costs this rollout alone. Raises ToolRaised, and errors
+    of Retcon's as they are."""
+    try:
+        yield
+    except RetconError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise ToolRaised(f"the tool '{tool}' raised {type(error).__name__}: {error}") from error
+
+
+def _said(call: ToolCall, given: object) -> Observation:
+    """What a tool gave. Raises ToolRaised where that is no observation of the call."""
+    if not isinstance(given, Observation) or given.call_id != call.id:
+        what = f"{given!r:.80}, where an Observation of the call '{call.id}' belongs"
+    elif not isinstance(given.text, str):
+        what = f"an observation whose text is {given.text!r:.80}, where a str belongs"
+    elif given.status not in get_args(Status):
+        what = f"an observation of status {given.status!r:.80}; one of {', '.join(get_args(Status))} belongs there"
+    else:
+        return given
+    raise ToolRaised(f"the tool '{call.name}' returned {what}")

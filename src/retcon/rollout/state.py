@@ -8,7 +8,7 @@ from functools import partial
 
 from retcon.core.errors import InfrastructureFault
 from retcon.core.types import Observation, ToolCall
-from retcon.rollout.calls import Handler, run_calls
+from retcon.rollout.calls import Handler, faults_of, run_calls
 from retcon.tools.types import AnyTool, OpenTool, StatefulTool, TaskTool
 
 Checkpoint = Mapping[str, str]
@@ -49,20 +49,27 @@ class OpenTools:
             return False
         for name, tool in self._stateful.items():
             if name not in self._opened:
-                self._opened[name] = await tool.open(self._trajectory)
-                self._closing.push_async_callback(_close, self._opened[name])
+                with faults_of(name):
+                    self._opened[name] = await tool.open(self._trajectory)
+                self._closing.push_async_callback(_close, name, self._opened[name])
         return True
 
     async def checkpoint(self) -> Checkpoint:
-        return {name: await tool.checkpoint() for name, tool in self._opened.items()}
+        kept: dict[str, str] = {}
+        for name, tool in self._opened.items():
+            with faults_of(name):
+                kept[name] = await tool.checkpoint()
+        return kept
 
     async def rollback(self, checkpoint: Checkpoint) -> None:
         for name, tool in self._opened.items():
-            await tool.rollback(checkpoint[name])
+            with faults_of(name):
+                await tool.rollback(checkpoint[name])
 
     async def discard(self, checkpoint: Checkpoint) -> None:
         for name, tool in self._opened.items():
-            await tool.discard(checkpoint[name])
+            with faults_of(name):
+                await tool.discard(checkpoint[name])
 
     async def _call(self, name: str, call: ToolCall) -> Observation:
         return await self._opened[name](call)
@@ -79,8 +86,8 @@ async def open_tools(tools: Mapping[str, AnyTool], trajectory: str, *, task: str
         yield OpenTools(tools, trajectory, closing, task=task)
 
 
-async def _close(tool: OpenTool) -> None:
-    with suppress(InfrastructureFault):
+async def _close(name: str, tool: OpenTool) -> None:
+    with suppress(InfrastructureFault), faults_of(name):
         await tool.close()
 
 

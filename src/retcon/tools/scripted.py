@@ -6,19 +6,23 @@ from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from typing import Any, Literal
 
-from retcon.core.errors import InfrastructureFault, nearest
+from retcon.core.errors import InfrastructureFault, RetconError, nearest
 from retcon.core.schema import ToolSpec
 from retcon.core.types import Observation, Status, ToolCall
 
 Answer = tuple[str, Status, str | None]
 
 
+class NoAnswer(RetconError, KeyError):
+    """A script has no answer to a program: a test that is wrong, and not a fault that costs a rollout."""
+
+
 class ScriptedTool:
     """Answers a program with (text, status, error type), from a mapping or a function of its code; implements `Tool`.
 
     spec: what it declares; any object of arguments where None.
-    executed: the code of every call, in order. Code that a mapping lacks is a KeyError: the script is wrong, not the
-    model.
+    executed: the code of every call, in order. Code that a mapping lacks is `NoAnswer`, a KeyError: the script is
+    wrong, not the model.
     """
 
     def __init__(
@@ -41,7 +45,7 @@ class ScriptedTool:
     def _look_up(self, code: str) -> Answer:
         assert not callable(self.answers)
         if code not in self.answers:
-            raise KeyError(f"the script has no answer to {code!r}{nearest(code, self.answers)}")
+            raise NoAnswer(f"the script has no answer to {code!r}{nearest(code, self.answers)}")
         return self.answers[code]
 
 

@@ -12,7 +12,8 @@ CHECKPOINTS = 16
 
 
 class Tool(Protocol):
-    """A tool under one name. A fault of its own is an observation of status `infrastructure`, never an exception.
+    """A tool under one name. A fault of its own is an observation of status `infrastructure`; what it raises, and what
+    is no observation of the call, is taken for one.
 
     spec: what the model is shown of it, and the schema that the arguments of its calls have when they reach it.
     """

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from playing import call, play, run_python
+from retcon.core.errors import RecipeError
 from retcon.purify.saar import Saar
 from retcon.tools.scripted import ScriptedSessions
 
@@ -149,7 +150,7 @@ def test_a_rollout_is_not_lost_to_a_session_that_cannot_be_closed():
     assert p.trajectory.stop == "answer"
 
 
-@pytest.mark.parametrize("end", [RuntimeError("the engine broke"), asyncio.CancelledError()])
+@pytest.mark.parametrize("end", [RecipeError("no such task"), asyncio.CancelledError()])
 def test_a_rollout_that_fails_or_is_cancelled_closes_its_sessions(end):
     def ends(code, state):
         raise end

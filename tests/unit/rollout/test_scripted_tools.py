@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from playing import run_python
+from playing import call, play, run_python
 from retcon.core.errors import InfrastructureFault
 from retcon.core.types import Observation, ToolCall
 from retcon.tools.scripted import ScriptedSessions, ScriptedTool
@@ -47,3 +47,8 @@ def test_one_cannot_go_back_to_what_is_not_kept() -> None:
             await session.rollback(state)
 
     asyncio.run(work())
+
+
+def test_a_script_without_an_answer_ends_the_rollout_that_asks_for_it() -> None:
+    with pytest.raises(KeyError, match="no answer to 'x"):
+        play([call("x")], tool=ScriptedTool({"y": ("", "ok", None)}))
