@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GPT2Config, MambaConfig, MistralConfig, Qwen2Config
+from transformers import AutoModelForCausalLM, GPT2Config, MambaConfig, MistralConfig, Phi3Config, Qwen2Config
 
 from engines import GREEDY, MAX_LEN, VOCAB, assert_exact, make_model, model_of, plain_logits, prompts, run
 from retcon.core.errors import EngineError
@@ -370,6 +370,22 @@ def test_a_window_of_any_layer_counts_and_one_that_holds_a_request_is_none() -> 
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config).eval()
     with pytest.raises(EngineError, match="window of 16 tokens, less than max_len 17; lower max_len to 16"):
+        LocalEngine(model, max_len=17)
+    (ids,) = prompts(18, (10,))
+    assert_exact(model, ids, run(LocalEngine(model, max_len=16).generate("a", ids, GREEDY)))
+
+
+def test_positions_that_a_longer_text_in_the_forward_rotates_otherwise_are_refused() -> None:
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [3.0, 5.0, 2.0, 7.0],
+            "original_max_position_embeddings": 16}  # fmt: skip
+    config = Phi3Config(
+        vocab_size=VOCAB, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=64, original_max_position_embeddings=16, rope_parameters=rope,
+        pad_token_id=0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    with pytest.raises(EngineError, match=r"more than 16 tokens \(longrope\), and max_len is 17; lower max_len to 16"):
         LocalEngine(model, max_len=17)
     (ids,) = prompts(18, (10,))
     assert_exact(model, ids, run(LocalEngine(model, max_len=16).generate("a", ids, GREEDY)))

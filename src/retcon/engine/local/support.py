@@ -33,6 +33,7 @@ def check_model(model: PreTrainedModel, max_len: int) -> None:
             "max_len (in a recipe: rollout.max_tokens + rollout.lookahead_tokens)"
         )
     _check_layers(name, config, max_len)
+    _check_rotations(name, config, max_len)
     if getattr(config, "num_kv_shared_layers", 0):
         raise EngineError(f"{name} shares keys and values between layers, which the slotted cache does not")
     accepted = inspect.signature(model.forward).parameters
@@ -56,3 +57,17 @@ def _check_layers(name: str, config: object, max_len: int) -> None:
             raise EngineError(f"{name} attends over a sliding window of {window} tokens, less than max_len {max_len}; "
                               f"lower max_len to {window}")  # fmt: skip
         raise EngineError(f"{name} has {kind} layers, whose state the slotted cache cannot hold")
+
+
+def _check_rotations(name: str, config: object, max_len: int) -> None:
+    """Raises EngineError where how far a position is rotated depends on the longest text of a forward: what is kept
+    was rotated in other company."""
+    told = getattr(config, "rope_parameters", None) or {}
+    for rope in (told, *(one for one in told.values() if isinstance(one, dict))):  # some have one of each kind of layer
+        trained = rope.get("original_max_position_embeddings") or getattr(
+            config, "original_max_position_embeddings", None
+        )
+        if rope.get("rope_type") == "longrope" and trained and max_len > trained:
+            raise EngineError(f"{name} rotates all positions otherwise in texts of more than {trained} tokens "
+                              f"(longrope), and max_len is {max_len}; lower max_len to {trained} (in a recipe: "
+                              "rollout.max_tokens + rollout.lookahead_tokens)")  # fmt: skip

@@ -98,7 +98,7 @@ def test_reward_functions_get_what_trl_gives_them() -> None:
     given.clear()
     prompt = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Add 5."}]
     row = {"prompt": prompt, "solution": "5", "completion": "of nobody's"}
-    task, made, reward = rolled(MethodEnvironment(Factory(f"{__name__}:Sums", rewards=[f"{__name__}:looks"]), [row]))
+    _, made, reward = rolled(MethodEnvironment(Factory(f"{__name__}:Sums", rewards=[f"{__name__}:looks"]), [row]))
     assert reward == (5.0, "5")
     assert given[0]["prompt"] == prompt
     asked, told, last = given[0]["completion"]
