@@ -27,7 +27,7 @@ from retcon.core.together import together
 from retcon.core.types import Trajectory
 from retcon.models.locating import locate
 from retcon.plugins.losses import refuse_own_losses
-from retcon.plugins.trl_sampling import refuse_other_sampling
+from retcon.plugins.trl_sampling import refuse_other_sampling, refuse_unseen_ends
 from retcon.rollout.group import rollout_group
 from retcon.rollout.prompts import fitting, prompt_ids, refuse_long, warn_of_long
 from retcon.store.fingerprint import fingerprint
@@ -169,6 +169,8 @@ class Rollouts:
         answer; InfrastructureFault where faults took rollouts again and again.
         """
         refuse_other_sampling(self.recipe.rollout, trainer.args)
+        if getattr(trainer.args, "mask_truncated_completions", False):
+            refuse_unseen_ends(build_chat(self.recipe, self._folder, self._tasks), trainer)
         model = trainer.accelerator.unwrap_model(trainer.model)
         if hasattr(model, "peft_config"):
             raise RecipeError("a model with adapters: the rollouts would need its merged weights; train without LoRA")
@@ -260,9 +262,15 @@ class Rollouts:
         )
 
     def _task(self, question: str, id: str | None) -> Task:
-        """id: of the task, where the prompt names it. Raises RecipeError where it does not, and it is not plain."""
+        """id: of the task, where the prompt names it. Raises RecipeError for one that is unknown, and where the prompt
+        names none, and it is not plain."""
         if id in self._known:
             return self._known[id]
+        if id is not None:  # else nobody would grade it, and no reward is no error to TRL
+            raise RecipeError(
+                f"a prompt names the task {id!r:.80}, which these rollouts have not drawn: where rows were kept, or "
+                "are another `Rollouts`', call `dataset` or `evaluation_dataset` with as many before it trains"
+            )
         asking = list(self._asking.get(question, {}).values())
         if len(asking) > 1:
             raise RecipeError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from retcon.chat.chat import Chat
 from retcon.config.schema import RolloutSection
 from retcon.core.errors import RecipeError
 
@@ -41,4 +42,15 @@ def refuse_other_sampling(rollout: RolloutSection, args: Any) -> None:
             f"rollout.temperature = {rollout.temperature}: log-probs of the rollouts are of temperature 1, and TRL "
             "would compare them with others; leave out off_policy_mask_threshold and use_vllm, or set both "
             "temperatures to 1"
+        )
+
+
+def refuse_unseen_ends(chat: Chat, trainer: Any) -> None:
+    """Raises RecipeError where TRL, which masks completions that do not end with an id of its own, would mask all."""
+    end, known = chat.stop_ids[0], (*trainer.eos_token_ids, trainer.processing_class.pad_token_id)
+    if end not in known:
+        raise RecipeError(
+            f"GRPOConfig's mask_truncated_completions = True: turns end with {chat.family.ends[0]!r}, and TRL takes "
+            "all that does not end with the model's own end of text for truncated: leave it out; rl.truncated=mask masks "
+            "what was"
         )
