@@ -51,6 +51,6 @@ def refuse_unseen_ends(chat: Chat, trainer: Any) -> None:
     if end not in known:
         raise RecipeError(
             f"GRPOConfig's mask_truncated_completions = True: turns end with {chat.family.ends[0]!r}, and TRL takes "
-            "all that does not end with the model's own end of text for truncated: leave it out; rl.truncated=mask masks "
-            "what was"
+            "what does not end with the model's own end of text for truncated, so all: leave it out, or set "
+            "rl.truncated=mask in its place"
         )

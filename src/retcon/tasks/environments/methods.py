@@ -209,7 +209,8 @@ def _prompt(task: Task) -> list[dict[str, str]]:
 
 def _as_trl_has_them(told: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Messages with the arguments of calls as objects, where they can be read, and with the names of tools."""
-    found, names = [], {}
+    found: list[dict[str, Any]] = []
+    names: dict[str, str] = {}
     for message in map(dict, told):
         if message["role"] == "tool":
             message["name"] = names[message["tool_call_id"]]
