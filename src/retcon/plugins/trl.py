@@ -311,7 +311,10 @@ class Rollouts:
         return self.recipe.model_copy(update={"rl": rl})
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """What a coroutine of our own loop gives; Ctrl-C ends it."""
+        """What a coroutine of our own loop gives; Ctrl-C ends it. Raises RecipeError behind the `with` block."""
+        if self._loop.is_closed():
+            work.close()
+            raise RecipeError("these rollouts are closed: train within their `with` block, or make new ones")
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()

@@ -9,6 +9,8 @@ import pytest
 
 pytest.importorskip("torch", reason="training needs the [train] extra")
 
+import torch
+
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.core.errors import RecipeError
@@ -32,6 +34,17 @@ def test_a_row_of_a_task_that_was_not_drawn_is_refused() -> None:
             rollouts._task(*_told(prompt_of(task)))
         rollouts._know([task])
         assert rollouts._task(*_told(prompt_of(task))) == task
+
+
+def test_behind_their_with_block_there_are_no_rollouts() -> None:
+    with Rollouts("quickstart/saar", model="base") as rollouts:
+        pass
+    args = SimpleNamespace(temperature=rollouts.recipe.rollout.temperature, use_vllm=False)
+    model = torch.nn.Linear(1, 1)
+    accelerator = SimpleNamespace(unwrap_model=lambda one: one)
+    with pytest.raises(RecipeError, match="closed: train within their `with` block"):
+        rollouts(["go"], SimpleNamespace(args=args, model=model, accelerator=accelerator))
+    assert model.training
 
 
 def test_that_all_completions_would_be_masked_is_refused() -> None:
