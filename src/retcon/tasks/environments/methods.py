@@ -65,7 +65,8 @@ class MethodEnvironment:
             )
         names = [name for name, _ in inspect.getmembers(kind, inspect.isfunction)]
         tools = [name for name in names if not name.startswith("_") and name not in NO_TOOLS]
-        self.specs: Sequence[ToolSpec] = [_spec(getattr(probe, name)) for name in tools]
+        with _before_work(factory.path):  # the names of its type hints may not be there
+            self.specs: Sequence[ToolSpec] = [_spec(getattr(probe, name)) for name in tools]
         self._rows = rows
         self._begun = BegunRows(self.name, "environment")
         self.rollback: Rollback = "unneeded"

@@ -55,6 +55,16 @@ class Unmade(Sums):
         raise OSError("no board")
 
 
+class Hinted(Sums):
+    def take(self, amount: Unknown) -> int:  # type: ignore[name-defined]  # noqa: F821  # as under TYPE_CHECKING
+        """Takes from the sum.
+
+        Args:
+            amount: how much
+        """
+        return 0
+
+
 class Awaited(Sums):
     async def reset(self, **row: Any) -> None:  # type: ignore[override]
         self.value = 0
@@ -111,7 +121,7 @@ def test_reward_functions_get_what_trl_gives_them() -> None:
 @pytest.mark.parametrize(
     ("kind", "said"),
     [("Broken", "Broken, reset with .'prompt': 'add'., raised KeyError: 'level'"), ("Unmade", "raised OSError: no bo"),
-     ("Awaited", "Awaited.reset is `async def`")],
+     ("Hinted", "Hinted raised NameError: name 'Unknown' is not defined"), ("Awaited", "Awaited.reset is `async def`")],
 )  # fmt: skip
 def test_a_class_that_cannot_begin_is_refused_before_work_starts(kind: str, said: str) -> None:
     with pytest.raises(RecipeError, match=said):
