@@ -210,6 +210,33 @@ def test_a_pool_in_the_event_loop_of_a_thread_beside_another_one() -> None:
     assert sorted(said) == ["one\n", "two\n"]
 
 
+def test_a_pool_in_another_event_loop_than_its_own_says_so_and_goes_on_in_that() -> None:
+    async def used(pool: SandboxPool) -> str:
+        return (await pool.run("print(1)")).stdout
+
+    async def opened(pool: SandboxPool) -> None:
+        await pool.session()
+
+    async def main() -> None:
+        async with SandboxPool(workers=1, limits=Limits(wall_seconds=SOON)) as pool:
+            for use in (used, opened):
+                with pytest.raises(SandboxUnavailable, match="started in another event loop"):
+                    await asyncio.to_thread(lambda use=use: asyncio.run(use(pool)))
+            assert await used(pool) == "1\n"
+
+    asyncio.run(main())
+
+
+def test_a_pool_serves_the_event_loop_that_it_is_started_in_anew() -> None:
+    pool = SandboxPool(workers=1, limits=Limits(wall_seconds=SOON))
+
+    async def main() -> str:
+        async with pool:
+            return (await pool.run("print(1)")).stdout
+
+    assert [asyncio.run(main()) for _ in range(2)] == ["1\n", "1\n"]
+
+
 LEAVE = """
 import os, time
 os.makedirs("a/b/c")

@@ -87,6 +87,7 @@ class SandboxPool:
         self._fleet = Fleet(workers or default_workers(self.limits), self._choose, python, tier, uids)
         self._sessions = Sessions(sessions or SessionBounds(), running=self._fleet.size, start=self._session_worker)
         self._room = asyncio.Semaphore(queue + self._fleet.size)
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -106,6 +107,7 @@ class SandboxPool:
                 f"the sandbox needs Linux (fork, namespaces, /proc), and this is {sys.platform}: run it in a container"
             )
         await check_packages(self._python or sys.executable, self._packages)
+        self._loop = asyncio.get_running_loop()
         await self._fleet.open(self._warm)
 
     async def close(self) -> None:
@@ -148,6 +150,7 @@ class SandboxPool:
 
     async def run(self, program: str | Program, /, **options: Unpack[ProgramOptions]) -> Result:
         """See `Sandbox.run`. The clocks start when the call does, not while it waits. Cancelling ends the call."""
+        self._refuse_other_loops()
         asked = as_program(program, options)
         limits = asked.limits_within(self.limits)
         latest = None if asked.wait is None else asyncio.get_running_loop().time() + asked.wait
@@ -165,6 +168,7 @@ class SandboxPool:
 
     async def session(self, *, limits: Limits | None = None, seed: int | None = None) -> PoolSession:
         """See `Sandbox.session`."""
+        self._refuse_other_loops()
         self._fleet.check_open()
         check_seed(seed)
         session = await self._sessions.open(limits or self.limits, seed)
@@ -174,6 +178,14 @@ class SandboxPool:
             session.end(str(closed))
             raise
         return session
+
+    def _refuse_other_loops(self) -> None:
+        """Raises SandboxUnavailable in another event loop than that which the pool was started in, as of a thread."""
+        if self._loop not in (None, asyncio.get_running_loop()):
+            raise SandboxUnavailable(
+                "the pool was started in another event loop, which its workers belong to: start one in this loop, or "
+                "hand calls over with asyncio.run_coroutine_threadsafe"
+            )
 
     async def _session_worker(self, code: str) -> WorkerHandle:
         return await self._fleet.extra(await self._choose.choose(code, self._fleet.zygotes))
