@@ -35,7 +35,10 @@ def _fields(schema: Mapping[str, Any]) -> str:
     return lines
 
 
-def _type(schema: Mapping[str, Any]) -> str:
+def _type(schema: Any) -> str:
+    """schema: true and false are schemas, too, and before 2020 a list was one for each item."""
+    if not isinstance(schema, Mapping):
+        return "any"
     if "enum" in schema:
         return " | ".join(json.dumps(value, ensure_ascii=False) for value in schema["enum"])
     for several in ("oneOf", "anyOf"):
