@@ -51,6 +51,8 @@ def _find(name: str) -> ToolKind:
         tool = tool() if isinstance(tool, type) else tool
     except (ImportError, TypeError) as error:
         raise RecipeError(f"rollout.tools: {name!r} cannot be imported: {error}") from error
+    except Exception as error:  # one's own code may raise anything
+        raise RecipeError(f"rollout.tools: {name!r} raised {type(error).__name__}: {error}") from error
     if isinstance(tool, ToolKind):
         return tool
     spec = getattr(tool, "spec", None)

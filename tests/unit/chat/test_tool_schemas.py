@@ -293,3 +293,13 @@ def test_a_nullable_argument_without_quotes_is_read_as_null(written: str) -> Non
 def test_schemas_that_are_no_objects_are_shown_as_anything(schema: object, shown: str) -> None:
     spec = ToolSpec("find", "", {"type": "object", "properties": {"top": schema}})
     assert as_typescript([spec]) == f"type find = (_: {{\ntop?: {shown},\n}}) => any;\n\n"
+
+
+class Keyless(Search):
+    def __init__(self) -> None:
+        raise KeyError("SEARCH_KEY")
+
+
+def test_a_tool_that_cannot_be_made_is_refused_by_name() -> None:
+    with pytest.raises(RecipeError, match=f"rollout.tools: '{__name__}:Keyless' raised KeyError: 'SEARCH_KEY'"):
+        find_tools([f"{__name__}:Keyless"])
