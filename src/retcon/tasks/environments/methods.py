@@ -120,15 +120,17 @@ class MethodEnvironment:
         given = {name: [value] for name, value in row.items() if name not in NOT_COLUMNS}
         given |= {"prompts": [_prompt(task)], "completions": [told], "environments": [state]}
         given |= {"completion_ids": [list(ids_of(s for turn in trajectory.turns for s in turn.segments))]}
-        total = 0.0
+        said: list[float | None] = []
         try:
             if hasattr(type(state), "get_reward"):
-                total += await _one(state.get_reward())
+                said.append(await _one(state.get_reward()))
             for reward in self._rewards:
-                total += await _one(reward(**given, log_extra=_unlogged, log_metric=_unlogged))
+                said.append(await _one(reward(**given, log_extra=_unlogged, log_metric=_unlogged)))
         except Exception as error:
             raise InfrastructureFault(f"{self.name}: its reward raised {type(error).__name__}: {error}") from error
-        return total, told[-1]["content"] if told and trajectory.stop == "answer" else None
+        if not (judged := [value for value in said if value is not None]):
+            raise InfrastructureFault(f"{self.name}: all that rewards gave None, so that nobody has judged the rollout")
+        return sum(judged), told[-1]["content"] if told and trajectory.stop == "answer" else None
 
     def _made(self) -> Any:
         try:
@@ -232,8 +234,8 @@ def _unlogged(*_: object) -> None:
     """TRL's `log_extra` and `log_metric`: a reward here has no place where they would go."""
 
 
-async def _one(given: Any) -> float:
-    """A reward: a number, or the list of one that reward functions give; None, of one that does not judge, is 0."""
+async def _one(given: Any) -> float | None:
+    """A reward: a number, or the list of one that reward functions give; None of one that does not judge."""
     given = await given if inspect.isawaitable(given) else given
     value = given[0] if isinstance(given, Sequence) else given
-    return 0.0 if value is None else float(value)
+    return None if value is None else float(value)

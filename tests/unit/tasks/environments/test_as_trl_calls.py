@@ -11,7 +11,7 @@ from playing import LIMITS
 from retcon.chat.chat import Chat
 from retcon.chat.hermes import render_call
 from retcon.chat.tokenizer import ByteTokenizer
-from retcon.core.errors import RecipeError
+from retcon.core.errors import InfrastructureFault, RecipeError
 from retcon.core.types import Observation, ToolCall, Trajectory
 from retcon.engine.scripted import ScriptedEngine
 from retcon.rollout.context import RolloutContext
@@ -80,6 +80,19 @@ def looks(
     return [float(call["function"]["arguments"]["amount"]) for call in completions[0][0]["tool_calls"]]
 
 
+class Unjudged(Sums):
+    def get_reward(self) -> None:  # type: ignore[override]
+        return None
+
+
+def nothing(completions: list[Any], **_: Any) -> list[None]:
+    return [None]
+
+
+def half(completions: list[Any], **_: Any) -> list[float]:
+    return [0.5]
+
+
 def rolled(environment: MethodEnvironment) -> tuple[Task, Trajectory, Any]:
     async def once() -> tuple[Task, Trajectory, Any]:
         sessions = Sessions(environment, environment.rollback)
@@ -116,6 +129,14 @@ def test_reward_functions_get_what_trl_gives_them() -> None:
     assert (told["name"], told["content"], last["content"]) == ("add", "5", "5")
     assert ByteTokenizer().decode(given[0]["ids"]) == "".join(s.text for turn in made.turns for s in turn.segments)
     assert "completion" not in set(given[0]) - {"prompt", "completion", "ids"}
+
+
+def test_a_rollout_that_no_reward_judges_has_none_and_one_that_some_judge_has_theirs() -> None:
+    rows, path = [{"prompt": "add"}], f"{__name__}:Unjudged"
+    with pytest.raises(InfrastructureFault, match="nobody has judged"):
+        rolled(MethodEnvironment(Factory(path, rewards=[f"{__name__}:nothing"]), rows))
+    rewards = [f"{__name__}:nothing", f"{__name__}:half"]
+    assert rolled(MethodEnvironment(Factory(path, rewards=rewards), rows))[2] == (0.5, "5")
 
 
 @pytest.mark.parametrize(
