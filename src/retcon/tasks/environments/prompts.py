@@ -15,10 +15,13 @@ def task_of(
 ) -> Task:
     """Row `number` of a set of tasks. after: what stands after the question.
 
-    Raises RecipeError where a message is no text, or of another role, or the last one is not the user's.
+    Raises RecipeError where it is neither a text nor messages, a message is no text, or of another role, or the last
+    one is not the user's.
     """
     where = f"row {number} of {set}"
-    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    if not isinstance(messages, Sequence) or not all(isinstance(message, Mapping) for message in messages):
+        raise RecipeError(f"{where}: its prompt is neither a text nor a list of messages: {prompt!r:.80}")
     told = [(str(message.get("role")), _text(message, where)) for message in messages]
     system = told.pop(0)[1] if told and told[0][0] == "system" else None
     if not told or told[-1][0] != "user":
@@ -37,7 +40,7 @@ def _text(message: Mapping[str, Any], where: str) -> str:
         return content
     parts = content if isinstance(content, list) else [content]
     texts = [part.get("text") for part in parts if isinstance(part, Mapping) and part.get("type") == "text"]
-    if len(texts) < len(parts):
+    if len(texts) < len(parts) or None in texts:
         raise RecipeError(f"{where}: a message of the {message.get('role')} is not text: {str(content)[:80]}")
     return "\n".join(map(str, texts))
 

@@ -158,3 +158,18 @@ def test_a_tool_that_would_end_the_process_has_failed() -> None:
 def test_an_argument_that_may_be_none_takes_null(arguments: dict[str, object], said: str) -> None:
     told = called(arguments)
     assert (told.status, told.text) == ("ok", said)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "said"),
+    [
+        (None, "neither a text nor a list of messages: None"),
+        ({"role": "user", "content": "add"}, "neither a text nor a list of messages: .'role'"),
+        (["add"], "neither a text nor a list of messages: .'add'"),
+        ([{"role": "user", "content": [{"type": "text", "text": None}]}], "a message of the user is not text"),
+    ],
+)
+def test_a_prompt_that_is_none_is_refused_with_its_row(prompt: Any, said: str) -> None:
+    environment = MethodEnvironment(Factory(f"{__name__}:Sums"), [{"prompt": "add"}, {"prompt": prompt}])
+    with pytest.raises(RecipeError, match=f"row 1 of Sums: .*{said}"):
+        environment.tasks("train")
