@@ -56,6 +56,10 @@ def odd(reply):
     if "nan" in reply: return float("nan")
     return True
 
+def runs(answer, reply):
+    import subprocess, sys
+    return subprocess.run([sys.executable, "-c", reply], capture_output=True, text=True).stdout.strip() == answer
+
 def other(reply, mood): return True
 def trl(prompts, completions, **kwargs): return [1.0]
 NUMBER = 3
@@ -97,6 +101,13 @@ def test_one_that_fails_is_a_fault_of_its_rollout_alone(module: str) -> None:
     why = [one.why for one in found[::2]]
     told = ["ValueError: no idea", "SystemExit: 3", "died", "within 1 s", "MemoryError", "within 1 s", "within [0, 1]"]
     assert [text for text, one in zip(told, why, strict=True) if text not in one] == []
+
+
+def test_a_program_that_it_runs_has_nothing_to_read_and_takes_no_question(module: str) -> None:
+    """Else one that reads would hang, and its rollout be dropped rather than wrong."""
+    assert said(f"{module}:runs", ["print(input())", "print(7)"], at_once=1, seconds=10.0) == [
+        Verdict(0.0, False), Verdict(1.0, True)
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["points", "says_points"])

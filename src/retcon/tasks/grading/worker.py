@@ -1,9 +1,10 @@
 """A process that calls a user's grading function, so that it can be ended: `python -m retcon.tasks.grading.worker`.
 
-It reads lines of JSON from standard input and writes lines of JSON to where standard output went; what the function
-prints goes to standard error. First line in: {"path", "memory_mb"}; out: {"wants": names of the parameters that it
-takes, or null for all} or {"error"}. Then for each line of arguments {"score", "right", "why"}, {"error"}, or
-{"score_error"} where it counts in other numbers. It ends with its parent.
+It reads lines of JSON from where standard input came and writes lines of JSON to where standard output went; what the
+function prints goes to standard error, and it, and the programs that it starts, have nothing to read. First line in:
+{"path", "memory_mb"}; out: {"wants": names of the parameters that it takes, or null for all} or {"error"}. Then for
+each line of arguments {"score", "right", "why"}, {"error"}, or {"score_error"} where it counts in other numbers. It
+ends with its parent.
 """
 
 from __future__ import annotations
@@ -34,11 +35,15 @@ KNOWN = (
 
 def main() -> None:
     """Serve until standard input ends."""
+    asked = os.fdopen(os.dup(0), encoding="utf-8")
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)  # a program that reads would wait for the next question, and take it
+    os.close(nothing)
     if sys.platform == "linux":  # a function that hangs does not see that standard input ended
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    first = json.loads(sys.stdin.readline())
+    first = json.loads(asked.readline())
     try:
         function = at_path(first["path"])
         if not callable(function):
@@ -48,7 +53,7 @@ def main() -> None:
         _say(answers, {"error": f"{type(error).__name__}: {error}"})
         return
     _limit_memory(first["memory_mb"])
-    for line in sys.stdin:
+    for line in asked:
         try:
             given = json.loads(line)
             if "trajectory" in given:
