@@ -23,7 +23,9 @@ of UserWarning.
 from __future__ import annotations
 
 import difflib
+import traceback
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class RetconError(Exception):
@@ -147,3 +149,16 @@ def nearest(name: str, valid: Iterable[str]) -> str:
         return ""
     close = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
     return f" (did you mean '{close[0]}'?)" if close else ""
+
+
+def raised(error: BaseException) -> str:
+    """What somebody else's code raised, and the line that it came from: `KeyError: 'x' (/home/me/mine.py:8)`. The line
+    is the last that is not ours nor Python's own way to a module; empty where there is none, or the error names it."""
+    said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((_OURS, "<"))]
+    return (
+        f"{said} ({frames[-1].filename}:{frames[-1].lineno})" if frames and not isinstance(error, SyntaxError) else said
+    )
+
+
+_OURS = str(Path(__file__).parents[1])

@@ -13,7 +13,7 @@ from pkgutil import iter_modules
 from types import ModuleType
 from typing import Any, Generic, TypeVar
 
-from retcon.core.errors import RecipeError, nearest
+from retcon.core.errors import RecipeError, nearest, raised
 
 T = TypeVar("T")
 
@@ -97,10 +97,12 @@ def at_path(path: str) -> Any:
     try:
         module = imported(name)
     except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):  # what the module itself imports
+            raise ModuleNotFoundError(raised(error), name=error.name) from error
         here = [path.stem for path in Path.cwd().iterdir() if path.suffix == ".py"]
         raise ModuleNotFoundError(f"{error}{nearest(name, here)}", name=error.name) from error
-    except (AttributeError, ValueError) as error:
-        raise ImportError(str(error)) from error
+    except (Exception, SystemExit) as error:  # a user's module may raise anything while it is imported
+        raise ImportError(raised(error)) from error
     found: Any = module
     for part in attribute.split("."):
         if not hasattr(found, part):

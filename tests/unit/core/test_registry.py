@@ -11,7 +11,7 @@ import pytest
 from retcon.chat.registry import named as chat_style
 from retcon.config.learning import RLSection
 from retcon.config.schema import RepairSection
-from retcon.core.errors import RecipeError
+from retcon.core.errors import RecipeError, RetconError
 from retcon.core.registry import Registry, at_path, modules_of
 from retcon.purify.kinds.saar import SaarSection
 from retcon.tasks.data.origin import imported_tasks
@@ -144,3 +144,38 @@ def test_a_class_of_one_s_own_is_called_after_all_words_of_its_kind() -> None:
 
 def test_a_package_that_is_not_there_has_no_modules() -> None:
     assert modules_of("no_such_package") == ()
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("def f(:\n", r"cannot be imported: SyntaxError: .*\(breaks_here\.py, line 1\)$"),
+        ("import os\nKEY = os.environ['NO_SUCH_KEY']\n", r": KeyError: 'NO_SUCH_KEY' \(.*breaks_here\.py:2\)$"),
+        ("\nraise OSError('no licence')\n", r": OSError: no licence \(.*breaks_here\.py:2\)$"),
+        ("import sys\nsys.exit(0)\n", r": SystemExit: 0 \(.*breaks_here\.py:2\)$"),
+        ("import no_such_module\n", r"No module named 'no_such_module' \(.*breaks_here\.py:1\)$"),
+        ("from json import no_such_name\n", r"no_such_name.*\(.*breaks_here\.py:1\)$"),
+    ],
+)
+def test_a_module_that_breaks_while_it_is_imported_is_told_with_its_line(
+    body: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "breaks_here.py").write_text(body)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.delitem(sys.modules, "breaks_here", raising=False)
+    with pytest.raises(RecipeError, match=said):
+        RepairSection.kinds.find("breaks_here:Mine")
+
+
+@pytest.mark.parametrize("find", [imported_tasks, lambda path: find_tools([path])])
+def test_a_class_that_breaks_while_it_is_made_is_told_with_its_line(
+    find: Callable[[str], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "breaks_later.py").write_text(
+        "class Mine:\n    def __init__(self):\n        raise OSError('no licence')\n"
+    )
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.delitem(sys.modules, "breaks_later", raising=False)
+    with pytest.raises(RetconError, match=r"breaks_later:Mine.* OSError: no licence \(.*breaks_later\.py:3\)$"):
+        find("breaks_later:Mine")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from retcon.config.schema import TaskSection
-from retcon.core.errors import nearest
+from retcon.core.errors import RetconError, nearest, raised
 from retcon.core.registry import at_path
 from retcon.store.compression import plain_name
 from retcon.tasks.checked import serves
@@ -66,6 +66,10 @@ def imported_tasks(path: str) -> TaskSet:
             tasks = found()
         except TypeError as error:
             raise DataError(f"{path}: it must make a task set without arguments: {error}") from error
+        except RetconError:
+            raise
+        except Exception as error:
+            raise DataError(f"{path}: no task set can be made: {raised(error)}") from error
     if not serves(tasks):
         raise DataError(f"{path} is not a task set: it needs name, system, train(seed), evaluation(count, seed), "
                         "grade(task, trajectory) (retcon.tasks.registry.TaskSet)")  # fmt: skip
