@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import get_args
 
-from retcon.core.errors import InfrastructureFault, RetconError, nearest
+from retcon.core.errors import InfrastructureFault, RetconError, nearest, raised
 from retcon.core.schema import ToolSpec
 from retcon.core.types import Observation, Status, ToolCall
 from retcon.tools.schema import fault
@@ -40,8 +40,8 @@ async def _run(call: ToolCall, tools: Mapping[str, Handler], specs: Mapping[str,
     try:
         with faults_of(call.name):
             return _said(call, await tools[call.name](call))
-    except ToolRaised as raised:
-        return Observation(call.id, str(raised), "infrastructure", type(raised.__cause__ or raised).__name__)
+    except ToolRaised as lost:
+        return Observation(call.id, str(lost), "infrastructure", type(lost.__cause__ or lost).__name__)
 
 
 class ToolRaised(InfrastructureFault):
@@ -57,7 +57,7 @@ def faults_of(tool: str) -> Iterator[None]:
     except RetconError:
         raise
     except (Exception, SystemExit) as error:
-        raise ToolRaised(f"the tool '{tool}' raised {type(error).__name__}: {error}") from error
+        raise ToolRaised(f"the tool '{tool}' raised {raised(error)}") from error
 
 
 def _said(call: ToolCall, given: object) -> Observation:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from retcon.core.errors import RecipeError
+from retcon.core.errors import RecipeError, RetconError, raised
 from retcon.core.registry import at_path
 from retcon.core.schema import ToolSpec
 from retcon.tools.kind import ToolKind, ToolSetup
@@ -51,8 +51,10 @@ def _find(name: str) -> ToolKind:
         tool = tool() if isinstance(tool, type) else tool
     except (ImportError, TypeError) as error:
         raise RecipeError(f"rollout.tools: {name!r} cannot be imported: {error}") from error
+    except RetconError:
+        raise
     except Exception as error:  # one's own code may raise anything
-        raise RecipeError(f"rollout.tools: {name!r} raised {type(error).__name__}: {error}") from error
+        raise RecipeError(f"rollout.tools: {name!r} raised {raised(error)}") from error
     if isinstance(tool, ToolKind):
         return tool
     spec = getattr(tool, "spec", None)
