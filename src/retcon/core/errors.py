@@ -155,10 +155,9 @@ def raised(error: BaseException) -> str:
     """What somebody else's code raised, and the line that it came from: `KeyError: 'x' (/home/me/mine.py:8)`. The line
     is the last that is not ours nor Python's own way to a module; empty where there is none, or the error names it."""
     said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((_OURS, "<"))]
-    return (
-        f"{said} ({frames[-1].filename}:{frames[-1].lineno})" if frames and not isinstance(error, SyntaxError) else said
-    )
+    lines = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    theirs = [f" ({file}:{line})" for file, line in lines if not file.startswith((_OURS, "<"))]
+    return said + theirs[-1] if theirs and not isinstance(error, SyntaxError) else said
 
 
 _OURS = str(Path(__file__).parents[1])

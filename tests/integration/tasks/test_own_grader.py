@@ -110,6 +110,13 @@ def test_a_program_that_it_runs_has_nothing_to_read_and_takes_no_question(module
     ]  # fmt: skip
 
 
+def test_what_it_raises_is_told_with_its_line(module: str, tmp_path: Path) -> None:
+    (raises,) = said(f"{module}:odd", ["raise"])
+    line = 1 + MODULE.splitlines().index('    if "raise" in reply: raise ValueError("no idea")')
+    assert isinstance(raises, Fault)
+    assert raises.why.endswith(f"it raised ValueError: no idea ({tmp_path / 'my_rewards.py'}:{line})")
+
+
 @pytest.mark.parametrize("name", ["points", "says_points"])
 def test_one_that_counts_beyond_one_ends_the_work_and_not_only_the_right_rollouts(module: str, name: str) -> None:
     with pytest.raises(RecipeError, match=rf"{module}:{name} gives a score of 10: it must be within \[0, 1\]"):
@@ -161,7 +168,7 @@ def test_why_a_rollout_of_a_file_could_not_be_graded_reaches_whoever_made_it(mod
 
     assert (lost := asyncio.run(main())).reward is None
     assert lost.stop == "infrastructure"
-    assert told == ["my_rewards:odd: it raised ValueError: no idea"]
+    assert [why.partition(" (")[0] for why in told] == ["my_rewards:odd: it raised ValueError: no idea"]
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from collections.abc import Mapping
 from typing import Any, TextIO
 
 from retcon.core.codec import from_dict
+from retcon.core.errors import raised
 from retcon.core.registry import at_path
 from retcon.tasks.grading.types import ScoreError, Verdict
 
@@ -64,7 +65,7 @@ def main() -> None:
         except ScoreError as error:
             _say(answers, {"score_error": str(error)})
         except BaseException as error:  # noqa: BLE001 - whatever the function raises is its answer
-            _say(answers, {"error": f"{type(error).__name__}: {error}"})
+            _say(answers, {"error": raised(error)})
 
 
 def wanted(function: Any) -> list[str] | None:
