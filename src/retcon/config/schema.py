@@ -280,8 +280,7 @@ class LoraSection(Section):
 
 
 class SandboxSection(Section):
-    """Which machine runs the calls, how many at a time, and whether programs that repeat run again, can change from
-    session to session."""
+    """Where calls run, how many at a time, and whether repeated programs run again, can change between sessions."""
 
     immaterial: ClassVar = ("url", "patience", "workers", "reuse")
     matters_to: ClassVar = {"rl": None, "demonstrations": None}
@@ -294,9 +293,10 @@ class SandboxSection(Section):
                            "calls, and is rolled back with its history")  # fmt: skip
     reuse: bool = Field(True, description="a program that only computes, without numpy and the like, runs once: "
                         "another call of it gets what it came to; not with sessions")  # fmt: skip
-    cpu_seconds: Rate = Field(2.0, description="CPU time of a call")
-    wall_seconds: Rate = Field(30.0, description="wall time of a call: a backstop, not a limit that load can reach")
-    memory_mb: Positive = Field(512, description="address space that a call may add")
+    cpu_seconds: Rate = Field(2.0, le=10**9, description="CPU time of a call")
+    wall_seconds: Rate = Field(30.0, le=10**9, description="wall time of a call: a backstop, not a limit that load "
+                               "can reach")  # fmt: skip
+    memory_mb: Positive = Field(512, le=10**9, description="address space that a call may add")
     output_chars: Positive = Field(24, description="characters of an observation; for tasks other than numbers: by "
                                    "rollout.max_tokens")  # fmt: skip
 
