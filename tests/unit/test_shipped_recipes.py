@@ -95,7 +95,7 @@ def test_a_folder_is_listed_alone() -> None:
 
 def test_a_file_that_is_no_text_is_no_recipe(tmp_path: Path) -> None:
     (tmp_path / "own.toml").write_bytes(b"# \xe9\n")
-    with pytest.raises(RecipeError, match=r"own\.toml: the recipe cannot be read: .*utf-8"):
+    with pytest.raises(RecipeError, match=r"own\.toml, line 1: the recipe cannot be read: .*UTF-8"):
         CliRunner().invoke(app, ["recipes", str(tmp_path / "own.toml")], catch_exceptions=False)
 
 

@@ -147,7 +147,11 @@ def _read(path: Path) -> str:
         return path.read_text(encoding="utf-8-sig")  # some editors begin a file with a mark of its encoding
     except FileNotFoundError as error:
         raise RecipeError(f"{path}: no such recipe file") from error
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        line = 1 + error.object[: error.start].count(b"\n")
+        why = f"it is not UTF-8 (byte 0x{error.object[error.start]:02x}): save it as such"
+        raise RecipeError(f"{path}, line {line}: the recipe cannot be read: {why}") from error
+    except OSError as error:
         raise RecipeError(f"{path}: the recipe cannot be read: {error}") from error
 
 

@@ -38,5 +38,6 @@ def find_recipe(name_or_path: str) -> Path:
             f"'{name_or_path}' changes a recipe, and none is named before it: write RECIPE KEY=VALUE; `retcon recipes` "
             "lists those that come with Retcon, and examples/own_data has some for models and problems of yours"
         )
-    hint = nearest(name, shipped)
+    beside = [file.stem for file in sorted(path.parent.glob("*.toml"))]  # which are alike in their ends
+    hint = nearest(path.stem, beside).replace("'?)", ".toml'?)") or nearest(name, shipped)
     raise RecipeError(f"no recipe '{name_or_path}'{hint}: it is neither a file nor a name that `retcon recipes` lists")

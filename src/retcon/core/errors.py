@@ -148,6 +148,7 @@ def nearest(name: str, valid: Iterable[str]) -> str:
     if len(name) > LONGEST_NAME:
         return ""
     close = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
+    close = close or [one for one in valid if one.casefold() == name.casefold()]
     return f" (did you mean '{close[0]}'?)" if close else ""
 
 

@@ -13,10 +13,11 @@ from retcon.core.programs import error_line
         ("gxma", " (did you mean 'gamma'?)"),  # alike by .67
         ("gqqa", ""),  # by .44
         ("", ""),
+        ("BETA", " (did you mean 'beta'?)"),
     ],
 )
 def test_a_name_suggests_the_nearest_that_is_half_alike(name: str, hint: str) -> None:
-    assert nearest(name, ["alpha", "gamma", "prefix"]) == hint
+    assert nearest(name, ["alpha", "gamma", "prefix", "beta"]) == hint
 
 
 def test_a_name_that_is_half_alike_and_no_more_is_suggested() -> None:

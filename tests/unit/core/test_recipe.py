@@ -39,6 +39,27 @@ def test_a_text_names_a_file_or_a_shipped_recipe(tmp_path: Path) -> None:
         load_recipe("task.path=mine.jsonl")  # the quickstart's have no such key
 
 
+def test_a_mistyped_file_suggests_the_one_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "recipe.toml").write_text("[rl]\nsteps = 3\n")
+    (tmp_path / "notes.txt").write_text("")
+    for typed in ("recipie.toml", "recipe", "Recipe.TOML"):
+        with pytest.raises(RecipeError, match=rf"no recipe '.*{typed}' \(did you mean 'recipe\.toml'\?\)"):
+            load_recipe(str(tmp_path / typed))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RecipeError, match=r"no recipe 'recipie\.toml' \(did you mean 'recipe\.toml'\?\)"):
+        load_recipe("recipie.toml")
+    with pytest.raises(RecipeError, match=r"q\.toml': it is"):
+        load_recipe(str(tmp_path / "q.toml"))
+
+
+def test_a_recipe_that_is_not_utf_8_is_told_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "latin.toml").write_bytes(b"[rl]\nsteps = 3\n# caf\xe9\n")
+    with pytest.raises(
+        RecipeError, match=r"latin\.toml, line 3: the recipe cannot be read: it is not UTF-8 \(byte 0xe9\)"
+    ):
+        load_recipe(tmp_path / "latin.toml")
+
+
 def test_there_is_no_shipped_recipe_that_is_not_parsed() -> None:
     for path in shipped_recipes().values():
         load_recipe(path)
