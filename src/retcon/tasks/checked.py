@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import warnings
 from collections import Counter
-from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from retcon.core.errors import InfrastructureFault, RecipeError, RetconError, TaskWarning
+from retcon.core.errors import InfrastructureFault, RecipeError, RetconError, TaskWarning, raised
 from retcon.core.texts import counted
 from retcon.core.types import Trajectory
 from retcon.tasks.types import Task
@@ -41,13 +41,19 @@ def refuse_no_set(tasks: object, kind: str) -> None:
         )
 
 
-def checked_tasks(tasks: object, said_by: str) -> Iterator[Task]:
-    """The same. said_by: names what gave them. Raises RecipeError at one that is no task, or holds no text."""
-    try:
-        stream = iter(tasks)  # type: ignore[call-overload]
-    except TypeError:
-        raise RecipeError(f"{said_by} returned {tasks!r:.80}, where tasks (retcon.Task) belong") from None
-    for task in stream:
+def training_tasks(tasks: TaskSet, seed: int) -> Iterator[Task]:
+    """`TaskSet.train`. Raises RecipeError where it gives anything else, or raises."""
+    return _checked(lambda: tasks.train(seed), f"{named(tasks)}.train(seed)")
+
+
+def evaluation_tasks(tasks: TaskSet, count: int, seed: int) -> list[Task]:
+    """`TaskSet.evaluation`, likewise."""
+    return list(_checked(lambda: tasks.evaluation(count, seed), f"{named(tasks)}.evaluation(count, seed)"))
+
+
+def _checked(give: Callable[[], object], said_by: str) -> Iterator[Task]:
+    """What it gives. said_by: names it. Raises RecipeError at one that is no task, or holds no text."""
+    for task in _given(give, said_by):
         if not isinstance(task, Task):
             raise RecipeError(f"{said_by} gave {task!r:.80}, where a retcon.Task belongs")
         for name in ("id", "question", "answer"):
@@ -56,9 +62,18 @@ def checked_tasks(tasks: object, said_by: str) -> Iterator[Task]:
         yield task
 
 
-def evaluation_tasks(tasks: TaskSet, count: int, seed: int) -> list[Task]:
-    """`TaskSet.evaluation`. Raises RecipeError where it gives anything else."""
-    return list(checked_tasks(tasks.evaluation(count, seed), f"{named(tasks)}.evaluation(count, seed)"))
+def _given(give: Callable[[], object], said_by: str) -> Iterator[object]:
+    try:
+        given = give()
+        try:
+            stream = iter(given)  # type: ignore[call-overload]
+        except TypeError:
+            raise RecipeError(f"{said_by} returned {given!r:.80}, where tasks (retcon.Task) belong") from None
+        yield from stream
+    except RetconError:
+        raise
+    except Exception as error:
+        raise RecipeError(f"{said_by} raised {raised(error)}") from error
 
 
 def held_out(recipe: Recipe, tasks: TaskSet, count: int) -> list[Task]:
@@ -153,14 +168,15 @@ class CheckedGrades:
         """As `TaskSet.grade`. Raises InfrastructureFault, which says why, where that raises, or gives no trajectory
         with a finite reward; other errors of Retcon's, such as of a grader that cannot be had, are not the
         rollout's."""
-        said_by = f"{named(self.tasks)}.grade"
+        set_of = getattr(self.tasks, "set_of", None)  # of several, and of files
+        said_by = f"{named(set_of(task) if set_of else self.tasks)}.grade"
         try:
             given = self.tasks.grade(task, trajectory)
             made = await given if isinstance(given, Awaitable) else given
         except RetconError:
             raise
         except (Exception, SystemExit) as error:  # one's own code may raise anything: it costs this rollout alone
-            raise InfrastructureFault(f"{said_by} raised {type(error).__name__}: {error}") from error
+            raise InfrastructureFault(f"{said_by} raised {raised(error)}") from error
         if not isinstance(made, Trajectory):
             raise InfrastructureFault(f"{said_by} returned {made!r:.80}, where the trajectory with its reward belongs")
         if made.stop == "infrastructure" and made.reward is None:

@@ -10,7 +10,7 @@ from retcon.config.schema import TaskSection
 from retcon.core.errors import InfrastructureFault
 from retcon.core.seeds import derive
 from retcon.core.types import Segment, Trajectory, Turn
-from retcon.tasks.checked import checked_tasks, named
+from retcon.tasks.checked import training_tasks
 from retcon.tasks.types import Lesson, Task
 
 RIGHT, WRONG = 1.0, -1.0
@@ -106,8 +106,7 @@ class Taught(Protocol):
 def training_prompts(tasks: TaskSet, seed: int, epoch: int = 0) -> Iterator[Task]:
     """The stream that a run with this seed draws its prompts from; demonstrations use another one. Raises RecipeError
     where the task set gives anything else."""
-    given = tasks.train(derive("prompts", seed, epoch) if epoch else derive("prompts", seed))
-    return checked_tasks(given, f"{named(tasks)}.train(seed)")
+    return training_tasks(tasks, derive("prompts", seed, epoch) if epoch else derive("prompts", seed))
 
 
 def task_set(kind: str) -> TaskSet:

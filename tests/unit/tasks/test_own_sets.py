@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ from retcon.core.types import Trajectory
 from retcon.tasks import checked
 from retcon.tasks.checked import evaluation_tasks, problems_of
 from retcon.tasks.data.settings import FileTaskSettings
-from retcon.tasks.registry import graded, training_prompts
+from retcon.tasks.data.tasks import DataTasks, Part
+from retcon.tasks.registry import TaskSet, graded, training_prompts
 from retcon.tasks.types import Task
 
 MODULE = """
@@ -157,3 +159,45 @@ def test_all_problems_of_what_ends_are_evaluated_on(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(checked, "ENDLESS", 3)
     path = write(tmp_path / "a.jsonl", questions(4))
     assert len(problems_of(every, FileTaskSettings(path=path, evaluation_share=1).open())) == 4
+
+
+class Broken(Own):
+    """Raises wherever it is asked."""
+
+    def train(self, seed: int) -> Any:
+        yield Task("t/0", "go", "7")
+        raise KeyError("row 2")
+
+    def evaluation(self, count: int, seed: int) -> Any:
+        raise OSError("no disk")
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_one_that_raises_is_told_by_its_own_name_and_line_also_among_files(inside: bool) -> None:
+    own = Broken(KeyError("x"))
+    named: TaskSet = own
+    if inside:  # as `task.path = "my_module:MyTasks"` makes of it
+        named = DataTasks("own", None, (Part("own", own),), (), {})
+    with pytest.raises(RecipeError, match=r"^test_own_sets:Broken\.train\(seed\) raised KeyError: 'row 2' \(.*:\d+\)$"):
+        list(training_prompts(named, 0))
+    with pytest.raises(RecipeError, match=r"^test_own_sets:Broken\.evaluation\(count, seed\) raised OSError: no disk "):
+        evaluation_tasks(named, 1, 0)
+    task = Task("t", "go", "7", meta={"family": "own"})
+    told: list[str] = []
+
+    async def main() -> None:
+        async with open_graded(named) as tasks:
+            made = trajectory("t/0", answer("7"), reward=None)
+            await graded(task, made, tasks.grade, lambda _, why: told.append(why))
+
+    asyncio.run(main())
+    assert re.fullmatch(r"test_own_sets:Broken\.grade raised KeyError: 'x' \(.*test_own_sets\.py:\d+\)", told[0])
+
+
+@pytest.mark.parametrize("given", [None, [{"question": "go"}], [Task("t/0", "go", 7)]])  # type: ignore[arg-type]
+def test_what_are_no_tasks_is_told_by_its_own_name_among_files(given: Any) -> None:
+    named = DataTasks("own", None, (Part("own", Own(given)),), (), {})
+    with pytest.raises(RecipeError, match=r"^test_own_sets:Own\.train\(seed\)"):
+        next(training_prompts(named, 0))
+    with pytest.raises(RecipeError, match=r"^test_own_sets:Own\.evaluation\(count, seed\)"):
+        evaluation_tasks(named, 1, 0)

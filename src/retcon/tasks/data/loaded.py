@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from retcon.core.errors import TaskWarning
 from retcon.core.texts import counted
+from retcon.tasks.checked import training_tasks
 from retcon.tasks.data.fields import DataError, Item
 from retcon.tasks.data.grading import unread
 from retcon.tasks.data.origin import Origin
@@ -94,7 +95,7 @@ class ReadSource:
     def identity(self) -> dict[str, Any]:
         """JSON types."""
         if self.tasks is not None:
-            tasks = [content(task) for _, task in zip(range(LOOK), self.tasks.train(0), strict=False)]
+            tasks = [content(task) for _, task in zip(range(LOOK), training_tasks(self.tasks, 0), strict=False)]
             return {"path": self.settings.path, "origin": self.origin, "weight": self.settings.weight,
                     "content": _combined(tasks)}  # fmt: skip
         kept = [*self.train, *self.evaluation]

@@ -14,6 +14,7 @@ from retcon.core.errors import RecipeError
 from retcon.core.seeds import derive
 from retcon.core.texts import without_turn_end
 from retcon.core.types import Trajectory
+from retcon.tasks.checked import evaluation_tasks, training_tasks
 from retcon.tasks.data.origin import short_name
 from retcon.tasks.graders.plain import grade as grade_text
 from retcon.tasks.graders.text import final_answer
@@ -36,7 +37,7 @@ class Part:
     def draw(self, seed: int) -> Iterator[Task]:
         """A pass: each task once, in an order that the seed and the tasks' ids make, not their order in a file."""
         if not isinstance(self.tasks, Sequence):
-            return (self._named(task) for task in self.tasks.train(seed))
+            return (self._named(task) for task in training_tasks(self.tasks, seed))
         return iter(sorted(self.tasks, key=lambda task: derive("order", seed, task.id)))
 
     def draws(self, count: int, seed: int) -> Iterator[Task]:
@@ -53,7 +54,9 @@ class Part:
 
     def held_out(self, count: int, seed: int) -> list[Task]:
         """Evaluation tasks of another task set."""
-        return [] if isinstance(self.tasks, Sequence) else [self._named(t) for t in self.tasks.evaluation(count, seed)]
+        if isinstance(self.tasks, Sequence):
+            return []
+        return [self._named(task) for task in evaluation_tasks(self.tasks, count, seed)]
 
     def graded_by(self, grader: Grade) -> Part:
         """The same, with a task set that leaves grading to others graded so."""
@@ -142,10 +145,15 @@ class DataTasks:
     ) -> Trajectory | Awaitable[Trajectory]:  # awaited: `rollout_group`
         """The trajectory with its answer and reward: by the task set that the task is from, by the grader that this
         was given (`graded_by`), else by the text of the answer alone (`retcon.grade`), which refuses programs."""
+        own = self.set_of(task)
+        return (self.grader or _grade)(task, trajectory) if own is self else own.grade(task, trajectory)
+
+    def set_of(self, task: Task) -> TaskSet:
+        """The task set that one of the tasks is from; this one, where it was read."""
         for part in self.parts:
             if part.name == task.meta.get(FAMILY) and not isinstance(part.tasks, Sequence):
-                return part.tasks.grade(task, trajectory)
-        return (self.grader or _grade)(task, trajectory)
+                return part.tasks
+        return self
 
     def _mixed(self, seed: int) -> Iterator[Task]:
         length = sum(len(part.tasks) for part in self.parts if isinstance(part.tasks, Sequence))
