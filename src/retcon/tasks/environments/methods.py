@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from retcon.chat.jsons import read_arguments
-from retcon.core.errors import InfrastructureFault, MissingExtra, RecipeError, RetconError
+from retcon.core.errors import InfrastructureFault, MissingExtra, RecipeError, RetconError, raised
 from retcon.core.installing import how_to_install
 from retcon.core.registry import at_path
 from retcon.core.sample import ids_of
@@ -94,8 +94,8 @@ class MethodEnvironment:
             state, said = self._reset(row)
         except RetconError:
             raise
-        except Exception as error:
-            raise InfrastructureFault(f"{self.name}: its reset raised {type(error).__name__}: {error}") from error
+        except (Exception, SystemExit) as error:
+            raise InfrastructureFault(f"{self.name}: its reset raised {raised(error)}") from error
         self._begun.check(task, said)
         return state
 
@@ -126,8 +126,8 @@ class MethodEnvironment:
                 said.append(await _one(state.get_reward()))
             for reward in self._rewards:
                 said.append(await _one(reward(**given, log_extra=_unlogged, log_metric=_unlogged)))
-        except Exception as error:
-            raise InfrastructureFault(f"{self.name}: its reward raised {type(error).__name__}: {error}") from error
+        except (Exception, SystemExit) as error:
+            raise InfrastructureFault(f"{self.name}: its reward raised {raised(error)}") from error
         if not (judged := [value for value in said if value is not None]):
             raise InfrastructureFault(f"{self.name}: all that rewards gave None, so that nobody has judged the rollout")
         return sum(judged), told[-1]["content"] if told and trajectory.stop == "answer" else None
@@ -167,8 +167,8 @@ def _before_work(what: str) -> Iterator[None]:
         yield
     except RetconError:
         raise
-    except Exception as error:
-        raise RecipeError(f"task.environment: {what} raised {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise RecipeError(f"task.environment: {what} raised {raised(error)}") from error
 
 
 def _imported(path: str, key: str) -> Callable[..., Any]:
