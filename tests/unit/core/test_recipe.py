@@ -12,7 +12,6 @@ from retcon.config.schema import SECTIONS, Recipe, RepairSection
 from retcon.config.shipped import find_recipe, shipped_recipes
 from retcon.config.stages import stages_of
 from retcon.core.errors import RecipeError
-from retcon.sandbox.types import Limits
 
 
 def complaint(tmp_path: Path, text: str, *overrides: str) -> str:
@@ -284,15 +283,6 @@ def test_another_algorithm_brings_its_own_clip() -> None:
         name: load_recipe(None, [f"rl.algorithm={name}"]).rl.model_dump()["clip_high"] for name in ("grpo", "dapo")
     }
     assert clips == {"grpo": 0.2, "dapo": 0.28}
-
-
-@pytest.mark.parametrize("limit", ["cpu_seconds", "wall_seconds", "memory_mb"])
-def test_a_limit_of_a_call_is_none_that_the_sandbox_refuses(limit: str) -> None:
-    """Such as a memory that somebody gives in bytes."""
-    Limits(**{limit: 10**9})
-    assert getattr(load_recipe(None, [f"sandbox.{limit}={10**9}"]).sandbox, limit) == 10**9
-    with pytest.raises(RecipeError, match=rf"sandbox\.{limit} = 2147483648 is not allowed: .* less than"):
-        load_recipe(None, [f"sandbox.{limit}=2147483648"])
 
 
 class OwnRepair(RepairSection):
