@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from retcon.cli.common.jobs import Job, run_jobs
-from retcon.cli.common.progress import FILE, StepLine, telling, telling_steps
+from retcon.cli.common.progress import FILE, StepLine, Written, telling, telling_steps
 from retcon.cli.learn.demos import _told
 from retcon.train.demos.making import Summary
 
@@ -24,6 +24,17 @@ def test_who_started_a_command_reads_how_far_it_is(tmp_path: Path, monkeypatch: 
     with telling("writing demonstrations") as tell:
         tell(5, 40)
     assert json.loads(file.read_text()) == {"label": "writing demonstrations", "done": 5, "total": 40}
+
+
+def test_who_started_a_command_is_told_no_oftener_than_it_looks(tmp_path: Path) -> None:
+    """Of thousands of rollouts each would wait for the disk."""
+    now, file = [0.0], tmp_path / "progress.json"
+    tell, told = Written(file, "evaluating", clock=lambda: now[0]), []
+    for at, done in ((0.0, 1), (0.1, 2), (0.3, 3), (0.31, 4), (0.32, 5)):
+        now[0] = at
+        tell(done, 5)
+        told.append(json.loads(file.read_text())["done"])
+    assert told == [1, 1, 3, 3, 5], "the last one is told at once"
 
 
 def test_a_loss_is_told_where_it_says_something_and_of_supervised_steps_the_tokens_a_second() -> None:

@@ -19,11 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from retcon.cli.common.progress import FILE
+from retcon.cli.common.progress import FILE, POLL_SECONDS
 from retcon.core.errors import RetconError
 from retcon.core.together import cancelled
 
-POLL_SECONDS = 0.2
 PATIENCE_SECONDS = 600.0  # for what a job that was asked to end still has to finish
 GRACE_SECONDS = 5.0  # between asking a job to end at once and ending it
 TAIL_LINES = 15

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 FILE = "RETCON_PROGRESS"
 """Environment variable: a file that a parent process reads `{"label", "done", "total"}` from."""
 
+POLL_SECONDS = 0.2
+"""How often it does."""
+
 Tell = Callable[[int, int], None]
 """Takes (done, total)."""
 
@@ -30,7 +33,7 @@ Tell = Callable[[int, int], None]
 def telling(label: str) -> Iterator[Tell]:
     """A function that shows how far `label` has come."""
     if path := os.environ.get(FILE):
-        yield lambda done, total: _write(Path(path), label, done, total)
+        yield Written(Path(path), label)
         return
     from rich.console import Console
 
@@ -173,5 +176,17 @@ class Lines:
             self._write(f"{self._label}: {done} of {total}")
 
 
-def _write(path: Path, label: str, done: int, total: int) -> None:
-    write_whole(path, json.dumps({"label": label, "done": done, "total": total}))
+class Written:
+    """Progress in a file, for whoever looks into it: no oftener than it looks, but for the end, as each takes some
+    milliseconds, or far more on a slow disk, and an evaluation tells every rollout. clock: seconds."""
+
+    def __init__(self, path: Path, label: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._path, self._label, self._clock = path, label, clock
+        self._at: float | None = None
+
+    def __call__(self, done: int, total: int) -> None:
+        now = self._clock()
+        if done < total and self._at is not None and now - self._at < POLL_SECONDS:
+            return
+        self._at = now
+        write_whole(self._path, json.dumps({"label": self._label, "done": done, "total": total}))
