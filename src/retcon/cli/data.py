@@ -89,10 +89,16 @@ def settings_of(**values: object) -> FileTaskSettings:
 
 def columns_of(given: Sequence[str]) -> dict[str, str]:
     """Of `--column`, FIELD=COLUMN."""
+    columns: dict[str, str] = {}
     for one in given:
-        if "=" not in one:
+        name, equals, mapped = one.partition("=")
+        if not equals:
             raise typer.BadParameter(f"'{one}': write it as FIELD=COLUMN, such as question=text", param_hint="--column")
-    return {name: mapped for name, _, mapped in (one.partition("=") for one in given)}
+        if name in columns:
+            why = f"'{name}' is given twice, as {columns[name]} and as {mapped}"
+            raise typer.BadParameter(why, param_hint="--column")
+        columns[name] = mapped
+    return columns
 
 
 def _counter(model: str) -> Callable[[str], int]:

@@ -45,6 +45,13 @@ def test_columns_are_named_as_the_command_line_does(tmp_path: Path) -> None:
         assert told in str(refused.exception)
 
 
+def test_a_field_that_two_columns_are_named_for_is_refused(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.jsonl", [{"text": "What is 1 plus 1?", "body": "What is 2 plus 2?", "label": "2"}])
+    columns = ["--column", "question=text", "--column", "answer=label", "--column", "question=body"]
+    said = " ".join(checked(file, *columns, code=2).replace("│", " ").split())
+    assert "--column: 'question' is given twice, as text and as body" in said
+
+
 def test_it_prints_what_there_is_within_eighty_columns(tmp_path: Path) -> None:
     rows = [*questions(9), {"question": "What is  1 plus 1?", "answer": "5"}, {"question": "none", "answer": None}]
     printed = checked(write(tmp_path / "a.jsonl", rows))
