@@ -25,8 +25,8 @@ RunKind = Literal["sft", "dpo", "rl"]
 NOT_THERE = "not there yet"
 """In place of an input's fingerprint: what a later stage of the run will need, and nobody has made yet."""
 RENDERED = "tools or chat template"
-"""An input: the ids that texts came to, with the tools that stand in prompts. Runs of earlier versions lack it, and go
-on."""
+"""An input: the ids that texts, or the first prompts, came to, with the tools that stand in them. Runs of earlier
+versions lack it, and go on."""
 
 
 def manifest(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
@@ -14,6 +14,7 @@ from pathlib import Path
 from retcon.chat.chat import Chat
 from retcon.config.schema import Recipe, SelectSection
 from retcon.core.errors import RecipeError, TaskWarning
+from retcon.core.sample import ids_of
 from retcon.rollout.prompts import Unaskable, fitting, prompt_ids, warn_of_long
 from retcon.select.difficulty import within
 from retcon.store.pass_rates import PassRate, of_model, read_pass_rates
@@ -80,6 +81,12 @@ class PromptStream:
                 pass  # a set that cannot serve says so
         else:
             self.inputs["pass rates"] = self._check()
+
+    @property
+    def first_prompt(self) -> Sequence[int]:
+        """The ids of the first task's prompt, whether it is drawn or left out."""
+        task = next(training_prompts(self.tasks, self._recipe.run.seed))
+        return ids_of(self._chat.prompt(task.question, task.system, task.before))
 
     def after(self, drawn: int, begin: Position | None = None) -> Iterator[Task]:
         """The stream after its first `drawn` tasks. begin: where it begins in the data."""

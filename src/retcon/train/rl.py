@@ -26,6 +26,7 @@ from retcon.planning.needs import needs_of, refuse_unfit
 from retcon.planning.rates import warn_of_rate
 from retcon.rollout.faults import lost_in_grading
 from retcon.runs.folder import RunFolder, open_run
+from retcon.runs.manifest import RENDERED
 from retcon.select.drop import drop_infrastructure
 from retcon.serve.harness.solving import code_of
 from retcon.store.fingerprint import fingerprint
@@ -100,7 +101,8 @@ def run_rl(
         needs = needs_of("rl", stage.recipe, folder, where, reference=stages.needs_reference, least=stages.longest)
         refuse_unfit(needs, out, stage)
         warn_of_rate("rl", stage.recipe, needs.parameters)
-    inputs = {"start": start_id, **stages.inputs}
+    # What is over makes no rollouts any more, whatever its tools have become.
+    inputs = {"start": start_id, **({} if over else {RENDERED: stages.rendered}), **stages.inputs}
     harnesses = {one.rollout.harness for one in (recipe, *(stage.recipe for stage, _ in stages.after(0)))} - {""}
     code = {path: code_of(path) for path in sorted(harnesses)}
     run = open_run(out, kind="rl", recipe=written, inputs=inputs, tasks=stages.tasks.name, start=called(folder))

@@ -232,7 +232,7 @@ def test_a_stage_has_data_of_its_own(start: tuple[Path, Path], tmp_path: Path) -
     asked = ["".join(segment.text for segment in t.prompt) for t in (first, second)]
     assert len(asked[0]) < len(asked[1]), "of three steps, and not of two"
     inputs = json.loads((tmp_path / "out/run.json").read_text())["inputs"]
-    assert inputs.keys() == {"start", "tasks", "tasks of stage 2, b"}
+    assert inputs.keys() == {"start", "tools or chat template", "tasks", "tasks of stage 2, b"}
     assert inputs["tasks"] != inputs["tasks of stage 2, b"]
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,8 +23,9 @@ from retcon.planning.needs import needs_of
 from retcon.runs.folder import open_run
 from retcon.store.alone import alone
 from retcon.train.checkpoint import TokenizerFiles
+from retcon.train.rl import run_rl
 from retcon.train.sft import run_sft
-from training import make_base, make_demonstrations, small_recipe
+from training import Ones, make_base, make_demonstrations, small_recipe
 
 pytestmark = pytest.mark.torch
 SHORT = {"steps": 4, "checkpoint_every": 2}
@@ -268,6 +271,51 @@ def test_other_demonstrations(world, unfinished, tmp_path):
     (tmp_path / "fewer.jsonl").write_text("".join(lines[1:]))
     with pytest.raises(CheckpointError, match="started from other demonstrations"):
         run_sft(small_recipe(world / "base", sft=SHORT), tmp_path / "fewer.jsonl", unfinished)
+
+
+TOOL = """
+from retcon.core.schema import ToolSpec
+from retcon.core.types import Observation
+
+class Clock:
+    name = "clock"
+    spec = ToolSpec("clock", "The time.", {"type": "object", "properties": {}})
+
+    async def __call__(self, call):
+        return Observation(call.id, "noon", "ok")
+"""
+
+
+def test_a_run_of_rollouts_goes_on_with_the_tools_alone_that_its_prompts_show(tmp_path, monkeypatch):
+    """As one on transcripts does."""
+    (tmp_path / "the_clock.py").write_text(TOOL)
+    monkeypatch.syspath_prepend(tmp_path)
+    base, run = make_base(tmp_path / "base", positions=1024), tmp_path / "run"
+    rl, rollout = {"steps": 2, "prompts": 1, "group": 2, "checkpoint_every": 1}, {"max_tokens": 900, "max_turns": 1}
+    rollout |= {"tools": ("python", "the_clock:Clock"), "lookahead_tokens": 0}
+    recipe = small_recipe(base, model={"style": "qwen"}, rl=rl, rollout=rollout, repair={"kind": "none"})
+
+    class Killed(Exception):
+        pass
+
+    def kill(line):
+        raise Killed
+
+    with pytest.raises(Killed):
+        run_rl(recipe, base, run, tasks=Ones(), on_step=kill)
+    kind = importlib.import_module("the_clock").Clock
+    with monkeypatch.context() as patched:
+        patched.setattr(kind, "spec", replace(kind.spec, description="The date."))
+        with pytest.raises(
+            CheckpointError, match=r"was started from other tools or chat template \(\w{16}, now \w{16}"
+        ):
+            run_rl(recipe, base, run, tasks=Ones())
+    about = json.loads((run / "run.json").read_text())
+    del about["inputs"]["tools or chat template"]
+    edit(run, inputs=about["inputs"])  # of an earlier version
+    run_rl(recipe, base, run, tasks=Ones())
+    monkeypatch.setattr(kind, "spec", replace(kind.spec, description="The date."))
+    assert run_rl(recipe, base, run, tasks=Ones()) == run / "final", "it rolls out no more"
 
 
 BROKEN = ["{", "[]", "{}", '{"format": 1}', '{"format": 1, "kind": "sft", "recipe": 3}', "[" * 100_000]

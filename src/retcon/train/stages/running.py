@@ -16,6 +16,7 @@ from retcon.core.errors import RecipeError
 from retcon.core.texts import counted
 from retcon.rollout.prompts import refuse_long
 from retcon.runs.manifest import NOT_THERE
+from retcon.store.fingerprint import ids_fingerprint
 from retcon.tasks.checked import evaluation_tasks, is_own, named, problems_of
 from retcon.tasks.registry import TaskSet, training_prompts
 from retcon.tasks.types import Task
@@ -61,6 +62,13 @@ class RunStages:
             if self._earlier(number):
                 found = {name: value for name, value in found.items() if name != "tasks"}  # those of the one before
             self.inputs |= {f"{name}{suffix}": value for name, value in found.items()}
+
+    @property
+    def rendered(self) -> str:
+        """A hash of the ids of each stage's first prompt: of the tools and the template that prompts show. Without
+        stages of harnesses, which show what they like."""
+        own = (stage for stage, _ in self._each if not stage.recipe.rollout.harness)
+        return ids_fingerprint(self.stream(stage).first_prompt for stage in own)
 
     @property
     def longest(self) -> int:
