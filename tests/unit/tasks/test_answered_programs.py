@@ -50,7 +50,7 @@ def test_a_block_that_shows_how_to_use_the_answer_is_not_the_answer(meta: dict[s
 
 def test_the_last_block_is_the_answer_where_nothing_says_what_is_called() -> None:
     stdio = {"tests": [{"input": "1", "output": "2"}]}
-    for meta in (stdio, {"tests": "this is no Python"}):
+    for meta in (stdio, {"tests": "assert True"}):
         assert chosen(meta, DEFINES, USES) == USES
 
 
@@ -110,7 +110,7 @@ def test_a_mark_within_a_program_ends_no_thought(mark: str) -> None:
     )
     for draft in drafts:
         for block in (f"```python\n{program}\n```", listed, f"```py\n{program}\n```\n```python\n{USES}"):
-            assert answered_program(Reply(f"{draft}\n{block}"), read({"tests": "?"})) == program
+            assert answered_program(Reply(f"{draft}\n{block}"), read({"tests": "assert True"})) == program
     stopped = f"```python\n{program}\n```{mark}I could not: ```python\n{program}"
     assert answered_program(Reply(stopped), read(CALLED)) is None
 

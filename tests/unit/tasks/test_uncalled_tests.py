@@ -70,7 +70,6 @@ def test_each_test_that_nothing_calls_is_a_case(test: str, calls: list[str]) -> 
         "if f(1) != 2:\n    raise SystemExit(1)",
         "import numpy as np\nnp.testing.assert_equal(f(1), 2)",
         "import sys\nok = f(1) == 2\nif not ok:\n    sys.exit(1)",
-        "assert f( this is no Python",
     ],
 )
 def test_what_checks_by_itself_is_left_as_it_is(test: str) -> None:
@@ -90,6 +89,13 @@ def test_pieces_that_only_define_something_are_no_cases() -> None:
     assert ends(FUNCTION, "test_f()") == ["test_f()"]
 
 
+def test_a_check_that_no_answer_could_pass_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"they are no Python 3\.\d+: .*, line 1"):
+        codes(test="def check(c) assert c(1)", entry_point="f", prompt="def f(x):\n")
+    with pytest.raises(ValueError, match=r"entry_point 'the f' is no name"):
+        codes(test="def check(c): assert c(1)", entry_point="the f", prompt="def f(x):\n")
+
+
 def test_humaneval_is_what_defines_check() -> None:
     about = {"entry_point": "f", "prompt": "import math\ndef f(x):\n"}
     assert codes(test="def check(c): assert c(1)", **about)[0].endswith("\ncheck(f)")
@@ -104,6 +110,7 @@ def test_humaneval_is_what_defines_check() -> None:
     [
         ("def helper(): assert f(1) == 2", "they check nothing"),
         ("x = f(1)", "they check nothing"),
+        ("x = 1\nassert f(1) == (2", r"they are no Python 3\.\d+: '\(' was never closed, line 2"),
         ("import unittest\nunittest.main()", "they check nothing"),
         ("def test_f(a, b=1, *, c):\n    assert f(a)", r"'test_f' needs arguments \(a, c\)"),
         ("import pytest\n@pytest.mark.parametrize('a', [1])\ndef test_f(a): pass", r"'test_f' .* \(a\)"),

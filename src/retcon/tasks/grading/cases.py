@@ -250,6 +250,8 @@ def _humaneval(test: str, name: str, prompt: str) -> Tests:
     helpers = prompt.partition(f"def {name}(")[0]
     body_of = (name, prompt) if prompt else None
     if defines(test, "check"):
+        if not name.isidentifier():
+            raise ValueError(f"entry_point {name!r:.80} is no name")
         return Tests((Check(f"{test}\ncheck({name})"),), helpers, body_of)
     return _python([test], helpers, body_of)
 

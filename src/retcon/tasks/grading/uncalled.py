@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import ast
 import builtins
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from retcon.core.programs import parsed
+from retcon.core.programs import FILENAME, parsed
 
 _RUNNERS = ("unittest", "pytest")
 _RUN = ("main", "run")
@@ -36,11 +37,12 @@ class Piece:
 
 def pieces_of(codes: Sequence[str]) -> list[Piece]:
     """Pieces of Python that run one after another, those that check nothing without what would hand them to a runner.
-    What is no Python is taken to check.
+    What is too deep for the parser is taken to check.
 
-    Raises ValueError for a test that nothing calls, and that cannot be called without more ado, by its name.
+    Raises ValueError for what is no Python, and by its name for a test that nothing calls, and that cannot be called
+    without more ado.
     """
-    trees = [parsed(code) for code in codes]
+    trees = [_tree(code) for code in codes]
     known = _Known([tree for tree in trees if tree is not None])
     checking = [tree is None or any(map(known.checks, tree.body)) for tree in trees]
     doing = (
@@ -70,9 +72,24 @@ def is_python(code: str) -> bool:
 
 
 def defines(code: str, name: str) -> bool:
-    """Whether Python binds a name at its top level. True for what is no Python."""
-    tree = parsed(code)
+    """Whether Python binds a name at its top level. True for what is too deep for the parser. Raises ValueError for
+    what is no Python."""
+    tree = _tree(code)
     return tree is None or name in _Known([tree]).bound
+
+
+def _tree(code: str) -> ast.Module | None:
+    """None for what is too deep for the parser. Raises ValueError for what is no Python, which no answer passes."""
+    tree = parsed(code)
+    if tree is None:
+        try:
+            ast.parse(code, FILENAME)
+        except SyntaxError as error:
+            version = ".".join(map(str, sys.version_info[:2]))
+            raise ValueError(f"they are no Python {version}: {error.msg}, line {error.lineno}") from None
+        except (ValueError, RecursionError, MemoryError):
+            pass
+    return tree
 
 
 class _Known:
