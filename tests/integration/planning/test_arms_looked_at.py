@@ -27,7 +27,7 @@ from retcon.cli.quickstart.plan import make_plan as quickstart_plan
 from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe, TaskSection
 from retcon.config.stages import stages_of
-from retcon.core.errors import CheckpointError, RecipeError, RetconError
+from retcon.core.errors import CheckpointError, RecipeError, RetconError, TaskWarning
 from retcon.evaluate.result import Result, write_result
 from retcon.models.locating import BASE
 from retcon.planning import needs as module
@@ -53,7 +53,8 @@ def test_arms_that_do_not_fit_or_lack_their_harness_are_named_before_their_cold_
     cold.write_text(f'[demos]\nkind = "transcripts"\npath = ["{tmp_path}/absent.jsonl"]\n')
     keys = ("rollout.lookahead_tokens=4000", "sandbox.workers=1", "compute.device=cpu")
     words, out = [*(str(tmp_path / f"{name}.toml") for name in arms), *keys], tmp_path / "out"
-    plan = make_plan(Wish(out, 2, "rollouts", cold=str(cold), faults=0.0), read_arms(words, cold=str(cold)), keys)
+    with pytest.warns(TaskWarning, match="calls that a harness runs itself"):
+        plan = make_plan(Wish(out, 2, "rollouts", cold=str(cold), faults=0.0), read_arms(words, cold=str(cold)), keys)
     with pytest.raises(RetconError) as told:
         make_targets(plan.targets, open_ledger(plan), at_once=1, console=Console(stderr=True), out=out)
     refused = str(told.value).split(", seed ")
