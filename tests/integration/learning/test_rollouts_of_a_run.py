@@ -123,17 +123,19 @@ def evaluated(monkeypatch: pytest.MonkeyPatch, *groups: Sequence[float | None]) 
 
 
 def test_a_pass_is_a_reward_above_zero_and_every_problem_weighs_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of three passes; then the one that no fault took; of the last problem nothing is known."""
-    found = evaluated(monkeypatch, [1.0, 0.0, -1.0], [None, 0.5], [None, None])
+    """One of three passes; then the one that no fault took; of the third problem nothing is known."""
+    found = evaluated(monkeypatch, [1.0, 0.0, -1.0], [None, 0.5], [None], [1.0] * 34)
     assert found == {
-        "eval_pass_rate": pytest.approx((1 / 3 + 1) / 2), "eval_failed_calls": 0.0,
-        "eval_first_try_failure_rate": None, "eval_tokens": 3.0, "eval_rollouts": 4,
+        "eval_pass_rate": pytest.approx((1 / 3 + 1 + 1) / 3), "eval_failed_calls": 0.0,
+        "eval_first_try_failure_rate": None, "eval_tokens": 3.0, "eval_rollouts": 38,
     }  # fmt: skip
 
 
 def test_of_an_evaluation_that_faults_took_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    lost, found = (evaluated(monkeypatch, [reward, None]) for reward in (None, 1.0))
-    assert lost == {**dict.fromkeys(found), "eval_rollouts": 0}
+    """Or took more than one rollout in twenty of."""
+    for rewards, left in (([None, None], 0), ([1.0] * 37 + [None] * 3, 37)):
+        lost = evaluated(monkeypatch, rewards)
+        assert lost == {**dict.fromkeys(lost), "eval_rollouts": left}
 
 
 @pytest.fixture(scope="module")
