@@ -24,7 +24,8 @@ from __future__ import annotations
 
 import difflib
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -159,6 +160,18 @@ def raised(error: BaseException) -> str:
     lines = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     theirs = [f" ({file}:{line})" for file, line in lines if not file.startswith((_OURS, "<"))]
     return said + theirs[-1] if theirs and not isinstance(error, SyntaxError) else said
+
+
+@contextmanager
+def told_as(kind: Callable[[str], RetconError], what: str) -> Iterator[None]:
+    """Around somebody else's code: whatever it raises, an exit too, becomes an error of this kind, which says what
+    raised it; errors of Retcon's stay as they are."""
+    try:
+        yield
+    except RetconError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise kind(f"{what} raised {raised(error)}") from error
 
 
 _OURS = str(Path(__file__).parents[1])

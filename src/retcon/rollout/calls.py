@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import get_args
 
-from retcon.core.errors import InfrastructureFault, RetconError, nearest, raised
+from retcon.core.errors import InfrastructureFault, nearest, told_as
 from retcon.core.schema import ToolSpec
 from retcon.core.types import Observation, Status, ToolCall
 from retcon.tools.schema import fault
@@ -48,16 +48,10 @@ class ToolRaised(InfrastructureFault):
     """A tool raised what a tool does not, or gave what is no observation."""
 
 
-@contextmanager
-def faults_of(tool: str) -> Iterator[None]:
+def faults_of(tool: str) -> AbstractContextManager[None]:
     """What a tool raises, which may be of one's own making: it costs this rollout alone. Raises ToolRaised, and errors
     of Retcon's as they are."""
-    try:
-        yield
-    except RetconError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise ToolRaised(f"the tool '{tool}' raised {raised(error)}") from error
+    return told_as(ToolRaised, f"the tool '{tool}'")
 
 
 def _said(call: ToolCall, given: object) -> Observation:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from retcon.core.errors import InfrastructureFault, RecipeError, RetconError, TaskWarning, raised
+from retcon.core.errors import InfrastructureFault, RecipeError, TaskWarning, told_as
 from retcon.core.texts import counted
 from retcon.core.types import Trajectory
 from retcon.tasks.types import Task
@@ -63,17 +63,13 @@ def _checked(give: Callable[[], object], said_by: str) -> Iterator[Task]:
 
 
 def _given(give: Callable[[], object], said_by: str) -> Iterator[object]:
-    try:
+    with told_as(RecipeError, said_by):
         given = give()
         try:
             stream = iter(given)  # type: ignore[call-overload]
         except TypeError:
             raise RecipeError(f"{said_by} returned {given!r:.80}, where tasks (retcon.Task) belong") from None
         yield from stream
-    except RetconError:
-        raise
-    except Exception as error:
-        raise RecipeError(f"{said_by} raised {raised(error)}") from error
 
 
 def held_out(recipe: Recipe, tasks: TaskSet, count: int) -> list[Task]:
@@ -170,13 +166,9 @@ class CheckedGrades:
         rollout's."""
         set_of = getattr(self.tasks, "set_of", None)  # of several, and of files
         said_by = f"{named(set_of(task) if set_of else self.tasks)}.grade"
-        try:
+        with told_as(InfrastructureFault, said_by):  # it costs this rollout alone
             given = self.tasks.grade(task, trajectory)
             made = await given if isinstance(given, Awaitable) else given
-        except RetconError:
-            raise
-        except (Exception, SystemExit) as error:  # one's own code may raise anything: it costs this rollout alone
-            raise InfrastructureFault(f"{said_by} raised {raised(error)}") from error
         if not isinstance(made, Trajectory):
             raise InfrastructureFault(f"{said_by} returned {made!r:.80}, where the trajectory with its reward belongs")
         if made.stop == "infrastructure" and made.reward is None:

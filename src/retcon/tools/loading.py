@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from retcon.core.errors import RecipeError, RetconError, raised
+from retcon.core.errors import RecipeError, told_as
 from retcon.core.registry import at_path
 from retcon.core.schema import ToolSpec
 from retcon.tools.kind import ToolKind, ToolSetup
@@ -48,13 +48,10 @@ def _find(name: str) -> ToolKind:
         return ToolKind.kinds.find(name)()
     try:
         tool = at_path(name)
-        tool = tool() if isinstance(tool, type) else tool
     except (ImportError, TypeError) as error:
         raise RecipeError(f"rollout.tools: {name!r} cannot be imported: {error}") from error
-    except RetconError:
-        raise
-    except Exception as error:  # one's own code may raise anything
-        raise RecipeError(f"rollout.tools: {name!r} raised {raised(error)}") from error
+    with told_as(RecipeError, f"rollout.tools: {name!r}"):
+        tool = tool() if isinstance(tool, type) else tool
     if isinstance(tool, ToolKind):
         return tool
     spec = getattr(tool, "spec", None)

@@ -2,7 +2,17 @@ from __future__ import annotations
 
 import pytest
 
-from retcon.core.errors import LONGEST_NAME, CheckpointRefused, RecordError, SessionLost, located, nearest
+from retcon.core.errors import (
+    LONGEST_NAME,
+    CheckpointRefused,
+    EngineError,
+    RecipeError,
+    RecordError,
+    SessionLost,
+    located,
+    nearest,
+    told_as,
+)
 from retcon.core.programs import error_line
 
 
@@ -54,3 +64,17 @@ def test_a_lost_session_is_nobodys_fault_unless_its_code_ended_it() -> None:
 def test_a_checkpoint_is_refused_for_want_of_room_only_where_that_is_said() -> None:
     assert not CheckpointRefused("its state cannot be kept").full
     assert CheckpointRefused("too many", full=True).full
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), SystemExit(2)])
+def test_what_somebody_elses_code_raises_is_told_an_exit_too(error: BaseException) -> None:
+    said = rf"^the tool raised {type(error).__name__}: .* \(.*test_errors\.py:\d+\)$"
+    with pytest.raises(RecipeError, match=said), told_as(RecipeError, "the tool"):
+        raise error
+
+
+def test_an_error_of_retcons_in_it_stays_as_it_is() -> None:
+    mine = EngineError("no server")
+    with pytest.raises(EngineError) as told, told_as(RecipeError, "the tool"):
+        raise mine
+    assert told.value is mine

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from retcon.config.schema import TaskSection
-from retcon.core.errors import RetconError, nearest, raised
+from retcon.core.errors import nearest, told_as
 from retcon.core.registry import at_path
 from retcon.store.compression import plain_name
 from retcon.tasks.checked import serves
@@ -62,14 +62,11 @@ def imported_tasks(path: str) -> TaskSet:
         raise DataError(f"{path} cannot be imported: {error}") from error
     tasks: TaskSet = found
     if isinstance(found, type) or (callable(found) and not serves(found)):
-        try:
-            tasks = found()
-        except TypeError as error:
-            raise DataError(f"{path}: it must make a task set without arguments: {error}") from error
-        except RetconError:
-            raise
-        except Exception as error:
-            raise DataError(f"{path}: no task set can be made: {raised(error)}") from error
+        with told_as(DataError, f"{path}: no task set can be made: it"):
+            try:
+                tasks = found()
+            except TypeError as error:
+                raise DataError(f"{path}: it must make a task set without arguments: {error}") from error
     if not serves(tasks):
         raise DataError(f"{path} is not a task set: it needs name, system, train(seed), evaluation(count, seed), "
                         "grade(task, trajectory) (retcon.tasks.registry.TaskSet)")  # fmt: skip

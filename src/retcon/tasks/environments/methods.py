@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
 from retcon.chat.jsons import read_arguments
-from retcon.core.errors import InfrastructureFault, MissingExtra, RecipeError, RetconError, raised
+from retcon.core.errors import InfrastructureFault, MissingExtra, RecipeError, raised, told_as
 from retcon.core.installing import how_to_install
 from retcon.core.registry import at_path
 from retcon.core.sample import ids_of
@@ -90,12 +90,8 @@ class MethodEnvironment:
 
     async def begin(self, task: str) -> Any:
         row = self._begun.row(task)
-        try:
+        with told_as(InfrastructureFault, f"{self.name}: its reset"):
             state, said = self._reset(row)
-        except RetconError:
-            raise
-        except (Exception, SystemExit) as error:
-            raise InfrastructureFault(f"{self.name}: its reset raised {raised(error)}") from error
         self._begun.check(task, said)
         return state
 
@@ -160,15 +156,9 @@ class MethodEnvironment:
         return state, "" if said is None else shown(said)
 
 
-@contextmanager
-def _before_work(what: str) -> Iterator[None]:
+def _before_work(what: str) -> AbstractContextManager[None]:
     """What a user's class raises before there are rollouts, one of which it could cost. Raises RecipeError."""
-    try:
-        yield
-    except RetconError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise RecipeError(f"task.environment: {what} raised {raised(error)}") from error
+    return told_as(RecipeError, f"task.environment: {what}")
 
 
 def _imported(path: str, key: str) -> Callable[..., Any]:

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from retcon.config.schema import Recipe, TaskSection
 from retcon.config.section import Probability, Several
-from retcon.core.errors import RecipeError, RetconError, raised
+from retcon.core.errors import RecipeError, told_as
 from retcon.tasks.environments.sessions import Sessions
 from retcon.tasks.environments.tasks import EnvironmentTasks
 from retcon.tasks.environments.types import Environment
@@ -71,12 +71,8 @@ class EnvironmentSection(TaskSection):
 def _opened(kind: type[EnvironmentSection], keys: str) -> EnvironmentTasks:
     """One for equal sections, as what grades must know the states that the tools left."""
     section = kind.model_validate_json(keys)
-    try:
+    with told_as(RecipeError, f"task.kind = '{section.kind}': the environment"):  # is made, and begun
         environment = section.adapter()
-    except RetconError:
-        raise
-    except (Exception, SystemExit) as error:  # it is made, and begun, which is somebody's own code
-        raise RecipeError(f"task.kind = '{section.kind}': the environment raised {raised(error)}") from error
     how = environment.rollback if section.rollback == "auto" else section.rollback
     return EnvironmentTasks(
         Sessions(environment, how), evaluation_share=section.evaluation_share, right_from=section.right_from or None

@@ -52,7 +52,7 @@ class RemoteTeacher:
         seed = {"seed": params.seed % 2**31} if self._seeds else {}
         said, whole = await self._model.heard(
             told, temperature=params.temperature, top_p=params.top_p, max_tokens=params.max_tokens, **seed
-        )  # fmt: skip
+        )
         if not whole and not _has_whole_block(said):
             cut = self._chat.tokenizer.encode(said)
             return Generation(tuple(cut[: params.max_tokens]), None, "length")
