@@ -6,11 +6,15 @@
 # make integration tests with real vLLM servers, in TRL's and verl's trainers, on a Ray, with clients of
 #                  `retcon serve-agent` and with verifiers and OpenEnv, in environments of their own; OpenHands
 #                  among these clients where there is a Python 3.12
+# make newest      the quick tests with the newest releases of torch, transformers, TRL, peft, openai and others, in a
+#                  fresh environment; says what broke
 # make figures     the tables of README and docs anew, from the results in benchmarks/results; says which are stale
 # make mutants     tests the tests: do they notice faults? (docs/develop/testing.md)
 # make base        makes the base model inside the package anew (under an hour)
 PYTHON ?= python3.11
-PYTHON312 ?= python3.12
+# the first that runs: on PATH (a shim of pyenv may not), of pyenv, of uv
+PYTHON312 ?= $(firstword $(foreach python,python3.12 $(wildcard $(HOME)/.pyenv/versions/3.12.*/bin/python \
+	$(HOME)/.local/share/uv/python/cpython-3.12*/bin/python3.12),$(shell $(python) -c 'import sys; print(sys.executable)' 2>/dev/null)))
 VENV := .venv
 CORE := .venv-core
 VLLM := .venv-vllm
@@ -24,7 +28,7 @@ BIN := $(VENV)/bin
 INSTALL := -m pip --disable-pip-version-check install --quiet
 PIP := $(INSTALL) --constraint constraints.txt
 
-.PHONY: setup quickstart test lint types imports tests unit cuda integration openhands figures mutants base clean
+.PHONY: setup quickstart test lint types imports tests unit cuda integration openhands newest figures mutants base clean
 
 setup: $(VENV)/.ready
 
@@ -132,8 +136,11 @@ integration: setup $(VLLM)/.ready $(TRL)/.ready $(CLIENTS)/.ready $(ENVIRONMENTS
 	RETCON_INTEGRATION=1 TRL_EXPERIMENTAL_SILENCE=1 OMP_NUM_THREADS=1 $(TRL)/bin/python -m pytest tests/plugins/test_trl.py $(ARGS)
 	RETCON_INTEGRATION=1 OMP_NUM_THREADS=1 $(VERL)/bin/python -m pytest tests/plugins/test_verl.py tests/plugins/test_ray_servers.py $(ARGS)
 	RETCON_VLLM_PYTHON=$(VLLM)/bin/python OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/real $(ARGS)
-	@if $(PYTHON312) --version >/dev/null 2>&1; then $(MAKE) openhands; \
-	else echo "left out: OpenHands, whose SDK needs Python 3.12, and '$(PYTHON312)' is none; name one with PYTHON312=…"; fi
+	@if [ -n "$(PYTHON312)" ]; then $(MAKE) openhands PYTHON312=$(PYTHON312); \
+	else echo "left out: OpenHands, whose SDK needs Python 3.12: none was found; name one with PYTHON312=…"; fi
+
+newest:
+	$(PYTHON) tests/newest.py .venv-newest $(ARGS)
 
 figures: setup
 	$(BIN)/python benchmarks/figures.py $(ARGS)
@@ -148,4 +155,4 @@ base: setup
 	$(BIN)/python -m retcon.basemodel.make $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(CORE) $(VLLM) $(TRL) $(CLIENTS) $(ENVIRONMENTS) $(TASKSETS) $(VERL) $(OPENHANDS) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(CORE) $(VLLM) $(TRL) $(CLIENTS) $(ENVIRONMENTS) $(TASKSETS) $(VERL) $(OPENHANDS) .venv-newest build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
