@@ -41,14 +41,15 @@ pytestmark = pytest.mark.torch
 
 
 class Graded(Ones):
-    """Right are those whose index is among `right`; all where there is none."""
+    """Right are those whose index is among `right`, all where there is none; those among `void` have no answer."""
 
-    def __init__(self, right: Collection[int] | None = None) -> None:
-        self.right = right
+    def __init__(self, right: Collection[int] | None = None, void: Collection[int] = ()) -> None:
+        self.right, self.void = right, void
 
     def grade(self, task: Any, trajectory: Trajectory) -> Trajectory:
-        right = self.right is None or int(trajectory.id.rpartition("/")[2]) in self.right
-        return replace(trajectory, reward=1.0 if right else -1.0)
+        number = int(trajectory.id.rpartition("/")[2])
+        right = self.right is None or number in self.right
+        return replace(trajectory, reward=1.0 if right else -1.0, answer=None if number in self.void else "1")
 
 
 def trainer_of(generations: int, step: int = 0) -> Any:
@@ -61,7 +62,7 @@ def trainer_of(generations: int, step: int = 0) -> Any:
 
 def group_of(
     count: int, *, lost: int, base: Path, recipe: str = "quickstart/baseline", keys: Sequence[str] = (),
-    right: Collection[int] | None = None,
+    right: Collection[int] | None = None, void: Collection[int] = (),
 ) -> list[Trajectory]:  # fmt: skip
     """A group of rollouts of one call each, of which the first `lost` calls meet a fault of the tool."""
     calls = iter(range(1000))
@@ -78,7 +79,7 @@ def group_of(
     )
     with Rollouts(recipe, keys, model=base) as rollouts:
         rollouts._know([TASK])
-        made: Any = TrainingRollouts(rollouts.recipe, context, Graded(right), context.engine, None)
+        made: Any = TrainingRollouts(rollouts.recipe, context, Graded(right, void), context.engine, None)
         return asyncio.run(rollouts._group(TASK, count, made, 0, 7, True))
 
 
@@ -221,6 +222,29 @@ def test_the_reward_is_shaped_while_it_trains() -> None:
     made = [replace(FAILED, reward=1.0), FAILED]
     assert _completions(made, recipe, True)["rollout_reward"] == [0.0, None]
     assert _completions(made, recipe, False)["rollout_reward"] == [1.0, None]
+
+
+def test_a_masked_rollout_has_no_reward_while_it_trains_so_that_trl_leaves_it_out_of_the_baseline() -> None:
+    made = [replace(LONG, reward=-1.0), replace(FAILED, reward=1.0)]
+    for keys, training, rewards in (
+        (["rl.truncated=mask"], True, [None, 1.0]),
+        (["rl.truncated=mask"], False, [-1.0, 1.0]),
+        (["rl.truncated=mask", "rl.masked_in_baseline=true"], True, [-1.0, 1.0]),
+        ([], True, [-1.0, 1.0]),
+    ):
+        found = _completions(made, load_recipe("quickstart/baseline", keys), training)
+        assert found["rollout_reward"] == rewards, (keys, training)
+
+
+@pytest.mark.parametrize(("oversample", "count", "left"), [(2.0, 4, 0), (1.0, 8, 2)])
+def test_masked_rollouts_only_fill_up_what_selection_cannot(
+    oversample: float, count: int, left: int, tmp_path: Path
+) -> None:
+    """Of 8 rollouts two have no answer and are masked: TRL wants `count` whatever is masked."""
+    keys = ["rl.void_turns=mask", f"select.oversample={oversample}"]
+    base = make_base(tmp_path / "base", positions=1024)
+    made = group_of(count, lost=0, base=base, recipe="mini/rstar2", keys=keys, right={0, 1, 2}, void={3, 4})
+    assert (len(made), sum(t.answer is None for t in made)) == (count, left)
 
 
 def test_void_turns_of_prompts_that_nobody_grades_are_not_known(tmp_path: Path) -> None:

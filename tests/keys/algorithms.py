@@ -14,7 +14,7 @@ from keys.updates import RATIO, model, sample, updated
 from retcon.config.schema import Recipe
 from retcon.core.errors import ComputeWarning
 from retcon.core.types import Observation, Segment, ToolCall, Trajectory, Turn
-from retcon.train.objective.shaping import shaped_rewards
+from retcon.train.objective.shaping import comparable, rewards_of, shaped_rewards
 from retcon.train.update import to_samples, update
 
 ONE = ["rl.minibatches=1"]
@@ -152,6 +152,12 @@ def rollouts_with_a_void_turn(recipe: Recipe, lab: Lab) -> list[tuple[int, ...]]
 @acts("rl.truncated", ("keep", [ALL, ALL]), ("mask", [NONE, ALL]))
 def rollouts_that_were_cut_off(recipe: Recipe, lab: Lab) -> list[tuple[int, ...]]:
     return masks(recipe, rollout(stop="length"), rollout(stop="void"))
+
+
+@acts("rl.masked_in_baseline", (False, [[0.0, 0.0]]), (True, [[0.5773, 0.5773, -1.1547]]), given=["rl.truncated=mask"])
+def advantages_of_two_right_rollouts_and_one_that_was_cut_off(recipe: Recipe, lab: Lab) -> list[list[float | None]]:
+    left = comparable([rollout(), rollout(), replace(rollout(stop="length"), reward=-1.0)], recipe.rl)
+    return [[rounded(a) for a in group] for group in recipe.rl.advantages_of_step([rewards_of(left)])]
 
 
 def reward_of_five_tokens(recipe: Recipe) -> float:

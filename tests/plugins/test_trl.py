@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,14 @@ class Kept(Rollouts):
     async def _rolled(self, *about: Any) -> list[Trajectory]:
         self.made.append(await super()._rolled(*about))
         return self.made[-1]
+
+
+class CutOff(Kept):
+    """Its groups: seven right rollouts and a wrong one that was cut off."""
+
+    async def _group(self, *about: Any) -> list[Trajectory]:
+        made = [replace(t, reward=1.0, stop="answer") for t in await super()._group(*about)]
+        return [*made[:-1], replace(made[-1], reward=-1.0, stop="length")]
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +100,16 @@ def test_failures_are_repaired_in_training_and_not_while_it_evaluates(start: Pat
     assert decisions & REPLACED, decisions
     assert len(rollouts.made) > 2
     assert all(turn.repair is None for made in rollouts.made[2:] for t in made for turn in t.turns)
+
+
+@pytest.mark.parametrize(("in_baseline", "learns"), [("false", False), ("true", True)])
+def test_a_masked_rollout_leaves_trls_baseline(in_baseline: str, learns: bool, start: Path, tmp_path: Path) -> None:
+    keys = [*SMALL, "rl.truncated=mask", f"rl.masked_in_baseline={in_baseline}"]
+    with CutOff("quickstart/baseline", keys, model=start) as rollouts:
+        trainer = trained(rollouts, start, tmp_path, max_steps=1)
+    (inputs,) = trainer._buffered_inputs
+    assert inputs["advantages"].isfinite().all()
+    assert bool(inputs["advantages"].any()) is learns
 
 
 def test_the_same_samples_give_the_same_loss(start: Path, tmp_path: Path) -> None:

@@ -7,8 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from playing import call, hermes_call, play
+from retcon.config.learning import RLSection
+from retcon.config.schema import Recipe
 from retcon.core.sample import history_ids, to_sample
-from retcon.train.objective.shaping import has_void_turn, in_failed_turns, overlong_punishment, rewards_of
+from retcon.core.types import Trajectory
+from retcon.train.objective.shaping import (
+    comparable,
+    has_void_turn,
+    in_failed_turns,
+    overlong_punishment,
+    rewards_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -58,3 +67,40 @@ def test_void_turns(replies: list[str], answer: str | None, void: bool) -> None:
 def test_an_ungraded_rollout_is_refused() -> None:
     with pytest.raises(ValueError, match="no reward"):
         rewards_of([play(["42"], {}).trajectory])
+
+
+def group(*stops: str) -> list[Trajectory]:
+    """One rollout for each stop; those that answer are right, the others wrong."""
+    return [
+        Trajectory(f"t/{n}", "t", (), (), None if stop == "infrastructure" else 1.0 if stop == "answer" else -1.0, stop)  # type: ignore[arg-type]
+        for n, stop in enumerate(stops)
+    ]
+
+
+def compared(rollouts: list[Trajectory], **keys: object) -> list[float | None]:
+    rl = Recipe.model_validate({"rl": keys}).rl
+    return [t.reward for t in comparable(rollouts, rl)]
+
+
+def test_rollouts_that_faults_ended_are_not_compared() -> None:
+    assert compared(group("answer", "infrastructure", "turns")) == [1, -1]
+    assert compared(group("infrastructure", "answer", "infrastructure")) == compared([]) == []
+
+
+def test_masked_rollouts_are_compared_only_where_the_recipe_says_so() -> None:
+    four = group("answer", "answer", "answer", "length")
+    assert compared(four) == compared(four, truncated="mask", masked_in_baseline=True) == [1, 1, 1, -1]
+    assert compared(four, truncated="mask") == [1, 1, 1]
+    assert compared(four, failed_calls="mask") == [1, 1, 1, -1], "turns are masked, not rollouts"
+    assert compared(group("answer", "length", "length"), truncated="mask") == [], "one has no sibling"
+    assert compared(group("length", "length"), truncated="mask") == []
+
+
+@pytest.mark.parametrize("name", RLSection.kinds.names)
+def test_no_algorithm_learns_from_three_right_ones_beside_a_masked_one(name: str) -> None:
+    """A whole step of such groups: REINFORCE++ compares groups with each other, too."""
+    four, keys = group("answer", "answer", "answer", "length"), {"algorithm": name, "truncated": "mask"}
+    for kept, learns in ((False, False), (True, True)):
+        rl = Recipe.model_validate({"rl": {**keys, "masked_in_baseline": kept}}).rl
+        (advantages,) = rl.advantages_of_step([rewards_of(comparable(four, rl))])
+        assert any(advantages[:3]) is learns

@@ -169,7 +169,7 @@ ABOUT = {
     "mini/dapo": ("rl.overlong_buffer", "select.dynamic"),
     "mini/dual-clip": (),  # of which only this algorithm's own key says something
     "mini/importance": ("compute.rollout_dtype", "rl.old_logprobs", "rl.correction"),
-    "mini/simpletir": ("rl.void_turns",),
+    "mini/simpletir": ("rl.void_turns", "rl.masked_in_baseline"),
     "mini/arpo": ("strategy",),
     "mini/aepo": ("strategy", "rl.algorithm"),
     "mini/rstar2": ("select",),

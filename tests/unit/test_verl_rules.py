@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -194,6 +195,21 @@ def test_a_group_that_faults_took_is_drawn_anew_within_bounds() -> None:
     assert made.to_draw() == 0
     assert made.trained() == {"v"}
     assert made.metrics()["retcon/lost_to_faults"] == 3 + 4
+
+
+def test_masked_rollouts_leave_the_batch_and_so_verls_baseline() -> None:
+    """verl's GRPO takes the mean over all rows of a prompt, and gives a row without siblings its raw reward."""
+    four = {f"u_{n}_0": rollout("t", n, right=n < 3) for n in range(4)}
+    four["u_3_0"] = unpack(pack(replace(four["u_3_0"], stop="length")))
+    made = step("rl.truncated=mask", "rl.group=4", "select.dynamic=true")
+    made.add("u", four)
+    assert set(made.groups["u"].kept) == {"u_0_0", "u_1_0", "u_2_0"}
+    assert (made.groups["u"].informative, made.to_draw()) == (False, 2)
+    made.add("v", {key: replace(one, stop="length") if key != "u_0_0" else one for key, one in four.items()})
+    assert made.groups["v"].kept == {}
+    made = step("rl.truncated=mask", "rl.group=4", "rl.masked_in_baseline=true")
+    made.add("u", four)
+    assert (len(made.groups["u"].kept), made.groups["u"].informative) == (4, True)
 
 
 def test_a_row_with_a_number_of_rollouts_of_its_own_has_lost_none_by_that() -> None:

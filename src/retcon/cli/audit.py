@@ -57,12 +57,15 @@ def audit(
     from retcon.evaluate.replay.audit import RESULT, Auditing, Size, run_audit
     from retcon.report.audit import audit_sheets
     from retcon.store.whole import write_whole
-    from retcon.train.objective.shaping import shaped_rewards
+    from retcon.train.objective.shaping import comparable, shaped_rewards
 
     def credit(recipe: Recipe, groups: Sequence[Sequence[Trajectory]]) -> list[list[float]]:
-        return recipe.rl.advantages_of_step(
-            [shaped_rewards(group, recipe.rl, limit=recipe.rollout.max_tokens) for group in groups]
+        compared = [comparable(group, recipe.rl) for group in groups]
+        found = recipe.rl.advantages_of_step(
+            [shaped_rewards(group, recipe.rl, limit=recipe.rollout.max_tokens) for group in compared]
         )
+        known = {id(t): a for pair in zip(compared, found, strict=True) for t, a in zip(*pair, strict=True)}
+        return [[known.get(id(t), 0.0) for t in group] for group in groups]
 
     job = Auditing(recipe, folder, out, Size(prompts, calls, replays), credit)
     kept = f"what was replayed is kept in {out}; the same command continues"

@@ -106,6 +106,8 @@ class RLSection(Chosen, what="algorithm", kinds="retcon.train.algorithms", chose
         "tool nor answers are masked (SimpleTIR)")  # fmt: skip
     truncated: Literal["keep", "mask"] = Field("keep", description="mask: rollouts that were cut off at their limit "
         "are masked (DAPO's overlong filtering)")  # fmt: skip
+    masked_in_baseline: bool = Field(False, description="whether rollouts that void_turns or truncated masks are still "
+        "compared with their siblings; otherwise they leave the group")  # fmt: skip
     overlong_buffer: NonNegative = Field(0, description="tokens before rollout.max_tokens over which the reward "
         "falls by overlong_penalty (DAPO's soft overlong punishment); 0: off")  # fmt: skip
     overlong_penalty: Rate = 1.0

@@ -33,7 +33,7 @@ from retcon.rollout.prompts import fitting, prompt_ids, refuse_long, warn_of_lon
 from retcon.store.fingerprint import fingerprint
 from retcon.tasks.registry import training_prompts
 from retcon.tasks.types import Task
-from retcon.train.objective.shaping import shaped_rewards
+from retcon.train.objective.shaping import comparable, is_masked, shaped_rewards
 from retcon.train.prompts import PromptStream, refuse_idle_bounds
 from retcon.train.rollouts import TrainingRollouts, open_rollouts
 from retcon.train.sync import EngineWeights
@@ -255,7 +255,10 @@ class Rollouts:
             )
             left += [t for t in group if t.stop != "infrastructure"]
             if len(left) >= count:
-                return select.select(left, count, seed=stream) if training and graded else left[:count]
+                compared = comparable(left, self.recipe.rl) if training and graded else []
+                kept = select.select(compared, count, seed=stream) if compared else []
+                others = [t for t in left if all(t is not one for one in kept)]  # TRL wants `count`, masked or not
+                return kept + others[: count - len(kept)]
         raise InfrastructureFault(
             f"prompt {task.id}: {ROUNDS} times over infrastructure faults ended rollouts, and {count - len(left)} of "
             f"{count} are missing; see `retcon doctor`"
@@ -376,7 +379,10 @@ def _completions(made: Sequence[Trajectory], recipe: Recipe, training: bool) -> 
 
 
 def _shaped(trajectory: Trajectory, recipe: Recipe) -> float | None:
-    """The grader's reward with what [rl] takes off it for length; None where nobody graded."""
-    if trajectory.reward is None:
+    """Return the reward less what [rl] takes off for length; None leaves TRL's baseline.
+
+    None: of what was not graded, and of masked rollouts unless masked_in_baseline.
+    """
+    if trajectory.reward is None or (is_masked(trajectory, recipe.rl) and not recipe.rl.masked_in_baseline):
         return None
     return shaped_rewards([trajectory], recipe.rl, limit=recipe.rollout.max_tokens)[0]

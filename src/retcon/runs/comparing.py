@@ -44,9 +44,12 @@ def flat(recipe: Mapping[str, Any]) -> dict[str, dict[str, object]]:
 
 def as_now(old: Values, recipe: Recipe, part: Values | None = None) -> dict[str, dict[str, object]]:
     """`old`, which an earlier Retcon may have written, as this one would have: keys that it lacks, and that have their
-    default in the recipe, are added. For a new key's default does what was done before there was the key. part: what
-    `old` is to have of the recipe, None where that is all."""
+    default in the recipe, are added. For a new key's default does what was done before there was the key; the one
+    that does not is written out below. part: what `old` is to have of the recipe, None where that is all."""
     found = {name: dict(keys) for name, keys in old.items()}
+    masks = [v for keys in old.values() for k, v in keys.items() if k.endswith(("truncated", "void_turns"))]
+    if "mask" in masks:  # rollouts that were masked stayed in the baseline until a key said so
+        found["rl"] = {"masked_in_baseline": True, **found.get("rl", {})}
     for name in type(recipe).model_fields:
         section = getattr(recipe, name)
         if not isinstance(section, Section):

@@ -27,12 +27,11 @@ from retcon.planning.rates import warn_of_rate
 from retcon.rollout.faults import lost_in_grading
 from retcon.runs.folder import RunFolder, open_run
 from retcon.runs.manifest import RENDERED
-from retcon.select.drop import drop_infrastructure
 from retcon.serve.harness.solving import code_of
 from retcon.store.fingerprint import fingerprint
 from retcon.tasks.registry import TaskSet
 from retcon.train.ahead import GroupStream, beside, staleness
-from retcon.train.objective.shaping import shaped_rewards
+from retcon.train.objective.shaping import comparable, shaped_rewards
 from retcon.train.rollouts import NOT_EVALUATED, TrainingRollouts, open_rollouts, rollouts_for
 from retcon.train.selection import Drawn, dynamic_sampling, selection_metrics, to_train
 from retcon.train.stages.begun import with_harnesses, without_harnesses
@@ -153,7 +152,10 @@ async def _step(stretch: Stretch, stream: GroupStream, course: Course) -> Metric
             losses = await beside(learn) if recipe.rl.max_staleness else learn()
             trained = time.perf_counter()
             unfollowed = await _synced(rollouts, step)
-        made = rollout_metrics(drawn.made, partial(shaped_rewards, config=recipe.rl, limit=recipe.rollout.max_tokens))
+        made = rollout_metrics(
+            drawn.made,
+            lambda group: shaped_rewards(comparable(group, recipe.rl), recipe.rl, limit=recipe.rollout.max_tokens),
+        )
         course.tell_idling(made)
         cost = trainer.cost  # by which it is decided once whether the run is over, here and where it ends
         last = step == recipe.rl.steps or course.ends_with(made, cost.cpu_s)
@@ -242,8 +244,8 @@ async def _held_out(stretch: Stretch, stream: GroupStream, step: int, *, last: b
 
 
 async def draw_groups(stream: GroupStream, *, step: int) -> Drawn:
-    """Takes the groups of the step's prompts, drops what faults took, and selects; with dynamic sampling again, of more
-    prompts, until enough groups teach something or a bound is met.
+    """Takes the groups of the step's prompts, drops what is not compared, and selects; with dynamic sampling again, of
+    more prompts, until enough groups teach something or a bound is met.
 
     Raises SandboxUnavailable where the first prompts lose all of their groups to faults, or where most answers cannot
     be graded: rollouts that gave none, and are wrong without a grader, would be all that is learnt from.
@@ -254,10 +256,10 @@ async def draw_groups(stream: GroupStream, *, step: int) -> Drawn:
     missing = recipe.rl.prompts
     while True:
         for task, group in await stream.take(missing, step=step):
-            left = drop_infrastructure(group)
+            left = comparable(group, recipe.rl)
             seed = derive("select", recipe.run.seed, step, task.id)
             drawn.add(group, recipe.select.select(left, recipe.rl.group, seed=seed) if left else [])
-        if not any(drawn.kept):
+        if not any(sum(t.stop != "infrastructure" for t in group) > 1 for group in drawn.made):
             raise SandboxUnavailable(
                 f"step {step}: infrastructure faults left fewer than two rollouts of every group"
                 f"{stream.rollouts.context.faults.why}; see `retcon doctor`, then run the same command again to "

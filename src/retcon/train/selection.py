@@ -14,8 +14,8 @@ from retcon.select.dynamic import DynamicSampling, informative
 class Drawn:
     """The groups of a step, in the order in which their prompts were drawn.
 
-    made: all rollouts, (groups, G'). kept: what selection left of each, (groups, up to G), none where faults left fewer
-    than two. rounds: how often more prompts were drawn.
+    made: all rollouts, (groups, G'). kept: what selection left of each, (groups, up to G), none where faults and masks
+    left fewer than two (`comparable`). rounds: how often more prompts were drawn.
     """
 
     made: list[list[Trajectory]] = field(default_factory=list)
@@ -38,7 +38,7 @@ def to_train(recipe: Recipe, drawn: Drawn) -> list[list[Trajectory]]:
 def selection_metrics(recipe: Recipe, drawn: Drawn) -> dict[str, float]:
     """Metrics of a step's groups.
 
-    kept: rollouts that are trained on. groups_skipped: groups of which faults left fewer than two rollouts.
+    kept: rollouts that are trained on. groups_skipped: groups of which faults and masks left fewer than two.
     groups_flat: those whose rewards are all equal, after selection. extra_groups, extra_rollouts, extra_rounds: what
     dynamic sampling cost. groups_short: by how many informative groups the step stayed behind at its bound.
     """

@@ -22,7 +22,7 @@ from retcon.train.objective.loss import Loss, Totals, averaged, imitation, negat
 from retcon.train.objective.old_logprobs import Mismatch, recompute
 from retcon.train.objective.online_dpo import with_online_dpo
 from retcon.train.objective.reference import kl_terms, with_reference
-from retcon.train.objective.shaping import has_void_turn, in_failed_turns
+from retcon.train.objective.shaping import in_failed_turns, is_masked
 from retcon.train.objective.shared import averaged_where_shared, first_to_tell
 from retcon.train.optim import apply, learning_rate
 from retcon.train.watch.diverged import refuse_diverged
@@ -66,13 +66,13 @@ def to_samples(group: Sequence[Trajectory], advantages: Sequence[float], config:
         samples = averaged_where_shared(samples)
     if config.dpo_beta:
         adjust = partial(with_online_dpo, beta=config.dpo_beta, limit=config.dpo_limit)
-        telling = iter(first_to_tell([t for t in group if not dropped(t, config)]))
-        own = [t if dropped(t, config) else next(telling) for t in group]
+        telling = iter(first_to_tell([t for t in group if not is_masked(t, config)]))
+        own = [t if is_masked(t, config) else next(telling) for t in group]
         paired = [adjust(one, sample) for one, sample in zip(own, samples, strict=True)]
         samples = [whole for whole, *_ in paired] + [one for _, *rejected in paired for one in rejected]
     if config.contrast:
         named = [t for t in group if config.contrast_rollouts == "all" or (t.reward or 0.0) > 0]
-        for trajectory in first_to_tell([t for t in named if not dropped(t, config)]):
+        for trajectory in first_to_tell([t for t in named if not is_masked(t, config)]):
             samples += contrast_samples(trajectory, config.contrast, _splice_weights(trajectory, config))
     return samples
 
@@ -90,15 +90,9 @@ def _splice_weights(trajectory: Trajectory, config: RLSection) -> tuple[float | 
     return accepted_splices(trajectory) if config.splice_weight == "accept" else None
 
 
-def dropped(trajectory: Trajectory, config: RLSection) -> bool:
-    """Whether nothing is learnt from a rollout, as config.truncated and void_turns say."""
-    cut_off = config.truncated == "mask" and trajectory.stop == "length"
-    return cut_off or (config.void_turns == "mask" and has_void_turn(trajectory))
-
-
 def learnt(trajectory: Trajectory, sample: Sample, config: RLSection) -> tuple[int, ...]:
     """The sample's loss mask, less what the recipe masks."""
-    if dropped(trajectory, config):
+    if is_masked(trajectory, config):
         return (0,) * len(sample.mask)
     if config.failed_calls == "keep":
         return sample.mask

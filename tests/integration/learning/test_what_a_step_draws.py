@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from itertools import count
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ from retcon.config.schema import Recipe
 from retcon.core.types import Segment, Trajectory, Turn
 from retcon.tasks.types import Task
 from retcon.train.rl import draw_groups
-from retcon.train.selection import Drawn, selection_metrics
+from retcon.train.selection import Drawn, selection_metrics, to_train
 
 pytestmark = pytest.mark.torch
 
@@ -109,3 +110,37 @@ def test_a_group_that_faults_took_is_not_selected_from(monkeypatch: pytest.Monke
     recipe = Recipe.model_validate({"rl": {"prompts": 2, "group": 2}, "select": {"dynamic": False}})
     monkeypatch.setattr(type(recipe.select), "select", lambda self, group, keep, *, seed: [group[0], group[1]])
     assert [len(kept) for kept in drawn(Stream(recipe, group(None, None), group(*TELLING))).kept] == [0, 2]
+
+
+MASKED = {"prompts": 1, "group": 4, "truncated": "mask"}
+
+
+def cut_off(rollouts: list[Trajectory], *numbers: int) -> list[Trajectory]:
+    return [replace(t, stop="length") if n in numbers else t for n, t in enumerate(rollouts)]
+
+
+@pytest.mark.parametrize(("in_baseline", "asked"), [(False, [1, 1]), (True, [1])])
+def test_a_group_whose_rewards_differ_by_a_masked_one_alone_is_drawn_again(in_baseline: bool, asked: list[int]) -> None:
+    rl = {**MASKED, "masked_in_baseline": in_baseline}
+    recipe = Recipe.model_validate({"rl": rl, "select": {"dynamic": True}})
+    stream = Stream(recipe, cut_off(group(1, 1, 1, -1), 3), group(1, 1, -1, -1))
+    found = drawn(stream)
+    assert [wanted for wanted, _ in stream.asked] == asked
+    assert selection_metrics(recipe, found)["kept"] == len(to_train(recipe, found)[0]) == 4
+
+
+def test_selection_chooses_among_the_rollouts_that_are_not_masked() -> None:
+    """Of eight, four are kept: the two masked ones are none of them, though they are wrong ones."""
+    select = {"kind": "roc", "oversample": 2}
+    recipe = Recipe.model_validate({"rl": MASKED, "select": select})
+    rollouts = cut_off(group(1, 1, 1, -1, -1, -1, -1, -1), 6, 7)
+    (kept,) = drawn(Stream(recipe, rollouts)).kept
+    assert ([t.reward for t in kept], {t.stop for t in kept}) == ([1, 1, -1, -1], {"answer"})
+
+
+def test_a_step_whose_rollouts_are_all_masked_is_no_fault() -> None:
+    recipe = Recipe.model_validate({"rl": MASKED, "select": {"dynamic": False}})
+    found = drawn(Stream(recipe, cut_off(group(-1, -1, -1, -1), 0, 1, 2, 3)))
+    told = selection_metrics(recipe, found)
+    assert to_train(recipe, found) == []
+    assert (told["kept"], told["groups_skipped"], told["groups_flat"]) == (0, 1, 0)

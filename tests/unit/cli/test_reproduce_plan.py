@@ -32,7 +32,7 @@ def test_every_arm_can_be_made_and_is_measured_and_budgeted_alike(paper: str, tm
         for key in variant.keys:
             name, _, value = key.partition("=")
             section, _, field = name.partition(".")
-            assert str(getattr(getattr(arm.settings, section), field)) == value
+            assert str(getattr(getattr(arm.settings, section), field)).lower() == value.lower()
 
 
 def test_only_the_arms_of_the_wanted_studies_are_trained(tmp_path: Path) -> None:

@@ -134,3 +134,22 @@ def test_demonstrations_depend_on_how_they_are_made_and_on_nothing_of_the_traini
     assert found["sandbox"].keys() == {"sessions", "cpu_seconds", "wall_seconds", "memory_mb", "output_chars"}
     before = {**found, "sandbox": {**found["sandbox"], "url": ["http://a:1"], "workers": 7}}
     assert not list(differing(before, found)), "which those of an earlier Retcon say"
+
+
+@pytest.mark.parametrize("masks", ["rl.truncated=mask", "rl.void_turns=mask"])
+def test_a_run_from_before_masked_rollouts_left_the_baseline_goes_on_as_it_began(tmp_path: Path, masks: str) -> None:
+    def begun(*words: str) -> None:
+        about = manifest("rl", load_recipe(None, words), {}, None)
+        del about["recipe"]["rl"]["masked_in_baseline"]
+        (tmp_path / "run.json").write_text(json.dumps(about))
+
+    def goes_on(*words: str) -> bool:
+        recipe = load_recipe(None, words)
+        return check_place(tmp_path, recipe, manifest("rl", recipe, {}, None))
+
+    begun(masks)
+    assert goes_on(masks, "rl.masked_in_baseline=true")
+    with pytest.raises(CheckpointError, match=r"rl\.masked_in_baseline was True, is False\. Use the old values"):
+        goes_on(masks)
+    begun()
+    assert goes_on(), "nothing was masked"

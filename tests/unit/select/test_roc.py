@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retcon.core.types import Observation, RepairRecord, Segment, Trajectory, Turn
-from retcon.select.drop import drop_infrastructure
 from retcon.select.kinds.none import NoSelection
 from retcon.select.kinds.roc import RocSection
 from retcon.select.roc import penalty, roc
@@ -223,14 +222,6 @@ def test_failures_are_drawn_whatever_they_look_like():
     ]
     drawn = Counter(name for seed in range(400) for name in names(roc(group, 4, seed=seed)))
     assert all(150 < drawn[name] < 250 for name in ("tidy", "n0", "n1", "n2"))
-
-
-def test_rollouts_lost_to_the_infrastructure_are_dropped():
-    lost = replace(made("lost", None), stop="infrastructure")
-    group = [made("a", 1), lost, made("b", 0)]
-    assert names(drop_infrastructure(group)) == ["a", "b"]
-    assert names(drop_infrastructure([made("a", 1), made("b", 1)])) == ["a", "b"]
-    assert drop_infrastructure([lost, made("a", 1), lost]) == drop_infrastructure([]) == []
 
 
 def test_no_selection_takes_the_first():

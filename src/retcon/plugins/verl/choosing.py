@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from retcon.config.schema import Recipe
 from retcon.core.seeds import derive
 from retcon.core.types import Trajectory
-from retcon.select.drop import drop_infrastructure
 from retcon.select.dynamic import DynamicSampling, informative
+from retcon.train.objective.shaping import comparable
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
     """The rollouts of a prompt by their keys: how many were made, how many of those are left by faults, and those that
-    are kept, none where fewer than two are left."""
+    are kept, none where faults and masks leave fewer than two."""
 
     made: int
     rolled: int
@@ -45,7 +45,7 @@ class Step:
     def add(self, uid: str, rolled: Mapping[str, Trajectory], made: int | None = None) -> None:
         """A group that is over. rolled: in the order of their indices, without those that a fault ended. made: with
         those, G' where None."""
-        left = drop_infrastructure(list(rolled.values()))
+        left = comparable(list(rolled.values()), self.recipe.rl)
         kept: list[Trajectory] = []
         if left:
             seed = derive("select", self.recipe.run.seed, self.number, left[0].task)
@@ -56,8 +56,8 @@ class Step:
         )
 
     def to_draw(self) -> int:
-        """How many fresh prompts to roll out now, in place of groups that faults took or, with dynamic sampling, that
-        teach nothing: a round more is then counted. The bounds are those of [select]."""
+        """How many fresh prompts to roll out now, in place of groups that faults or masks took or, with dynamic
+        sampling, that teach nothing: a round more is then counted. The bounds are those of [select]."""
         section = self.recipe.select
         bound = DynamicSampling.bounded(self.prompts, section.max_extra, section.max_rounds)
         kept = [list(group.kept.values()) for group in self.groups.values()]

@@ -27,8 +27,8 @@ class RetconSampler(ReplayBuffer):  # type: ignore[misc]  # verl has no types
 
     A step's prompts are rolled out `rollout.n` times (G'); once all are over, the recipe's selection keeps `rl.group`
     (G) of each, the same ones that our own trainer keeps of the same rollouts. Where dynamic sampling, or groups that
-    faults took, leave too few, verl is asked for as many fresh prompts, in the rounds and bounds of [select]. What is
-    not kept leaves the queue. Validation takes everything that was rolled out, as verl has it.
+    faults or masks took, leave too few, verl is asked for as many fresh prompts, in the rounds and bounds of [select].
+    What is not kept leaves the queue. Validation takes everything that was rolled out, as verl has it.
 
     Raises RecipeError for an asynchronous trainer, whose batches are made of rollouts as they come.
     """
@@ -43,7 +43,7 @@ class RetconSampler(ReplayBuffer):  # type: ignore[misc]  # verl has no types
         self._recipe = recipe_of(sampler_kwargs)
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[Any, dict[str, float]]:
-        """The batch of a step, and figures of how it was chosen. Raises SandboxUnavailable where faults took all."""
+        """The batch of a step, and figures of how it was chosen. Raises SandboxUnavailable where none is left."""
         if partition_id == "val":
             found: tuple[Any, dict[str, float]] = super().sample(global_steps, partition_id, batch_size)
             return found
@@ -61,8 +61,8 @@ class RetconSampler(ReplayBuffer):  # type: ignore[misc]  # verl has no types
                 continue
             if not any(group.kept for group in step.groups.values()):
                 raise SandboxUnavailable(
-                    f"step {global_steps}: faults left fewer than two rollouts of every group: what its workers logged "
-                    "says of what kind; see `retcon doctor`"
+                    f"step {global_steps}: faults, or rollouts that [rl] masks, left fewer than two rollouts of every "
+                    "group: what its workers logged says of what kind; see `retcon doctor`"
                 )
             return self._batch(step, partition_id), step.metrics()
 

@@ -17,7 +17,7 @@ RSTAR2 = Paper(
         Variant("grpo", "baseline"),
         Variant("roc", METHOD),
         Variant("stages", "stages"),
-        Variant("overlong", METHOD, ("rl.truncated=mask",)),
+        Variant("overlong", METHOD, ("rl.truncated=mask", "rl.masked_in_baseline=true")),
     ),
     studies=(
         Study(

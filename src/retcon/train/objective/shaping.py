@@ -38,6 +38,22 @@ def shaped_rewards(group: Sequence[Trajectory], config: RLSection, *, limit: int
     ]
 
 
+def comparable(group: Sequence[Trajectory], config: RLSection) -> list[Trajectory]:
+    """Keep the rollouts of a group whose rewards are compared.
+
+    Those that a fault of the infrastructure ended have none; masked ones stay with config.masked_in_baseline alone.
+    Fewer than two are none: one rollout has nothing to be compared with.
+    """
+    left = [t for t in group if t.stop != "infrastructure" and (config.masked_in_baseline or not is_masked(t, config))]
+    return left if len(left) > 1 else []
+
+
+def is_masked(trajectory: Trajectory, config: RLSection) -> bool:
+    """Return whether config.truncated or void_turns takes the whole rollout out of the loss."""
+    cut_off = config.truncated == "mask" and trajectory.stop == "length"
+    return cut_off or (config.void_turns == "mask" and has_void_turn(trajectory))
+
+
 def has_void_turn(trajectory: Trajectory) -> bool:
     """Whether a turn of it neither calls a tool nor gives an answer: SimpleTIR's void turn (arXiv 2509.02479, section
     3.3). Here that is one that was cut off, one whose calls all are malformed and reach no tool, or a last one without

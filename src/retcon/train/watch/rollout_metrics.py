@@ -18,11 +18,11 @@ DECISIONS: tuple[Decision, ...] = get_args(Decision)
 def rollout_metrics(
     groups: Sequence[Sequence[Trajectory]], shaped: Callable[[Sequence[Trajectory]], Sequence[float]] = rewards_of
 ) -> dict[str, float | None]:
-    """Metrics of all rollouts of a step, those that selection will drop among them; (prompts, G'). shaped: what the
-    rewards of a graded group become before they are compared.
+    """Metrics of all rollouts of a step, those that selection and masks take out among them; (prompts, G'). shaped:
+    the rewards of a graded group that are compared, as they are then.
 
-    reward: mean. reward_std: within a group, mean over groups of two or more; same_reward: share of those whose rewards
-    are all equal once they are shaped. pass_rate: share with a positive reward. prompt_tokens, response_tokens, turns:
+    reward: mean. reward_std: within a group, mean over groups of two or more; same_reward: share of those whose
+    `shaped` rewards are all equal. pass_rate: share with a positive reward. prompt_tokens, response_tokens, turns:
     of a rollout; its response begins with its first turn, and observations are part of it. cut_off: share that ended
     for want of tokens or turns. raw_failures, failures: failed calls a trajectory, as they happened and after
     purification. raw_calls: likewise; call_failure_rate: raw_failures in raw_calls. first_tries, first_try_failures: in
@@ -46,7 +46,7 @@ def rollout_metrics(
     return {
         "reward": _mean(rewards),
         "reward_std": fmean(stdev(rewards_of(group)) for group in several) if several else None,
-        "same_reward": fmean(len(set(shaped(group))) == 1 for group in several) if several else None,
+        "same_reward": fmean(len(set(shaped(group))) <= 1 for group in several) if several else None,
         "pass_rate": _mean([r > 0 for r in rewards]),
         "prompt_tokens": _mean([prompt for prompt, _ in lengths]),
         "response_tokens": _mean([whole - prompt for prompt, whole in lengths]),
