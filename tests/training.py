@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3MoeConfig
 
 from retcon.basemodel.tokenizer import build_tokenizer
 from retcon.chat.chat import Chat
@@ -39,16 +39,19 @@ FAILING = {"print(a)": "NameError: name 'a' is n", "print(b)": "NameError: name 
 WORKING = {"print(1)": "1", "print(2)": "2"}
 
 
-def make_base(folder: Path, *, positions: int = 256) -> Path:
+def make_base(folder: Path, *, positions: int = 256, experts: int = 0) -> Path:
     """A model folder: one layer of width 64, untrained."""
     tokenizer = build_tokenizer()
-    config = Qwen3Config(
-        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=128, num_hidden_layers=1, num_attention_heads=1,
-        num_key_value_heads=1, head_dim=32, max_position_embeddings=positions, tie_word_embeddings=True,
-    )  # fmt: skip
+    sizes = {
+        "vocab_size": len(tokenizer), "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1,
+        "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 32, "max_position_embeddings": positions,
+        "tie_word_embeddings": True,
+    }  # fmt: skip
+    more = {"num_experts": experts, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+    config = Qwen3MoeConfig(**sizes, **more) if experts else Qwen3Config(**sizes)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        Qwen3ForCausalLM(config).save_pretrained(folder)
+        AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 

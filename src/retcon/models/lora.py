@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections import Counter
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
@@ -18,7 +20,7 @@ from retcon.config.schema import ALL_LINEAR, LoraSection
 from retcon.core.errors import CheckpointError, MissingExtra, RecipeError, nearest
 from retcon.core.installing import how_to_install
 from retcon.core.seeds import derive
-from retcon.models.loading import empty_model
+from retcon.models.loading import UNUSABLE, empty_model
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -47,10 +49,12 @@ class Adapter:
             task_type="CAUSAL_LM",
         )
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-            # peft 0.21 asks transformers 5 for attributes that are on their way out.
+            # peft 0.21 asks transformers 5 for attributes that are on their way out, and says that ranks which it gives
+            # to tensors of experts are of no layer.
             warnings.simplefilter("ignore", FutureWarning)
+            warnings.filterwarnings("ignore", "The following .*_pattern keys", RuntimeWarning)
             torch.manual_seed(derive("lora", seed))
-            self._model = peft.get_peft_model(model, config)
+            self._model = peft.get_peft_model(model, config, low_cpu_mem_usage=model.device.type == "meta")
         self._model.eval()
         self.rank = section.rank
 
@@ -60,7 +64,9 @@ class Adapter:
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / WEIGHTS)
         config = copy.copy(self._model.peft_config[NAME])
         config.inference_mode = True
-        config.target_modules = sorted(config.target_modules)  # a set: its order would differ from run to run
+        for key in ("target_modules", "target_parameters"):  # sets: their order would differ from run to run
+            if found := getattr(config, key):
+                setattr(config, key, sorted(found))
         config.save_pretrained(folder)
 
     def load(self, folder: Path) -> None:
@@ -75,11 +81,12 @@ class Adapter:
             raise CheckpointError(f"{folder / WEIGHTS} holds adapters of other layers or another rank")
         peft.set_peft_model_state_dict(self._model, tensors)
 
-    def layers(self) -> Iterator[tuple[str, nn.Module]]:
-        """(name in the plain model, module) of every layer that is adapted."""
+    def layers(self) -> Iterator[tuple[str, Any, nn.Parameter]]:
+        """(name, peft's module, the weight W that it adapts). A module of experts has one in the other for each of its
+        tensors."""
         for name, module in self._model.get_base_model().named_modules():
             if hasattr(module, "get_delta_weight"):
-                yield name, module
+                yield name, module, module.get_param() if _is_tensor(module) else module.get_base_layer().weight
 
     def plain(self, memo: dict[int, object]) -> PreTrainedModel:
         """A copy of the model without adapters. memo: parameters by id that stand for those of the model."""
@@ -87,39 +94,58 @@ class Adapter:
         return model
 
 
-def merged_weight(layer: nn.Module) -> Tensor:
+def merged_weight(layer: Any, weight: nn.Parameter) -> Tensor:
     """W + (α / r) B A of an adapted layer, as it lies in the plain one."""
-    weight: Tensor = layer.get_base_layer().weight + layer.get_delta_weight(NAME)  # type: ignore[operator]
-    return weight
+    merged: Tensor = weight + layer.get_delta_weight(NAME)
+    return merged
 
 
-def check_lora(section: LoraSection, config: PretrainedConfig) -> None:
-    """Raises MissingExtra without peft, RecipeError for targets that the model has not, and what `empty_model` does;
-    nothing where rank is 0."""
+def check_lora(section: LoraSection, config: PretrainedConfig, *, served: bool = False) -> None:
+    """Refuse adapters that could not be trained or merged, on a model without weights.
+
+    served: whether vLLM servers will be given them as such. Raises MissingExtra without peft, RecipeError for targets
+    that the model has not, that peft cannot adapt or that share a weight, and what `empty_model` does.
+    """
     if section.rank == 0:
         return
-    _peft()
     from transformers.pytorch_utils import Conv1D
 
-    model = empty_model(config)
+    model, kind = empty_model(config), config.model_type
     # The output layer is left out: it may be the embedding too, which no merge could change for one of them alone.
     names = {
         name.rpartition(".")[2]
         for name, module in model.named_modules()
         if isinstance(module, nn.Linear | Conv1D) and module is not model.get_output_embeddings()
     }
+    known = f"{ALL_LINEAR}, {', '.join(sorted(names))}"
     for target in section.targets:
         if target not in {*names, ALL_LINEAR}:
             raise RecipeError(
-                f"lora.targets: {config.model_type} has no linear layer {target!r}{nearest(target, names)}; "
-                f"there are: {ALL_LINEAR}, {', '.join(sorted(names))}"
+                f"lora.targets: {kind} has no linear layer {target!r}{nearest(target, names)}; there are: {known}"
             )
+    where = "layers"
+    try:
+        adapter = Adapter(model, section, seed=0)
+        places = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
+        for where, layer, weight in adapter.layers():  # noqa: B007 - named in what is raised
+            if places[id(weight)] > 1:
+                raise ValueError("its weight is another layer's too, and adapters of one could not be merged")
+            if not _is_tensor(layer):  # some routers are linear layers that return something else
+                layer(torch.empty(1, layer.in_features, device="meta"))
+            elif served:
+                raise ValueError("servers get no adapters of tensors; engine.lora=false sends them merged weights")
+    except UNUSABLE as error:
+        cure = f"{'lora.dropout=0 or ' * bool(section.dropout)}other lora.targets, of {known}"
+        raise RecipeError(f"lora: {where} of {kind} cannot be adapted: {error}; set {cure}") from error
+
+
+def _is_tensor(layer: nn.Module) -> bool:
+    """Whether peft adapts a tensor of a module that is no layer: of experts, or of a router."""
+    return hasattr(layer, "get_param")
 
 
 def _peft() -> ModuleType:
     try:
-        import peft
+        return import_module("peft")
     except ImportError as error:
         raise MissingExtra(f"lora.rank above 0 needs {error.name}: {how_to_install('train')}") from error
-    module: ModuleType = peft
-    return module

@@ -35,7 +35,7 @@ def place_training(recipe: Recipe, folder: Path, uses: Sequence[Use] = USES, *, 
     without peft, CheckpointError for a broken configuration.
     """
     config = load_config(folder)
-    check_lora(recipe.lora, config)
+    check_lora(recipe.lora, config, served="rollout_dtype" in uses and getattr(recipe.engine, "lora", False))
     return place(recipe, config, uses, reference=reference)
 
 
@@ -44,7 +44,7 @@ def move(model: PreTrainedModel, device: str) -> None:
     model.to(torch.device(device))  # type: ignore[arg-type]  # nn.Module.to, wrapped by transformers
 
 
-def start_model(path: str | Path, seed: int, attention: str | None = None) -> PreTrainedModel:
+def start_model(path: str | Path, seed: int, attention: str | None = None, device: str = "cpu") -> PreTrainedModel:
     """The model to start from, fp32, in evaluation mode. `scratch`: the base model's configuration, fresh weights.
     attention: as in `load_model`.
 
@@ -63,4 +63,5 @@ def start_model(path: str | Path, seed: int, attention: str | None = None) -> Pr
         model = load_model(folder, attention=attention)
     model.float().eval()
     check_logits(model, folder)
+    move(model, device)
     return model

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from retcon.build import build_evaluation_repair, build_repair
-from retcon.config.schema import ALL_LINEAR, LoraSection, Recipe
+from retcon.config.schema import LoraSection, Recipe
 from retcon.core.errors import ComputeWarning, EngineError, RecipeError
 from retcon.core.memory import available_memory, total_memory
 from retcon.engine.kinds.local import LocalSection
@@ -26,6 +26,7 @@ from retcon.engine.local.machine import free_memory, kept_at_rest
 from retcon.engine.local.slabs import budget_for, capacity_for
 from retcon.models.devices import LOGIT, Placement, activations, kv_heads, value_bytes
 from retcon.models.loading import empty_model, load_config
+from retcon.models.lora import Adapter
 from retcon.runs.manifest import RunKind
 
 if TYPE_CHECKING:
@@ -305,16 +306,9 @@ def _parameters(config: PretrainedConfig, lora: LoraSection) -> tuple[int, int]:
     """(all, those that are trained)."""
     model = empty_model(config)
     whole = sum(p.numel() for p in model.parameters())
-    if not lora.rank:
-        return whole, whole
-    linear = {
-        name: module
-        for name, module in model.named_modules()
-        if getattr(module, "weight", None) is not None and module.weight.dim() == 2
-        and not isinstance(module, torch.nn.Embedding) and module is not model.get_output_embeddings()
-    }  # fmt: skip
-    chosen = [m for n, m in linear.items() if ALL_LINEAR in lora.targets or n.rpartition(".")[2] in lora.targets]
-    return whole, sum(lora.rank * sum(module.weight.shape) for module in chosen)
+    if lora.rank:
+        Adapter(model, lora, seed=0)
+    return whole, sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
 def _linear(text: Any, parameters: int) -> int:

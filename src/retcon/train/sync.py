@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -27,30 +27,25 @@ class EngineWeights:
     """
 
     def __init__(self, trained: PreTrainedModel, dtype: torch.dtype, adapter: Adapter | None = None) -> None:
-        layers = dict(adapter.layers()) if adapter is not None else {}
-        parameters = dict(trained.named_parameters())
-        cast = {n for n, p in parameters.items() if p.dtype != dtype}
-        changing = {f"{name}.base_layer.weight" for name in layers} if adapter is not None else cast
         self.model = trained
         self.adapters = None
+        # By id of a trained model's parameter: what gives the value that the engine's copy of it is to have.
+        sources: dict[int, Callable[[], Tensor]] = {id(p): p.detach for p in trained.parameters() if p.dtype != dtype}
         if adapter is not None:
-            targets = sorted({name.rpartition(".")[2] for name in layers})
+            targets = sorted({name.rpartition(".")[2] for name, _, _ in adapter.layers()})
             self.adapters = Adapters(adapter.rank, tuple(targets), adapter.save)
+            sources = {id(weight): partial(merged_weight, layer, weight) for _, layer, weight in adapter.layers()}
         self._pairs: list[tuple[Tensor, Callable[[], Tensor]]] = []
-        if not cast and adapter is None:
+        if not sources:
             return
         # What the copy has in place of each parameter: a tied one is copied once, as it is one parameter.
-        memo: dict[int, object] = {
-            id(p): nn.Parameter(p.detach().to(dtype, copy=n in changing), requires_grad=False)
-            for n, p in parameters.items()
+        memo: dict[int, Any] = {
+            id(p): nn.Parameter(p.detach().to(dtype, copy=id(p) in sources), requires_grad=False)
+            for p in trained.parameters()
         }
+        self._pairs = [(memo[key], source) for key, source in sources.items()]
         self.model = copy.deepcopy(trained, memo) if adapter is None else adapter.plain(memo)
         self.model.eval()
-        for name, target in self.model.named_parameters():
-            if name.removesuffix(".weight") in layers:
-                self._pairs.append((target, partial(merged_weight, layers[name.removesuffix(".weight")])))
-            elif adapter is None and name in changing:
-                self._pairs.append((target, parameters[name].detach))
         self.sync()
 
     @torch.no_grad()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import GPT2Config, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config
 
 from retcon.config.load import load_recipe
 from retcon.config.schema import EngineSection, LoraSection
@@ -89,15 +89,16 @@ def test_where_the_memory_is_not_known_only_the_disk_is_looked_at(
         refuse_unfit(needs(1, 1, disk=2**60), tmp_path / "deep/er/out")
 
 
-@pytest.mark.parametrize("targets", [["all-linear"], ["q_proj", "down_proj"]], ids="+".join)
-def test_adapters_have_as_many_parameters_as_are_planned(targets: list[str]) -> None:
-    config = Qwen3Config(
-        vocab_size=31, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=16, tie_word_embeddings=False,
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe"])
+@pytest.mark.parametrize("targets", [["all-linear"], ["q_proj", "o_proj"]], ids="+".join)
+def test_adapters_have_as_many_parameters_as_are_planned(kind: str, targets: list[str]) -> None:
+    config = AutoConfig.for_model(
+        kind, vocab_size=31, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=16, tie_word_embeddings=False, moe_intermediate_size=24,
     )  # fmt: skip
     section = LoraSection.model_validate({"rank": 3, "targets": targets})
     with torch.random.fork_rng(devices=[]):
-        model = Qwen3ForCausalLM(config)
+        model = AutoModelForCausalLM.from_config(config)
     whole = sum(p.numel() for p in model.parameters())
     Adapter(model, section, seed=0)
     assert _parameters(config, section) == (whole, sum(p.numel() for p in model.parameters() if p.requires_grad))

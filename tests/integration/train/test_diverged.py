@@ -14,10 +14,11 @@ import torch
 
 from retcon.core.errors import TrainingDiverged
 from retcon.core.types import Sample
+from retcon.models.loading import load_model
 from retcon.runs.metrics import read_metrics
 from retcon.store import jsonl
 from retcon.train.batch import collate
-from retcon.train.checkpoint import load_weights, read_progress
+from retcon.train.checkpoint import read_progress
 from retcon.train.kernels.forward import Part
 from retcon.train.sft import run_sft
 from retcon.train.watch.diverged import refuse_diverged
@@ -42,7 +43,7 @@ def test_it_names_the_batch_and_keeps_the_checkpoint_before(tmp_path: Path) -> N
     assert len(named) == 3
     assert set(named) <= {t.id for t in jsonl.read(demonstrations)}
     assert read_progress(kept).step == 1
-    load_weights(kept, "sdpa")
+    load_model(kept)
     assert [line["step"] for line in read_metrics(out / "metrics.jsonl")] == [1]
     assert not (out / "final").exists()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import time
 from contextlib import asynccontextmanager
@@ -235,6 +236,26 @@ def test_adapters_end_up_in_a_plain_model(base, tmp_path):
         adapted = AutoModelForCausalLM.from_pretrained(base)
         Adapter(adapted, LoraSection(rank=4), seed=9).load(final / "adapter")
         torch.testing.assert_close(adapted(ids).logits, merged)
+
+
+def test_adapters_of_experts_decode_and_go_on_as_they_were_trained(tmp_path):
+    base, out = make_base(tmp_path / "base", experts=4), tmp_path / "run"
+
+    def trained():
+        rl = {**SMALL, "steps": 3, "lr": 5e-2, "checkpoint_every": 1}
+        lines = run(base, out, ((1.0, -1.0, -1.0, 1.0),), rl=rl, lora={"rank": 4})
+        return lines, {p.relative_to(out): p.read_bytes() for p in (out / "final").rglob("*.safetensors")}
+
+    lines, files = trained()
+    assert all(line["mismatch_max"] < 1e-5 for line in lines), "the engine's log-probs are those of what is trained"
+    before, after = (load_file(f / "model.safetensors") for f in (base, out / "final"))
+    changed = {name.rsplit("mlp.")[-1] for name in before if not torch.equal(before[name], after[name])}
+    assert {"gate.weight", "experts.0.up_proj.weight", "experts.3.down_proj.weight"} <= changed
+    shutil.rmtree(out / "final")
+    shutil.rmtree(out / "checkpoints/step-000003")
+    again, same = trained()
+    assert [line["step"] for line in again] == [3]
+    assert same == files
 
 
 def test_a_run_says_where_it_computes_and_keeps_it(base, tmp_path):
