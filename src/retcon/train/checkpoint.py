@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +19,6 @@ from safetensors.torch import load_file, save_file
 from retcon.chat.template import MORE
 from retcon.core.errors import CheckpointError
 from retcon.models.keeping import as_os_error
-from retcon.models.loading import load_model
 from retcon.models.lora import CONFIG, WEIGHTS, Adapter
 from retcon.runs.cost import Cost
 from retcon.runs.folder import RunFolder
@@ -131,45 +131,43 @@ def _has_weights(folder: Path) -> bool:
     return whole or all((folder / name).is_file() for name in (CONFIG, WEIGHTS))
 
 
+@contextmanager
+def reading(folder: Path) -> Iterator[None]:
+    """Name the checkpoint whose files cannot be read, and what to do, in a CheckpointError."""
+    try:
+        yield
+    except (
+        CheckpointError,
+        OSError,
+        SafetensorError,
+        ValueError,
+        LookupError,
+        TypeError,
+        OverflowError,
+        RecursionError,
+    ) as error:
+        raise CheckpointError(
+            f"the checkpoint {folder} cannot be read ({error}): delete that folder and run the same command again, "
+            "which goes on from the checkpoint before it, or from the start"
+        ) from error
+
+
 def read_progress(folder: Path) -> Progress:
     """How far the checkpoint's run had come. Raises CheckpointError for a broken file."""
-    try:
+    with reading(folder):
         about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
         spent = Cost(float(about["cpu_s"]), float(about["wall_s"]))
         drawn = about["drawn"]  # one number where there were no stages yet
         return Progress(int(about["step"]), tuple(map(int, drawn if isinstance(drawn, list) else [drawn])), spent)
-    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-        raise _broken(folder, error) from error
-
-
-def load_weights(folder: Path, attention: str) -> PreTrainedModel:
-    """The model of a checkpoint. Raises CheckpointError where it cannot be read."""
-    try:
-        return load_model(folder, attention=attention)
-    except CheckpointError as error:
-        raise _broken(folder, error) from error
-
-
-def load_adapter(folder: Path, adapter: Adapter) -> None:
-    """Put a checkpoint's adapters into `adapter`. Raises CheckpointError where they cannot be read or do not fit."""
-    try:
-        adapter.load(folder)
-    except CheckpointError as error:
-        raise _broken(folder, error) from error
 
 
 def load_optimizer(folder: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> None:
     """Put the saved state into `optimizer`, exactly. Raises CheckpointError where it cannot be read or does not fit."""
-    try:
-        tensors = load_file(folder / STATE)
-    except (OSError, SafetensorError) as error:
-        raise _broken(folder, error) from error
     parameters = dict(model.named_parameters())
-    for name, tensor in tensors.items():
-        key, _, parameter = name.partition("/")
-        if parameter not in parameters:
-            raise _broken(folder, KeyError(parameter))
-        optimizer.state[parameters[parameter]][key] = tensor.to(parameters[parameter].device)
+    with reading(folder):
+        for name, tensor in load_file(folder / STATE).items():
+            key, _, parameter = name.partition("/")
+            optimizer.state[parameters[parameter]][key] = tensor.to(parameters[parameter].device)
 
 
 def _optimizer_tensors(model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -178,10 +176,3 @@ def _optimizer_tensors(model: PreTrainedModel, optimizer: torch.optim.Optimizer)
         for name, parameter in model.named_parameters()
         for key, value in optimizer.state.get(parameter, {}).items()
     }
-
-
-def _broken(folder: Path, error: Exception) -> CheckpointError:
-    return CheckpointError(
-        f"the checkpoint {folder} cannot be read ({error}): delete that folder and run the same command again, which "
-        "goes on from the checkpoint before it, or from the start"
-    )

@@ -18,7 +18,7 @@ from retcon.core.types import Sample
 from retcon.models.devices import OnPlace, Placement
 from retcon.models.loading import load_config, positions
 from retcon.models.locating import called, locate
-from retcon.models.placing import move, place_training, start_model
+from retcon.models.placing import place_training, start_model
 from retcon.planning.needs import needs_of, refuse_unfit
 from retcon.planning.rates import warn_of_rate
 from retcon.runs.folder import open_run
@@ -167,7 +167,6 @@ def summed(model: PreTrainedModel, samples: Sequence[Sample], computing: Computi
 @torch.no_grad()
 def _reference(recipe: Recipe, folder: Path, where: Placement, pairs: Sequence[Preference]) -> Tensor:
     """log π_ref of every pair's sides, (N, 2) nats; the same bits in every session of a run on one machine."""
-    model = start_model(folder, recipe.run.seed, where.attention)
-    move(model, where.device)
+    model = start_model(folder, recipe.run.seed, where.attention, where.device)
     samples = both_sides(pairs)
     return summed(model, samples, computing_of(recipe.compute, where)).view(-1, 2)

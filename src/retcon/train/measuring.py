@@ -31,7 +31,7 @@ from retcon.core.types import Sample
 from retcon.engine.types import TellsStatistics
 from retcon.models.devices import Placement
 from retcon.models.lora import Adapter
-from retcon.models.placing import move, start_model
+from retcon.models.placing import start_model
 from retcon.rollout.group import rollout_groups
 from retcon.tasks.registry import TaskSet
 from retcon.tasks.types import Task
@@ -90,7 +90,7 @@ def measure_rl(recipe: Recipe, folder: Path, prompts: PromptStream, place: Place
 
     Raises SandboxUnavailable where faults take all of these rollouts."""
     with torch_settings(place):
-        model = _model(recipe, folder, place)
+        model = start_model(folder, recipe.run.seed, place.attention, place.device)
         adapter = Adapter(model, recipe.lora, seed=recipe.run.seed) if recipe.lora.rank else None
         weights = EngineWeights(model, getattr(torch, place.rollout_dtype), adapter)
         rolled = asyncio.run(_rollouts(recipe, folder, weights, prompts))
@@ -116,7 +116,7 @@ def measure_rl(recipe: Recipe, folder: Path, prompts: PromptStream, place: Place
 def measure_updates(recipe: Recipe, folder: Path, place: Placement, samples: Sequence[Sample], batch: int) -> Measured:
     """An update on some of `samples`, of which a step takes `batch`: of supervised and of preference training."""
     with torch_settings(place):
-        model = _model(recipe, folder, place)
+        model = start_model(folder, recipe.run.seed, place.attention, place.device)
         if recipe.lora.rank:
             Adapter(model, recipe.lora, seed=recipe.run.seed)
         per_second = _update(recipe, model, place, samples)
@@ -217,12 +217,6 @@ def _some(model: PreTrainedModel, samples: Sequence[Sample], computing: Computin
     while len(some) < len(samples) and len(some[0].ids) < full and len(batches_of(model, some, computing)) == 1:
         some = samples[: 2 * len(some)]
     return some
-
-
-def _model(recipe: Recipe, folder: Path, place: Placement) -> PreTrainedModel:
-    model = start_model(folder, recipe.run.seed, place.attention)
-    move(model, place.device)
-    return model
 
 
 def _made_up(model: PreTrainedModel, length: int) -> Sample:

@@ -18,6 +18,7 @@ from retcon.chat.registry import template_of
 from retcon.config.schema import Recipe
 from retcon.core.errors import TrainingDiverged
 from retcon.models.devices import OnPlace, Placement
+from retcon.models.loading import load_model
 from retcon.models.lora import Adapter
 from retcon.models.placing import model_folder, move, start_model
 from retcon.runs.cost import Cost, Meter
@@ -26,11 +27,10 @@ from retcon.runs.tracking import tracking
 from retcon.train.checkpoint import (
     Progress,
     TokenizerFiles,
-    load_adapter,
     load_optimizer,
-    load_weights,
     newest_checkpoint,
     read_progress,
+    reading,
     save_checkpoint,
     save_model,
 )
@@ -159,12 +159,14 @@ class Trainer:
         if checkpoint is None or lora.rank:
             model = start_model(self._start, seed, attention)
         else:
-            model = load_weights(checkpoint, attention)
+            with reading(checkpoint):
+                model = load_model(checkpoint, attention=attention)
         # Before the model moves, so that the adapters' first weights are the same on every device.
         adapter = Adapter(model, lora, seed=seed) if lora.rank else None
         move(model, self._place.device)
         if adapter is not None and checkpoint is not None:
-            load_adapter(checkpoint, adapter)
+            with reading(checkpoint):
+                adapter.load(checkpoint)
         return model, adapter
 
     def begin(self, section: Steps, *, anew: bool) -> None:
@@ -177,9 +179,8 @@ class Trainer:
 
     def reference(self) -> PreTrainedModel:
         """π_ref: the model that the training started from, loaded once more, without gradients."""
-        model = start_model(self._start, self._recipe.run.seed, self._place.attention)
-        move(model, self._place.device)
-        return model.requires_grad_(False)
+        place = self._place
+        return start_model(self._start, self._recipe.run.seed, place.attention, place.device).requires_grad_(False)
 
     def engine_weights(self) -> EngineWeights:
         """What an engine decodes with."""

@@ -61,13 +61,12 @@ def _measured(recipe: Recipe) -> Speed:
     import torch
 
     from retcon.models.devices import set_threads
-    from retcon.models.placing import model_folder, move, place_training, start_model
+    from retcon.models.placing import model_folder, place_training, start_model
     from retcon.train.kernels.computing import computing_of
 
     where = place_training(recipe, model_folder(recipe.model.path))
     computing, threads = computing_of(recipe.compute, where), recipe.run.threads
-    model = start_model(recipe.model.path, recipe.run.seed, where.attention)
-    move(model, where.device)
+    model = start_model(recipe.model.path, recipe.run.seed, where.attention, where.device)
     set_threads(threads)
     _learn(model, TEXTS, computing)  # the first of a shape compiles kernels and touches memory
     together = TEXTS * LENGTH / _learn(model, TEXTS, computing)
