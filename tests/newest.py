@@ -4,7 +4,7 @@
     python3.11 tests/newest.py .venv-newest [--keep] [CHECK …]
 
 Makes the environment anew (not with --keep) from README's install line and the newest releases of PEERS and CLIENTS,
-past constraints.txt and the upper bounds in pyproject.toml. Runs the checks (all, or those named), prints what broke and
+past constraints.txt and the upper bounds in pyproject.toml. Runs all checks, or those named, prints what broke, and
 which versions differ from the pinned ones. Exits with 1 if something broke. Needs the network.
 """
 
