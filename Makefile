@@ -8,6 +8,7 @@
 #                  among these clients where there is a Python 3.12
 # make newest      the quick tests with the newest releases of torch, transformers, TRL, peft, openai and others, in a
 #                  fresh environment; says what broke
+# make verl-resolve  pip resolves the environment of recipes/verl/requirements.txt; needs a package index
 # make figures     the tables of README and docs anew, from the results in benchmarks/results; says which are stale
 # make mutants     tests the tests: do they notice faults? (docs/develop/testing.md)
 # make base        makes the base model inside the package anew (under an hour)
@@ -28,7 +29,7 @@ BIN := $(VENV)/bin
 INSTALL := -m pip --disable-pip-version-check install --quiet
 PIP := $(INSTALL) --constraint constraints.txt
 
-.PHONY: setup quickstart test lint types imports tests unit cuda integration openhands newest figures mutants base clean
+.PHONY: setup quickstart test lint types imports tests unit cuda integration openhands newest verl-resolve figures mutants base clean
 
 setup: $(VENV)/.ready
 
@@ -116,6 +117,14 @@ $(VERL)/.ready: tests/plugins/requirements-verl.txt pyproject.toml constraints.t
 	$(@D)/bin/python $(INSTALL) --no-deps verl==0.9.1
 	$(@D)/bin/python tests/pinned.py check $(@D)/pins.txt verl==0.9.1
 	@touch $@
+
+# Whether the environment for GPUs of docs/training/verl.md still resolves, and to what its file pins: nothing is installed.
+verl-resolve:
+	$(PYTHON) -m venv build/verl-resolve
+	build/verl-resolve/bin/python $(INSTALL) --upgrade pip
+	build/verl-resolve/bin/python $(INSTALL) --dry-run --report build/verl-resolve/report.json \
+		--requirement recipes/verl/requirements.txt --editable '.[train,grade,sandbox,formats,serve]'
+	$(PYTHON) tests/pinned.py report build/verl-resolve/report.json recipes/verl/requirements.txt
 
 # OpenHands without Retcon, as that speaks to it over HTTP; the file has all that it needs: hence no dependencies.
 $(OPENHANDS)/.ready: tests/plugins/requirements-openhands.txt tests/pinned.py

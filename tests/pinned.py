@@ -3,17 +3,20 @@
 
     .venv-verl/bin/python tests/pinned.py merge constraints.txt tests/plugins/requirements-verl.txt > FILE
     .venv-verl/bin/python tests/pinned.py check FILE verl==0.9.1
+    python3 tests/pinned.py report REPORT recipes/verl/requirements.txt
 
 merge: constraints for pip from what the files pin (`name==version`); where two pin the same name, the last one counts.
 check: fails where the environment has a distribution that the files do not pin, or in another version.
+report: the same of what `pip install --report REPORT` would install.
 A pin may stand in a file's place.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -34,10 +37,23 @@ def pins(words: list[str]) -> dict[str, str]:
     return {name_of(match[1]): match[2] for match in found if match}
 
 
-def differences(pinned: dict[str, str]) -> Iterator[str]:
+def installed() -> Iterator[tuple[str, str]]:
+    """Names and versions in this environment."""
     for found in distributions():
-        name, version = name_of(found.metadata["Name"]), found.version.partition("+")[0]  # torch's "+cpu" is the same
-        if name == OURS or name in OF_THE_VENV or name.startswith(OF_TORCH):
+        name = name_of(found.metadata["Name"])
+        if name not in OF_THE_VENV and not name.startswith(OF_TORCH):
+            yield name, found.version
+
+
+def reported(file: str) -> Iterator[tuple[str, str]]:
+    """Names and versions in a report of pip's."""
+    for found in json.loads(Path(file).read_text())["install"]:
+        yield found["metadata"]["name"], found["metadata"]["version"]
+
+
+def differences(pinned: dict[str, str], there: Iterable[tuple[str, str]]) -> Iterator[str]:
+    for name, version in ((name_of(n), v.partition("+")[0]) for n, v in there):  # torch's "+cpu" is the same
+        if name == OURS:
             continue
         if name not in pinned:
             yield f"{name}=={version} is pinned nowhere"
@@ -47,13 +63,14 @@ def differences(pinned: dict[str, str]) -> Iterator[str]:
 
 def main() -> None:
     what, *words = sys.argv[1:] or ["nothing"]
-    if what not in ("merge", "check"):
-        raise SystemExit(f"tests/pinned.py merge FILE…, or check FILE…; not {what}")
+    if what not in ("merge", "check", "report"):
+        raise SystemExit(f"tests/pinned.py merge FILE…, check FILE… or report REPORT FILE…; not {what}")
+    report = words.pop(0) if what == "report" else None
     pinned = pins(words)
     if what == "merge":
         print("\n".join(f"{name}=={version}" for name, version in sorted(pinned.items())))
-    elif wrong := sorted(set(differences(pinned))):
-        raise SystemExit(f"{sys.prefix} is not what {', '.join(words)} say:\n  " + "\n  ".join(wrong))
+    elif wrong := sorted(set(differences(pinned, reported(report) if report else installed()))):
+        raise SystemExit(f"{report or sys.prefix} is not what {', '.join(words)} say:\n  " + "\n  ".join(wrong))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import importlib, os, pkgutil
 import torch, transformers
 import retcon
 
-VERLS = (f"retcon.plugins.verl.{name}" for name in ("agent", "manager", "sampler"))
+VERLS = (f"retcon.plugins.verl.{name}" for name in ("__main__", "agent", "manager", "sampler"))
 NOT_HERE = {"retcon.__main__", "retcon.plugins.ray_servers", "retcon.plugins.verifiers", *VERLS}  # installed elsewhere
 before = dict(os.environ)
 for module in pkgutil.walk_packages(retcon.__path__, "retcon."):

@@ -70,7 +70,7 @@ def main(model: str, given: str, out: str) -> None:
     EngineRegistry.register("language_model", ["fsdp2"], device="cpu")(FSDPEngineWithLMHead)
     root = "actor_rollout_ref"
     config = config_of(Path(model), Path("none.parquet"), [
-        f"{root}.actor.strategy=fsdp2", f"{root}.model.use_remove_padding=false", f"{root}.actor.clip_ratio_high=0.28",
+        f"{root}.actor.strategy=fsdp2", f"{root}.model.use_remove_padding=true", f"{root}.actor.clip_ratio_high=0.28",
         f"{root}.actor.use_torch_compile=false", f"{root}.actor.fsdp_config.use_torch_compile=false",
         f"+{root}.actor.fsdp_config.mixed_precision={{param_dtype:fp32,reduce_dtype:fp32,buffer_dtype:fp32}}",
         f"{root}.actor.ppo_micro_batch_size_per_gpu=64",

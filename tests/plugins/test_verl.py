@@ -7,6 +7,7 @@ in is the server behind the client (`replica`): our local engine, which needs no
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
@@ -22,6 +23,7 @@ import pytest
 pytest.importorskip("verling")  # without the warnings that verl's imports give; the reason says which package lacks
 
 import hydra
+import ray
 import torch
 from omegaconf import OmegaConf
 from pyarrow import parquet
@@ -260,19 +262,45 @@ def test_a_task_that_a_step_has_twice_is_rolled_out_by_other_draws_each_time(
         training.close()
 
 
-def test_what_cannot_go_together_is_refused_before_a_worker_starts(model: Path, data: Path) -> None:
-    config = configured(model, data, *SAAR, verl=("algorithm.rollout_correction.bypass_mode=true",))
-    with pytest.raises(RecipeError, match="bypass_mode = True"):
-        RetconManager(config=config, llm_client=None)
+def launch(folder: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """launch.sh in a folder, on the tasks of an empty file."""
+    (folder / "data").mkdir()
+    for split in ("train", "evaluation"):
+        (folder / f"data/cleaner-{split}.parquet").touch()
+    env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", **environment}
+    command = ["bash", str(ROOT / "recipes/verl/launch.sh"), "cleaner-7b", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=env, cwd=folder)
+
+
+@pytest.mark.usefixtures("ray_here")
+def test_a_ray_that_runs_already_gets_what_is_asked_for(tmp_path: Path) -> None:
+    sampler = f"trainer.v1.sampler.custom_sampler.path={ROOT / 'tests/plugins/stopping.py'}"
+    units = "transfer_queue.backend.SimpleStorage.num_data_storage_units=1"
+    there = {"RAY_ADDRESS": ray.get_runtime_context().gcs_address, "RETCON_SANDBOX_TOKEN": "s3cret"}
+    ended = launch(tmp_path, sampler, units, NODES="8", MODEL="my model", SANDBOX="http://127.0.0.1:9", **there)
+    assert "cleaner-7b: 8 × 8 GPUs · model my model · data data/cleaner-train.parquet" in ended.stdout
+    assert "s3cret" not in ended.stdout + ended.stderr
+    assert json.loads((tmp_path / "found.json").read_text()) == {
+        "nodes": [8, 8],
+        "model": "my model",
+        "recipe": "cleaner-7b",
+        "overrides": ['sandbox.url=["http://127.0.0.1:9"]'],
+        "token": "s3cret",
+    }
+
+
+def test_what_cannot_go_together_is_refused_before_ray_is_asked(model: Path, data: Path, tmp_path: Path) -> None:
+    refused = launch(tmp_path, "algorithm.rollout_correction.bypass_mode=true", RAY_ADDRESS="127.0.0.1:1")
+    assert refused.returncode == 1
+    assert "error: algorithm.rollout_correction.bypass_mode = True: with repair.kind = 'saar'" in refused.stderr
     with pytest.raises(RecipeError, match=r"rollout\.harness: in verl rollouts are made by its agent loops"):
         RetconManager(config=configured(model, data, *SAAR, "rollout.harness=my_agent:solve"), llm_client=None)
 
 
 @pytest.mark.parametrize("name", ["cleaner-4b", "cleaner-7b", "rstar2-14b"])
-def test_the_shipped_configurations_are_verls_and_go_with_their_recipes(name: str, monkeypatch: Any) -> None:
-    monkeypatch.setenv("MODEL", "somewhere")
+def test_the_shipped_configurations_are_verls_and_go_with_their_recipes(name: str) -> None:
     with hydra.initialize_config_dir(str(ROOT / "recipes/verl"), version_base=None):
-        config = hydra.compose(name)
+        config = hydra.compose(name, overrides=["actor_rollout_ref.model.path=somewhere"])
     OmegaConf.resolve(config)
     recipe = settings.recipe_of(config.retcon)
     settings.refuse_unfit(config, recipe)
@@ -288,6 +316,10 @@ def test_the_shipped_configurations_are_verls_and_go_with_their_recipes(name: st
     assert (actor.clip_ratio_c, config.trainer.total_training_steps) == (recipe.rl.dual_clip, recipe.rl.steps)
     assert (rollout.temperature, rollout.top_p) == (recipe.rollout.temperature, recipe.rollout.top_p)
     assert (rollout.val_kwargs.n, rollout.val_kwargs.top_p) == (recipe.evaluate.samples, recipe.evaluate.top_p)
+    assert (actor.strategy, config.actor_rollout_ref.model.override_config) == (
+        "fsdp2",
+        {"attn_implementation": "sdpa"},
+    )
     assert rollout.val_kwargs.temperature == (0.6 if name == "rstar2-14b" else 1.0)  # ours measures at 1 alone
 
 
@@ -306,10 +338,8 @@ def test_what_is_launched_goes_with_its_recipe(name: str, about: dict[str, str],
     env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "DATA": str(tmp_path / "data"), **about}
     words = ["bash", str(ROOT / "recipes/verl/launch.sh"), name, "trainer.save_freq=7"]
     said = subprocess.run(words, capture_output=True, text=True, check=True, env=env).stdout.splitlines()
-    assert said[:2] == ["-m", "verl.trainer.main_ppo"]
-    with pytest.MonkeyPatch.context() as patch, hydra.initialize_config_dir(said[3], version_base=None):
-        for key, value in {"GPUS": "8", "NODES": "1", "MODEL": "m", **about}.items():
-            patch.setenv(key, value)
+    assert said[:2] == ["-m", "retcon.plugins.verl"]
+    with hydra.initialize_config_dir(said[3], version_base=None):
         config = hydra.compose(said[5], overrides=said[6:])
         OmegaConf.resolve(config)
     recipe = settings.recipe_of(config.retcon)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from importlib.metadata import version
@@ -13,7 +14,8 @@ import pinned
 
 ROOT = Path(__file__).parents[2]
 CONSTRAINTS = str(ROOT / "constraints.txt")
-FILES = [*sorted((ROOT / "tests/plugins").rglob("*.txt")), ROOT / "tests/real/requirements.txt"]
+FILES = [*sorted((ROOT / "tests/plugins").rglob("*.txt")), ROOT / "tests/real/requirements.txt",
+         ROOT / "recipes/verl/requirements.txt"]  # fmt: skip
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
@@ -39,3 +41,18 @@ def test_what_is_pinned_nowhere_or_otherwise_is_named(monkeypatch: pytest.Monkey
     assert f"  pytest=={version('pytest')} is installed, and 0.1 pinned" in lines
     assert f"  numpy=={version('numpy')} is pinned nowhere" in lines
     assert not any(line.startswith("  retcon") for line in lines)
+
+
+def test_what_pip_would_install_beside_the_pins_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {"retcon-rl": "0.1", "Ray": "2.60.0", "torch": "2.12.0", "flash_attn": "2.8.3"}
+    about = [{"metadata": {"name": name, "version": version}} for name, version in found.items()]
+    (tmp_path / "report.json").write_text(json.dumps({"install": about}))
+    monkeypatch.setattr(
+        sys, "argv", ["pinned.py", "report", str(tmp_path / "report.json"), "ray==2.60.0", "torch==2.11.0"]
+    )
+    with pytest.raises(SystemExit) as said:
+        pinned.main()
+    assert str(said.value).splitlines()[1:] == [
+        "  flash-attn==2.8.3 is pinned nowhere",
+        "  torch==2.12.0 is installed, and 2.11.0 pinned",
+    ]

@@ -16,7 +16,10 @@ from retcon.plugins.verl.briefs import pack, unpack
 from retcon.plugins.verl.choosing import Step
 from retcon.plugins.verl.router import RetconRouter
 from retcon.plugins.verl.settings import Lengths, recipe_of, refuse_unfit, sampling_of
+from retcon.plugins.verl.shared import size_sandbox
 from retcon.plugins.verl.tasks import Repeats
+from retcon.sandbox.pool import default_workers
+from retcon.sandbox.types import Limits
 
 
 class Config(dict[str, Any]):
@@ -28,12 +31,12 @@ class Config(dict[str, Any]):
 
 
 ROLLOUT = {"name": "vllm", "n": 16, "prompt_length": 2560, "response_length": 20480, "max_model_len": 27136,
-           "calculate_log_probs": False}  # fmt: skip
+           "calculate_log_probs": False, "agent": {"num_workers": 3}}  # fmt: skip
 SAMPLER = {"sync_refill_failed_groups": True, "custom_sampler": {"name": "RetconSampler"}}
 VERL: dict[str, Any] = {
     "actor_rollout_ref": {"rollout": ROLLOUT},
     "algorithm": {"rollout_correction": {"bypass_mode": False, "rollout_is": None}},
-    "trainer": {"use_v1": True, "v1": {"sampler": SAMPLER}},
+    "trainer": {"use_v1": True, "nnodes": 2, "v1": {"sampler": SAMPLER}},
 }
 
 
@@ -282,3 +285,12 @@ def test_a_server_that_comes_back_is_not_credited_with_what_it_was_asked_before(
 def test_without_a_server_the_router_says_what_verls_does() -> None:
     with pytest.raises(RuntimeError, match="No available servers"):
         RetconRouter({}).acquire_server("x")
+
+
+def test_the_agent_loops_of_a_node_divide_its_cores() -> None:
+    recipe = cleaner()
+    node = default_workers(Limits(memory_mb=recipe.sandbox.memory_mb))
+    assert size_sandbox(recipe, configured()).sandbox.workers == node // 2  # 3 on 2 nodes: 2 on one of them
+    one = size_sandbox(recipe, configured("actor_rollout_ref.rollout.agent.num_workers", 10**6))
+    assert one.sandbox.workers == recipe.sandbox.workers
+    assert size_sandbox(cleaner("sandbox.workers=5"), configured()).sandbox.workers == 5

@@ -1,4 +1,4 @@
-"""Who starts verl's workers: says what cannot go together before any of them works, and what no worker knows alone."""
+"""The manager of verl's agent loops: adds to each batch what an agent loop cannot know alone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ OWN_SIZE = "__rollout_n__"
 
 
 class RetconManager(AgentLoopManagerTQ):  # type: ignore[misc]  # verl has no types
-    """`actor_rollout_ref.rollout.agent.agent_loop_manager_class`. Raises RecipeError, before a worker is started."""
+    """`actor_rollout_ref.rollout.agent.agent_loop_manager_class`. Raises RecipeError before an agent loop is started.
+
+    By then verl has its GPU workers up; `python -m retcon.plugins.verl` checks before them.
+    """
 
     def __init__(self, config: Any, *about: Any, **more: Any) -> None:
         refuse_unfit(config, recipe_of(config.get(SECTION)))

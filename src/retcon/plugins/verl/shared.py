@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from retcon.plugins.verl.tasks import reading_of
 from retcon.rollout.context import RolloutContext
 from retcon.rollout.member import rollout_member
 from retcon.rollout.prompts import prompt_ids
+from retcon.sandbox.pool import default_workers
+from retcon.sandbox.types import Limits
 from retcon.tasks.data.settings import FileTaskSettings
 from retcon.tasks.data.tasks import FAMILY
 from retcon.tasks.grading.grading import GradeSettings, Grading
@@ -133,10 +136,21 @@ async def open_shared(client: Client, config: Any, tokenizer: Any) -> AsyncItera
     """As `shared`, for as long as it is needed."""
     recipe = recipe_of(config.get(SECTION))
     refuse_unfit(config, recipe)
+    recipe = size_sandbox(recipe, config)
     family = None if isinstance(recipe.task, FileTaskSettings) else recipe.task.build()
     read, chat = reading_of(recipe.task, family), _chat_of(recipe, tokenizer)
     async with open_context(recipe, ServerEngine(client), chat) as context, _open_grade(recipe, family) as grade:
         yield Shared(recipe, Lengths.of(config), client, context, read, grade)
+
+
+def size_sandbox(recipe: Recipe, config: Any) -> Recipe:
+    """Divide the node's cores among its agent loops, each of which has a sandbox, unless `sandbox.workers` is set."""
+    section = recipe.sandbox
+    if "workers" in section.model_fields_set:
+        return recipe
+    loops = ceil(config.actor_rollout_ref.rollout.agent.num_workers / config.trainer.nnodes)
+    workers = max(section.workers, default_workers(Limits(memory_mb=section.memory_mb)) // loops)
+    return recipe.model_copy(update={"sandbox": section.model_copy(update={"workers": workers})})
 
 
 def _chat_of(recipe: Recipe, tokenizer: Any) -> Chat:
