@@ -1,7 +1,7 @@
 """Start verl's trainer: `python -m retcon.plugins.verl --config-path FOLDER --config-name NAME [KEY=VALUE …]`.
 
-In place of `python -m verl.trainer.main_ppo`, which asks our manager only once its GPU workers are up, and on a Ray that
-runs already reads `${oc.env:…}` and relative paths where `ray start` was called.
+In place of `python -m verl.trainer.main_ppo`, which asks our manager only once its GPU workers are up, and on a Ray
+that runs already reads `${oc.env:…}` and relative paths where `ray start` was called.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def main(config: Any) -> None:
         raise SystemExit(f"error: {error}") from error
     trainer, actor = config.trainer, config.actor_rollout_ref
     print(
-        f"{config[SECTION].recipe}: {trainer.nnodes} × {trainer.n_gpus_per_node} GPUs · model {actor.model.path} · data "
-        f"{config.data.train_files} · {actor.rollout.agent.num_workers} agent loops · sandboxes "
+        f"{config[SECTION].recipe}: {trainer.nnodes} × {trainer.n_gpus_per_node} GPUs · model {actor.model.path} · "
+        f"data {config.data.train_files} · {actor.rollout.agent.num_workers} agent loops · sandboxes "
         f"{' '.join(recipe.sandbox.url) or 'of their own'}",
         flush=True,
     )

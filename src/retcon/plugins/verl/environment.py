@@ -1,9 +1,10 @@
-"""Give verl's processes the folder and the environment of the command, which on a running Ray are those of `ray start`."""
+"""Give verl's processes the command's folder and environment: those of a running Ray are of `ray start`."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 PREFIXES, SUFFIXES = ("RETCON_", "HF_", "WANDB_"), ("_API_KEY", "_TOKEN")
@@ -16,12 +17,12 @@ def add_environment(runtime_env: Mapping[str, Any] | None) -> dict[str, Any]:
     Ray hands a function over through its own store. Values in `runtime_env["env_vars"]` are on the command line of each
     worker while it starts, and in a log that every account on the machine can read.
     """
-    folder = os.getcwd()
+    folder = Path.cwd()
     values = {k: v for k, v in os.environ.items() if k.startswith(PREFIXES) or k.endswith(SUFFIXES)}
 
     def take_environment() -> None:
         os.environ.update(values)
-        if os.path.isdir(folder):  # else this node does not share it
+        if folder.is_dir():  # else this node does not share it
             os.chdir(folder)
 
     return {**(runtime_env or {}), "worker_process_setup_hook": take_environment}
