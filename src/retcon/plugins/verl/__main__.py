@@ -16,7 +16,7 @@ from retcon.core.errors import RetconError
 from retcon.plugins.verl.settings import SECTION, recipe_of, refuse_unfit
 
 
-@hydra.main(config_path=None, version_base=None)
+@hydra.main(config_path=None, version_base=None)  # type: ignore[untyped-decorator]  # hydra has no types
 def main(config: Any) -> None:
     """Resolve and check the configuration, then run verl's trainer. Exits before Ray is asked for anything."""
     try:
