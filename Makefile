@@ -2,6 +2,8 @@
 # make quickstart  trains and compares three agents, in runs/quickstart; continues where it was
 # make test        lint, types, import rules, all tests
 # make unit        the unit tests alone
+# make snippets    runs the code that README and docs show, and counts what needs a GPU, the hub … (tests/snippets.py);
+#                  ARGS="--minutes 60" also what says that it takes an hour
 # make cuda        the tests of a GPU; all others hide it
 # make integration tests with real vLLM servers, in TRL's and verl's trainers, on a Ray, with clients of
 #                  `retcon serve-agent` and with verifiers and OpenEnv, in environments of their own; OpenHands
@@ -29,7 +31,8 @@ BIN := $(VENV)/bin
 INSTALL := -m pip --disable-pip-version-check install --quiet
 PIP := $(INSTALL) --constraint constraints.txt
 
-.PHONY: setup quickstart test lint types imports tests unit cuda integration openhands newest verl-resolve figures mutants base clean
+.PHONY: setup quickstart test lint types imports tests unit snippets cuda integration openhands newest verl-resolve \
+	figures mutants base clean
 
 setup: $(VENV)/.ready
 
@@ -66,6 +69,9 @@ tests: setup $(CORE)/.ready
 
 unit: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/unit $(ARGS)
+
+snippets: setup
+	$(BIN)/python tests/snippets.py $(ARGS)
 
 cuda: setup
 	RETCON_CUDA_TESTS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/cuda $(ARGS)
@@ -140,11 +146,16 @@ OF_TASKSETS := tests/plugins/environments/test_verifiers_tasksets.py
 
 integration: setup $(VLLM)/.ready $(TRL)/.ready $(CLIENTS)/.ready $(ENVIRONMENTS)/.ready $(TASKSETS)/.ready $(VERL)/.ready
 	RETCON_INTEGRATION=1 OMP_NUM_THREADS=1 $(CLIENTS)/bin/python -m pytest tests/plugins/test_clients.py tests/plugins/test_harnesses.py $(ARGS)
+	$(CLIENTS)/bin/python tests/snippets.py docs/models/serving.md --with PyPI
 	RETCON_INTEGRATION=1 OMP_NUM_THREADS=1 $(ENVIRONMENTS)/bin/python -m pytest tests/plugins/environments --ignore $(OF_TASKSETS) $(ARGS)
+	$(ENVIRONMENTS)/bin/python tests/snippets.py docs/training/environments.md
 	RETCON_INTEGRATION=1 OMP_NUM_THREADS=1 $(TASKSETS)/bin/python -m pytest $(OF_TASKSETS) $(ARGS)
+	$(TASKSETS)/bin/python tests/snippets.py docs/training/environments.md
 	RETCON_INTEGRATION=1 TRL_EXPERIMENTAL_SILENCE=1 OMP_NUM_THREADS=1 $(TRL)/bin/python -m pytest tests/plugins/test_trl.py $(ARGS)
+	TRL_EXPERIMENTAL_SILENCE=1 $(TRL)/bin/python tests/snippets.py docs/training/trl.md
 	RETCON_INTEGRATION=1 OMP_NUM_THREADS=1 $(VERL)/bin/python -m pytest tests/plugins/test_verl.py tests/plugins/test_ray_servers.py $(ARGS)
 	RETCON_VLLM_PYTHON=$(VLLM)/bin/python OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/real $(ARGS)
+	$(BIN)/python tests/snippets.py docs/models/engines.md
 	@if [ -n "$(PYTHON312)" ]; then $(MAKE) openhands PYTHON312=$(PYTHON312); \
 	else echo "left out: OpenHands, whose SDK needs Python 3.12: none was found; name one with PYTHON312=…"; fi
 

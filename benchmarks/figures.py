@@ -11,7 +11,7 @@ A benchmark writes its figures to benchmarks/results/FILE.json (`--json`; for a 
 there stands NAME.md of benchmarks/tables with its fields filled in: a field is {FILE.KEY.KEY:FORMAT}, a key a name in
 the file's figures or a place in a list. FORMAT: a number of digits, for a number, [median, least, most] or {mean, low,
 high}; `rows`, a table of texts (`head`, `rows`); `counts`, numbers by their names in one line; `arms` and `screen`,
-the comparison of a quickstart in Markdown and as the terminal shows it; `block`, a text as indented code; `when`, of
+the comparison of a quickstart in Markdown and as the terminal shows it; `block`, a text as fenced code; `when`, of
 {FILE.about}, when and where it was measured; nothing, a text as it is.
 
 Pages that are not what the files say are written anew, or with --check named. --stale lists results that are older than
@@ -26,7 +26,6 @@ import json
 import re
 import string
 import sys
-import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -104,7 +103,8 @@ def counts(of: Mapping[str, int]) -> str:
 
 
 def block(text: str) -> str:
-    return textwrap.indent(text, "    ")
+    fence = "````" if "```" in text else "```"
+    return f"{fence}text\n{text}\n{fence}"
 
 
 def arms(summary: Mapping[str, Any]) -> str:

@@ -19,11 +19,11 @@ from retcon.config.keys import all_keys
 from retcon.config.schema import SECTIONS
 from retcon.config.shipped import shipped_recipes
 from retcon.config.stages import CHANGED, OWN
+from snippets import FENCED
 
 PAGES = [page for page in tracked("README.md", "CONTRIBUTING.md", "docs/*.md") if page.name != "log.md"]
 SOURCES = [*PAGES, *tracked("examples/*", "recipes/*")]
 pytestmark = pytest.mark.skipif(not PAGES, reason="needs a clone of the project, whose files git lists")
-BLOCK = re.compile(r"^( *)```.*?\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
 INDENTED = re.compile(r"(?:^    .*\n)+", re.MULTILINE)
 COMMENTED = re.compile(r"(?:^#     .*\n)+", re.MULTILINE)
 INLINE = re.compile(r"(?<!`)`(retcon [^`]+)`(?!`)", re.DOTALL)
@@ -32,8 +32,8 @@ OVERRIDE = re.compile(r"(\w+(?:\.\w+)+)=")
 
 def blocks(text: str) -> Iterator[str]:
     """Fenced blocks, indented ones, and those indented in comments."""
-    yield from (block for _, block in BLOCK.findall(text))
-    yield from INDENTED.findall(BLOCK.sub("", text))
+    yield from (block for *_, block in FENCED.findall(text))
+    yield from INDENTED.findall(FENCED.sub("", text))
     yield from (re.sub(r"^#", "", block, flags=re.MULTILINE) for block in COMMENTED.findall(text))
 
 

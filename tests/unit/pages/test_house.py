@@ -7,11 +7,11 @@ import subprocess
 from collections import Counter
 from pathlib import Path
 
-ROOT = Path(__file__).parents[3]
+from snippets import FENCED, ROOT
+
 ONE_THING = re.compile(r"^class ((?:World|Limits|Session|Prompts|Chat|Plan|Job|Run))\b", re.MULTILINE)
 BY_LOCALE = re.compile(r"\S*\.read_text\(\)|\S*\.write_text\((?!.*encoding=).*")
 LINK = re.compile(r"(?:\]\(|src=\"|href=\")([^)\s\"#]*)(?:#([^)\s\"]*))?")
-FENCED = re.compile(r"^ *```.*?^ *```", re.DOTALL | re.MULTILINE)
 
 
 def tracked(*patterns: str) -> list[Path]:
@@ -60,3 +60,11 @@ def test_links_between_pages_lead_somewhere() -> None:
             if not file.exists() or (anchor and anchor not in anchors(file.read_text(encoding="utf-8"))):
                 broken.append(f"{page.relative_to(ROOT)}: {target}#{anchor}")
     assert broken == []
+
+
+def test_every_room_of_the_architecture_page_is_there_and_none_is_left_out() -> None:
+    page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"^\| `([\w.]+)` \|", page, re.MULTILINE))
+    rooms = (ROOT / "src/retcon").iterdir()
+    there = {room.name for room in rooms if room.suffix == ".py" or (room / "__init__.py").exists()}
+    assert named == there - {"__init__.py", "__main__.py"}

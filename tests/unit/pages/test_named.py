@@ -8,11 +8,10 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from test_commands import PAGES, blocks, pytestmark  # noqa: F401
+from test_commands import PAGES, pytestmark  # noqa: F401
 from test_house import ROOT, tracked
 
 from retcon.config.keys import all_keys
-from retcon.config.load import load_recipe
 from retcon.config.schema import SECTIONS
 from retcon.config.shipped import shipped_recipes
 
@@ -104,15 +103,6 @@ def test_recipes_that_are_named_exist(page: Path) -> None:
     named = {said for said in spoken(page) if re.fullmatch(rf"({'|'.join(folders)})/[\w/-]+", said)}
     known = shipped | {name.rpartition("/")[0] for name in shipped}
     assert sorted(named - known) == []
-
-
-@ON_PAGES
-def test_recipes_that_are_shown_can_be_read(page: Path, tmp_path: Path) -> None:
-    for block in blocks(page.read_text(encoding="utf-8")):
-        recipe = re.sub(r"^    ", "", block, flags=re.MULTILINE) if block.startswith("    ") else block
-        if re.match(rf"\[({'|'.join(SECTIONS)})\]\n", recipe.lstrip()):
-            (tmp_path / "shown.toml").write_text(recipe, encoding="utf-8")
-            load_recipe(tmp_path / "shown.toml")
 
 
 def test_pages_that_the_program_names_exist() -> None:
