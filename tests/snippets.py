@@ -79,7 +79,7 @@ NEEDS: dict[str, Callable[[], bool]] = {
     "a GPU": program("nvidia-smi"),
     "the hub": never,
     "PyPI": never,
-    "pip": never,  # it would change the environment that this runs in
+    "an environment of its own": never,  # pip would change the one that this runs in
     "a run": lambda: True,  # MAKE_RUN makes it
     "a judge": never,
     "GSM8K": never,
@@ -219,7 +219,7 @@ class PageRun:
                 stdout=output, stderr=errors, start_new_session=True,
             )  # fmt: skip
             try:
-                code = process.wait(60 * (5 + 4 * block.minutes))
+                code = process.wait(60 * (10 + 10 * min(block.minutes, 600)))
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 code = process.wait()
@@ -240,7 +240,7 @@ class PageRun:
                     stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
                 )
             )  # fmt: skip
-        until = time.monotonic() + 60 * (2 + block.minutes)
+        until = time.monotonic() + 60 * (5 + block.minutes)
         while time.monotonic() < until and self.servers[-1].poll() is None:
             if (found := URL.search(log.read_text(errors="replace"))) is not None and listens(int(found[1])):
                 return None
@@ -378,7 +378,7 @@ def run_page(page: Path, options: Options) -> list[Outcome]:
                 outcome = Outcome(block, options.lacks(block))
                 if outcome.why is None:
                     since = time.monotonic()
-                    faulthandler.dump_traceback_later(60 * (10 + 4 * min(block.minutes, 240)), exit=True)
+                    faulthandler.dump_traceback_later(60 * (20 + 20 * min(block.minutes, 600)), exit=True)
                     try:
                         fault = run.run(block)
                     except CommandFailed as error:
