@@ -417,4 +417,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    import snippets  # what pages' processes hand back is of a module that a page's program does not take the place of
+
+    sys.exit(snippets.main())
