@@ -240,7 +240,7 @@ class PageRun:
                     stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
                 )
             )  # fmt: skip
-        until = time.monotonic() + 60 * (5 + block.minutes)
+        until = time.monotonic() + 60 * (5 + 5 * block.minutes)
         while time.monotonic() < until and self.servers[-1].poll() is None:
             if (found := URL.search(log.read_text(errors="replace"))) is not None and listens(int(found[1])):
                 return None
