@@ -259,9 +259,11 @@ class PageRun:
 
     def close(self) -> None:
         for server in self.servers:
-            if server.poll() is None:
-                os.killpg(server.pid, signal.SIGTERM)
-                server.wait()
+            for stop in (signal.SIGTERM, signal.SIGKILL):
+                if server.poll() is None:
+                    os.killpg(server.pid, stop)
+                    with suppress(subprocess.TimeoutExpired):
+                        server.wait(60)
 
 
 def read_recipe(text: str) -> str | None:
