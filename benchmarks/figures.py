@@ -11,7 +11,7 @@ A benchmark writes its figures to benchmarks/results/FILE.json (`--json`; for a 
 there stands NAME.md of benchmarks/tables with its fields filled in: a field is {FILE.KEY.KEY:FORMAT}, a key a name in
 the file's figures or a place in a list. FORMAT: a number of digits, for a number, [median, least, most] or {mean, low,
 high}; `rows`, a table of texts (`head`, `rows`); `counts`, numbers by their names in one line; `arms` and `screen`,
-the comparison of a quickstart in Markdown and as the terminal shows it; `block`, a text as fenced code; `when`, of
+the comparison of a quickstart in Markdown and as the terminal shows it; `when`, of
 {FILE.about}, when and where it was measured; nothing, a text as it is.
 
 Pages that are not what the files say are written anew, or with --check named. --stale lists results that are older than
@@ -67,7 +67,7 @@ class Filler(string.Formatter):
     def format_field(self, value: Any, format_spec: str) -> str:
         if format_spec.isdigit():
             return figure(value, int(format_spec))
-        ways = {"rows": rows, "counts": counts, "arms": arms, "screen": screen, "block": block, "when": when, "": str}
+        ways = {"rows": rows, "counts": counts, "arms": arms, "screen": screen, "when": when, "": str}
         if format_spec not in ways:
             raise FigureError(
                 f"{format_spec!r} is no format; there are: a number of digits, {', '.join(filter(None, ways))}"
@@ -102,11 +102,6 @@ def counts(of: Mapping[str, int]) -> str:
     return ", ".join(f"`{name}` {count:,}" for name, count in of.items())
 
 
-def block(text: str) -> str:
-    fence = "````" if "```" in text else "```"
-    return f"{fence}text\n{text}\n{fence}"
-
-
 def arms(summary: Mapping[str, Any]) -> str:
     """A row for every figure that was measured, the best in bold."""
     cold, of_arms = read_summary(summary)
@@ -128,7 +123,8 @@ def arms(summary: Mapping[str, Any]) -> str:
 
 
 def screen(summary: Mapping[str, Any]) -> str:
-    return block(printed(comparison_table(*read_summary(summary), seeds=len(summary["seeds"]))))
+    table = printed(comparison_table(*read_summary(summary), seeds=len(summary["seeds"])))
+    return f"```text\n{table}\n```"
 
 
 def read_summary(summary: Mapping[str, Any]) -> tuple[Figures, dict[str, Figures]]:

@@ -333,7 +333,7 @@ def make_clone(folder: Path) -> None:
 
 
 MAKE_RUN = """
-retcon sft quickstart/cold_start sft.demonstrations=400 sft.steps=40 --out runs/mine-start
+retcon sft quickstart/cold_start sft.demonstrations=100 sft.steps=10 --out runs/mine-start
 retcon train quickstart/saar rl.steps=1 rl.prompts=2 rl.group=4 --from runs/mine-start --out runs/mine
 """
 """Makes what a block has that needs a run: a short one, as `runs/mine`."""
