@@ -123,25 +123,20 @@ def _set_file_rights(gid: int, uid: int) -> None:
             raise OSError(errno.EPERM, f"cannot take the rights of user {wanted} on files")
 
 
-def thread_id_note() -> int | None:
-    """Where the C library keeps the id of this thread, None where the kernel was built not to tell."""
-    address = ctypes.c_void_p()
-    try:
-        prctl(PR_GET_TID_ADDRESS, ctypes.cast(ctypes.byref(address), ctypes.c_void_p))
-    except OSError:
-        return None
-    return address.value
+def clone_sibling() -> int:
+    """fork(2), but the new process is a child of this one's parent. 0 in it.
 
-
-def clone_sibling(note: int) -> int:
-    """fork(2), but the new process is a child of this one's parent. 0 in it. note: from `thread_id_note`.
-
-    For a process with one thread. Raises OSError.
+    For a process with one thread: no lock of another's is held, so that nothing need be prepared, and nothing in the new
+    one set right but the C library's note of its thread's id, as far as the kernel was built to tell where that is.
+    Raises OSError.
     """
-    flags = _CLONE_PARENT | _CLONE_CHILD_CLEARTID | _CLONE_CHILD_SETTID | signal.SIGCHLD
+    note, flags = ctypes.c_void_p(), _CLONE_PARENT | signal.SIGCHLD
+    with contextlib.suppress(OSError):
+        prctl(PR_GET_TID_ADDRESS, ctypes.cast(ctypes.byref(note), ctypes.c_void_p))
+        flags |= _CLONE_CHILD_CLEARTID | _CLONE_CHILD_SETTID
     number = 56 if _X86 else 220
     # the last two are (ctid, tls) or (tls, ctid), by machine, and no flag has tls looked at
-    given = [ctypes.c_long(a) for a in (number, flags, 0, 0, note, note)]
+    given = [ctypes.c_long(a) for a in (number, flags, 0, 0, note.value or 0, note.value or 0)]
     return checked(_holding.syscall(*given), "clone")
 
 

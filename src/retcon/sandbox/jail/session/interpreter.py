@@ -8,8 +8,9 @@ status of its own cell, and a state of its own choosing to be gone back to. How 
 memory, and which process is the copy are the kernel's word to the keeper; `infrastructure` cannot be said from here.
 
 A copy is made by fork: variables, modules, the state of `random` and the ids of objects are as they were, and so are
-the current folder and the place in each open file. Threads other than the main one, child processes and what was
-written to pipes, sockets, shared memory or unlinked files are not gone back on, and `os.getpid()` is another.
+the current folder and the place in each open file. The running program must not notice it: a copy runs no hook of
+`os.register_at_fork`, and keeps no end of a pipe. Pipes, whose ends are all in this process, are made anew when it is
+gone back to. A state with more than that (other processes, threads, sockets, a deleted file) is not copied. Shared memory is not gone back on, and `os.getpid()` is another.
 """
 
 from __future__ import annotations
@@ -17,19 +18,19 @@ from __future__ import annotations
 import base64
 import builtins
 import contextlib
-import ctypes
 import fcntl
 import os
 import resource
 import socket
 import stat
 import sys
+import termios
 import traceback
 from _signal import ITIMER_PROF, ITIMER_REAL, ITIMER_VIRTUAL, SIG_IGN, SIGCONT, SIGINT, default_int_handler, setitimer
 from _signal import signal as set_handler
 from collections.abc import Callable
 from marshal import loads
-from os import _exit, fork, getpid, getppid, sched_yield, waitpid
+from os import _exit, getpid
 from signal import sigwaitinfo
 from time import sleep
 from types import ModuleType
@@ -54,8 +55,6 @@ from retcon.sandbox.jail.seeding import reseed
 # What this file stands on is bound to names of its own: a cell may replace those of any module.
 _raise_limit, _limit, _to_text = resource.setrlimit, resource.getrlimit, repr
 _MEMORY, _FILE_SIZE, _raised, _block = resource.RLIMIT_AS, resource.RLIMIT_FSIZE, sys.exception, bytes
-_before_fork = ctypes.pythonapi.PyOS_BeforeFork
-_after_fork_parent, _after_fork_child = ctypes.pythonapi.PyOS_AfterFork_Parent, ctypes.pythonapi.PyOS_AfterFork_Child
 CONTROL_FD = child.RECORD_FD
 FIRST_PAUSE, LONGEST_PAUSE = 0.001, 1.0
 """Seconds that a frozen copy rests once another than the keeper has continued it, doubled each time: each time takes
@@ -63,7 +62,16 @@ it CPU time, of which a copy has little (`copies`)."""
 NAME = "<cell {}>"
 EARLY, DONE, FAILED = "!", "=", "-"
 """What is said begins with one: the name of an exception that is still to be shown; how a cell ended, or that a copy
-was made; that none could be made."""
+was made; that none could be made, with a key of `OBSTACLES`."""
+OBSTACLES = {
+    "fork": "no further process can be made for a checkpoint",
+    "pipe": "a pipe whose writing end is closed holds data that was not read",
+    "socket": "a socket is open",
+    "file": "a file is open that was deleted",
+    "other": "a descriptor is open that is no file or pipe, such as an event loop's",
+}
+"""What of the interpreter's own state keeps it from being copied."""
+MEMORY_DEVICES = 1  # the major number of /dev/null, zero, full, random and urandom
 
 
 def soft_limits(setting: child.Setting, limits: Bounds, spare: int) -> list[tuple[int, int]]:
@@ -91,11 +99,10 @@ class CellCommand(TypedDict):
 
 
 class FreezeCommand(TypedDict):
-    """Keeper to interpreter: make a frozen copy. alone: whether the interpreter has no thread but its first."""
+    """Keeper to interpreter, which has one thread and no children: make a frozen copy."""
 
     op: Literal["freeze"]
     token: NotRequired[bytes]
-    alone: bool
 
 
 def cell_command(cell: RunCell, setting: child.Setting, spare: int) -> CellCommand:
@@ -112,13 +119,25 @@ def cell_command(cell: RunCell, setting: child.Setting, spare: int) -> CellComma
 
 
 class OpenFile(NamedTuple):
-    """A descriptor, so that it can be had again. path, position: of a regular file, None of any other."""
+    """A descriptor, so that it can be had again. path, position: of a regular file. pipe: its number, of a pipe."""
 
     fd: int
     flags: int
     inherited: bool
     path: str | None = None
     position: int = 0
+    pipe: int | None = None
+
+
+class Pipe(NamedTuple):
+    """ends: at least one. content: what was written and not read."""
+
+    ends: list[OpenFile]
+    content: bytes
+
+
+class NotCopyable(Exception):
+    """A descriptor stands in the way of a copy; its only argument is a key of `OBSTACLES`."""
 
 
 def serve_cells(
@@ -151,6 +170,7 @@ class Interpreter:
         self._control = socket.socket(fileno=CONTROL_FD)
         self._count = 0
         self._has_stdin = False
+        self._streams = [_identity(os.fstat(fd)) for fd in range(1, CONTROL_FD + 1)]  # whose other ends the keeper has
         self._given = dict(vars(builtins))
         self._changed: dict[str, Any] = {}
         self._main = ModuleType("__main__")
@@ -278,29 +298,42 @@ class Interpreter:
 
         The copy is the keeper's child, so that no `os.wait()` of a cell meets it.
         """
-        random = sys.modules.get("random")
-        state = random.getstate() if random is not None else None  # which a fork reseeds
         flush_all(())
-        files, folder = _open_files(), self._scratch
+        folder = self._scratch
         with contextlib.suppress(OSError):  # a cell removed it
             folder = os.getcwd()
         mask = kernel.mask_signals(kernel.ALL_SIGNALS)
         try:
-            is_copy = _fork_sibling() if command["alone"] else _fork_orphan()
-            if is_copy:
-                self._sleep()
+            files = _open_files(self._streams)
+            pipes = _pipes(files)
+            let_go = os.pipe() if pipes else ()
+            try:
+                is_copy = kernel.clone_sibling() == 0
+                ends = [file.fd for pipe in pipes for file in pipe.ends] if is_copy else []
+                for fd in (*ends, *let_go) if is_copy else let_go[1:]:
+                    os.dup2(CONTROL_FD, fd)  # it is closed, and its number kept
+                if is_copy:
+                    self._sleep()
+                elif let_go:
+                    os.read(let_go[0], 1)  # until the copy has closed all of them
+            finally:
+                for fd in let_go:
+                    os.close(fd)
+        except NotCopyable as obstacle:
+            self._say(command["token"], f"{FAILED}{obstacle}")
+            return
         except OSError:
-            self._say(command["token"], FAILED)
+            self._say(command["token"], f"{FAILED}fork")
             return
         finally:
             kernel.mask_signals(mask)
         if not is_copy:
             self._say(command["token"], DONE)
             return
-        if random is not None:
-            random.setstate(state)
         with contextlib.suppress(OSError):
             os.chdir(folder)
+        for pipe in pipes:
+            _make_pipe(pipe)
         for file in files:
             _open_again(file)
 
@@ -308,8 +341,6 @@ class Interpreter:
         """Be the frozen copy until the keeper continues it: the kernel names who did, so that no cell can wake it. What
         else it was sent until then, such as by `os.killpg`, it does not get."""
         self._pid = getpid()
-        while getppid() != self._keeper:  # for as long as the process between is still there
-            sched_yield()
         die_with_parent()
         pause = FIRST_PAUSE
         while True:
@@ -321,59 +352,69 @@ class Interpreter:
             pause = min(2 * pause, LONGEST_PAUSE)
 
 
-def _fork_orphan() -> bool:
-    """A copy by way of a process between, whose end makes it the keeper's. True in the copy. Raises OSError."""
-    own = getpid()
-    between = -1
-    try:
-        between = fork()
-        if between == 0:
-            if fork():
-                _exit(0)
-            return True
-    except OSError:
-        if getpid() != own:
-            _exit(1)
-        raise
-    if waitpid(between, 0)[1]:
-        raise OSError("no copy was made")
-    return False
+def _identity(facts: os.stat_result) -> tuple[int, int]:
+    return facts.st_dev, facts.st_ino
 
 
-def _fork_sibling() -> bool:
-    """A copy by one fork, of a process with one thread: a child of this one's parent. True in the copy. Raises OSError.
-
-    It is what `os.fork` does, with a flag more: Python's own preparations, and the C library's note of its thread's id,
-    which the kernel writes. That library's locks need none, as no other thread holds one.
-    """
-    note = kernel.thread_id_note()
-    if note is None:
-        return _fork_orphan()
-    _before_fork()
-    try:
-        made = kernel.clone_sibling(note)
-    except OSError:
-        _after_fork_parent()
-        raise
-    if made == 0:
-        _after_fork_child()
-        return True
-    _after_fork_parent()
-    return False
-
-
-def _open_files() -> list[OpenFile]:
+def _open_files(streams: list[tuple[int, int]]) -> list[OpenFile]:
+    """All descriptors. streams: of stdout, stderr and the control channel. Raises NotCopyable, OSError."""
     files = []
     for fd in child.open_descriptors():
-        with contextlib.suppress(OSError):
-            file = OpenFile(fd, fcntl.fcntl(fd, fcntl.F_GETFL), os.get_inheritable(fd))
-            if stat.S_ISREG(os.fstat(fd).st_mode):
-                path = ""
-                with contextlib.suppress(OSError):  # no /proc
-                    path = os.readlink(f"/proc/self/fd/{fd}")
-                file = file._replace(path=path, position=os.lseek(fd, 0, os.SEEK_CUR))
-            files.append(file)
+        try:
+            facts = os.fstat(fd)
+        except OSError:  # `open_descriptors` could not tell
+            continue
+        file = OpenFile(fd, fcntl.fcntl(fd, fcntl.F_GETFL), os.get_inheritable(fd))
+        kind = stat.S_IFMT(facts.st_mode)
+        if kind == stat.S_IFREG:
+            if not facts.st_nlink and fd:  # a cell's stdin is one
+                raise NotCopyable("file")
+            path = ""
+            with contextlib.suppress(OSError):  # no /proc
+                path = os.readlink(f"/proc/self/fd/{fd}")
+            file = file._replace(path=path, position=os.lseek(fd, 0, os.SEEK_CUR))
+        elif _identity(facts) in streams:
+            pass
+        elif kind == stat.S_IFIFO and facts.st_dev == streams[0][0] and not file.flags & (os.O_RDWR | os.O_DIRECT):
+            file = file._replace(pipe=facts.st_ino)
+        elif kind == stat.S_IFSOCK:
+            raise NotCopyable("socket")
+        elif kind != stat.S_IFDIR and not (kind == stat.S_IFCHR and os.major(facts.st_rdev) == MEMORY_DEVICES):
+            raise NotCopyable("other")
+        files.append(file)
     return files
+
+
+def _pipes(files: list[OpenFile]) -> list[Pipe]:
+    """Those that the descriptors are ends of; what they hold is read and written back, as no other process has an end.
+
+    Raises NotCopyable, OSError.
+    """
+    found: dict[int, list[OpenFile]] = {}
+    for file in files:
+        if file.pipe is not None:
+            found.setdefault(file.pipe, []).append(file)
+    pipes = []
+    for ends in found.values():
+        readers, writers = ([file.fd for file in ends if file.flags & os.O_WRONLY == way] for way in (0, os.O_WRONLY))
+        held = int.from_bytes(fcntl.ioctl(readers[0], termios.FIONREAD, bytes(4)), sys.byteorder) if readers else 0
+        if held and not writers:
+            raise NotCopyable("pipe")
+        content = os.read(readers[0], held) if held else b""
+        if content:
+            os.write(writers[0], content)
+        pipes.append(Pipe(ends, content))
+    return pipes
+
+
+def _make_pipe(pipe: Pipe) -> None:
+    """In the place of one that was let go."""
+    made = os.pipe()
+    os.write(made[1], pipe.content)
+    for file in pipe.ends:
+        os.dup2(made[file.flags & os.O_WRONLY], file.fd, inheritable=file.inherited)
+    for fd in made:
+        os.close(fd)
 
 
 def _open_again(file: OpenFile) -> None:

@@ -40,7 +40,14 @@ from retcon.sandbox.jail.session.control import Control, Output, Said
 from retcon.sandbox.jail.session.copies import CheckpointImpossible, Child, Copy, InterpreterGone, held, only_new, still
 from retcon.sandbox.jail.session.deadlines import Deadlines, refuse_starved
 from retcon.sandbox.jail.session.exchange import HostGone, exchange
-from retcon.sandbox.jail.session.interpreter import FAILED, CellCommand, FreezeCommand, cell_command, serve_cells
+from retcon.sandbox.jail.session.interpreter import (
+    FAILED,
+    OBSTACLES,
+    CellCommand,
+    FreezeCommand,
+    cell_command,
+    serve_cells,
+)
 from retcon.sandbox.jail.session.processes import Tree
 from retcon.sandbox.jail.session.snapshot import Snapshot
 from retcon.sandbox.jail.session.writable import FilesNotRestored, Writable
@@ -299,21 +306,23 @@ class Keeper:
     def _freeze(self, folders: list[Snapshot] | None) -> Copy:
         """A new frozen copy. folders: what the writable folders hold, None to have it taken.
 
-        Only the interpreter runs meanwhile, so that what is new then is of its making. Raises CheckpointImpossible,
-        InterpreterGone where it did not live through it.
+        There is only the interpreter, with one thread: what is new afterwards is of its making, and a copy has all that
+        there was. Raises CheckpointImpossible, InterpreterGone where it did not live through it.
         """
         interpreter = self._alive
+        if not {interpreter.number}.issuperset(self._left):
+            raise CheckpointImpossible("processes that its code started have not ended, or were not waited for")
+        if len(self._tree.threads(interpreter.number)) > 1:
+            raise CheckpointImpossible("threads that its code started are running")
         known = self._tree.children()
-        command: FreezeCommand = {"op": "freeze", "alone": len(self._tree.threads(interpreter.number)) == 1}
+        command: FreezeCommand = {"op": "freeze"}
         limits = self._limits._replace(memory_mb=FREEZE_SHARES * self._limits.memory_mb)
         deadlines = self._deadlines(math.inf, FREEZE_SECONDS, limits)
-        said = self._ask(command, {interpreter.number}.intersection(self._left), deadlines)
+        said = self._ask(command, self._left, deadlines)
         if not deadlines.over:
             refuse_starved(interpreter, self._watchdog)
-        if said.done == FAILED:
-            raise CheckpointImpossible(
-                "no further process can be made for a checkpoint: its cells left too many running"
-            )
+        if said.done is not None and said.done.startswith(FAILED):
+            raise CheckpointImpossible(OBSTACLES.get(said.done[1:], OBSTACLES["other"]))
         try:
             if said.done is None:
                 raise OSError("the interpreter has ended")
