@@ -47,6 +47,7 @@ from retcon.sandbox.jail.program import (
     write_error,
 )
 from retcon.sandbox.jail.seeding import reseed
+from retcon.sandbox.jail.spawning import write_main_when_spawning
 
 FILENAME = "<python>"
 RECORD_FD = 3
@@ -110,6 +111,7 @@ def run(call: RunCall, token: bytes, streams: Streams, setup: int, setting: Sett
             raise
         os.closerange(RECORD_FD + 1, FDS)
         reseed(call.seed)
+        write_main_when_spawning(call.code, FILENAME, setting.scratch)
         code = _program(call.code, token, call.limits.output_bytes, call.echo)
     finally:
         leave(code)

@@ -51,6 +51,7 @@ from retcon.sandbox.jail.program import (
     write_error,
 )
 from retcon.sandbox.jail.seeding import reseed
+from retcon.sandbox.jail.spawning import refuse_spawning
 
 # What this file stands on is bound to names of its own: a cell may replace those of any module.
 _raise_limit, _limit, _to_text = resource.setrlimit, resource.getrlimit, repr
@@ -149,6 +150,7 @@ def serve_cells(
         try:
             child.enter({}, asked.limits, streams, setting, Confinement.confine_session)
             reseed(asked.seed)
+            refuse_spawning()
             die_with_parent()
             interpreter = Interpreter(setting.scratch, keeper)
         except BaseException as error:
