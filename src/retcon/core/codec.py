@@ -235,6 +235,7 @@ def _observation(value: object, at: _At) -> Observation:
         seconds=obj.optional("seconds", _number, 0.0),
         rule=obj.nullable("rule", _text),
         line=obj.nullable("line", _integer),
+        no_checkpoint=obj.nullable("no_checkpoint", _text),
         extra=obj.extra(),
     )
 

@@ -98,9 +98,10 @@ class IdleWarning(UserWarning):
 
 
 class CheckpointRefused(SandboxUnavailable):
-    """A session's state cannot be kept: too many checkpoints, or what its own code left there. The session goes on.
+    """A tool's or session's state cannot be kept: too many checkpoints, or what its own code left there.
 
-    full: the first of these, or too large ones: another state would have been refused as well.
+    It goes on as it was, and cannot be taken back to this state. full: there are too many checkpoints, or too large
+    ones: another state would have been refused as well.
     """
 
     def __init__(self, message: str, *, full: bool = False) -> None:

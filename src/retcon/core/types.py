@@ -93,6 +93,7 @@ class ToolCall:
 class Observation:
     """What a tool answered; `status` comes from the tool, typed, and is never read out of the text. seconds: wall.
 
+    no_checkpoint: why the tool's state before the call's turn could not be kept, so that no repair could go back to it.
     rule: in other people's transcripts that have no status, by what the text was taken for a failure or for unclear
     (docs/purify/transcripts.md). line: of the program, 1-based, at which it failed, as far as the text says so; 0: none
     of it ran.
@@ -105,6 +106,7 @@ class Observation:
     seconds: float = 0.0
     rule: str | None = None
     line: int | None = None
+    no_checkpoint: str | None = None
     extra: Extra = field(default_factory=dict)
 
 

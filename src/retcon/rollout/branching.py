@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from retcon.core.errors import InfrastructureFault
+from retcon.core.errors import CheckpointRefused, InfrastructureFault
 from retcon.core.sample import token_count
 from retcon.core.seeds import derive
 from retcon.core.together import cancelled
@@ -188,7 +188,7 @@ class _Group:
         try:
             for tool in self._forkable:
                 await tool.fork(source, branch)
-        except InfrastructureFault:
+        except (CheckpointRefused, InfrastructureFault):
             for tool in self._forkable:
                 await tool.over(branch)
             return False

@@ -31,6 +31,10 @@ class TurnLookahead:
         self._state = state
         self.made: list[Turn] = []
 
+    async def begin(self) -> None:
+        """See `TurnState.keep_failure`."""
+        await self._state.keep_failure()
+
     async def attempt(self, shown: Sequence[Turn]) -> Turn | None:
         ids = self._history + ids_of(s for turn in shown for s in turn.segments)
         room = self._limits.max_tokens + self._limits.lookahead_tokens - len(ids)

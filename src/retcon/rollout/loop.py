@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from retcon.core.errors import InfrastructureFault
+from retcon.core.errors import CheckpointRefused, InfrastructureFault
 from retcon.core.sample import ids_of
 from retcon.core.types import Provenance, RepairRecord, Stop, Trajectory, Turn
 from retcon.engine.types import Generation
@@ -21,6 +21,8 @@ from retcon.rollout.state import TurnState, open_tools
 from retcon.rollout.turns import TurnSampler, broken, within
 from retcon.tasks.types import Task
 
+NO_CHECKPOINT = "no checkpoint"
+"""How the reason begins for which a turn was not repaired, where a tool could not keep its state."""
 Watch = Callable[[Trajectory, Generation], Awaitable[None]]
 """Is told of each turn, at its first try and before its calls run, what came before it and what the model wrote."""
 
@@ -46,7 +48,8 @@ async def run_rollout(
     and done before, up to where the model's next turn opens, in place of a prompt made of the task: the trajectory goes
     on from its ids, its turns are the first, and count as such. watch: see `Watch`.
 
-    Ends with stop `infrastructure` where a tool says so, a tool's state is unavailable or the engine cannot be reached
+    A failed turn whose state a tool cannot keep (`CheckpointRefused`) is not repaired, and the rollout goes on. It
+    ends with stop `infrastructure` where a tool says so, a tool's state is unavailable or the engine cannot be reached
     (ConnectionError, TimeoutError), with all turns so far. Raises EngineError where the engine refuses a request. The
     engine is told to release the trajectory however the loop ends, cancellation included.
     """
@@ -95,13 +98,20 @@ async def run_rollout(
 async def _repaired(
     repair: Repair, turn: Turn, lookahead: TurnLookahead, lost: Callable[[str], None]
 ) -> tuple[Sequence[Turn], Stop | None]:
-    """What to commit for a failed turn, scored; on an infrastructure fault the failure as it is, and an end."""
+    """What to commit for a failed turn, scored; the failure as it is where the tools' state cannot be kept, and on an
+    infrastructure fault, which is an end."""
+    stop: Stop | None = None
     try:
+        if repair.attempts:
+            await lookahead.begin()
         return await lookahead.settle(turn, await repair.repair(turn, lookahead)), None
+    except CheckpointRefused as refused:
+        reason = f"{NO_CHECKPOINT}: {refused}"
     except InfrastructureFault as fault:
         lost(str(fault))
-        record = RepairRecord("unrepaired", attempts=len(lookahead.made), reason="infrastructure fault")
-        return [replace(turn, abandoned=tuple(lookahead.made), repair=record)], "infrastructure"
+        reason, stop = "infrastructure fault", "infrastructure"
+    record = RepairRecord("unrepaired", attempts=len(lookahead.made), reason=reason)
+    return [replace(turn, abandoned=tuple(lookahead.made), repair=record)], stop
 
 
 def _told_by_tool(turn: Turn) -> str:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import replace
 from functools import partial
 
-from retcon.core.errors import InfrastructureFault
+from retcon.core.errors import CheckpointRefused, InfrastructureFault
 from retcon.core.types import Observation, ToolCall
 from retcon.rollout.calls import Handler, faults_of, run_calls
 from retcon.tools.types import AnyTool, OpenTool, StatefulTool, TaskTool
@@ -54,11 +55,23 @@ class OpenTools:
                 self._closing.push_async_callback(_close, name, self._opened[name])
         return True
 
+    @property
+    def stateful(self) -> bool:
+        """Whether one that keeps state is open."""
+        return bool(self._opened)
+
     async def checkpoint(self) -> Checkpoint:
+        """Raises CheckpointRefused where the state of one cannot be kept; all go on as they were."""
         kept: dict[str, str] = {}
         for name, tool in self._opened.items():
-            with faults_of(name):
-                kept[name] = await tool.checkpoint()
+            try:
+                with faults_of(name):
+                    kept[name] = await tool.checkpoint()
+            except CheckpointRefused:
+                for other, checkpoint in kept.items():
+                    with faults_of(other):
+                        await self._opened[other].discard(checkpoint)
+                raise
         return kept
 
     async def rollback(self, checkpoint: Checkpoint) -> None:
@@ -98,29 +111,43 @@ def _told(observation: Observation) -> tuple[str, str, str | None]:
 class TurnState:
     """The tools' state at one turn that may be repaired: as it was before the turn's calls, and after its failure.
 
-    Nothing is frozen where no call reaches a tool that keeps state. All methods raise InfrastructureFault where a
-    state is unavailable.
+    Nothing is frozen before the calls where none reaches a tool that keeps state. A turn before or after which the
+    state cannot be kept is not repaired. All methods raise InfrastructureFault where a state is unavailable.
     """
 
     def __init__(self, tools: OpenTools) -> None:
         self._tools = tools
         self._before: Checkpoint | None = None
         self._after: Checkpoint | None = None
+        self._refused: CheckpointRefused | None = None
+        self._left = False  # the state after the failure, for an attempt's
 
     async def run(self, calls: Sequence[ToolCall]) -> tuple[Observation, ...]:
-        """Run the calls of the turn, the state before them kept."""
+        """Run the calls of the turn, the state before them kept; where it cannot be, the observations say why."""
         if await self._tools.reach(calls):
-            self._before = await self._tools.checkpoint()
+            try:
+                self._before = await self._tools.checkpoint()
+            except CheckpointRefused as refused:
+                self._refused = refused
+                return tuple(replace(o, no_checkpoint=str(refused)) for o in await self._tools.run(calls))
         return await self._tools.run(calls)
+
+    async def keep_failure(self) -> None:
+        """Keep the state after the turn's calls, before anything is tried. Raises CheckpointRefused where that, or the
+        state before them, cannot be kept."""
+        if self._refused is not None:
+            raise self._refused
+        if self._tools.stateful:
+            self._after = await self._tools.checkpoint()
+            self._before = self._before or self._after  # the failure reached no tool that keeps state
 
     async def run_again(self, calls: Sequence[ToolCall]) -> tuple[Observation, ...]:
         """Run the calls of another attempt at the turn, from the state before it, and where they change none leave
         that one: the attempt may be the fix."""
-        if await self._tools.reach(calls) or self._before is not None:
-            if self._after is None:
-                self._after = await self._tools.checkpoint()
-            if self._before is None:  # the failure reached no tool that keeps state
-                self._before = self._after
+        if await self._tools.reach(calls) and self._before is None:  # which opened the tools
+            await self.keep_failure()
+        if self._before is not None:
+            self._left = True
             await self._tools.rollback(self._before)
         return await self._tools.run(calls)
 
@@ -140,7 +167,7 @@ class TurnState:
 
     async def restore_failure(self) -> None:
         """Back to how the turn's own calls left the tools, no other attempt having been made."""
-        if self._after is not None:
+        if self._left and self._after is not None:
             await self._tools.rollback(self._after)
 
     async def discard(self) -> None:

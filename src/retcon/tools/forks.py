@@ -2,7 +2,8 @@
 
 A branch goes on from where its parent was. Whichever of a tree's trajectories makes a call has the tool to itself
 meanwhile, and is put back to its own state first where another one was there since; what a tree costs beyond a single
-trajectory is that. So any tool that can be rolled back can be forked, and needs to know nothing of it.
+trajectory is that. One whose state cannot be kept has the tool until it can, or until it is over: the others wait. So
+any tool that can be rolled back can be forked, and needs to know nothing of it.
 """
 
 from __future__ import annotations
@@ -11,9 +12,12 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-from retcon.core.errors import InfrastructureFault
+from retcon.core.errors import CheckpointRefused, InfrastructureFault
 from retcon.core.types import Observation, ToolCall
 from retcon.tools.types import OpenTool, StatefulTool
+
+WAIT_SECONDS = 600.0
+"""That a trajectory waits at a time for one whose state cannot be kept: with several tools, two may wait for each other."""
 
 
 class Forkable:
@@ -34,8 +38,8 @@ class Forkable:
         return fork
 
     async def fork(self, source: str, trajectory: str) -> None:
-        """`trajectory` will begin in the state that `source` is in now. Raises InfrastructureFault where that cannot be
-        kept."""
+        """`trajectory` will begin in the state that `source` is in now. Raises CheckpointRefused where that cannot be
+        kept, InfrastructureFault."""
         parent = self._of.get(source) or self._begun.get(source)
         if parent is not None:  # else it has not called, and has no state
             self._begun[trajectory] = await parent.fork()
@@ -55,11 +59,12 @@ class Forkable:
 
 
 class _Shared:
-    """The tool of a tree. owner: whose state it is in. users: trajectories that have it."""
+    """The tool of a tree. lock: is notified when the tool may have come into a state that can be kept. owner: whose
+    state it is in. users: trajectories that have it."""
 
     def __init__(self, tool: OpenTool) -> None:
         self.tool = tool
-        self.lock = asyncio.Lock()
+        self.lock = asyncio.Condition()
         self.owner: Fork | None = None
         self.users = 0
 
@@ -99,15 +104,16 @@ class Fork:
         async with self._shared.lock:
             self._asked.discard(checkpoint)
             await self._shared.tool.discard(checkpoint)
+            self._shared.lock.notify_all()
 
     async def fork(self) -> Fork:
-        """Another trajectory's share, in the state that this one is in. Raises InfrastructureFault, also where that
-        would leave no room for this one's own state, once another one has the tool."""
+        """Another trajectory's share, in the state that this one is in. Raises CheckpointRefused, also where that would
+        leave no room for this one's own state, once another one has the tool; InfrastructureFault."""
         async with self._mine() as tool:
             kept = await tool.checkpoint()
             try:
                 await tool.discard(await tool.checkpoint())
-            except InfrastructureFault:
+            except (CheckpointRefused, InfrastructureFault):
                 await tool.discard(kept)
                 raise
             return Fork(self._shared, kept)
@@ -118,6 +124,7 @@ class Fork:
             shared.users -= 1
             if shared.owner is self:
                 shared.owner = None
+                shared.lock.notify_all()
             if not shared.users:
                 await shared.tool.close()
                 return
@@ -127,17 +134,26 @@ class Fork:
 
     @asynccontextmanager
     async def _mine(self) -> AsyncIterator[OpenTool]:
-        """Within, nobody else has the tool, and it is in this trajectory's state."""
+        """Within, no other has the tool, and it is in this trajectory's state."""
         async with self._shared.lock:
-            tool, owner = self._shared.tool, self._shared.owner
-            if owner is not self:
-                if owner is not None:
+            tool = self._shared.tool
+            while (owner := self._shared.owner) not in (None, self):
+                try:
                     owner._kept = await tool.checkpoint()
                     self._shared.owner = None
+                except CheckpointRefused as refused:
+                    try:
+                        await asyncio.wait_for(self._shared.lock.wait(), WAIT_SECONDS)
+                    except TimeoutError:
+                        raise InfrastructureFault(f"another trajectory of the tree keeps the tool: {refused}") from None
+            if owner is not self:
                 if self._kept is None:
                     raise InfrastructureFault("the state of this trajectory was lost as another one took the tool")
                 await tool.rollback(self._kept)
                 self._shared.owner = self
                 kept, self._kept = self._kept, None
                 await tool.discard(kept)
-            yield tool
+            try:
+                yield tool
+            finally:
+                self._shared.lock.notify_all()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from typing import Any, Literal
 
-from retcon.core.errors import InfrastructureFault, RetconError, nearest
+from retcon.core.errors import CheckpointRefused, InfrastructureFault, RetconError, nearest
 from retcon.core.schema import ToolSpec
 from retcon.core.types import Observation, Status, ToolCall
 
@@ -58,16 +58,23 @@ class ScriptedSessions:
 
     answers: (text, status, error type) of a program, given the state of its trajectory, which it may change; the state
     begins empty and must be such that `copy.deepcopy` copies it. broken: operations that raise InfrastructureFault.
+    refuses: why a state cannot be kept (CheckpointRefused), empty where it can.
     opened: the session of every trajectory, in the order of opening.
     """
 
     def __init__(
-        self, answers: Callable[[str, State], Answer], name: str = "python", *, broken: Iterable[Operation] = ()
+        self,
+        answers: Callable[[str, State], Answer],
+        name: str = "python",
+        *,
+        broken: Iterable[Operation] = (),
+        refuses: Callable[[State], str] = lambda _: "",
     ) -> None:
         self.name = name
         self.spec = ToolSpec(name)
         self.answers = answers
         self.broken = frozenset(broken)
+        self.refuses = refuses
         self.opened: list[ScriptedSession] = []
 
     async def open(self, trajectory: str) -> ScriptedSession:
@@ -105,6 +112,8 @@ class ScriptedSession:
 
     async def checkpoint(self) -> str:
         self._tool.check("checkpoint")
+        if why := self._tool.refuses(self.state):
+            raise CheckpointRefused(why)
         self._taken += 1
         name = str(self._taken)
         self.events.append(f"checkpoint {name}")

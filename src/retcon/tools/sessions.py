@@ -11,8 +11,6 @@ from retcon.tools.types import OpenTool
 from retcon.tools.wording import FAULTS, Wording
 
 RESTARTED = "[The interpreter was restarted: variables and files are gone.]"
-OF_ONE = 2
-"""Checkpoints that one trajectory keeps at most; where there are more, several share the session."""
 
 
 class PythonSessions:
@@ -44,10 +42,9 @@ class PythonSession:
     """Implements `retcon.tools.types.OpenTool`.
 
     Code that ends its interpreter has that as its own observation, and the next call a fresh interpreter, which is
-    said. So has code whose state cannot be kept or gone back to through its own doing (it ended the frozen copies,
-    nested folders too deep, gave up forking): it must not come out as a fault of ours, for which a rollout is dropped.
-    Where trajectories that share the session fill it with their states, it is nobody's: InfrastructureFault.
-    Where the sandbox lost the session (evicted, worker died), every further call is `infrastructure`.
+    said. So has code whose state cannot be gone back to through its own doing (it ended the frozen copies): it must not
+    come out as a fault of ours, for which a rollout is dropped. A state that cannot be kept (threads, processes and
+    sockets that are open, folders nested too deep) stays as it is: CheckpointRefused. Where the sandbox lost the session (evicted, worker died), every further call is `infrastructure`.
     """
 
     def __init__(
@@ -84,11 +81,11 @@ class PythonSession:
         try:
             try:
                 name = await self._session.checkpoint()
-            except (SessionLost, CheckpointRefused) as error:
-                if isinstance(error, CheckpointRefused) and error.full and self._kept > OF_ONE:
-                    raise  # the states of others fill it, not what this one's code left
+            except SessionLost as error:
                 await self._restart(error)
                 name = await self._session.checkpoint()
+        except CheckpointRefused:
+            raise
         except FAULTS as error:
             raise InfrastructureFault(f"no checkpoint: {error}") from error
         self._named += 1
@@ -125,14 +122,10 @@ class PythonSession:
             await session.close()
         self._checkpoints.clear()
 
-    @property
-    def _kept(self) -> int:
-        return sum(session is self._session for session, *_ in self._checkpoints.values())
-
-    async def _restart(self, cause: SessionLost | CheckpointRefused) -> None:
+    async def _restart(self, cause: SessionLost) -> None:
         """Go on in a fresh session; the old one stays while there are checkpoints in it. Raises `cause` where that is
         the sandbox's fault."""
-        if isinstance(cause, SessionLost) and not cause.by_own_code:
+        if not cause.by_own_code:
             raise cause
         self._restarts += 1
         seed = derive("python", self._trajectory, self._restarts)

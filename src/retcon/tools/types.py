@@ -28,7 +28,11 @@ class OpenTool(Tool, Protocol):
     """A tool of one trajectory alone, whose state its calls change. It can be taken back to an earlier state."""
 
     async def checkpoint(self) -> str:
-        """Freeze the state as it is now; its name. `CHECKPOINTS` can be kept at a time. Raises InfrastructureFault."""
+        """Freeze the state as it is now; its name. `CHECKPOINTS` can be kept at a time.
+
+        The calls after it must do what they would have done without. Raises CheckpointRefused where this state cannot
+        be kept, with the tool as it was: a failure in it is then not repaired. Raises InfrastructureFault.
+        """
         ...
 
     async def rollback(self, checkpoint: str) -> None:

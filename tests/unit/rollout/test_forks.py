@@ -1,4 +1,4 @@
-"""Tools with a memory that the trajectories of a tree share, and sessions that their states fill."""
+"""Tools with a memory that the trajectories of a tree share, and states that cannot be kept."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import asyncio
 import pytest
 
 from playing import run_python
-from retcon.core.errors import CheckpointRefused, InfrastructureFault
+from retcon.core.errors import CheckpointRefused
 from retcon.core.types import ToolCall
 from retcon.sandbox.types import Result
 from retcon.tools.forks import Forkable
 from retcon.tools.scripted import ScriptedSessions
-from retcon.tools.sessions import RESTARTED, PythonSessions
+from retcon.tools.sessions import PythonSessions
 
 CALL = ToolCall("0", "python", {"code": "1"}, 0)
 
@@ -36,58 +36,71 @@ def test_what_was_kept_for_a_trajectory_that_lost_the_tool_goes_with_it_once():
     assert len(freed) == len(set(freed))
 
 
-class Room:
-    """A sandbox whose first session keeps so many checkpoints, and refuses more as it is `full`, or for its code."""
+class Full:
+    """A sandbox whose sessions keep no state."""
 
-    def __init__(self, room: int, *, full: bool) -> None:
-        self.room, self.full = room, full
-        self.opened: list[Room.Session] = []
+    def __init__(self) -> None:
+        self.opened = 0
 
-    async def session(self, **_: object) -> Room.Session:
-        self.opened.append(Room.Session(self))
-        return self.opened[-1]
+    async def session(self, **_: object) -> Full:
+        self.opened += 1
+        return self
 
-    class Session:
-        def __init__(self, sandbox: Room) -> None:
-            self.sandbox, self.kept, self.open = sandbox, 0, True
+    async def run(self, code: str) -> Result:
+        return Result("ok", value="1")
 
-        async def run(self, code: str) -> Result:
-            return Result("ok", value="1")
-
-        async def checkpoint(self) -> str:
-            if self.kept == self.sandbox.room and self is self.sandbox.opened[0]:
-                raise CheckpointRefused("not this one", full=self.sandbox.full)
-            self.kept += 1
-            return str(self.kept)
-
-        async def discard(self, checkpoint: str) -> None:
-            self.kept -= 1
-
-        async def close(self) -> None:
-            self.open = False
+    async def checkpoint(self) -> str:
+        raise CheckpointRefused("not this one")
 
 
-@pytest.mark.parametrize(
-    ("room", "full", "fault"), [(0, False, False), (2, True, False), (3, True, True), (3, False, False)],
-    ids=["code left what no state has room for", "states of one fill it", "states of several fill it", "code left it"],
-)  # fmt: skip
-def test_whose_doing_it_is_that_a_state_cannot_be_kept(room: int, full: bool, fault: bool) -> None:
-    """It is a fault of nobody where several trajectories fill a session; else its own code's, which starts anew."""
-
+def test_a_state_that_cannot_be_kept_stays_as_it_is():
     async def work() -> str:
-        sandbox = Room(room, full=full)
+        sandbox = Full()
         tool = await PythonSessions(sandbox).open("t1")  # type: ignore[arg-type]
-        states = [await tool.checkpoint() for _ in range(room)]
-        if fault:
-            with pytest.raises(InfrastructureFault, match="not this one"):
-                await tool.checkpoint()
-        else:
-            states.append(await tool.checkpoint())
-        assert len(sandbox.opened) == (1 if fault else 2)
-        said = (await tool(CALL)).text
-        for state in states:
-            await tool.discard(state)
-        assert [session.open for session in sandbox.opened] == ([True] if fault else [False, True])
-        return said
+        with pytest.raises(CheckpointRefused, match="not this one"):
+            await tool.checkpoint()
+        assert sandbox.opened == 1
+        return (await tool(CALL)).text
 
-    assert asyncio.run(work()) == ("1" if fault else f"{RESTARTED}\n1")
+    assert asyncio.run(work()) == "1"
+
+
+def tree() -> tuple[ScriptedSessions, Forkable]:
+    """A tool whose state cannot be kept while a trajectory's `x` is set."""
+    sessions = ScriptedSessions(run_python, refuses=lambda state: "x is set" if state.get("x") else "")
+    return sessions, Forkable(sessions)
+
+
+def python(code: str) -> ToolCall:
+    return ToolCall("0", "python", {"code": code}, 0)
+
+
+@pytest.mark.parametrize("freed", ["by its code", "by its end"])
+def test_a_trajectory_waits_for_another_whose_state_cannot_be_kept(freed: str):
+    async def work() -> list[str]:
+        _, tools = tree()
+        one = await tools.open("one")
+        await one(python("y = 1"))
+        await tools.fork("one", "other")
+        other = await tools.open("other")
+        await one(python("x = 5; y = 2"))
+        waiting = asyncio.create_task(other(python("y")))
+        said = [(await one(python("x + y"))).text]
+        assert not waiting.done()
+        await (one(python("x = 0")) if freed == "by its code" else one.close())
+        return [*said, (await waiting).text]
+
+    assert asyncio.run(work()) == ["7", "1"]
+
+
+def test_there_is_no_branch_from_a_state_that_cannot_be_kept():
+    async def work() -> str:
+        sessions, tools = tree()
+        one = await tools.open("one")
+        await one(python("x = 5"))
+        with pytest.raises(CheckpointRefused, match="x is set"):
+            await tools.fork("one", "other")
+        assert not sessions.opened[0].kept
+        return (await one(python("x"))).text
+
+    assert asyncio.run(work()) == "5"

@@ -216,3 +216,41 @@ def test_an_interpreter_that_is_gone_when_it_is_asked_again_ends_the_rollout():
 
     p = play([call("x = 5; oops"), call("y"), DONE], tool=ScriptedSessions(answer), repair=Saar())
     assert (p.trajectory.stop, len(p.turns), p.turns[0].repair.decision) == ("infrastructure", 1, "unrepaired")
+
+
+def closed(state):
+    return "x is set" if state.get("x") else ""
+
+
+def test_a_failure_whose_state_before_it_cannot_be_kept_is_not_repaired_and_the_rollout_goes_on():
+    tool = ScriptedSessions(run_python, refuses=closed)
+    replies = [call("x = 1"), call("y = 2; oops"), call("x = 0; y"), call("z = 3; oops"), call("z = 4"), call("z"), DONE]
+    p = play(replies, tool=tool, repair=Saar(attempts=1))
+    assert p.trajectory.stop == "answer"
+    _, failed, after, fixed, last, _ = p.turns
+    assert (failed.repair.decision, failed.repair.reason) == ("unrepaired", "no checkpoint: x is set")
+    assert (failed.repair.attempts, failed.abandoned) == (0, ())
+    assert [t.observations[0].no_checkpoint for t in p.turns[:-1]] == [None, "x is set", "x is set", None, None]
+    assert (after.observations[0].text, last.observations[0].text) == ("2", "4")
+    assert fixed.repair.decision != "unrepaired"
+    assert tool.opened[0].kept == {}
+
+
+@pytest.mark.parametrize("attempts", [1, 3])
+def test_a_failure_whose_own_state_cannot_be_kept_is_not_repaired(attempts):
+    """An attempt would run in the state before it, and where none worked there were no way back."""
+    tool = ScriptedSessions(run_python, refuses=closed)
+    p = play([call("x = 1; oops"), call("x"), DONE], tool=tool, repair=Saar(attempts=attempts))
+    failed, after, _ = p.turns
+    assert (failed.repair.decision, failed.repair.reason) == ("unrepaired", "no checkpoint: x is set")
+    assert after.observations[0].text == "1"
+    assert tool.opened[0].kept == {}
+
+
+def test_a_success_whose_state_cannot_be_kept_is_what_it_is_without_a_repair():
+    replies = [call("x = 1"), call("x + 1"), DONE]
+    with_repair, without = (
+        play(replies, tool=ScriptedSessions(run_python, refuses=closed), repair=repair).trajectory
+        for repair in (Saar(), None)
+    )
+    assert [t.segments for t in with_repair.turns] == [t.segments for t in without.turns]

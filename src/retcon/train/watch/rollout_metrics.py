@@ -8,8 +8,9 @@ from typing import get_args
 
 from retcon.core.sample import token_count
 from retcon.core.tries import first_tries
-from retcon.core.types import TRAINED, Decision, Trajectory
+from retcon.core.types import TRAINED, Decision, Trajectory, Turn
 from retcon.purify.splice import UNALIGNED
+from retcon.rollout.loop import NO_CHECKPOINT
 from retcon.train.objective.shaping import rewards_of
 
 DECISIONS: tuple[Decision, ...] = get_args(Decision)
@@ -29,7 +30,8 @@ def rollout_metrics(
     all (see `retcon.core.tries`); first_try_failure_rate: the second in the first. spliced_share: of the tokens in the
     loss mask. sampled_tokens: in all, lookaheads among them; total_tokens: of the histories, prompts among them.
     repairs by decision: in all; unaligned: those that are deep, or described without words, only because a call did not
-    begin on a token boundary. rollouts, infrastructure: made, and lost to faults; purified: those in which a purifier
+    begin on a token boundary; no_checkpoint: turns in which a tool could not keep its state, so that a failure was or
+    would have been left unrepaired. rollouts, infrastructure: made, and lost to faults; purified: those in which a purifier
     was armed.
     Means and shares are over graded rollouts alone. None: of no group of two or more, no call, no first try.
     """
@@ -67,7 +69,13 @@ def rollout_metrics(
         "purified": sum(t.provenance.purified for t in made),
         **{decision: decisions.count(decision) for decision in DECISIONS},
         "unaligned": sum(repair.reason == UNALIGNED for repair in repairs),
+        "no_checkpoint": sum(_unkept(turn) for t in made for turn in t.own_turns),
     }
+
+
+def _unkept(turn: Turn) -> bool:
+    refused = turn.repair is not None and turn.repair.reason.startswith(NO_CHECKPOINT)
+    return refused or any(observation.no_checkpoint for observation in turn.observations)
 
 
 def _spliced_share(trajectories: Sequence[Trajectory]) -> float:
