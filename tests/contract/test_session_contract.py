@@ -395,3 +395,81 @@ def test_random_numbers_of_a_session_follow_from_its_seed_and_go_on_from_cell_to
     assert first == again
     assert len({tuple(one) for one in (first, *others)}) == 4
     assert all(a != b for a, b in (first, *others))
+
+
+ENDS = {
+    "pipe": ("import os\nr, w = os.pipe(); n = os.write(w, b'ab')", "os.close(w); os.read(r, 9), os.read(r, 9)", ""),
+    "pipe for a child": (
+        "import subprocess, sys\np = subprocess.Popen([sys.executable, '-c', 'print(input()[::-1])'], stdin=-1, stdout=-1, text=True)",
+        "p.communicate('abc')[0]",
+        "have not ended",
+    ),
+    "pipe of a child that has ended": (
+        "import subprocess, sys\np = subprocess.Popen([sys.executable, '-c', 'print(1)'], stdout=-1); p.wait(); p.stdout.read()",
+        "p.stdout.read(), p.returncode",
+        "",
+    ),
+    "socket pair": ("import socket\na, b = socket.socketpair()", "a.close(); b.recv(9)", "a socket is open"),
+    "port": (
+        "import socket\ns = socket.create_server(('127.0.0.1', 5000))",
+        "s.close(); s = socket.create_server(('127.0.0.1', 5000)); s.getsockname()",
+        "a socket is open",
+    ),
+    "thread pool": (
+        "from concurrent.futures import ThreadPoolExecutor\nt = ThreadPoolExecutor(1); t.submit(abs, 1).result()",
+        "t.submit(abs, -2).result()",
+        "threads",
+    ),
+    "sqlite": (
+        "import sqlite3\nd = sqlite3.connect('d'); d.execute('create table t(x)'); d.execute('insert into t values(1)'); None",
+        "d.rollback(); d.execute('select count(*) from t').fetchall()",
+        "",
+    ),
+    "event loop": (
+        "import asyncio\nl = asyncio.new_event_loop()",
+        "l.run_until_complete(asyncio.sleep(0, 5))",
+        "neither a file nor an unnamed pipe",
+    ),
+    "deleted file": (
+        "import tempfile\nf = tempfile.TemporaryFile(); f.write(b'a'); f.flush()",
+        "f.write(b'b'); f.seek(0); f.read()",
+        "deleted",
+    ),
+    "hook": ("import os\nforks = []\nos.register_at_fork(before=lambda: forks.append(0))", "forks", ""),
+}
+
+
+@pytest.mark.parametrize("made", ENDS)
+def test_a_checkpoint_changes_nothing_of_the_program_or_is_refused(opened: Opener, made: str) -> None:
+    """No copy has an end that the program waits for; what goes back is all there was."""
+    first, second, why = ENDS[made]
+
+    async def alone(sandbox: Sandbox) -> Result:
+        session = await sandbox.session()
+        begun = await session.run(first)
+        result = await session.run(second, timeout=5)
+        await session.close()
+        if begun.status != "ok":
+            pytest.skip(f"this tier does not grant it: {begun.error_type}")
+        assert result.status == "ok"
+        return result
+
+    async def work(sandbox: Sandbox, session: Session) -> None:
+        expected = await alone(sandbox)
+        await session.run(first)
+        state = ""
+        try:
+            state = await session.checkpoint()
+        except CheckpointRefused as refused:
+            assert why
+            assert why in str(refused)
+            assert not refused.full
+        else:
+            assert not why
+        for _repeat in range(3 if state else 1):
+            result = await session.run(second, timeout=5)
+            assert (result.status, result.stdout, result.value) == ("ok", expected.stdout, expected.value)
+            if state:
+                await session.rollback(state)
+
+    using(opened, work)

@@ -139,7 +139,8 @@ class TurnState:
             raise self._refused
         if self._tools.stateful:
             self._after = await self._tools.checkpoint()
-            self._before = self._before or self._after  # the failure reached no tool that keeps state
+            if self._before is None:  # the failure reached no tool that keeps state
+                self._before = self._after
 
     async def run_again(self, calls: Sequence[ToolCall]) -> tuple[Observation, ...]:
         """Run the calls of another attempt at the turn, from the state before it, and where they change none leave

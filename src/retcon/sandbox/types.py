@@ -230,7 +230,7 @@ class Session(Protocol):
     async def checkpoint(self) -> str:
         """Freeze the state as it is now, variables and scratch files; its name.
 
-        Raises SessionLost, CheckpointRefused where this state cannot be kept.
+        Raises SessionLost, CheckpointRefused where this state cannot be kept (docs/sandbox/sandbox.md).
         """
         ...
 

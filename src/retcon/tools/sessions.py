@@ -44,7 +44,8 @@ class PythonSession:
     Code that ends its interpreter has that as its own observation, and the next call a fresh interpreter, which is
     said. So has code whose state cannot be gone back to through its own doing (it ended the frozen copies): it must not
     come out as a fault of ours, for which a rollout is dropped. A state that cannot be kept (threads, processes and
-    sockets that are open, folders nested too deep) stays as it is: CheckpointRefused. Where the sandbox lost the session (evicted, worker died), every further call is `infrastructure`.
+    sockets that are open, folders nested too deep) stays as it is: CheckpointRefused. Where the sandbox lost the
+    session (evicted, worker died), every further call is `infrastructure`.
     """
 
     def __init__(

@@ -212,10 +212,8 @@ os.chdir('..')
 for number in range(5):
     with open(str(number), 'wb') as file: file.write(b'x' * (12 << 20))
 """
-HELD = """
-held = [open(str(number), 'r+b') for number in range(5)]
-for number in range(5): os.unlink(str(number))
-"""
+HELD = "held = [open(str(number), 'r+b') for number in range(5)]"
+DELETED = "for number in range(5): os.unlink(str(number))"
 
 
 def test_a_rollback_that_its_own_files_prevent_is_no_fault_of_ours() -> None:
@@ -228,7 +226,8 @@ def test_a_rollback_that_its_own_files_prevent_is_no_fault_of_ours() -> None:
         await session.run(FULL)
         full = await session.checkpoint()
         await session.run(HELD)
-        holds = await session.checkpoint()  # its copy keeps all the room there is
+        holds = await session.checkpoint()
+        await session.run(DELETED)  # the copy keeps all the room there is
         with pytest.raises(SessionLost, match="could not be put back") as lost:
             await session.rollback(full)
         assert lost.value.by_own_code
@@ -322,7 +321,7 @@ def test_a_fork_bomb_is_bounded_and_undone() -> None:
         state = await session.checkpoint()
         for _repeat in range(2):
             assert 1 <= int((await session.run(bomb)).value or 0) < 500
-            with pytest.raises(SandboxUnavailable, match="too many running"):
+            with pytest.raises(SandboxUnavailable, match="have not ended"):
                 await session.checkpoint()
             await session.rollback(state)
         assert (await session.run("1")).value == "1"

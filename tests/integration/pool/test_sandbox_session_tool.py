@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from retcon.core.errors import InfrastructureFault
+from retcon.core.errors import CheckpointRefused, InfrastructureFault
 from retcon.core.types import Observation, ToolCall
 from retcon.sandbox.pool import SandboxPool
 from retcon.sandbox.types import Limits, SessionBounds
@@ -57,15 +57,39 @@ NO_COPIES = (
 NO_FORK = "import resource\nresource.setrlimit(resource.RLIMIT_NPROC, (0, 0))"
 
 
-@pytest.mark.parametrize("spoils", [DEEP, NO_FORK, NO_COPIES], ids=["deep folders", "no forks", "no frozen copies"])
-def test_code_that_prevents_its_own_rollback_loses_its_state_and_is_no_fault_of_ours(spoils: str) -> None:
+@pytest.mark.parametrize(
+    ("spoils", "why"),
+    [
+        (DEEP, "nested deeper"),
+        (NO_FORK, "no further process"),
+        ("import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()", "threads"),
+    ],
+    ids=["deep folders", "no forks", "a thread"],
+)
+def test_code_that_prevents_a_checkpoint_keeps_its_state(spoils: str, why: str) -> None:
+    async def work(pool: SandboxPool) -> None:
+        tool = await PythonSessions(pool).open("t1")
+        await say(tool, "x = 1")
+        before = await tool.checkpoint()
+        await say(tool, f"x = 2\n{spoils}")
+        with pytest.raises(CheckpointRefused, match=why):
+            await tool.checkpoint()
+        assert (await say(tool, "x")).text == "2"
+        await tool.rollback(before)
+        assert (await say(tool, "x")).text == "1"
+        await tool.close()
+
+    using(work)
+
+
+def test_code_that_prevents_its_own_rollback_loses_its_state_and_is_no_fault_of_ours() -> None:
     async def work(pool: SandboxPool) -> None:
         if pool.tier != "namespaces":
             pytest.skip("this machine grants no process namespace")
         tool = await PythonSessions(pool).open("t1")
         await say(tool, "x = 1")
         before = await tool.checkpoint()
-        await say(tool, spoils)
+        await say(tool, NO_COPIES)
         after = await tool.checkpoint()
         for state in (before, after, before):
             await tool.rollback(state)
@@ -86,7 +110,7 @@ def test_a_session_that_the_states_of_several_fill_keeps_what_it_has() -> None:
         tool = await PythonSessions(pool, limits=Limits(memory_mb=64)).open("t1")
         assert (await say(tool, "x = bytes([1]) * (50 << 20)\nlen(x)")).status == "ok"
         states = [await tool.checkpoint() for _ in range(3)]
-        with pytest.raises(InfrastructureFault, match="hold more than 128 MiB: discard some"):
+        with pytest.raises(CheckpointRefused, match="hold more than 128 MiB: discard some"):
             await tool.checkpoint()
         assert (await say(tool, "len(x) >> 20")).text == "50"
         await tool.discard(states[0])

@@ -115,18 +115,28 @@ def test_no_signal_stops_or_ends_the_keeper(session: Attacked) -> None:
 
 @contained_by(*ALL)
 def test_pipes_that_are_full_or_without_a_reader_hold_nobody_up(session: Attacked) -> None:
+    state = session.checkpoint()
     session.run(
         FORGE
         + "def pour(w):\n    os.write(w, b'x')\n    while True: os.write(1, b'x' * 65536)\n"
         + "for _ in range(4): orphan(pour)"
     )
     session.rests()
-    state = session.checkpoint()
     poured = session.run("time.sleep(.05)")
     assert poured.status == "ok"
     assert len(poured.stdout) <= 65536 + 100
     session.rollback(state)
     assert session.run("1").stdout == ""
+    session.close()
+
+
+@contained_by(*ALL)
+@pytest.mark.parametrize("word", ["fork", "", "infrastructure", "x" * 3000])
+def test_a_refusal_that_a_cell_makes_up_refuses_its_checkpoint_alone(session: Attacked, word: str) -> None:
+    session.run(FORGE + f"it._operations['freeze'] = lambda command: it._say(command['token'], '-{word}')")
+    assert len(session.tries()) < 200
+    assert session.run("1").value == "1"
+    session.rests()
     session.close()
 
 

@@ -192,7 +192,7 @@ def test_files_and_folders_without_rights_come_back_with_none(session: Attacked)
         os.mkdir('closed'); open('closed/in', 'w').write('x'); open('unread', 'w').write('y'); os.mkfifo('fifo')
         for name in ('closed/in', 'closed', 'unread', 'fifo'):
             fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK)
-            os.fchmod(fd, 0)
+            os.fchmod(fd, 0); os.close(fd)
         def look():
             found = [oct(os.lstat(name).st_mode) for name in ('closed', 'unread', 'fifo')]
             return found + [os.lstat('unread').st_size]
@@ -285,25 +285,6 @@ def test_a_lease_does_not_make_the_keeper_wait(session: Attacked) -> None:
         if not prevented:
             assert "fault" not in session.tries(rollback=f"checkpoint {repeat + 1}")
     session.rests()
-    session.close()
-
-
-@contained_by(*ALL)
-def test_what_is_written_while_a_copy_is_made_is_in_it_or_not_but_goes_with_a_rollback(session: Attacked) -> None:
-    session.run(
-        "import os, threading\nhere = os.getcwd()\n"
-        "def write():\n    n = 0\n    while True:\n        n += 1\n        open(f'{here}/t{n % 50}', 'w').write('x' * n)\n"
-        "if os.fork() == 0: write()\n"
-        "threading.Thread(target=write, daemon=True).start()"
-    )
-    state = session.checkpoint()
-    session.rests()
-    session.rollback(state)
-    session.rests()
-    first = session.run("sorted((n, os.stat(n).st_size) for n in os.listdir())").value
-    session.run("for n in os.listdir(): os.unlink(n)")
-    session.rollback(state)
-    assert session.run("sorted((n, os.stat(n).st_size) for n in os.listdir())").value == first
     session.close()
 
 

@@ -5,11 +5,13 @@ from functools import partial
 
 import pytest
 
-from playing import call, play
+from playing import call, play, run_python
+from retcon.core.codec import from_dict, to_dict
 from retcon.core.types import Branch, Observation, Segment, ToolCall, Trajectory, Turn
 from retcon.engine.local.stats import EngineStats
 from retcon.purify.saar import Saar
 from retcon.purify.splice import purify
+from retcon.tools.scripted import ScriptedSessions
 from retcon.train.ahead import staleness
 from retcon.train.algorithms.dapo import Dapo
 from retcon.train.objective.shaping import shaped_rewards
@@ -21,6 +23,15 @@ def attempt(code, status, *, start):
     text = call(code)
     made = ToolCall("0", "python", {"code": code}, char=0, start=start)
     return Turn((Segment("sampled", text, tuple(text.encode())),), (made,), (Observation("0", "", status),), "call")
+
+
+def test_turns_without_a_checkpoint_are_counted_whether_they_failed_or_not():
+    tool = ScriptedSessions(run_python, refuses=lambda state: "x is set" if state.get("x") else "")
+    replies = [call("x = 1; oops"), call("x"), call("oops"), call("x = 0"), call("oops"), call("y = 1"), "42"]
+    made = replace(play(replies, tool=tool, repair=Saar(attempts=1)).trajectory, reward=1.0)
+    assert made == from_dict(to_dict(made))
+    metrics = rollout_metrics([[made]])
+    assert (metrics["no_checkpoint"], metrics["unrepaired"]) == (4, 2)
 
 
 def test_repairs_are_counted_by_decision_and_those_that_could_not_be_cut():

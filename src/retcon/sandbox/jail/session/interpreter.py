@@ -69,7 +69,7 @@ OBSTACLES = {
     "pipe": "a pipe whose writing end is closed holds data that was not read",
     "socket": "a socket is open",
     "file": "a file is open that was deleted",
-    "other": "a descriptor is open that is no file or pipe, such as an event loop's",
+    "other": "a descriptor is open that is neither a file nor an unnamed pipe, such as an event loop's",
 }
 """What of the interpreter's own state keeps it from being copied."""
 MEMORY_DEVICES = 1  # the major number of /dev/null, zero, full, random and urandom
