@@ -46,8 +46,8 @@ PARTS: dict[str, Sequence[str]] = {
         "b#.close()",
     ),
     "child with pipes": (
-        "import subprocess, sys\np# = subprocess.Popen([sys.executable, '-c', 'import sys; print(sys.stdin.read()[::-1])'],"
-        " stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)",
+        "import subprocess, sys\nturn = 'import sys; print(sys.stdin.read()[::-1])'\n"
+        "p# = subprocess.Popen([sys.executable, '-c', turn], stdin=-1, stdout=-1, text=True)",
         "p#.stdin.write('abc')",
         "p#.communicate('d')",
         "p#.returncode",
@@ -157,7 +157,7 @@ def random_program(seed: int, number: int) -> Program:
     waiting = [[cell.replace("#", str(n)) for cell in PARTS[part]] for n, part in enumerate(parts, 1)]
     cells = []
     while waiting:
-        cells.append((one := draw.choice(waiting)).pop(0))
+        cells.append(draw.choice(waiting).pop(0))
         waiting = [one for one in waiting if one]
     kept = frozenset(n for n in range(len(cells)) if draw.random() < 0.6)
     return Program(tuple(parts), tuple(cells), kept)
@@ -203,7 +203,7 @@ async def differences(sandbox: Sandbox, program: Program) -> tuple[list[str], li
         other = await run(sandbox, program, program.kept, twice=twice)
         refused += other.refused
         differ += [
-            f"{'rolled back' if twice else 'checkpointed'}, cell {n} {program.cells[n]!r}: {own} and not {plain.cells[n]}"
+            f"{'rolled back' if twice else 'checkpointed'}, cell {n} {program.cells[n]!r}: {own}, not {plain.cells[n]}"
             for n, own in enumerate(other.cells)
             if own != plain.cells[n]
         ]

@@ -17,7 +17,7 @@ from retcon.core.types import Observation, ToolCall
 from retcon.tools.types import OpenTool, StatefulTool
 
 WAIT_SECONDS = 600.0
-"""That a trajectory waits at a time for one whose state cannot be kept: with several tools, two may wait for each other."""
+"""Longest wait for another trajectory whose state cannot be kept: with several tools, two may wait for each other."""
 
 
 class Forkable:

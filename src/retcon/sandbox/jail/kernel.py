@@ -126,9 +126,9 @@ def _set_file_rights(gid: int, uid: int) -> None:
 def clone_sibling() -> int:
     """fork(2), but the new process is a child of this one's parent. 0 in it.
 
-    For a process with one thread: no lock of another's is held, so that nothing need be prepared, and nothing in the new
-    one set right but the C library's note of its thread's id, as far as the kernel was built to tell where that is.
-    Raises OSError.
+    For a process with one thread. No other thread holds a lock, so that nothing is prepared, and nothing corrected in
+    the new one but the C library's note of its thread's id, where the kernel was built to say where that is. Raises
+    OSError.
     """
     note, flags = ctypes.c_void_p(), _CLONE_PARENT | signal.SIGCHLD
     with contextlib.suppress(OSError):

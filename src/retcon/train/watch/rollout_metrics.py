@@ -31,8 +31,8 @@ def rollout_metrics(
     loss mask. sampled_tokens: in all, lookaheads among them; total_tokens: of the histories, prompts among them.
     repairs by decision: in all; unaligned: those that are deep, or described without words, only because a call did not
     begin on a token boundary; no_checkpoint: turns in which a tool could not keep its state, so that a failure was or
-    would have been left unrepaired. rollouts, infrastructure: made, and lost to faults; purified: those in which a purifier
-    was armed.
+    would have been left unrepaired. rollouts, infrastructure: made, and lost to faults; purified: those in which a
+    purifier was armed.
     Means and shares are over graded rollouts alone. None: of no group of two or more, no call, no first try.
     """
     made = [t for group in groups for t in group]

@@ -10,7 +10,8 @@ memory, and which process is the copy are the kernel's word to the keeper; `infr
 A copy is made by fork: variables, modules, the state of `random` and the ids of objects are as they were, and so are
 the current folder and the place in each open file. The running program must not notice it: a copy runs no hook of
 `os.register_at_fork`, and keeps no end of a pipe. Pipes, whose ends are all in this process, are made anew when it is
-gone back to. A state with more than that (other processes, threads, sockets, a deleted file) is not copied. Shared memory is not gone back on, and `os.getpid()` is another.
+gone back to. A state with more than that (other processes, threads, sockets, a deleted file) is not copied. Shared
+memory is not gone back on, and `os.getpid()` is another.
 """
 
 from __future__ import annotations
