@@ -312,13 +312,11 @@ class Interpreter:
             let_go = os.pipe() if pipes else ()
             try:
                 is_copy = kernel.clone_sibling() == 0
-                ends = [file.fd for pipe in pipes for file in pipe.ends] if is_copy else []
-                for fd in (*ends, *let_go) if is_copy else let_go[1:]:
-                    os.dup2(CONTROL_FD, fd)  # it is closed, and its number kept
                 if is_copy:
-                    self._sleep()
+                    self._sleep([*(file.fd for pipe in pipes for file in pipe.ends), *let_go])
                 elif let_go:
-                    os.read(let_go[0], 1)  # until the copy has closed all of them
+                    os.dup2(CONTROL_FD, let_go[1])
+                    os.read(let_go[0], 1)  # until the copy has closed its own
             finally:
                 for fd in let_go:
                     os.close(fd)
@@ -340,11 +338,16 @@ class Interpreter:
         for file in files:
             _open_again(file)
 
-    def _sleep(self) -> None:
+    def _sleep(self, closed: list[int]) -> None:
         """Be the frozen copy until the keeper continues it: the kernel names who did, so that no cell can wake it. What
-        else it was sent until then, such as by `os.killpg`, it does not get."""
+        else it was sent until then, such as by `os.killpg`, it does not get. closed: descriptors that it lets go of."""
         self._pid = getpid()
-        die_with_parent()
+        try:
+            die_with_parent()
+            for fd in closed:
+                os.dup2(CONTROL_FD, fd)  # so that nothing else gets its number
+        except OSError:
+            _exit(1)
         pause = FIRST_PAUSE
         while True:
             sent = sigwaitinfo({SIGCONT})
