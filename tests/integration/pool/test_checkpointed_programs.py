@@ -32,3 +32,29 @@ def test_a_refused_checkpoint_says_what_stands_in_its_way_and_a_kept_one_is_gone
             assert set(refused) == why
 
     using(work)
+
+
+def test_no_garbage_is_collected_while_a_copy_is_made() -> None:
+    """It would close descriptors between the look at them and the copy, or before it has made them anew."""
+    watch = """
+import gc, os, sys
+r, w = os.pipe()
+seen = []
+def note(*_):
+    frame = sys._getframe()
+    while frame is not None:
+        seen.append(frame.f_code.co_name)
+        frame = frame.f_back
+gc.callbacks.append(note)
+gc.set_threshold(1)
+"""
+
+    async def work(pool: SandboxPool) -> None:
+        session = await pool.session()
+        await session.run(watch)
+        state = await session.checkpoint()
+        await session.rollback(state)
+        result = await session.run("gc.callbacks.clear(); gc.isenabled(), 'serve' in seen, '_open_files' in seen")
+        assert result.value == "(True, True, False)"
+
+    using(work)

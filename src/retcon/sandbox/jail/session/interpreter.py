@@ -20,6 +20,7 @@ import base64
 import builtins
 import contextlib
 import fcntl
+import gc
 import os
 import resource
 import socket
@@ -57,6 +58,7 @@ from retcon.sandbox.jail.spawning import refuse_spawning
 # What this file stands on is bound to names of its own: a cell may replace those of any module.
 _raise_limit, _limit, _to_text = resource.setrlimit, resource.getrlimit, repr
 _MEMORY, _FILE_SIZE, _raised, _block = resource.RLIMIT_AS, resource.RLIMIT_FSIZE, sys.exception, bytes
+_collects, _stop_collecting, _collect_again = gc.isenabled, gc.disable, gc.enable
 CONTROL_FD = child.RECORD_FD
 FIRST_PAUSE, LONGEST_PAUSE = 0.001, 1.0
 """Seconds that a frozen copy rests once another than the keeper has continued it, doubled each time: each time takes
@@ -297,6 +299,16 @@ class Interpreter:
             write_error(f"{name}\n")
 
     def _freeze(self, command: FreezeCommand) -> None:
+        """Make a frozen copy, without the garbage collector, which would close descriptors that were looked at."""
+        collects = _collects()
+        _stop_collecting()
+        try:
+            self._copy(command)
+        finally:
+            if collects:
+                _collect_again()
+
+    def _copy(self, command: FreezeCommand) -> None:
         """Make a frozen copy. It returns from here once it is woken; the original returns at once.
 
         The copy is the keeper's child, so that no `os.wait()` of a cell meets it.
