@@ -23,13 +23,14 @@ PEERS = ("torch", "transformers", "trl", "peft", "openai", "datasets")
 CLIENTS = ("langchain", "langchain-openai", "langgraph", "openai-agents", "smolagents[openai]")
 PINNED = ("constraints.txt", "tests/plugins/requirements.txt", "tests/plugins/clients.txt")
 
-TESTS = ("-m", "pytest", "-p", "no:cacheprovider", "--tb=short")
+TESTS = ("python", "-m", "pytest", "-p", "no:cacheprovider", "--tb=short")
 CHECKS: dict[str, tuple[str, ...]] = {
-    "ask": ("-m", "retcon", "ask", "base", "find x. 3*x = 12"),
+    "ask": ("python", "-m", "retcon", "ask", "base", "find x. 3*x = 12"),
     "unit": (*TESTS, "-n", "2", "tests/unit"),
     "engine": (*TESTS, "-n", "2", "tests/contract", "tests/integration/learning", "tests/integration/train"),
     "trl": (*TESTS, "tests/plugins/test_trl.py"),
     "clients": (*TESTS, "tests/plugins/test_clients.py", "tests/plugins/test_harnesses.py"),
+    "verl": ("make", "verl-resolve"),
 }
 
 
@@ -51,17 +52,18 @@ def main() -> None:
         parser.error(f"no check {', '.join(unknown)}; there are: {', '.join(CHECKS)}")
     if not args.keep:
         build(args.venv)
-    python = str(args.venv.absolute() / "bin/python")
+    programs = {"python": str(args.venv.absolute() / "bin/python")}
     env = {**os.environ, "RETCON_INTEGRATION": "1", "TRL_EXPERIMENTAL_SILENCE": "1", "OMP_NUM_THREADS": "1"}
     ends = []
     for check in args.checks or CHECKS:
         print(f"\n== {check}", flush=True)
         begun = time.monotonic()
-        code = subprocess.run([python, *CHECKS[check]], cwd=ROOT, env=env, check=False).returncode
+        program, *words = CHECKS[check]
+        code = subprocess.run([programs.get(program, program), *words], cwd=ROOT, env=env, check=False).returncode
         ends.append((check, code, time.monotonic() - begun))
 
     print("\n== versions that differ from the pinned ones", flush=True)
-    subprocess.run([python, "tests/pinned.py", "check", *PINNED], cwd=ROOT, check=False)
+    subprocess.run([programs["python"], "tests/pinned.py", "check", *PINNED], cwd=ROOT, check=False)
     print("\n== with the newest releases")
     for check, code, seconds in ends:
         print(f"{check:10} {'works' if code == 0 else f'BROKE (exit code {code})':24} {seconds:6.0f} s")
