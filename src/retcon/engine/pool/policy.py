@@ -13,7 +13,8 @@ Nothing here waits, measures or asks the time, so that a simulator drives the ob
   what one would do who knew how long the tool takes (the ski-rental rule).
 - **Eviction.** Where estimates fell short and a replica would overflow, whole trajectories give way, those first with
   which the least work is lost; never the oldest one that is computed, so that there is always progress.
-- **Faults.** A replica that fails gets no calls for a while that doubles; what was there is computed again elsewhere.
+- **Faults.** A replica that fails gets no calls for a while that doubles, then one as a probe (`CircuitBreaker`); what
+  was there is computed again elsewhere.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from collections.abc import Collection, Hashable, Iterator, Sequence
 
 import numpy as np
 
+from retcon.core.breaker import CircuitBreaker
 from retcon.engine.pool.lengths import Lengths
 from retcon.engine.pool.replicas import Replica, Trajectory
 from retcon.engine.pool.types import Action, Evict, PoolSettings, Send
@@ -51,10 +53,12 @@ class Policy:
     ) -> None:
         self.settings = settings or PoolSettings()
         self.lengths = Lengths()
+        about = self.settings
         self.replicas = [
-            Replica(number, math.inf if capacity is None else capacity, max_requests, self.settings.fastest)
+            Replica(number, math.inf if capacity is None else capacity, max_requests, about.fastest,
+                    CircuitBreaker(about.pause, about.longest_pause))
             for number, capacity in enumerate(capacities)
-        ]
+        ]  # fmt: skip
         self._open: dict[Hashable, Trajectory] = {}
         self._waiting = Waiting()
         self._away: OrderedDict[Hashable, Trajectory] = OrderedDict()  # those longest away first
@@ -91,7 +95,7 @@ class Policy:
         one.tokens, one.limit, one.away = tokens, limit, None
         self._away.pop(id, None)
         home = None if one.home is None else self.replicas[one.home]
-        if home is None or home.down_until > now or home.calls >= home.max_requests:
+        if home is None or not home.breaker.takes(now) or home.calls >= home.max_requests:
             self._leave(one)
             self._waiting.again(one)
         elif (other := self._better(one, home, now)) is not None:
@@ -105,8 +109,9 @@ class Policy:
         """Its call came back with so many tokens; its tool runs, or it is about to be released."""
         one = self._open[id]
         replica = self._stop(one, now)
-        replica.faults, replica.relieved = 0, False
+        replica.relieved = False
         if one.sent is not None:
+            replica.breaker.answered(now)
             clock = replica.tick(now)
             replica.answered(one, generated, now)
             self._settle(replica, now, max(0.0, replica.clock - clock) * replica.calls)
@@ -121,16 +126,9 @@ class Policy:
         """The way to its replica failed: that is down, and the call waits for another place."""
         one = self._open[id]
         replica = self._stop(one, now)
+        replica.breaker.failed(now)
         one.sent = None
-        settings = self.settings
-        if replica.down_until <= now:  # else another of its calls has told already
-            if not replica.faults:
-                replica.failed_since = now
-            replica.faults += 1
-            pause = settings.pause * 2.0 ** min(replica.faults - 1, 30)
-            replica.down_until = now + min(settings.longest_pause, pause)
-        if replica not in self._failed:
-            self._failed.append(replica)
+        self._rest(replica, now)
         for other in list(replica.residents.values()):
             if other.sent is None:  # the calls that are out fail by themselves, or come back
                 self._away.pop(other.id, None)
@@ -167,7 +165,7 @@ class Policy:
             at, number = heapq.heappop(self._checks)
             if at == self._check_at[number]:
                 self._relieve(self.replicas[number], now)
-        for replica in [r for r in self._failed if r.down_until <= now]:
+        for replica in [r for r in self._failed if r.breaker.takes(now)]:
             self._failed.remove(replica)
             self._stale.add(replica.number)  # it is tried again
         while (one := self._waiting.first()) is not None:
@@ -195,10 +193,9 @@ class Policy:
         return len(self._waiting)
 
     def down_since(self, now: float) -> float | None:
-        """Since when all replicas have failed; None where one of them can be given a call."""
-        if any(replica.down_until <= now for replica in self.replicas):
-            return None
-        return max(replica.failed_since for replica in self.replicas)
+        """Since when all replicas have failed; None where one of them can be given a call, or is being probed."""
+        down = all(replica.breaker.rests(now) for replica in self.replicas)
+        return max(replica.breaker.since for replica in self.replicas) if down else None
 
     # --- places ---
 
@@ -294,8 +291,15 @@ class Policy:
         one.sent, one.began = now, replica.tick(now)
         self._settle(replica, now, one.tokens)
         replica.calls += 1
+        replica.breaker.sent(now)
+        self._rest(replica, now)
         self._watch(replica)
         self._actions.append(Send(one.id, replica.number))
+
+    def _rest(self, replica: Replica, now: float) -> None:
+        """Where it takes no calls for now, look at it again when it does."""
+        if not replica.breaker.takes(now) and replica not in self._failed:
+            self._failed.append(replica)
 
     def _stop(self, one: Trajectory, now: float) -> Replica:
         """Its call is no longer out."""
@@ -320,7 +324,7 @@ class Policy:
 
     def _next_room(self, now: float) -> float:
         """When there may be room though nothing happened: a replica is tried again, or a tool has taken too long."""
-        times = [replica.down_until for replica in self._failed]
+        times = [replica.breaker.until for replica in self._failed]
         if self._away and not all(replica.closed(now) for replica in self.replicas):  # else room alone is no help
             oldest = next(iter(self._away.values()))
             assert oldest.away is not None

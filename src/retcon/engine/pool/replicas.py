@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from retcon.core.breaker import CircuitBreaker
 from retcon.engine.pool.lengths import HORIZONS
 
 RATES = 16
@@ -49,21 +50,18 @@ class Replica:
     """capacity: tokens of keys and values that it holds; inf where that is unknown. max_requests: calls at a time.
     fastest: tokens a second that one call can be given at most. calls: those that are out.
 
-    down_until, faults, failed_since: since it failed, how often in a row, and when first. rates: of the last answers,
-    tokens a second of one call; rate: their mean, until answers tell as many as there can be. clock: forwards so far,
-    as far as answers tell, by `clock_at`: every forward gives every call a token. room: what its residents are expected
-    to take (`Lengths.room`), as reckoned at `weighed`. version: of its load. relieved: whether some gave way to calls
-    none of which has ended since."""
+    breaker: whether it is in rotation. rates: of the last answers, tokens a second of one call; rate: their mean, until
+    answers tell as many as there can be. clock: forwards so far, as far as answers tell, by `clock_at`: every forward
+    gives every call a token. room: what its residents are expected to take (`Lengths.room`), as reckoned at `weighed`.
+    version: of its load. relieved: whether some gave way to calls none of which has ended since."""
 
     number: int
     capacity: float
     max_requests: int
     fastest: float
+    breaker: CircuitBreaker
     residents: dict[Hashable, Trajectory] = field(default_factory=dict)
     calls: int = 0
-    down_until: float = 0.0
-    faults: int = 0
-    failed_since: float = 0.0
     rates: deque[float] = field(default_factory=lambda: deque(maxlen=RATES))
     clock: float = 0.0
     clock_at: float = 0.0
@@ -78,7 +76,7 @@ class Replica:
 
     def closed(self, now: float) -> bool:
         """Whether it takes no call, whatever its load."""
-        return self.down_until > now or self.relieved or self.calls >= self.max_requests
+        return not self.breaker.takes(now) or self.relieved or self.calls >= self.max_requests
 
     def tick(self, now: float) -> float:
         """The clock by now."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from itertools import count
 from typing import Any, Protocol
 
 from retcon.core.errors import EngineError, InfrastructureFault
@@ -63,17 +64,23 @@ class ServerEngine:
         """The servers evict what nobody asks for."""
 
     async def _ask(self, request_id: str, ids: Sequence[int], asked: dict[str, Any]) -> Any:
+        """The answer of the first server that does not fail: `RetconRouter` has another one for each try."""
         from ray.exceptions import RayError, RayTaskError
 
+        failed = getattr(getattr(self._client, "_load_balancer", None), "failed", None)
         began = time.perf_counter()
         try:
-            return await self._client.generate(request_id, prompt_ids=list(ids), sampling_params=asked)
-        except RayTaskError as error:
-            if isinstance(error.cause, REFUSALS):
-                raise EngineError(f"request {request_id}: {error.cause}") from error
-            raise self._fault(f"request {request_id}: {error.cause!r}") from error
-        except RayError as error:
-            raise self._fault(f"request {request_id}: verl's server is gone: {error}") from error
+            for tried in count(1):
+                try:
+                    return await self._client.generate(request_id, prompt_ids=list(ids), sampling_params=asked)
+                except RayError as error:
+                    gone: object = f"verl's server is gone: {error}"
+                    if isinstance(error, RayTaskError):
+                        gone = repr(error.cause)
+                    if isinstance(error, RayTaskError) and isinstance(error.cause, REFUSALS):
+                        raise EngineError(f"request {request_id}: {error.cause}") from error
+                    if failed is None or tried >= await failed.remote(request_id):
+                        raise self._fault(f"request {request_id}: {gone}") from error
         finally:
             self.seconds += time.perf_counter() - began
 

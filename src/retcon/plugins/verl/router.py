@@ -2,33 +2,39 @@
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from retcon.core.breaker import CircuitBreaker
+
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 10.0
+"""Seconds that a server gets no requests after it failed one; long enough for the fault of a probe to get here."""
 MOST_ROLLOUTS = 100_000
 """Of which it is remembered where they are; the oldest are forgotten."""
-
-
-@dataclass(slots=True)
-class _Request:
-    server: str
-    tokens: int
 
 
 class RetconRouter:
     """`rollout.router_config_path` of verl names a file with `router_class: retcon.plugins.verl.router.RetconRouter`.
 
     A request counts with the tokens that it may hold: its prompt and what it may generate. servers: handles by their
-    addresses. Follows verl's `RequestLoadBalancer`, whose methods run one at a time, in an actor.
+    addresses. Follows verl's `RequestLoadBalancer`, whose methods run one at a time, in an actor. verl says when a
+    request is over and not how it went, so our agent loops report what failed (`failed`); see `CircuitBreaker`.
     """
 
-    def __init__(self, servers: Mapping[str, Any], config: Mapping[str, Any] | None = None) -> None:
-        self._servers = dict(servers)
-        self._load = dict.fromkeys(self._servers, 0)
+    def __init__(
+        self,
+        servers: Mapping[str, Any],
+        config: Mapping[str, Any] | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
+        self._servers, self._load, self._breakers = dict[str, Any](), dict[str, int](), dict[str, CircuitBreaker]()
         self._homes: OrderedDict[str, str] = OrderedDict()
-        self._under_way: dict[str, list[_Request]] = {}
+        self._under_way: dict[tuple[str, str | None], list[int]] = {}  # tokens, by server and request id
+        self.add_servers(servers)
 
     def require_acquire_fields(self) -> list[str]:
         return ["prompt_ids", "sampling_params"]
@@ -43,33 +49,43 @@ class RetconRouter:
         if not self._servers:
             raise RuntimeError("No available servers in load balancer")
         tokens = len(prompt_ids) + int((sampling_params or {}).get("max_tokens") or 0)
-        home = self._homes.get(request_id)
-        if home not in self._servers:
-            home = min(self._load, key=self._load.__getitem__)  # of two with as many requests, that with shorter ones
+        now, home = self._clock(), self._homes.pop(request_id, "")
+        if home in self._servers:
+            self._breakers[home].answered(now)  # else it would have been reported
+        if home not in self._servers or not self._breakers[home].takes(now):
+            home = min(self._load, key=lambda name: self._order(name, now))
+        self._breakers[home].sent(now)
         self._homes[request_id] = home
-        self._homes.move_to_end(request_id)
         if len(self._homes) > MOST_ROLLOUTS:
             self._homes.popitem(last=False)
         self._load[home] += tokens
-        self._under_way.setdefault(request_id, []).append(_Request(home, tokens))
+        self._under_way.setdefault((home, request_id), []).append(tokens)
         return home, self._servers[home]
+
+    def _order(self, name: str, now: float) -> tuple[int, int]:
+        """The fewest faults in a row where all rest; of two with as many requests, that with shorter ones."""
+        breaker = self._breakers[name]
+        return 0 if breaker.takes(now) else breaker.faults, self._load[name]
+
+    def failed(self, request_id: str) -> int:
+        """Place a request anew whose server failed it; how many servers there are to try."""
+        home = self._homes.pop(request_id, "")
+        if home in self._servers:
+            self._breakers[home].failed(self._clock())
+        return len(self._servers)
 
     def release_server(self, server_id: str, request_id: str | None = None) -> None:
         """A request is over; what is not known is ignored."""
-        requests = self._under_way.get(request_id or "", [])
-        done = next((one for one in requests if one.server == server_id), None)
-        if done is None:
-            return
-        requests.remove(done)
-        if not requests:
-            del self._under_way[request_id or ""]
-        if server_id in self._load:
-            self._load[server_id] -= done.tokens
+        if tokens := self._under_way.get((server_id, request_id)):
+            self._load[server_id] -= tokens.pop(0)
+            if not tokens:
+                del self._under_way[server_id, request_id]
 
     def add_servers(self, servers: Mapping[str, Any]) -> None:
         for name, handle in servers.items():
             self._servers[name] = handle
             self._load.setdefault(name, 0)
+            self._breakers[name] = CircuitBreaker(FIRST_PAUSE, LONGEST_PAUSE)
 
     def remove_servers(self, server_ids: Sequence[str]) -> None:
         """Rollouts that were there are given another home with their next request. What is under way there is of no
@@ -77,20 +93,16 @@ class RetconRouter:
         for name in server_ids:
             self._servers.pop(name, None)
             self._load.pop(name, None)
-        for request_id, requests in list(self._under_way.items()):
-            if left := [one for one in requests if one.server in self._servers]:
-                self._under_way[request_id] = left
-            else:
-                del self._under_way[request_id]
+        self._under_way = {key: tokens for key, tokens in self._under_way.items() if key[0] in self._servers}
 
     def get_all_servers(self) -> list[str]:
         return list(self._servers)
 
     def get_total_inflight(self) -> int:
-        return sum(one.server in self._servers for requests in self._under_way.values() for one in requests)
+        return sum(map(self.get_inflight_count, self._servers))
 
     def get_inflight_count(self, server_id: str) -> int:
-        return sum(one.server == server_id for requests in self._under_way.values() for one in requests)
+        return sum(len(tokens) for (server, _), tokens in self._under_way.items() if server == server_id)
 
     def get_status(self) -> dict[str, Any]:
         return {

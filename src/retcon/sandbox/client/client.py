@@ -239,7 +239,7 @@ async def _leave(remote: Remote, opening: asyncio.Task[tuple[str, Tier]]) -> Non
 class ClientSession:
     """Implements `Session` over a server. What is asked of it is done once, however often the connection breaks.
 
-    limits: of cells that give none, the server's own where None.
+    limits: of cells that give none, the server's own where None. on_result: called with the result of each cell.
     """
 
     def __init__(
@@ -250,6 +250,7 @@ class ClientSession:
         self._remote = remote
         self._tries = tries
         self._on_end = on_end
+        self.on_result: Callable[[Result], object] = lambda _: None
         self._lost: str | None = None
         self._may_be_there = False  # though it is lost
 
@@ -258,11 +259,13 @@ class ClientSession:
         asked = as_cell(program, options)
         seconds = wall_seconds(with_limits(asked, self._limits))  # the server has them since it opened the session
         try:
-            return read_result(await self._ask("POST", "/run", cell_body(asked), seconds=seconds))
+            result = read_result(await self._ask("POST", "/run", cell_body(asked), seconds=seconds))
         except RequestAnswered as answered:
-            return answered.result
+            result = answered.result
         except (ServerUnavailable, ServerBroken) as error:
-            return Result("infrastructure", stderr=str(error))
+            result = Result("infrastructure", stderr=str(error))
+        self.on_result(result)
+        return result
 
     async def checkpoint(self) -> str:
         made = await self._stated("POST", "/checkpoints")

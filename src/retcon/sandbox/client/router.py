@@ -12,14 +12,17 @@ from collections.abc import Awaitable, Callable, Container, Sequence
 from types import TracebackType
 from typing import Self, TypeVar, Unpack
 
+from retcon.core.breaker import CircuitBreaker
 from retcon.core.errors import SandboxUnavailable
 from retcon.core.together import together
 from retcon.sandbox.client.client import FIRST_PAUSE, LONGEST_PAUSE, ClientSession, SandboxClient, repeated
-from retcon.sandbox.client.remote import LimitsRefused, NotOurs, ServerUnavailable, with_limits
+from retcon.sandbox.client.remote import LimitsRefused, NotOurs, ServerBroken, ServerUnavailable, with_limits
 from retcon.sandbox.types import Limits, Program, ProgramOptions, Result, Session, Tier, as_program, check_seed
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+FAILED = 3
+"""Servers that a program is run on where each gives no result: that many say that it is the program."""
 WEAKEST_FIRST: tuple[Tier, ...] = ("rlimits", "landlock", "namespaces")
 
 
@@ -29,7 +32,9 @@ class SandboxRouter:
     A call goes to the server with the fewest calls and sessions of this router's, and where that one is busy, cannot be
     reached or breaks off, to another at once. One that cannot be reached, breaks off or wants another token by now is
     taken out, and comes back in once it answers again, which is tried after growing pauses; so is one in whose place
-    something else answers. Sessions stay with their server and are lost with it.
+    something else answers. One that answers, and fails its calls, is passed over while others are there, for growing
+    pauses after which one call probes it (`CircuitBreaker`); what it failed goes to another, `FAILED` in all. Sessions
+    stay with their server and are lost with it.
     Where all are busy, they are asked again after pauses, `tries` times in all.
     outage: seconds, from when the last server was taken out, for which calls and new sessions wait for one to come back
     in. What is asked of a session is not waited for so long: a server that was restarted has no session of before.
@@ -109,14 +114,20 @@ class SandboxRouter:
 
     async def run(self, program: str | Program, /, **options: Unpack[ProgramOptions]) -> Result:
         """See `Sandbox.run`."""
-        asked = with_limits(as_program(program, options), self._limits)
+        asked, lost = with_limits(as_program(program, options), self._limits), 0
 
         async def once(server: _Server) -> Result:
+            nonlocal lost
             server.load += 1
             try:
-                return await server.client.once(asked)
+                result = await server.client.once(asked)
             finally:
                 server.less()
+            server.saw(result)
+            lost += result.status == "infrastructure"
+            if result.status == "infrastructure" and lost < min(FAILED, len(self.up)):
+                raise ServerUnavailable(result.stderr, down=False)
+            return result
 
         try:
             return await repeated(self._tries, lambda: self._of_any(once))
@@ -131,10 +142,12 @@ class SandboxRouter:
         async def once(server: _Server) -> ClientSession:
             server.load += 1
             try:
-                return await server.client.open_session(limits or self._limits, seed, key, on_end=server.less)
+                opened = await server.client.open_session(limits or self._limits, seed, key, on_end=server.less)
             except BaseException:
                 server.less()
                 raise
+            opened.on_result = server.saw
+            return opened
 
         try:
             return await repeated(self._tries, lambda: self._of_any(once))
@@ -153,15 +166,22 @@ class SandboxRouter:
         while True:
             server = self._choose(asked)
             asked.add(server)
+            server.breaker.sent(time.monotonic())
             try:
-                return await _of_one(ask, server)
-            except ServerUnavailable as fault:
-                self._failed(server, fault)
+                return await ask(server)
+            except (ServerUnavailable, NotOurs, ServerBroken) as error:
+                fault = error if isinstance(error, ServerUnavailable) else ServerUnavailable(str(error))
                 now = time.monotonic()
-                rests = {one: one.rests_until - now for one in self._servers if one.up}
+                if fault.down:
+                    server.breaker.failed(now)
+                    if server.up and self._is_open and not isinstance(error, ServerBroken):
+                        server.take_out(str(fault))
+                        self._last_out = now
+                server.breaker.until = max(server.breaker.until, now + fault.after)
+                rests = {one: one.breaker.until - now for one in self._servers if one.up}
                 if all(one in asked or rest > 0 for one, rest in rests.items()):
                     fault.after = min(rests.values(), default=0.0)
-                    raise
+                    raise fault from error
 
     def _choose(self, asked: Container[_Server]) -> _Server:
         """The server to ask next, one that is not among `asked` where there is any.
@@ -174,14 +194,7 @@ class SandboxRouter:
         if not there:
             raise ServerUnavailable("none of the sandbox servers answers: " + "; ".join(s.why for s in self._servers))
         now = time.monotonic()
-        return min(there, key=lambda server: (server in asked, server.rests_until > now, server.load))
-
-    def _failed(self, server: _Server, fault: ServerUnavailable) -> None:
-        if not fault.down:
-            server.rests_until = time.monotonic() + fault.after
-        elif server.up and self._is_open:
-            server.take_out(str(fault))
-            self._last_out = time.monotonic()
+        return min(there, key=lambda server: (server in asked, not server.breaker.takes(now), server.load))
 
     async def _outlast(self) -> None:
         """Wait while none of the servers is there, as long as an outage may be."""
@@ -209,28 +222,24 @@ class SandboxRouter:
             server.up = True
 
 
-async def _of_one(ask: Callable[[_Server], Awaitable[T]], server: _Server) -> T:
-    """What it gives. Raises ServerUnavailable also where another than the server that it was answers in its place."""
-    try:
-        return await ask(server)
-    except NotOurs as error:
-        raise ServerUnavailable(str(error)) from error
-
-
 class _Server:
     """One of a router's servers. load: calls and sessions of the router in it. why: it is not `up`. probing: goes on
-    until it is."""
+    until it is. breaker: whether it does what it is asked."""
 
     def __init__(self, client: SandboxClient) -> None:
         self.client = client
         self.up = False
         self.load = 0
-        self.rests_until = 0.0
+        self.breaker = CircuitBreaker(FIRST_PAUSE, LONGEST_PAUSE)
         self.why = ""
         self.probing: asyncio.Task[None] | None = None
 
     def less(self) -> None:
         self.load -= 1
+
+    def saw(self, result: Result) -> None:
+        """Note whether it could run a program."""
+        (self.breaker.failed if result.status == "infrastructure" else self.breaker.answered)(time.monotonic())
 
     def take_out(self, why: str) -> None:
         self.up, self.why = False, why

@@ -1,0 +1,48 @@
+"""When a server that failed is asked again."""
+
+from __future__ import annotations
+
+from retcon.core.breaker import CircuitBreaker
+
+
+def test_after_a_fault_one_request_probes_and_its_answer_opens() -> None:
+    breaker = CircuitBreaker(1.0, 8.0)
+    breaker.sent(0.0)
+    assert breaker.takes(0.5)
+    breaker.failed(1.0)
+    assert (breaker.takes(1.9), breaker.rests(1.9), breaker.takes(2.0)) == (False, True, True)
+    breaker.answered(1.5)
+    assert not breaker.takes(1.9), "that was asked before the fault"
+    breaker.sent(2.0)
+    assert (breaker.takes(9.9), breaker.rests(9.9)) == (False, False), "the others wait for the probe"
+    breaker.answered(2.1)
+    assert (breaker.takes(2.1), breaker.faults) == (True, 0)
+
+
+def test_pauses_double_up_to_the_longest() -> None:
+    breaker, now, pauses = CircuitBreaker(1.0, 8.0), 0.0, []
+    for _ in range(6):
+        breaker.sent(now)
+        breaker.failed(now + 0.5)
+        pauses.append(breaker.until - now - 0.5)
+        now = breaker.until
+    assert pauses == [1.0, 2.0, 4.0, 8.0, 8.0, 8.0]
+    assert breaker.since == 0.5
+
+
+def test_faults_of_requests_from_before_the_last_fault_are_one() -> None:
+    breaker = CircuitBreaker(1.0, 8.0)
+    for late in range(50):
+        breaker.failed(1.0 + late / 100)
+    assert (breaker.faults, breaker.until) == (1, 2.0)
+
+
+def test_a_probe_that_takes_long_does_not_keep_others_out() -> None:
+    breaker = CircuitBreaker(1.0, 8.0)
+    breaker.failed(1.0)
+    breaker.sent(2.0)
+    assert breaker.takes(10.0)
+    breaker.sent(10.0)
+    assert breaker.takes(10.0), "it has not failed at once"
+    breaker.failed(11.0)
+    assert breaker.until == 13.0, "the next pause is longer"
