@@ -66,6 +66,62 @@ def brief(grading: Grading) -> Iterator[MathGrader]:
 
 
 @pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("6-3i", "6 - 3 i"),
+        ("6-3i", r"-3\mathrm{i} + 6"),
+        (r"\frac{3}{2} + \frac{3}{2} i", r"\frac{3+3i}{2}"),
+        (r"-128 - 128 \sqrt{3} i", r"-128-128i\sqrt{3}"),
+        ("1, i, -i", "1,i,- i"),
+        ("z = 2+i", "2 + i"),
+        ("i^2", "-1"),
+        (r"\frac{1}{i}", "-i"),
+        (r"\sqrt{-4}", "2i"),
+        (r"e^{i\theta} + e^{-i\theta}", r"2\cos\theta"),
+        (r"\sum_{i=1}^{n} i", r"\frac{n(n+1)}{2}"),
+        ("(1+i, 2)", "(1 + i, 2)"),
+        (r"\varnothing", r"\emptyset"),
+        (r"\varnothing", r"\{ \}"),
+        (r"\sin 30^\circ", r"\frac{1}{2}"),
+        (r"\frac{\cos(60^{\circ})}{2}", "0.25"),
+        (r"\cos 60^\circ + i \sin 60^\circ", r"\frac{1+i\sqrt{3}}{2}"),
+        (r"90^\circ", "90"),
+    ],
+)
+def test_equal_both_ways(grading: Grading, one: str, other: str) -> None:
+    """Complex numbers, empty sets and degrees, however they are spelt."""
+    wider = [
+        text.replace(r"\frac", r"\dfrac").replace("(", r"\left( ").replace(")", r" \right)") for text in (one, other)
+    ]
+    for gold, said in ((one, other), (other, one), wider):
+        assert grading.equal(gold, rf"\boxed{{{said}}}"), (gold, said)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("6-3i", "6+3i"),
+        ("6-3i", "3i - 6"),
+        ("2i", "2"),
+        ("i", "j"),
+        ("x_i", "i"),
+        (r"\sum_{i=1}^{n} i", "-1"),
+        (r"\sum_{i=1}^{n} i", "n i"),
+        (r"\sqrt{-4}", "2"),
+        (r"\varnothing", "0"),
+        (r"\varnothing", r"\{0\}"),
+        (r"\sin 10", r"\sin 10^\circ"),
+        (r"\sin 30", r"\frac{1}{2}"),
+        ("(1,2)", r"\{1,2\}"),
+        ("[1,2]", r"\{1,2\}"),
+    ],
+)
+def test_different_both_ways(grading: Grading, one: str, other: str) -> None:
+    for gold, said in ((one, other), (other, one)):
+        assert not grading.equal(gold, rf"\boxed{{{said}}}"), (gold, said)
+
+
+@pytest.mark.parametrize(
     ("answer", "reply"),
     [
         ("72", "#### 72"),

@@ -63,8 +63,11 @@ _WARM = (
     READ
     + r"""
 from math_verify import verify
-from sympy import N, Number
+from sympy import FiniteSet, Interval, N, Number, Tuple
 def differ(gold, reply):
+    if {1, 2} == {isinstance(r[0], (Interval, Tuple)) + 2 * (isinstance(r[0], FiniteSet) and r[-1][:2] == r"\{")
+                  for r in (gold, reply) if r}:
+        return True  # a set, and an interval or a point
     values = [N(read[0], 30) for read in (gold, reply) if read and getattr(read[0], "is_number", False)]
     if len(values) < 2 or not all(isinstance(value, Number) and value.is_finite for value in values):
         return False

@@ -67,6 +67,14 @@ _GOES_ON = re.compile(r"[=<>≤≥≈]|\\(?:le|ge|leq|geq|approx)(?![A-Za-z])")
 _HENCE = re.compile(r"^\s*\\(?:implies|Rightarrow|therefore|iff)(?![A-Za-z])")
 _NAMED = re.compile(r"(?:[A-Za-z](?:_\{?\w\}?)?|\\text\s*\{[^{}]*\}|\\[a-z]+)\s*=")
 _SOLVED = re.compile(r"[A-Za-z](?:_\{?\w\}?)?\s*=\s*-?[\d.,/]+")
+_IMAGINARY = re.compile(r"\\text\{\s*i\s*\}")
+_EMPTY = re.compile(r"\\varnothing(?![A-Za-z])|\\\{\s*\\\}|∅")
+_TRIGONOMETRIC = r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])"
+_ANGLE = re.compile(  # what a function is taken of, as far as it goes without or within brackets
+    rf"{_TRIGONOMETRIC}\s*(?:\^\s*(?:\{{[^{{}}]*\}}|\d)\s*)?"
+    rf"(?:\([^()]*\)|\{{[^{{}}]*\}}|-?(?:(?!{_TRIGONOMETRIC})[^-+=<>,()\[\]&])*)"
+)
+_DEGREES = re.compile(r"\s*(?:\^\s*\{\s*\\circ\s*\}|\^?\s*\\(?:circ|degree)(?![A-Za-z]))")
 _CLOSES = {"{": "}", "(": ")"}
 _BRACKET = re.compile(r"[{}()]")
 
@@ -78,11 +86,12 @@ def in_latex(text: str) -> str:
     text = _MARKS.sub("", _MONEY.sub(r"\$", text)).strip("`")
     text = _GROUPED.sub(lambda found: re.sub(r"\D", "", found[0]), text)
     text = _SPACE.sub(lambda found: " " if found[0].replace(r"\!", "") else "", _GROUP.sub(",", text))
-    text = _SPACED.sub(_joined, _TEXT.sub(r"\\text", text))
+    text = _IMAGINARY.sub("i", _EMPTY.sub(r"\\emptyset ", _SPACED.sub(_joined, _TEXT.sub(r"\\text", text))))
     text = _ANGLES.sub(lambda found: "(" if found[0].startswith(r"\l") else ")", _SIZES.sub("", text))
     text = _CLOCK_IN_TEXT.sub(r"\1\\text{", text)
     text = _CLOCK.sub(_clock, _DOTS.sub(r"\\text{dots}", text)).strip()
     text = text.removesuffix(".").strip() or text
+    text = _ANGLE.sub(lambda found: _DEGREES.sub(r"\\cdot\\frac{\\pi}{180}", found[0]), text)
     return _TIMES.sub(r" \\cdot ", _braced(text, MOST_DEEP)) if "\\" in text or "**" in text or "sqrt" in text else text
 
 

@@ -202,13 +202,6 @@ def unset(text: str) -> str:
     return text.strip().strip("$*").strip()
 
 
-def _plain(text: str) -> str:
-    """Without what LaTeX and Markdown put around a word."""
-    text = text.strip().strip("$*").strip()
-    inner = re.fullmatch(r"\\(?:text|textbf|mathrm|mathbf)\s*\{([^{}]*)\}", text)
-    return (inner.group(1) if inner else text).strip()
-
-
 def folded(text: str) -> str:
     """Without markup around it, in lower case, with single spaces."""
-    return " ".join(_plain(text).split()).casefold()
+    return " ".join(unset(text).split()).casefold()

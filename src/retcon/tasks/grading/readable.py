@@ -21,16 +21,26 @@ SECONDS = 20.0  # CPU and wall, of a call
 MEMORY_MB = 1024
 NO_MATHEMATICS = "Math-Verify finds no mathematics in it"
 READ = r"""
-import json, logging
+import json, logging, re
 logging.disable(logging.CRITICAL)
 from latex2sympy2_extended import NormalizationConfig
-from math_verify import LatexExtractionConfig, parse
+from math_verify import LatexExtractionConfig, parse, parser
 CLEAN = NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none")
 WHOLE = [LatexExtractionConfig(boxed_match_priority=-1, normalization_config=CLEAN)]
+parser.should_treat_as_complex = lambda text: False
+COUNTS = re.compile(r"_\{?\s*i\s*(?:=|\\in|<|\\leq?)")
+UNIT = re.compile(r"((?:\\(?:text|operatorname|begin|end)|_)\s*\{[^{}]*\}|_\w|\\[A-Za-z]+)|i")
 def read(text):
-    return parse(f"${text}$", WHOLE, parsing_timeout=None)
+    said = text if COUNTS.search(text) else UNIT.sub(lambda found: found[1] or "{I}", text)
+    found = parse(f"${said}$", WHOLE, parsing_timeout=None)
+    return found if said == text or len(found) > 1 else parse(f"${text}$", WHOLE, parsing_timeout=None)
 """
-"""Python for a session: what Math-Verify reads in a formula, as a whole and without its own list of units."""
+"""Python for a session: what Math-Verify reads in a formula, as a whole and without its own list of units.
+
+Math-Verify takes a formula's letters for real numbers or not by how it is spelt, so that `6 - 3 i` is not `6-3i`. Here
+all are real, and `i` is the imaginary unit where it counts no terms: its `{I}`, as of `I^2` it drops the power. As a
+letter it is left in what has no complex numbers, such as its intervals: `(1+i, 2)`.
+"""
 _WARM = f"{READ}read('1/2')\n"
 _PARSE = "[n for n, text in enumerate(json.load(open('answers.json'))) if not read(text)]"
 
