@@ -11,7 +11,7 @@ from retcon.models.loading import positions
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-NEEDED = ("position_ids", "attention_mask", "past_key_values", "logits_to_keep")
+NEEDED = ("position_ids", "logits_to_keep")
 ATTENTION = ("sdpa", "eager")
 
 
@@ -40,7 +40,7 @@ def check_model(model: PreTrainedModel, max_len: int) -> None:
     missing = [n for n in NEEDED if n not in accepted]
     if missing or getattr(config, "alibi", False):
         why = f"does not take {', '.join(missing)}" if missing else "derives positions from the mask (alibi)"
-        raise EngineError(f"{name} {why}; the local engine needs explicit positions and a prepared mask")
+        raise EngineError(f"{name} {why}; the local engine needs explicit positions")
     attention = config._attn_implementation
     if attention not in ATTENTION:
         raise EngineError(f"{name} runs {attention!r} attention, which takes no prepared mask; load it with "
