@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
-from retcon.core.errors import EngineError
+from retcon.core.errors import EngineError, told_as
 from retcon.engine.local.scores import attend_by_products, quicker
 from retcon.engine.local.slabs import Slab
 
@@ -260,13 +260,15 @@ def attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    _mask: Tensor | None,
+    attention_mask: Tensor | None,  # noqa: ARG001 (the plan has its own)
     *,
-    retcon_plan: ForwardPlan,
+    retcon_plan: ForwardPlan | None = None,
     scaling: float | None = None,
     **options: object,
 ) -> tuple[Tensor, None]:
     """transformers' attention interface: query (1, H, N, D), key (1, KV, N, D), value (1, KV, N, E) → (1, N, H, E)."""
+    if retcon_plan is None:
+        raise EngineError(f"{type(module).__name__} does not hand options on to its attention function")
     asked = [name for name in UNKNOWN if options.get(name) is not None]
     if asked:
         raise EngineError(f"{type(module).__name__} asks for {', '.join(asked)}, which the local engine cannot do")
@@ -307,11 +309,8 @@ def shapes(model: PreTrainedModel) -> Shapes:
     nothing = torch.zeros(1, dtype=torch.long, device=model.device)
     plan = Shapes(nothing, nothing, nothing)
     name = type(model).__name__
-    try:
-        with torch.inference_mode():
-            forward(model, plan)
-    except TypeError as error:
-        raise EngineError(f"{name} does not hand options on to its attention: {error}") from error
+    with torch.inference_mode(), told_as(EngineError, f"{name} over stored keys and values"):
+        forward(model, plan)
     if not plan.layers:
         raise EngineError(f"{name} does not run its attention through transformers' attention interface")
     return plan

@@ -32,14 +32,13 @@ import torch
 from retcon.chat.types import Tokenizer
 from retcon.core.errors import EngineError
 from retcon.engine.local.attention import shapes
-from retcon.engine.local.decoder import Decoder, decoder_for
+from retcon.engine.local.decoder import Decoder, check_model, decoder_for
 from retcon.engine.local.graphs import CudaRecorder, Replayed
 from retcon.engine.local.machine import attend_without_cudnn, bound_kernels, free_memory, keep_pages, kept_at_rest
 from retcon.engine.local.requests import GenerateCall, Request, ScoreCall
 from retcon.engine.local.scheduler import Scheduler
 from retcon.engine.local.slabs import Memory, budget_for, capacity_for
 from retcon.engine.local.stats import EngineStats
-from retcon.engine.local.support import check_model
 from retcon.engine.stops import StopStrings
 from retcon.engine.types import Generation, SamplingParams, check_params
 from retcon.models.waiting import calm_threads
@@ -98,7 +97,7 @@ class LocalEngine:
         self.stats = EngineStats()
         with _evaluating(model):
             shape = shapes(model)
-            self._decoder: Decoder = decoder_for(model, shape.products, max_len, reserved)
+            self._decoder: Decoder = decoder_for(model, shape, max_len, reserved)
         if model.device.type == "cuda":
             self._decoder = Replayed(self._decoder, CudaRecorder(model.device), partial(_addresses, model))
         memory = Memory(

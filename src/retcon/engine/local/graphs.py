@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from retcon.engine.local.attention import Form, ForwardPlan
-from retcon.engine.local.decoder import AGREE, Decoder, Kept
+from retcon.engine.local.decoder import Decoder, Kept
 from retcon.engine.local.forward import fixed_as
 from retcon.engine.local.invariance import Invariance
 from retcon.engine.local.slabs import Slab
@@ -167,6 +167,10 @@ class Replayed:
         self._clear()
         self._without = reason.splitlines()[0]
         _LOG.warning("rollouts decode more slowly: %s", self._without)
+
+
+AGREE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
+"""How far a replayed forward's results may be off, relative to the largest: rounding, and no more."""
 
 
 def _agree(got: Kept, expected: Kept) -> bool:

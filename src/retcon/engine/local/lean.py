@@ -40,8 +40,6 @@ time. A forward of more tokens has a multiple of 128 of them, so that no few are
 DEVICES = ("cpu", "cuda")
 SIDE_BY_SIDE = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 """Layers whose weights are copied."""
-ROPES = ("default", "linear", "llama3", "yarn")
-"""Rotations that are a function of the position alone."""
 
 
 class Product:
@@ -194,19 +192,15 @@ class Lean:
 
 def why_not(model: PreTrainedModel) -> str | None:
     """Why the model cannot be computed here: another device, or parts that are not known. None: it can."""
-    name, config = type(model).__name__, model.config
+    name = type(model).__name__
     if model.device.type not in DEVICES:
         return f"the lean one is for CPUs and CUDA, and the model is on {model.device.type}"
-    if name not in FAMILIES or config.hidden_act != "silu":
+    if name not in FAMILIES:
         return f"the lean one does not know {name}"
-    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     plain = all(type(m) is nn.Linear for n, m in model.named_modules() if n.endswith(("_proj", "lm_head")))
-    hooked = any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
-    if rope not in ROPES:
-        return f"the lean one does not know rotations of type {rope!r}"
     if not plain:
         return "the model has other modules where linear layers belong"
-    return "the model has hooks" if hooked else None
+    return "the model has hooks" if any(m._forward_hooks or m._forward_pre_hooks for m in model.modules()) else None
 
 
 def room(model: PreTrainedModel, reserved: int) -> tuple[int, int]:

@@ -1,0 +1,154 @@
+"""Tiny models of many architectures: served with the log-probs of their own forward, or refused with the reason."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from tests.engines import plain, run
+from transformers import AutoModelForCausalLM
+
+from retcon.core.errors import EngineError
+from retcon.engine.local.engine import LocalEngine
+from retcon.engine.types import SamplingParams
+
+pytestmark = pytest.mark.torch
+
+VOCAB, MAX_LEN, TURNS = 97, 128, 4
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "max_position_embeddings": 256, "pad_token_id": None, "bos_token_id": None, "eos_token_id": None,
+}  # fmt: skip
+GROUPED = {**SIZES, "num_key_value_heads": 2}
+EXPERTS = {**GROUPED, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+SHORT = {"vocab_size": VOCAB, "n_embd": 32, "n_layer": 2, "n_head": 4, "bos_token_id": None, "eos_token_id": None}
+SERVED: dict[str, dict[str, Any]] = {
+    "Llama": GROUPED,
+    "Mistral": {**GROUPED, "sliding_window": None},
+    "Qwen2": GROUPED,
+    "Qwen3": {**GROUPED, "head_dim": 16},
+    "Qwen3Moe": EXPERTS,
+    "Mixtral": {**GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "Gemma": {**GROUPED, "head_dim": 16},
+    "Gemma3Text": {**GROUPED, "head_dim": 16},
+    "Phi": GROUPED,
+    "Phi3": GROUPED,
+    "GPTNeoX": SIZES,
+    "GPT2": {**SHORT, "n_positions": 256},
+    "OPT": {
+        **SIZES, "ffn_dim": 48, "word_embed_proj_dim": 32, "pad_token_id": 1,
+    },
+    "Cohere": GROUPED,
+    "Olmo2": GROUPED,
+    "Granite": GROUPED,
+    "Glm": {**GROUPED, "head_dim": 8},
+    "Starcoder2": GROUPED,
+    "SmolLM3": GROUPED,
+    "DeepseekV3": {  # keys and values of two sizes
+        **SIZES, "num_key_value_heads": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2,
+        "topk_group": 1, "moe_intermediate_size": 16, "kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8, "v_head_dim": 12, "first_k_dense_replace": 1,
+    },
+}  # fmt: skip
+DIFFERS = (
+    r"differ from those of the model's own forward, by up to [\d.]+ nats \(on average by \d+\.\d% of their standard"
+)
+FULL = ["full_attention"] * 2
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "DiffLlama": (GROUPED, f"DiffLlamaForCausalLM.*{DIFFERS}"),
+    "Gemma2": ({**GROUPED, "head_dim": 16}, "Gemma2Attention asks for softcap"),
+    "GptOss": (
+        {**GROUPED, "head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2, "layer_types": FULL},
+        "GptOssAttention asks for s_aux",
+    ),
+    "StableLm": (GROUPED, "StableLmAttention does not hand options on"),
+    "Falcon": (SIZES, r"FalconForCausalLM over stored keys and values raised TypeError: .*modeling_falcon\.py:\d+"),
+    "Bloom": (SHORT, "BloomForCausalLM does not run its attention through transformers' attention interface"),
+    "Mpt": (
+        {"vocab_size": VOCAB, "d_model": 32, "n_layers": 2, "n_heads": 4},
+        r"MptForCausalLM over stored keys and values raised AttributeError: .*modeling_mpt\.py:\d+",
+    ),
+    "Jamba": ({**GROUPED, "attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2}, "linear_attention layers"),
+}  # fmt: skip
+
+
+def make(name: str, sizes: dict[str, Any]) -> Any:
+    """A new model with random weights, whose contexts each have a distribution of their own."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(getattr(transformers, f"{name}Config")(**sizes)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(4)
+    return model
+
+
+async def worst_difference(model: Any, engine: LocalEngine) -> float:
+    """Nats between the engine's log-probs and the model's own, over four turns of requests that share forwards.
+
+    In each turn two requests generate; one goes on in chunks, one is rolled back and scored with other tokens, and a
+    fork of the first takes another course.
+    """
+    draw, worst = random.Random(1), 0.0
+
+    def some(count: int) -> list[int]:
+        return [draw.randrange(2, VOCAB) for _ in range(count)]
+
+    def compare(history: list[int], start: int, logprobs: Any) -> None:
+        nonlocal worst
+        expected = plain(model, history, start)
+        assert len(expected) == len(logprobs)
+        worst = max(worst, *(abs(a - b) for a, b in zip(expected, logprobs, strict=True)))
+
+    first, second = some(9), some(13)
+    for turn in range(TURNS):
+        params = SamplingParams(max_tokens=6, seed=turn)
+        made = await asyncio.gather(*(engine.generate(n, ids, params) for n, ids in (("a", first), ("b", second))))
+        compare([*first, *made[0].ids], len(first), made[0].logprobs)
+        compare([*second, *made[1].ids], len(second), made[1].logprobs)
+        other = [*second, *some(4)]
+        first = [*first, *made[0].ids, *some(3)]
+        fork = [*first[:-5], *some(6)]
+        engine.fork(f"fork {turn}", "a", len(first) - 5)
+        asked = {"a": (first, len(first) - 2), "b": (other, len(second)), f"fork {turn}": (fork, len(fork) - 5)}
+        scored = await asyncio.gather(*(engine.score(name, *what) for name, what in asked.items()))
+        for (history, start), logprobs in zip(asked.values(), scored, strict=True):
+            compare(history, start, logprobs)
+        second = other
+    return worst
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_log_probs_over_turns_are_those_of_the_models_own_forward(name: str) -> None:
+    model = make(name, SERVED[name])
+    assert run(worst_difference(model, LocalEngine(model, max_len=MAX_LEN))) < 1e-4
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_would_differ_is_refused_with_the_reason(name: str) -> None:
+    sizes, words = REFUSED[name]
+    with pytest.raises(EngineError, match=words):
+        LocalEngine(make(name, sizes), max_len=MAX_LEN)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_rounding_is_served_and_another_attention_refused(dtype: torch.dtype) -> None:
+    for name in ("Llama", "Qwen3Moe", "Cohere"):
+        LocalEngine(make(name, SERVED[name]).to(dtype), max_len=MAX_LEN)
+    with pytest.raises(EngineError, match=DIFFERS):
+        LocalEngine(make("DiffLlama", GROUPED).to(dtype), max_len=MAX_LEN)
+
+
+def test_a_lean_forward_that_differs_gives_way_to_transformers_own() -> None:
+    model = make("Llama", GROUPED)
+    for layer in model.model.layers:
+        layer.mlp.act_fn = torch.nn.ReLU()
+    engine = LocalEngine(model, max_len=MAX_LEN)
+    assert (
+        engine.decoding == "transformers' own forward: the lean one's log-probs differ from those of LlamaForCausalLM"
+    )
+    assert run(worst_difference(model, engine)) < 1e-4
