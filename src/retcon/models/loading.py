@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +17,7 @@ from retcon.core.errors import CheckpointError, nearest
 from retcon.core.installing import how_to_fetch
 from retcon.core.texts import counted
 from retcon.models.locating import locate
-from retcon.models.weights import lacking
+from retcon.models.weights import ambiguous, lacking
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -94,6 +95,8 @@ def load_model(path: str | Path, dtype: str = "float32", *, attention: str | Non
     folder = locate(path)
     if said := lacking(folder):
         raise CheckpointError(f"{folder} {said}{how_to_fetch(folder)}")
+    if said := ambiguous(folder):
+        warnings.warn(f"{folder} {said}", UserWarning, stacklevel=2)
     kind = getattr(torch, dtype, None)
     if not isinstance(kind, torch.dtype):
         raise CheckpointError(f"unknown dtype {dtype!r}{nearest(dtype, ('float32', 'bfloat16', 'float16'))}")

@@ -305,6 +305,23 @@ def test_files_of_weights_that_lack_are_named(folder: Path) -> None:
         load_model(folder)
 
 
+def test_shards_beside_a_single_file_of_weights_are_warned_of(folder: Path) -> None:
+    """The single one is loaded, although transformers wrote the shards later."""
+    model = load_model(folder)
+    before = model.lm_head.weight.detach().clone()
+    with torch.no_grad():
+        model.lm_head.weight.add_(1)
+    model.save_pretrained(folder, max_shard_size="20KB")
+    assert (folder / "model.safetensors").is_file()
+    with pytest.warns(
+        UserWarning, match=r"weights twice: model\.safetensors is loaded.* not the \d+ files of model\.safe"
+    ):
+        again = load_model(folder)
+    assert torch.equal(again.lm_head.weight, before)
+    (folder / "model.safetensors").unlink()
+    assert torch.equal(load_model(folder).lm_head.weight, before + 1)
+
+
 def test_weights_that_need_a_package_which_lacks_are_refused(folder: Path) -> None:
     edit(folder / "config.json", quantization_config={"quant_method": "awq", "bits": 4})
     with pytest.raises(CheckpointError, match=r"model cannot be loaded: .*requires gptqmodel"):
