@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import ast
 import builtins
+import json
 import keyword
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import PurePath
 from typing import Literal
 
@@ -19,10 +20,9 @@ from retcon.purify.noop import is_program
 from retcon.purify.reading.names import definitions, goals, only_constants, runs_nothing, works_out
 from retcon.purify.reading.trees import below, parse, source
 from retcon.purify.reading.words import comments, gives_up_plan, says_something, without_comments
+from retcon.purify.similarity import at_least
+from retcon.purify.tools import has_program, is_lookup, words_of_name
 
-_TELLS = re.compile(
-    r"\W*(?:an? )?(?:\w+ )?(?:error|exception|failed|failure)\b(?! (?:of|in|term|rate|is|=))[^\n]*", re.IGNORECASE
-)
 _MISSING = re.compile(r"name '(\w+)' is not defined")
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _NOTHING = r"(?:\[\]|\(\)|\{\}|set\(\)|None|nan|zoo|EmptySet(?:\(\))?|∅)"
@@ -40,12 +40,12 @@ _EVERYWHERE = frozenset((*keyword.kwlist, *dir(builtins)))
 _UNBOUNDED = frozenset({"ImportError", "ModuleNotFoundError", "NameError", "SyntaxError", "IndentationError"})
 """Errors that no range has a part in."""
 
-Poor = Literal["constant", "unexecuted", "told", "avoided"]
+Poor = Literal["constant", "unexecuted", "avoided"]
 
 
 def weak(failure: Turn, fix: Turn, told: Callable[[str], bool]) -> tuple[Poor, str] | None:
-    """Why a fix that works does less than was meant: it computes nothing, runs nothing, tells of an error itself, or
-    goes round what failed. told: whether a number stands in what the fix did not make up."""
+    """Why a fix that works does less than was meant: it computes nothing, runs nothing, or goes round what
+    failed. told: whether a number stands in what the fix did not make up."""
     pairs = [(f.code, g.code) for f in failure.calls for g in fix.calls if is_program(f) and is_program(g)]
     lost = next((name for f, g in pairs for name in (only_constants(f, g),) if name is not None), None)
     if lost is None:
@@ -54,9 +54,6 @@ def weak(failure: Turn, fix: Turn, told: Callable[[str], bool]) -> tuple[Poor, s
         return "constant", lost
     if pairs and all(runs_nothing(g) and not runs_nothing(f) for f, g in pairs):
         return "unexecuted", ""
-    for observation in fix.observations:
-        if (found := _TELLS.match(observation.text)) is not None:
-            return "told", found[0].strip()[:80]
     return _avoided(failure, fix, pairs, told)
 
 
@@ -150,34 +147,110 @@ def another_end(failure: Turn, fix: Turn) -> str | None:
     return None if alike else min(wanted)
 
 
-def another_file(failure: Turn, fix: Turn) -> str | None:
-    """The file that a failed call without a program was about, where the fix is about other files and does something
-    else there: calls that differ in the path alone are one call, and so are those that name one file in two places."""
-    made = [given for call in fix.calls if (given := _without_program(call))]
+def another_call(failure: Turn, fix: Turn, gamma: float) -> str | None:
+    """Name what a fix asks for that a failed call without a program did not; None where it tries the same thing.
+
+    A lookup with another value is another call, however similar. Of other tools a value is a correction that the error
+    speaks of, if it names no entity; a free text may be reworded, and an edit be made in another place. An argument is
+    dropped or added where the error names it. Something of the call has to stay.
+    """
+    made = [call for call in fix.calls if not has_program(call)]
     for call, observation in zip(failure.calls, failure.observations, strict=True):
-        given = _without_program(call) if observation.status != "ok" else None
-        if given and made and not any(_on_one_file(given, other) for other in made):
-            return _path(given)
+        if observation.status == "ok" or call.malformed or has_program(call):
+            continue
+        differs = [_differs(call, other, observation.text, gamma) for other in made if other.name == call.name]
+        if None not in differs:
+            return next(filter(None, differs), call.name)
     return None
 
 
-def _without_program(call: ToolCall) -> Mapping[str, object] | None:
-    """The arguments of a call that has no program among them."""
-    return None if isinstance(call.arguments, str) or "code" in call.arguments else call.arguments
+def _differs(call: ToolCall, other: ToolCall, error: str, gamma: float) -> str | None:
+    """The argument in which two calls ask for different things; None where they ask for one."""
+    old, new = call.arguments, other.arguments
+    if isinstance(old, str) or isinstance(new, str) or old == new:
+        return None
+    looks_up = is_lookup(call)
+    stays = False
+    for key in [*old, *(key for key in new if key not in old)]:
+        if key not in old or key not in new:
+            value, rest = (new[key], old) if key in new else (old[key], new)
+            if value is not None and value not in rest.values() and not _speaks_of(error, key, value):
+                return key
+        elif _plain(old[key]) == _plain(new[key]):
+            stays = stays or not isinstance(old[key], bool | None)
+        elif key in _PATHS:
+            alone = all(new.get(name) == value for name, value in old.items() if name != key)
+            if not _is_one_path(old[key], new[key], looks_up or not (alone or _base(old[key]) == _base(new[key]))):
+                return key
+            stays = True
+        elif looks_up or not _corrects(key, old[key], new[key], error, gamma):
+            return key
+        else:
+            stays = stays or _is_text(old[key])
+    return None if stays else next(iter(old), call.name)
 
 
-def _on_one_file(call: Mapping[str, object], other: Mapping[str, object]) -> bool:
-    path, its = _path(call), _path(other)
-    if path is None or its is None or PurePath(path).name == PurePath(its).name:
-        return True
-    return all(call.get(key) == other.get(key) for key in (call.keys() | other.keys()) - set(_PATHS))
+def _corrects(key: str, old: object, new: object, error: str, gamma: float) -> bool:
+    """Whether a new value of an argument is a correction, and not about something else."""
+    before, after = _as_text(old), _as_text(new)
+    if _is_text(old) and _is_text(new):
+        literals = set(_LITERAL.findall(before)) - set(_LITERAL.findall(after))
+        return at_least(before, after, gamma) and all(literal in error for literal in literals)
+    named = _ENTITY_KEYS.isdisjoint(words_of_name(key)) and not re.search(r"[A-Za-z]\d|\d[A-Za-z]", before + after)
+    return named and _speaks_of(error, key, old)
 
 
-def _path(call: Mapping[str, object]) -> str | None:
-    return next((value for key in _PATHS if isinstance(value := call.get(key), str)), None)
+def _speaks_of(error: str, key: str, value: object) -> bool:
+    """Whether an error names an argument, or its value."""
+    return any(re.search(rf"(?<!\w){re.escape(word)}(?!\w)", error) for word in (key, _as_text(value)) if word)
+
+
+def _is_text(value: object) -> bool:
+    """Whether a value is a free text, or put together of several values."""
+    return isinstance(value, list | dict) or (isinstance(value, str) and " " in value.strip())
+
+
+def _as_text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
+
+
+def _plain(value: object) -> str:
+    """A value without what is only its spelling: spaces, quotes, its case, its type."""
+    return re.sub(r"[\s'\"]+", "", _as_text(value)).casefold()
+
+
+def _is_one_path(old: object, new: object, strict: bool) -> bool:
+    """Whether two paths may be those of one file: one ends with the other, or, if not strict, in any case."""
+    parts = [PurePath(str(path)).parts for path in (old, new)]
+    shorter, longer = sorted(([part for part in own if part not in "./\\"] for own in parts), key=len)
+    return not strict or (bool(shorter) and longer[-len(shorter) :] == shorter)
+
+
+def _base(path: object) -> str:
+    return PurePath(str(path)).name
 
 
 _PATHS = ("path", "file_path", "filepath", "filename")
+_LITERAL = re.compile(r"\d+(?:\.\d+)?|'[^'\n]*'|\"[^\"\n]*\"")
+"""What a text such as SQL asks for: its numbers, and what it quotes."""
+_ENTITY_KEYS = frozenset(
+    {"id", "ids", "uuid", "key", "name", "user", "email", "order", "account", "number", "no", "slug", "title", "url"}
+    | {
+        "address",
+        "to",
+        "recipient",
+        "query",
+        "city",
+        "symbol",
+        "ticker",
+        "date",
+        "customer",
+        "product",
+        "item",
+        "items",
+    }
+)
+"""Words in the names of arguments that say which thing a call is about."""
 
 
 def line_of(observation: Observation) -> int | None:

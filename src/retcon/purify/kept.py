@@ -8,22 +8,36 @@ what is said after them something to refer to: only what stands before the next 
 from __future__ import annotations
 
 import ast
+import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Literal, NamedTuple
 
-from retcon.core.types import Cut, Turn
+from retcon.core.types import Cut, Observation, Turn
 from retcon.purify.failing import spoken_after
 from retcon.purify.reading.rewriting import rewritten, rewritten_text
 from retcon.purify.reading.sentences import Sentence, sentences
-from retcon.purify.reading.tokens import absent, bare_words, decimals, exceptions, mentions, plain, telling, tokens
+from retcon.purify.reading.tokens import (
+    absent,
+    bare_words,
+    decimals,
+    entities,
+    exceptions,
+    mentions,
+    plain,
+    relied_on,
+    telling,
+    tokens,
+)
 from retcon.purify.reading.trees import parse
 from retcon.purify.reading.words import can_cut, referring, referring_comments, spans, without, without_comments
+from retcon.purify.tools import has_program
 
 Place = Literal["words", "comments", "tail"]
 _CELL = re.compile(r"\A\s*Out\[\d+\]:")
+_HEADING = re.compile(r"(?:-{20,}\s*)?[\w.]*[ \t]*Traceback \(most recent call last\)")
 _TELLING = 5
 """Words of a sentence from which on it is no turn of phrase when it stands twice."""
 
@@ -74,6 +88,10 @@ class Kept:
         self._asked: dict[str, int] = {}
         """Where what follows speaks first of names and numbers, of words that may be names, and where a user does of
         names and exceptions: twice the number of the turn, and one more for users."""
+        self._relied: dict[str, int] = {}
+        """Where what follows first has a number, id or name, in its words or in the arguments of a call."""
+        self._unread: list[tuple[int, str]] = []
+        """Words and arguments whose tokens nothing has asked for yet, of the last turn first."""
         self._told: dict[str, int] = {}
         self._first: dict[str, int] | None = None
         self._as_at: list[int] | None = None
@@ -103,6 +121,7 @@ class Kept:
         self._asked.update(dict.fromkeys(_named(asked), 2 * number + 1))
         self._mentioned.update(dict.fromkeys(mentions(said), 2 * number))
         self._bare.update(dict.fromkeys(bare_words(unreferring(said, "later")), 2 * number))
+        self._unread.append((2 * number, said + _arguments(turn)))
         for text in _shown(turn):
             self._told.update(dict.fromkeys(tokens(text), 2 * number))
 
@@ -207,10 +226,24 @@ class Kept:
             at = 2 * stop if token in own and (token in names or words == stop) else self._mentioned.get(token)
             if self._missed(token, at, first):
                 return Refused("value" if token in values else "name", token)
+        # What a result named, and what is said or asked for later by it.
+        results = set[str]().union(*(entities(_result(o)) for turn in gone for o in turn.observations)) - has
+        now = relied_on(said + _arguments(fix)) if results else set()
+        for token in sorted(results):
+            at = 2 * stop if token in now else self._relied_at(token)
+            if self._missed(token, at, first):
+                return Refused("value" if token[0].isdigit() else "name", token)
         for token in sorted({t for o in failed for t in absent(o.text)} & names - has):
             if self._missed(token, 2 * stop if token in bare else self._bare.get(token), first):
                 return Refused("name", token)
         return None
+
+    def _relied_at(self, token: str) -> int | None:
+        """Where what follows first has a token."""
+        for at, text in self._unread:
+            self._relied.update(dict.fromkeys(relied_on(text), at))
+        self._unread.clear()
+        return self._relied.get(token)
 
     def _missed(self, token: str, at: int | None, first: int) -> bool:
         """Whether a token is spoken of, and nothing that stays tells it before."""
@@ -329,6 +362,19 @@ def _done(turn: Turn) -> tuple[str, ...]:
 def _shown(turn: Turn) -> Iterable[str]:
     """The outputs and programs of a turn."""
     return chain((s.text for s in turn.segments if s.kind == "observation"), (call.code for call in turn.calls))
+
+
+def _arguments(turn: Turn) -> str:
+    """The arguments of the calls that have no program."""
+    given = (call.arguments for call in turn.calls if not call.malformed and not has_program(call))
+    return "".join(f"\n{json.dumps(arguments, default=str, ensure_ascii=False)}" for arguments in given)
+
+
+def _result(observation: Observation) -> str:
+    """What an output has beside the traceback that ends it, which is no result."""
+    if observation.rule in ("syntax", "exception-line", "exception-repr", "frames"):
+        return ""
+    return _HEADING.split(observation.text, maxsplit=1)[0]
 
 
 def _asked(turn: Turn) -> str:

@@ -6,6 +6,7 @@ import ast
 
 from retcon.core.programs import parsed
 from retcon.core.types import ToolCall
+from retcon.purify.tools import has_program
 
 
 def does_nothing(code: str) -> bool:
@@ -22,9 +23,9 @@ def does_nothing(code: str) -> bool:
 
 def is_noop(call: ToolCall) -> bool:
     """Whether a call runs code that does nothing; a call that carries no code is not judged: False."""
-    return not call.malformed and "code" in call.arguments and does_nothing(call.code)
+    return has_program(call) and does_nothing(call.code)
 
 
 def is_program(call: ToolCall) -> bool:
     """Whether a call carries a program of Python's."""
-    return not call.malformed and "code" in call.arguments and call.language != "shell"
+    return has_program(call) and call.language != "shell"

@@ -15,17 +15,18 @@ from typing import Literal
 
 from retcon.core.types import Cut, RepairRecord, Segment, ToolCall, Trajectory, Turn
 from retcon.purify.failing import failed, half_answered, run_end, run_starts, spoken_after, turn_does_nothing, works
-from retcon.purify.fixes import another_end, another_file, keeps_plan, plan_given_up, same_end, weak
+from retcon.purify.fixes import another_call, another_end, keeps_plan, plan_given_up, same_end, weak
 from retcon.purify.kept import Edit, Kept, Refused, edited, prose
 from retcon.purify.reading.names import assertions, handlers
 from retcon.purify.reading.words import referring, says_something, takes_back
 from retcon.purify.session import SessionState
 from retcon.purify.similarity import at_least
 from retcon.purify.splice import can_be_shallow, program, purify
+from retcon.purify.tools import has_program
 
 Reason = Literal[
     "end", "answered", "user", "unclear", "attempts", "unrelated", "sibling", "assertion", "swallowed", "state",
-    "effects", "constant", "unexecuted", "told", "avoided", "doubted", "plan", "retry", "words",
+    "effects", "constant", "unexecuted", "avoided", "doubted", "plan", "retry", "words",
     "unsettled", "unanswered",
 ]  # fmt: skip
 REASONS: dict[Reason, str] = {
@@ -42,7 +43,6 @@ REASONS: dict[Reason, str] = {
     "effects": "it did something outside the session that the fix does not do again",
     "constant": "nothing but constants is left of what the failed call computed",
     "unexecuted": "the fix defines, and runs nothing of it",
-    "told": "the fix's own output speaks of an error",
     "avoided": "the fix goes round what failed: a narrower range, a made-up value, a step that was done before",
     "doubted": "right after the fix the model takes it back",
     "plan": "the plan that its words tell was given up, and the fix's own cannot stand for them",
@@ -198,9 +198,12 @@ class Offline:
         failure, fix = after.turns[at], after.turns[stop]
         if {c.name for c in failure.calls} != {c.name for c in fix.calls}:
             return "unrelated", "another tool"
-        if not at_least(program(failure.calls), program(fix.calls), self.gamma) and not same_end(failure, fix):
+        if (name := another_call(failure, fix, self.gamma)) is not None:
+            return "unrelated", name
+        programs = any(c.malformed or has_program(c) for c in failure.calls)
+        if programs and not self._alike_or_same_end(failure, fix):
             return "unrelated", ""
-        if (name := another_end(failure, fix) or another_file(failure, fix)) is not None:
+        if (name := another_end(failure, fix)) is not None:
             return "unrelated", name
         for call, observation in zip(failure.calls, failure.observations, strict=True):
             if observation.status == "ok" and not any(self._alike(call, other) for other in fix.calls):
@@ -219,6 +222,9 @@ class Offline:
         if (doubt := _taken_back(after.turns, stop)) is not None:
             return "doubted", doubt
         return None
+
+    def _alike_or_same_end(self, failure: Turn, fix: Turn) -> bool:
+        return at_least(program(failure.calls), program(fix.calls), self.gamma) or same_end(failure, fix)
 
     def _made(self, after: _After, at: int, stop: int) -> tuple[bool, tuple[Reason, str] | None]:
         """Whether the splice of a fix is shallow, and why it cannot be made; None: all that speaks of the failure was

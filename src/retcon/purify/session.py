@@ -14,6 +14,7 @@ from retcon.purify.noop import is_program
 from retcon.purify.reading.names import bound_before, effects
 from retcon.purify.reading.reads import needs, reads
 from retcon.purify.reading.trees import parse
+from retcon.purify.tools import has_program, is_lookup
 
 _GIVEN = frozenset({*dir(builtins), "display", "get_ipython", "In", "Out", "exit", "quit", "__file__"})
 """Names that a session has of its own."""
@@ -51,7 +52,7 @@ class SessionState:
         outside: set[str] = set()
         for turn in self._turns[at:stop]:
             for call, observation in zip(turn.calls, turn.observations, strict=True):
-                if call.language == "shell":
+                if call.language == "shell" and _may_have_acted(call, observation):
                     return "effects", "a shell command"
                 if not is_program(call):
                     continue
@@ -143,6 +144,13 @@ class SessionState:
                     for one in effects(call.code, line_of(observation)).defined:
                         self._bound.setdefault(one, n)
         return self._bound.get(name, len(self._turns))
+
+
+def _may_have_acted(call: ToolCall, observation: Observation) -> bool:
+    """Whether a call of a shell or an editor may have done something: an editor's does not where it only shows, or says
+    that it did nothing but fail."""
+    edits = not call.malformed and not has_program(call)
+    return not (edits and (is_lookup(call) or observation.rule in ("editor", "error")))
 
 
 def _reads_surely(code: str) -> frozenset[str]:

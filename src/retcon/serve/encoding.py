@@ -128,7 +128,7 @@ def _observations(calls: Sequence[ToolCall], called: Sequence[Called], block: _B
 def _observation(call: ToolCall, message: Said) -> Observation:
     if message.failed is not None:
         return Observation(call.id, message.text, "error" if message.failed else "ok")
-    verdict = judge(message.text, call.code, (call.name,))
+    verdict = judge(message.text, (call,))
     if verdict is None:
         return Observation(call.id, message.text, "ok")
     return Observation(

@@ -7,7 +7,14 @@ import re
 
 import pytest
 
+from retcon.core.types import ToolCall
 from retcon.transcripts.failures.rules import RULES, judge, looks_clean
+
+
+def ran(code: str) -> list[ToolCall]:
+    """The call of a tool that runs this program."""
+    return [ToolCall("a", "python", {"code": code}, 0)]
+
 
 JUPYTER = """---------------------------------------------------------------------------
 NameError                                 Traceback (most recent call last)
@@ -123,7 +130,7 @@ DEAD = "-" * 75 + " Timeout waiting for reply                                Tra
     ],
 )  # fmt: skip
 def test_a_failure_is_found_by_its_rule(output: str, rule: str, error_type: str | None, line: int | None) -> None:
-    verdict = judge(output, "some(code)")
+    verdict = judge(output, ran("some(code)"))
     assert verdict is not None
     assert (verdict.status, verdict.rule, verdict.error_type, verdict.line) == ("error", rule, error_type, line)
     assert rule in RULES
@@ -167,7 +174,7 @@ def test_a_timeout_is_told_from_an_error(output: str, rule: str) -> None:
     ],
 )
 def test_a_success_that_speaks_of_failures_is_one(output: str) -> None:
-    assert judge(output, "print(answer)") is None
+    assert judge(output, ran("print(answer)")) is None
     assert looks_clean(output)
 
 
@@ -183,10 +190,10 @@ def test_a_success_that_speaks_of_failures_is_one(output: str) -> None:
     ],
 )
 def test_what_a_program_may_have_written_itself_is_neither(output: str, code: str) -> None:
-    verdict = judge(output, code)
+    verdict = judge(output, ran(code))
     assert verdict is not None
     assert (verdict.status, verdict.rule) == ("ok", "own-words")
 
 
 def test_a_record_that_a_program_wrote_without_words_of_failures_is_a_success() -> None:
-    assert judge("{'result': '4.0'}", "print({'result': str(answer)})") is None
+    assert judge("{'result': '4.0'}", ran("print({'result': str(answer)})")) is None

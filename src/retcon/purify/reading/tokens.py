@@ -13,6 +13,7 @@ _GROUPED = re.compile(r"(?<![\w.,])\d{1,3}(?:,\d{3})+(?:\.\d+)?(?![\w.,]*\w)")
 _EXCEPTION = re.compile(r"\b[A-Z]\w*(?:Error|Exception)\b")
 _ABSENT = re.compile(r"(?:has no attribute|cannot import name|No module named) '(\w{4,})'")
 _BARE = re.compile(r"\b(?:(the|an?|this|that|its?|our|your|each|of|no) +)?([A-Za-z_]\w{3,})", re.IGNORECASE)
+_CAPITAL = re.compile(r"(?:(?<=[a-z0-9,;] )|(?<=['\"]))[A-Z][a-z]{2,}(?: [A-Z][a-z]{2,})*\b")
 _SHORT = 4
 """Characters from which on a number is telling: 42 may come from anywhere."""
 
@@ -42,6 +43,17 @@ def mentions(text: str) -> set[str]:
 def decimals(text: str) -> set[str]:
     """The numbers among these that have a point."""
     return {plain(token) for token in _mentioned(text) if "." in token}
+
+
+def relied_on(text: str) -> set[str]:
+    """The tokens of a text, of a number with commas only the whole."""
+    return tokens(_GROUPED.sub(lambda number: number[0].replace(",", ""), text))
+
+
+def entities(text: str) -> set[str]:
+    """What a result names: numbers of two digits and more, ids (`W17`), and names with a capital within a sentence."""
+    found = {token for token in relied_on(text) if len(token) > 1 and any(c.isdigit() for c in token)}
+    return found.union(*(names.split() for names in _CAPITAL.findall(text)))
 
 
 def exceptions(text: str) -> set[str]:

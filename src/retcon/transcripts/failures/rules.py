@@ -1,51 +1,43 @@
-"""What a tool's output says about its call, where the transcript has no typed status: parsed, never a word searched.
+"""What a tool's output says about its call, where no typed status does: parsed, never a word searched.
 
-A live rollout has a status from the tool. A stored transcript often has only what was printed, so that each verdict
-here names the rule that it comes from, and what could also be a program's own words is `unclear` rather than judged.
-Every wording that a rule is for, and what only looks like one, stands in tests/outputs, with who prints it.
+In this order: an outcome that the execution reports in its output (a flag, an exit code); else the whole output, if it
+is one error form of the table in `forms`, from any tool; else, of tools that run programs only, what ends the output.
+What could also be a program's own words is `unclear` rather than judged. Every wording that a rule is for, and what
+only looks like one, stands in tests/outputs, with who prints it.
 """
 
 from __future__ import annotations
 
 import builtins
 import re
-from collections.abc import Collection
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
-from retcon.core.types import Status
-from retcon.transcripts.failures import wordings
-from retcon.transcripts.failures.fields import blocks_of, fields_of
+from retcon.core.types import Observation, Status, ToolCall, Trajectory
+from retcon.purify.tools import has_program, is_lookup, only_shows, runs_program
+from retcon.transcripts.failures.forms import DETAIL, EXIT, FORMS, TESTS, Form
 from retcon.transcripts.failures.frames import HEADING, entry
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """status: `ok` where it is `unclear` (neither a failure nor a fix). line: 1-based, where a traceback enters the
-    program; None where that is unknown; 0 where nothing of it ran."""
-
-    status: Status
-    rule: str
-    error_type: str | None = None
-    line: int | None = None
-
+from retcon.transcripts.failures.outcomes import Verdict, exited, report_of
 
 RULES = {
     "status": "the format's own field",
-    "traceback": "a Python traceback: its heading, and a frame or the exception after it",
+    "exit-code": "an exit code other than 0: a line of what a harness puts around an output, or a field of a record",
+    "field": "a flag of a record, such as `isError`",
+    "record": 'the whole output is a record of an error, `{"error": "…"}`',
+    "traceback": "a Python traceback that ends the output: its heading, and a frame or the exception after it",
     "jupyter": "the heading of a Jupyter traceback, which names the exception",
     "frames": "a traceback whose heading was cut off: a frame, then the exception",
     "syntax": "the place and caret of a program that does not compile, then the SyntaxError",
     "exception-line": "the whole output is one line, a built-in exception and its message",
     "last-line": "the last line is a built-in exception and its message, and the program never names it",
     "exception-repr": "the whole output is the repr of a built-in exception",
-    "message": "Python's own message of an exception, after a label such as `Error:`",
+    "error": "the whole output is an error after a label, such as `Error: …`",
+    "editor": "an editor or patch tool that changed nothing, `<tool_use_error>`",
     "harness": "a sentence of a harness that the call failed",
-    "exit-code": "a whole first or last line, or a JSON field, that gives an exit code other than 0",
-    "field": "a field of a JSON output that says that the call failed",
-    "timeout": "a whole first or last line, or a JSON field, that says that the call ran out of time",
-    "killed": "a whole first or last line that says that memory or a signal ended the call",
-    "shell": "a shell's line that it cannot run the command",
+    "timeout": "a sentence, or a field of a record, that the call ran out of time",
+    "killed": "memory or a signal ended the program",
+    "shell": "the whole output is the message of a shell or of its commands",
+    "named": "a form that the user named for the tool",
     "malformed": "the arguments are JSON that cannot be read",
 }
 UNCLEAR = "own-words"
@@ -79,43 +71,27 @@ _BUILTIN = frozenset(
 _TIMEOUTS = frozenset({"TimeoutError", "TimeoutExpired", "TimeoutException", "CellTimeoutError", "FunctionTimedOut"})
 _NOTES = ("[Jupyter current working directory", "[Jupyter Python interpreter", "[Current working directory",
           "[Python interpreter", "Now let's retry: take care")  # fmt: skip
-_BRACKETS = "[]()<>*#`=_-~\"' \t❌⚠️.!"
+_BRACKETS = "[]()#*`=_-~\"' \t❌⚠️.!"
+_LABELLED = re.compile(r"\W*[A-Z][\w ()/-]{0,40}:(?: .*)?|[\[<=(#*-].*")
+"""A line that a harness puts around an output."""
+_AROUND = 12
+"""Lines at the end of an output that may be such lines."""
+_MESSAGE = 12
+"""Lines that a message may go on for after the exception that ends a traceback."""
 _EDGE = 600
-"""Characters of a first or last line beyond which it is no harness's sentence."""
+"""Characters of a first or last line beyond which it is no harness's sentence, and of an output's edges."""
+_SHORT = 400
+"""Characters that may follow the line of an error, of a tool that looks nothing up."""
 
-_WORD = 40
-"""Characters of a line within which its first word ends, if it is one."""
-_START = re.compile(r"[^\w<{]*([\w.]+|<)")
-_SECOND = re.compile(r"[ \t]+(\w+)")
 _DIGITS = frozenset("0123456789")
-_FIRST = frozenset(
-    {"error", "exception", "failure", "failed", "stderr", "an", "the", "code", "python", "python3", "cell", "command"}
-    | {"script", "program", "process", "tool", "execution", "kernel", "call", "request", "container", "sandbox", "exit"}
-    | {"exitcode", "return", "returncode", "exited", "finished", "terminated", "completed", "ended", "died", "with"}
-    | {"has", "been", "time", "timed", "timeout", "timelimitexceeded", "killed", "stopped", "interrupted", "aborted"}
-    | {"maximum", "max", "cpu", "wall", "tle", "oom", "ran", "out", "memory", "exceeded", "mle", "memorylimitexceeded"}
-    | {"bus", "illegal", "floating", "fatal", "dead", "deadkernel", "your", "runtime", "compilation", "compile"}
-    | {"bash", "sh", "zsh", "dash", "ksh", "bin", "usr", "jupyter", "current", "now", "nonzero", "non", "exit_code"}
-    | {"return_code", "exit_status", "<"}
-)
-"""How a line of `wordings` begins, or one of _NOTES."""
-_HINTS: tuple[str, ...] = (
-    "exit",
-    "code",
-    "time",
-    "tle",
-    "kill",
-    "memory",
-    "error",
-    "exception",
-    "fault",
-    "kernel",
-    "found",
-    "fail",
-)
-_HINTS += ("limit", "interrupt", "signal", "abort", "such file", "module", "denied", "syntax", "died", "illegal", "mle")
-_HINTS += ("directory", "interpreter", "retry", "terminated", "stopped", "output", "oom", "open file")
-_EXCEPTIONS = frozenset(name.lower() for name in _BUILTIN | _TIMEOUTS)
+_HINTS = (
+    "error", "exception", "fail", "exit", "return", "time", "kill", "memory", "fault", "abort", "kernel", "signal",
+    "illegal", "not found", "denied", "such file", "cannot", "can't", "unable", "module", "replac", "err!", "fatal",
+    "invalid", "unknown", "unrecognized", "***", "interrupt", "stopiteration", "directory", "patch", "curl", "missing",
+    "(<", "died", "has not been", "tle", "mle", "not a git", "node:", "e: ",
+)  # fmt: skip
+"""In a first or last line of any form, in small letters."""
+_EXITED = ("exit", "return", "Exit", "Return", "EXIT")
 
 
 def may_fail(output: str) -> bool:
@@ -127,112 +103,203 @@ def may_fail(output: str) -> bool:
         return True
     if ":" in output and "Error: " in output and any(name in output for name in _SYNTAX_ERRORS):
         return True
-    if ('"' in output and 'File "' in output) or ("'" in output and "Code execution failed" in output):
+    if '"' in output and 'File "' in output:
         return True
-    # The other rules are about whole first and last lines, or whole outputs that are one line or JSON of objects.
+    # The other rules are about whole first and last lines, or whole outputs that are JSON of objects.
     stripped = output.strip()
     first = stripped[:1]
     if first == "{" or stripped.startswith("[{"):
         return True
     end = stripped.find("\n")
     if end < 0:
-        return first not in _DIGITS and _suspect(stripped)
-    if first not in _DIGITS and _suspect(stripped[:end]):
+        return first not in _DIGITS and _has_hint(stripped)
+    if first not in _DIGITS and _has_hint(stripped[:end]):
         return True
     last = stripped.rfind("\n") + 1
-    return stripped[last] not in _DIGITS and _suspect(stripped[last:])
+    if stripped[last] not in _DIGITS and _has_hint(stripped[last:]):
+        return True
+    edges = stripped[:_EDGE] + stripped[-_EDGE:]
+    return ":" in edges and any(word in edges for word in _EXITED)
 
 
-def _suspect(line: str) -> bool:
-    """Whether a first or last line could be a harness's sentence or an exception: most are told by their first word."""
-    token = line.partition(" ")[0]
-    kind = _kind(token) if len(token) < _WORD else None
-    if kind is None:
-        return _suspect_in_full(line)
-    # "(<", "sh: " and a fault's name may stand anywhere in a line.
-    return kind or "(<" in line or "sh: " in line or "egmentation" in line
-
-
-@lru_cache(maxsize=8192)
-def _kind(token: str) -> bool | None:
-    """What the first word of a line says about it; None where the rest of the line has to be looked at as well."""
-    if token[:1] in _DIGITS:
-        return None
-    found = _START.match(token)
-    word = found[1].lower() if found else ""
-    return None if not word.strip(".") or word in _FIRST else _is_exception(word) or "python" in word
-
-
-def _is_exception(word: str) -> bool:
-    return "rror" in word or "xception" in word or word in _EXCEPTIONS or word.rpartition(".")[2] in _EXCEPTIONS
-
-
-def _suspect_in_full(line: str) -> bool:
-    if line[:1] in _DIGITS:
-        return False
-    found = _START.match(line)
-    if found is None:
-        return False
-    word = found[1].lower()
-    if word in _FIRST:
-        if word == "the" and (second := _SECOND.match(line, found.end())) and second[1].lower() not in _FIRST:
-            return False
-        lower = line[:_EDGE].lower()
-        return any(hint in lower for hint in _HINTS)
-    return _is_exception(word) or "(<" in line or "sh: " in line or "egmentation" in line or "python" in word
+def _has_hint(line: str) -> bool:
+    lower = line[:_EDGE].lower()
+    return any(hint in lower for hint in _HINTS)
 
 
 def looks_clean(output: str) -> bool:
-    """Whether no rule holds for this output, whatever its program and its tool are."""
+    """Whether no rule holds for this output, whatever its call is."""
     return not may_fail(output) or judge(output) is None
 
 
-def judge(output: str, code: str = "", tools: Collection[str] | None = None) -> Verdict | None:
-    """What the output of a call says about it; None: nothing but success. code: the program of the call, if known.
-    tools: the names of what may have given the output; None: of any tool."""
+def judge(output: str, calls: Sequence[ToolCall] = ()) -> Verdict | None:
+    """What the output of a call says about it; None: nothing but success. calls: what may have given the output; none:
+    any tool."""
     if not may_fail(output):
         return None
-    text = _ANSI.sub("", output)
-    stripped = text.strip()
-    if (inner := blocks_of(stripped)) is not None:
-        return judge(inner, code, tools)
-    if stripped[:1] in "{[" and (found := fields_of(stripped, tools)) is not None:
-        own = found.own(code)
-        if own and not found.wraps:
-            return Verdict("ok", UNCLEAR)
-        if found.status is not None:
-            return Verdict(found.status, found.rule, found.error_type)
-        # What ended well may still have words of a failure on the way: only what is said to be an error is judged.
-        said = judge(found.text, code, tools) if found.text else None
-        return said and _unless(own, said)
-    verdict = (
-        _traceback(text, code)
-        or _does_not_compile(text, code)
-        or _smolagents(text, code)
-        or _sentence(text, code)
-        or _exception_line(text, code)
-    )
-    left = verdict is not None and verdict.error_type == "SystemExit" and _LEFT.search(text) is not None
-    return None if left else verdict
+    return _Output(calls).judged(_ANSI.sub("", output).strip())
 
 
-def _traceback(text: str, code: str) -> Verdict | None:
-    if "Traceback" in text and (headings := list(_JUPYTER.finditer(text))):
-        rule, named, start = "jupyter", headings[-1]["type"], headings[-1].end()
-    elif "Traceback" in text and (_PLAIN.search(text) or _trimmed(text)):
-        rule, named = "traceback", None
-        start = text.rindex("Traceback (most recent call last)") + len("Traceback (most recent call last)")
-    elif (frame := _cut_off(text)) is not None:
-        rule, named, start = "frames", None, frame
-    else:
+def works_by_report(verdict: Verdict | None, text: str) -> bool:
+    """Whether what failed is the tests that a runner reports, which has worked: it ends with 1, and its report."""
+    if verdict is None or verdict.status != "error" or verdict.rule not in ("status", "exit-code"):
+        return False
+    code = next((code for code, _ in _exit_codes(text)), 1)
+    return verdict.error_type in (None, "exit 1", text) and code == 1 and TESTS.search(text[-_EDGE * 4 :]) is not None
+
+
+def with_named_failures(trajectory: Trajectory, named: Mapping[str, re.Pattern[str]]) -> Trajectory:
+    """The trajectory with those calls failed whose output has the form that the user named for their tool."""
+    turns = []
+    for turn in trajectory.turns:
+        names = {call.id: call.name for call in turn.calls}
+        seen = tuple(_named_failure(o, named.get(names.get(o.call_id, ""), named.get("*"))) for o in turn.observations)
+        turns.append(replace(turn, observations=seen) if seen != turn.observations else turn)
+    return replace(trajectory, turns=tuple(turns))
+
+
+def _named_failure(observation: Observation, form: re.Pattern[str] | None) -> Observation:
+    if form is None or observation.status != "ok" or not form.search(observation.text):
+        return observation
+    return replace(observation, status="error", rule="named")
+
+
+class _Output:
+    """The output of calls: what they run, and what of it they may have written themselves."""
+
+    def __init__(self, calls: Sequence[ToolCall]) -> None:
+        self.code = "\n".join(call.code for call in calls if call.malformed or has_program(call))
+        self.lower = self.code.lower()
+        self.names = [call.name for call in calls] or None
+        self.runs = not calls or any(map(runs_program, calls))
+        self.shows = bool(calls) and all(map(only_shows, calls))
+        self.looks_up = bool(calls) and all(map(is_lookup, calls))
+
+    def judged(self, text: str) -> Verdict | None:
+        if text[:1] in ("{", "[") and (report := report_of(text, self.names)) is not None:
+            self.runs = self.runs or report.ran
+            verdict = report.verdict if report.typed or not report.text else self.judged(report.text.strip())
+            return self._unless(report.is_own(self.code), verdict)
+        if self.runs:
+            for code, line in _exit_codes(text):
+                if not self.writes("exit", "return code", "returncode", line.lower()):
+                    failed = exited(code)
+                    worked = works_by_report(failed, text)
+                    return failed and (None if worked else self._ended(text) or failed)
+                if code:
+                    return Verdict("ok", UNCLEAR)
+            if TESTS.search(text[-_EDGE * 4 :]):
+                return None
+            verdict = self._ended(text) or self._exception(text) or self._form(text)
+        else:
+            verdict = self._exception(text) or self._form(text)
+        left = verdict is not None and verdict.error_type == "SystemExit" and _LEFT.search(text) is not None
+        return None if left else verdict
+
+    def writes(self, *words: str) -> bool:
+        return bool(self.lower) and any(word in self.lower for word in words)
+
+    def _unless(self, own: bool, verdict: Verdict | None) -> Verdict | None:
+        return Verdict("ok", UNCLEAR) if own and verdict is not None else verdict
+
+    def _form(self, text: str) -> Verdict | None:
+        """The first form that the first line has, or of programs the last one."""
+        first, _, rest = text.partition("\n")
+        lines = [first.strip(), *(_last(rest) if self.runs and not self.shows else ())]
+        lines = [line for line in lines if 0 < len(line) <= _EDGE]
+        for form in FORMS:
+            for at, line in enumerate(lines):
+                bare = line.strip(_BRACKETS)
+                if (form.programs and not self.runs) or not form.pattern.fullmatch(bare):
+                    continue
+                if at == 0 and not (form.details or self._goes_on(form, bare, rest)):
+                    continue
+                own = self.writes(*form.own, bare.lower())
+                error_type = form.error_type or _type_in(text)
+                return self._unless(own, Verdict(form.status, form.rule, error_type, 0 if "(<" in bare else None))
         return None
-    if _OWN_TRACEBACK.search(code):
-        return Verdict("ok", UNCLEAR)
-    error_type = named or _last_exception(text[start:])
-    if error_type is not None and error_type.lower().startswith("timeout") and " " in error_type:
-        return Verdict("timeout", rule, "Timeout")  # a kernel that no longer answers has no exception of its own
-    status: Status = "timeout" if error_type in _TIMEOUTS else "error"
-    return Verdict(status, rule, error_type, entry(text))
+
+    def _goes_on(self, form: Form, line: str, rest: str) -> bool:
+        """Whether what follows the line of an error goes on with its message, so that the whole output is the error."""
+        rest = rest.strip("\n")
+        lines = [one for one in rest.split("\n") if one.strip()]
+        if line.endswith(":") or not lines:
+            return "\n\n" not in rest
+        if all(DETAIL.match(one) or form.pattern.fullmatch(one.strip()) for one in lines):
+            return True
+        return not (self.runs or self.looks_up) and len(rest) <= _SHORT and not any(map(_LABELLED.fullmatch, lines))
+
+    def _ended(self, text: str) -> Verdict | None:
+        """The traceback, or the error of a program that does not compile, that ends the output."""
+        return None if self.shows else self._traceback(text) or self._does_not_compile(text)
+
+    def _traceback(self, text: str) -> Verdict | None:
+        if "Traceback" in text and (headings := list(_JUPYTER.finditer(text))):
+            rule, named, start = "jupyter", headings[-1]["type"], headings[-1].end()
+        elif "Traceback" in text and (_PLAIN.search(text) or _trimmed(text)):
+            rule, named = "traceback", None
+            start = text.rindex("Traceback (most recent call last)") + len("Traceback (most recent call last)")
+        elif (frame := _cut_off(text)) is not None:
+            rule, named, start = "frames", None, frame
+        else:
+            return None
+        last = _EXCEPTION.search(text, start)
+        if _OWN_TRACEBACK.search(self.code) or (last is not None and _goes_on_after(text, last.end())):
+            return Verdict("ok", UNCLEAR)
+        error_type = named or (last["type"].rpartition(".")[2] if last else None)
+        if error_type is not None and error_type.lower().startswith("timeout") and " " in error_type:
+            return Verdict("timeout", rule, "Timeout")  # a kernel that no longer answers has no exception of its own
+        status: Status = "timeout" if error_type in _TIMEOUTS else "error"
+        return Verdict(status, rule, error_type, entry(text))
+
+    def _does_not_compile(self, text: str) -> Verdict | None:
+        found = _SYNTAX.search(text) if any(name in text for name in _SYNTAX_ERRORS) else None
+        if found is None or _goes_on_after(text, found.end()):
+            return None
+        return self._unless(found["type"] in self.code, Verdict("error", "syntax", found["type"], 0))
+
+    def _exception(self, text: str) -> Verdict | None:
+        """An exception without any traceback: the whole output, or what a program printed last."""
+        whole = "\n" not in text
+        if found := _REPR.fullmatch(text) if len(text) < 10_000 else None:
+            rule = "exception-repr"
+        elif whole or (self.runs and not self.shows):
+            found = _EXCEPTION.match(text if whole else next(iter(_last(text)), ""))
+            rule = "exception-line" if whole else "last-line"
+        if found is None or not _named(found["type"]):
+            return None
+        name = found["type"].rpartition(".")[2]
+        if rule == "last-line" and name not in _BUILTIN:
+            return None
+        own = ("except" in self.code or name in self.code) and (_ENDED not in text or _ENDED in self.code)
+        line = 0 if name in _SYNTAX_ERRORS else None
+        return self._unless(own, Verdict("timeout" if name in _TIMEOUTS else "error", rule, name, line))
+
+
+def _exit_codes(text: str) -> Iterator[tuple[int, str]]:
+    """The exit codes that stand in what a harness put before or after an output, each with its line."""
+    lines = text.split("\n", 4)[:4]
+    for line in lines:
+        if (code := _exit_code(line.strip())) is not None:
+            yield code, line
+        if not _LABELLED.fullmatch(line):
+            break
+    for n, line in enumerate(reversed(text[-_EDGE:].split("\n"))):
+        if (code := _exit_code(line.strip())) is not None:
+            yield code, line
+        if n == _AROUND or (line.strip() and not _LABELLED.fullmatch(line)):
+            break
+
+
+def _exit_code(line: str) -> int | None:
+    """The exit code that a line gives; None where it gives none."""
+    found = EXIT.fullmatch(line if line.startswith("<") else line.strip(_BRACKETS)) if len(line) <= _EDGE else None
+    return int(found["code"] or found["tagged"]) if found else None
+
+
+def _goes_on_after(text: str, at: int) -> bool:
+    """Whether more follows an exception than its message may have lines for, and what a harness puts after it."""
+    return sum(1 for line in text[at:].split("\n")[1:] if line.strip() and not _LABELLED.fullmatch(line)) > _MESSAGE
 
 
 def _trimmed(text: str) -> bool:
@@ -249,112 +316,8 @@ def _cut_off(text: str) -> int | None:
     return found.end() if found and after and _named(after["type"]) else None
 
 
-def _last_exception(text: str) -> str | None:
-    """The type in the first unindented line after the frames; None where that was cut off."""
-    found = _EXCEPTION.search(text)
-    return found["type"].rpartition(".")[2] if found else None
-
-
-def _does_not_compile(text: str, code: str) -> Verdict | None:
-    found = _SYNTAX.search(text) if any(name in text for name in _SYNTAX_ERRORS) else None
-    if found is None:
-        return None
-    if found["type"] in code:
-        return Verdict("ok", UNCLEAR)
-    return Verdict("error", "syntax", found["type"], 0)
-
-
-def _smolagents(text: str, code: str) -> Verdict | None:
-    found = wordings.SMOLAGENTS.search(text)
-    if found is None:
-        return None
-    if "execution failed" in code.lower():
-        return Verdict("ok", UNCLEAR)
-    cause = wordings.SMOLAGENTS_CAUSE.search(text, found.end())
-    return Verdict("error", "harness", cause["type"].rpartition(".")[2] if cause else None)
-
-
-def _sentence(text: str, code: str) -> Verdict | None:
-    """What a harness wrote before or after what the program printed."""
-    written = code.lower()
-    for line in _ends(text):
-        if not _suspect(line):
-            continue
-        bare = line.strip(_BRACKETS)
-        exit_code = _exit_code(line, bare)
-        if exit_code is not None:
-            if exit_code and not _writes(written, "exit", "return code", "returncode", line.lower()):
-                return _exited(exit_code)
-            if exit_code:
-                return Verdict("ok", UNCLEAR)
-            continue
-        if wordings.TIMEOUT.fullmatch(bare):
-            return _unless(_writes(written, "timed out", "timeout", "time out", "time limit", bare.lower()),
-                           Verdict("timeout", "timeout", "Timeout"))  # fmt: skip
-        if wordings.MEMORY.fullmatch(bare):
-            return _unless(_writes(written, "kill", "memory"), Verdict("limit", "killed", "MemoryError"))
-        if wordings.CRASH.fullmatch(bare):
-            return _unless(_writes(written, "fault", "signal", bare.lower()), Verdict("error", "killed"))
-        if wordings.SHELL.fullmatch(bare):
-            return _unless(_writes(written, "not found", "permission denied"), Verdict("error", "shell"))
-        if wordings.HARNESS.fullmatch(bare):
-            return _unless(_writes(written, "except", "error", "fail"), Verdict("error", "harness", _type_in(text)))
-        if wordings.MESSAGE.fullmatch(bare) and not _names_exception(bare):
-            compiled = "(<" in bare or "syntax" in bare or "indent" in bare
-            return _unless(_writes(written, "except", "error:"),
-                           Verdict("error", "message", line=0 if compiled else None))  # fmt: skip
-    return None
-
-
-def _names_exception(line: str) -> bool:
-    found = _EXCEPTION.match(line)
-    return found is not None and found["type"] != "Exception" and _named(found["type"])
-
-
-def _exit_code(line: str, bare: str) -> int | None:
-    """The exit code that a line gives; None where it gives none."""
-    found = wordings.EXIT.fullmatch(line if line.startswith("<") else bare)
-    if found is None or not (found["tagged"] or wordings.EXIT_REST.fullmatch(found["rest"] or "")):
-        return None
-    return int(found["code"] or found["tagged"])
-
-
-def _exited(code: int) -> Verdict:
-    """124 is that of `timeout(1)`, 137 what is left of a process that was killed: most often for its memory."""
-    status: Status = "timeout" if code == 124 else "limit" if code in (137, -9) else "error"
-    return Verdict(status, "exit-code", f"exit {code}")
-
-
-def _writes(code: str, *words: str) -> bool:
-    return bool(code) and any(word in code for word in words)
-
-
-def _unless(own: bool, verdict: Verdict) -> Verdict:
-    return Verdict("ok", UNCLEAR) if own else verdict
-
-
 def _type_in(text: str) -> str | None:
     return next((name for name in re.findall(r"\b([A-Z]\w*(?:Error|Exception))\b", text[:4000])), None)
-
-
-def _exception_line(text: str, code: str) -> Verdict | None:
-    """An exception without any traceback: the whole output, or what was printed last."""
-    stripped = text.strip()
-    whole = "\n" not in stripped
-    if found := _REPR.fullmatch(stripped) if len(stripped) < 10_000 else None:
-        rule = "exception-repr"
-    else:
-        found = _EXCEPTION.match(stripped if whole else _ends(stripped)[-1])
-        rule = "exception-line" if whole else "last-line"
-    if found is None or not _named(found["type"]):
-        return None
-    name = found["type"].rpartition(".")[2]
-    if not whole and rule == "last-line" and name not in _BUILTIN:
-        return None
-    if ("except" in code or name in code) and (_ENDED not in text or _ENDED in code):
-        return Verdict("ok", UNCLEAR)
-    line = 0 if name in _SYNTAX_ERRORS else None
-    return Verdict("timeout" if name in _TIMEOUTS else "error", rule, name, line)
 
 
 def _named(dotted: str) -> bool:
@@ -363,16 +326,10 @@ def _named(dotted: str) -> bool:
     return name in _BUILTIN or name in _TIMEOUTS or (bool(package) and name.endswith(("Error", "Exception")))
 
 
-def _ends(text: str) -> list[str]:
-    """First and last lines: what stands at the edge, with what harnesses put around it left out."""
-    stripped = text.strip()
-    if not stripped:
-        return []
-    first, _, rest = stripped.partition("\n")
-    lines = [first.strip()]
-    while rest:
-        rest, _, last = rest.rpartition("\n")
+def _last(text: str) -> Iterator[str]:
+    """The last line, without what harnesses put after it; nothing where there is none."""
+    while text:
+        text, _, last = text.rpartition("\n")
         if (last := last.strip()) and not last.startswith(_NOTES):
-            lines.append(last)
-            break
-    return [line for line in lines if len(line) <= _EDGE]
+            yield last
+            return

@@ -152,7 +152,7 @@ def _calls(inside: Item) -> list[Call]:
 
 
 def _output(inside: Item, text: str) -> ToolOutput:
-    return flagged(text, some_id(inside.get("tool_call_id")), failed=inside.get("status") == "error")
+    return flagged(text, some_id(inside.get("tool_call_id")), failed=inside.get("status") == "error" or None)
 
 
 register(LangChain())

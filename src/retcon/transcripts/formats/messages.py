@@ -8,7 +8,8 @@ import msgspec
 
 from retcon.core.errors import RecordError
 from retcon.core.types import Status
-from retcon.transcripts.failures.rules import Verdict, looks_clean
+from retcon.transcripts.failures.outcomes import EXIT_CODES, Verdict, error_type_of, outcome_of
+from retcon.transcripts.failures.rules import looks_clean
 from retcon.transcripts.reading.calls import shown_call
 from retcon.transcripts.reading.in_messages import ItemsReading
 from retcon.transcripts.reading.items import (
@@ -48,7 +49,7 @@ _LOGPROBS = "logprobs"
 """Of the tokens of a message: wrong where it has others now."""
 _EXTRA, _ACTIONS, _REPLY = "extra", "actions", "response"
 """Where mini-swe-agent has the calls of a message once more, which go with them, and the reply that they came in."""
-_TYPED = frozenset({"error", "is_error", "status", "exit_code", "returncode"})
+_TYPED = frozenset({"error", "is_error", "isError", "timed_out", "run_success", "status", *EXIT_CODES})
 _NO_ARGUMENTS = frozenset({"id", "index", "type", "name", "function", "custom", "arguments", "parameters"})
 """What else a call has."""
 
@@ -57,7 +58,7 @@ class Messages:
     """tool_calls: each an object, or the JSON text of one; arguments: the JSON text of an object, or the object.
 
     A tool's message answers the call that its `tool_call_id` names, or the next one where it names none. Typed
-    statuses are taken from the tool's message: `error` (inspect_ai), `is_error`, `status`, `exit_code`, `returncode`.
+    statuses are taken from the tool's message: `error` (inspect_ai), `is_error`, `isError`, `status`, exit codes.
     One message may answer several calls in `tool_responses` (AutoGen 0.2), and its content repeats them.
     The old `function_call` is read as one call. `reasoning_content`, `reasoning` and `thinking` are words as well, and
     so are parts of the content that are reasoning (inspect_ai).
@@ -250,16 +251,14 @@ def _typed(item: Item) -> tuple[Verdict | None, bool]:
     error = item.get("error")
     if isinstance(error, dict) and isinstance(kind := error.get("type"), str):
         return Verdict(_TYPES.get(kind, "error"), "status", kind), True
-    if isinstance(failed := item.get("is_error"), bool):
-        return (Verdict("error", "status") if failed else None), True
+    if isinstance(error, str) and error.strip():
+        return Verdict("error", "status", error_type_of(error)), True
+    typed, verdict = outcome_of(item, "status")
     status = item.get("status")
-    if isinstance(status, str) and status.lower() in _STATUSES:
+    if not typed and isinstance(status, str) and status.lower() in _STATUSES:
         known = _STATUSES[status.lower()]
         return (None if known == "ok" else Verdict(known, "status")), True
-    for name in ("exit_code", "returncode"):
-        if type(code := item.get(name)) is int:
-            return (Verdict("error", "status", f"exit {code}") if code else None), True
-    return None, False
+    return verdict, typed
 
 
 def rebuilt(item: Json, pieces: Sequence[Piece]) -> Json:

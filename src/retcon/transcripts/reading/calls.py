@@ -7,11 +7,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from retcon.purify.tools import NO_PROGRAM, is_runner, looks_up
+
 if TYPE_CHECKING:
     from retcon.transcripts.reading.pieces import Call
 
 _PROGRAMS = ("code", "source", "script", "python_code", "snippet", "program", "cell", "input")
-_COMMANDS = ("command", "cmd", "bash", "shell_command", "cmds", "keystrokes")
+_CERTAIN = ("code", "python_code")
+"""Of these the ones that are a program's whatever the tool is called, unless it looks something up by a code."""
+_COMMANDS = ("command", "cmd", "bash", "shell_command", "cmds", "keystrokes", "argv")
 _EDITED = frozenset(
     {"path", "file_path", "filepath", "filename", "old_str", "new_str", "old_string", "new_string", "file_text"}
     | {"insert_line", "insert_text", "view_range"}
@@ -32,9 +36,11 @@ def is_shell(name: str) -> bool:
 
 
 def program_argument(name: str, arguments: Mapping[str, object] | str) -> tuple[Mapping[str, object] | str, str | None]:
-    """Arguments with the program under `code`, as similarity compares it, whatever the tool calls it; and whether it
-    is a shell's (`shell`, else None), whose effects cannot be told from its text. A command may be a list of words. An
-    editor's have none: all of them are compared."""
+    """Arguments with the program under `code`, as similarity compares it, whatever the tool calls it; and its language.
+
+    That is `shell` for a shell's, whose effects cannot be told from its text; `none` where `code` is no program; else
+    None. A command may be a list of words. An editor's have no program: all of them are compared.
+    """
     if isinstance(arguments, str):
         return arguments, None
     told = [value for key in _LANGUAGES if isinstance(value := arguments.get(key), str)]
@@ -47,9 +53,14 @@ def program_argument(name: str, arguments: Mapping[str, object] | str) -> tuple[
         value = arguments.get(key)
         if key in _COMMANDS and isinstance(value, list) and value and all(isinstance(word, str) for word in value):
             value = " ".join(value)
-        if isinstance(value, str):
+        if isinstance(value, str) and (key in _COMMANDS or _is_program(name, key, value)):
             return {**arguments, "code": value}, "shell" if key in _COMMANDS else named
-    return arguments, named
+    return arguments, NO_PROGRAM if "code" in arguments else named
+
+
+def _is_program(name: str, key: str, value: str) -> bool:
+    """Whether an argument is a program: that of a tool that runs such, or one that says so and is no mere word."""
+    return is_runner(name) or (key in _CERTAIN and not looks_up(name) and not value.isidentifier())
 
 
 def shown_call(call: Call) -> str:
@@ -57,7 +68,7 @@ def shown_call(call: Call) -> str:
     arguments, language = program_argument(call.name, call.arguments)
     if isinstance(arguments, str):
         return f"\n```{call.name}\n{arguments}\n```"
-    if "code" in arguments:
+    if "code" in arguments and language != NO_PROGRAM:
         fence = "bash" if language == "shell" else "python"
         return f"\n```{fence}\n{arguments['code']}\n```"
     return f"\n```{call.name}\n{msgspec.json.format(msgspec.json.encode(arguments)).decode()}\n```"

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 
 import msgspec
 
+from retcon.core.types import ToolCall
 from retcon.transcripts.failures.rules import judge
-from retcon.transcripts.reading.calls import shown_call
+from retcon.transcripts.reading.calls import program_argument
 from retcon.transcripts.reading.dialects import Fragment
 from retcon.transcripts.reading.pieces import Call, ToolOutput
 from retcon.transcripts.types import NOT_JSON, Json
@@ -38,7 +39,12 @@ def split_output(output: ToolOutput, calls: Sequence[Call]) -> tuple[ToolOutput,
     if isinstance(listed, list) and len(listed) == len(calls):
         texts = [one if isinstance(one, str) else json.dumps(one, ensure_ascii=False) for one in listed]
         return tuple(map(ToolOutput, texts))
-    verdict = judge(output.text, "".join(map(shown_call, calls)), [call.name for call in calls])
+    made = [
+        ToolCall(str(n), call.name, arguments, 0, language=language)
+        for n, call in enumerate(calls)
+        for arguments, language in (program_argument(call.name, call.arguments),)
+    ]
+    verdict = judge(output.text, made)
     return (output._replace(verdict=verdict, typed=True), *[ToolOutput("", None, verdict, True)] * (len(calls) - 1))
 
 

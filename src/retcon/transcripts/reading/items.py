@@ -11,7 +11,7 @@ from retcon.purify.reading.words import without
 from retcon.transcripts.types import Json
 
 _PLACES = (
-    ("messages",), ("conversations",), ("conversation",), ("completion",), ("trajectory",),
+    ("messages",), ("conversations",), ("conversation",), ("completion",), ("trajectory",), ("traj",),
     ("debug_result",), ("state", "history"), ("history",), ("transcript",), ("chat_history",),
 )  # fmt: skip
 TEXTS = ("text", "completion", "response", "output", "generation", "code", "solution", "answer", "content")

@@ -19,7 +19,7 @@ from retcon.core.types import Trajectory
 from retcon.purify.offline import Purified
 from retcon.purify.pairs import preference_pairs
 from retcon.purify.reading.words import without
-from retcon.transcripts.failures.rules import Verdict
+from retcon.transcripts.failures.outcomes import Verdict
 from retcon.transcripts.reading.calls import shown_call
 from retcon.transcripts.reading.items import context_of, without_words
 from retcon.transcripts.reading.pieces import (
@@ -341,6 +341,6 @@ def part_of(item: Json, key: str) -> Item:
     return found if isinstance(found, dict) else {}
 
 
-def flagged(text: str, call_id: str | None, *, failed: bool) -> ToolOutput:
-    """An output whose format says of a failure that it is one, and of all others nothing: these are for the rules."""
-    return ToolOutput(text, call_id, Verdict("error", "status") if failed else None, typed=failed)
+def flagged(text: str, call_id: str | None, *, failed: bool | None) -> ToolOutput:
+    """An output with what its format says of it: that it failed, that it worked, or nothing (None)."""
+    return ToolOutput(text, call_id, Verdict("error", "status") if failed else None, typed=failed is not None)

@@ -21,7 +21,8 @@ from retcon.purify.kept import Edit
 from retcon.purify.offline import Purified, Splice
 from retcon.purify.reading.rewriting import rewritten
 from retcon.purify.reading.words import without
-from retcon.transcripts.failures.rules import Verdict, judge
+from retcon.transcripts.failures.outcomes import Verdict
+from retcon.transcripts.failures.rules import judge, works_by_report
 from retcon.transcripts.reading.calls import program_argument
 from retcon.transcripts.reading.roles import is_unlearnt, role_of
 from retcon.transcripts.types import NOT_JSON, Json, Speakers
@@ -384,8 +385,10 @@ def _is_broken(text: str) -> bool:
 
 def _observation(call: ToolCall, output: ToolOutput) -> Observation:
     verdict = output.verdict
-    if verdict is None and not output.typed:
-        verdict = judge(output.text, call.code, (call.name,))
+    if output.typed:
+        verdict = None if works_by_report(verdict, output.text) else verdict
+    else:
+        verdict = judge(output.text, (call,))
         if verdict is None and call.malformed and _is_broken(call.code):
             verdict = Verdict("malformed", "malformed", line=0)
     if verdict is None:

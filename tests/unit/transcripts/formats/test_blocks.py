@@ -53,7 +53,7 @@ ODD = "NameError: name 'x' is not defined"
         ("gemini", {"error": None, "output": ODD}, {"error": 1}),
         ("gemini", {"content": [{"type": "text", "text": "oops"}], "isError": True}, {"error": 1}),
         ("gemini", {"result": {"content": [{"type": "text", "text": "oops"}], "isError": True}}, {"error": 1}),
-        ("gemini", {"content": [{"type": "text", "text": ODD}], "isError": False}, {"error": 1}),
+        ("gemini", {"content": [{"type": "text", "text": ODD}], "isError": False}, {}),
         ("gemini", {"result": 4}, {}),
         ("gemini", {"status": "error", "error_message": "division by zero"}, {"error": 1}),
         ("gemini", {}, {}),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from retcon.transcripts.failures.rules import UNCLEAR, Verdict
+from retcon.transcripts.failures.outcomes import Verdict
+from retcon.transcripts.failures.rules import UNCLEAR
 from retcon.transcripts.reading.blockwise import Blockwise
 from retcon.transcripts.reading.items import APART, as_text, text_of
 from retcon.transcripts.reading.itemwise import Item, ItemList, arguments_of, flagged, part_of, some_id, string
@@ -84,7 +85,7 @@ class PydanticAI(Blockwise):
         failed = _kind(block) == _RETRY or outcome in _FAILED
         if failed and isinstance(content, list):  # of what is wrong with the arguments
             return ToolOutput(as_text(content), own_id, Verdict("malformed", "status"), typed=True)
-        return flagged(as_text(content), own_id, failed=failed)
+        return flagged(as_text(content), own_id, failed=failed or None)
 
     def words(self, block: Json) -> str:
         part, kind = block if isinstance(block, dict) else {}, _kind(block)

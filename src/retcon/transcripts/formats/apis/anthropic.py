@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from retcon.transcripts.failures.rules import Verdict
+from retcon.transcripts.failures.outcomes import Verdict
 from retcon.transcripts.reading.blockwise import Blockwise, home_of
 from retcon.transcripts.reading.items import text_of
 from retcon.transcripts.reading.itemwise import Item, arguments_of, flagged, part_of, some_id, string
@@ -19,8 +19,8 @@ _LISTED = "tool_calls"
 
 class Anthropic(Blockwise):
     """content: text, or blocks. A `tool_result` of the user (with some clients, of a tool) answers the call of its
-    `tool_use_id`; `is_error` says that it failed. Results of tools on the server stand in the model's own message, with
-    a `return_code`."""
+    `tool_use_id`; `is_error` says whether it failed. Results of tools on the server stand in the model's own message,
+    with a `return_code`."""
 
     name = "anthropic"
     marks: Sequence[str] = ("content", "tool_use", "tool_result", "tool_use_id", "input", "is_error")
@@ -52,7 +52,8 @@ class Anthropic(Blockwise):
                 )
             failed = string(ran.get("type")).endswith("_error")
             return ToolOutput(text, own_id, Verdict("error", "status", text or None) if failed else None, typed=failed)
-        return flagged(text_of(block.get("content")), own_id, failed=block.get("is_error") is True)
+        failed = block.get("is_error")
+        return flagged(text_of(block.get("content")), own_id, failed=failed if isinstance(failed, bool) else None)
 
     def rebuilt(self, pieces: Sequence[Piece]) -> list[Json]:
         new = super().rebuilt(pieces)

@@ -45,7 +45,7 @@ class Bedrock(Blockwise):
         content = result.get("content")
         given = [one for one in content if isinstance(one, dict)] if isinstance(content, list) else []
         text = "".join(as_text(one["json"]) if "json" in one else string(one.get("text")) for one in given)
-        return flagged(text, some_id(result.get("toolUseId")), failed=result.get("status") == "error")
+        return flagged(text, some_id(result.get("toolUseId")), failed=result.get("status") == "error" or None)
 
     def words(self, block: Json) -> str:
         thought = _thought(block)

@@ -8,7 +8,7 @@ from itertools import compress
 from operator import not_
 
 from retcon.core.types import Trajectory
-from retcon.transcripts.failures.rules import Verdict
+from retcon.transcripts.failures.outcomes import Verdict
 from retcon.transcripts.reading.blockwise import Blockwise
 from retcon.transcripts.reading.items import APART, as_text, text_of
 from retcon.transcripts.reading.itemwise import (
@@ -212,7 +212,7 @@ def _given(response: Item, own_id: str | None) -> ToolOutput:
             inner = part_of(response, key)
             return _given(inner, own_id) if "isError" in inner else ToolOutput(as_text(response[key]), own_id)
     if "isError" in response:
-        return flagged(text_of(response.get("content")), own_id, failed=response["isError"] is True)
+        return flagged(text_of(response.get("content")), own_id, failed=bool(response["isError"]))
     return ToolOutput(as_text(response) if response else "", own_id)
 
 

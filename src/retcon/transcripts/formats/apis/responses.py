@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from retcon.transcripts.failures.rules import Verdict, judge
+from retcon.transcripts.failures.outcomes import Verdict
+from retcon.transcripts.failures.rules import judge
 from retcon.transcripts.reading.items import replaced, text_of, without_words, words_of
 from retcon.transcripts.reading.itemwise import (
     Item,
@@ -222,7 +223,7 @@ def _output(item: Item) -> ToolOutput:
         ended = _EXITED.match(text)
         if ended and int(ended[1]):
             return ToolOutput(text, own_id, judge(text) or Verdict("error", "status", f"exit {ended[1]}"), typed=True)
-        return flagged(text, own_id, failed=failed)
+        return flagged(text, own_id, failed=failed or None)
     text = "".join(string(part.get("stdout")) + string(part.get("stderr")) for part in ran)
     outcome = part_of(ran[-1], "outcome")
     if outcome.get("type") == "timeout":
@@ -239,7 +240,7 @@ def _own_output(item: Item, kind: str) -> ToolOutput | None:
     if kind == "mcp_call":
         error = item.get("error")
         text = text_of(item.get("output")) or (error if isinstance(error, str) else "")
-        return flagged(text, own_id, failed=bool(error))
+        return flagged(text, own_id, failed=bool(error) or None)
     if kind != "code_interpreter_call":
         known = status in ("completed", "failed")
         return ToolOutput("", own_id, Verdict("error", "status") if failed else None, typed=True) if known else None
@@ -247,7 +248,7 @@ def _own_output(item: Item, kind: str) -> ToolOutput | None:
     if outputs is None and not failed:
         return None
     logs = [string(one.get("logs")) for one in outputs if isinstance(one, dict)] if isinstance(outputs, list) else []
-    return flagged("\n".join(logs), own_id, failed=failed)
+    return flagged("\n".join(logs), own_id, failed=failed or None)
 
 
 register(Responses())

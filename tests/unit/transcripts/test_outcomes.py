@@ -1,0 +1,99 @@
+"""What an execution reports of itself decides whether its call failed; what its output is about never does."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from retcon.core.types import ToolCall
+from retcon.transcripts.failures.rules import judge
+from retcon.transcripts.purifying.one import purify_transcript
+
+RAISED = 'Traceback (most recent call last):\n  File "job.py", line 4, in <module>\nKeyError: "rows"'
+REPORT = "FAILED test_a.py::test_one - assert 3 == 4\n===== 1 failed, 4 passed in 0.31s ====="
+PYTHON = ("python", {"code": "rows = load()\nprint(rows[0])"})
+SHELL = ("bash", {"command": "python job.py"})
+
+
+def record(tool: str, arguments: dict[str, Any], **message: Any) -> dict[str, Any]:
+    """A transcript of one call, whose tool's message has these fields."""
+    call = {"id": "a", "type": "function", "function": {"name": tool, "arguments": json.dumps(arguments)}}
+    steps = [
+        {"role": "user", "content": "Please."},
+        {"role": "assistant", "content": "I call it.", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "a", **message},
+        {"role": "assistant", "content": "Well."},
+    ]
+    return {"messages": steps}
+
+
+def failed(tool: str, arguments: dict[str, Any], **message: Any) -> int:
+    return purify_transcript(record(tool, arguments, **message))[1].failed
+
+
+@pytest.mark.parametrize("typed", [{"is_error": False}, {"isError": False}, {"exit_code": 0}, {"status": "success"}])
+@pytest.mark.parametrize("content", [RAISED, "Error: no such row", '{"error": "no such row"}', "Exit code: 1"])
+def test_a_typed_success_decides_whatever_the_output_is_about(typed: dict[str, Any], content: str) -> None:
+    assert failed(*PYTHON, content=content, **typed) == 0
+
+
+@pytest.mark.parametrize(
+    "typed", [{"is_error": True}, {"isError": True}, {"error": True}, {"exitCode": 3}, {"error": "no such tool"}]
+)
+def test_a_typed_failure_decides_whatever_the_output_is_about(typed: dict[str, Any]) -> None:
+    assert failed("get_order", {"id": "W5"}, content="All is well.", **typed) == 1
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "content", "fails"),
+    [
+        (*PYTHON, RAISED, 1),
+        (*SHELL, RAISED, 1),
+        ("bash", {"command": "tail -n 40 job.log | grep -v INFO"}, RAISED, 0),
+        ("bash", {"command": "cat job.log && python job.py"}, RAISED, 1),
+        ("read_file", {"path": "job.log"}, RAISED, 0),
+        ("get_ticket", {"number": 7}, f"Title: it stops\n\n{RAISED}", 0),
+        ("search_code", {"code": "KeyError"}, RAISED, 0),
+        ("get_airport", {"code": "LHR"}, RAISED, 0),
+        ("get_state", {"job": "j1"}, "job j1\nKilled", 0),
+        (*SHELL, "loading\nKilled", 1),
+        ("get_state", {"job": "j1"}, "Exit code: 1\nthe last run", 0),
+        (*SHELL, f"{RAISED}\n" + "\n".join(f"row {n} done" for n in range(40)), 0),
+        (*SHELL, "Return code: 0\nTime: 0.2 s\nTimeout limit: 30 seconds", 0),
+        (*SHELL, "Output: none\nReturn code: 2\nTimeout limit: 30 seconds", 1),
+        (*SHELL, f"{REPORT}\nExit code: 1", 0),
+        (*SHELL, f"{REPORT}\nExit code: 2", 1),
+        (*SHELL, REPORT, 0),
+        ("run_tests", {"target": "b"}, '{"success": false, "failed": 2, "passed": 1, "output": "2 failed"}', 0),
+        ("pay", {"order": "W5"}, '{"order": "W5", "status": "failed", "reason": "card declined"}', 0),
+        ("read_file", {"path": "job.log"}, "ERROR: disk full\nINFO: retried\nINFO: done", 0),
+        ("read_file", {"path": "jb.log"}, "Error: no file jb.log", 1),
+        ("pay", {"order": "W5"}, "Error: order W5 is paid already", 1),
+        ("pay", {"order": "W5"}, '{"error": "order W5 is paid already"}', 1),
+        ("pay", {"order": "W5"}, '{"content": [{"type": "text", "text": "no"}], "isError": true}', 1),
+        ("pay", {"order": "W5"}, "Mean error: 0.25", 0),
+        ("pay", {"order": "W5"}, "Error: 0.25", 0),
+        (*SHELL, "cat: rows.csv: No such file or directory", 1),
+        (*SHELL, "cat: rows.csv: No such file or directory\n12 rows read", 0),
+        (*SHELL, "fatal: not a git repository (or any of the parent directories): .git", 1),
+    ],
+)
+def test_an_output_without_a_type_fails_by_its_form_or_by_what_ends_it(
+    tool: str, arguments: dict[str, Any], content: str, fails: int
+) -> None:
+    assert failed(tool, arguments, content=content) == fails
+
+
+@pytest.mark.parametrize("says", [{"is_error": True}, {"exit_code": 1}])
+def test_a_test_runner_that_ends_with_1_and_its_report_has_worked(says: dict[str, Any]) -> None:
+    assert failed(*SHELL, content=f"Exit code 1\n{REPORT}", **says) == 0
+    assert failed(*SHELL, content="Exit code 1\nno tests ran", **says) == 1
+
+
+def test_a_command_that_looks_for_errors_has_not_failed_for_finding_some() -> None:
+    grep = ToolCall("a", "bash", {"code": "grep -rn 'error' src"}, 0, language="shell")
+    verdict = judge("Error: seen once", (grep,))
+    assert verdict is not None
+    assert (verdict.status, verdict.rule) == ("ok", "own-words")
