@@ -244,7 +244,7 @@ class _Output:
         else:
             return None
         last = _EXCEPTION.search(text, start)
-        if _OWN_TRACEBACK.search(self.code) or (last is not None and _goes_on_after(text, last.end())):
+        if _OWN_TRACEBACK.search(self.code) or (last and not named and _goes_on_after(text, last.end())):
             return Verdict("ok", UNCLEAR)
         error_type = named or (last["type"].rpartition(".")[2] if last else None)
         if error_type is not None and error_type.lower().startswith("timeout") and " " in error_type:
