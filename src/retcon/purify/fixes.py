@@ -17,7 +17,7 @@ from typing import Literal
 from retcon.core.types import Observation, ToolCall, Turn
 from retcon.purify.kept import prose, unreferring
 from retcon.purify.noop import is_program
-from retcon.purify.reading.names import definitions, goals, only_constants, runs_nothing, works_out
+from retcon.purify.reading.names import definitions, goals, only_constants, runs_nothing, statements, works_out
 from retcon.purify.reading.trees import below, parse, source
 from retcon.purify.reading.words import comments, gives_up_plan, says_something, without_comments
 from retcon.purify.similarity import at_least
@@ -269,6 +269,8 @@ def _worked_out(turn: Turn) -> frozenset[str]:
 def _by_hand(before: str, after: str, said: str) -> str | None:
     """A value that a solver was to work out, and that the fix has as arithmetic of mere numbers, derived nowhere: not
     in its words, nor in its comments. None where there is none."""
+    if _SOLVERS.isdisjoint(_NAME.findall(before)):
+        return None
     tree, fixed = parse(before), parse(after)
     if tree is None or fixed is None or not _called(tree) & _SOLVERS:
         return None
@@ -300,7 +302,7 @@ def _narrower(before: str, after: str) -> str | None:
 
 def _ranges(code: str) -> Iterator[tuple[float, str]]:
     """The lengths of the ranges of a program that numbers alone give, in order, each as it is written."""
-    tree = parse(code)
+    tree = parse(code) if "range" in code else None
     for node in below(tree) if tree is not None else ():
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "range" and node.args:
             bounds = [_number(argument) for argument in node.args[:2]]
@@ -334,7 +336,7 @@ _LARGE = 10**30
 
 def _filtered(before: str, after: str) -> str | None:
     """A condition by which a comprehension over the same things leaves out more than it did."""
-    tree, fixed = parse(before), parse(after)
+    tree, fixed = (parse(before), parse(after)) if "for" in after and "if" in after else (None, None)
     if tree is None or fixed is None:
         return None
     had = dict(_conditions(tree))
@@ -350,9 +352,8 @@ def _conditions(tree: ast.AST) -> Iterator[tuple[str, list[str]]]:
 
 def _left_out(before: str, after: str, line: int) -> str | None:
     """The name that the failing line binds, and that the fix no longer binds nor reads, under no longer name either."""
-    tree = parse(before)
-    for node in tree.body if tree is not None and parse(after) is not None else ():
-        if isinstance(node, ast.Assign) and node.lineno <= line <= (node.end_lineno or 0):
+    for node, at_line, _ in statements(before, line) or ():
+        if at_line and isinstance(node, ast.Assign) and parse(after) is not None:
             targets = [target.id for target in node.targets if isinstance(target, ast.Name)]
             has = [name for name in definitions(after) if len(name) >= 3 or name in targets]
             if targets and has and not any(n.startswith(t) or t.startswith(n) for n in has for t in targets):
@@ -363,7 +364,7 @@ def _left_out(before: str, after: str, line: int) -> str | None:
 def _made_up(after: str, missing: Collection[str], told: Callable[[str], bool]) -> str | None:
     """A name that was missing, and is now bound to None, to a number that nobody has told, or to one that the program
     throws away. What it goes on to change (a counter, a list) begins somewhere."""
-    tree = parse(after)
+    tree = parse(after) if any(name in after for name in missing) else None
     if tree is None:
         return None
     changed = {n.target.id for n in below(tree) if isinstance(n, ast.AugAssign) and isinstance(n.target, ast.Name)}
@@ -394,7 +395,7 @@ def _bindings(node: ast.Assign) -> Iterator[tuple[str, ast.expr]]:
 
 def _otherwise(before: str, after: str, seen: Sequence[Observation]) -> str | None:
     """What a new `if` had the fix say in the place of its result: all of the output is such a text."""
-    tree, fixed = parse(before), parse(after)
+    tree, fixed = (parse(before), parse(after)) if "if" in after else (None, None)
     if tree is None or fixed is None or _branches(fixed) <= _branches(tree):
         return None
     new = _texts(fixed) - _texts(tree)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Literal, NamedTuple
@@ -71,6 +71,33 @@ class Refused(NamedTuple):
     text: str
 
 
+class _Index:
+    """Where texts that are added from the last to the first have each token first; they are read when one is asked for.
+
+    read: the tokens of a text.
+    """
+
+    def __init__(self, read: Callable[[str], Iterable[str]]) -> None:
+        self._read = read
+        self._places: dict[str, int] = {}
+        self._unread: list[tuple[str, int]] = []
+
+    def add(self, text: str, place: int) -> None:
+        if text:
+            self._unread.append((text, place))
+
+    def get(self, token: str) -> int | None:
+        """The first place of a token, None where no text has it."""
+        return self.places().get(token)
+
+    def places(self) -> dict[str, int]:
+        """All tokens with their first places."""
+        for text, place in self._unread:
+            self._places.update(dict.fromkeys(self._read(text), place))
+        self._unread.clear()
+        return self._places
+
+
 class Kept:
     """The turns of a trajectory that stay, folded in from the last to the first."""
 
@@ -78,21 +105,18 @@ class Kept:
         self._turns = turns
         self._prompt = prompt
         self._flags: list[_Flag] = []
-        self._sentences: dict[str, list[_Flag]] = {}
-        """What is said later, by its text."""
+        self._sentences: list[_Flag] = []
+        """What is said later, of which each whole text is one."""
         self._cuts: dict[tuple[int, Place], list[_Flag]] = {}
         self.cut: list[Cut] = []
         self._cut_for: dict[int, list[Cut]] = {}
-        self._mentioned: dict[str, int] = {}
-        self._bare: dict[str, int] = {}
-        self._asked: dict[str, int] = {}
-        """Where what follows speaks first of names and numbers, of words that may be names, and where a user does of
-        names and exceptions: twice the number of the turn, and one more for users."""
-        self._relied: dict[str, int] = {}
-        """Where what follows first has a number, id or name, in its words or in the arguments of a call."""
-        self._unread: list[tuple[int, str]] = []
-        """Words and arguments whose tokens nothing has asked for yet, of the last turn first."""
-        self._told: dict[str, int] = {}
+        self._mentioned = _Index(mentions)
+        self._bare = _Index(lambda said: bare_words(unreferring(said, "later")))
+        self._asked = _Index(_named)
+        self._relied = _Index(relied_on)
+        self._told = _Index(tokens)
+        """Where what follows speaks first of names and numbers, of words that may be names, where a user does of names
+        and exceptions, where it has an entity, and where an output, a program or a user tells of a token."""
         self._first: dict[str, int] | None = None
         self._as_at: list[int] | None = None
         """Of each turn the first one that did the same since a user spoke."""
@@ -107,9 +131,7 @@ class Kept:
         fixed = stays or _has_ids(turn) or _has_ids(self._turns[words])
         said = prose(self._turns[words])
         own += [_Flag(words, "words", one, fixed) for one in referring(said, "later")]
-        for one in sentences(said):
-            if len((text := said[one.start : one.end]).split()) >= _TELLING:
-                self._sentences.setdefault(text, []).append(_Flag(words, "words", replace(one, rule="repeated"), fixed))
+        self._sentences.append(_Flag(words, "words", Sentence(0, len(said), "repeated"), fixed))
         alone = len(turn.calls) == 1
         for call in turn.calls:
             own += [
@@ -117,13 +139,14 @@ class Kept:
             ]
         own += [_Flag(number, "tail", one, True) for one in referring(_tail(turn), "later")]
         self._flags += [flag for flag in own if not self._is_cut(flag)]
-        self._told.update(dict.fromkeys(tokens(asked := _asked(turn)), 2 * number + 1))
-        self._asked.update(dict.fromkeys(_named(asked), 2 * number + 1))
-        self._mentioned.update(dict.fromkeys(mentions(said), 2 * number))
-        self._bare.update(dict.fromkeys(bare_words(unreferring(said, "later")), 2 * number))
-        self._unread.append((2 * number, said + _arguments(turn)))
+        asked = _asked(turn)
+        self._told.add(asked, 2 * number + 1)
+        self._asked.add(asked, 2 * number + 1)
+        self._mentioned.add(said, 2 * number)
+        self._bare.add(said, 2 * number)
+        self._relied.add(said + _arguments(turn), 2 * number)
         for text in _shown(turn):
-            self._told.update(dict.fromkeys(tokens(text), 2 * number))
+            self._told.add(text, 2 * number)
 
     def told_more(self) -> None:
         """Something comes in between that all later words may refer to."""
@@ -192,25 +215,37 @@ class Kept:
             return
         words = [prose(turn) for turn in (self._turns[first + 1 : stop + 1] if shallow else self._turns[first:stop])]
         gone = dict.fromkeys(said[one.start : one.end] for said in words for one in referring(said, "fix"))
-        for flag in (flag for text in gone for flag in self._sentences.get(text, ())):
-            if not self._is_cut(flag) and not any(flag.covers(other) for other in self._flags):
-                yield flag
+        gone = [text for text in gone if len(text.split()) >= _TELLING]
+        for whole in self._sentences if gone else ():
+            said = prose(self._turns[whole.turn])
+            for one in sentences(said) if any(text in said for text in gone) else ():
+                flag = whole._replace(one=replace(one, rule="repeated"))
+                known = self._is_cut(flag) or any(flag.covers(other) for other in self._flags)
+                if said[one.start : one.end] in gone and not known:
+                    yield flag
 
     def _lost(self, first: int, stop: int, words: int) -> Refused | None:
         """A name or value that is spoken of, and that only what is taken out has."""
         gone = self._turns[first:stop]
-        values = {t for turn in gone for o in turn.observations for t in telling(o.text) if t[0].isdigit()}
-        names = {t for turn in gone for call in turn.calls for t in tokens(call.code) if not t[0].isdigit()}
         failed = [o for turn in gone for o in turn.observations if o.status != "ok"]
         fix = self._turns[stop]
-        has = set[str]().union(*map(tokens, _shown(fix)))
         said, asked = prose(self._turns[words]), _asked(fix)
-        own, now = mentions(said), _named(asked)
-        bare = bare_words(said if words == first else unreferring(said, "fix"))
         # What is said after the call was written before its output: a result in it is made up.
-        for token in sorted(decimals(_tail(fix))):
-            if not any(seen.startswith(token) for seen in has) and self._new(token, first):
-                return Refused("value", token)
+        if tail := decimals(_tail(fix)):
+            has = set[str]().union(*map(tokens, _shown(fix)))
+            for token in sorted(tail):
+                if not any(seen.startswith(token) for seen in has) and self._new(token, first):
+                    return Refused("value", token)
+        own, now = mentions(said), _named(asked)
+        missing = {t for o in failed for t in absent(o.text)}
+        results = set[str]().union(*(entities(_result(o)) for turn in gone for o in turn.observations))
+        named = relied_on(said + _arguments(fix)) if results else set()
+        spoken = own or now or missing or results or self._mentioned.places() or self._asked.places()
+        if not spoken:
+            return None
+        values = {t for turn in gone for o in turn.observations for t in telling(o.text) if t[0].isdigit()}
+        names = {t for turn in gone for call in turn.calls for t in tokens(call.code) if not t[0].isdigit()}
+        has = set[str]().union(*map(tokens, _shown(fix)))
         if words == first:  # they were written for its program: a number of both that the fix has not is given up
             numbers = {t for call in self._turns[first].calls for t in tokens(call.code) if t[0].isdigit()}
             for token in sorted((own & numbers) - has):
@@ -227,27 +262,24 @@ class Kept:
             if self._missed(token, at, first):
                 return Refused("value" if token in values else "name", token)
         # What a result named, and what is said or asked for later by it.
-        results = set[str]().union(*(entities(_result(o)) for turn in gone for o in turn.observations)) - has
-        now = relied_on(said + _arguments(fix)) if results else set()
-        for token in sorted(results):
-            at = 2 * stop if token in now else self._relied_at(token)
+        for token in sorted(results - has):
+            at = 2 * stop if token in named else self._relied.get(token)
             if self._missed(token, at, first):
                 return Refused("value" if token[0].isdigit() else "name", token)
-        for token in sorted({t for o in failed for t in absent(o.text)} & names - has):
+        missing = missing & names - has
+        bare = bare_words(said if words == first else unreferring(said, "fix")) if missing else set()
+        for token in sorted(missing):
             if self._missed(token, 2 * stop if token in bare else self._bare.get(token), first):
                 return Refused("name", token)
         return None
 
-    def _relied_at(self, token: str) -> int | None:
-        """Where what follows first has a token."""
-        for at, text in self._unread:
-            self._relied.update(dict.fromkeys(relied_on(text), at))
-        self._unread.clear()
-        return self._relied.get(token)
-
     def _missed(self, token: str, at: int | None, first: int) -> bool:
         """Whether a token is spoken of, and nothing that stays tells it before."""
-        return at is not None and self._told.get(token, at) >= at and self._new(token, first)
+        return at is not None and self._told_from(token, at) >= at and self._new(token, first)
+
+    def _told_from(self, token: str, default: int) -> int:
+        place = self._told.get(token)
+        return default if place is None else place
 
     def _new(self, token: str, first: int) -> bool:
         """Whether nothing before turn `first` has a token."""

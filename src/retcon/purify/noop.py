@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import ast
+import re
 
 from retcon.core.programs import parsed
 from retcon.core.types import ToolCall
 from retcon.purify.tools import has_program
+
+_ACTS = re.compile(r"[A-Za-z_]\w*(?: = |\()")
+"""How a program begins that binds or calls something."""
 
 
 def does_nothing(code: str) -> bool:
@@ -14,7 +18,7 @@ def does_nothing(code: str) -> bool:
 
     Code that does not parse is not judged here: False.
     """
-    tree = parsed(code)
+    tree = None if _ACTS.match(code) else parsed(code)
     return tree is not None and all(
         isinstance(node, ast.Pass) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
         for node in tree.body

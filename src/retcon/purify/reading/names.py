@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
-from retcon.purify.reading.outside import outside, shell_lines
-from retcon.purify.reading.trees import IMPORTS, below, binds, nodes_here, parse, source
+from retcon.purify.reading.outside import may_reach_outside, outside, shell_lines
+from retcon.purify.reading.trees import IMPORTS, below, binds, literal_of, nodes_here, parse, source, split
 
 _ASSIGNED = re.compile(
     r"^[ \t]*([A-Za-z_]\w*)[ \t]*(?:=(?!=)|[-+*/%&|^@]=|//=|\*\*=|:\s*\w[^=\n]*=(?!=))", re.MULTILINE
@@ -43,29 +44,71 @@ def effects(code: str, before: int | None = None) -> Effects:
     Careful rather than exact: a statement that the failing line lies within counts, unless it is the binding itself.
     A program that cannot be parsed is read line by line.
     """
-    tree = parse(code)
     text = code if before is None else "\n".join(code.split("\n")[: max(0, before - 1)])
     reached = shell_lines(text)
-    if tree is None:
+    parts = split(code)
+    if parts is None:
         by_import = [name for names in _IMPORTED.findall(text) for name in _WORD.findall(names)]
         names = frozenset([*_ASSIGNED.findall(text), *_DEFINED.findall(text), *by_import])
-        return Effects(names, outside=reached, stars=frozenset(_STAR.findall(text)))
-    ran = [node for node in tree.body if before is None or _began(node, before)]
+        if (tree := parse(code)) is None:
+            return Effects(names, outside=reached, stars=frozenset(_STAR.findall(text)))
+        parts = [(0, code, code.count("\n") + 1)]
     defined: set[str] = set()
     imported: set[tuple[str, str]] = set()
+    changed: set[str] = set()
+    augmented: set[str] = set()
+    stars: set[str] = set()
+    reaches = False
+    for start, own, lines in parts:
+        if before is not None and before <= start:
+            break
+        if (name := literal_of(own)) is not None:
+            if before is None or start + lines < before:
+                defined.add(name)
+            continue
+        left = _left(own, None if before is None or start + lines < before else before - start)
+        defined |= left.defined
+        imported |= left.imported
+        changed |= left.changed
+        augmented |= left.augmented
+        stars |= left.stars
+        reaches = reaches or left.reaches
+    if reaches and (tree := parse(code)) is not None:
+        ran = [node for node in tree.body if before is None or _began(node, before)]
+        reached |= outside(code, tree, ran)
+    kept = frozenset((changed - defined) | augmented)
+    return Effects(frozenset(defined), frozenset(imported), kept, reached, frozenset(stars))
+
+
+class _Left(NamedTuple):
+    """What a statement leaves behind, before it is known what else its program binds."""
+
+    defined: set[str]
+    imported: set[tuple[str, str]]
+    changed: set[str]
+    augmented: set[str]
+    stars: set[str]
+    reaches: bool
+
+
+@lru_cache(maxsize=512)
+def _left(text: str, before: int | None) -> _Left:
+    tree = parse(text)
+    ran = [] if tree is None else [node for node in tree.body if before is None or _began(node, before)]
     here = [item for node in ran for item in nodes_here(node)]
+    left = _Left(set(), set(), set(), set(), set(), may_reach_outside(text))
     for item in here:
         bound = binds(item)
-        defined.update(bound)
+        left.defined.update(bound)
         if isinstance(item, IMPORTS):
-            imported.update((name, source(item)) for name in bound if item in ran)
-    reached |= outside(code, tree, ran)
-    stars = frozenset(
-        "." * item.level + (item.module or "")
-        for item in here
-        if isinstance(item, ast.ImportFrom) and item.names[0].name == "*" and item.lineno != before
-    )
-    return Effects(frozenset(defined), frozenset(imported), _changed(here, defined), reached, stars)
+            left.imported.update((name, source(item)) for name in bound if item in ran)
+        if isinstance(item, ast.ImportFrom) and item.names[0].name == "*" and item.lineno != before:
+            left.stars.add("." * item.level + (item.module or ""))
+        if isinstance(item, _CHANGING):
+            left.changed.update(_targets(item))
+        elif isinstance(item, ast.AugAssign) and isinstance(item.target, ast.Name):
+            left.augmented.add(item.target.id)
+    return left
 
 
 @lru_cache(maxsize=64)
@@ -92,17 +135,47 @@ def goals(code: str, line: int | None = None) -> frozenset[str]:
     Names such as `x` that are bound on the way are no goal: two programs that both declare a symbol have nothing in
     common by that.
     """
-    tree = parse(code)
-    if tree is None:
+    placed = statements(code, line)
+    if placed is None:
         return frozenset(_ASSIGNED.findall(code)[-1:])
     found: set[str] = set()
-    for node in tree.body:
-        at_line = line is not None and node.lineno <= line <= (node.end_lineno or node.lineno)
-        if node is tree.body[-1] or at_line:
+    for node, at_line, last in placed:
+        if at_line or last:
             found |= {name for item in nodes_here(node) for name in binds(item)}
             if isinstance(node, ast.Expr | ast.If | ast.Assert):
                 found |= {n.id for n in below(node) if isinstance(n, ast.Name)}
     return frozenset(found) & definitions(code)
+
+
+class Statement(NamedTuple):
+    """A statement of a program. at: whether a line is within it; last: whether it is the last one."""
+
+    node: ast.stmt
+    at: bool
+    last: bool
+
+
+def statements(code: str, line: int | None, *, whole: bool = False) -> list[Statement] | None:
+    """The statement at a line, and the last one; with `whole` all but those that only bind a literal. None where the
+    program cannot be parsed."""
+    parts = split(code)
+    if parts is None or not (tree := parse(parts[-1][1])) or not tree.body:
+        return None if (tree := parse(code)) is None else _placed(tree, line, is_end=True)
+    found: list[Statement] = []
+    for n, (start, text, lines) in enumerate(parts):
+        last = n == len(parts) - 1
+        if last or (whole and literal_of(text) is None) or (line is not None and start < line <= start + lines):
+            tree = parse(text)
+            found += [] if tree is None else _placed(tree, None if line is None else line - start, is_end=last)
+    return found
+
+
+def _placed(tree: ast.Module, line: int | None, *, is_end: bool) -> list[Statement]:
+    return [
+        Statement(node, line is not None and node.lineno <= line <= (node.end_lineno or node.lineno),
+                  is_end and node is tree.body[-1])
+        for node in tree.body
+    ]  # fmt: skip
 
 
 def works_out(code: str, line: int | None = None, *, whole: bool = False) -> frozenset[str]:
@@ -111,12 +184,9 @@ def works_out(code: str, line: int | None = None, *, whole: bool = False) -> fro
     What a `print` is given counts, the `print` itself does not; a lone name or number works nothing out. So programs
     that bind nothing can be told to try the same: the fix of `print(area(3))` defines `area` and has `area(3)` again.
     """
-    tree = parse(code)
-    body = [] if tree is None else tree.body
     found: set[str] = set()
-    for node in body:
-        at_line = line is not None and node.lineno <= line <= (node.end_lineno or node.lineno)
-        if whole or at_line or node is body[-1]:
+    for node, at_line, last in statements(code, line, whole=whole) or ():
+        if whole or at_line or last:
             value = node.value if isinstance(node, _VALUED) else None
             printed = isinstance(value, ast.Call) and getattr(value.func, "id", "") in ("print", "display")
             values = value.args if printed and isinstance(value, ast.Call) else [value]
@@ -135,6 +205,8 @@ def only_constants(before: str, after: str) -> str | None:
     That is the case where `after` works nothing out (what it binds are literals, or names put together), though
     `before` called something; or where no name goes into the value of one that both are for, as one did before.
     """
+    if not any(isinstance(one.node, ast.Assign) for one in statements(before, None, whole=True) or ()):
+        return None  # it binds nothing but numbers and texts
     tree, fixed = parse(before), parse(after)
     if tree is None or fixed is None:
         return None
@@ -150,9 +222,13 @@ def only_constants(before: str, after: str) -> str | None:
     return None
 
 
+_RUNS = re.compile(r"\A[A-Za-z_]\w*(?: = |\()")
+"""A program that begins with an assignment or a call."""
+
+
 def runs_nothing(code: str) -> bool:
     """Whether a program only imports and defines."""
-    tree = parse(code)
+    tree = None if _RUNS.search(code) else parse(code)
     return tree is not None and all(
         isinstance(node, ast.Import | ast.ImportFrom | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
         for node in tree.body
@@ -203,14 +279,14 @@ def _inputs(value: ast.expr) -> set[str]:
 @lru_cache(maxsize=64)
 def handlers(code: str) -> int:
     """How many `except` clauses a program has."""
-    tree = parse(code)
+    tree = parse(code) if "except" in code else None
     return 0 if tree is None else sum(isinstance(node, ast.ExceptHandler) for node in below(tree))
 
 
 @lru_cache(maxsize=64)
 def assertions(code: str) -> frozenset[str]:
     """What a program asserts: its conditions as text."""
-    tree = parse(code)
+    tree = parse(code) if "assert" in code else None
     return frozenset(source(n.test) for n in below(tree) if isinstance(n, ast.Assert)) if tree else frozenset()
 
 
@@ -221,18 +297,6 @@ def _began(node: ast.stmt, line: int) -> bool:
     if (node.end_lineno or node.lineno) < line:
         return True
     return not isinstance(node, ast.Assign | ast.AnnAssign | ast.Import | ast.FunctionDef | ast.ClassDef)
-
-
-def _changed(here: Sequence[ast.AST], own: set[str]) -> frozenset[str]:
-    """Names from outside whose object was changed: assigned into, augmented, or called for effect alone."""
-    names: set[str] = set()
-    augmented: set[str] = set()
-    for node in here:
-        if isinstance(node, _CHANGING):
-            names.update(_targets(node))
-        elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
-            augmented.add(node.target.id)
-    return frozenset((names - own) | augmented)
 
 
 _CHANGING = (ast.Attribute, ast.Subscript, ast.Expr, ast.Delete)

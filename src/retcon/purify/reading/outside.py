@@ -40,17 +40,22 @@ _MODE = re.compile(r"[rwaxbtU+]{1,4}")
 
 def shell_lines(text: str) -> frozenset[str]:
     """IPython's lines that reach beyond the session, as they stand."""
-    return frozenset(line.strip() for line in _SHELL.findall(text))
+    return frozenset(line.strip() for line in _SHELL.findall(text)) if "!" in text or "%" in text else frozenset()
 
 
 def outside(code: str, tree: ast.Module, ran: Sequence[ast.stmt]) -> frozenset[str]:
     """The calls in `ran` that reach beyond the interpreter, as source text: files opened for writing, folders,
     processes. tree: the program, by whose imports and bindings names are understood; code: its text."""
-    if _REACHING.isdisjoint(_WORD.findall(code)):
+    if not may_reach_outside(code):
         return frozenset()
     names = _Names(tree)
     calls = [node for top in ran for node in below(top) if isinstance(node, ast.Call)]
     return frozenset(source(call) for call in calls if names.reaches_out(call))
+
+
+def may_reach_outside(code: str) -> bool:
+    """Whether a word stands in it without which no program reaches beyond the interpreter."""
+    return not _REACHING.isdisjoint(_WORD.findall(code))
 
 
 class _Names:

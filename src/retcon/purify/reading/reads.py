@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
-from retcon.purify.reading.trees import binds, children, nodes_here, parse
+from retcon.purify.reading.trees import binds, children, literal_of, nodes_here, parse, split
 
 _WORD = re.compile(r"[A-Za-z_]\w*")
 _Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
@@ -39,12 +39,32 @@ def reads(code: str) -> frozenset[str]:
     A loop's body is read once, and what one branch binds counts as bound after all of them. What functions read counts
     at the earliest when they are called, taken as the end.
     """
-    tree = parse(code)
+    parts = split(code) or [(0, code, 0)]
+    outer: set[str] = set()
+    bound: set[str] = set()
+    later: set[str] = set()
+    for _, text, _ in parts:
+        if (name := literal_of(text)) is not None:
+            bound.add(name)
+            continue
+        read = _read(text)
+        if read is None:
+            return frozenset(_WORD.findall(code))
+        outer |= read.outer - bound
+        bound |= read.bound
+        later |= read.later
+    return frozenset(outer | (later - bound))
+
+
+@lru_cache(maxsize=256)
+def _read(text: str) -> _Reads | None:
+    """What statements read that stand first in their program; None where they cannot be parsed."""
+    tree = parse(text)
     if tree is None:
-        return frozenset(_WORD.findall(code))
+        return None
     module = _Reads(())
     module.all_of(tree.body)
-    return frozenset(module.outer | module.free())
+    return module
 
 
 class _Reads:
@@ -52,14 +72,14 @@ class _Reads:
 
     def __init__(self, own: Iterable[str]) -> None:
         self.outer: set[str] = set()
-        self._bound = set(own)
+        self.bound = set(own)
         self._order: list[str] = []
         """What was bound, in order, so that a branch can be taken back."""
-        self._later: set[str] = set()
+        self.later: set[str] = set()
 
     def free(self) -> set[str]:
         """What the functions in it read and it has not bound in the end."""
-        return self._later - self._bound
+        return self.later - self.bound
 
     def all_of(self, nodes: Iterable[ast.AST | None]) -> None:
         for node in nodes:
@@ -72,7 +92,7 @@ class _Reads:
         if isinstance(node, ast.Name):
             if isinstance(node.ctx, ast.Store):
                 self._bind(node.id)
-            elif node.id not in self._bound:
+            elif node.id not in self.bound:
                 self.outer.add(node.id)
         elif kind in _ORDER:
             self.all_of(_listed(node, _ORDER[kind]))
@@ -81,7 +101,7 @@ class _Reads:
             self.all_of(_listed(node, first))
             self._branches(*(_listed(node, fields) for fields in branches))
         elif isinstance(node, ast.AugAssign):
-            if isinstance(node.target, ast.Name) and node.target.id not in self._bound:
+            if isinstance(node.target, ast.Name) and node.target.id not in self.bound:
                 self.outer.add(node.target.id)
             self.all_of((node.value, node.target))
         elif isinstance(node, ast.Try | ast.TryStar):
@@ -104,8 +124,8 @@ class _Reads:
 
     def _bind(self, *names: str) -> None:
         for name in names:
-            if name not in self._bound:
-                self._bound.add(name)
+            if name not in self.bound:
+                self.bound.add(name)
                 self._order.append(name)
 
     def _after(self, nodes: Iterable[ast.AST | None]) -> int:
@@ -118,7 +138,7 @@ class _Reads:
         """Take back what was bound after the first `to` names; these."""
         gone = self._order[to:]
         del self._order[to:]
-        self._bound.difference_update(gone)
+        self.bound.difference_update(gone)
         return gone
 
     def _branches(self, *branches: Sequence[ast.AST]) -> None:
@@ -139,7 +159,7 @@ class _Reads:
         own = {one.arg for one in parameters} | {name for item in here for name in binds(item)}
         inside = _Reads(own - outside)
         inside.all_of(body)
-        self._later |= inside.outer | inside.free()
+        self.later |= inside.outer | inside.free()
         if not isinstance(node, ast.Lambda):
             self._bind(node.name)
 
@@ -148,12 +168,12 @@ class _Reads:
         own: set[str] = set()
         for part in node.generators:
             self._one(part.iter)
-            targets = {name for item in nodes_here(part.target) for name in binds(item)} - self._bound
+            targets = {name for item in nodes_here(part.target) for name in binds(item)} - self.bound
             own |= targets
-            self._bound |= targets
+            self.bound |= targets
             self.all_of((part.target, *part.ifs))
         self.all_of((node.key, node.value) if isinstance(node, ast.DictComp) else (node.elt,))
-        self._bound -= own
+        self.bound -= own
 
 
 def _listed(node: ast.AST, fields: Iterable[str]) -> list[ast.AST]:

@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Sequence
 from functools import cache, lru_cache
+from keyword import iskeyword
 
 from retcon.core.programs import parsed
 
@@ -23,16 +24,49 @@ _SCOPES = (
 )  # fmt: skip
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=256)
 def parse(code: str) -> ast.Module | None:
     """The program without IPython's `!` and `%` lines, and as IPython does without an indent of the first line; None
     where it is no Python of ours, nested too deeply, or has a number without end. Lines keep their numbers. What was
     parsed last is kept, and never changed."""
-    plain = _MAGIC.sub("", code)
+    plain = _MAGIC.sub("", code) if "!" in code or "%" in code else code
     for text in (plain, plain.lstrip(" \t")):
         if (tree := parsed(text)) is not None:
             return None if _nested(tree) > _DEEPEST or (_LONG.search(code) and _has_long(tree)) else tree
     return None
+
+
+@lru_cache(maxsize=64)
+def split(code: str) -> list[tuple[int, str, int]] | None:
+    """The top-level statements of a program as text, each with the lines before it and its own lines; None where it
+    cannot be split so.
+
+    A failure and its fix have most of their statements in common, and what is known of each is kept by its text. As
+    each can be parsed by itself, together they are the program: what is cut within brackets or a text cannot be.
+    """
+    parts: list[tuple[int, str, int]] = []
+    at = 0
+    for text in _STATEMENT.split(code):
+        lines = text.count("\n") + 1
+        if literal_of(text) is None and parse(text) is None:
+            return None
+        parts.append((at, text, lines))
+        at += lines
+    return parts
+
+
+_STATEMENT = re.compile(r"\n(?=[A-Za-z_](?!(?:lse|lif|xcept|inally)\b))")
+"""Where a line begins a statement, unless it goes on with the one before it."""
+_NUMBER = r"-?(?:0|[1-9]\d{0,15})(?:\.\d+)?"
+_LITERAL = re.compile(rf"([A-Za-z_]\w*) = (?:{_NUMBER}|\[(?:{_NUMBER}(?:, {_NUMBER})*)?\]|\"[\w ,.:-]*\"|'[\w ,.:-]*')")
+
+
+@lru_cache(maxsize=512)
+def literal_of(statement: str) -> str | None:
+    """The name that a statement binds to a number, a list of numbers or a text, with nothing beside; None for any
+    other."""
+    found = _LITERAL.fullmatch(statement)
+    return found[1] if found is not None and not iskeyword(found[1]) else None
 
 
 def source(node: ast.AST) -> str:

@@ -91,6 +91,8 @@ _HINTS = (
     "(<", "died", "has not been", "tle", "mle", "not a git", "node:", "e: ",
 )  # fmt: skip
 """In a first or last line of any form, in small letters."""
+_REPORTED = ("passed", "failed", "Failed", "FAIL", "passing", "failing", "Failures", "Assertions", "total")
+"""Words of a test runner's report."""
 _EXITED = ("exit", "return", "Exit", "Return", "EXIT")
 
 
@@ -181,14 +183,15 @@ class _Output:
             verdict = report.verdict if report.typed or not report.text else self.judged(report.text.strip())
             return self._unless(report.is_own(self.code), verdict)
         if self.runs:
-            for code, line in _exit_codes(text):
+            edges = text[:_EDGE] + text[-_EDGE:]
+            for code, line in _exit_codes(text) if any(word in edges for word in _EXITED) else ():
                 if not self.writes("exit", "return code", "returncode", line.lower()):
                     failed = exited(code)
                     worked = works_by_report(failed, text)
                     return failed and (None if worked else self._ended(text) or failed)
                 if code:
                     return Verdict("ok", UNCLEAR)
-            if TESTS.search(text[-_EDGE * 4 :]):
+            if any(word in text for word in _REPORTED) and TESTS.search(text[-_EDGE * 4 :]):
                 return None
             verdict = self._ended(text) or self._exception(text) or self._form(text)
         else:

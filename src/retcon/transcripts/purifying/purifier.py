@@ -17,7 +17,7 @@ from retcon.store.pairs import pair_line
 from retcon.transcripts.detection.detector import Detector
 from retcon.transcripts.detection.hints import tool_use
 from retcon.transcripts.purifying.count import SHOWN, Count
-from retcon.transcripts.reading.style import decoded, encoded, has_nan, without_nan
+from retcon.transcripts.reading.style import decoded, encoded, has_nan, is_finite, without_nan
 from retcon.transcripts.types import Format, Json
 
 
@@ -114,7 +114,7 @@ class Purifier:
             return out if keep else None
         self.count.changed += 1
         if self._sinks.pairs is not None:
-            standard = not has_nan(value)
+            standard = is_finite(record.data) or not has_nan(value)
             for pair in reading.pairs(results):
                 self._sinks.pairs(pair_line(pair if standard else _standard_pair(pair)))
         if self._drop and any(r.trajectory.failures for r in results):
@@ -125,7 +125,7 @@ class Purifier:
 def _audit_line(trajectory: Trajectory, record: Record, format: str, value: Json, changed: bool) -> bytes:
     """The trajectory with where it is from; and, where that is no longer in the output, its record as it was: as text
     where it is beyond standard JSON, which an audit is."""
-    standard = not has_nan(value)
+    standard = is_finite(record.data) or not has_nan(value)
     lost = changed and format != "retcon"
     whole = (value if standard else record.data.decode("utf-8", "replace")) if lost else None
     trajectory = replace(trajectory, origin=Origin(record.where, format, whole))

@@ -43,11 +43,10 @@ def program_argument(name: str, arguments: Mapping[str, object] | str) -> tuple[
     """
     if isinstance(arguments, str):
         return arguments, None
-    told = [value for key in _LANGUAGES if isinstance(value := arguments.get(key), str)]
-    named = "shell" if any(map(is_shell, (name, *told))) else None
-    if any(isinstance(arguments.get(key), str) for key in _COMMANDS) and any(
-        arguments.get(key) is not None for key in _EDITED & arguments.keys()
-    ):
+    told = [value for key in _LANGUAGES if key in arguments and isinstance(value := arguments[key], str)]
+    named = "shell" if is_shell(name) or any(map(is_shell, told)) else None
+    edited = [arguments[key] for key in _EDITED & arguments.keys()]
+    if any(value is not None for value in edited) and any(isinstance(arguments.get(key), str) for key in _COMMANDS):
         return arguments, "shell"
     for key in (*_PROGRAMS, *_COMMANDS):
         value = arguments.get(key)

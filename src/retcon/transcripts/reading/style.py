@@ -16,6 +16,7 @@ from retcon.transcripts.types import Json
 
 _INDENT = re.compile(rb"[\[{](?:[ \t]*\r?\n)(?P<indent>[ \t]*)")
 _COLON = re.compile(rb'(?<!\\)":(?P<space>\s?)')
+_HUGE = re.compile(rb"\d[eE]\+?\d{3}")
 _HEAD = 4096
 SESSION = "session"
 """The kind of a record that is all lines of a file."""
@@ -54,7 +55,7 @@ def encoded(value: Json, like: Record) -> bytes:
     if broken is None and not spaced and not ascii_only:
         try:
             data = msgspec.json.encode(value)
-            if b"null" not in data or not has_nan(value):
+            if b"null" not in data or is_finite(like.data) or not has_nan(value):
                 return data + end
         except (UnicodeEncodeError, OverflowError, msgspec.MsgspecError):
             pass  # a lone surrogate, a whole number of more than 64 bits
@@ -112,6 +113,11 @@ def _spelt(value: Json, beyond: str) -> Json:
     if isinstance(value, float) and math.isinf(value):
         return beyond if value > 0 else f"-{beyond}"
     return value
+
+
+def is_finite(data: bytes) -> bool:
+    """Whether it is plain from its bytes that no number in a record is beyond standard JSON."""
+    return b"NaN" not in data and b"Infinity" not in data and _HUGE.search(data) is None
 
 
 def has_nan(value: Json) -> bool:
