@@ -79,6 +79,20 @@ def test_every_format_goes_in_and_comes_out(tmp_path: Path, name: str) -> None:
     assert count["examples"][0]["failed"].strip() == FAILED
 
 
+def test_a_dry_run_lists_what_would_go_and_what_would_stay_and_writes_nothing(tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_bytes(lines(messages(REPAIRED), messages(STAYS)))
+    made = retcon("purify", source, "--dry-run")
+    assert made.returncode == 0, made.stderr.decode()
+    first, second, last = made.stdout.decode().splitlines()
+    assert first.startswith("in.jsonl:1, turn 0: python failed")
+    assert "-> turn 1, " in first
+    assert "stays: the model answers" in second
+    assert last == "2 of 3 calls failed; 1 would be replaced, 1 would stay; nothing was written"
+    assert list(tmp_path.iterdir()) == [source]
+    assert retcon("purify", source).returncode == 2, "without an output there is nothing to do"
+
+
 def test_tool_calls_may_be_json_text_and_lack_ids(tmp_path: Path) -> None:
     record = messages(REPAIRED)
     for message in record["messages"]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from retcon.core.errors import RecordError
 from retcon.core.types import ToolCall
-from retcon.transcripts.failures.rules import judge
+from retcon.transcripts.failures.rules import judge, read_named_failures
 from retcon.transcripts.purifying.one import purify_transcript
 
 RAISED = 'Traceback (most recent call last):\n  File "job.py", line 4, in <module>\nKeyError: "rows"'
@@ -97,3 +99,28 @@ def test_a_command_that_looks_for_errors_has_not_failed_for_finding_some() -> No
     verdict = judge("Error: seen once", (grep,))
     assert verdict is not None
     assert (verdict.status, verdict.rule) == ("ok", "own-words")
+
+
+OWN = {"check_stock": r"^NOSTOCK\b"}
+
+
+@pytest.mark.parametrize(("output", "fails"), [("NOSTOCK 4 left", 1), ("12 left, no NOSTOCK", 0)])
+def test_a_user_names_the_form_in_which_a_tool_of_theirs_fails(output: str, fails: int) -> None:
+    one = record("check_stock", {"item": "bolt"}, content=output)
+    assert purify_transcript(one)[1].failed == 0
+    count = purify_transcript(one, failures=OWN)[1]
+    assert (count.failed, count.rules["named"]) == (fails, fails)
+    other = record("check_order", {"item": "bolt"}, content=output)
+    assert purify_transcript(other, failures=OWN)[1].failed == 0
+    assert purify_transcript(other, failures={"*": OWN["check_stock"]})[1].failed == fails
+
+
+def test_forms_are_read_from_words_and_from_a_table(tmp_path: Path) -> None:
+    table = tmp_path / "mine.toml"
+    table.write_text("[failures]\ncheck_stock = '^NOSTOCK'\npay = ['declined', 'no card']\n")
+    read = read_named_failures([str(table), "pay=a=b"])
+    assert read == {"check_stock": "(?:^NOSTOCK)", "pay": "(?:declined)|(?:no card)|(?:a=b)"}
+    (tmp_path / "none.toml").write_text("failures = 3\n")
+    for word, said in (("pay", "tool=regex"), ("pay=(", "regular expression"), (str(tmp_path / "none.toml"), "table")):
+        with pytest.raises(RecordError, match=said):
+            read_named_failures([word])

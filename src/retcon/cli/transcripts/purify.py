@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -16,6 +16,7 @@ from retcon.cli.common.progress import telling
 from retcon.core.errors import RecordError
 
 if TYPE_CHECKING:
+    from retcon.purify.offline import Offline
     from retcon.transcripts.purifying.assignment import Assignment
     from retcon.transcripts.purifying.purification import Purification, Stopped
 
@@ -29,7 +30,10 @@ def purify(
     *,
     out: Annotated[
         str, typer.Option("--out", "-o", metavar="OUT", help="A file, a folder ([bold]…/[/]), or [bold]-[/].")
-    ],
+    ] = "",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List what would be removed and what would be left, and write nothing.")
+    ] = False,
     format: Annotated[
         str,
         typer.Option("--format", help="The format of the inputs; a wrong name lists them all."),
@@ -46,6 +50,14 @@ def purify(
     state: Annotated[
         State, typer.Option("--state", help="[bold]check[/] what a failed call left behind, or [bold]ignore[/] it.")
     ] = "check",
+    failure: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--failure",
+            metavar="TOOL=REGEX",
+            help="What an output of this tool has that failed ([bold]*[/]: of any), or a .toml with a table failures.",
+        ),
+    ] = None,
     drop_unrepaired: Annotated[
         bool, typer.Option("--drop-unrepaired", help="Leave out transcripts in which a failure remains.")
     ] = False,
@@ -76,9 +88,15 @@ def purify(
     from retcon.store.outputs import OutputFile, check_outputs, refuse_finished, refuse_misnamed
     from retcon.store.partial import SUFFIX, refuse_journal
     from retcon.transcripts.detection.detector import Detector
+    from retcon.transcripts.failures.rules import read_named_failures
     from retcon.transcripts.purifying.assignment import Assignment, expand
     from retcon.transcripts.purifying.purification import Purification, Stopped
 
+    if dry_run:
+        _list_repairs(inputs, format, Offline(attempts, gamma, state), read_named_failures(failure or ()), skip_bad)
+        return
+    if not out:
+        raise typer.BadParameter("name the output, or give --dry-run", param_hint="--out")
     Detector(format)  # refuses a wrong name before any work
     if no_audit and audit is not None:
         said = f"with --no-audit nothing is written to {audit}: give one of them"
@@ -95,6 +113,7 @@ def purify(
         inputs=[path for path, _ in found], out=target, into_folder=folder, names=names,
         offline=Offline(attempts, gamma, state), format=format, drop_unrepaired=drop_unrepaired, skip_bad=skip_bad,
         audit=None if no_audit else audit or audit_of(target, folder), pairs=dpo, jobs=jobs,
+        failures=read_named_failures(failure or ()),
     )  # fmt: skip
     if not folder and out != "-":
         refuse_misnamed(target, "-o")
@@ -115,6 +134,42 @@ def purify(
     except Stopped as stopped:
         raise _explained(stopped, assignment, out) from stopped.__cause__
     _finish(run, report)
+
+
+def _list_repairs(
+    inputs: list[str], format: str, offline: Offline, failures: Mapping[str, str], skip_bad: bool
+) -> None:
+    """Print a line for each failed call: by what it would be replaced, or why it would stay."""
+    import msgspec
+    from rich.console import Console
+
+    from retcon.core.codec import from_dict
+    from retcon.store.foreign.records import open_source
+    from retcon.transcripts.detection.sample import sampled
+    from retcon.transcripts.purifying.assignment import expand
+    from retcon.transcripts.purifying.count import Count, repair_lines
+    from retcon.transcripts.purifying.purifier import Purifier, Sinks
+
+    console = Console()
+    lines: list[str] = []
+
+    def listed(line: bytes) -> None:
+        lines.extend(repair_lines(from_dict(msgspec.json.decode(line))))
+
+    total = Count()
+    for path, name in expand(inputs):
+        found = sampled(open_source(path), format, skip_bad=skip_bad)
+        purifier = Purifier(offline, found.detector, Sinks(listed), total, name=name, failures=failures)
+        try:
+            for record in found.source.records:
+                purifier(record)
+                for line in lines:
+                    console.print(line, highlight=False, markup=False, soft_wrap=True)
+                lines.clear()
+        finally:
+            found.source.close()
+    removed = f"{total.shallow + total.deep} would be replaced, {sum(total.left.values())} would stay"
+    console.print(f"{total.failed} of {total.calls} calls failed; {removed}; nothing was written")
 
 
 def _finish(run: Purification, report: Path | None) -> None:

@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import builtins
 import re
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
+from retcon.core.errors import RecordError
 from retcon.core.types import Observation, Status, ToolCall, Trajectory
 from retcon.purify.tools import has_program, is_lookup, only_shows, runs_program
 from retcon.transcripts.failures.forms import DETAIL, EXIT, FORMS, TESTS, Form
@@ -150,8 +153,39 @@ def works_by_report(verdict: Verdict | None, text: str) -> bool:
     return verdict.error_type in (None, "exit 1", text) and code == 1 and TESTS.search(text[-_EDGE * 4 :]) is not None
 
 
+def read_named_failures(words: Sequence[str]) -> dict[str, str]:
+    """Read the forms of failures that a user names: `tool=regex`, or a TOML file with a table `failures`.
+
+    Raises RecordError for what is neither, and for what is no regular expression.
+    """
+    forms: dict[str, list[str]] = {}
+    for word in words:
+        tool, sign, form = word.partition("=")
+        given: Mapping[str, object] = {tool: form}
+        if not sign and word.endswith(".toml"):
+            try:
+                table = tomllib.loads(Path(word).read_text("utf-8")).get("failures")
+            except (OSError, ValueError) as error:
+                raise RecordError(f"{word}: cannot be read as TOML: {error}") from error
+            if not isinstance(table, dict):
+                raise RecordError(f"{word}: no table [failures]; write one with a line such as tool = 'regex'")
+            given = table
+        elif not sign or not tool or not form:
+            raise RecordError(f"--failure {word}: expected tool=regex, or a .toml with a table [failures]")
+        for name, own in given.items():
+            for one in own if isinstance(own, list) else [own]:
+                try:
+                    re.compile(one)
+                except (re.error, TypeError) as error:
+                    raise RecordError(f"--failure {word}: {name}: {one!r} is no regular expression: {error}") from error
+                forms.setdefault(name, []).append(f"(?:{one})")
+    return {tool: "|".join(own) for tool, own in forms.items()}
+
+
 def with_named_failures(trajectory: Trajectory, named: Mapping[str, re.Pattern[str]]) -> Trajectory:
     """The trajectory with those calls failed whose output has the form that the user named for their tool."""
+    if not named:
+        return trajectory
     turns = []
     for turn in trajectory.turns:
         names = {call.id: call.name for call in turn.calls}

@@ -7,7 +7,7 @@ with, after any record.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
@@ -36,6 +36,7 @@ class Work:
     name: str
     audit: bool
     pairs: bool
+    failures: Mapping[str, str]
 
 
 class _Done(NamedTuple):
@@ -146,7 +147,9 @@ def _purified(work: Work, records: list[Record]) -> list[_Done]:
     sinks = Sinks(audit.append if work.audit else None, pairs.append if work.pairs else None)
     detector = Detector(work.format, work.decided)
     drop = work.drop_unrepaired
-    purifier = Purifier(work.offline, detector, sinks, Count(), drop_unrepaired=drop, name=work.name)
+    purifier = Purifier(
+        work.offline, detector, sinks, Count(), drop_unrepaired=drop, name=work.name, failures=work.failures
+    )
     out: list[_Done] = []
     for record in records:
         purifier.count = Count()

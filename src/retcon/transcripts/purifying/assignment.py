@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from retcon.core.errors import RecordError, nearest
@@ -23,6 +23,7 @@ STATE = "retcon-purify" + SUFFIX + ".json"
 @dataclass(frozen=True, slots=True)
 class Assignment:
     """inputs: files, or `-`; out: a file, a folder (into_folder), or `-`. names: each input's name in the folder.
+    failures: by tool, the form of its outputs that are failures, a regular expression.
     jobs: processes; how many is no part of what is made, so that a run may be resumed with more or fewer."""
 
     inputs: Sequence[Path]
@@ -36,6 +37,7 @@ class Assignment:
     audit: Path | None = None
     pairs: Path | None = None
     jobs: int = 1
+    failures: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def state_path(self) -> Path:
@@ -65,6 +67,7 @@ class Assignment:
             "drop_unrepaired": self.drop_unrepaired,
             "audit": None if self.audit is None else str(self.audit),
             "pairs": None if self.pairs is None else str(self.pairs),
+            **({"failures": dict(self.failures)} if self.failures else {}),
             **asdict(self.offline),
         }
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from retcon.core.types import Trajectory, Turn
+from retcon.core.programs import error_line
+from retcon.core.types import REPLACED, Trajectory, Turn
 from retcon.purify.offline import Purified
 from retcon.purify.splice import program
 
@@ -104,6 +105,26 @@ class Count:
                 continue  # counted as nothing
             setattr(count, name, Counter(value) if isinstance(value, dict) else value)
         return count
+
+
+def repair_lines(result: Trajectory) -> Iterator[str]:
+    """A line for each turn of a purified trajectory that failed: what goes and what replaces it, or why it stays."""
+    place = 0
+    for turn in result.turns:
+        record, attempts = turn.repair, turn.abandoned or (turn,)
+        first = attempts[0]
+        failed = next(((c, o) for c, o in zip(first.calls, first.observations, strict=False) if o.status != "ok"), None)
+        if record is not None and failed is not None:
+            call, seen = failed
+            lines = [line.strip() for line in seen.text.splitlines() if line.strip()]
+            said = error_line(lines, seen.error_type) or next(iter(lines), seen.status)
+            what = f"{result.id}, turn {place}: {call.name} failed ({seen.rule or 'status'}): {said[:100]}"
+            if record.decision in REPLACED:
+                last = place + len(attempts) - 1
+                yield f"{what} -> turn {last}, {record.decision}" + (f" ({record.reason})" if record.reason else "")
+            else:
+                yield f"{what} -- stays: {record.reason}"
+        place += len(attempts)
 
 
 def total(counts: Sequence[Count]) -> Count:

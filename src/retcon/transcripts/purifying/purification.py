@@ -306,11 +306,14 @@ class Purification:
         count, drop, name = self.counts[index], wanted.drop_unrepaired, self._labels[index]
         sinks = Sinks(*(kept[n].out.write if n in kept else None for n in ("audit", "pairs")))
         if self._pool is None:
-            purifier = Purifier(wanted.offline, detector, sinks, count, drop_unrepaired=drop, values=values, name=name)
+            purifier = Purifier(
+                wanted.offline, detector, sinks, count, drop_unrepaired=drop, values=values, name=name,
+                failures=wanted.failures,
+            )  # fmt: skip
             return purifier, source.records
         values.clear()  # each process decodes its own
         work = Work(wanted.offline, wanted.format, detector.decided, drop, name,
-                    audit="audit" in kept, pairs="pairs" in kept)  # fmt: skip
+                    audit="audit" in kept, pairs="pairs" in kept, failures=wanted.failures)  # fmt: skip
         ahead = Ahead(self._pool, source.records, work, sinks, count, skip=skip)
         return ahead, ahead
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from retcon.store.jsonl import line_of
 from retcon.store.pairs import pair_line
 from retcon.transcripts.detection.detector import Detector
 from retcon.transcripts.detection.hints import tool_use
+from retcon.transcripts.failures.rules import with_named_failures
 from retcon.transcripts.purifying.count import SHOWN, Count
 from retcon.transcripts.reading.style import decoded, encoded, has_nan, is_finite, without_nan
 from retcon.transcripts.types import Format, Json
@@ -34,12 +36,12 @@ class Purifier:
 
     format: its name, or what has found it. drop_unrepaired: leave out transcripts in which a failed call stays. Counts
     go to `count`. values: of records that were decoded before, by their numbers; taken out as they are used. name: of
-    the file, in the trajectories' ids, which tell the files of one audit apart.
+    the file, in the trajectories' ids, which tell the files of one audit apart. failures: see `Assignment`.
     """
 
     def __init__(
         self, offline: Offline, format: str | Detector, sinks: Sinks, count: Count, *, drop_unrepaired: bool = False,
-        values: dict[int, Json] | None = None, name: str | None = None,
+        values: dict[int, Json] | None = None, name: str | None = None, failures: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
         self._offline = offline
         self._detector = Detector(format) if isinstance(format, str) else format
@@ -47,6 +49,7 @@ class Purifier:
         self._sinks = sinks
         self._drop = drop_unrepaired
         self._name = name
+        self._failures = {tool: re.compile(form) for tool, form in (failures or {}).items()}
         self.count = count
 
     def __call__(self, record: Record) -> bytes | None:
@@ -59,10 +62,10 @@ class Purifier:
         try:
             # A record with clean calls in the format of its file needs no further look.
             found = main = self._detector.main
-            clean = main.clean(value) if main is not None else None
+            clean = main.clean(value) if main is not None and not self._failures else None
             if not clean:
                 found = self._detector.format_of(value)
-                if found is not main or found is None:
+                if found is None or (found is not main and not self._failures):
                     clean = 0 if found is None else found.clean(value)
             out: bytes | None = record.data
             if found is not None:
@@ -99,15 +102,16 @@ class Purifier:
         """As a call, of a record that takes a full reading."""
         reading = found.read(value, f"{self._name or Path(record.file).name}:{record.number}")
         self._no_calls(record, value, sum(len(turn.observations) for t in reading.trajectories for turn in t.turns))
-        results = [self._offline(trajectory) for trajectory in reading.trajectories]
-        for raw, result in zip(reading.trajectories, results, strict=True):
+        raws = [with_named_failures(trajectory, self._failures) for trajectory in reading.trajectories]
+        results = [self._offline(trajectory) for trajectory in raws]
+        for raw, result in zip(raws, results, strict=True):
             self.count.found(raw, result)
         judged = [r for r in results if r.splices or r.left]
         if self._sinks.audit is not None:
             for result in judged:
                 self._sinks.audit(_audit_line(result.trajectory, record, found.name, value, bool(result.splices)))
         if not any(r.splices for r in judged):
-            keep = not (self._drop and any(t.failures for t in reading.trajectories))
+            keep = not (self._drop and any(t.failures for t in raws))
             # Ours keeps why a failure was left alone on its turn.
             same = found.name != "retcon" or not judged
             out = record.data if same else encoded(reading.purified(results), record)
