@@ -23,7 +23,7 @@ class Form(NamedTuple):
     rule: str
     pattern: re.Pattern[str]
     status: Status = "error"
-    own: tuple[str, ...] = ("except", "error", "fail")
+    own: tuple[str, ...] = ()
     programs: bool = False
     details: bool = True
     error_type: str | None = None
@@ -118,7 +118,7 @@ _SHELL = (
     r"(?:command not found|not found|permission denied|no such file or directory|syntax error.*)"
     r"|(?:/\S*/)?python[\d.]*: (?:can't open file .*|no module named .*)"
     r"|[\w./-]{1,40}: (?:cannot |can't |unable to |unrecognized option |invalid option |missing operand)\S.*"
-    r"|[\w./-]{1,40}: .{1,300}: (?:no such file or directory|permission denied|is a directory|not a directory)"
+    r"|[\w./-]{1,40}: .{1,300}: (?:no such file(?: or directory)?|permission denied|is a directory|not a directory)"
     r"|git: '.*' is not a git command\b.*|npm (?:err!|error)(?: .*)?|e: (?:unable to|could not|package) .*"
     r"|make(?:\[\d+\])?: \*\*\* .*|curl: \(\d+\) .*|parse error near line \d+: .*"
 )
@@ -129,21 +129,21 @@ _COMPILED = r".{1,200}\((?:<string>|<unknown>|<stdin>|<cell>|<code>|<ipython-inp
 
 
 def _form(rule: str, pattern: str, status: Status = "error", *own: str, **other: object) -> Form:
-    words = {"own": own} if own else {}
-    return Form(rule, re.compile(pattern, re.IGNORECASE), status, **words, **other)  # type: ignore[arg-type]
+    return Form(rule, re.compile(pattern, re.IGNORECASE), status, own, **other)  # type: ignore[arg-type]
 
 
 _LATE = ("timed out", "timeout", "time out", "time limit")
+_CAUGHT = ("except", "error", "fail")
 FORMS = (
     _form("timeout", _TIMEOUT, "timeout", *_LATE, error_type="Timeout"),
     _form("killed", _MEMORY, "limit", "kill", "memory", programs=True, error_type="MemoryError"),
     _form("killed", _CRASH, "error", "fault", "signal", programs=True),
     _form("shell", _SHELL, "error", "not found", "permission denied", details=False),
     _form("editor", _EDITOR),
-    _form("harness", _HARNESS),
-    _form("harness", _RAN, details=False),
-    _form("syntax", _COMPILED, programs=True),
-    _form("error", _LABEL, details=False),
+    _form("harness", _HARNESS, "error", *_CAUGHT),
+    _form("harness", _RAN, "error", *_CAUGHT, details=False),
+    _form("syntax", _COMPILED, "error", *_CAUGHT, programs=True),
+    _form("error", _LABEL, "error", *_CAUGHT, details=False),
 )
 """In the order in which they are tried."""
 
