@@ -3,12 +3,16 @@
 
 python benchmarks/purify.py [--megabytes N] [--rounds N] [--format NAME] [--json FILE]
 python benchmarks/purify.py --growth
+python benchmarks/purify.py --file FILE [--against PYTHON] [--rounds N]
 
 The file is made in a temporary folder: transcripts of 3 to 8 calls, programs of .2 to 2 kB, outputs of 50 to 2,000
 characters, half of them numbers and half words, of which one in ten mentions an error by name. *Mixed*: one transcript
 in ten has a call that fails, with the traceback as its output, and right after it its fix. Floor: each line decoded
 and encoded by msgspec, written as `retcon purify` writes, to the disk and then renamed. CPU time of this process, the
 two interleaved; the least of all rounds each, as other work on the machine only adds to it.
+
+--file: this file alone, without a floor; --against: with the build of another environment too, the two in turns, each
+in a process of its own, and how many times as fast this one is.
 
 --growth: one transcript that fails often, twice as long in each row: turns (each second one fails, and is fixed by the
 next), and an output and a program of nothing but line breaks. Seconds of CPU time, and how many times the row before.
@@ -22,6 +26,8 @@ import json
 import os
 import platform
 import random
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -224,16 +230,47 @@ def compared(name: str, megabytes: int, rounds: int, *, every: int | None) -> di
     return {"floor MB/s": size / least, "MB/s": size / own, "times": own / least}
 
 
+def measured(source: Path, python: str) -> float:
+    """Seconds of CPU time that the build of this interpreter's environment takes for a file."""
+    program = "import sys; sys.path.append(sys.argv[1]); import purify; print(purify.taken(purify.Path(sys.argv[2])))"
+    words = [python, "-c", program, str(Path(__file__).parent), str(source)]
+    return float(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
+
+
+def taken(source: Path) -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        return cpu(ours, source, Path(folder) / "out.jsonl")
+
+
+def in_turns(source: Path, against: str | None, rounds: int) -> None:
+    """Prints the speeds of one file, and the ratio of two builds."""
+    builds = [sys.executable, *([against] if against else [])]
+    times: dict[str, list[float]] = {python: [] for python in builds}
+    for n in range(rounds):
+        for python in builds if n % 2 else reversed(builds):
+            times[python].append(measured(source, python))
+    size = source.stat().st_size / 1e6
+    for python, own in times.items():
+        print(f"{size / min(own):.2f} MB per second of CPU time (least of {rounds}): {python}")
+    if against:
+        print(f"{min(times[against]) / min(times[sys.executable]):.2f} times as fast")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--megabytes", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--format", choices=tuple(FORMATS))
     parser.add_argument("--growth", action="store_true")
+    parser.add_argument("--file", type=Path)
+    parser.add_argument("--against", metavar="PYTHON", help="the interpreter of another build's environment")
     add_json(parser)
     arguments = parser.parse_args()
     if arguments.growth:
         growth()
+        return
+    if arguments.file:
+        in_turns(arguments.file, arguments.against, arguments.rounds)
         return
     models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     model = models[0].partition(": ")[2] if models else platform.machine()

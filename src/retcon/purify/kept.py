@@ -215,13 +215,13 @@ class Kept:
             return
         words = [prose(turn) for turn in (self._turns[first + 1 : stop + 1] if shallow else self._turns[first:stop])]
         gone = dict.fromkeys(said[one.start : one.end] for said in words for one in referring(said, "fix"))
-        gone = [text for text in gone if len(text.split()) >= _TELLING]
-        for whole in self._sentences if gone else ():
+        telling_ones = [text for text in gone if len(text.split()) >= _TELLING]
+        for whole in self._sentences if telling_ones else ():
             said = prose(self._turns[whole.turn])
-            for one in sentences(said) if any(text in said for text in gone) else ():
+            for one in sentences(said) if any(text in said for text in telling_ones) else ():
                 flag = whole._replace(one=replace(one, rule="repeated"))
                 known = self._is_cut(flag) or any(flag.covers(other) for other in self._flags)
-                if said[one.start : one.end] in gone and not known:
+                if said[one.start : one.end] in telling_ones and not known:
                     yield flag
 
     def _lost(self, first: int, stop: int, words: int) -> Refused | None:

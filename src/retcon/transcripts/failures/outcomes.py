@@ -113,10 +113,10 @@ def report_of(text: str, tools: Collection[str] | None = None) -> Report | None:
 
 def _of_record(record: Mapping[str, object]) -> Report | None:
     """A typed outcome, the innermost first; else a record that is nothing but an error; else what was printed."""
-    parts = [part for name in ("run_result", "content") if isinstance(part := record.get(name), dict)]
+    inside = [part for name in ("run_result", "content") if isinstance(part := record.get(name), dict)]
     beside = record.get("metadata")
     codes = {name: beside[name] for name in EXIT_CODES if name in beside} if isinstance(beside, dict) else {}
-    parts = [*parts, codes, record]
+    parts: list[Mapping[str, object]] = [*inside, codes, record]
     ran = any(_RUN & part.keys() for part in parts)
     names = tuple(name for part in parts for name in part if name in _RUN or name in _FLAGS or name == "status")
     errors = [v for part in parts for n in _ERRORS if isinstance(v := part.get(n), str) and v.strip()]
@@ -128,9 +128,9 @@ def _of_record(record: Mapping[str, object]) -> Report | None:
             verdict = Verdict("timeout", "timeout", error_type)
         if typed:
             return Report(True, verdict, names=names, ran=ran)
-    known = next(filter(None, ended[:-1]), None) or ("timeout" if "timeout" in ended else None)
-    if known is None and "process_status" in record:
-        known = next(filter(None, ended), None)
+    # Of the record itself a status is the domain's, unless it says that the time ran out.
+    telling = ended if "process_status" in record else [*ended[:-1], *(s for s in ended[-1:] if s == "timeout")]
+    known: Status | None = next((status for status in telling if status is not None), None)
     if known is not None:
         rule = "timeout" if known == "timeout" else "field"
         return Report(True, Verdict(known, rule, error_type), names=names, ran=ran)

@@ -173,10 +173,10 @@ def read_named_failures(words: Sequence[str]) -> dict[str, str]:
         elif not sign or not tool or not form:
             raise RecordError(f"--failure {word}: expected tool=regex, or a .toml with a table [failures]")
         for name, own in given.items():
-            for one in own if isinstance(own, list) else [own]:
+            for one in map(str, own if isinstance(own, list) else [own]):
                 try:
                     re.compile(one)
-                except (re.error, TypeError) as error:
+                except re.error as error:
                     raise RecordError(f"--failure {word}: {name}: {one!r} is no regular expression: {error}") from error
                 forms.setdefault(name, []).append(f"(?:{one})")
     return {tool: "|".join(own) for tool, own in forms.items()}

@@ -52,8 +52,8 @@ class Anthropic(Blockwise):
                 )
             failed = string(ran.get("type")).endswith("_error")
             return ToolOutput(text, own_id, Verdict("error", "status", text or None) if failed else None, typed=failed)
-        failed = block.get("is_error")
-        return flagged(text_of(block.get("content")), own_id, failed=failed if isinstance(failed, bool) else None)
+        says = block.get("is_error")
+        return flagged(text_of(block.get("content")), own_id, failed=says if isinstance(says, bool) else None)
 
     def rebuilt(self, pieces: Sequence[Piece]) -> list[Json]:
         new = super().rebuilt(pieces)
