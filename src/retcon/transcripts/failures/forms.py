@@ -13,7 +13,7 @@ from retcon.core.types import Status
 
 
 class Form(NamedTuple):
-    """An error form.
+    """An error form. hints: what a line has one of, in small letters, that may be of the form.
 
     own: words by which a program may have written such a line itself. programs: counts for tools that run programs
     alone, whose last line it may be as well. details: whether any lines may follow its line; else these have to be
@@ -27,6 +27,7 @@ class Form(NamedTuple):
     programs: bool = False
     details: bool = True
     error_type: str | None = None
+    hints: tuple[str, ...] = ()
 
 
 _SECONDS = r"\d+(?:\.\d+)?\s*(?:s|sec|secs|seconds?|ms|minutes?|m)?"
@@ -106,9 +107,11 @@ _RAN = (
 """What other tools print that run programs."""
 
 _LABEL = (
-    r"(?:[\w./+-]{1,40}: )?(?:\w{1,20} ){0,2}?(?:error|exception|failure|fatal)"
-    r"(?: (?:\d{1,5}|code|\[[^\]\n]{0,60}\]|\([^)\n]{0,60}\)))*\s*:"
-    r"(?!\s*(?:none|null|no errors?|n/a|\(none\)|0)\s*$)(?=.*[^\W\d_]{2}|\s*$).*"
+    r"(?:[\w./+-]{1,40}: )?(?:(?:an?|tool|mcp|api|http|sql|db|database|python|script|command|runtime|syntax|parse|type"
+    r"|value|validation|internal|server|client|network|connection|request|input|argument|parameter|unexpected|critical"
+    r"|fatal|system|operational|programming|permission|unknown|uncaught|unhandled) ){0,2}(?:error|exception|failure"
+    r"|fatal)(?: (?:\d{1,5}|code|\[[^\]\n]{0,60}\]|\([^)\n]{0,60}\)))*\s*:"
+    r"(?!\s*(?:none|null|no errors?|n/a|\(none\)|0)\s*$|\s*[-+]?\d+\.\d)(?=.*[^\W\d_]{2}|\s*$).*"
 )
 """`Error: …`, `ERROR:` above its message, `fatal: …` (git), `x.py: error: …`, `ERROR 1064 (42000): …` (MySQL), `ERROR:
 relation … does not exist` (PostgreSQL), `Runtime Error: near …` (SQLite)."""
@@ -135,15 +138,62 @@ def _form(rule: str, pattern: str, status: Status = "error", *own: str, **other:
 _LATE = ("timed out", "timeout", "time out", "time limit")
 _CAUGHT = ("except", "error", "fail")
 FORMS = (
-    _form("timeout", _TIMEOUT, "timeout", *_LATE, error_type="Timeout"),
-    _form("killed", _MEMORY, "limit", "kill", "memory", programs=True, error_type="MemoryError"),
-    _form("killed", _CRASH, "error", "fault", "signal", programs=True),
-    _form("shell", _SHELL, "error", "not found", "permission denied", details=False),
-    _form("editor", _EDITOR),
-    _form("harness", _HARNESS, "error", *_CAUGHT),
-    _form("harness", _RAN, "error", *_CAUGHT, details=False),
-    _form("syntax", _COMPILED, "error", *_CAUGHT, programs=True),
-    _form("error", _LABEL, "error", *_CAUGHT, details=False),
+    _form(
+        "timeout",
+        _TIMEOUT,
+        "timeout",
+        *_LATE,
+        error_type="Timeout",
+        hints=(
+            "time",
+            "tle",
+            "killed",
+            "terminated",
+            "stopped",
+            "interrupted",
+            "aborted",
+            "no new output",
+            "execution",
+        ),
+    ),
+    _form(
+        "killed",
+        _MEMORY,
+        "limit",
+        "kill",
+        "memory",
+        programs=True,
+        error_type="MemoryError",
+        hints=("kill", "memory", "mle"),
+    ),
+    _form(
+        "killed",
+        _CRASH,
+        "error",
+        "fault",
+        "signal",
+        programs=True,
+        hints=("fault", "bus error", "abort", "illegal", "floating point", "fatal", "kernel", "signal"),
+    ),
+    _form("shell", _SHELL, "error", "not found", "permission denied", details=False, hints=(": ", "npm err")),
+    _form(
+        "editor",
+        _EDITOR,
+        hints=("replac", "has not been", "tool_use_error", "parameter", "verification failed", "patch", "your "),
+    ),
+    _form(
+        "harness", _HARNESS, "error", *_CAUGHT, hints=("error", "exception", "fail", "not found", "unknown", "node:")
+    ),
+    _form("harness", _RAN, "error", *_CAUGHT, details=False, hints=("error", "fail")),
+    _form("syntax", _COMPILED, "error", *_CAUGHT, programs=True, hints=("(<",)),
+    _form(
+        "error",
+        _LABEL,
+        "error",
+        *_CAUGHT,
+        details=False,
+        hints=("error:", "exception:", "failure:", "fatal:", "error ", "exception ", "failure ", "fatal "),
+    ),
 )
 """In the order in which they are tried."""
 

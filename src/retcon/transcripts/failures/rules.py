@@ -13,6 +13,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 
 from retcon.core.errors import RecordError
@@ -87,13 +88,44 @@ _SHORT = 400
 """Characters that may follow the line of an error, of a tool that looks nothing up."""
 
 _DIGITS = frozenset("0123456789")
-_HINTS = (
-    "error", "exception", "fail", "exit", "return", "time", "kill", "memory", "fault", "abort", "kernel", "signal",
-    "illegal", "not found", "denied", "such file", "cannot", "can't", "unable", "module", "replac", "err!", "fatal",
-    "invalid", "unknown", "unrecognized", "***", "interrupt", "stopiteration", "directory", "patch", "curl", "missing",
-    "(<", "died", "has not been", "tle", "mle", "not a git", "node:", "e: ",
-)  # fmt: skip
-"""In a first or last line of any form, in small letters."""
+_HINTS = tuple(dict.fromkeys([*(hint for form in FORMS for hint in form.hints), "exit", "return", "interrupt"]))
+_EXCEPTIONS = frozenset(name.lower() for name in _BUILTIN | _TIMEOUTS)
+_FIRST = frozenset(
+    {"error", "exception", "failure", "failed", "an", "the", "code", "python", "python3", "cell", "command", "script"}
+    | {
+        "program",
+        "process",
+        "tool",
+        "execution",
+        "kernel",
+        "call",
+        "request",
+        "container",
+        "sandbox",
+        "exit",
+        "exitcode",
+    }
+    | {"return", "returncode", "exited", "finished", "terminated", "completed", "ended", "died", "with", "has", "been"}
+    | {"time", "timed", "timeout", "time-out", "killed", "stopped", "interrupted", "aborted", "maximum", "max", "cpu"}
+    | {"wall", "tle", "timelimitexceeded", "oom", "oom-killed", "ran", "out", "memory", "exceeded", "mle", "bus"}
+    | {"memorylimitexceeded", "segmentation", "illegal", "floating", "fatal", "dead", "deadkernel", "your", "runtime"}
+    | {"compilation", "compile", "no", "string", "file", "invalid", "patch", "unknown", "npm", "nonzero", "non-zero"}
+    | {"a", "mcp", "api", "http", "sql", "db", "database", "syntax", "parse", "type", "value", "validation", "internal"}
+    | {
+        "server",
+        "client",
+        "network",
+        "connection",
+        "input",
+        "argument",
+        "parameter",
+        "unexpected",
+        "critical",
+        "system",
+    }
+    | {"operational", "programming", "permission", "uncaught", "unhandled", "verification"}
+)
+"""How a line of `forms` begins, if not with one word and a colon."""
 _REPORTED = ("passed", "failed", "Failed", "FAIL", "passing", "failing", "Failures", "Assertions", "total")
 """Words of a test runner's report."""
 _EXITED = ("exit", "return", "Exit", "Return", "EXIT")
@@ -128,8 +160,24 @@ def may_fail(output: str) -> bool:
 
 
 def _has_hint(line: str) -> bool:
-    lower = line[:_EDGE].lower()
-    return any(hint in lower for hint in _HINTS)
+    """Whether a line may be of a form, or an exception: most are not by their first word."""
+    bare = line[:_EDGE].lstrip(_BRACKETS)
+    kind = _kind_of(bare.partition(" ")[0])
+    if kind is None:
+        return "(<" in bare or "egmentation" in bare or "erification failed" in bare
+    lower = bare.lower()
+    return kind or any(hint in lower for hint in _HINTS)
+
+
+@lru_cache(maxsize=8192)
+def _kind_of(word: str) -> bool | None:
+    """Whether the first word of a line is an exception; None where no form begins with it."""
+    if word[:1] == "<":
+        return True
+    plain = word.partition("(")[0].rstrip(_BRACKETS + ":").lower()
+    if "rror" in plain or "xception" in plain or plain in _EXCEPTIONS:
+        return True
+    return False if ":" in word or plain in _FIRST else None
 
 
 def looks_clean(output: str) -> bool:
@@ -243,15 +291,17 @@ class _Output:
         """The first form that the first line has, or of programs the last one."""
         first, _, rest = text.partition("\n")
         lines = [first.strip(), *(_last(rest) if self.runs and not self.shows else ())]
-        lines = [line for line in lines if 0 < len(line) <= _EDGE]
+        bares = [line.strip(_BRACKETS) if line[:1] not in _DIGITS and len(line) <= _EDGE else "" for line in lines]
+        lowers = [bare.lower() for bare in bares]
         for form in FORMS:
-            for at, line in enumerate(lines):
-                bare = line.strip(_BRACKETS)
-                if (form.programs and not self.runs) or not form.pattern.fullmatch(bare):
+            for at, (bare, lower) in enumerate(zip(bares, lowers, strict=True)):
+                if (form.programs and not self.runs) or not any(hint in lower for hint in form.hints):
+                    continue
+                if not form.pattern.fullmatch(bare):
                     continue
                 if at == 0 and not (form.details or self._goes_on(form, bare, rest)):
                     continue
-                own = self.writes(*form.own, bare.lower())
+                own = self.writes(*form.own, lower)
                 error_type = form.error_type or _type_in(text)
                 return self._unless(own, Verdict(form.status, form.rule, error_type, 0 if "(<" in bare else None))
         return None
