@@ -7,7 +7,7 @@ text. Who prints which stands beside it, and in tests/outputs, which has an outp
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from retcon.core.types import Status
 
@@ -131,69 +131,28 @@ _COMPILED = r".{1,200}\((?:<string>|<unknown>|<stdin>|<cell>|<code>|<ipython-inp
 """`str(exception)` of a SyntaxError, as tools print that catch and do not name it."""
 
 
-def _form(rule: str, pattern: str, status: Status = "error", *own: str, **other: object) -> Form:
-    return Form(rule, re.compile(pattern, re.IGNORECASE), status, own, **other)  # type: ignore[arg-type]
+def _form(rule: str, pattern: str, hints: str, own: str = "", **other: Any) -> Form:
+    """A form whose hints and own words are divided by `|`."""
+    words = tuple(own.split("|")) if own else ()
+    return Form(rule, re.compile(pattern, re.IGNORECASE), own=words, hints=tuple(hints.split("|")), **other)
 
 
-_LATE = ("timed out", "timeout", "time out", "time limit")
-_CAUGHT = ("except", "error", "fail")
+_CAUGHT = "except|error|fail"
+_STOPPED = "time|tle|killed|terminated|stopped|interrupted|aborted|no new output|execution"
+_SIGNALS = "fault|bus error|abort|illegal|floating point|fatal|kernel|signal"
+_LABELS = "error:|exception:|failure:|fatal:|error |exception |failure |fatal "
+_EDITORS = "replac|has not been|tool_use_error|parameter|verification failed|patch|your "
+_LATE = "timed out|timeout|time out|time limit"
 FORMS = (
-    _form(
-        "timeout",
-        _TIMEOUT,
-        "timeout",
-        *_LATE,
-        error_type="Timeout",
-        hints=(
-            "time",
-            "tle",
-            "killed",
-            "terminated",
-            "stopped",
-            "interrupted",
-            "aborted",
-            "no new output",
-            "execution",
-        ),
-    ),
-    _form(
-        "killed",
-        _MEMORY,
-        "limit",
-        "kill",
-        "memory",
-        programs=True,
-        error_type="MemoryError",
-        hints=("kill", "memory", "mle"),
-    ),
-    _form(
-        "killed",
-        _CRASH,
-        "error",
-        "fault",
-        "signal",
-        programs=True,
-        hints=("fault", "bus error", "abort", "illegal", "floating point", "fatal", "kernel", "signal"),
-    ),
-    _form("shell", _SHELL, "error", "not found", "permission denied", details=False, hints=(": ", "npm err")),
-    _form(
-        "editor",
-        _EDITOR,
-        hints=("replac", "has not been", "tool_use_error", "parameter", "verification failed", "patch", "your "),
-    ),
-    _form(
-        "harness", _HARNESS, "error", *_CAUGHT, hints=("error", "exception", "fail", "not found", "unknown", "node:")
-    ),
-    _form("harness", _RAN, "error", *_CAUGHT, details=False, hints=("error", "fail")),
-    _form("syntax", _COMPILED, "error", *_CAUGHT, programs=True, hints=("(<",)),
-    _form(
-        "error",
-        _LABEL,
-        "error",
-        *_CAUGHT,
-        details=False,
-        hints=("error:", "exception:", "failure:", "fatal:", "error ", "exception ", "failure ", "fatal "),
-    ),
+    _form("timeout", _TIMEOUT, _STOPPED, _LATE, status="timeout", error_type="Timeout"),
+    _form("killed", _MEMORY, "kill|memory|mle", "kill|memory", status="limit", programs=True, error_type="MemoryError"),
+    _form("killed", _CRASH, _SIGNALS, "fault|signal", programs=True),
+    _form("shell", _SHELL, ": |npm err", "not found|permission denied", details=False),
+    _form("editor", _EDITOR, _EDITORS),
+    _form("harness", _HARNESS, "error|exception|fail|not found|unknown|node:", _CAUGHT),
+    _form("harness", _RAN, "error|fail", _CAUGHT, details=False),
+    _form("syntax", _COMPILED, "(<", _CAUGHT, programs=True),
+    _form("error", _LABEL, _LABELS, _CAUGHT, details=False),
 )
 """In the order in which they are tried."""
 

@@ -155,8 +155,10 @@ def may_fail(output: str) -> bool:
     last = stripped.rfind("\n") + 1
     if stripped[last] not in _DIGITS and _has_hint(stripped[last:]):
         return True
+    if ":" not in stripped:
+        return False
     edges = stripped[:_EDGE] + stripped[-_EDGE:]
-    return ":" in edges and any(word in edges for word in _EXITED)
+    return any(word in edges for word in _EXITED)
 
 
 def _has_hint(line: str) -> bool:
