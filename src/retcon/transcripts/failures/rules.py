@@ -91,7 +91,7 @@ _DIGITS = frozenset("0123456789")
 _HINTS = tuple(dict.fromkeys([*(hint for form in FORMS for hint in form.hints), "exit", "return", "interrupt"]))
 _EXCEPTIONS = frozenset(name.lower() for name in _BUILTIN | _TIMEOUTS)
 _FIRST = frozenset(
-    {"error", "exception", "failure", "failed", "an", "the", "code", "python", "python3", "cell", "command", "script"}
+    {"error", "exception", "failure", "failed", "an", "code", "python", "python3", "cell", "command", "script"}
     | {
         "program",
         "process",
@@ -110,22 +110,13 @@ _FIRST = frozenset(
     | {"wall", "tle", "timelimitexceeded", "oom", "oom-killed", "ran", "out", "memory", "exceeded", "mle", "bus"}
     | {"memorylimitexceeded", "segmentation", "illegal", "floating", "fatal", "dead", "deadkernel", "your", "runtime"}
     | {"compilation", "compile", "no", "string", "file", "invalid", "patch", "unknown", "npm", "nonzero", "non-zero"}
-    | {"a", "mcp", "api", "http", "sql", "db", "database", "syntax", "parse", "type", "value", "validation", "internal"}
-    | {
-        "server",
-        "client",
-        "network",
-        "connection",
-        "input",
-        "argument",
-        "parameter",
-        "unexpected",
-        "critical",
-        "system",
-    }
-    | {"operational", "programming", "permission", "uncaught", "unhandled", "verification"}
 )
-"""How a line of `forms` begins, if not with one word and a colon."""
+_LABELS = frozenset(
+    {"a", "mcp", "api", "http", "sql", "db", "database", "syntax", "parse", "type", "value", "validation", "internal"}
+    | {"server", "client", "network", "connection", "input", "argument", "parameter", "unexpected", "critical"}
+    | {"system", "operational", "programming", "permission", "uncaught", "unhandled", "verification"}
+)
+"""How a line of `forms` begins, if not with one word and a colon; those of `_LABELS` have a colon further on."""
 _REPORTED = ("passed", "failed", "Failed", "FAIL", "passing", "failing", "Failures", "Assertions", "total")
 """Words of a test runner's report."""
 _EXITED = ("exit", "return", "Exit", "Return", "EXIT")
@@ -163,8 +154,8 @@ def may_fail(output: str) -> bool:
 
 def _has_hint(line: str) -> bool:
     """Whether a line may be of a form, or an exception: most are not by their first word."""
-    bare = line[:_EDGE].lstrip(_BRACKETS)
-    kind = _kind_of(bare.partition(" ")[0])
+    bare = line[:_EDGE].lstrip(_BRACKETS).removeprefix("The ").removeprefix("the ")
+    kind = _kind_of(bare.partition(" ")[0], ":" in bare)
     if kind is None:
         return "(<" in bare or "egmentation" in bare or "erification failed" in bare
     lower = bare.lower()
@@ -172,14 +163,15 @@ def _has_hint(line: str) -> bool:
 
 
 @lru_cache(maxsize=8192)
-def _kind_of(word: str) -> bool | None:
-    """Whether the first word of a line is an exception; None where no form begins with it."""
+def _kind_of(word: str, colon: bool) -> bool | None:
+    """Whether the first word of a line is an exception; None where no form begins with it. colon: whether the line has
+    one."""
     if word[:1] == "<":
         return True
     plain = word.partition("(")[0].rstrip(_BRACKETS + ":").lower()
     if "rror" in plain or "xception" in plain or plain in _EXCEPTIONS:
         return True
-    return False if ":" in word or plain in _FIRST else None
+    return False if ":" in word or plain in _FIRST or (colon and plain in _LABELS) else None
 
 
 def looks_clean(output: str) -> bool:
