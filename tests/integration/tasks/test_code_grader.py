@@ -146,10 +146,12 @@ def test_the_share_of_asserts_that_pass(world: World) -> None:
         "def f(n): return n * n if n != 2 else 5",
         "import threading, time, os\nthreading.Thread(target=time.sleep, args=(9,), daemon=True).start()\n"
         "def f(n): return n * n if n != 3 else os._exit(0)",
+        "import threading, time, os\nthreading.Thread(target=time.sleep, args=(9,), daemon=True).start()\n"
+        "def f(n): return n * n if n not in (1, 3) else os._exit(0)",
         "oops",
     ]
-    assert world.scores([(p, meta) for p in programs], score="share") == [1, 0.75, 0.75, 0.75, 0.75, 0.75, 0]
-    assert world.scores([(p, meta) for p in programs]) == [1, 0, 0, 0, 0, 0, 0]
+    assert world.scores([(p, meta) for p in programs], score="share") == [1, 0.75, 0.75, 0.75, 0.75, 0.75, 0.5, 0]
+    assert world.scores([(p, meta) for p in programs]) == [1, 0, 0, 0, 0, 0, 0, 0]
 
 
 def test_both_the_asserts_and_the_further_tests_of_mbpp_plus_decide(world: World) -> None:

@@ -157,27 +157,35 @@ class CodeGrader:
         return _of_answer(result)
 
     async def _checked(self, program: str, before: str, checks: Sequence[Check]) -> tuple[int, str]:
-        async with self._sessions.one() as session:
-            try:
-                return await self._checked_in(session, program, before, checks)
-            except SessionLost as lost:
-                if not lost.by_own_code:
-                    raise
-                return 0, "the answer ended its interpreter"
+        passed, first, tried = 0, "", 0
+        while tried < len(checks):  # once, unless a test ends an interpreter whose state could not be kept
+            async with self._sessions.one() as session:
+                try:
+                    more, why, ran = await self._checked_in(session, program, before, checks, tried)
+                except SessionLost as lost:
+                    if not lost.by_own_code:
+                        raise
+                    more, why, ran = 0, "the answer ended its interpreter", 0
+            passed, first, tried = passed + more, first or why, tried + ran
+            if not ran:
+                break
+        return passed, first
 
     async def _checked_in(
-        self, session: Session, program: str, before: str, checks: Sequence[Check]
-    ) -> tuple[int, str]:
+        self, session: Session, program: str, before: str, checks: Sequence[Check], tried: int
+    ) -> tuple[int, str, int]:
+        """How many tests pass from the one after `tried`, what the first that does not says, and how many were run;
+        none where no more are to be tried."""
         for code in (before, program, _CHECKS) if before.strip() else (program, _CHECKS):
             if failure := _failure(await _cell(session, code, own=code is program)):
-                return 0, failure
+                return 0, failure, 0
         each = self._settings.score == "share" and len(checks) > 1
         start = None
         if each:
-            with contextlib.suppress(CheckpointRefused):  # it has threads, say: then no test after one that ends it
+            with contextlib.suppress(CheckpointRefused):  # it has threads, say
                 start = await session.checkpoint()
-        passed, first, needs = 0, "", False
-        for n, check in enumerate(checks, 1):
+        passed, first, needs = 0, "", tried > 0
+        for n, check in enumerate(checks[tried:]):
             word = secrets.token_hex(8)
             code = f"{check.needs}\n{check.code}" if needs else check.code
             try:
@@ -185,17 +193,17 @@ class CodeGrader:
             except SessionLost as lost:
                 if not lost.by_own_code:
                     raise
-                break
+                return passed, first, n
             if result.status == "ok" and result.value == repr(word):
                 passed += 1
                 continue
-            first = first or f"test {n}: {_failure(result) or 'it was left early'}"
+            first = first or f"test {tried + n + 1}: {_failure(result) or 'it was left early'}"
             if not each:
-                break
+                return passed, first, 0
             if start is not None:
                 await session.rollback(start)  # as it may have ended the interpreter
                 needs = True
-        return passed, first
+        return passed, first, len(checks) - tried
 
     def _limits(self) -> Limits:
         seconds = self._settings.seconds
