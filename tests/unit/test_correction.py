@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from retcon.train.objective.correction import importance_weights
+from retcon.train.objective.old_logprobs import importance_weights
 
 pytestmark = pytest.mark.torch
 TRAINER = torch.tensor([[2.0, 3.0, 0.5], [0.5, 0.5, 9.0]]).log()  # ratios: the engine finds each as likely as 1

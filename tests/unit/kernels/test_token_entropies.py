@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from retcon.train.kernels.entropy import gather_entropies
+from retcon.train.kernels.logprobs import gather_entropies
 
 pytestmark = pytest.mark.torch
 WORDS = 31

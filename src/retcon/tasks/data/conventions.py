@@ -27,10 +27,13 @@ from retcon.tasks.data.fields import (
     text,
     written_out,
 )
-from retcon.tasks.data.passages import INPUT, whole
 from retcon.tasks.graders.text import chosen_letter, lettered
-from retcon.tasks.grading.cases import as_printed, plain
+from retcon.tasks.grading.cases import PLACES, as_printed, plain
 
+INPUT = "input"
+"""What an instruction is about: it stands after it."""
+CONTEXTS = ("context", "passage", "article")
+"""What a question is about: it stands before it. The first that has any text counts."""
 QUESTIONS = ("question", "problem", "Problem", "Question", "query", "prompt", "instruction", "messages")
 ANSWERS = ("answer", "expected_answer", "final_answer", "ground_truth", "Answer", "solution")
 SOLUTIONS = ("solution", "reference_solution", "Solution", "canonical_solution", "code", "gold")
@@ -307,3 +310,21 @@ register(Convention("math", ("problem", "answer|solution"), _math, certainty=3,
 register(Convention("aime", ("problem|Problem", "expected_answer|Answer"), _plain, certainty=3))
 register(Convention("trl", ("prompt", "answer|solution|ground_truth"), _plain, certainty=4))
 register(Convention("plain", ("|".join(QUESTIONS), "|".join(ANSWERS)), _plain, certainty=5))
+
+
+def whole(row: Columns, column: str, asked: str) -> tuple[str, tuple[str, ...]]:
+    """The question in `column` with what belongs to it, a blank line between, and the columns that this comes from."""
+    if row.get(column) != asked or column == "prompt" or any(name in row for name in PLACES):
+        return asked, ()
+    about = next((name for name in CONTEXTS if _adds(row, name, column, asked)), "")
+    given = INPUT if _adds(row, INPUT, column, asked) and (column == "instruction" or "output" not in row) else ""
+    parts = [*([row[about].strip("\n")] if about else []), asked, *([row[given].strip("\n")] if given else [])]
+    return "\n\n".join(parts), tuple(filter(None, (about, given)))
+
+
+def _adds(row: Columns, name: str, column: str, asked: str) -> bool:
+    """Whether a column has text that neither is in the question nor has it."""
+    value = row.get(name)
+    if name == column or not isinstance(value, str) or not value.strip():
+        return False
+    return value.strip() not in asked and asked.strip() not in value

@@ -16,9 +16,8 @@ from retcon.train.batch import Batch, collate, micro_batches
 from retcon.train.kernels.attention import attending
 from retcon.train.kernels.checkpointing import checkpointed
 from retcon.train.kernels.computing import Computing
-from retcon.train.kernels.entropy import gather_entropies
 from retcon.train.kernels.linear import quick_linears
-from retcon.train.kernels.logprobs import gather_logprobs, padded_hidden
+from retcon.train.kernels.logprobs import gather_entropies, gather_logprobs, padded_hidden
 from retcon.train.kernels.norms import quick_norms
 from retcon.train.kernels.packing import Repeats, pack, packed_batches
 

@@ -9,6 +9,7 @@ recomputed from the log-sum-exp. Where one slice holds all, its logits are kept 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -158,3 +159,31 @@ def _by_ids(hidden: Tensor, head: nn.Module, targets: Tensor, chunk: int, temper
         return part(hidden, targets)
     parts = zip(hidden.split(ids), targets.split(ids), strict=True)
     return torch.cat([checkpoint(part, *p, use_reentrant=False) for p in parts])
+
+
+def gather_entropies(
+    model: PreTrainedModel, hidden: Tensor, source: Tensor, *, mask: Tensor, chunk: int, temperature: float = 1.0
+) -> Tensor:
+    """H(π(· | prefix)) before each token in the loss mask, in its place, (B, T) float32 nats, 0 elsewhere; with
+    gradient. hidden: (N, d). source: (L,), the hidden states that precede the L tokens in the loss mask, row by row.
+    chunk: logits (tokens × vocabulary) at once; beyond it they are computed once more in the backward. temperature:
+    what logits are divided by."""
+    entropies = partial(_entropies, model.get_output_embeddings(), temperature)
+    states = before_head(model, hidden.index_select(0, source))
+    tokens = max(1, chunk // int(model.config.get_text_config().vocab_size))
+    if len(states) <= tokens:
+        found = entropies(states)
+    else:
+        parts = [checkpoint(entropies, part, use_reentrant=False) for part in states.split(tokens)]
+        found = torch.cat(parts)
+    where = mask.reshape(-1).nonzero().squeeze(-1)
+    return found.new_zeros(mask.numel()).index_copy(0, where, found).view(mask.shape)
+
+
+def _entropies(head: Any, temperature: float, states: Tensor) -> Tensor:
+    """-Σ p log p of the output layer's logits, (n, d) to (n,)."""
+    logits = head(states)
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    logprobs = (wide if temperature == 1.0 else wide / temperature).log_softmax(-1)
+    entropies: Tensor = -(logprobs.exp() * logprobs).sum(-1)
+    return entropies

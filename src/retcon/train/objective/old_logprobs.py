@@ -19,7 +19,6 @@ from retcon.core.types import Sample
 from retcon.train.batch import computed
 from retcon.train.kernels.computing import Computing
 from retcon.train.kernels.forward import forwards
-from retcon.train.objective.correction import importance_weights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -103,3 +102,21 @@ def recompute(
             for sample, values in zip(part.samples, weights.tolist(), strict=True):
                 own[id(sample)] = replace(own[id(sample)], weights=tuple(values[: len(sample.ids)]))
     return [own.get(id(sample), sample) for sample in samples]
+
+
+def importance_weights(trainer: Tensor, engine: Tensor, mask: Tensor, *, mode: str, cap: float) -> Tensor:
+    """Weigh what the engine sampled by π_old / μ, up to a cap: (B, T), 1 outside the mask.
+
+    So weighted, it is an estimate under π_old: truncated importance sampling (Yao et al., "Your efficient RL framework
+    secretly brings you off-policy RL training", 2025). The modes are those of TRL's `vllm_importance_sampling_mode`.
+    trainer, engine: (B, T) nats, log π_old and log μ of the sampled tokens. mode: `token_…` weighs each token by its
+    own ratio, `sequence_…` all of a sequence's by their product; `…_truncate` takes the cap where the ratio is larger,
+    `…_mask` takes 0 there.
+    """
+    level, _, beyond = mode.partition("_")
+    difference = (trainer - engine).masked_fill(~mask, 0.0)
+    if level == "sequence":
+        difference = difference.sum(-1, keepdim=True).expand_as(difference)
+    ratio = difference.clamp(max=20.0).exp()  # finite
+    weights = ratio.clamp(max=cap) if beyond == "truncate" else ratio.masked_fill(ratio > cap, 0.0)
+    return torch.where(mask, weights, 1.0)
