@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("venv", type=Path)
     parser.add_argument("--keep", action="store_true", help="use the environment that is there")
     parser.add_argument("checks", nargs="*", metavar="CHECK", help=", ".join(CHECKS))
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
     if unknown := [check for check in args.checks if check not in CHECKS]:
         parser.error(f"no check {', '.join(unknown)}; there are: {', '.join(CHECKS)}")
     if not args.keep:
