@@ -24,7 +24,7 @@ _SHOWS = frozenset(
     {"cat", "head", "tail", "grep", "egrep", "rg", "sed", "awk", "less", "more", "nl", "find", "ls", "cd", "echo", "wc"}
     | {"sort", "uniq", "cut", "tr", "jq", "git", "bat", "strings", "journalctl", "zcat", "tac", "true", "set", "export"}
 )
-"""Commands that show what stands somewhere: a traceback in their output is none of theirs."""
+"""Commands that show files: they did not raise a traceback in their output."""
 _COMMANDS = re.compile(r"&&|\|\||[;|\n&]")
 
 

@@ -42,7 +42,7 @@ EXIT = re.compile(
     re.IGNORECASE,
 )
 """Process runners, AutoGen ("exitcode: 1 (execution failed)"), OpenHands ("The command completed with exit code 1."),
-mini-swe-agent's tags. A word is needed before the number, so that `Return: 12` is none."""
+mini-swe-agent's tags. A word is needed before the number, so that `Return: 12` does not match."""
 
 _TIMEOUT = (
     rf"(?:error:\s*)?(?:tool error:\s*)?(?:{_WHAT})*(?:has\s+)?(?:been\s+)?"

@@ -73,7 +73,7 @@ def exited(code: int, error_type: str | None = None, rule: str = "exit-code") ->
 def outcome_of(fields: Mapping[str, object], rule: str, error_type: str | None = None) -> tuple[bool, Verdict | None]:
     """Whether the fields of a message or record report an outcome, and the failure if they do.
 
-    An exit code counts before a flag. What a tool reports of its domain (`success`, `status`, counts) is none.
+    An exit code counts before a flag. What a tool reports of its domain (`success`, `status`, counts) is not one.
     """
     for name in EXIT_CODES:
         if type(code := fields.get(name)) is int:
@@ -87,7 +87,7 @@ def outcome_of(fields: Mapping[str, object], rule: str, error_type: str | None =
 
 
 def report_of(text: str, tools: Collection[str] | None = None) -> Report | None:
-    """What an output reports that is a record: JSON, or a Python dict. None where it is none, and is read as text.
+    """Read the outcome of an output that is a record: JSON or a Python dict; None for plain text.
 
     SandboxFusion (`run_result` with `return_code`), code-judge (`run_success`), shells behind an API (`exit_code`,
     `stderr`; Codex has it under `metadata`), NeMo-Gym's tools (`process_status`), MCP's results and blocks. What only
