@@ -7,7 +7,8 @@
 # make cuda        the tests of a GPU; all others hide it
 # make integration tests with real vLLM servers, in TRL's and verl's trainers, on a Ray, with clients of
 #                  `retcon serve-agent` and with verifiers and OpenEnv, in environments of their own; OpenHands
-#                  among these clients where there is a Python 3.12
+#                  among these clients where there is a Python 3.12. Its parts: integration-clients, -environments,
+#                  -tasksets, -trl, -verl, -vllm, -openhands; `make -k integration` goes on after a part that failed
 # make newest      the quick tests with the newest releases of torch, transformers, TRL, peft, openai and others, in a
 #                  fresh environment; says what broke
 # make verl-resolve  pip resolves the environment of recipes/verl/requirements.txt; needs a package index
@@ -32,7 +33,8 @@ INSTALL := -m pip --disable-pip-version-check install --quiet
 PIP := $(INSTALL) --constraint constraints.txt
 
 .PHONY: setup quickstart test lint types imports tests unit snippets cuda integration openhands newest verl-resolve \
-	figures mutants base clean
+	figures mutants base clean integration-clients integration-environments integration-tasksets integration-trl \
+	integration-verl integration-vllm integration-openhands
 
 setup: $(VENV)/.ready
 
@@ -98,7 +100,7 @@ $(TRL)/.ready: tests/plugins/requirements.txt pyproject.toml constraints.txt tes
 	$(@D)/bin/python tests/pinned.py check $(@D)/pins.txt
 	@touch $@
 
-$(CLIENTS)/.ready: EXTRAS := train,serve
+$(CLIENTS)/.ready: EXTRAS := train,serve,gguf
 $(CLIENTS)/.ready: tests/plugins/clients.txt pyproject.toml constraints.txt tests/pinned.py
 	$(pinned)
 	$(@D)/bin/python tests/pinned.py check $(@D)/pins.txt
@@ -144,18 +146,33 @@ openhands: setup $(OPENHANDS)/.ready
 
 OF_TASKSETS := tests/plugins/environments/test_verifiers_tasksets.py
 
-integration: setup $(VLLM)/.ready $(TRL)/.ready $(CLIENTS)/.ready $(ENVIRONMENTS)/.ready $(TASKSETS)/.ready $(VERL)/.ready
+integration: integration-clients integration-environments integration-tasksets integration-trl integration-verl \
+	integration-vllm integration-openhands
+
+integration-clients: setup $(CLIENTS)/.ready
 	RETCON_INTEGRATION=1 OMP_NUM_THREADS=1 $(CLIENTS)/bin/python -m pytest tests/plugins/test_clients.py tests/plugins/test_harnesses.py $(ARGS)
 	$(CLIENTS)/bin/python tests/snippets.py docs/models/serving.md --with PyPI
+
+integration-environments: setup $(ENVIRONMENTS)/.ready
 	RETCON_INTEGRATION=1 OMP_NUM_THREADS=1 $(ENVIRONMENTS)/bin/python -m pytest tests/plugins/environments --ignore $(OF_TASKSETS) $(ARGS)
 	$(ENVIRONMENTS)/bin/python tests/snippets.py docs/training/environments.md
+
+integration-tasksets: setup $(TASKSETS)/.ready
 	RETCON_INTEGRATION=1 OMP_NUM_THREADS=1 $(TASKSETS)/bin/python -m pytest $(OF_TASKSETS) $(ARGS)
 	$(TASKSETS)/bin/python tests/snippets.py docs/training/environments.md
+
+integration-trl: setup $(TRL)/.ready
 	RETCON_INTEGRATION=1 TRL_EXPERIMENTAL_SILENCE=1 OMP_NUM_THREADS=1 $(TRL)/bin/python -m pytest tests/plugins/test_trl.py $(ARGS)
 	TRL_EXPERIMENTAL_SILENCE=1 $(TRL)/bin/python tests/snippets.py docs/training/trl.md
+
+integration-verl: setup $(VERL)/.ready
 	RETCON_INTEGRATION=1 OMP_NUM_THREADS=1 $(VERL)/bin/python -m pytest tests/plugins/test_verl.py tests/plugins/test_ray_servers.py $(ARGS)
+
+integration-vllm: setup $(VLLM)/.ready
 	RETCON_VLLM_PYTHON=$(VLLM)/bin/python OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/real $(ARGS)
 	$(BIN)/python tests/snippets.py docs/models/engines.md
+
+integration-openhands: setup
 	@if [ -n "$(PYTHON312)" ]; then $(MAKE) openhands PYTHON312=$(PYTHON312); \
 	else echo "left out: OpenHands, whose SDK needs Python 3.12: none was found; name one with PYTHON312=…"; fi
 
