@@ -70,6 +70,31 @@ def test_the_source_of_what_cells_defined_can_be_read(opened: Opener) -> None:
     assert (third.status, third.error_type) == ("error", "UnicodeEncodeError")
 
 
+def test_files_of_earlier_cells_are_handed_back_too(opened: Opener) -> None:
+    """Of the scratch folder, wherever the program has gone; through no link; also by the cell that ends it all."""
+    write = (
+        "import os\nos.mkdir('d')\nopen('d/a', 'wb').write(b'\\0x')\nos.symlink('/etc/hostname', 'link')\n"
+        "os.symlink('/etc', 'folder')\nos.mkfifo('fifo')\nopen('big', 'wb').write(bytes(9 << 20))\nos.chdir('d')"
+    )
+    asked = ["d/a", "absent", "link", "folder/hostname", "fifo", "d", "big"]
+
+    async def work(_: Sandbox, session: Session) -> None:
+        assert not (await session.run(write)).files
+        state = await session.checkpoint()
+        failed = await session.run("open('a', 'w').write('y')\n1 / 0", fetch=asked)
+        assert (failed.error_type, failed.files) == ("ZeroDivisionError", {"d/a": b"y"})
+        assert (await session.run("", fetch=["d/a", "big", "a"])).files == {"d/a": b"y"}
+        ended = await session.run("open('a', 'w').write('z')\nos._exit(1)", fetch=["d/a"])
+        assert (ended.exit_code, ended.files) == (1, {"d/a": b"z"})
+        await session.rollback(state)
+        assert (await session.run("1", fetch=["d/a"])).files == {"d/a": b"\0x"}
+        for name in ("/etc/passwd", "../x", ""):
+            with pytest.raises(ValueError, match="inside the scratch folder"):
+                await session.run("1", fetch=[name])
+
+    using(opened, work)
+
+
 def test_stdin_that_is_no_text_is_the_callers_mistake(opened: Opener) -> None:
     async def work(_: Sandbox, session: Session) -> None:
         with pytest.raises(ValueError, match="stdin"):

@@ -95,13 +95,14 @@ class Program:
     own where None. timeout: seconds, in place of both clocks of the limits. memory: MiB, in place of theirs.
     echo: whether the last expression's repr becomes the result's value.
 
-    Of calls alone, as a session's cells find their files in the next: fetch: relative paths of files to hand back as
-    they are when the call has ended. One that is not there, is no ordinary file, lies behind a symbolic link or is
-    longer than what is left of 8 MiB for all is left out. wait: seconds that it may wait until it starts, which count
-    nowhere else; as long as it takes where None. seed: of the generators of random numbers (`random`, numpy's and
-    sympy's global ones), from 0 and below 2**63; another one in each call where None.
+    fetch: relative paths of files to hand back as they are when the call or cell has ended. One that is not there, is
+    no ordinary file, lies behind a symbolic link or is longer than what is left of 8 MiB for all is left out.
 
-    In the tier `namespaces` a call's files and fetch may name absolute paths too, below those of the folders
+    Of calls alone: wait: seconds that it may wait until it starts, which count nowhere else; as long as it takes where
+    None. seed: of the generators of random numbers (`random`, numpy's and sympy's global ones), from 0 and below 2**63;
+    another one in each call where None.
+
+    In the tier `namespaces`, fetch and a call's files may name absolute paths too, below those of the folders
     `pool.paths.WRITABLE` in which the Python that runs it does not lie.
 
     Raises ValueError, by name, for a limit as `Limits` does, a wait below 0, and code, stdin or files that are no text
@@ -181,9 +182,8 @@ def as_program(asked: str | Program, options: ProgramOptions) -> Program:
 def as_cell(asked: str | Program, options: ProgramOptions) -> Program:
     """As `as_program`, for a session. Raises ValueError too for what its cells do not have."""
     program = as_program(asked, options)
-    if program.fetch or program.wait is not None:
-        name = "fetch" if program.fetch else "wait"
-        raise ValueError(f"{name} is for calls: a session's cell hands no files back and waits for nobody")
+    if program.wait is not None:
+        raise ValueError("wait is for calls: a session has its worker already")
     if program.seed is not None:
         raise ValueError("seed is for calls: a session has one from its start, `session(seed=…)`")
     return program
@@ -224,7 +224,7 @@ class Session(Protocol):
     id: str
 
     async def run(self, program: str | Program, /, **options: Unpack[ProgramOptions]) -> Result:
-        """Run a cell, as `Sandbox.run`; it hands no files back and has no `wait`. Raises SessionLost."""
+        """Run a cell, as `Sandbox.run`, without `wait` and `seed`. Raises SessionLost."""
         ...
 
     async def checkpoint(self) -> str:

@@ -297,3 +297,20 @@ def test_a_disk_that_a_forged_copy_would_fill_is_watched_while_the_session_rests
     assert "fault" not in session.tries()
     session.rests()
     session.close()
+
+
+@contained_by(*ALL)
+def test_a_link_in_the_place_of_the_scratch_folder_hands_no_file_back(session: Attacked, victim: Path) -> None:
+    session.run(
+        f"""
+import os
+here = os.getcwd()
+try:
+    os.rename(here, here + 'away')
+    os.symlink({str(victim.parent)!r}, here)
+except OSError:
+    os.symlink({str(victim)!r}, 'file')
+"""
+    )
+    assert session.run("1", fetch=[victim.name]).files == {}
+    assert untouched(victim)

@@ -287,14 +287,13 @@ def test_a_notebooks_files(http: httpx.Client) -> None:
     assert ran["files"] == {"out": encoded(b"xyxy"), "in/a": encoded(b"xy")}
 
 
-def test_what_a_notebook_says_of_its_files_is_looked_at(http: httpx.Client) -> None:
-    """It can break what reads them, and then has none; it cannot hand back what nobody asked for."""
+def test_a_notebook_can_neither_break_nor_forge_the_files_that_are_fetched(http: httpx.Client) -> None:
     for cell in (
         "import builtins\nbuiltins.open = None",
         'import json\njson.dumps = lambda _: \'{"a": 1, "other": "x"}\'',
     ):
         ran = notebook(http, cell, files={"a": encoded(b"x")}, fetch_files=["a"])
-        assert (ran["status"], ran["files"]) == ("Success", {})
+        assert (ran["status"], ran["files"]) == ("Success", {"a": encoded(b"x")})
 
 
 @pytest.mark.usefixtures("namespaces")

@@ -95,7 +95,7 @@ def test_workers_and_sessions_leave_half_of_a_containers_memory(monkeypatch: pyt
     assert default_workers(Limits(memory_mb=32)) == len(os.sched_getaffinity(0))
 
     async def main() -> list[bool]:
-        sessions = Sessions(SessionBounds(), running=1, start=never)
+        sessions = Sessions(SessionBounds(), running=1, start=never, paths=lambda: ("", ()))
         opened = [await sessions.open(Limits()) for _ in range(3)]
         for session in opened:
             session.memory = 16 << 20

@@ -62,15 +62,15 @@ def test_its_limits_come_before_the_sandboxs_and_its_clock_before_both() -> None
     assert with_limits(Program("1", limits=outer), own).limits == outer
 
 
-@pytest.mark.parametrize(("option", "value"), [("fetch", ["a"]), ("wait", 1.0), ("seed", 0)])
-def test_a_cell_has_neither_files_to_hand_back_nor_a_queue_nor_a_seed(option: str, value: object) -> None:
+@pytest.mark.parametrize(("option", "value"), [("wait", 1.0), ("seed", 0)])
+def test_a_cell_has_neither_a_queue_nor_a_seed(option: str, value: object) -> None:
     options: Any = {option: value}
     with pytest.raises(ValueError, match=f"{option} is for calls"):
         as_cell("1", options)
 
 
 def test_the_body_of_a_call_says_what_was_given_and_leaves_the_rest_to_the_server() -> None:
-    assert call_body(Program("")) == {"code": "pass", "stdin": "", "echo": True, "fetch": []}
+    assert call_body(Program("")) == {"code": "pass", "stdin": "", "echo": True}
     whole = call_body(Program("1", timeout=1.0, memory=2, wait=3.0, seed=0, files={"a": b"\0"}, limits=Limits()))
     assert (whole["timeout"], whole["memory"], whole["wait"], whole["files"]) == (1.0, 2, 3.0, {"a": "AA=="})
     assert whole["seed"] == 0

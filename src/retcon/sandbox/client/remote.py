@@ -165,7 +165,7 @@ def with_limits(program: Program, limits: Limits | None) -> Program:
 
 def call_body(program: Program) -> dict[str, Any]:
     """A call as the server's API has it."""
-    body = cell_body(program) | {"fetch": list(program.fetch)}
+    body = cell_body(program)
     if program.wait is not None:
         body["wait"] = program.wait
     if program.seed is not None:
@@ -185,6 +185,8 @@ def cell_body(program: Program) -> dict[str, Any]:
         body["limits"] = asdict(program.limits)
     if program.files:
         body["files"] = {name: base64.b64encode(content).decode() for name, content in program.files.items()}
+    if program.fetch:
+        body["fetch"] = list(program.fetch)
     return body
 
 

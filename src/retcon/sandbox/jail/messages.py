@@ -77,8 +77,8 @@ class Facts(NamedTuple):
 
 
 class RunCall(NamedTuple):
-    """Host to worker: run a program. files: path to content in base64. fetch: paths to hand back. seed: of its random
-    numbers, None for any."""
+    """Host to worker: run a program; host to keeper: run a cell. files: path to content in base64. fetch: paths to hand
+    back. seed: of a program's random numbers, None for any."""
 
     code: str
     stdin: str
@@ -120,16 +120,6 @@ class OpenSession(NamedTuple):
     seed: int | None = None
 
 
-class RunCell(NamedTuple):
-    """Host to keeper: run a cell. As `RunCall`."""
-
-    code: str
-    stdin: str
-    limits: Bounds
-    files: dict[str, str]
-    echo: bool
-
-
 class MakeCheckpoint(NamedTuple):
     """Host to keeper: make a checkpoint of that name."""
 
@@ -151,12 +141,14 @@ class Discard(NamedTuple):
 class Kept(NamedTuple):
     """Keeper to host, to whatever it was asked. outcome: of a cell that ran. memory: bytes that the session takes.
 
-    refused: why a checkpoint was. full: as there are too many, or too large ones, already. lost: why the interpreter is
-    gone, "" where it is there. fault: whether that is the machine's fault, and the session is over.
+    files: that the cell handed back, path to content in base64. refused: why a checkpoint was. full: as there are too
+    many, or too large ones, already. lost: why the interpreter is gone, "" where it is there. fault: whether that is
+    the machine's fault, and the session is over.
     """
 
     memory: int
     outcome: Outcome | None = None
+    files: dict[str, str] = {}
     refused: str = ""
     lost: str = ""
     fault: bool = False
@@ -172,7 +164,6 @@ Message: TypeAlias = (
     | RunCall
     | CallEnded
     | OpenSession
-    | RunCell
     | MakeCheckpoint
     | RollBack
     | Discard
@@ -181,7 +172,6 @@ Message: TypeAlias = (
 _BY_NAME: dict[str, Any] = {kind.__name__: kind for kind in get_args(Message)}
 _RECORDS: dict[Any, tuple[int, Any]] = {
     RunCall: (RunCall._fields.index("limits"), Bounds),
-    RunCell: (RunCell._fields.index("limits"), Bounds),
     OpenSession: (OpenSession._fields.index("limits"), Bounds),
     CallEnded: (CallEnded._fields.index("outcome"), Outcome),
     Kept: (Kept._fields.index("outcome"), Outcome),

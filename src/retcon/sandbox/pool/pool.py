@@ -85,7 +85,9 @@ class SandboxPool:
         self._warm = [find(name, profiles).name for name in warm]
         self._choose = Chooser(profiles)
         self._fleet = Fleet(workers or default_workers(self.limits), self._choose, python, tier, uids)
-        self._sessions = Sessions(sessions or SessionBounds(), running=self._fleet.size, start=self._session_worker)
+        self._sessions = Sessions(
+            sessions or SessionBounds(), running=self._fleet.size, start=self._session_worker, paths=self._paths
+        )
         self._room = asyncio.Semaphore(queue + self._fleet.size)
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -160,7 +162,7 @@ class SandboxPool:
         except TimeoutError:
             raise _busy() from None
         try:
-            message = call(asked, limits, self._fleet.tier or "", self._fleet.folders)
+            message = call(asked, limits, *self._paths())
             profile = await self._choose.choose(asked.code, self._fleet.zygotes)
             return await self._run(profile, message, latest)
         finally:
@@ -186,6 +188,9 @@ class SandboxPool:
                 "the pool was started in another event loop, which its workers belong to: start one in this loop, or "
                 "hand calls over with asyncio.run_coroutine_threadsafe"
             )
+
+    def _paths(self) -> tuple[str, Sequence[str]]:
+        return self._fleet.tier or "", self._fleet.folders
 
     async def _session_worker(self, code: str) -> WorkerHandle:
         return await self._fleet.extra(await self._choose.choose(code, self._fleet.zygotes))

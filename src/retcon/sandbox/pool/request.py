@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Sequence
 
-from retcon.sandbox.jail.messages import Bounds, RunCall, RunCell
+from retcon.sandbox.jail.messages import Bounds, RunCall
 from retcon.sandbox.pool.paths import check_room, inside_scratch, to_write
 from retcon.sandbox.types import Limits, Program
 
@@ -18,10 +18,10 @@ def call(program: Program, limits: Limits, tier: str, folders: Sequence[str]) ->
     return RunCall(program.code, program.stdin, bounds(limits), files, program.echo, fetch, program.seed)
 
 
-def cell(program: Program, limits: Limits, file_mb: int) -> RunCell:
-    """As `call`, for a session: its cells make files in the scratch folder alone.
+def cell(program: Program, limits: Limits, file_mb: int, tier: str, folders: Sequence[str]) -> RunCall:
+    """Make the message of a session's cell, which gets files in the scratch folder alone.
 
-    file_mb: the session's limit. Its interpreter, which nothing frees from that, writes what a cell is given. Raises
+    tier, folders: the worker's, from which it hands files back. file_mb: the session's limit. Its interpreter, which nothing frees from that, writes what a cell is given. Raises
     ValueError for more.
     """
     sizes = {f"file {name!r}": len(content) for name, content in program.files.items()}
@@ -32,7 +32,8 @@ def cell(program: Program, limits: Limits, file_mb: int) -> RunCell:
                 f"{what} takes {size / (1 << 20):.1f} MiB, above the session's limit file_mb of {file_mb}: open the "
                 "session with more"
             )
-    return RunCell(program.code, program.stdin, bounds(limits), _encoded(program, "", ()), program.echo)
+    fetch = inside_scratch(program.fetch, tier, folders)
+    return RunCall(program.code, program.stdin, bounds(limits), _encoded(program, "", ()), program.echo, fetch)
 
 
 def bounds(limits: Limits) -> Bounds:

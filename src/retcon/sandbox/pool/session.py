@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Unpack
 
@@ -73,7 +73,7 @@ class PoolSession:
             asked, had = getattr(limits, name), getattr(self._limits, name)
             if asked > had:
                 raise ValueError(f"limit {name} is {asked}, above the session's {had}: open the session with more")
-        message = cell(asked_for, limits, self._limits.file_mb)
+        message = cell(asked_for, limits, self._limits.file_mb, *self._sessions.paths())
         async with self._using(), self._sessions.running:
             self._check()
             worker = self.worker
@@ -87,7 +87,8 @@ class PoolSession:
                 if self._lost is not None and self._lost.by_own_code:  # since the rollback before it
                     raise self._lost
                 return Result("infrastructure", stderr=str(self._lost), tier=worker.tier if answer is None else None)
-            return msgspec.convert({**answer.outcome._asdict(), "tier": worker.tier}, Result)
+            said = {**answer.outcome._asdict(), "tier": worker.tier, "files": answer.files}
+            return msgspec.convert(said, Result)  # files from base64
 
     async def _start(self, code: str) -> WorkerHandle:
         """Raises SandboxUnavailable, SessionLost."""
@@ -198,11 +199,20 @@ class PoolSession:
 class Sessions:
     """The sessions of a pool.
 
-    running: cells that run at a time. start: gives a new worker, for a session whose first cell is given to it.
+    running: cells that run at a time. start: gives a new worker, for a session whose first cell is given to it. paths:
+    gives the workers' tier, and the folders from which they hand files back by an absolute path.
     """
 
-    def __init__(self, bounds: SessionBounds, *, running: int, start: Callable[[str], Awaitable[WorkerHandle]]) -> None:
+    def __init__(
+        self,
+        bounds: SessionBounds,
+        *,
+        running: int,
+        start: Callable[[str], Awaitable[WorkerHandle]],
+        paths: Callable[[], tuple[str, Sequence[str]]],
+    ) -> None:
         self.start = start
+        self.paths = paths
         self.running = asyncio.Semaphore(running)
         self._bounds = bounds
         self._memory = total_memory() // 2 if bounds.memory_mb is None else bounds.memory_mb << 20

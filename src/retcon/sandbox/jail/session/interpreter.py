@@ -42,7 +42,7 @@ from retcon.sandbox.jail import child, kernel, wire
 from retcon.sandbox.jail.capture import cut_middle
 from retcon.sandbox.jail.confine.confinement import Confinement
 from retcon.sandbox.jail.confine.isolate import die_with_parent
-from retcon.sandbox.jail.messages import Bounds, OpenSession, RunCell
+from retcon.sandbox.jail.messages import Bounds, OpenSession, RunCall
 from retcon.sandbox.jail.program import (
     compile_program,
     exit_code,
@@ -109,7 +109,7 @@ class FreezeCommand(TypedDict):
     token: NotRequired[bytes]
 
 
-def cell_command(cell: RunCell, setting: child.Setting, spare: int) -> CellCommand:
+def cell_command(cell: RunCall, setting: child.Setting, spare: int) -> CellCommand:
     """spare: processes beside the cell's own."""
     return {
         "op": "cell",

@@ -33,7 +33,7 @@ from retcon.sandbox.jail.messages import (
     OpenSession,
     Outcome,
     RollBack,
-    RunCell,
+    RunCall,
 )
 from retcon.sandbox.jail.session import processes
 from retcon.sandbox.jail.session.control import Control, Output, Said
@@ -115,9 +115,10 @@ class Keeper:
             if self._fault:
                 raise OSError(self._fault)
             match asked:
-                case RunCell():
+                case RunCall():
                     outcome = self._cell(asked)
-                    return Kept(0, outcome, lost=self._cause, fault=outcome.status == "infrastructure")
+                    files = self._writable.collect(asked.fetch) if asked.fetch else {}
+                    return Kept(0, outcome, files, lost=self._cause, fault=outcome.status == "infrastructure")
                 case MakeCheckpoint():
                     self._checkpoint(asked.name)
                 case RollBack():
@@ -187,7 +188,7 @@ class Keeper:
             raise InterpreterGone(self._cause)
         return self._interpreter
 
-    def _cell(self, cell: RunCell) -> Outcome:
+    def _cell(self, cell: RunCall) -> Outcome:
         limits, started = cell.limits, time.monotonic()
         interpreter = self._alive
         self._output.keep(limits.output_bytes)

@@ -7,7 +7,7 @@ import errno
 import os
 from collections.abc import Iterator
 
-from retcon.sandbox.jail import kernel
+from retcon.sandbox.jail import fetch, kernel
 from retcon.sandbox.jail.confine.confinement import Confinement
 from retcon.sandbox.jail.confine.isolate import die_with_parent
 from retcon.sandbox.jail.session.beneath import FOLDER, Beneath
@@ -30,7 +30,7 @@ class Writable:
     def __init__(self, confinement: Confinement, scratch: str) -> None:
         """scratch: is made. To be called before anything of the session runs. Raises OSError."""
         os.mkdir(scratch, 0o700)
-        self._user, self._bounded = confinement.become, confinement.bounded
+        self._scratch, self._user, self._bounded = scratch, confinement.become, confinement.bounded
         # where calls have a user of their own, all but the scratch folder is closed to it
         paths = confinement.writable if confinement.become is None else (scratch,)
         self._folders = [os.open(path, FOLDER | os.O_NOFOLLOW | os.O_CLOEXEC) for path in paths]
@@ -55,6 +55,11 @@ class Writable:
             if self._bounded or error.errno not in FAULTS:
                 raise FilesNotRestored(str(error)) from error
             raise
+
+    def collect(self, paths: list[str]) -> dict[str, str]:
+        """Path to content in base64, of those `paths` that can be handed back (`fetch.collect`). Raises OSError."""
+        with self._as_user():
+            return fetch.collect(self._scratch, paths)
 
     @contextlib.contextmanager
     def _as_user(self) -> Iterator[None]:

@@ -13,7 +13,7 @@ import base64
 import contextlib
 import time
 from dataclasses import replace
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -24,13 +24,11 @@ from retcon.core.errors import SandboxUnavailable, SessionLost
 from retcon.http.body import parse
 from retcon.http.handling import read_body, unless_gone
 from retcon.http.refusal import RequestRefused
-from retcon.sandbox.jail.fetch import TOTAL_BYTES
 from retcon.sandbox.service.apis.fusion import API, Command, Seconds, Whole, answered, bounded, head, pod
 from retcon.sandbox.service.calls import Calls, unavailable
 from retcon.sandbox.service.files import check_paths, decode_files
 from retcon.sandbox.types import Limits, Program, Result, Session
 
-T = TypeVar("T")
 TOTAL_SECONDS = 45.0
 """SandboxFusion's own, for all cells, where a request names none."""
 OWN_SECONDS = 10.0
@@ -41,27 +39,11 @@ _CHAINED = (
     "\nThe above exception was the direct cause of the following exception:\n\n",
 )
 
-# Both run inside the session, with the program's rights and at its mercy: what they print is the program's word.
-_SAY = "open(1, 'w', closefd=False).write(__import__('json').dumps({}))"
+# They run inside the session, with the program's rights and at its mercy: what they print is the program's word.
 _PUT = """for _name, _content in {files!r}.items():
     __import__('os').makedirs(__import__('os').path.dirname(_name), exist_ok=True)
     open(_name, 'wb').write(__import__('base64').b64decode(_content))
 del _name, _content
-"""
-_GET = """def _get(names, room):
-    import base64, os, stat
-    found, folder = {}, os.environ.get('HOME', '.')
-    for given in names:
-        try:
-            name = os.path.join(folder, given)
-            if stat.S_ISREG(os.stat(name).st_mode) and os.path.getsize(name) <= room:
-                with open(name, 'rb') as file:
-                    content = file.read(room)
-                room -= len(content)
-                found[given] = base64.b64encode(content).decode()
-        except OSError:
-            pass
-    return found
 """
 _DRAW = """def _draw():
     import base64, io, sys
@@ -74,6 +56,8 @@ _DRAW = """def _draw():
     if pyplot:
         pyplot.close('all')
     return drawn
+open(1, 'w', closefd=False).write(__import__('json').dumps(_draw()))
+del _draw
 """
 
 
@@ -187,8 +171,8 @@ class _Notebook:
                 if alive:
                     ran[-1].display += await self._drawn(cell)
             if fetch and alive:
-                said, _ = await self._said(_GET, f"_get({fetch!r}, {TOTAL_BYTES})", 2 * TOTAL_BYTES, dict[str, str])
-                found = {name: said[name] for name in fetch if said and name in said}
+                result = await self._asked(Program("pass", limits=self._limits.with_(OWN_SECONDS), fetch=fetch))
+                found = {name: base64.b64encode(content).decode() for name, content in result.files.items()}
         except SandboxFault as fault:
             problem = str(fault)
         except SessionLost as lost:
@@ -235,28 +219,14 @@ class _Notebook:
         self._imports = self._imports or "import" in code
         if not self._imports or self._left <= 0:
             return []
-        kind, seconds = list[dict[str, str]], min(self._left, OWN_SECONDS)
-        drawn, took = await self._said(_DRAW, "_draw()", 16 * self._most, kind, seconds)
-        self._left -= took
+        limits = replace(self._limits.with_(min(self._left, OWN_SECONDS)), output_bytes=16 * self._most)
+        result = await self._asked(Program(_DRAW, limits=limits, echo=False))
+        self._left -= result.seconds
         self._late = self._late or self._left <= 0
-        return drawn or []
-
-    async def _said(
-        self, definition: str, expression: str, most: int, kind: type[T], seconds: float = OWN_SECONDS
-    ) -> tuple[T | None, float]:
-        """What an expression inside comes to, None where the program has broken what that takes; and how long it took.
-
-        most: bytes of its JSON. kind: what it must be, since the program could print anything.
-        """
-        limits = replace(self._limits.with_(seconds), output_bytes=most)
-        name = expression.partition("(")[0]
-        code = f"{definition}{_SAY.format(expression)}\ndel {name}\n"
-        result = await self._asked(Program(code, limits=limits, echo=False))
-        value = None
         if result.status == "ok":
-            with contextlib.suppress(ValueError, msgspec.DecodeError):
-                value = msgspec.json.decode(result.stdout, type=kind)
-        return value, result.seconds
+            with contextlib.suppress(ValueError, msgspec.DecodeError):  # the program could print anything
+                return msgspec.json.decode(result.stdout, type=list[dict[str, str]])
+        return []
 
     async def _asked(self, cell: Program) -> Result:
         """A notebook that has begun waits for room rather than lose what its cells have come to. Raises SandboxFault,

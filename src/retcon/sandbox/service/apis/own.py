@@ -57,6 +57,7 @@ class Cell(Struct, forbid_unknown_fields=True, kw_only=True):
     memory: Count | None = None
     limits: LimitFields | None = None
     files: dict[str, str] = {}
+    fetch: list[str] = []
     echo: bool = True
 
 
@@ -64,7 +65,6 @@ class Call(Cell, forbid_unknown_fields=True, kw_only=True):
     """A cell that runs on its own. tier: the weakest that the caller takes. wait: seconds that it may wait to start.
     seed: of the generators of random numbers, another one in each call where absent."""
 
-    fetch: list[str] = []
     wait: Wait | None = None
     seed: Seed | None = None
     tier: Literal["namespaces", "landlock", "rlimits"] | None = None
@@ -159,8 +159,7 @@ def checked_call(calls: Calls, call: Call, at: str = "") -> Program:
             f"{at}tier", f"tier '{call.tier}' is unavailable here: this server's is '{calls.tier}'"
         )
     program = checked_cell(calls, call, calls.settings.limits, calls.tier, at)
-    fetch = check_paths(call.fetch, f"{at}fetch", calls.tier, calls.folders)
-    return replace(program, fetch=fetch, wait=call.wait, seed=call.seed)
+    return replace(program, wait=call.wait, seed=call.seed)
 
 
 def checked_one(calls: Calls, call: Call, at: str) -> Program | Result:
@@ -194,6 +193,7 @@ def checked_cell(calls: Calls, cell: Cell, limits: Limits, tier: str = "", at: s
         stdin=cell.stdin,
         limits=checked_limits(calls, cell.limits, limits, at).with_(*checked_clocks(calls, cell, at)),
         files=files,
+        fetch=check_paths(cell.fetch, f"{at}fetch", calls.tier, calls.folders),
         echo=cell.echo,
     )
 
