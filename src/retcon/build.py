@@ -258,14 +258,27 @@ def _call_limits(section: SandboxSection) -> Limits:
 
 @asynccontextmanager
 async def open_sandbox(section: SandboxSection) -> AsyncIterator[Sandbox]:
-    """The recipe's servers, or a pool of workers here. Raises SandboxUnavailable."""
+    """The recipe's servers, or a pool of workers here. Raises SandboxUnavailable, RecipeError."""
     limits = _call_limits(section)
     if section.url:
         token, outage = token_from_environment(), section.patience
         async with SandboxRouter(section.url, token=token, limits=limits, outage=outage) as router:
             yield router
     else:
-        async with SandboxPool(workers=section.workers, limits=limits, sessions=SessionBounds(SESSIONS)) as pool:
+        # of several, sessions are forked from where all are
+        warm = ["+".join(section.packages)] if section.packages and section.sessions else section.packages
+        try:
+            pool = SandboxPool(
+                workers=section.workers,
+                limits=limits,
+                python=section.python or None,
+                packages=section.packages,
+                warm=warm,
+                sessions=SessionBounds(SESSIONS),
+            )
+        except ValueError as error:
+            raise RecipeError(f"[sandbox] {error}") from error
+        async with pool:
             yield pool
 
 

@@ -14,7 +14,7 @@ from retcon.chat.chat import Chat
 from retcon.chat.hermes import render_call
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.config.schema import Recipe
-from retcon.core.errors import SandboxUnavailable
+from retcon.core.errors import RecipeError, SandboxUnavailable
 from retcon.core.schema import ToolSpec
 from retcon.core.types import Observation, ToolCall
 from retcon.engine.scripted import ScriptedEngine
@@ -86,6 +86,19 @@ def two_calls_at_a_time(recipe: Recipe, lab: Lab) -> str:
             return "at once" if second in done else "in turn"
 
     return run(called())
+
+
+@acts("sandbox.python", ("", "ok"), ("/nowhere/python", "[sandbox] python is '/nowhere/python'"), given=LONG)
+def what_runs_calls(recipe: Recipe, lab: Lab) -> str:
+    try:
+        return observed(recipe, "print(1)")[0].status
+    except RecipeError as error:
+        return str(error).partition(",")[0]
+
+
+@acts("sandbox.packages", ([], "False"), (["wave"], "True"), given=LONG)
+def what_is_imported_before_a_call(recipe: Recipe, lab: Lab) -> str:
+    return observed(recipe, "import sys\nprint('wave' in sys.modules)\nimport wave")[0].text.strip()
 
 
 @acts("sandbox.sessions", (False, "error"), (True, "ok"), given=LONG)

@@ -289,6 +289,10 @@ class SandboxSection(Section):
     patience: NonNegative = Field(300, description="seconds for which calls wait where all of these servers have gone "
                                   "away during the work, as one does that is restarted")  # fmt: skip
     workers: Positive = Field(2, description="calls at a time; servers set their own number")
+    python: str = Field("", description="interpreter (3.11 or later), or folder of its venv, that calls run in; "
+                        "empty: this one")  # fmt: skip
+    packages: Several = Field((), description="modules to import once before calls start, outside their limits, such "
+                              "as pandas, matplotlib, sklearn, torch")  # fmt: skip
     sessions: bool = Field(False, description="each rollout has an interpreter that keeps variables and files between "
                            "calls, and is rolled back with its history")  # fmt: skip
     reuse: bool = Field(True, description="a program that only computes, without numpy and the like, runs once: "
@@ -304,6 +308,14 @@ class SandboxSection(Section):
     @classmethod
     def _urls(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         return server_urls(value)
+
+    def check(self, recipe: Any) -> None:
+        for key in ("python", "packages"):
+            if self.url and getattr(self, key):
+                raise ValueError(
+                    f"sandbox: {key} is of calls that run here, and url names servers: start those with "
+                    "`retcon sandbox serve --python … --package …`, and leave it out here"
+                )
 
 
 class EvaluateSection(Section):

@@ -122,6 +122,35 @@ def test_a_package_that_cannot_be_preloaded_is_imported_by_the_call(
 def test_a_package_that_is_not_installed_is_refused_with_the_nearest_name(python: str) -> None:
     with pytest.raises(SandboxUnavailable, match=r"'goood' is not installed for .*did you mean 'good'"):
         asyncio.run(SandboxPool(python=python, packages=("goood",)).start())
+    with pytest.raises(SandboxUnavailable, match=f"`{python} -m pip install scikit-learn`"):
+        asyncio.run(SandboxPool(python=python, packages=("sklearn",)).start())
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ('{"version": [3, 9, 18]}', "Python 3.9.18: calls need 3.11 or later"),
+        ('{"version": [2, 7, 18]}', "Python 2.7.18: calls need 3.11 or later"),
+        ("hello", "cannot be asked for its packages"),
+    ],
+)
+def test_an_interpreter_that_is_too_old_or_none_is_refused(tmp_path: Path, answer: str, message: str) -> None:
+    old = tmp_path / "python"
+    old.write_text(f"#!/bin/sh\necho '{answer}'\n")
+    old.chmod(0o755)
+    with pytest.raises(SandboxUnavailable, match=f"python is {old}, which .*{message}"):
+        asyncio.run(SandboxPool(python=str(old)).start())
+
+
+def test_a_session_has_all_packages_whatever_its_first_cell_imports(python: str) -> None:
+    async def work(pool: SandboxPool) -> None:
+        session = await pool.session()
+        await session.run("x = 1")
+        result = await session.run("import sys\n[name in sys.modules for name in ('good', 'wave')]")
+        assert result.value == "[True, True]"
+
+    folder = str(Path(python).parents[1])  # of the venv
+    using(work, python=folder, workers=1, packages=("good", "wave"))
 
 
 def test_a_warm_profile_that_cannot_be_had_is_refused(python: str) -> None:

@@ -24,6 +24,8 @@ SOON = 60.0  # seconds: an end that takes longer never comes
 # an interpreter that is none: it says that it is a zygote, and answers an order with what the pool does not expect
 ODD = """#!{python}
 import os, socket, sys
+if "-P" not in sys.argv:  # the question for its version, before there is a zygote
+    os.execv({python!r}, [{python!r}, *sys.argv[1:]])
 channel = socket.socket(fileno=int(sys.argv[7]))
 channel.send(b'["Imported", [[]]]')
 while socket.recv_fds(channel, 65536, 1)[0]:

@@ -61,6 +61,10 @@ def test_a_limit_must_be_one_that_can_be_set(limits: dict[str, float]) -> None:
         ({"warm": ("numpi",)}, "did you mean 'numpy'"),
         ({"packages": "pandas"}, "sequence of names"),
         ({"packages": ("not a name",)}, "not the name of a module"),
+        ({"packages": ("scikit-learn",)}, "not the name of a module to import: write 'sklearn'"),
+        ({"packages": ("sklearn",), "limits": Limits(memory_mb=64)}, "memory_mb is 64, .* use sklearn need 128: raise"),
+        ({"packages": ("torch",), "limits": Limits(cpu_seconds=0.1)}, "cpu_seconds is 0.1, .* use torch need 1: raise"),
+        ({"python": "/nowhere/python"}, "python is '/nowhere/python', where there is no program"),
         ({"packages": {"mine": ("os", "a-b")}}, "'a-b' is not the name of a module"),
     ],
 )

@@ -81,6 +81,15 @@ def test_packages_of_ones_own_come_first_and_cover_what_they_bring() -> None:
     assert choose("import numpy") == "numpy"
 
 
+def test_several_packages_have_a_profile_of_their_own_each_and_one_together() -> None:
+    choose = Chooser(with_packages(("pandas", "torch")))
+    assert choose("import torch") == "torch"
+    assert choose("import pandas, torch") == "pandas+torch"
+    assert choose("x = 1", besides=("pandas", "torch")) == "pandas+torch"
+    assert choose("import pandas", warm=("pandas+torch",)) == "pandas+torch"
+    assert "pandas+torch" not in Chooser(with_packages({"a": ("pandas",), "b": ("torch",)})).profiles
+
+
 def test_a_mapping_names_profiles_and_replaces_those_built_in() -> None:
     choose = Chooser(with_packages({"numpy": ("numpy", "numpy.fft"), "web": ("bs4", "lxml.html")}))
     assert choose("from lxml import html") == "web"

@@ -148,7 +148,7 @@ class Kept(NamedTuple):
 
     memory: int
     outcome: Outcome | None = None
-    files: dict[str, str] = {}
+    files: dict[str, str] | None = None
     refused: str = ""
     lost: str = ""
     fault: bool = False

@@ -50,6 +50,8 @@ def main(fd: int, asked: ForkOrder) -> None:
     os.chdir(confinement.root)
     folder = confinement.root + "/scratch"
     os.environ.update(HOME=folder, TMPDIR=folder, USER="sandbox", LOGNAME="sandbox")
+    if confinement.tier != "namespaces":  # joblib, as sklearn imports it, warns where it may start no processes
+        os.environ["JOBLIB_MULTIPROCESSING"] = "0"
     wire.send(channel, confinement.facts())
     Worker(channel, confinement, folder).serve()
 

@@ -79,21 +79,27 @@ def preload(modules: list[str], exercise: str = "") -> str:
             import_module(name)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a package may raise anything while it is imported
             return f"cannot import {name}: {type(error).__name__}: {error}"
-        threads = len(os.listdir("/proc/self/task"))
-        if threads > 1:
+        if threads := _threads():
             return (
-                f"{name} starts {threads - 1} thread(s) when it is imported, which a fork would lose: "
-                "it cannot be preloaded, each call imports it itself"
+                f"{name} starts {threads} thread(s) when it is imported, which a fork would lose: it cannot be "
+                "preloaded; leave it out, and each call imports it itself"
             )
     for name in _used_by(exercise) if exercise else ():
         with contextlib.suppress(ImportError):
             import_module(name)
+    if threads := _threads():
+        return f"{modules[-1]} starts {threads} thread(s) when it is used, which a fork would lose: leave it out"
     for stream in (sys.stdout, sys.stderr):  # what an import printed must not come out once more in every call
         stream.flush()
     gc.collect()
     gc.freeze()
     gc.disable()
     return ""
+
+
+def _threads() -> int:
+    """Of this process, beside the one that runs."""
+    return len(os.listdir("/proc/self/task")) - 1
 
 
 def _used_by(exercise: str) -> list[str]:

@@ -8,7 +8,6 @@ more fails no call while others serve: those that there are count as all places,
 from __future__ import annotations
 
 import asyncio
-import sys
 import warnings
 from collections import Counter
 from collections.abc import Coroutine, Iterable
@@ -38,9 +37,7 @@ class Fleet:
     faults: why a profile is not preloaded, by its name.
     """
 
-    def __init__(
-        self, size: int, choose: Chooser, python: str | None, asked: Tier | None, uids: range | None = None
-    ) -> None:
+    def __init__(self, size: int, choose: Chooser, python: str, asked: Tier | None, uids: range | None = None) -> None:
         self.size = size
         self._uids = uids
         self.tier: Tier | None = None
@@ -334,7 +331,7 @@ class Fleet:
                 worker.kill()
             await old.close()
         zygote = await ZygoteHandle.start(
-            self._choose.profiles[profile], self._python or sys.executable, folder, folder / f"z{self._made}.log"
+            self._choose.profiles[profile], self._python, folder, folder / f"z{self._made}.log"
         )
         if self._folder is None:  # closed meanwhile
             await zygote.close()

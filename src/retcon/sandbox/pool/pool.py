@@ -19,8 +19,8 @@ from retcon.core.errors import SandboxBusy, SandboxUnavailable
 from retcon.core.memory import total_memory
 from retcon.sandbox.jail.messages import CallEnded, RunCall
 from retcon.sandbox.pool.fleet import Fleet
-from retcon.sandbox.pool.packages import check_packages
-from retcon.sandbox.pool.profiles import Chooser, find, with_packages
+from retcon.sandbox.pool.packages import check_python, find_python
+from retcon.sandbox.pool.profiles import Chooser, check_limits, find, with_packages
 from retcon.sandbox.pool.request import call
 from retcon.sandbox.pool.session import PoolSession, Sessions
 from retcon.sandbox.pool.worker_handle import WorkerHandle
@@ -48,8 +48,8 @@ class SandboxPool:
     workers: calls and sessions at a time; None for `default_workers()`. tier: None takes the best that the machine
     grants; one that is asked for and is unavailable is refused. uids: where root starts the pool, each worker's
     calls run as one of these users, drawn at random; `users.FIRST_UID` and on where None. python: the interpreter
-    whose packages calls can import, this one where None. packages: to be preloaded besides numpy, sympy and scipy,
-    as names or as a mapping from a profile's name to its modules. warm: profiles whose zygotes start with the pool;
+    whose packages calls can import, or the folder of its venv; this one where None. packages: to be preloaded besides
+    numpy, sympy and scipy, as names or as a mapping from a profile's name to its modules; in sessions, all. warm: profiles whose zygotes start with the pool;
     others start with the first call that needs them. queue: calls that may wait for a worker; further ones wait in
     `run` with nothing prepared (`full` tells beforehand).
 
@@ -80,11 +80,12 @@ class SandboxPool:
             raise ValueError(f"a queue of {queue} calls: it must be 1 or more")
         self.limits = limits or Limits()
         profiles = with_packages(packages)
-        self._python = python
+        self._python = find_python(python)
         self._packages = [module for name in packages for module in find(name, profiles).modules]
+        check_limits([find(name, profiles) for name in packages], self.limits)
         self._warm = [find(name, profiles).name for name in warm]
         self._choose = Chooser(profiles)
-        self._fleet = Fleet(workers or default_workers(self.limits), self._choose, python, tier, uids)
+        self._fleet = Fleet(workers or default_workers(self.limits), self._choose, self._python, tier, uids)
         self._sessions = Sessions(
             sessions or SessionBounds(), running=self._fleet.size, start=self._session_worker, paths=self._paths
         )
@@ -108,7 +109,7 @@ class SandboxPool:
             raise SandboxUnavailable(
                 f"the sandbox needs Linux (fork, namespaces, /proc), and this is {sys.platform}: run it in a container"
             )
-        await check_packages(self._python or sys.executable, self._packages)
+        await check_python(self._python, self._packages)
         self._loop = asyncio.get_running_loop()
         await self._fleet.open(self._warm)
 
@@ -193,7 +194,9 @@ class SandboxPool:
         return self._fleet.tier or "", self._fleet.folders
 
     async def _session_worker(self, code: str) -> WorkerHandle:
-        return await self._fleet.extra(await self._choose.choose(code, self._fleet.zygotes))
+        """For a session whose first cell that is: what the later ones import may be any of the packages."""
+        packages = {module.partition(".")[0] for module in self._packages}
+        return await self._fleet.extra(await self._choose.choose(code, self._fleet.zygotes, packages))
 
     async def _run(self, profile: str, message: RunCall, latest: float | None) -> Result:
         """latest: when it must have its first worker, on the clock of the event loop. Raises SandboxBusy where it has

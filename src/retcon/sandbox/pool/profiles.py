@@ -14,6 +14,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from retcon.core.errors import nearest
+from retcon.sandbox.types import Limits
 
 # Possessive, as a run of spaces may be megabytes long: nothing that was read is read again.
 _STATEMENT = re.compile(r"(?:^|[;:])[ \t]*+(import|from)[ \t]++([^#;\n]++)", re.MULTILINE)
@@ -73,10 +74,85 @@ BUILT_IN = (
 """From the smallest to the largest: each module that is preloaded makes every fork slower (docs/sandbox/sandbox.md)."""
 
 
+@dataclass(frozen=True, slots=True)
+class Package:
+    """What is known of a package.
+
+    modules: that programs use of it, besides itself. exercise: see `Profile`; ordinary work. memory_mb, cpu_seconds:
+    that a call needs for the exercise once the package is preloaded (`benchmarks/studies/packages.py`).
+    """
+
+    exercise: str
+    memory_mb: int
+    cpu_seconds: float
+    modules: tuple[str, ...] = ()
+
+
+PACKAGES = {
+    "pandas": Package(
+        """
+import io, pandas as pd
+table = pd.read_csv(io.StringIO("a,b,day\\n1,x,2024-01-01\\n2,y,2024-01-02"), parse_dates=["day"])
+table.describe(), table.groupby("b").agg({"a": "sum"}), table.merge(table, on="b"), table.pivot_table("a", "b")
+table.set_index("day").resample("D").sum(numeric_only=True), str(table), table.to_csv(), table.eval("a + 1")
+""",
+        memory_mb=64,
+        cpu_seconds=1.0,
+    ),
+    "matplotlib": Package(
+        """
+import io, matplotlib.pyplot as plt
+figure, axes = plt.subplots()
+axes.plot([1, 2], label="$x^2$"), axes.bar([1], [2]), axes.set_title("a"), axes.legend(), plt.tight_layout()
+plt.savefig(io.BytesIO(), format="png"), plt.close("all")
+""",
+        memory_mb=64,
+        cpu_seconds=1.0,
+        modules=("matplotlib.pyplot",),
+    ),
+    "sklearn": Package(
+        """
+from sklearn import cluster, datasets, decomposition, ensemble, linear_model, metrics, model_selection, naive_bayes
+from sklearn import neighbors, neural_network, pipeline, preprocessing, svm, tree
+x, y = datasets.load_iris(return_X_y=True)
+model = pipeline.make_pipeline(preprocessing.StandardScaler(), linear_model.LogisticRegression())
+model_selection.cross_val_score(model, x, y), ensemble.RandomForestClassifier(5).fit(x, y).predict(x)
+cluster.KMeans(2, n_init=1).fit(x), decomposition.PCA(2).fit_transform(x), svm.SVC().fit(x, y)
+""",
+        memory_mb=128,
+        cpu_seconds=1.0,
+        modules=("sklearn.base",),
+    ),
+    "torch": Package(
+        """
+import torch
+model = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(8, 2))
+optimizer = torch.optim.Adam(model.parameters())
+loss = torch.nn.functional.cross_entropy(model(torch.rand(4, 1, 4, 4)), torch.tensor([0, 1, 0, 1]))
+loss.backward(), optimizer.step(), str(torch.rand(2)), torch.linalg.svd(torch.rand(3, 3)), torch.rand(2).numpy()
+""",
+        memory_mb=128,
+        cpu_seconds=1.0,
+    ),
+}
+"""Of the packages that programs use most beside those built in."""
+
+DISTRIBUTIONS = {
+    "sklearn": "scikit-learn",
+    "PIL": "pillow",
+    "cv2": "opencv-python-headless",
+    "bs4": "beautifulsoup4",
+    "yaml": "pyyaml",
+    "skimage": "scikit-image",
+}
+"""What pip calls a package that is imported by another name."""
+
+
 def with_packages(packages: Sequence[str] | Mapping[str, Sequence[str]]) -> tuple[Profile, ...]:
     """The built-in profiles, then one for each of `packages`: names to import, or a profile's name to its modules.
 
-    A name that is built in already is replaced. Raises ValueError where a name is no module's.
+    After several names comes one more, with all of them. A name that is built in already is replaced. Raises ValueError
+    where a name is no module's.
     """
     if isinstance(packages, str):
         raise ValueError(f"packages={packages!r} is one text: give a sequence of names, ({packages!r},)")
@@ -84,9 +160,31 @@ def with_packages(packages: Sequence[str] | Mapping[str, Sequence[str]]) -> tupl
     for modules in given.values():
         for module in modules:
             if not all(part.isidentifier() for part in module.split(".")):
-                raise ValueError(f"package {module!r} is not the name of a module to import")
-    own = tuple(Profile(name, (*_STDLIB, *modules)) for name, modules in given.items())
-    return tuple(profile for profile in BUILT_IN if profile.name not in given) + own
+                names = [f": write {name!r}" for name, pip in DISTRIBUTIONS.items() if pip == module.lower()]
+                raise ValueError(f"package {module!r} is not the name of a module to import{''.join(names)}")
+    own = [_profile(name, modules) for name, modules in given.items()]
+    if not isinstance(packages, Mapping) and len(given) > 1:
+        own.append(_profile("+".join(given), tuple(given)))
+    return tuple(profile for profile in BUILT_IN if profile.name not in given) + tuple(own)
+
+
+def _profile(name: str, modules: Sequence[str]) -> Profile:
+    known = [PACKAGES[module] for module in modules if module in PACKAGES]
+    more = [module for package in known for module in package.modules]
+    return Profile(name, (*_STDLIB, *modules, *more), "".join(package.exercise for package in known))
+
+
+def check_limits(profiles: Iterable[Profile], limits: Limits) -> None:
+    """Raises ValueError for limits under which calls could not use a package that is preloaded for them."""
+    for profile in profiles:
+        for name in profile.modules:
+            for key in ("memory_mb", "cpu_seconds") if name in PACKAGES else ():
+                found, needed = getattr(limits, key), getattr(PACKAGES[name], key)
+                if found < needed:
+                    raise ValueError(
+                        f"{key} is {found:g}, and calls that use {name} need {needed:g}: raise {key}, or leave {name} "
+                        "out of `packages`"
+                    )
 
 
 def find(name: str, profiles: Sequence[Profile]) -> Profile:
@@ -156,18 +254,20 @@ class Chooser:
         """Choose it no more."""
         del self._covers[profile]
 
-    async def choose(self, code: str, warm: Container[str] = ()) -> str:
+    async def choose(self, code: str, warm: Container[str] = (), besides: Iterable[str] = ()) -> str:
         """As a call; a long program is scanned in a thread, so that the event loop goes on meanwhile."""
-        return await asyncio.to_thread(self, code, warm) if len(code) > LONG else self(code, warm)
+        long = len(code) > LONG
+        return await asyncio.to_thread(self, code, warm, besides) if long else self(code, warm, besides)
 
-    def __call__(self, code: str, warm: Container[str] = ()) -> str:
+    def __call__(self, code: str, warm: Container[str] = (), besides: Iterable[str] = ()) -> str:
         """Name of the profile for `code`: of those that have most of its imports the first in `warm`, else the first.
 
-        Two that have as many but different ones: the later, as packages that someone asked for come last.
+        Two that have as many but different ones: the later, as the pool's `packages` come last. besides: packages that
+        count among its imports.
         """
         if "b64decode(" in code:
             code = unwrapped(code)
-        needed = imports(code) & self._preloaded
+        needed = imports(code).union(besides) & self._preloaded
         if not needed:
             return BARE.name
         had = {name: needed & covers for name, covers in self._covers.items()}

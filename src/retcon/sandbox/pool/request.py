@@ -21,8 +21,8 @@ def call(program: Program, limits: Limits, tier: str, folders: Sequence[str]) ->
 def cell(program: Program, limits: Limits, file_mb: int, tier: str, folders: Sequence[str]) -> RunCall:
     """Make the message of a session's cell, which gets files in the scratch folder alone.
 
-    tier, folders: the worker's, from which it hands files back. file_mb: the session's limit. Its interpreter, which nothing frees from that, writes what a cell is given. Raises
-    ValueError for more.
+    tier, folders: the worker's, from which it hands files back. file_mb: the session's limit. Its interpreter, which
+    nothing frees from that, writes what a cell is given. Raises ValueError for more.
     """
     sizes = {f"file {name!r}": len(content) for name, content in program.files.items()}
     sizes["stdin"] = len(program.stdin.encode("utf-8", "surrogateescape"))

@@ -87,7 +87,7 @@ class PoolSession:
                 if self._lost is not None and self._lost.by_own_code:  # since the rollback before it
                     raise self._lost
                 return Result("infrastructure", stderr=str(self._lost), tier=worker.tier if answer is None else None)
-            said = {**answer.outcome._asdict(), "tier": worker.tier, "files": answer.files}
+            said = {**answer.outcome._asdict(), "tier": worker.tier, "files": answer.files or {}}
             return msgspec.convert(said, Result)  # files from base64
 
     async def _start(self, code: str) -> WorkerHandle:

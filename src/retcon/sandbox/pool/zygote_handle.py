@@ -25,8 +25,7 @@ FULL_SECONDS = 0.01
 MESSAGE_BYTES = 1 << 16
 SAID_BYTES = 4000
 BOOT = (
-    "import sys; sys.version_info >= (3, 11) or sys.exit('Python 3.11 or later is needed, this is ' + sys.version); "
-    "sys.path.insert(0, sys.argv[2]); from retcon.sandbox.jail import worker, zygote; del sys.path[0]; "
+    "import sys; sys.path.insert(0, sys.argv[2]); from retcon.sandbox.jail import worker, zygote; del sys.path[0]; "
     "worker.main(*zygote.main(int(sys.argv[1]), sys.argv[3], sys.argv[4], sys.argv[5:]))"
 )
 ENVIRONMENT = {
@@ -38,6 +37,7 @@ ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     "NUMEXPR_NUM_THREADS": "1",
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",  # pyarrow's, which pandas imports, would keep it from forking
     "MPLBACKEND": "Agg",
 }
 PASSED = ("LD_LIBRARY_PATH", cgroup.VARIABLE)

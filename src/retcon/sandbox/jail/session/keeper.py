@@ -117,7 +117,7 @@ class Keeper:
             match asked:
                 case RunCall():
                     outcome = self._cell(asked)
-                    files = self._writable.collect(asked.fetch) if asked.fetch else {}
+                    files = self._writable.collect(asked.fetch) if asked.fetch else None
                     return Kept(0, outcome, files, lost=self._cause, fault=outcome.status == "infrastructure")
                 case MakeCheckpoint():
                     self._checkpoint(asked.name)
