@@ -3,6 +3,10 @@
 
 python benchmarks/sandbox.py [--calls N] [--rounds N] [--workers N] [--tier namespaces|landlock|rlimits] [--only CASE …]
                              [--json FILE]
+python benchmarks/sandbox.py --packages NAME [NAME …] [--python PATH] [--rounds N] [--tier …]
+
+The second form measures calls that use these packages, preloaded and not: start of the pool, first and later calls, and
+the least memory, CPU and stderr of them.
 
 A runner answers calls (`Runner`); a case is a list of calls and what to say about how they went (`CASES`). Every case
 runs once per round with every runner in turn, so that a machine that is busy for a while is so for all of them.
@@ -22,16 +26,21 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import date
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
 from parts.results import add_json, save
 
 from retcon.sandbox.pool import SandboxPool
-from retcon.sandbox.types import Tier
+from retcon.sandbox.pool.profiles import PACKAGES
+from retcon.sandbox.types import Limits, Tier
 
 NUMPY = "import numpy as np\nprint(np.arange(10).sum())"
 SYMPY = "from sympy import symbols, solve\nx = symbols('x')\nprint(solve(x**2 - 5*x + 6, x))"
+ROOMY = Limits(cpu_seconds=60, wall_seconds=120, memory_mb=4096)
+CPU = "\nimport resource\nused = resource.getrusage(resource.RUSAGE_SELF)\nprint(used.ru_utime + used.ru_stime)"
+SIZES = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096)
 ENDLESS = "while True: pass"
 
 
@@ -201,6 +210,32 @@ def times(took: dict[str, list[Took]]) -> dict[str, float]:
     }
 
 
+async def measure_packages(names: list[str], python: str | None, rounds: int, tier: Tier | None) -> None:
+    """Print a line for each package and way; medians over the rounds, each with a pool of its own."""
+    print(f"{'package':12}{'preloaded':>10}{'start s':>9}{'first s':>9}{'later s':>9}{'CPU s':>7}{'MiB':>6}  stderr")
+    for name in names:
+        code = PACKAGES[name].exercise if name in PACKAGES else f"import {name}"
+        for packages in ((), (name,)):
+            took: list[list[float]] = []
+            for _ in range(rounds):
+                clock = [time.perf_counter()]
+                options: dict[str, Any] = {"python": python, "tier": tier, "packages": packages, "warm": packages}
+                async with SandboxPool(1, ROOMY, **options) as pool:
+                    clock.append(time.perf_counter())
+                    for _ in range(2):
+                        result = await pool.run(code)
+                        clock.append(time.perf_counter())
+                    cpu = float((await pool.run(code + CPU)).stdout.split()[-1])
+                    sizes = iter(SIZES)
+                    while (await pool.run(code, memory=(least := next(sizes)))).status != "ok":
+                        pass
+                took.append([*(after - before for before, after in pairwise(clock)), cpu, least])
+            start, first, later, cpu, least = (statistics.median(values) for values in zip(*took, strict=True))
+            said = result.stderr.strip().splitlines()[-1:] or ["none"]
+            figures = f"{start:9.2f}{first:9.3f}{later:9.3f}{cpu:7.2f}{least:6.0f}"
+            print(f"{name:12}{'yes' if packages else 'no':>10}{figures}  {said[0]}", flush=True)
+
+
 def main() -> None:
     every = cases(200)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -209,11 +244,16 @@ def main() -> None:
     parser.add_argument("--workers", type=int)
     parser.add_argument("--tier", choices=("namespaces", "landlock", "rlimits"))
     parser.add_argument("--only", nargs="+", choices=[case.name for case in every])
+    parser.add_argument("--packages", nargs="+")
+    parser.add_argument("--python")
     add_json(parser)
     arguments = parser.parse_args()
     models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     model = models[0].partition(": ")[2] if models else platform.machine()
     print(f"{date.today()}  {model}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, Linux {platform.release()}")
+    if arguments.packages:
+        asyncio.run(measure_packages(arguments.packages, arguments.python, arguments.rounds, arguments.tier))
+        return
     chosen = [case for case in cases(arguments.calls) if not arguments.only or case.name in arguments.only]
     found = asyncio.run(compare(chosen, arguments.rounds, arguments.workers, arguments.tier))
     if arguments.json:

@@ -40,7 +40,8 @@ def test_a_first_plot_of_a_call_that_imports_matplotlib_itself_says_nothing(tier
 def test_a_known_package_does_ordinary_work_under_its_limits_and_imports_nothing_more(name: str) -> None:
     pytest.importorskip(name)
     known = PACKAGES[name]
-    code = f"import os, sys\nbefore = {{*sys.modules}}\n{known.exercise}\nprint(len({{*sys.modules}} - before), os.listdir())"
+    count = "print(len({*sys.modules} - before), os.listdir())"
+    code = f"import os, sys\nbefore = {{*sys.modules}}\n{known.exercise}\n{count}"
     limits = Limits(cpu_seconds=10 * known.cpu_seconds, wall_seconds=120, memory_mb=known.memory_mb)
     result = run(code, "namespaces", (name,), limits)
     assert (result.status, result.stderr) == ("ok", ""), result

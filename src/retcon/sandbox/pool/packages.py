@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -42,10 +41,8 @@ def find_python(python: str | None) -> str:
     path = path / "bin" / "python" if path.is_dir() else path
     found = shutil.which(path)
     if found is None:
-        raise ValueError(
-            f"python is {python!r}, where there is no program: give an interpreter, or the folder of a venv"
-        )
-    return os.path.abspath(found)  # not what a link leads to: a venv's interpreter is one
+        raise ValueError(f"python is {python!r}, where there is no program: give an interpreter, or a venv's folder")
+    return str(Path(found).absolute())  # not where a link leads to, as a venv's interpreter is one
 
 
 async def check_python(python: str, modules: Iterable[str]) -> None:
@@ -61,15 +58,17 @@ async def check_python(python: str, modules: Iterable[str]) -> None:
 def _check(python: str, packages: list[str]) -> None:
     command = [python, "-s", "-c", _LOOK, *packages]  # which the oldest Python takes
     try:
-        done = subprocess.run(command, env=ENVIRONMENT, cwd="/", capture_output=True, timeout=_SECONDS, check=True)
+        done = subprocess.run(command, env=ENVIRONMENT, cwd="/", capture_output=True, timeout=_SECONDS, check=False)
+        if done.returncode:
+            raise ValueError(done.stderr.decode(errors="replace").strip()[-300:] or f"exit code {done.returncode}")
         found = json.loads(done.stdout)
         version = tuple(map(int, found["version"]))
     except (OSError, ValueError, LookupError, TypeError, subprocess.SubprocessError) as error:
         raise SandboxUnavailable(f"python is {python}, which cannot be asked for its packages: {error}") from error
     if version < LEAST:
         raise SandboxUnavailable(
-            f"python is {python}, which is Python {'.'.join(map(str, version))}: calls need 3.11 or later; name a later "
-            "one, or leave `python` out"
+            f"python is {python}, which is Python {'.'.join(map(str, version))}: calls need 3.11 or later; name a "
+            "later one, or leave `python` out"
         )
     for name in found["missing"]:
         raise SandboxUnavailable(

@@ -49,9 +49,9 @@ class SandboxPool:
     grants; one that is asked for and is unavailable is refused. uids: where root starts the pool, each worker's
     calls run as one of these users, drawn at random; `users.FIRST_UID` and on where None. python: the interpreter
     whose packages calls can import, or the folder of its venv; this one where None. packages: to be preloaded besides
-    numpy, sympy and scipy, as names or as a mapping from a profile's name to its modules; in sessions, all. warm: profiles whose zygotes start with the pool;
-    others start with the first call that needs them. queue: calls that may wait for a worker; further ones wait in
-    `run` with nothing prepared (`full` tells beforehand).
+    numpy, sympy and scipy, as names or as a mapping from a profile's name to its modules; a session has all of them.
+    warm: profiles whose zygotes start with the pool; others start with the first call that needs them. queue: calls
+    that may wait for a worker; further ones wait in `run` with nothing prepared (`full` tells beforehand).
 
     sessions: how many are kept, and for how long, whatever `workers` is; of their cells `workers` run at a time.
 
