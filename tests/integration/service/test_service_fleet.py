@@ -90,6 +90,19 @@ def test_a_second_signal_ends_what_is_in_flight_at_once() -> None:
         asyncio.run(asyncio.wait_for(work(leaving), 60))
 
 
+def test_sessions_of_several_servers_hand_files_back() -> None:
+    async def work(servers: list[Server]) -> None:
+        async with SandboxRouter([made.url for made in servers]) as router:
+            sessions = [await router.session() for _ in servers]
+            for number, session in enumerate(sessions):
+                await session.run(f"open('a', 'w').write('{number}')")
+            found = [await session.run("1", fetch=["a"]) for session in sessions]
+            assert [result.files for result in found] == [{"a": b"0"}, {"a": b"1"}]
+
+    with server("--workers", "1") as first, server("--workers", "1") as second:
+        asyncio.run(asyncio.wait_for(work([first, second]), 60))
+
+
 def test_of_four_servers_one_is_killed_and_no_call_is_lost() -> None:
     async def work(servers: list[Server]) -> None:
         async with SandboxRouter([made.url for made in servers]) as router:

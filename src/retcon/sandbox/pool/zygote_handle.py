@@ -37,6 +37,7 @@ ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     "NUMEXPR_NUM_THREADS": "1",
+    "LOKY_MAX_CPU_COUNT": "1",  # joblib's, which else warns that it cannot count the cores
     "JE_ARROW_MALLOC_CONF": "background_thread:false",  # pyarrow's, which pandas imports, would keep it from forking
     "MPLBACKEND": "Agg",
 }
