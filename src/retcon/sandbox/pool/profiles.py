@@ -79,7 +79,7 @@ class Package:
     """What is known of a package.
 
     modules: that programs use of it, besides itself. exercise: see `Profile`; ordinary work. memory_mb, cpu_seconds:
-    that a call needs for the exercise once the package is preloaded, with some room (`benchmarks/sandbox.py --packages`).
+    that a call needs for the exercise once it is preloaded, with room to spare (`benchmarks/sandbox.py --packages`).
     """
 
     exercise: str
