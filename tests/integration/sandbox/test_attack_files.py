@@ -243,27 +243,6 @@ def test_root_and_its_capabilities_are_gone(jail: Jail) -> None:
 
 
 @contained_by(NAMESPACES)
-def test_proc_shows_its_own_processes_and_the_processor_alone(jail: Jail) -> None:
-    result = jail.attack("""
-        import os
-        for name in os.listdir('/proc'):
-            path = '/proc/' + name
-            if name.isdecimal() or os.path.islink(path):
-                assert name.isdecimal() or os.readlink(path).partition('/')[0] in ('self', str(os.getpid())), name
-            elif held := os.listdir(path) if os.path.isdir(path) else open(path).read():
-                print(name)
-            for change in (lambda: os.remove(path), lambda: open(path, 'w').write('1')):
-                try:
-                    change()
-                except OSError:
-                    continue
-                if os.path.islink(path) or not os.path.samestat(os.stat(path), os.stat('/dev/null')):
-                    print('changed', name)
-    """)
-    assert (result.status, result.stdout) in (("ok", "cpuinfo\n"), ("ok", "")), result
-
-
-@contained_by(NAMESPACES)
 def test_there_is_no_way_back_to_the_old_root(jail: Jail) -> None:
     result = jail.attack("""
         import os
@@ -276,7 +255,7 @@ def test_there_is_no_way_back_to_the_old_root(jail: Jail) -> None:
     """)
     assert "old_root" not in result.stdout
     assert "/var" not in result.stdout.splitlines()[0]
-    assert len([line for line in result.stdout.splitlines() if " /proc/" not in line]) < 30
+    assert len(result.stdout.splitlines()) < 30
     assert jail.attack(CALL + "print(call(161, b'.'))").stdout == "EPERM\n"  # chroot, the classic way out
 
 

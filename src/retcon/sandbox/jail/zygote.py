@@ -87,6 +87,8 @@ def preload(modules: list[str], exercise: str = "") -> str:
     for name in _used_by(exercise) if exercise else ():
         with contextlib.suppress(ImportError):
             import_module(name)
+    if (nnpack := sys.modules.get("torch.backends.nnpack")) is not None:
+        nnpack.is_available()  # reads /proc/cpuinfo once; calls have none to read, and torch complains to their stderr
     if threads := _threads():
         return f"{modules[-1]} starts {threads} thread(s) when it is used, which a fork would lose: leave it out"
     for stream in (sys.stdout, sys.stderr):  # what an import printed must not come out once more in every call

@@ -25,8 +25,6 @@ ETC = ("/etc/ld.so.cache", "/etc/localtime", "/etc/alternatives", "/etc/fonts")
 OF_A_PREFIX = ("bin", "lib", "lib64", "share", "pyvenv.cfg")  # not all of it: a project may be its own environment
 DEVICES = ("/dev/null", "/dev/full", "/dev/random", "/dev/urandom")
 """Not /dev/zero: what is mapped of it is memory that counts for no process (`commands`). /dev/full reads the same."""
-CPUINFO = "/proc/cpuinfo"
-"""Libraries that choose code by the processor's features read it, and complain where it is not there."""
 USER = "sandbox"
 READ_ONLY = kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV
 
@@ -163,30 +161,14 @@ def _make_writable(point: str, home: str, given: list[str], owner: int | None) -
 
 
 def _mount_proc(folder: str) -> bool:
-    """A /proc of this pid namespace, of processes and `CPUINFO` alone; none where it is not allowed.
+    """A /proc of this pid namespace, of processes alone where the kernel has that; none where it is not allowed.
 
     To be read alone: a program that a call becomes by `exec` owns its files there, `oom_score_adj` among them.
     """
     os.mkdir(folder)
     flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC | kernel.MS_RDONLY
-    try:
-        kernel.mount("proc", folder, "proc", flags, None)
-    except OSError:  # some containers cover parts of theirs, and then a new one may not be had, or of processes alone
-        with contextlib.suppress(OSError):
-            kernel.mount("proc", folder, "proc", flags, "subset=pid")
+    for options in ("subset=pid", None):
+        with contextlib.suppress(OSError):  # some containers cover parts of theirs, and then a new one may not be had
+            kernel.mount("proc", folder, "proc", flags, options)
             return True
-        return False
-    _cover(folder)
-    return True
-
-
-def _cover(proc: str) -> None:
-    """Put an empty folder or /dev/null over all that is about the machine. Links there lead to the process's own."""
-    empty = os.path.dirname(proc) + "/empty"
-    os.mkdir(empty)
-    with os.scandir(proc) as entries:
-        for entry in entries:
-            if not entry.name.isdecimal() and not entry.is_symlink() and entry.path != os.path.dirname(proc) + CPUINFO:
-                source = empty if entry.is_dir() else os.path.dirname(proc) + "/dev/null"
-                kernel.mount(source, entry.path, None, kernel.MS_BIND)
-    os.rmdir(empty)
+    return False
