@@ -113,5 +113,6 @@ def trajectories(draw: st.DrawFn, *, scored: bool = True) -> Trajectory:
     origin = draw(st.none() | st.builds(Origin, texts, texts, json_values, extras))
     branch = draw(st.none() | branches(len(lived)))
     returned = draw(st.none() | texts | st.floats(allow_nan=False, allow_infinity=False))
-    more = {"origin": origin, "branch": branch, "returned": returned, "extra": draw(extras)}
+    selection = draw(st.none() | texts)
+    more = {"origin": origin, "branch": branch, "returned": returned, "selection": selection, "extra": draw(extras)}
     return Trajectory("t1", draw(texts), prompt, tuple(lived), reward, stop, provenance, answer, **more)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -17,8 +20,9 @@ from retcon.config.shipped import shipped_recipes
 from retcon.core.sample import to_sample
 from retcon.core.types import Sample, Trajectory
 from retcon.purify.weights import accepted_splices
+from retcon.runs.mechanisms import idle_mechanisms
 from retcon.store import jsonl
-from retcon.train.objective.shaping import has_void_turn, in_failed_turns, shaped_rewards
+from retcon.train.objective.shaping import has_void_turn, in_failed_turns, is_void, shaped_rewards
 from retcon.train.rl import run_rl
 from retcon.train.sft import run_sft
 from retcon.train.update import to_samples
@@ -50,6 +54,11 @@ class Made:
     @property
     def samples(self) -> list[Sample]:
         return to_samples(self.rollouts, [1.0] * len(self.rollouts), self.recipe.rl)
+
+    @property
+    def idle(self) -> list[str]:
+        """Key and value of the mechanisms that never acted."""
+        return [line.split(" never acted in ")[0] for line in idle_mechanisms(self.recipe, self.lines)]
 
     @property
     def first_loss(self) -> float:
@@ -157,6 +166,12 @@ def test_dapo(run: Run) -> None:
     assert made.lines[0]["groups_flat"] == 1
     long = [shaped_rewards(group, made.recipe.rl, limit=60) for group in made.groups]
     assert min(map(min, long)) < -1, "near its limit a rollout pays"
+    assert (made.lines[0]["groups_drawn"], made.lines[0]["groups_kept"]) == (3, 2)
+    assert made.idle == ["rl.overlong_buffer=64"], "no rollout is that long"
+    near = run("mini/dapo", "rollout.max_tokens=70", "rl.overlong_buffer=60")
+    assert near.lines[0]["overlong_rollouts"] > 0
+    assert 0 < near.lines[0]["overlong_penalty"] <= 1
+    assert near.idle == ["select.dynamic=true"], "each group has right and wrong ones"
 
 
 def test_cleaner(run: Run) -> None:
@@ -178,6 +193,14 @@ def test_cleaner_dpo(run: Run) -> None:
     rejected = made.samples[count:]
     line = made.lines[0]
     assert len(rejected) == line["shallow"] + line["deep"] > 0, "what is repaired is preferred to what failed there"
+    assert line["dpo_pairs"] == len(rejected)
+    assert line["dpo_loss"] == pytest.approx(fmean(math.log1p(math.exp(-(s.margin or 0.0))) for s in rejected))
+    assert line["dpo_margin"] == pytest.approx(fmean(s.margin or 0.0 for s in rejected))
+    assert 0 <= line["dpo_accuracy"] <= 1
+    assert made.idle == []
+    raw = run("mini/cleaner/dpo", ONE, "repair.probability=0")
+    assert raw.idle == ["repair.kind=saar", "rl.dpo_beta=15.0"]
+    assert [line["dpo_pairs"] for line in raw.lines] == [0, 0]
     for sample in rejected:
         assert {-0.1 <= a < 0 for a, m in zip(sample.advantages or (), sample.mask, strict=True) if m} == {True}
     risen = [
@@ -190,8 +213,15 @@ def test_cleaner_dpo(run: Run) -> None:
 
 
 def test_rstar2(run: Run) -> None:
-    line = run("mini/rstar2").lines[0]
-    assert (line["rollouts"], line["kept"]) == (32, 16)
+    made = run("mini/rstar2", "rl.prompts=6")
+    line = made.lines[0]
+    assert (line["rollouts"], line["kept"]) == (96, 48)
+    marks = Counter(t.selection for t in made.rollouts)
+    assert marks["kept"] == 48
+    assert {f"dropped_{why}": marks[why] for why in ("penalty", "drawn", "wrong")}.items() <= line.items()
+    assert line["dropped_penalty"] > 0
+    assert made.idle == []
+    assert run("mini/rstar2", "select.oversample=1").idle == ["select.kind=roc"]
 
 
 def test_roc_saar(run: Run) -> None:
@@ -219,12 +249,20 @@ def test_simpletir(run: Run) -> None:
     void = [has_void_turn(t) for t in made.rollouts]
     assert 0 < sum(void) < len(void)
     assert [not any(s.mask) for s in made.samples] == void
+    line = made.lines[0]
+    assert (line["void_masked"], line["void_turns"]) == (
+        sum(void),
+        sum(is_void(u, t.answer) for t in made.rollouts for u in t.turns),
+    )
+    assert [t.selection == "masked" for t in made.rollouts] == void
+    assert made.idle == []
 
 
 def test_masked_failures(run: Run) -> None:
     made = run("mini/ours/masked-failures")
     failed = [in_failed_turns(t) for t in made.rollouts]
     assert any(map(any, failed))
+    assert made.idle == []
     for before, after, bad in zip(map(to_sample, made.rollouts), made.samples, failed, strict=True):
         assert [int(m and not f) for m, f in zip(before.mask, bad, strict=True)] == list(after.mask)
 
@@ -240,14 +278,19 @@ def test_blame(run: Run) -> None:
     ]
     assert turned, "a right rollout has a failed call"
     assert all(after == -before / 2 < 0 for after, before in turned)
+    assert made.lines[0]["blamed_tokens"] > 0
+    assert made.idle == []
 
 
 def test_dual_clip(run: Run) -> None:
     far = ("mini/dual-clip", "rl.lr=5e-2", "rl.steps=3")  # until it clips, both are one run
     both = ((run(*far, f"run.seed={n}"), run(*far, f"run.seed={n}", "rl.dual_clip=0")) for n in range(6))
     on, off = next(p for a, b in both for p in zip(a.lines, b.lines, strict=True) if p[0]["loss"] != p[1]["loss"])
+    assert on["dual_clip_tokens"] > 0
+    assert "dual_clip_tokens" not in off
     assert on["clip_fraction"] > off["clip_fraction"]
     assert on["loss"] < off["loss"]
+    assert run("mini/dual-clip", "rl.lr=1e-6").idle == ["rl.dual_clip=3.0"]
 
 
 def test_kl(run: Run) -> None:
@@ -259,6 +302,8 @@ def test_importance(run: Run) -> None:
     line = run("mini/importance", ONE).lines[0]
     assert line["mismatch_mean"] > 0, "float16 is not float32"
     assert line["kl"] == pytest.approx(0, abs=1e-9), "the trainer's own log-probs are those of π_old"
+    assert line["correction_cut"] == 0, "no token is twice as likely to the trainer"
+    assert run("mini/importance", ONE, "rl.correction_cap=1.0", "rl.steps=1").lines[0]["correction_cut"] > 0
 
 
 def test_stages_rstar2(run: Run) -> None:
@@ -311,6 +356,7 @@ def test_arpo(run: Run) -> None:
     assert line["entropy_after_tools"] is not None
     assert line["branch_shared_tokens"] == sum(t.branch.tokens for t in found if t.branch)
     assert line["branch_shared_calls"] > 0
+    assert made.idle == []
     assert line["sampled_tokens"] == sum(t.sampled_tokens for t in made.rollouts)
     without = run("mini/arpo", "compute.micro_batch_tokens=8192", "compute.share_prompts=false", ONE)
     assert sampled(without) == sampled(made), "the same trees each time"
@@ -398,3 +444,6 @@ def test_truncated(run: Run) -> None:
     line = run("mini/ours/truncated", ONE, ALL).lines[0]
     assert 0 < line["spliced_weight"] < 2
     assert line["spliced_weight"] != 1
+    capped, never = (run("mini/ours/truncated", ONE, ALL, f"rl.splice_weight_cap={cap}") for cap in (0.01, 1e9))
+    assert capped.lines[0]["splice_weights_cut"] > 0
+    assert never.idle == ["rl.splice_weight=truncated"]

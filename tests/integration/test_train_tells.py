@@ -37,6 +37,18 @@ def test_that_no_step_moved_the_weights_is_said(key: str, moved: bool, tmp_path:
     assert "of the rollouts ended for want of tokens or turns" in told  # an untrained model ends no turn
 
 
+@pytest.mark.parametrize("given", ["rl.truncated=mask", "rl.void_turns=mask", "rl.dual_clip=3"])
+def test_a_mechanism_that_never_acted_is_said(given: str, tmp_path: Path) -> None:
+    """An untrained model ends no turn: what masks for that acts, and the dual clip has no token to bound."""
+    base, out = make_base(tmp_path / "base"), tmp_path / "out"
+    words = ["train", "quickstart/baseline", *SMALL, given, "--from", str(base), "--out", str(out)]
+    done = CliRunner().invoke(app, words, catch_exceptions=False)
+    told = " ".join(done.output.split())
+    line = "rl.dual_clip=3.0 never acted in 2 steps: no token of negative advantage had a ratio above it"
+    assert (line in told) is (given == "rl.dual_clip=3")
+    assert told.count("never acted") == (given == "rl.dual_clip=3")
+
+
 class LosingSection(TaskSection):
     """A grader that is down for the last rollout of each group."""
 

@@ -84,16 +84,19 @@ def _table(trajectories: list[Trajectory]) -> Table:
     table.add_column("failed raw", justify="right")
     table.add_column("purified", justify="right")
     table.add_column("repaired")
-    branching = any(t.branch is not None for t in trajectories)
-    if branching:
-        table.add_column("branch of, after turn")
-    for t in trajectories:
+    others = {
+        "branch of, after turn": [f"{t.branch.parent}, {t.branch.turns}" if t.branch else "" for t in trajectories],
+        "selection": [t.selection or "" for t in trajectories],
+    }
+    others = {name: cells for name, cells in others.items() if any(cells)}
+    for name in others:
+        table.add_column(name)
+    for t, *more in zip(trajectories, *others.values(), strict=True):
         decisions = ", ".join(turn.repair.decision for turn in t.turns if turn.repair is not None)
         good = (t.reward or 0) > 0
         reward = Text("–" if t.reward is None else f"{t.reward:g}", "green" if good else "red" if t.reward else "dim")
         numbers = [str(n) for n in (len(t.turns), t.raw_failures, t.failures)]
-        left = Text("" if t.branch is None else f"{t.branch.parent}, {t.branch.turns}")
-        table.add_row(Text(t.id), reward, t.stop, *numbers, Text(decisions, "cyan"), *([left] if branching else []))
+        table.add_row(Text(t.id), reward, t.stop, *numbers, Text(decisions, "cyan"), *map(Text, more))
     return table
 
 

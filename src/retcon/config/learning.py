@@ -51,6 +51,21 @@ class RLSection(Chosen, what="algorithm", kinds="retcon.train.algorithms", chose
     """An algorithm is a kind of this section: it has `advantages` and `loss`, and ε's of its own."""
 
     matters_to: ClassVar = {"rl": None}
+    mechanisms: ClassVar = {
+        "mask_negative_spliced": ("no spliced token had a negative advantage", "spliced_negative"),
+        "splice_weight": ("no spliced token's weight was cut", "splice_weights_cut"),
+        "imitate_spliced": ("no spliced token had a positive advantage", "spliced_positive"),
+        "contrast": ("no rollout that it compares had a repaired turn", "contrast_tries"),
+        "dpo_beta": ("no rollout trained on had a failed call replaced", "dpo_pairs"),
+        "correction": ("no weight was beyond rl.correction_cap", "correction_cut"),
+        "max_kl": ("no minibatch's policy was further from the one that sampled", "skipped"),
+        "failed_calls": ("no call failed", "failures"),
+        "blame": ("no rollout of positive advantage had a failed call", "blamed_tokens"),
+        "shared_advantage": ("no rollout branched off another one", "branches"),
+        "void_turns": ("every turn called a tool or answered", "void_masked"),
+        "truncated": ("no rollout was cut off at its limit", "truncated_masked"),
+        "overlong_buffer": ("no rollout trained on came that close to rollout.max_tokens", "overlong_rollouts"),
+    }
     algorithm: str = Field("dapo", description="the advantage and the loss")
     steps: Positive = 80
     prompts: Positive = Field(12, description="prompts per step")

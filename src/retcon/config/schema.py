@@ -164,6 +164,7 @@ class RepairSection(Chosen, what="repair", kinds="retcon.purify.kinds"):
     kind has `build()`, which makes its `retcon.purify.types.Repair`, or None."""
 
     matters_to: ClassVar = {"rl": None}
+    mechanisms: ClassVar = {"kind": ("no failed turn was repaired", "shallow", "deep", "resampled", "described")}
     kind: str = Field("none", description="what is done about a failed turn")
     probability: Probability = Field(1.0, description="p: share of rollouts that are purified")
     probability_schedule: tuple[tuple[Positive, Probability], ...] = Field((), description="p over a run, in place of "
@@ -210,9 +211,11 @@ class StrategySection(Chosen, what="rollout strategy", kinds="retcon.rollout.str
 
 class SelectSection(Chosen, what="selection", kinds="retcon.select.kinds"):
     """Which prompts are drawn is settled before their rollouts are chosen from, however that is done: those keys are
-    here. A kind has `made` and `select`; it keeps no state, and is itself what selects."""
+    here. A kind has `made` and `select`; it keeps no state, and is itself what selects. reasons: words of `why`."""
 
     matters_to: ClassVar = {"rl": None}
+    mechanisms: ClassVar = {"dynamic": ("the rewards of every group differed", "groups_flat", "extra_groups")}
+    reasons: ClassVar[tuple[str, ...]] = ()
     kind: str = Field("none", description="which rollouts of a prompt are trained on")
     dynamic: bool = Field(False, description="DAPO: groups whose rewards are all equal are replaced by groups of fresh "
                           "prompts")  # fmt: skip
@@ -231,6 +234,10 @@ class SelectSection(Chosen, what="selection", kinds="retcon.select.kinds"):
         """`keep` (G) trajectories of a graded group without infrastructure losses, or fewer where it has no more;
         what is random comes from `seed`."""
         raise self.lacks("select(group, keep, *, seed)")
+
+    def why(self, dropped: Sequence[Any], kept: Sequence[Any]) -> list[str]:
+        """Why `select` dropped each of these trajectories of a group, in a word."""
+        return ["selection"] * len(dropped)
 
 
 class ComputeSection(Section):

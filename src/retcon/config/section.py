@@ -82,12 +82,14 @@ class Section(BaseModel):
 
     matters_to: what depends on it, on all of its keys (None) or on some: where one of those changes, a run cannot be
     resumed, and demonstrations are not those that were asked for. immaterial: keys that say where and how fast work is
-    done, and nothing of what it comes to: whatever was begun goes on with others.
+    done, and nothing of what it comes to: whatever was begun goes on with others. mechanisms: key to what is true of
+    a run in which the key's mechanism never acted, then the metrics of a step that count what it does.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
     matters_to: ClassVar[Mapping[Work, tuple[str, ...] | None]] = {}
     immaterial: ClassVar[tuple[str, ...]] = ()
+    mechanisms: ClassVar[Mapping[str, tuple[str, ...]]] = {}
 
     def keys_for(self, work: Work) -> tuple[str, ...]:
         """The keys that `work` depends on."""

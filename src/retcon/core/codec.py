@@ -149,6 +149,7 @@ def _trajectory(value: object, at: _At) -> Trajectory:
         origin=obj.nullable("origin", _origin),
         branch=obj.nullable("branch", _branch),
         returned=obj.nullable("returned", _text_or_number),
+        selection=obj.nullable("selection", _text),
         extra=obj.extra(),
     )
 

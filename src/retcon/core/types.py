@@ -248,7 +248,8 @@ class Trajectory:
     looks like any other. answer: the final answer that the grader read, None where the model gave none. origin: of one
     in an audit of transcripts. branch: of one that left another after some turns, which are its own all the same.
     returned: by the harness that made it: the text that was graded in place of its last message, or the reward; None
-    where it returned neither, or there was none.
+    where it returned neither, or there was none. selection: what became of it in a step of training, `kept` or why not
+    (see `retcon.train.selection.selected`); None elsewhere.
     """
 
     id: str
@@ -262,6 +263,7 @@ class Trajectory:
     origin: Origin | None = None
     branch: Branch | None = None
     returned: str | float | None = None
+    selection: str | None = None
     extra: Extra = field(default_factory=dict)
 
     @property
@@ -325,7 +327,7 @@ class Sample:
     None for 1; None as a whole where nothing is weighed. reference: (T,) nats, log-probs under the reference policy,
     None where there is none. source: id of the trajectory, by which errors name it; it tells no samples apart, nor does
     tree: the id of the trajectory that its tree began with, whose beginning is computed once for all of them; empty for
-    none.
+    none; nor margin: of a rejected call, by how much it is less likely than what replaced it (`rl.dpo_beta`).
     """
 
     ids: tuple[int, ...]
@@ -337,3 +339,4 @@ class Sample:
     reference: tuple[float, ...] | None = None
     source: str = field(default="", compare=False)
     tree: str = field(default="", compare=False)
+    margin: float | None = field(default=None, compare=False)

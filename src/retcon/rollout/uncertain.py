@@ -34,6 +34,7 @@ class UncertainSection(StrategySection):
     """Keys and rule of such a strategy, which says how many rollouts begin with the prompt."""
 
     branching: ClassVar[bool] = True
+    mechanisms: ClassVar = {"kind": ("no rollout branched off another one", "branches")}
     entropy_tokens: Positive = Field(20, description="k: tokens after a tool's answer, and of the first turn, whose "
                                      "entropy is compared")  # fmt: skip
     siblings: Positive = Field(1, description="Z: rollouts that may branch off at one point")

@@ -9,6 +9,7 @@ import asyncio
 import copy
 import logging
 import time
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -27,21 +28,21 @@ from retcon.planning.rates import warn_of_rate
 from retcon.rollout.faults import lost_in_grading
 from retcon.runs.folder import RunFolder, open_run
 from retcon.runs.manifest import RENDERED
+from retcon.runs.mechanisms import mechanisms_of
 from retcon.serve.harness.solving import code_of
 from retcon.store.fingerprint import fingerprint
 from retcon.tasks.registry import TaskSet
 from retcon.train.ahead import GroupStream, beside, staleness
-from retcon.train.objective.shaping import comparable, shaped_rewards
+from retcon.train.objective.shaping import comparable, overlong_metrics, shaped_rewards
 from retcon.train.rollouts import NOT_EVALUATED, TrainingRollouts, open_rollouts, rollouts_for
-from retcon.train.selection import Drawn, dynamic_sampling, selection_metrics, to_train
+from retcon.train.selection import Drawn, dynamic_sampling, selected, selection_metrics, to_train
 from retcon.train.stages.begun import with_harnesses, without_harnesses
 from retcon.train.stages.running import RunStages
 from retcon.train.stages.settling import settle_stages
 from retcon.train.trainer import Metrics, OnStep, Trainer, Training, train
-from retcon.train.update import rate_of, to_samples, update
-from retcon.train.watch.branch_metrics import branch_metrics
+from retcon.train.update import count_changes, rate_of, to_samples, update
 from retcon.train.watch.course import Course
-from retcon.train.watch.rollout_metrics import rollout_metrics
+from retcon.train.watch.rollout_metrics import branch_metrics, rollout_metrics
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -160,12 +161,13 @@ async def _step(stretch: Stretch, stream: GroupStream, course: Course) -> Metric
         cost = trainer.cost  # by which it is decided once whether the run is over, here and where it ends
         last = step == recipe.rl.steps or course.ends_with(made, cost.cpu_s)
         if step % KEEP_ROLLOUTS_EVERY == 0 or step == stage.before + 1 or last:
-            run.keep_trajectories(step, (t for group in drawn.made for t in group))
+            run.keep_trajectories(step, selected(recipe, drawn))
         seconds, stats = time.perf_counter() - began, rollouts.engine.stats.since(before).metrics()
         held_out = {} if unfollowed else await _held_out(stretch, stream, step, last=last)
         line = trainer.done(  # checkpoint, where it is time, and log
             {
                 **({"stage": stage.number} if stage.name else {}),
+                **{name: 0 for _, *metrics in mechanisms_of(recipe).values() for name in metrics},
                 **made,
                 **(branch_metrics(drawn.made) if recipe.strategy.branching else {}),
                 **selection_metrics(recipe, drawn),
@@ -205,10 +207,13 @@ def _learn(
     """Rewards, advantages, samples, and the step's updates."""
     recipe = stage.recipe
     rewards = [shaped_rewards(group, recipe.rl, limit=recipe.rollout.max_tokens) for group in groups]
-    samples = []
+    samples, counts = [], Counter[str]()
     for group, advantages in zip(groups, recipe.rl.advantages_of_step(rewards), strict=True):
-        samples += to_samples(group, advantages, recipe.rl)
-    return update(
+        made = to_samples(group, advantages, recipe.rl)
+        counts.update(count_changes(made, advantages, recipe.rl))
+        samples += made
+    overlong = overlong_metrics(groups, rewards) if recipe.rl.overlong_buffer else {}
+    return {**counts, **overlong} | update(
         trainer.model,
         trainer.optimizer,
         samples,

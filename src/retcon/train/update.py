@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
@@ -20,13 +21,13 @@ from retcon.train.objective.contrast import contrast_samples
 from retcon.train.objective.entropy_weights import weighed_by_entropy
 from retcon.train.objective.loss import Loss, Totals, averaged, imitation, negative_spliced
 from retcon.train.objective.old_logprobs import Mismatch, recompute
-from retcon.train.objective.online_dpo import with_online_dpo
+from retcon.train.objective.online_dpo import dpo_metrics, with_online_dpo
 from retcon.train.objective.reference import kl_terms, with_reference
 from retcon.train.objective.shaping import in_failed_turns, is_masked
 from retcon.train.objective.shared import averaged_where_shared, first_to_tell
 from retcon.train.optim import apply, learning_rate
 from retcon.train.watch.diverged import refuse_diverged
-from retcon.train.watch.splice_metrics import splice_metrics
+from retcon.train.watch.rollout_metrics import splice_metrics
 
 if TYPE_CHECKING:
     import torch
@@ -34,10 +35,8 @@ if TYPE_CHECKING:
 
 SUMS = ("loss", "clip_fraction", "kl", "kl_reference", "entropy_estimate", "entropy", "imitation")
 METRICS = (*SUMS, "grad_norm", "padding", "shared", "skipped")
-OF_COMPUTED = ("kl", "kl_reference", "entropy_estimate", "entropy", "padding", "shared")
-"""Those of what was computed alone: where nothing was, nothing is known of them."""
-NOTHING = dict.fromkeys((name for name in METRICS if name not in OF_COMPUTED), 0.0)
-"""The figures of a minibatch that teaches nothing."""
+NOTHING = dict.fromkeys(("loss", "clip_fraction", "imitation", "grad_norm", "skipped"), 0.0)
+"""The figures of a minibatch that teaches nothing; the others are of what is computed, and not known of it."""
 
 
 def to_samples(group: Sequence[Trajectory], advantages: Sequence[float], config: RLSection) -> list[Sample]:
@@ -77,6 +76,20 @@ def to_samples(group: Sequence[Trajectory], advantages: Sequence[float], config:
     return samples
 
 
+def count_changes(samples: Sequence[Sample], advantages: Sequence[float], config: RLSection) -> dict[str, int]:
+    """blamed_tokens: those of a group's samples that config.blame turned against. contrast_tries: samples of
+    config.contrast. samples: as `to_samples` made them with these advantages."""
+    found: dict[str, int] = {}
+    if config.blame:
+        right = [s for s, advantage in zip(samples, advantages, strict=False) if advantage > 0]
+        found["blamed_tokens"] = sum(
+            m and a < 0 for s in right for a, m in zip(s.advantages or (), s.mask, strict=True)
+        )
+    if config.contrast:
+        found["contrast_tries"] = sum(s.margin is None for s in samples) - len(advantages)
+    return found
+
+
 def _tree(trajectory: Trajectory, roots: Collection[str]) -> str:
     """What tells that samples begin alike: the root of the rollout's tree, empty where nothing branched off."""
     if trajectory.branch is not None:
@@ -113,7 +126,8 @@ def update(
 ) -> dict[str, float | None]:
     """`config.minibatches` optimiser steps over the samples of one step (from 1), `config.epochs` times. Returns the
     means over them (of a figure over those that have it, None where none has), the learning rate, the mismatch of
-    log-probs (see `Mismatch`) before the first of them, and what became of spliced tokens (see `splice_metrics`). Where
+    log-probs (see `Mismatch`) before the first of them, what became of spliced tokens (see `splice_metrics`) and pairs
+    (see `dpo_metrics`), and in all `Loss.counts` and the weights that config.correction cut. Where
     computing.temperature is not 1, which the log-probs of rollouts are of, π_old is recomputed, and no mismatch is
     known.
     reference: π_ref, where config.kl asks for a penalty. lr: where it does not go by this step of config.steps.
@@ -123,6 +137,7 @@ def update(
     """
     for sample in samples:
         check_scored(sample)
+    figures = splice_metrics(samples, config) | (dpo_metrics(samples) if config.dpo_beta else {})
     mismatch = Mismatch(stale=config.max_staleness > 0)
     plain = computing.temperature == 1.0
     if reference is not None:
@@ -151,13 +166,12 @@ def update(
         for number, part in enumerate(batches, start=1)
     ] or [NOTHING]
     means = {name: _mean([part[name] for part in parts if name in part]) for name in METRICS}
-    if not config.entropy_coefficient:
-        means["entropy"] = None  # not measured
-    if not config.imitate_spliced:
-        means["imitation"] = None
-    if reference is None:
-        means["kl_reference"] = None
-    return {**means, **mismatch.metrics(), **splice_metrics(samples), "lr": lr}
+    asked = {"entropy": config.entropy_coefficient, "imitation": config.imitate_spliced, "kl_reference": reference}
+    means |= {name: None for name, value in asked.items() if value is None or value == 0}
+    counts = Counter({"correction_cut": mismatch.cut} if config.correction != "none" else {})
+    for part in parts:
+        counts.update({name: int(value) for name, value in part.items() if name not in METRICS})
+    return {**means, **mismatch.metrics(), **figures, **counts, "lr": lr}
 
 
 def _mean(values: Sequence[float]) -> float | None:
@@ -188,12 +202,12 @@ def minibatch_update(
     asks for it), imitation (what that adds to the loss), grad_norm, padding: the share of padding in what attention
     computed, of which the linear layers see as much, or none (see `packing`), shared: the share of the samples' tokens
     that were not computed as others begin with them, too, and skipped: 1 where the policy was already further than
-    config.max_kl from the one that sampled, so that no step was taken. mismatch: gets the log-probs. name: of the
-    minibatch, in errors.
+    config.max_kl from the one that sampled, so that no step was taken; besides, `Loss.counts`. mismatch: gets the
+    log-probs. name: of the minibatch, in errors.
 
-    Samples without an advantage have no gradient and are not computed, but stay in the denominators; the figures in
-    OF_COMPUTED are of those that were computed, and left out where none was. No step is taken then: AdamW would move on
-    momentum. Raises TrainingDiverged where loss or gradient are not finite, before weights move.
+    Samples without an advantage have no gradient and are not computed, but stay in the denominators; where none is
+    computed, only the figures of NOTHING are there. No step is taken then: AdamW would move on momentum. Raises
+    TrainingDiverged where loss or gradient are not finite, before weights move.
     """
     model.eval()
     totals = Totals(sum(sum(s.mask) for s in samples), sum(any(s.mask) for s in samples))
@@ -201,7 +215,7 @@ def minibatch_update(
     learnt = computed(samples, bonus)
     if not learnt:
         return dict(NOTHING)
-    sums = dict.fromkeys(SUMS, 0.0)
+    sums, counts = dict.fromkeys(SUMS, 0.0), Counter[str]()
     scale = totals.tokens / sum(sum(s.mask) for s in learnt)
     ids = padded = 0
     every = sum(len(s.ids) for s in learnt)
@@ -228,15 +242,16 @@ def minibatch_update(
             value.backward()
             sums["loss"] += value.item()
             sums["clip_fraction"] += loss.clipped.item()
+            counts.update({name: int(count) for name, count in loss.counts.items()})
             sums["kl"] += loss.kl.item() * scale
             sums["entropy_estimate"] += loss.entropy_estimate.item() * scale
             ids, padded = ids + part.ids, padded + part.padded
-    told = {**sums, "padding": 1 - ids / padded, "shared": 1 - ids / every}
+    figures = {**sums, **counts, "padding": 1 - ids / padded, "shared": 1 - ids / every}
     if config.max_kl and sums["kl"] > config.max_kl:
         optimizer.zero_grad()
-        return {**told, "grad_norm": 0.0, "skipped": 1.0}
+        return {**figures, "grad_norm": 0.0, "skipped": 1.0}
     norm = apply(model, optimizer, lr=config.lr if lr is None else lr, max_grad_norm=config.max_grad_norm, batch=name)
-    return {**told, "grad_norm": norm, "skipped": 0.0}
+    return {**figures, "grad_norm": norm, "skipped": 0.0}
 
 
 def _loss(part: Part, config: RLSection, totals: Totals) -> Loss:

@@ -25,7 +25,7 @@ from retcon.train.ahead import staleness
 from retcon.train.kernels.computing import Computing
 from retcon.train.selection import Drawn, selection_metrics
 from retcon.train.update import rate_of
-from retcon.train.watch.branch_metrics import branch_metrics
+from retcon.train.watch.rollout_metrics import branch_metrics
 
 pytestmark = pytest.mark.torch
 SMALL: dict[str, Any] = {"prompts": 2, "group": 2, "steps": 30}

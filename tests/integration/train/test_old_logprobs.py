@@ -117,6 +117,15 @@ def test_what_is_recomputed_is_weighed_by_how_much_likelier_the_trainer_finds_it
         assert one.weights[3:] == pytest.approx((had * math.exp(0.5),) * (len(plain.ids) - 3), rel=1e-4)
 
 
+@pytest.mark.parametrize("mode", ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"])
+def test_tokens_whose_weight_was_cut_are_counted(mode: str, model: Qwen3ForCausalLM) -> None:
+    given = samples(model, off=-0.5)[:2]
+    for cap, share in ((1.5, 1), (1e9, 0)):
+        mismatch = Mismatch()
+        recompute(model, given, mismatch, Computing(), weighing=(mode, cap))
+        assert mismatch.cut == share * sum(sum(sample.mask) for sample in given)
+
+
 def test_the_ratio_starts_at_one_only_where_they_are_recomputed(model: Qwen3ForCausalLM) -> None:
     off = samples(model, off=LARGE / 2)
     taken, recomputed = (

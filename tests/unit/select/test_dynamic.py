@@ -46,8 +46,10 @@ def test_what_a_step_trains_on_and_says_of_its_groups() -> None:
     assert to_train(recipe(dynamic=True), drawn) == [MIXED, more[:2]]
     assert to_train(recipe(dynamic=False), drawn) == [FLAT, MIXED, more[:2], FLAT]
     found = {"groups_skipped": 1, "groups_flat": 2, "extra_groups": 2, "extra_rollouts": 5, "extra_rounds": 1}
-    assert selection_metrics(recipe(dynamic=True), drawn) == {"kept": 4, "groups_short": 1, **found}
-    assert selection_metrics(recipe(dynamic=False), drawn) == {"kept": 8, "groups_short": 0, **found}
+    fills = {"kept": 4, "kept_right": 2, "groups_drawn": 5, "groups_kept": 2, "groups_short": 1}
+    assert selection_metrics(recipe(dynamic=True), drawn) == {**fills, **found}
+    all_left = {"kept": 8, "kept_right": 6, "groups_drawn": 5, "groups_kept": 4, "groups_short": 0}
+    assert selection_metrics(recipe(dynamic=False), drawn) == {**all_left, **found}
     drawn.add(MIXED, MIXED)
     assert selection_metrics(recipe(dynamic=True), drawn)["groups_short"] == 0, "three are what a step wants"
 

@@ -120,6 +120,22 @@ def test_a_ratio_at_a_bound_is_not_cut(ratio, advantage):
     assert not found.cut.any()
 
 
+@pytest.mark.parametrize("algorithm", [Dapo, Aepo])
+def test_tokens_that_the_dual_clip_bounds_are_counted(algorithm) -> None:
+    """Of ratios 1, 4, 4, 4, 4: not that of a right token, one outside the loss mask, or one that is left out."""
+    advantages = torch.tensor([[-1.0, 1.0, -1.0, -1.0, -1.0]])
+    mask = torch.tensor([[True, True, True, False, True]])
+    old = torch.full((1, 5), -2.0)
+    new = old + torch.tensor([[1.0, 4.0, 4.0, 4.0, 4.0]]).log()
+    batch = Batch(mask.long(), mask, mask, old, advantages, None)
+    left_out = torch.tensor([[False, False, False, False, True]])
+    counts = [
+        algorithm(dual_clip=c).loss(new, batch, Totals.of(mask), masked=masked).counts
+        for c, masked in ((3.0, None), (3.0, left_out), (5.0, None), (0.0, None))
+    ]
+    assert counts == [{"dual_clip_tokens": 2}, {"dual_clip_tokens": 1}, {"dual_clip_tokens": 0}, {}]
+
+
 ROWS = [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]
 ADVANTAGES = [[3.0, 3.0, 3.0], [-1.0, -1.0, -1.0]]
 MASK = [[1, 0, 0], [1, 1, 1]]

@@ -21,7 +21,7 @@ from retcon.purify.branch import Branch
 from retcon.purify.pairs import preference_pairs
 from retcon.purify.saar import Saar
 from retcon.train.batch import check_scored, collate
-from retcon.train.objective.online_dpo import dpo_adjustments, with_online_dpo
+from retcon.train.objective.online_dpo import dpo_adjustments, dpo_metrics, with_online_dpo
 from retcon.train.objective.surrogate import clipped, token_ratio
 from retcon.train.update import to_samples
 
@@ -102,6 +102,10 @@ def test_only_the_tokens_of_the_call_are_adjusted():
     assert risen == padded(start, pair.chosen.mask, len(sample.ids))
     assert {*adjusted.advantages} == {0.5, 0.501}
     assert {*rejected.advantages} == {-0.001}
+    called = [p for p, m in zip(sample.logprobs, risen, strict=True) if m]
+    failed = [p for p, m in zip(rejected.logprobs, rejected.mask, strict=True) if m]
+    assert rejected.margin == pytest.approx(sum(called) / len(called) - sum(failed) / len(failed))
+    assert adjusted.margin is None
     assert sum(pair.chosen.mask) < len(pair.chosen.mask), "the reasoning before the call is left alone"
 
 
@@ -203,3 +207,12 @@ def own(trajectory: Trajectory, advantage: float = 0.0) -> Sample:
 
 def padded(start: int, mask: tuple[int, ...], length: int) -> list[bool]:
     return [bool(m) for m in ((0,) * start + mask + (0,) * length)[:length]]
+
+
+def test_pairs_are_counted_with_the_loss_that_their_margins_have() -> None:
+    none = Sample((1,), (0,), (None,), (0,))
+    pairs = [none, *(replace(none, margin=margin) for margin in (math.log(3), -math.log(3), 0.0, 2000.0, -2000.0))]
+    assert dpo_metrics([none]) == {"dpo_pairs": 0, "dpo_loss": None, "dpo_margin": None, "dpo_accuracy": None}
+    found = dpo_metrics(pairs)
+    assert (found["dpo_pairs"], found["dpo_margin"], found["dpo_accuracy"]) == (5, 0.0, 0.4)
+    assert found["dpo_loss"] == pytest.approx((math.log(4 / 3) + math.log(4) + math.log(2) + 0 + 2000) / 5)

@@ -15,8 +15,7 @@ from retcon.tools.scripted import ScriptedSessions
 from retcon.train.ahead import staleness
 from retcon.train.algorithms.dapo import Dapo
 from retcon.train.objective.shaping import shaped_rewards
-from retcon.train.watch.branch_metrics import branch_metrics
-from retcon.train.watch.rollout_metrics import rollout_metrics
+from retcon.train.watch.rollout_metrics import branch_metrics, rollout_metrics
 
 
 def attempt(code, status, *, start):

@@ -49,6 +49,7 @@ def train(
         plan_rl(settings, folder, out)
         return
     import_training()
+    from retcon.runs.mechanisms import idle_mechanisms
     from retcon.runs.metrics import read_metrics
     from retcon.train.rl import run_rl
 
@@ -57,13 +58,7 @@ def train(
         interruptible(partial(kept_run, out)),
         telling_steps(f"training {recipe}", settings.rl.steps, stages) as on_step,
     ):
-        final = run_rl(
-            settings,
-            folder,
-            out,
-            on_step=on_step,
-            on_place=tell_place,
-        )
+        final = run_rl(settings, folder, out, on_step=on_step, on_place=tell_place)
     metrics = out / "metrics.jsonl"
     lines = [f"metrics: {metrics}", f"trajectories: {out / 'trajectories'}"]
     steps = list(read_metrics(metrics))
@@ -85,4 +80,5 @@ def train(
             "reward, of which nothing is learnt (docs/training/selection.md); where none is right, a cold start may "
             "have to come first (docs/data/demonstrations.md)"
         )
+    lines += idle_mechanisms(settings, steps)
     tell_trained(final, out, *lines, recipe=[recipe, *(overrides or ())])

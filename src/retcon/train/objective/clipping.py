@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field, field_validator
 
@@ -19,6 +19,10 @@ if TYPE_CHECKING:  # the list of algorithms is read where there is no torch
 class ClippedSection(RLSection):
     """An algorithm that clips each token's ratio: it says what its advantages are, and over what it averages."""
 
+    mechanisms: ClassVar = {
+        **RLSection.mechanisms,
+        "dual_clip": ("no token of negative advantage had a ratio above it", "dual_clip_tokens"),
+    }
     clip_low: float = Field(0.2, gt=0, le=1, description="ε_low: the ratio is clipped to 1 - ε_low … 1 + ε_high")
     clip_high: Rate = Field(0.2, description="ε_high")
     dual_clip: float = Field(0.0, ge=0, description="c of the dual clip (arXiv 1912.09729): a token of negative "

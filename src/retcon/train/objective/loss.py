@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -30,13 +31,15 @@ class Loss:
     """value: scalar, with gradient. clipped: share of tokens whose gradient the clip cut off. kl: KL(old ‖ new), nats a
     token. entropy_estimate: mean -log π(token), nats, over sampled tokens. The last three without gradient.
 
-    All are sums divided by the whole minibatch's totals, so those of its micro-batches add up to its own.
+    All are sums divided by the whole minibatch's totals, so those of its micro-batches add up to its own. counts: of
+    what else the algorithm did, metric to scalar; a step adds them up.
     """
 
     value: Tensor
     clipped: Tensor
     kl: Tensor
     entropy_estimate: Tensor
+    counts: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 def batch_loss(
@@ -73,7 +76,8 @@ def reduced(
         kl = (difference.exp() - 1 - difference).masked_fill(~mask, 0.0).sum()
         entropy_estimate = -logprobs.masked_fill(~mask, 0.0).sum()
     count = max(totals.tokens, 1)
-    return Loss(mean, (learnt & terms.cut).sum() / count, kl / count, entropy_estimate / count)
+    counts = {} if terms.dual is None else {"dual_clip_tokens": (learnt & terms.dual).sum()}
+    return Loss(mean, (learnt & terms.cut).sum() / count, kl / count, entropy_estimate / count, counts)
 
 
 def averaged(terms: Tensor, mask: Tensor, totals: Totals, aggregate: Aggregate) -> Tensor:

@@ -29,10 +29,10 @@ LARGE = 0.02
 
 class Mismatch:
     """Between log-probs of the trainer and of the engine, of the same tokens under the same weights: pure numerics;
-    unless they are `stale`, as the engine's may be of older weights."""
+    unless they are `stale`, as the engine's may be of older weights. cut: tokens whose importance weight was cut."""
 
     def __init__(self, *, stale: bool = False) -> None:
-        self._stale = stale
+        self._stale, self.cut = stale, 0
         self._tokens, self._sum, self._max, self._kl = 0, 0.0, 0.0, 0.0
 
     @property
@@ -98,6 +98,7 @@ def recompute(
             if mode == "none":
                 continue
             weights = importance_weights(part.logprobs, batch.old_logprobs, batch.mask, mode=mode, cap=cap)
+            mismatch.cut += int((batch.mask & (weights == (cap if mode.endswith("truncate") else 0.0))).sum())
             weights = weights if batch.weights is None else weights * batch.weights
             for sample, values in zip(part.samples, weights.tolist(), strict=True):
                 own[id(sample)] = replace(own[id(sample)], weights=tuple(values[: len(sample.ids)]))

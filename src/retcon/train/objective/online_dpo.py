@@ -34,6 +34,20 @@ def dpo_adjustments(
     return min(beta * s / len(chosen), limit), min(beta * s / len(rejected), limit)
 
 
+def dpo_metrics(samples: Sequence[Sample]) -> dict[str, float | None]:
+    """dpo_pairs: how many samples are of a rejected call. dpo_loss, dpo_margin: means of -log σ(m) and of m = β (w - l)
+    over them (see `dpo_adjustments`); dpo_accuracy: share of those with m > 0. None without a pair."""
+    margins = [sample.margin for sample in samples if sample.margin is not None]
+    if not margins:
+        return {"dpo_pairs": 0, "dpo_loss": None, "dpo_margin": None, "dpo_accuracy": None}
+    return {
+        "dpo_pairs": len(margins),
+        "dpo_loss": fmean(max(-m, 0.0) + math.log1p(math.exp(-abs(m))) for m in margins),
+        "dpo_margin": fmean(margins),
+        "dpo_accuracy": fmean(m > 0 for m in margins),
+    }
+
+
 def with_online_dpo(trajectory: Trajectory, sample: Sample, *, beta: float, limit: float) -> list[Sample]:
     """The sample of a trajectory with its repaired calls preferred, then a sample for each call that they replaced.
 
@@ -57,10 +71,12 @@ def with_online_dpo(trajectory: Trajectory, sample: Sample, *, beta: float, limi
         right = [n for n, (called, learnt) in enumerate(zip(fixed, sample.mask, strict=False)) if called and learnt]
         wrong = [n for n, called in enumerate(mask) if called]
         if right and wrong:
-            up, down = dpo_adjustments(_scores(sample, right), _scores(failed, wrong), beta=beta, limit=limit)
+            scores = _scores(sample, right), _scores(failed, wrong)
+            up, down = dpo_adjustments(*scores, beta=beta, limit=limit)
+            margin = beta * (fmean(scores[0]) - fmean(scores[1]))
             for n in right:
                 advantages[n] += up
-            rejected.append(replace(failed, mask=mask, advantages=(-down,) * len(mask)))
+            rejected.append(replace(failed, mask=mask, advantages=(-down,) * len(mask), margin=margin))
     return [replace(sample, advantages=tuple(advantages)), *rejected]
 
 

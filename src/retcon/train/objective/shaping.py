@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean
 
 from retcon.config.learning import RLSection
 from retcon.core.sample import history_ids, token_count
@@ -13,6 +14,16 @@ def overlong_punishment(length: int, limit: int, buffer: int, penalty: float) ->
     """0 up to limit - buffer tokens, then falling in a straight line to -penalty at the limit: DAPO's soft overlong
     punishment (arXiv 2503.14476, equation 13)."""
     return -penalty * min(max(length - (limit - buffer), 0) / buffer, 1.0)
+
+
+def overlong_metrics(
+    groups: Sequence[Sequence[Trajectory]], shaped: Sequence[Sequence[float]]
+) -> dict[str, float | None]:
+    """overlong_rollouts: those that were punished. overlong_penalty: what each of them lost, mean; None without one.
+    shaped: the groups' rewards, punishments taken off."""
+    pairs = zip(groups, shaped, strict=True)
+    lost = [r - s for group, rewards in pairs for r, s in zip(rewards_of(group), rewards, strict=True) if r != s]
+    return {"overlong_rollouts": len(lost), "overlong_penalty": fmean(lost) if lost else None}
 
 
 def rewards_of(group: Sequence[Trajectory]) -> list[float]:
@@ -58,13 +69,15 @@ def has_void_turn(trajectory: Trajectory) -> bool:
     """Whether a turn of it neither calls a tool nor gives an answer: SimpleTIR's void turn (arXiv 2509.02479, section
     3.3). Here that is one that was cut off, one whose calls all are malformed and reach no tool, or a last one without
     an answer."""
-    return any(_void(turn) or (turn.stop == "answer" and trajectory.answer is None) for turn in trajectory.turns)
+    return any(is_void(turn, trajectory.answer) for turn in trajectory.turns)
 
 
-def _void(turn: Turn) -> bool:
+def is_void(turn: Turn, answer: str | None) -> bool:
+    """Return whether a turn is void (see `has_void_turn`). answer: of its trajectory."""
+    if turn.stop != "call":
+        return turn.stop == "length" or answer is None
     malformed = {one.call_id for one in turn.observations if one.status == "malformed"}
-    in_vain = all(call.malformed or call.id in malformed for call in turn.calls)
-    return turn.stop == "length" or (turn.stop == "call" and in_vain)
+    return all(call.malformed or call.id in malformed for call in turn.calls)
 
 
 def in_failed_turns(trajectory: Trajectory) -> list[bool]:

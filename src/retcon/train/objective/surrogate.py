@@ -14,10 +14,11 @@ from torch import Tensor
 @dataclass(frozen=True, slots=True)
 class Terms:
     """value: (B, T), what is to be made smaller, with gradient. cut: (B, T) bool, where the gradient was cut off, or
-    the ratio that weighs it was."""
+    the ratio that weighs it was. dual: (B, T) bool, where the dual clip did so; None without one."""
 
     value: Tensor
     cut: Tensor
+    dual: Tensor | None = None
 
 
 def token_ratio(difference: Tensor) -> Tensor:
@@ -42,10 +43,10 @@ def clipped(ratio: Tensor, advantages: Tensor, *, low: float, high: float, dual:
     value = -torch.minimum(ratio * advantages, bounded * advantages)
     # The minimum takes the clipped branch, which has no gradient, only on the side where Â pushes further out.
     cut = ((advantages > 0) & (ratio > 1 + high)) | ((advantages < 0) & (ratio < 1 - low))
-    if dual is not None:
-        far = (advantages < 0) & (ratio > dual)
-        value, cut = torch.where(far, -dual * advantages, value), cut | far
-    return Terms(value, cut)
+    if dual is None:
+        return Terms(value, cut)
+    far = (advantages < 0) & (ratio > dual)
+    return Terms(torch.where(far, -dual * advantages, value), cut | far, far)
 
 
 def clipped_with_gradient(
@@ -59,7 +60,7 @@ def clipped_with_gradient(
     plain = clipped(token_ratio(difference), advantages, low=low, high=high, dual=dual)
     above = (advantages > 0) & (difference.detach().exp() > 1 + high)
     kept = -(1 + high) * (difference - difference.detach()).exp() * advantages
-    return Terms(torch.where(above, kept, plain.value), plain.cut & ~above)
+    return Terms(torch.where(above, kept, plain.value), plain.cut & ~above, plain.dual)
 
 
 def truncated(ratio: Tensor, advantages: Tensor, logprobs: Tensor, *, low: float, high: float) -> Terms:

@@ -1,19 +1,21 @@
-"""What a step's rollouts say about the policy: numbers per trajectory, raw and purified."""
+"""Metrics of a step: what its rollouts say about the policy, where they branched, and what is learnt from splices."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean, stdev
 from typing import get_args
 
+from retcon.config.learning import RLSection
 from retcon.core.sample import token_count
 from retcon.core.tries import first_tries
-from retcon.core.types import TRAINED, Decision, Trajectory, Turn
+from retcon.core.types import TRAINED, Decision, Sample, Trajectory, Turn
 from retcon.purify.splice import UNALIGNED
 from retcon.rollout.loop import NO_CHECKPOINT
-from retcon.train.objective.shaping import rewards_of
+from retcon.train.objective.shaping import is_void, rewards_of
 
 DECISIONS: tuple[Decision, ...] = get_args(Decision)
+SPLICED = ("spliced_tokens", "spliced_positive", "spliced_negative", "spliced_weight")
 
 
 def rollout_metrics(
@@ -24,15 +26,15 @@ def rollout_metrics(
 
     reward: mean. reward_std: within a group, mean over groups of two or more; same_reward: share of those whose
     `shaped` rewards are all equal. pass_rate: share with a positive reward. prompt_tokens, response_tokens, turns:
-    of a rollout; its response begins with its first turn, and observations are part of it. cut_off: share that ended
-    for want of tokens or turns. raw_failures, failures: failed calls a trajectory, as they happened and after
-    purification. raw_calls: likewise; call_failure_rate: raw_failures in raw_calls. first_tries, first_try_failures: in
-    all (see `retcon.core.tries`); first_try_failure_rate: the second in the first. spliced_share: of the tokens in the
-    loss mask. sampled_tokens: in all, lookaheads among them; total_tokens: of the histories, prompts among them.
-    repairs by decision: in all; unaligned: those that are deep, or described without words, only because a call did not
-    begin on a token boundary; no_checkpoint: turns in which a tool could not keep its state, so that a failure was or
-    would have been left unrepaired. rollouts, infrastructure: made, and lost to faults; purified: those in which a
-    purifier was armed.
+    of a rollout; its response begins with its first turn, and observations are part of it. void_turns: in all (see
+    `is_void`). cut_off: share that ended for want of tokens or turns. raw_failures, failures: failed calls a
+    trajectory, as they happened and after purification. raw_calls: likewise; call_failure_rate: raw_failures in
+    raw_calls. first_tries, first_try_failures: in all (see `retcon.core.tries`); first_try_failure_rate: the second
+    in the first. spliced_share: of the tokens in the loss mask. sampled_tokens: in all, lookaheads among them;
+    total_tokens: of the histories, prompts among them. repairs by decision: in all; unaligned: those that are deep,
+    or described without words, only because a call did not begin on a token boundary; no_checkpoint: turns in which
+    a tool could not keep its state, so that a failure was or would have been left unrepaired. rollouts,
+    infrastructure: made, and lost to faults; purified: those in which a purifier was armed.
     Means and shares are over graded rollouts alone. None: of no group of two or more, no call, no first try.
     """
     made = [t for group in groups for t in group]
@@ -54,6 +56,7 @@ def rollout_metrics(
         "response_tokens": _mean([whole - prompt for prompt, whole in lengths]),
         "total_tokens": sum(token_count(t.segments) for t in made),
         "turns": _mean([len(t.turns) for t in graded]),
+        "void_turns": sum(is_void(turn, t.answer) for t in graded for turn in t.own_turns),
         "cut_off": _mean([t.stop in ("length", "turns") for t in graded]),
         "raw_failures": _mean([t.raw_failures for t in graded]),
         "call_failure_rate": sum(t.raw_failures for t in graded) / called if called else None,
@@ -86,3 +89,66 @@ def _spliced_share(trajectories: Sequence[Trajectory]) -> float:
 
 def _mean(values: Sequence[float]) -> float:
     return fmean(values) if values else 0.0
+
+
+def branch_metrics(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float | None]:
+    """Metrics of the rollouts of a step whose strategy lets them branch; (prompts, G').
+
+    branches: rollouts that left another one. branch_points: where they did, several perhaps at one. branch_entropy,
+    branch_entropy_rise: of the turns for which rollouts branched, nats a token, and above that of their first turns,
+    means; branch_surprisal, branch_surprisal_rise: the same where the engine tells no entropies (see
+    `retcon.rollout.strategy.Uncertainty`). entropy_first, entropy_after_tools: of all first turns, and of all turns
+    that followed a tool's answer, as they were sampled first. branch_shared_tokens, branch_shared_calls: tokens and
+    executed calls that branches share with those that they left, in all: none was computed or sampled, or executed,
+    again. None is what nothing is known of.
+    """
+    made = [t for group in groups for t in group]
+    branched = [t for t in made if t.branch is not None]
+    points = {(t.branch.parent, t.branch.turns): t.branch for t in branched if t.branch is not None}
+    by = {m: [p for p in points.values() if p.measure == m] for m in ("entropy", "surprisal")}
+    shared = [(t, t.turns[: t.branch.turns]) for t in branched if t.branch is not None]
+    return {
+        "branches": len(branched),
+        "branch_points": len(points),
+        **{f"branch_{m}": _mean_known(p.uncertainty for p in found) for m, found in by.items()},
+        **{f"branch_{m}_rise": _mean_known(p.rise for p in found) for m, found in by.items()},
+        "entropy_first": _mean_known(_entropies(t.turns[:1] for t in made if t.branch is None)),
+        "entropy_after_tools": _mean_known(_entropies(t.own_turns if t.branch else t.turns[1:] for t in made)),
+        "branch_shared_tokens": sum(token_count(t.prompt) + token_count(s for u in turns for s in u.segments)
+                                    for t, turns in shared),
+        "branch_shared_calls": sum(len(attempt.observations) for _, turns in shared for turn in turns
+                                   for attempt in turn.raw()),
+    }  # fmt: skip
+
+
+def _entropies(rollouts: Iterable[Sequence[Turn]]) -> list[float]:
+    return [e for turns in rollouts for turn in turns if (e := turn.raw()[0].entropy) is not None]
+
+
+def _mean_known(values: Iterable[float]) -> float | None:
+    found = list(values)
+    return fmean(found) if found else None
+
+
+def splice_metrics(samples: Sequence[Sample], config: RLSection) -> dict[str, float | None]:
+    """spliced_tokens: in the loss mask. spliced_positive, spliced_negative: shares of them by the sign of their
+    advantage: the first are what `rl.imitate_spliced` imitates, the second what `rl.mask_negative_spliced` leaves out.
+    spliced_weight: the mean of their weights, 1 where they have none; with `rl.splice_weight = "accept"` the share that
+    is accepted. None where there are none. splice_weights_cut, with `rl.splice_weight`: tokens whose weight is
+    `rl.splice_weight_cap`, or 0 by "accept".
+    """
+    advantages: list[float] = []
+    weights: list[float] = []
+    for sample in samples:
+        count = len(sample.ids)
+        rows = (sample.mask, sample.spliced, sample.advantages or (0.0,) * count, sample.weights or (None,) * count)
+        for learnt, spliced, advantage, weight in zip(*rows, strict=True):
+            if learnt and spliced:
+                advantages.append(advantage)
+                weights.append(1.0 if weight is None else weight)
+    count, limit = len(advantages), config.splice_weight_cap if config.splice_weight == "truncated" else 0.0
+    cut = {} if config.splice_weight == "none" else {"splice_weights_cut": weights.count(limit)}
+    if not count:
+        return {**dict.fromkeys(SPLICED), "spliced_tokens": 0, **cut}
+    up, down = sum(a > 0 for a in advantages), sum(a < 0 for a in advantages)
+    return {**dict(zip(SPLICED, (count, up / count, down / count, sum(weights) / count), strict=True)), **cut}
