@@ -4,15 +4,17 @@
 #   GPUS=8 NODES=1      of a node, and nodes: 1 to 64 GPUs in all. With several nodes a Ray is there already (ray.sh).
 #   MODEL=…             what to start from; else the recipe's
 #   DATA=data           where the Parquet files are, and are written to where they are not there yet
-#   STAGE=1             of rstar2-14b: 1, 2 or 3. Stage 3 wants rates.jsonl, of `retcon difficulty` with MODEL
+#   STAGE=1             of rstar2-14b: 1, 2 or 3
 #   SANDBOX=http://…    servers of `retcon sandbox serve` to run calls on, divided by commas; else each worker has its own
+#
+# cleaner-7b and stage 3 of rstar2-14b want rates.jsonl here, of `retcon difficulty` with the model that they start from.
 #
 # All of these go to verl as KEY=VALUE: the processes of a Ray that runs already have the environment of `ray start`.
 # RETCON_SANDBOX_TOKEN and the like reach them, too (docs/training/verl.md).
 # KEY=VALUE after the name win over these; retcon.overrides=[…] is added to what is set here.
 set -euo pipefail
 
-name=${1:?"which one: cleaner-4b, cleaner-7b or rstar2-14b"}
+name=${1:?"which one: cleaner-4b, dapo-baseline, cleaner-7b or rstar2-14b"}
 shift
 here=$(cd "$(dirname "$0")" && pwd)
 GPUS=${GPUS:-8} NODES=${NODES:-1} DATA=${DATA:-data}
@@ -25,7 +27,8 @@ set_key() { # KEY VALUE: a string of hydra's, whatever is in it
 }
 
 case $name in
-  cleaner-4b | cleaner-7b) recipe=$name set=cleaner ;;
+  cleaner-4b | dapo-baseline) recipe=$name set=cleaner ;;
+  cleaner-7b) recipe=$name set=cleaner-7b overrides+=("'select.pass_rates='") ;;  # as below, by rates.jsonl of the start
   rstar2-14b)
     stage=${STAGE:-1} set=rstar2
     recipe=rstar2-14b/stage$stage
@@ -40,7 +43,7 @@ case $name in
          overrides+=("'select.pass_rates='") ;;  # the export below has left out what the rates leave out
       *) echo "STAGE=$stage: 1, 2 or 3" >&2; exit 2 ;;
     esac ;;
-  *) echo "$name: cleaner-4b, cleaner-7b or rstar2-14b" >&2; exit 2 ;;
+  *) echo "$name: cleaner-4b, dapo-baseline, cleaner-7b or rstar2-14b" >&2; exit 2 ;;
 esac
 
 # Fewer GPUs hold less: weights and optimiser go to the host's memory, and long sequences are divided.

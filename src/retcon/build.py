@@ -181,7 +181,7 @@ def build_specs(recipe: Recipe) -> list[ToolSpec]:
 
 def build_limits(recipe: Recipe) -> RolloutLimits:
     section = recipe.rollout
-    return RolloutLimits(section.max_tokens, section.max_turns, section.lookahead_tokens)
+    return RolloutLimits(section.max_tokens, section.max_turns, section.lookahead_tokens, section.max_response_tokens)
 
 
 def build_sampling(recipe: Recipe) -> SamplingParams:

@@ -15,6 +15,7 @@ from keys.acting import Lab, acts, run
 from playing import call, hermes_call
 from retcon.build import build_chat
 from retcon.config.schema import Recipe
+from retcon.core.sample import history_ids
 from retcon.core.seeds import derive
 from retcon.core.types import Status, Trajectory
 from retcon.engine.scripted import Reply, ScriptedEngine
@@ -102,6 +103,11 @@ def seed_of_a_rollout(recipe: Recipe, lab: Lab) -> int | None:
 @acts("rollout.max_tokens", (60, 60), (110, 110), given=ROOM)
 def ids_of_a_model_that_does_not_end(recipe: Recipe, lab: Lab) -> int:
     return sum(len(s.ids or ()) for s in roll(recipe, lab, ["word " * 900]).first.segments)
+
+
+@acts("rollout.max_response_tokens", (0, 912), (30, 40), given=ROOM)
+def ids_of_a_prompt_and_its_response(recipe: Recipe, lab: Lab) -> int:
+    return len(history_ids(roll(recipe, lab, ["word " * 900]).first))
 
 
 @acts("rollout.max_turns", (1, 1), (4, 4), given=ROOM)

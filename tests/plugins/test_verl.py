@@ -266,7 +266,7 @@ def launch(folder: Path, *words: str, **environment: str) -> subprocess.Complete
     """launch.sh in a folder, on the tasks of an empty file."""
     (folder / "data").mkdir()
     for split in ("train", "evaluation"):
-        (folder / f"data/cleaner-{split}.parquet").touch()
+        (folder / f"data/cleaner-7b-{split}.parquet").touch()
     env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", **environment}
     command = ["bash", str(ROOT / "recipes/verl/launch.sh"), "cleaner-7b", *words]
     return subprocess.run(command, capture_output=True, text=True, check=False, env=env, cwd=folder)
@@ -278,13 +278,13 @@ def test_a_ray_that_runs_already_gets_what_is_asked_for(tmp_path: Path) -> None:
     units = "transfer_queue.backend.SimpleStorage.num_data_storage_units=1"
     there = {"RAY_ADDRESS": ray.get_runtime_context().gcs_address, "RETCON_SANDBOX_TOKEN": "s3cret"}
     ended = launch(tmp_path, sampler, units, NODES="8", MODEL="my model", SANDBOX="http://127.0.0.1:9", **there)
-    assert "cleaner-7b: 8 × 8 GPUs · model my model · data data/cleaner-train.parquet" in ended.stdout
+    assert "cleaner-7b: 8 × 8 GPUs · model my model · data data/cleaner-7b-train.parquet" in ended.stdout
     assert "s3cret" not in ended.stdout + ended.stderr
     assert json.loads((tmp_path / "found.json").read_text()) == {
         "nodes": [8, 8],
         "model": "my model",
         "recipe": "cleaner-7b",
-        "overrides": ['sandbox.url=["http://127.0.0.1:9"]'],
+        "overrides": ["select.pass_rates=", 'sandbox.url=["http://127.0.0.1:9"]'],
         "token": "s3cret",
     }
 
@@ -297,7 +297,7 @@ def test_what_cannot_go_together_is_refused_before_ray_is_asked(model: Path, dat
         RetconManager(config=configured(model, data, *SAAR, "rollout.harness=my_agent:solve"), llm_client=None)
 
 
-@pytest.mark.parametrize("name", ["cleaner-4b", "cleaner-7b", "rstar2-14b"])
+@pytest.mark.parametrize("name", ["cleaner-4b", "cleaner-7b", "dapo-baseline", "rstar2-14b"])
 def test_the_shipped_configurations_are_verls_and_go_with_their_recipes(name: str) -> None:
     with hydra.initialize_config_dir(str(ROOT / "recipes/verl"), version_base=None):
         config = hydra.compose(name, overrides=["actor_rollout_ref.model.path=somewhere"])
@@ -308,6 +308,7 @@ def test_the_shipped_configurations_are_verls_and_go_with_their_recipes(name: st
     rollout, actor = config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor
     assert config.data.train_batch_size == recipe.rl.prompts
     assert config.data.max_prompt_length + config.data.max_response_length == recipe.rollout.max_tokens
+    assert config.data.max_response_length == recipe.rollout.max_response_tokens
     kept = recipe.rl.prompts * recipe.rl.group
     assert kept == recipe.rl.minibatches * actor.ppo_mini_batch_size * rollout.n
     assert (actor.optim.lr, actor.clip_ratio_low, actor.clip_ratio_high) == (

@@ -224,9 +224,17 @@ def test_repairs_of_the_number_tasks_differ_in_what_they_are_about_alone(name: s
 @pytest.mark.parametrize(
     ("name", "other", "keys"),
     [
-        ("cleaner-7b", "cleaner-4b", {"model.path", "repair.probability", "rl.lr"}),
-        ("dapo-baseline", "cleaner-4b", {"repair", "rollout.lookahead_tokens", "rl.correction"}),
-        ("rstar2-14b/stage2", "rstar2-14b/stage1", {"rollout.max_tokens", "rl.steps"}),
+        (
+            "cleaner-7b",
+            "cleaner-4b",
+            {"model.path", "repair.probability", "rl.lr", "rl.steps", "select.pass_rates"},
+        ),
+        ("dapo-baseline", "cleaner-4b", {"repair"}),
+        (
+            "rstar2-14b/stage2",
+            "rstar2-14b/stage1",
+            {"rollout.max_tokens", "rollout.max_response_tokens", "rl.steps"},
+        ),
         (
             "rstar2-14b/stage3",
             "rstar2-14b/stage2",

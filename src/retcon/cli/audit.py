@@ -62,7 +62,12 @@ def audit(
     def credit(recipe: Recipe, groups: Sequence[Sequence[Trajectory]]) -> list[list[float]]:
         compared = [comparable(group, recipe.rl) for group in groups]
         found = recipe.rl.advantages_of_step(
-            [shaped_rewards(group, recipe.rl, limit=recipe.rollout.max_tokens) for group in compared]
+            [
+                shaped_rewards(
+                    group, recipe.rl, limit=recipe.rollout.max_tokens, response=recipe.rollout.max_response_tokens
+                )
+                for group in compared
+            ]
         )
         known = {id(t): a for pair in zip(compared, found, strict=True) for t, a in zip(*pair, strict=True)}
         return [[known.get(id(t), 0.0) for t in group] for group in groups]

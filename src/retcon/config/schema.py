@@ -140,6 +140,8 @@ class RolloutSection(Section):
     matters_to: ClassVar = {"rl": None, "demonstrations": None}
     max_tokens: Positive = Field(320, description="most tokens of a trajectory, prompt and observations included; "
                                  "for tasks other than numbers: by the model and the prompts")  # fmt: skip
+    max_response_tokens: NonNegative = Field(0, description="most tokens after the prompt, observations included; 0: "
+                                             "as many as max_tokens leaves")  # fmt: skip
     max_turns: Positive = Field(5, description="generations of a trajectory; a call in the last one still runs")
     lookahead_tokens: NonNegative = Field(160, description="room beyond max_tokens for a repair's lookahead; for "
                                           "tasks other than numbers: half of the room for answers")  # fmt: skip

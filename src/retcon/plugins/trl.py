@@ -385,4 +385,6 @@ def _shaped(trajectory: Trajectory, recipe: Recipe) -> float | None:
     """
     if trajectory.reward is None or (is_masked(trajectory, recipe.rl) and not recipe.rl.masked_in_baseline):
         return None
-    return shaped_rewards([trajectory], recipe.rl, limit=recipe.rollout.max_tokens)[0]
+    return shaped_rewards(
+        [trajectory], recipe.rl, limit=recipe.rollout.max_tokens, response=recipe.rollout.max_response_tokens
+    )[0]

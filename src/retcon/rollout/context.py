@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from retcon.chat.chat import Chat
@@ -21,16 +21,23 @@ from retcon.tools.types import AnyTool
 class RolloutLimits:
     """How far a rollout may go. max_tokens: a history has no more, prompt and observations counted; what does not fit
     of the last turn's observations is left out of its segments. max_turns: generations that are committed; a call in
-    the last one still runs. lookahead_tokens: room beyond max_tokens for what a repair tries.
+    the last one still runs. lookahead_tokens: room beyond max_tokens for what a repair tries. max_response_tokens: of
+    max_tokens, those after the prompt; 0: all that it leaves.
     """
 
     max_tokens: int
     max_turns: int
     lookahead_tokens: int = 0
+    max_response_tokens: int = 0
 
     def __post_init__(self) -> None:
-        if self.max_tokens < 1 or self.max_turns < 1 or self.lookahead_tokens < 0:
-            raise ValueError(f"max_tokens and max_turns must be 1 or more, lookahead_tokens 0 or more: {self}")
+        if self.max_tokens < 1 or self.max_turns < 1 or min(self.lookahead_tokens, self.max_response_tokens) < 0:
+            raise ValueError(f"max_tokens and max_turns must be 1 or more, the others 0 or more: {self}")
+
+    def after(self, prompt: int) -> RolloutLimits:
+        """Return the limits of a rollout whose prompt has so many tokens."""
+        most = prompt + (self.max_response_tokens or self.max_tokens)
+        return replace(self, max_tokens=min(self.max_tokens, most))
 
 
 @dataclass(frozen=True, slots=True)

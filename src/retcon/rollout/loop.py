@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 from retcon.core.errors import CheckpointRefused, InfrastructureFault
-from retcon.core.sample import ids_of
+from retcon.core.sample import ids_of, token_count
 from retcon.core.types import Provenance, RepairRecord, Stop, Trajectory, Turn
 from retcon.engine.types import Generation
 from retcon.purify.types import Repair
@@ -53,10 +53,11 @@ async def run_rollout(
     (ConnectionError, TimeoutError), with all turns so far. Raises EngineError where the engine refuses a request. The
     engine is told to release the trajectory however the loop ends, cancellation included.
     """
-    engine, limits, repair = context.engine, context.limits, context.repair
+    engine, repair = context.engine, context.repair
     chat = context.chat.showing([tool.spec for tool in context.tools.values()])
     sampler = TurnSampler(id, engine, chat, context.sampling, seed)
     prompt = chat.prompt(task.question, task.system, task.before) if after is None else after.prompt
+    limits = context.limits.after(token_count(prompt))
     turns: list[Turn] = [] if after is None else list(after.turns)
     history = list(ids_of((*prompt, *(s for turn in turns for s in turn.segments))))
     stop: Stop | None = "length" if len(history) >= limits.max_tokens else None

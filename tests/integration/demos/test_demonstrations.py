@@ -23,6 +23,7 @@ from retcon.train.demos.making import Summary, write_demonstrations
 from servers.answering import Answer, Asked, serving
 from teaching import Messages, annotated, annotated_recipe, teacher_at
 
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
 CHAT = Chat(ByteTokenizer())
 
 
@@ -377,6 +378,24 @@ def test_a_folder_of_transcripts_is_read_beside_files(tmp_path: Path) -> None:
     path = json.dumps([str(tmp_path / "clean"), str(tmp_path / "b.jsonl")])
     _, found = made(load_recipe(None, ["demos.kind=transcripts", f"demos.path={path}"]), tmp_path / "d.jsonl")
     assert [one.text.partition("go ")[2][0] for one in found] == ["0", "2"]
+
+
+def test_transcripts_are_a_data_set_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the hub's own library keeps them, without the network."""
+    home = tmp_path / "datasets--ours--agentic"
+    shown = home / "snapshots" / COMMIT
+    shown.mkdir(parents=True)
+    (home / "refs").mkdir()
+    (home / "refs/main").write_text(COMMIT)
+    (shown / "train.jsonl").write_text(json.dumps(transcript(3, fails=False, right=True)) + "\n", encoding="utf-8")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.chdir(tmp_path)
+    _, found = made(load_recipe(None, ["demos.kind=transcripts", "demos.path=ours/agentic"]), tmp_path / "d.jsonl")
+    assert [one.text.partition("go ")[2][0] for one in found] == ["3"]
+    absent = load_recipe(None, ["demos.kind=transcripts", "demos.path=ours/absent"])
+    with pytest.raises(CheckpointError, match="ours/absent could not be fetched: the hub cannot be reached"):
+        write_demonstrations(absent, CHAT, tmp_path / "e.jsonl")
 
 
 def test_transcripts_that_are_not_there_are_refused(tmp_path: Path) -> None:

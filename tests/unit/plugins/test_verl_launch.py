@@ -33,7 +33,7 @@ def test_what_is_asked_for_is_on_the_command_line(tmp_path: Path) -> None:
         "trainer.n_gpus_per_node=8",
         "actor_rollout_ref.rollout.agent.num_workers=128",
         r"actor_rollout_ref.model.path='my models/it\'s 7B'",
-        "data.train_files='my data/cleaner-train.parquet'",
+        "data.train_files='my data/cleaner-7b-train.parquet'",
         f"actor_rollout_ref.rollout.agent.agent_loop_config_path='{RECIPES}/agent.yaml'",
     } <= set(asked)
 

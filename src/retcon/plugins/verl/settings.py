@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from retcon.build import as_evaluated
+from retcon.build import as_evaluated, build_limits
 from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
 from retcon.core.errors import RecipeError
@@ -55,9 +55,8 @@ class Lengths:
 
     def limits(self, recipe: Recipe, prompt: int) -> RolloutLimits:
         """Of a rollout with a prompt of so many tokens."""
-        section = recipe.rollout
         most = min(self.whole(recipe), prompt + self.response)
-        return RolloutLimits(most, section.max_turns, section.lookahead_tokens)
+        return replace(build_limits(recipe), max_tokens=most).after(prompt)
 
 
 def sampling_of(told: Mapping[str, Any], recipe: Recipe, most: int) -> SamplingParams:

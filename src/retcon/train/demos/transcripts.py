@@ -15,8 +15,9 @@ from retcon.chat.chat import Chat
 from retcon.core.errors import MissingIds, RecipeError, RecordError, nearest
 from retcon.core.sample import to_sample
 from retcon.core.types import Trajectory
+from retcon.models.hub import fetch_data_set, hub_name
 from retcon.store.fingerprint import fingerprint
-from retcon.store.foreign.records import Record
+from retcon.store.foreign.records import KINDS, Record
 from retcon.train.datasets.demonstrations import files_of, read_rendered
 from retcon.train.datasets.vocabulary import refuse_other_texts
 from retcon.train.demos.rolling import TOO_LONG
@@ -101,15 +102,22 @@ def _with_reward(trajectory: Trajectory, record: Record) -> Trajectory:
     return trajectory
 
 
+def _found(name: str) -> Path:
+    """Return a file or folder here, or the folder of a data set of the hub, fetched. Raises RecipeError."""
+    path = Path(name)
+    if path.is_file() or path.is_dir():
+        return path
+    if hub_name(name) and not path.parent.is_dir() and not set(KINDS).intersection(path.suffixes):
+        return fetch_data_set(name, KINDS)
+    beside = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+    raise RecipeError(f"demos.path: there is no file {path}{nearest(path.name, beside)}")
+
+
 @asynccontextmanager
 async def open_transcripts(section: Transcripts, setup: DemoSetup) -> AsyncIterator[TranscriptSource]:
     """Raises RecipeError for files that are not named or not there, RecordError for a folder without transcripts."""
     if not section.path:
         raise RecipeError("demos.path: it is empty: name a file or folder of transcripts, or several")
-    for path in map(Path, section.path):
-        if not path.is_file() and not path.is_dir():
-            beside = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
-            raise RecipeError(f"demos.path: there is no file {path}{nearest(path.name, beside)}")
-    files = [file for path in section.path for file in files_of(Path(path))]
+    files = [file for path in section.path for file in files_of(_found(path))]
     inputs = {str(file): fingerprint(file) for file in files}
     yield TranscriptSource(files, setup.chat, setup.recipe.rollout.max_tokens, section.keep == "right", inputs)

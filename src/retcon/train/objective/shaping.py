@@ -36,16 +36,16 @@ def rewards_of(group: Sequence[Trajectory]) -> list[float]:
     return rewards
 
 
-def shaped_rewards(group: Sequence[Trajectory], config: RLSection, *, limit: int) -> list[float]:
+def shaped_rewards(group: Sequence[Trajectory], config: RLSection, *, limit: int, response: int = 0) -> list[float]:
     """The rewards of a group with the punishment that the recipe asks for; lengths are of whole trajectories, as
-    `limit` is. Raises ValueError as `rewards_of`."""
+    `limit` is. response: tokens that may follow a prompt, within `limit`; 0: all. Raises ValueError as `rewards_of`."""
     rewards, buffer = rewards_of(group), config.overlong_buffer
     if not buffer:
         return rewards
-    lengths = [len(history_ids(trajectory)) for trajectory in group]
+    limits = [min(limit, token_count(trajectory.prompt) + (response or limit)) for trajectory in group]
     return [
-        reward + overlong_punishment(length, limit, buffer, config.overlong_penalty)
-        for reward, length in zip(rewards, lengths, strict=True)
+        reward + overlong_punishment(len(history_ids(trajectory)), most, buffer, config.overlong_penalty)
+        for reward, trajectory, most in zip(rewards, group, limits, strict=True)
     ]
 
 

@@ -17,7 +17,8 @@ class Transcripts(DemosSection):
     """`kind = "transcripts"`."""
 
     of_tasks: ClassVar[bool] = False
-    path: Several = Field((), description="files or folders of transcripts, one or several")
+    path: Several = Field((), description="files or folders of transcripts, one or several; or "
+                           "data sets of the hub, ORG/NAME[@REVISION]")  # fmt: skip
     keep: Literal["all", "right"] = Field("all", description="all | right: those whose record says that they are")
 
     def open(self, setup: DemoSetup) -> OpenSource:
