@@ -61,7 +61,18 @@ def fetch_data_set(name: str, suffixes: Sequence[str]) -> Path:
     return folder
 
 
-def _snapshot(name: str, files: list[str], *, local: bool, kind: str = "model") -> Path | None:
+def fetch_config(name: str, cache: Path) -> Path:
+    """A folder in `cache` with the configuration of a model of the hub alone. Raises CheckpointError as
+    `fetch_from_hub`."""
+    folder = _snapshot(name, [CONFIG], local=False, cache=cache)
+    if folder is None or not (folder / CONFIG).is_file():
+        raise CheckpointError(f"{name} of the hub has no {CONFIG}")
+    return folder
+
+
+def _snapshot(
+    name: str, files: list[str], *, local: bool, kind: str = "model", cache: Path | None = None
+) -> Path | None:
     try:
         from huggingface_hub import errors, snapshot_download
     except ImportError as error:
@@ -71,7 +82,7 @@ def _snapshot(name: str, files: list[str], *, local: bool, kind: str = "model") 
     repo, revision = named
     try:
         folder = snapshot_download(
-            repo, repo_type=kind, revision=revision, allow_patterns=files,
+            repo, repo_type=kind, revision=revision, cache_dir=cache, allow_patterns=files,
             ignore_patterns=OTHERS if kind == "model" else None, local_files_only=local, etag_timeout=10,
         )  # fmt: skip
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:

@@ -57,6 +57,15 @@ def locate(path: str | Path) -> Path:
     raise CheckpointError(f"there is no model {text}{_advice(folder)}")
 
 
+def is_unfetched(name: str) -> bool:
+    """Whether `locate` would take `name` for a model of the hub that has not been fetched."""
+    try:
+        locate(name)
+    except CheckpointError:
+        return hub_name(name) is not None and not Path(name).exists() and not Path(name).parent.is_dir()
+    return False
+
+
 def called(folder: Path) -> str:
     """What `locate` finds a model's folder by."""
     return "base" if folder == BASE else str(folder)

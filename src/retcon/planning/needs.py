@@ -93,6 +93,11 @@ class Needs:
         return "update" if self.of_phase("update") >= self.of_phase("rollouts") else "rollouts"
 
     @property
+    def largest(self) -> Part:
+        """Return the part that takes the most of the peak."""
+        return max((p for p in self.memory if p.phase in ("always", self.peak_phase)), key=lambda part: part.bytes)
+
+    @property
     def least(self) -> int:
         """Bytes: `peak` without what is an estimate (ESTIMATED)."""
         return self.peak - sum(part.bytes for part in self.memory if part.name in ESTIMATED)
@@ -119,7 +124,7 @@ def needs_of(
     RecipeError for a `compute.kv_memory_mb` that does not hold one rollout."""
     config = load_config(folder)
     text = config.get_text_config()
-    parameters, trained = _parameters(config, recipe.lora)
+    parameters, trained = count_parameters(config, recipe.lora)
     wide = 2 if place.rollout_dtype != "float32" else 4
     rolls, trains = work in ("rl", "eval") and recipe.engine.in_process, work != "eval"
     cpu = place.device == "cpu"
@@ -156,7 +161,7 @@ def needs_of(
         if recipe.compute.kv_memory_mb and isinstance(recipe.engine, LocalSection):
             _refuse_small(recipe, config, whole, wide)
         rows = _rows(work, recipe)
-        kv = _kv_blocks(recipe, rows, whole, _kv_bytes(text, wide), free_on(place.device))
+        kv = _kv_blocks(recipe, rows, whole, kv_bytes(text, wide), free_on(place.device))
         stay = min(kv.bytes, kept_at_rest(torch.device(place.device))) if trains and not cpu else 0
         if stay:
             parts.append(replace(kv, bytes=stay, phase="always", about="at most, as they stay between steps"))
@@ -248,7 +253,7 @@ def refuse_hopeless(needs: Needs, out: Path, of: object = "this") -> None:
 
 
 def _overfull(needs: Needs, of: object, room: str) -> str:
-    largest = max((p for p in needs.memory if p.phase in ("always", needs.peak_phase)), key=lambda part: part.bytes)
+    largest = needs.largest
     return (
         f"{of} takes up to {gib(needs.peak)} of memory and {room}: most of it is "
         f"{largest.name} ({gib(largest.bytes)}; {largest.about}). "
@@ -302,7 +307,7 @@ def memory_of(device: str) -> int:
     return int(torch.cuda.mem_get_info(torch.device(device))[1]) if device.startswith("cuda") else total_memory()
 
 
-def _parameters(config: PretrainedConfig, lora: LoraSection) -> tuple[int, int]:
+def count_parameters(config: PretrainedConfig, lora: LoraSection) -> tuple[int, int]:
     """(all, those that are trained)."""
     model = empty_model(config)
     whole = sum(p.numel() for p in model.parameters())
@@ -316,7 +321,7 @@ def _linear(text: Any, parameters: int) -> int:
     return max(0, parameters - int(text.vocab_size * text.hidden_size))
 
 
-def _kv_bytes(text: Any, wide: int) -> int:
+def kv_bytes(text: Any, wide: int) -> int:
     """Of a token, in all layers, with its place in the mask."""
     heads, size = kv_heads(text)
     return int((1 + text.num_hidden_layers * 2 * heads * size) * wide)

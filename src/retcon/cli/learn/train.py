@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from retcon.cli.common.arguments import (
     DryRun,
@@ -19,6 +22,7 @@ from retcon.cli.common.arguments import (
 from retcon.cli.common.importing import import_training
 from retcon.cli.common.interrupt import interruptible
 from retcon.cli.common.progress import tell_place, telling_steps
+from retcon.core.errors import RecipeError
 from retcon.core.texts import counted
 
 MANY = 0.25
@@ -32,16 +36,32 @@ def train(
     start: Start = None,
     out: Out = Path("runs/train"),
     dry_run: DryRun = False,
+    gpus: Annotated[
+        int,
+        typer.Option(
+            "--gpus", min=0, help="With --dry-run: plan for verl on so many GPUs, from the model's published sizes."
+        ),
+    ] = 0,
+    gpu_gb: Annotated[float, typer.Option("--gpu-gb", min=1, help="Memory of each, in GB.")] = 80.0,
     _data: NoData = None,
 ) -> None:
     """Reinforcement learning from a checkpoint, with or without purification, in one stage or several, as the recipe
     says."""
     from retcon.cli.common.reading import READS
     from retcon.config.load import load_recipe
-    from retcon.models.locating import locate
+    from retcon.models.locating import is_unfetched, locate
 
     settings = load_recipe(recipe, overrides or (), reads=READS["train"])
-    folder = locate(start or settings.model.path)
+    name = start or settings.model.path
+    if gpus and not dry_run:
+        raise RecipeError("--gpus plans and trains nothing: add --dry-run; recipes/verl/launch.sh trains on several")
+    if dry_run and (gpus or is_unfetched(name)):
+        need_training()
+        from retcon.cli.common.plan import plan_unfetched
+
+        plan_unfetched(settings, name, out, gpus, gpu_gb)
+        return
+    folder = locate(name)
     need_training()
     if dry_run:
         from retcon.cli.common.plan import plan_rl
