@@ -20,7 +20,11 @@ from retcon.config.shipped import shipped_recipes
 from retcon.core.sample import to_sample
 from retcon.core.types import Sample, Trajectory
 from retcon.purify.weights import accepted_splices
+<<<<<<< HEAD
 from retcon.runs.mechanisms import idle_mechanisms
+=======
+from retcon.rollout.context import RolloutLimits
+>>>>>>> 66a500c1 (train: share the check of memory between plans)
 from retcon.store import jsonl
 from retcon.train.objective.shaping import has_void_turn, in_failed_turns, is_void, shaped_rewards
 from retcon.train.rl import run_rl
@@ -164,7 +168,7 @@ def test_dapo(run: Run) -> None:
     made = run("mini/dapo", rewards=(FLAT, RIGHT_THEN_WRONG, RIGHT_THEN_WRONG))
     assert made.lines[0]["extra_groups"] == 1
     assert made.lines[0]["groups_flat"] == 1
-    long = [shaped_rewards(group, made.recipe.rl, limit=60) for group in made.groups]
+    long = [shaped_rewards(group, made.recipe.rl, RolloutLimits(60, 1)) for group in made.groups]
     assert min(map(min, long)) < -1, "near its limit a rollout pays"
     assert (made.lines[0]["groups_drawn"], made.lines[0]["groups_kept"]) == (3, 2)
     assert made.idle == ["rl.overlong_buffer=64"], "no rollout is that long"

@@ -14,6 +14,7 @@ from keys.updates import RATIO, model, sample, updated
 from retcon.config.schema import Recipe
 from retcon.core.errors import ComputeWarning
 from retcon.core.types import Observation, Segment, ToolCall, Trajectory, Turn
+from retcon.rollout.context import RolloutLimits
 from retcon.train.objective.shaping import comparable, rewards_of, shaped_rewards
 from retcon.train.update import to_samples, update
 
@@ -161,7 +162,7 @@ def advantages_of_two_right_rollouts_and_one_that_was_cut_off(recipe: Recipe, la
 
 
 def reward_of_five_tokens(recipe: Recipe) -> float:
-    return shaped_rewards([rollout()], recipe.rl, limit=6)[0]
+    return shaped_rewards([rollout()], recipe.rl, RolloutLimits(6, 1))[0]
 
 
 @acts("rl.overlong_buffer", (0, 1.0), (2, 0.5), (4, 0.25))

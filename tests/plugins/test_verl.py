@@ -31,6 +31,7 @@ from rays import a_ray
 from verl.utils.config import validate_config
 from verling import ROOT, SaidTasks, Training, config_of, replicas, with_recipe
 
+from retcon.build import build_limits
 from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
 from retcon.core.errors import RecipeError
@@ -139,7 +140,7 @@ def _same(row: dict[str, Any], trajectory: Trajectory, recipe: Recipe) -> None:
     assert row["input_ids"].tolist() == list(sample.ids)
     assert row["position_ids"].tolist() == list(range(len(sample.ids)))
     assert row["response_mask"].tolist() == row["loss_mask"].tolist() == mask[start:]
-    (reward,) = shaped_rewards([trajectory], recipe.rl, limit=recipe.rollout.max_tokens)
+    (reward,) = shaped_rewards([trajectory], recipe.rl, build_limits(recipe))
     assert row["rm_scores"].tolist() == pytest.approx([0.0] * (len(sample.ids) - start - 1) + [reward])
     about = row["extra_fields"]["reward_extra_info"]
     assert about["acc"] == ((trajectory.reward or 0) > 0)
@@ -171,7 +172,7 @@ def agree(training: Training, batch: Any, told: dict[str, float], drawn: Drawn, 
     assert training.left_in_queue() == set(batch.keys)
     found = training.advantages(batch)
     for group in drawn.kept:
-        rewards = shaped_rewards(group, recipe.rl, limit=recipe.rollout.max_tokens)
+        rewards = shaped_rewards(group, recipe.rl, build_limits(recipe))
         assert found[group[0].task] == pytest.approx(recipe.rl.advantages(rewards), abs=1e-4)
 
 

@@ -41,6 +41,7 @@ def audit(
     out: Out = Path("runs/audit"),
 ) -> None:
     """Replay failed calls of a model, repaired and not, and see which credit rule points the right way."""
+    from retcon.build import build_limits
     from retcon.cli.common.reading import READS
     from retcon.config.load import load_recipe
     from retcon.core.errors import RecipeError
@@ -62,12 +63,7 @@ def audit(
     def credit(recipe: Recipe, groups: Sequence[Sequence[Trajectory]]) -> list[list[float]]:
         compared = [comparable(group, recipe.rl) for group in groups]
         found = recipe.rl.advantages_of_step(
-            [
-                shaped_rewards(
-                    group, recipe.rl, limit=recipe.rollout.max_tokens, response=recipe.rollout.max_response_tokens
-                )
-                for group in compared
-            ]
+            [shaped_rewards(group, recipe.rl, build_limits(recipe)) for group in compared]
         )
         known = {id(t): a for pair in zip(compared, found, strict=True) for t, a in zip(*pair, strict=True)}
         return [[known.get(id(t), 0.0) for t in group] for group in groups]

@@ -44,29 +44,16 @@ def fetch_from_hub(name: str, tell: Callable[[str], None]) -> Path:
     to it.
     """
     tell(f"fetching {name} from the hub")
-    folder = _snapshot(name, FILES, local=False)
-    assert folder is not None
+    folder = fetch_files(name, FILES)
     if not (folder / CONFIG).is_file() or not any(folder.glob("*.safetensors")):
         raise CheckpointError(f"{name} of the hub is not a model folder: it lacks {CONFIG} or *.safetensors")
     return folder
 
 
-def fetch_data_set(name: str, suffixes: Sequence[str]) -> Path:
-    """The folder of a data set of the hub, its files of these suffixes fetched where they are not there.
-
-    Raises CheckpointError as `fetch_from_hub`.
-    """
-    folder = _snapshot(name, [f"*{suffix}" for suffix in suffixes], local=False, kind="dataset")
+def fetch_files(name: str, files: Sequence[str], *, kind: str = "model", cache: Path | None = None) -> Path:
+    """The folder of those files of a model or `dataset` of the hub, fetched. Raises CheckpointError."""
+    folder = _snapshot(name, list(files), local=False, kind=kind, cache=cache)
     assert folder is not None
-    return folder
-
-
-def fetch_config(name: str, cache: Path) -> Path:
-    """A folder in `cache` with the configuration of a model of the hub alone. Raises CheckpointError as
-    `fetch_from_hub`."""
-    folder = _snapshot(name, [CONFIG], local=False, cache=cache)
-    if folder is None or not (folder / CONFIG).is_file():
-        raise CheckpointError(f"{name} of the hub has no {CONFIG}")
     return folder
 
 

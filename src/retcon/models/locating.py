@@ -58,12 +58,9 @@ def locate(path: str | Path) -> Path:
 
 
 def is_unfetched(name: str) -> bool:
-    """Whether `locate` would take `name` for a model of the hub that has not been fetched."""
-    try:
-        locate(name)
-    except CheckpointError:
-        return hub_name(name) is not None and not Path(name).exists() and not Path(name).parent.is_dir()
-    return False
+    """Whether it is the name of a model of the hub, and `locate` would not find it."""
+    here = Path(name).exists() or Path(name).parent.is_dir()
+    return hub_name(name) is not None and not here and cached(name) is None
 
 
 def called(folder: Path) -> str:

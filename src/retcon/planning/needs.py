@@ -93,11 +93,6 @@ class Needs:
         return "update" if self.of_phase("update") >= self.of_phase("rollouts") else "rollouts"
 
     @property
-    def largest(self) -> Part:
-        """Return the part that takes the most of the peak."""
-        return max((p for p in self.memory if p.phase in ("always", self.peak_phase)), key=lambda part: part.bytes)
-
-    @property
     def least(self) -> int:
         """Bytes: `peak` without what is an estimate (ESTIMATED)."""
         return self.peak - sum(part.bytes for part in self.memory if part.name in ESTIMATED)
@@ -217,17 +212,17 @@ def _kv_blocks(recipe: Recipe, rows: int, whole: int, token: int, free: int | No
     return Part("KV blocks", kv, "rollouts", about if kv == held else f"{about}, cut to a quarter of what is free")
 
 
-ESTIMATED = ("tokenizer", "activations", "logits", "entropies", "KV blocks", "states of graphs",
+ESTIMATED = ("tokenizer", "activations", "logits", "logits in verl", "entropies", "KV blocks", "states of graphs",
              "logits of rollouts")  # fmt: skip
 """Parts that are bounds by a formula, above what small models were measured to take
 (`tests/integration/train/test_memory.py`), or that make do with less."""
 
 
-def refuse_overfull(needs: Needs, of: object = "this") -> None:
+def refuse_overfull(needs: Needs, of: object = "this", free: int | None = None) -> None:
     """Raises RecipeError where the memory of the device cannot hold what is needed: names the largest part, and which
     key makes it smaller. of: what takes it, such as a stage. What is an estimate (ESTIMATED) refuses nothing: where it
-    alone makes the difference, there is a ComputeWarning."""
-    free = free_on(needs.device)
+    alone makes the difference, there is a ComputeWarning. free: bytes, None for what this machine has."""
+    free = free or free_on(needs.device)
     if free is not None and needs.peak > free:
         said = _overfull(needs, of, f"{gib(free)} are free on {needs.device}")
         if needs.least > free:
@@ -253,7 +248,7 @@ def refuse_hopeless(needs: Needs, out: Path, of: object = "this") -> None:
 
 
 def _overfull(needs: Needs, of: object, room: str) -> str:
-    largest = needs.largest
+    largest = max((p for p in needs.memory if p.phase in ("always", needs.peak_phase)), key=lambda part: part.bytes)
     return (
         f"{of} takes up to {gib(needs.peak)} of memory and {room}: most of it is "
         f"{largest.name} ({gib(largest.bytes)}; {largest.about}). "
@@ -287,6 +282,7 @@ def _advice(part: str, *, trains: bool) -> str:
         "KV blocks": "Lower rollout.max_tokens, rl.prompts, or set compute.kv_memory_mb",
         "activations": "Lower compute.micro_batch_tokens or rollout.max_tokens, or set compute.checkpointing = true",
         "logits": "Lower compute.logits_chunk",
+        "logits in verl": "Set actor_rollout_ref.model.use_fused_kernels=true, or take larger GPUs",
         "entropies": "Lower compute.logits_chunk",
         "states of graphs": "Lower rl.prompts or rl.group",
         "logits of rollouts": "Lower rl.prompts or rl.group",

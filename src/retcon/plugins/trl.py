@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from retcon.build import build_chat, build_strategy, build_tasks, mixing, settle
+from retcon.build import build_chat, build_limits, build_strategy, build_tasks, mixing, settle
 from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
 from retcon.core.errors import InfrastructureFault, MissingExtra, RecipeError
@@ -385,6 +385,4 @@ def _shaped(trajectory: Trajectory, recipe: Recipe) -> float | None:
     """
     if trajectory.reward is None or (is_masked(trajectory, recipe.rl) and not recipe.rl.masked_in_baseline):
         return None
-    return shaped_rewards(
-        [trajectory], recipe.rl, limit=recipe.rollout.max_tokens, response=recipe.rollout.max_response_tokens
-    )[0]
+    return shaped_rewards([trajectory], recipe.rl, build_limits(recipe))[0]

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+from retcon.build import build_limits
 from retcon.config.schema import Recipe
 from retcon.config.stages import Stage
 from retcon.core.errors import EngineError, SandboxUnavailable
@@ -155,12 +156,7 @@ async def _step(stretch: Stretch, stream: GroupStream, course: Course) -> Metric
             unfollowed = await _synced(rollouts, step)
         made = rollout_metrics(
             drawn.made,
-            lambda group: shaped_rewards(
-                comparable(group, recipe.rl),
-                recipe.rl,
-                limit=recipe.rollout.max_tokens,
-                response=recipe.rollout.max_response_tokens,
-            ),
+            lambda group: shaped_rewards(comparable(group, recipe.rl), recipe.rl, build_limits(recipe)),
         )
         course.tell_idling(made)
         cost = trainer.cost  # by which it is decided once whether the run is over, here and where it ends
@@ -211,10 +207,7 @@ def _learn(
 ) -> dict[str, float | None]:
     """Rewards, advantages, samples, and the step's updates."""
     recipe = stage.recipe
-    rewards = [
-        shaped_rewards(group, recipe.rl, limit=recipe.rollout.max_tokens, response=recipe.rollout.max_response_tokens)
-        for group in groups
-    ]
+    rewards = [shaped_rewards(group, recipe.rl, build_limits(recipe)) for group in groups]
     samples, counts = [], Counter[str]()
     for group, advantages in zip(groups, recipe.rl.advantages_of_step(rewards), strict=True):
         made = to_samples(group, advantages, recipe.rl)

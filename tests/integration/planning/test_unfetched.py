@@ -86,14 +86,17 @@ def test_eight_gpus_take_half_the_time_and_less_memory_of_each() -> None:
     four, eight = (planned("cleaner-4b", "--gpus", count).output for count in ("4", "8"))
     assert days(eight) == pytest.approx(days(four) / 2, rel=0.05)
     assert peak(eight) < peak(four) < 80e9 / 2**30
-    assert "computing in verl on 8 GPUs of 80 GB, as fast as H100s" in eight
+    assert "computing in verl on 8 × 80 GB, as fast as H100s" in eight
 
 
 def test_what_only_an_estimate_makes_too_much_is_warned_of_and_what_is_certain_refused() -> None:
-    with pytest.warns(ComputeWarning, match="of each GPU.*use_fused_kernels"):
+    with pytest.warns(ComputeWarning, match="most of it is logits in verl.*use_fused_kernels"):
         assert planned("cleaner-7b", "--gpus", "4").exit_code == 0
     for words, says in (
-        (("cleaner-4b", "--gpus", "1", "--gpu-gb", "40"), "of each GPU, which has 37.25 GiB.*take more GPUs"),
+        (
+            ("cleaner-4b", "--gpus", "1", "--gpu-gb", "40"),
+            "takes up to .* and 37.25 GiB are free on 40 GB, as fast as H100s: most of it is optimiser",
+        ),
         (("retool-32b", "--gpus", "8"), "does not hold the weights of rollouts"),
     ):
         refused = planned(*words)

@@ -152,7 +152,7 @@ MADE = Trajectory("t/1/0", "t", (Segment("prompt", "?", (7, 8)),), (CALLED, ANSW
 def output(made: Trajectory = MADE, *keys: str, validating: bool = False, limit: int = 100) -> dict[str, Any]:
     engine = ServerEngine(Servers())
     engine.seconds, engine.preempted, engine.steps = 1.5, 2, [5, 3, 4]
-    return to_output(Rolled(made, limit, engine, validating, 6), load_recipe("mini/cleaner", keys))
+    return to_output(Rolled(made, RolloutLimits(limit, 1), engine, validating, 6), load_recipe("mini/cleaner", keys))
 
 
 def test_ids_mask_and_log_probs_begin_after_the_prompt() -> None:

@@ -11,6 +11,7 @@ from retcon.core.types import Branch, Observation, Segment, ToolCall, Trajectory
 from retcon.engine.local.stats import EngineStats
 from retcon.purify.saar import Saar
 from retcon.purify.splice import purify
+from retcon.rollout.context import RolloutLimits
 from retcon.tools.scripted import ScriptedSessions
 from retcon.train.ahead import staleness
 from retcon.train.algorithms.dapo import Dapo
@@ -129,7 +130,7 @@ def test_groups_that_their_lengths_tell_apart_teach_something():
     short, long = (play([text]).trajectory for text in ("42", "It is 42, as I said."))
     group = [replace(t, reward=1.0) for t in (short, long)]
     limit = sum(len(s.ids) for s in long.segments)
-    shaped = partial(shaped_rewards, config=Dapo(overlong_buffer=10), limit=limit)
+    shaped = partial(shaped_rewards, config=Dapo(overlong_buffer=10), limits=RolloutLimits(limit, 1))
     assert rollout_metrics([group])["same_reward"] == 1
     found = rollout_metrics([group], shaped)
     assert (found["same_reward"], found["reward"], found["reward_std"]) == (0, 1, 0), "rewards are told as they came"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,12 +11,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from retcon.build import as_evaluated, build_chat, build_engine_chat, build_limits, build_tasks, settle
+from retcon.build import as_evaluated, build_chat, build_engine_chat, build_tasks, settle
 from retcon.cli.common.arguments import plain_console
 from retcon.cli.common.progress import duration
 from retcon.config.schema import Recipe
 from retcon.config.stages import Stage, stages_of
-from retcon.core.errors import ComputeWarning, RecipeError
+from retcon.core.errors import RecipeError
 from retcon.core.texts import counted
 from retcon.core.types import Sample
 from retcon.evaluate.runner import held_by, is_whole, settings_of
@@ -25,14 +24,13 @@ from retcon.models.loading import load_config
 from retcon.models.placing import model_folder, place_training
 from retcon.planning.estimate import (
     USED,
-    gpus_of,
-    host_bytes,
+    Speed,
     measure_speed,
     needs_on_gpus,
     published,
     step_seconds,
 )
-from retcon.planning.needs import Needs, free_on, gib, needs_of, refuse_unfit, table
+from retcon.planning.needs import Needs, free_on, gib, needs_of, refuse_overfull, refuse_unfit, table
 from retcon.planning.rates import warn_of_rate
 from retcon.rollout.lengths import Derived, context_of, open_keys
 from retcon.rollout.prompts import refuse_long
@@ -58,7 +56,8 @@ def plan_rl(recipe: Recipe, folder: Path, out: Path) -> None:
     _head(show, folder, out, largest, ready.place.line, settled.derived)
     seconds = 0.0
     for stage, tasks, needs in each:
-        _stage(show, stage, f"{tasks.name}{_counted(tasks)}", needs, free_on(needs.device))
+        show.print(f"tasks: {tasks.name}{_counted(tasks)}; nothing is fetched")
+        _stage(show, stage, needs)
         refuse_unfit(needs, out, stage)
         warn_of_rate("rl", stage.recipe, needs.parameters)
     for stage, _, _ in each:
@@ -73,70 +72,56 @@ def plan_rl(recipe: Recipe, folder: Path, out: Path) -> None:
         show.print(Text(f"{steps} in all: {duration(seconds)} to {duration(SHARED * seconds)}", "bold"))
 
 
-def plan_unfetched(recipe: Recipe, name: str, out: Path, gpus: int = 0, gigabytes: float = 80.0) -> None:
+def plan_unfetched(recipe: Recipe, name: str, out: Path, gpus: Speed | None) -> None:
     """Prints the plan of a training from the published configuration of its model, without weights and data: here, or
-    with `gpus` in verl on as many. Raises RecipeError where the model's configuration is not to be had, the recipe
-    leaves lengths to prompts that are not here, or memory does not hold it."""
+    in verl on `gpus`. Raises RecipeError where there is no configuration, lengths follow prompts that are not here, or
+    memory does not hold it."""
     if "rollout.max_tokens" in open_keys(recipe):
         raise RecipeError("rollout.max_tokens follows the prompts and the model, which are not here: set it")
     show, stages = plain_console(), stages_of(recipe)
     reference = any(stage.recipe.rl.kl for stage in stages)
     with published(name) as folder:
-        text = load_config(folder).get_text_config()
+        text, place = load_config(folder).get_text_config(), place_training(recipe, folder, reference=reference)
         if gpus:
-            each = [needs_on_gpus(stage.recipe, folder, gpus, gigabytes) for stage in stages]
-            speed, room = gpus_of(gpus, gigabytes), int(gigabytes * 1e9)
-            line = f"computing in verl on {counted(gpus, 'GPU')} of {gigabytes:g} GB, as fast as {speed.name}s"
-            if held := host_bytes(each[0], gpus):
-                line += f"; their hosts hold another {gib(held)}"
+            each = [needs_on_gpus(stage.recipe, folder, gpus) for stage in stages]
         else:
-            place = place_training(recipe, folder, reference=reference)
             each = [needs_of("rl", stage.recipe, folder, place, reference=reference) for stage in stages]
-            speed, room, line = measure_speed(place), free_on(place.device), place.line
+    speed = gpus or measure_speed(place)
+    line = f"computing in verl on {speed.devices} × {speed.name}" if gpus else place.line
     largest = max(each, key=lambda needs: needs.disk + needs.rollouts)
-    _head(show, f"{name} (its published sizes; neither weights nor data are read)", out, largest, line, ())
-    seconds = []
+    _head(show, f"{name} by its published sizes, without weights or data", out, largest, line, ())
+    usual = longest = 0.0
     for stage, needs in zip(stages, each, strict=True):
-        _stage(show, stage, "those of the recipe", needs, room)
-        limits = build_limits(stage.recipe)
-        most = limits.max_response_tokens or limits.max_tokens
-        spent = [step_seconds(stage.recipe, text, needs, speed, tokens) for tokens in (USED * most, most)]
+        _stage(show, stage, needs, speed.memory or None)
+        most = stage.recipe.rollout.max_response_tokens or stage.recipe.rollout.max_tokens
+        rollouts, updates = step_seconds(stage.recipe, text, needs, speed, USED * most)
+        usual += stage.steps * (rollouts + updates)
+        longest += stage.steps * sum(step_seconds(stage.recipe, text, needs, speed, most))
         show.print(
-            f"rollouts of {USED * most:,.0f} tokens in the mean (CLEANER's share of their limit): "
-            f"{_days(spent[0][0])} a step, updates {_days(spent[0][1])}"
+            f"rollouts of {USED * most:,.0f} tokens in the mean (CLEANER's share of their limit): {_days(rollouts)} a "
+            f"step, updates {_days(updates)}"
         )
-        seconds.append([stage.steps * sum(step) for step in spent])
-    usual, longest = map(sum, zip(*seconds, strict=True))
-    show.print(
-        Text(f"{counted(recipe.rl.steps, 'step')}: about {_days(usual)}", "bold"),
-        f", {_days(longest)} if all rollouts use up their limit; by formula, evaluations and lookaheads not counted",
-        sep="",
-    )
+    total = f"{counted(recipe.rl.steps, 'step')}: about {_days(usual)}"
+    most = f", {_days(longest)} if all rollouts use up their limit; by formula, without evaluations and lookaheads"
+    show.print(Text.assemble((total, "bold"), most))
     for stage, needs in zip(stages, each, strict=True):
-        if not gpus:
+        if gpus:
+            refuse_overfull(needs, stage, gpus.memory)
+        else:
             refuse_unfit(needs, out, stage)
-        elif needs.peak > room:
-            said = (
-                f"{stage} takes up to {gib(needs.peak)} of each GPU, which has {gib(room)}: most of it is "
-                f"{needs.largest.name} ({gib(needs.largest.bytes)}); take more GPUs, or larger ones"
-            )
-            if needs.least > room:
-                raise RecipeError(said)
-            warnings.warn(f"{said}, or actor_rollout_ref.model.use_fused_kernels=true", ComputeWarning, stacklevel=2)
 
 
 def _days(seconds: float) -> str:
     return f"{seconds / 86400:,.1f} days" if seconds >= 86400 else duration(seconds)
 
 
-def _stage(show: Console, stage: Stage, tasks: str, needs: Needs, room: int | None) -> None:
+def _stage(show: Console, stage: Stage, needs: Needs, room: int | None = None) -> None:
     recipe = stage.recipe
     group = recipe.select.made(recipe.rl.group)
     most = recipe.rl.prompts * group * recipe.rollout.max_tokens
     if stage.name:
         anew = ", with a new optimiser" if stage.anew else ""
         show.print(Text(f"\n{stage}: steps {stage.before + 1} to {stage.last}{anew}", "bold"))
-    show.print(f"tasks: {tasks}; nothing is fetched")
     show.print(
         f"a step: {counted(recipe.rl.prompts, 'prompt')} × {counted(group, 'rollout')}, {most:,} tokens at most; "
         f"{counted(stage.steps, 'step')}, a checkpoint every {recipe.rl.checkpoint_every}"
@@ -202,7 +187,7 @@ def plan_evaluation(recipe: Recipe, folder: Path, out: Path) -> None:
     needs = needs_of("eval", recipe, folder, place)
     _head(show, folder, out, needs, place.line, derived)
     show.print(asked)
-    _memory(show, needs, free_on(needs.device))
+    _memory(show, needs)
     refuse_unfit(needs, out)
     show.print("measuring some rollouts …", style="dim")
     measured = measure_evaluation(recipe, folder, problems, tasks)
@@ -226,7 +211,7 @@ def _plan_updates(
     show.print(
         f"samples: {len(samples):,}, the longest of {longest:,} tokens; {batch} a step, {counted(steps, 'step')}"
     )
-    _memory(show, needs, free_on(needs.device))
+    _memory(show, needs)
     refuse_unfit(needs, out)
     warn_of_rate(kind, recipe, needs.parameters)
     show.print("measuring an update …", style="dim")
@@ -265,14 +250,15 @@ def _counted(tasks: TaskSet) -> str:
     return f", {train:,} to train on and {held:,} held out"
 
 
-def _memory(show: Console, needs: Needs, room: int | None) -> None:
+def _memory(show: Console, needs: Needs, room: int | None = None) -> None:
     grid = Table(box=box.HORIZONTALS, pad_edge=False, show_header=False)
     grid.add_column()
     grid.add_column(justify="right", no_wrap=True)
     grid.add_column(style="dim", overflow="fold")
     for row in table(needs.memory):
         grid.add_row(*row)
-    known = "" if room is None else f"{gib(room)} are free"
+    free = room or free_on(needs.device)
+    known = "" if free is None else f"{gib(free)} are free"
     grid.add_section()
     grid.add_row(Text("peak, about", "bold"), Text(gib(needs.peak), "bold"), known)
     show.print(grid)

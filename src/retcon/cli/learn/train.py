@@ -58,8 +58,9 @@ def train(
     if dry_run and (gpus or is_unfetched(name)):
         need_training()
         from retcon.cli.common.plan import plan_unfetched
+        from retcon.planning.estimate import gpus_of
 
-        plan_unfetched(settings, name, out, gpus, gpu_gb)
+        plan_unfetched(settings, name, out, gpus_of(gpus, gpu_gb) if gpus else None)
         return
     folder = locate(name)
     need_training()

@@ -26,7 +26,7 @@ def to_output(rolled: Rolled, recipe: Recipe) -> dict[str, Any]:
     known = all(p is not None for p, m in zip(sample.logprobs, sample.mask, strict=True) if m)
     told = [0.0 if p is None else p for p in sample.logprobs[start:]]
     asked = any(p is not None for p in sample.logprobs)
-    reward = trajectory.reward if rolled.validating else shaped_rewards([trajectory], recipe.rl, limit=rolled.limit)[0]
+    reward = trajectory.reward if rolled.validating else shaped_rewards([trajectory], recipe.rl, rolled.limits)[0]
     return {
         "prompt_ids": list(sample.ids[:start]),
         "response_ids": list(sample.ids[start:]),

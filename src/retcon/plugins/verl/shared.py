@@ -20,7 +20,7 @@ from retcon.core.types import Trajectory
 from retcon.plugins.verl.engine import Client, ServerEngine
 from retcon.plugins.verl.settings import SECTION, Lengths, recipe_of, refuse_unfit, sampling_of
 from retcon.plugins.verl.tasks import reading_of
-from retcon.rollout.context import RolloutContext
+from retcon.rollout.context import RolloutContext, RolloutLimits
 from retcon.rollout.member import rollout_member
 from retcon.rollout.prompts import prompt_ids
 from retcon.sandbox.pool import default_workers
@@ -45,11 +45,11 @@ NEEDED = {
 
 @dataclass(frozen=True, slots=True)
 class Rolled:
-    """A rollout that is over. limit: of its tokens. engine: what it took. size: rollouts of its group, lost ones among
+    """A rollout that is over. limits: its own. engine: what it took. size: rollouts of its group, lost ones among
     them."""
 
     trajectory: Trajectory
-    limit: int
+    limits: RolloutLimits
     engine: ServerEngine
     validating: bool
     size: int
@@ -105,7 +105,7 @@ class Shared:
         context = replace(context, engine=engine, limits=limits)
         index = int(row[FIRST]) + int(row["session_id"])
         trajectory = await rollout_member(task, context, index, seed=seed, step=step, grade=self.grade)
-        return Rolled(trajectory, limits.max_tokens, engine, validating, int(row[SIZE]))
+        return Rolled(trajectory, limits, engine, validating, int(row[SIZE]))
 
 
 KEPT = "_retcon_shared"

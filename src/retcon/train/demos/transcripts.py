@@ -15,7 +15,7 @@ from retcon.chat.chat import Chat
 from retcon.core.errors import MissingIds, RecipeError, RecordError, nearest
 from retcon.core.sample import to_sample
 from retcon.core.types import Trajectory
-from retcon.models.hub import fetch_data_set, hub_name
+from retcon.models.hub import fetch_files, hub_name
 from retcon.store.fingerprint import fingerprint
 from retcon.store.foreign.records import KINDS, Record
 from retcon.train.datasets.demonstrations import files_of, read_rendered
@@ -108,7 +108,7 @@ def _found(name: str) -> Path:
     if path.is_file() or path.is_dir():
         return path
     if hub_name(name) and not path.parent.is_dir() and not set(KINDS).intersection(path.suffixes):
-        return fetch_data_set(name, KINDS)
+        return fetch_files(name, [f"*{kind}" for kind in KINDS], kind="dataset")
     beside = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
     raise RecipeError(f"demos.path: there is no file {path}{nearest(path.name, beside)}")
 

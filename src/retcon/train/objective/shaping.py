@@ -8,6 +8,7 @@ from statistics import fmean
 from retcon.config.learning import RLSection
 from retcon.core.sample import history_ids, token_count
 from retcon.core.types import TRAINED, Trajectory, Turn
+from retcon.rollout.context import RolloutLimits
 
 
 def overlong_punishment(length: int, limit: int, buffer: int, penalty: float) -> float:
@@ -36,16 +37,16 @@ def rewards_of(group: Sequence[Trajectory]) -> list[float]:
     return rewards
 
 
-def shaped_rewards(group: Sequence[Trajectory], config: RLSection, *, limit: int, response: int = 0) -> list[float]:
-    """The rewards of a group with the punishment that the recipe asks for; lengths are of whole trajectories, as
-    `limit` is. response: tokens that may follow a prompt, within `limit`; 0: all. Raises ValueError as `rewards_of`."""
+def shaped_rewards(group: Sequence[Trajectory], config: RLSection, limits: RolloutLimits) -> list[float]:
+    """The rewards of a group with the punishment that the recipe asks for; lengths are of whole trajectories. Raises
+    ValueError as `rewards_of`."""
     rewards, buffer = rewards_of(group), config.overlong_buffer
     if not buffer:
         return rewards
-    limits = [min(limit, token_count(trajectory.prompt) + (response or limit)) for trajectory in group]
     return [
-        reward + overlong_punishment(len(history_ids(trajectory)), most, buffer, config.overlong_penalty)
-        for reward, trajectory, most in zip(rewards, group, limits, strict=True)
+        reward + overlong_punishment(len(history_ids(one)), most.max_tokens, buffer, config.overlong_penalty)
+        for reward, one in zip(rewards, group, strict=True)
+        for most in [limits.after(token_count(one.prompt))]
     ]
 
 
