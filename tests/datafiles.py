@@ -32,6 +32,10 @@ ROWS: dict[str, dict[str, Any]] = {
     "math": {"problem": "What is 6 times 7?", "solution": r"It is $\boxed{42}$.", "level": "Level 1"},
     "aime": {"id": "x-1", "problem": "What is 6 times 7?", "expected_answer": "42"},
     "plain": {"question": "What is 6 times 7?", "answer": 42},
+    "gpqa": {
+        "Question": "What is 6 times 7?", "Correct Answer": "42\n", "Incorrect Answer 1": "41",
+        "Incorrect Answer 2": "2", "Incorrect Answer 3": "43", "Record ID": "rec1", "Subdomain": "Arithmetic",
+    },
     "choices": {"question": "What is 6 times 7?", "choices": ["41", "42", "43"], "answer": 1},
     "humaneval": {
         "task_id": "HumanEval/0", "prompt": "def two():\n", "entry_point": "two", "canonical_solution": "    return 2",

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from datafiles import ROWS
 from keys.acting import Lab, acts
 from retcon.build import build_tasks, open_graded
 from retcon.config.schema import Recipe
@@ -88,6 +89,12 @@ def answer_of_a_row_with_choices(recipe: Recipe, lab: Lab) -> str:
 )
 def answer_of_a_column(recipe: Recipe, lab: Lab) -> str:
     write(lab, {"text": "what?", "label": "1", "other": "2"})
+    return trained(recipe, lab)[0].answer
+
+
+@acts("task.options_seed", (0, "B"), (1, "C"), given=FILE)
+def letter_of_the_right_option(recipe: Recipe, lab: Lab) -> str:
+    write(lab, ROWS["gpqa"])
     return trained(recipe, lab)[0].answer
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from rich import box
 from rich.table import Table
@@ -14,6 +15,7 @@ from retcon.evaluate.result import PASS_AT, Result, Setting
 from retcon.evaluate.statistics import Interval, over_problems
 from retcon.report.style import COLD_START, looks
 from retcon.report.summary import Figures
+from retcon.tasks.data.origin import short_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +152,11 @@ def result_table(result: Result) -> Table:
     for label, values, digits in figures:
         if any(known := [values(s) for s in settings]):
             table.add_row(label, *(cell(over_problems(v) if v else None, digits) for v in known))
+    sources: Any = result.recipe.get("task", {}).get("sources", ())
+    for name in dict.fromkeys(short_name(source["path"]) for source in sources if len(sources) > 1):
+        own = [[p for p in s.problems if p.samples and p.task.startswith(f"{name}/")] for s in settings]
+        passed = [over_problems([p.passed / p.samples for p in problems]) if problems else None for problems in own]
+        table.add_row(f"pass@1, {name} ({len(own[0])})", *(cell(interval, 3) for interval in passed))
     table.add_row("problems", *(str(len(s.problems)) for s in settings))
     table.add_row("lost", *(str(s.lost) for s in settings))
     return table

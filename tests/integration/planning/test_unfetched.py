@@ -91,7 +91,7 @@ def test_eight_gpus_take_half_the_time_and_less_memory_of_each() -> None:
 
 def test_what_only_an_estimate_makes_too_much_is_warned_of_and_what_is_certain_refused() -> None:
     with pytest.warns(ComputeWarning, match="most of it is logits in verl.*use_fused_kernels"):
-        assert planned("cleaner-7b", "--gpus", "4").exit_code == 0
+        assert planned("cleaner-7b", "--gpus", "4", "--gpu-gb", "70").exit_code == 0
     for words, says in (
         (
             ("cleaner-4b", "--gpus", "1", "--gpu-gb", "40"),

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from comparing import FIX, answer, comparison, repaired, result, trajectory
 from retcon.config.load import load_recipe
-from retcon.evaluate.result import Result, Setting, write_result
+from retcon.evaluate.result import Problem, Result, Setting, write_result
 from retcon.evaluate.statistics import Interval, exactly
 from retcon.report.choose import showcase, showcase_in
 from retcon.report.pages.comparison import page
@@ -159,6 +159,20 @@ def test_an_evaluation_fits_eighty_columns_and_tells_pass_at_16() -> None:
     assert "…" not in text
     rows = [line.split()[0] for line in text.splitlines() if line.strip()]
     assert [row for row in rows if row.startswith("pass@")] == ["pass@1", "pass@8", "pass@16"]
+
+
+def test_an_evaluation_on_several_files_has_a_line_of_each() -> None:
+    names = ["gpqa/0", "gpqa/1", "aime/0", "aime/1", "aime/2"]
+    problems = [Problem(name, 4, int(name[-1]), 0.0, 9.0) for name in names]
+    setting = Setting(1.0, 1.0, problems, 0, {}, {}, 1.0, 1.0)
+    sources = [{"path": "data/gpqa.csv"}, {"path": "aime.jsonl.gz"}]
+    several = Result("m", {"task": {"sources": sources}}, {"t1": setting})
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(result_table(several))
+    lines = [line for line in console.export_text().splitlines() if "pass@1, " in line]
+    assert [line.split()[1:4] for line in lines] == [["gpqa", "(2)", ".125"], ["aime", "(3)", ".250"]]
+    console.print(result_table(Result("m", {"task": {"sources": sources[:1]}}, {"t1": setting})))
+    assert "pass@1, " not in console.export_text()
 
 
 @pytest.mark.parametrize(("cut", "told"), [(10, False), (11, True)])

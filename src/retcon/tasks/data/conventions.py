@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from retcon.core.errors import nearest
+from retcon.core.seeds import derive
 from retcon.tasks.data.export import exported_meta
 from retcon.tasks.data.fields import (
     Columns,
@@ -37,12 +38,13 @@ CONTEXTS = ("context", "passage", "article")
 QUESTIONS = ("question", "problem", "Problem", "Question", "query", "prompt", "instruction", "messages")
 ANSWERS = ("answer", "expected_answer", "final_answer", "ground_truth", "Answer", "solution")
 SOLUTIONS = ("solution", "reference_solution", "Solution", "canonical_solution", "code", "gold")
-IDS = ("id", "unique_id", "task_id", "question_id", "problem_id", "ID", "idx", "index")
+IDS = ("id", "unique_id", "task_id", "question_id", "problem_id", "Record ID", "ID", "idx", "index")
 SOURCES = ("data_source", "source", "dataset")
-ALWAYS = ("system", "grader")
+ALWAYS = ("system", "grader", "options_seed")
 INDICES = ("answer_index", "label")
 """Where an option is named by its index, though the file may hold it as a string."""
 OPTIONS = ("choices", "options")
+GPQA = ("Correct Answer", *(f"Incorrect Answer {n}" for n in (1, 2, 3)))
 CHOSEN = ("answer", "answerKey", *INDICES)
 """The columns of options, and of the one that is right."""
 GROUND_TRUTH = "reward_model.ground_truth"  # as messages name it
@@ -271,6 +273,16 @@ def _choices(row: Columns) -> Item:
     return replace(read, unread=f"it names none of the {len(options)} options, A to {letters[len(options) - 1]}")
 
 
+def _gpqa(row: Columns) -> Item:
+    """GPQA's columns have the right answer first: options are shown in an order by seed and question."""
+    seed, options = row.get("options_seed") or 0, [text(row, column) for column in GPQA]
+    if not all(options):
+        raise Misfit(GPQA[options.index("")], "is empty")
+    order = sorted(range(len(options)), key=lambda n: derive("options", seed, text(row, "Question"), options[n]))
+    rest = {name: value for name, value in row.items() if name not in GPQA}
+    return _choices({**rest, "choices": [options[n].strip() for n in order], "answer_index": order.index(0)})
+
+
 def _in_text(row: Columns, column: str) -> Any:
     """What stands in a column, read where it is a text of JSON, or as Python writes lists and objects."""
     try:
@@ -303,6 +315,7 @@ register(Convention("verl", ("prompt", "reward_model"), _verl,
                     fits=lambda row: isinstance(written_out(row["reward_model"]), dict)))  # fmt: skip
 register(Convention("choices", ("|".join(QUESTIONS), "|".join(OPTIONS), "|".join(CHOSEN)),
                     _choices, "choice", certainty=2))  # fmt: skip
+register(Convention("gpqa", ("Question", *GPQA), _gpqa, "choice"))
 register(Convention("gsm8k", ("question", "answer"), _plain, certainty=3,
                     fits=lambda row: isinstance(row["answer"], str) and ends_in_mark(row["answer"])))  # fmt: skip
 register(Convention("math", ("problem", "answer|solution"), _math, certainty=3,

@@ -129,6 +129,8 @@ class _Loader:
         for row, row_role in self._rows(source, role, splits):
             read.rows += 1
             columns = mapped(row, source.columns)
+            if source.options_seed:
+                columns = {"options_seed": source.options_seed, **columns}
             self._columns.update(dict.fromkeys((*row.columns, *columns)))
             if convention is None:
                 try:

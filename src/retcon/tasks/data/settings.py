@@ -35,6 +35,7 @@ class _Reading(BaseModel):
                         "my_grade; empty: the convention's own")  # fmt: skip
     split: str = Field("", description="train only on rows with this in their column `split`; of a hub data set, its "
                        "split (empty: train; with evaluation_share = 1: test, if there is one)")  # fmt: skip
+    options_seed: int = Field(0, description="of the order of options where a row gives none, as GPQA's")
     subset: str = Field("", description="of a hub data set: its configuration, such as main")
     revision: str = Field("", description="of a hub data set: branch, tag or commit")
 

@@ -31,6 +31,9 @@ def test_each_is_recognised_by_itself(name: str, tmp_path: Path) -> None:
     task = source.train[0].task
     if name in CODE:
         assert (task.answer, task.meta["grader"]) == ("", "code")
+    elif name == "gpqa":
+        assert (task.answer, task.meta["grader"], task.id) == ("B", "choice", "a/rec1")
+        assert task.question == "What is 6 times 7?\n\nA. 41\nB. 42\nC. 43\nD. 2"
     elif name == "choices":
         assert (task.answer, task.meta["grader"]) == ("B", "choice")
         assert task.question == "What is 6 times 7?\n\nA. 41\nB. 42\nC. 43"
@@ -79,6 +82,26 @@ def test_choices_are_shown_and_answered_by_letter(options: Any, answer: str, let
     assert task.answer == letter
     assert task.question.splitlines()[2:] == ["A. red", "B. blue"]
     assert unreadable([task]) == []
+
+
+def test_gpqas_options_are_shuffled_by_seed_and_question_and_the_letter_follows(tmp_path: Path) -> None:
+    rows = [{**ROWS["gpqa"], "Question": f"What is {n} plus 41, less {n - 1}?", "Record ID": f"{n}"} for n in range(40)]
+    file, found = write(tmp_path / "a.jsonl", rows), {}
+    for seed in (0, 0, 1):
+        read = FileTaskSettings(path=str(file), options_seed=seed, evaluation_share=0).open()
+        made = sorted(read.train(0), key=lambda task: task.id)
+        for task in made:
+            shown = dict(line.split(". ") for line in task.question.splitlines()[2:])
+            assert (shown[task.answer], sorted(shown.values())) == ("42", ["2", "41", "42", "43"])
+        letters = [task.answer for task in made]
+        assert found.setdefault(seed, letters) == letters, "the order is a function of the seed"
+        assert all(letters.count(letter) > 3 for letter in "ABCD")
+    assert found[0] != found[1]
+
+
+def test_a_row_of_gpqa_without_an_option_is_refused_by_its_column(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"line 1: column 'Incorrect Answer 2' is empty \(read as gpqa\)"):
+        tasks(write(tmp_path / "a.jsonl", [{**ROWS["gpqa"], "Incorrect Answer 2": ""}]))
 
 
 @pytest.mark.parametrize(("options", "answer"), [([10, 20], 20), (["³", "²"], "²"), (["Q", "D"], "D")])
