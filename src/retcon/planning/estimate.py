@@ -1,7 +1,6 @@
-"""Plan a training from a model's published configuration, without weights or data, by formula.
+"""Plan a training by formula, from a model's published sizes: here, or in verl on GPUs as recipes/verl sets it up.
 
-The training is this process's, or verl's on GPUs as recipes/verl sets it up. The formulas give 4.5 days for CLEANER-4B
-on 4 H100s and 1.8 for CLEANER-7B; the paper reports 4 and 2 (arXiv 2601.15141, appendix A).
+CLEANER-4B takes 4.5 days by them on 4 H100s, and 7B 1.8: the paper's took 4 and 2 (arXiv 2601.15141, appendix A).
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ USED = 7000 / 20480
 """Mean share of their response limit that rollouts use: CLEANER's (table 5)."""
 OFFLOADED, OPTIMISER_OFFLOADED = 8, 32
 """GPUs from which weights, and the optimiser, stay on them between updates (recipes/verl/launch.sh)."""
-LOGIT, CUDA = 8, 2 * 2**30
-"""Bytes: of a logit in verl's update, with its log-softmax and gradients in float16; of CUDA and its libraries."""
+LOGIT = 8
+"""Bytes of a logit in verl's update, with its log-softmax and gradients in float16: an estimate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +62,8 @@ def published(name: str) -> Iterator[Path]:
             try:
                 folder = fetch_files(name, [CONFIG], cache=folder)
             except CheckpointError as error:
-                raise RecipeError(
-                    f"{name} cannot be planned: no configuration of it is shipped, and {str(error).split('. ')[0]}; "
-                    "give a model folder, or one with its config.json alone, by --from"
-                ) from error
+                unknown = f"{name} cannot be planned: its sizes are not shipped, and {str(error).split('. ')[0]}"
+                raise RecipeError(f"{unknown}; give a folder with its config.json by --from") from error
         yield folder
 
 
@@ -77,10 +74,9 @@ def gpus_of(count: int, gigabytes: float) -> Speed:
 
 
 def measure_speed(place: Placement) -> Speed:
-    """Time a product and a copy where a training would compute; takes under a second."""
-    size = 1024 if place.device == "cpu" else 8192
+    """Time a product and a copy where a training would compute; takes a few seconds."""
+    size = 2048 if place.device == "cpu" else 8192
     x = torch.ones(size, size, dtype=getattr(torch, place.dtype), device=place.device)
-    large = torch.ones(2**24, device=place.device)
 
     def seconds(work: Callable[[], torch.Tensor]) -> float:
         began = time.perf_counter()
@@ -88,8 +84,8 @@ def measure_speed(place: Placement) -> Speed:
         return time.perf_counter() - began
 
     with torch.inference_mode(), torch_threads(place.threads):
-        product, copy = (min(seconds(work) for _ in range(4)) for work in (lambda: x @ x, large.clone))
-    return Speed(place.name, 2 * size**3 / product, 8 * large.numel() / copy)
+        product, copy = (min(seconds(work) for _ in range(3)) for work in (lambda: x @ x, x.clone))
+    return Speed(place.name, 2 * size**3 / product, 2 * x.nbytes / copy)
 
 
 def needs_on_gpus(recipe: Recipe, folder: Path, gpus: Speed) -> Needs:
@@ -110,7 +106,6 @@ def needs_on_gpus(recipe: Recipe, folder: Path, gpus: Speed) -> Needs:
     away = 8 * parameters * (count < OPTIMISER_OFFLOADED) + 4 * parameters * (count < OFFLOADED)
     about = f"one of {count} shards, float32"
     memory = (
-        Part("process", CUDA, "always", "CUDA and its libraries, an estimate"),
         Part("weights", 4 * parameters // count, "update" if count < OFFLOADED else "always", about),
         Part("gradients", 4 * parameters // count, "update", about),
         Part("optimiser", 8 * parameters // count, "update" if count < OPTIMISER_OFFLOADED else "always",
@@ -127,15 +122,13 @@ def needs_on_gpus(recipe: Recipe, folder: Path, gpus: Speed) -> Needs:
 def step_seconds(recipe: Recipe, text: Any, needs: Needs, speed: Speed, tokens: float) -> tuple[float, float]:
     """Return the seconds of a step's rollouts, and of its updates, where trajectories have `tokens` tokens.
 
-    A forward takes 2 FLOPs a parameter and token, and 4 a value of its queries for each token attended to, of which
-    there are half in the mean; a backward twice that. Decoding reads weights, keys and values once a token.
+    A forward has 2 FLOPs a parameter, and 4 a value of the queries for each of tokens / 2; a backward twice that.
     """
     rl, size = recipe.rl, kv_heads(text)[1]
     made = rl.prompts * recipe.select.made(rl.group) / speed.devices
-    active, experts = needs.parameters, getattr(text, "num_experts", 0) or 0
-    if experts:
-        idle = experts - text.num_experts_per_tok
-        active -= 3 * text.num_hidden_layers * idle * text.hidden_size * text.moe_intermediate_size
+    idle = (getattr(text, "num_experts", None) or 0) - getattr(text, "num_experts_per_tok", 0)
+    expert = 3 * text.num_hidden_layers * text.hidden_size * getattr(text, "moe_intermediate_size", 0)
+    active = needs.parameters - idle * expert
     forward = 2 * (active + text.num_hidden_layers * text.num_attention_heads * size * tokens)
     passes = (4 if recipe.compute.checkpointing else 3) * rl.epochs + (rl.old_logprobs == "recompute") + (rl.kl > 0)
     updates = rl.prompts * rl.group / speed.devices * tokens * forward * passes / speed.flops

@@ -122,7 +122,7 @@ def test_a_folder_with_a_configuration_alone_is_enough(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("grpo",), "deepseek-ai/deepseek-math-7b-instruct cannot be planned: no configuration of it is shipped, and"),
+        (("grpo",), "deepseek-ai/deepseek-math-7b-instruct cannot be planned: its sizes are not shipped, and"),
         (("cleaner-4b", "--from", "nowhere", "--gpus", "4"), "there is no model nowhere"),
         ((str(OWN), "--gpus", "1"), "rollout.max_tokens follows the prompts and the model, which are not here: set it"),
     ],

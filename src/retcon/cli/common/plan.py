@@ -21,15 +21,9 @@ from retcon.core.texts import counted
 from retcon.core.types import Sample
 from retcon.evaluate.runner import held_by, is_whole, settings_of
 from retcon.models.loading import load_config
+from retcon.models.locating import is_unfetched, locate
 from retcon.models.placing import model_folder, place_training
-from retcon.planning.estimate import (
-    USED,
-    Speed,
-    measure_speed,
-    needs_on_gpus,
-    published,
-    step_seconds,
-)
+from retcon.planning.estimate import USED, Speed, measure_speed, needs_on_gpus, published, step_seconds
 from retcon.planning.needs import Needs, free_on, gib, needs_of, refuse_overfull, refuse_unfit, table
 from retcon.planning.rates import warn_of_rate
 from retcon.rollout.lengths import Derived, context_of, open_keys
@@ -40,12 +34,18 @@ from retcon.tasks.registry import TaskSet
 from retcon.train.measuring import Measured, measure_evaluation, measure_rl, measure_updates
 from retcon.train.stages.ready import get_ready
 
+DAY = 86400
 SHARED = 1.3
 """Total times are given from the estimate to so many times it: later rollouts may be longer, the machine busier."""
 
 
-def plan_rl(recipe: Recipe, folder: Path, out: Path) -> None:
-    """Prints the plan of `retcon train`, stage by stage. Raises what the run itself would before it starts."""
+def plan_rl(recipe: Recipe, name: str | Path, out: Path, gpus: Speed | None = None) -> None:
+    """Prints the plan of `retcon train`, stage by stage. Raises what the run itself would before it starts. gpus: on
+    which verl would train; of those, and of a model that is not here, by formula."""
+    if gpus or is_unfetched(str(name)):
+        _plan_unfetched(recipe, str(name), out, gpus)
+        return
+    folder = locate(name)
     ready = get_ready(recipe, folder, out)
     settled, stages, each = ready.settled, ready.stages, ready.each
     recipe = settled.recipe
@@ -72,10 +72,8 @@ def plan_rl(recipe: Recipe, folder: Path, out: Path) -> None:
         show.print(Text(f"{steps} in all: {duration(seconds)} to {duration(SHARED * seconds)}", "bold"))
 
 
-def plan_unfetched(recipe: Recipe, name: str, out: Path, gpus: Speed | None) -> None:
-    """Prints the plan of a training from the published configuration of its model, without weights and data: here, or
-    in verl on `gpus`. Raises RecipeError where there is no configuration, lengths follow prompts that are not here, or
-    memory does not hold it."""
+def _plan_unfetched(recipe: Recipe, name: str, out: Path, gpus: Speed | None) -> None:
+    """By the model's published sizes, without weights and data. Raises RecipeError where lengths follow prompts."""
     if "rollout.max_tokens" in open_keys(recipe):
         raise RecipeError("rollout.max_tokens follows the prompts and the model, which are not here: set it")
     show, stages = plain_console(), stages_of(recipe)
@@ -98,21 +96,17 @@ def plan_unfetched(recipe: Recipe, name: str, out: Path, gpus: Speed | None) -> 
         usual += stage.steps * (rollouts + updates)
         longest += stage.steps * sum(step_seconds(stage.recipe, text, needs, speed, most))
         show.print(
-            f"rollouts of {USED * most:,.0f} tokens in the mean (CLEANER's share of their limit): {_days(rollouts)} a "
-            f"step, updates {_days(updates)}"
+            f"rollouts of {USED * most:,.0f} tokens in the mean (CLEANER's share of their limit): {duration(rollouts)} "
+            f"a step, updates {duration(updates)}"
         )
-    total = f"{counted(recipe.rl.steps, 'step')}: about {_days(usual)}"
-    most = f", {_days(longest)} if all rollouts use up their limit; by formula, without evaluations and lookaheads"
+    total = f"{counted(recipe.rl.steps, 'step')}: about {usual / DAY:,.1f} days"
+    most = f", {longest / DAY:,.1f} if all rollouts use up their limit; by formula, without evaluations and lookaheads"
     show.print(Text.assemble((total, "bold"), most))
     for stage, needs in zip(stages, each, strict=True):
         if gpus:
             refuse_overfull(needs, stage, gpus.memory)
         else:
             refuse_unfit(needs, out, stage)
-
-
-def _days(seconds: float) -> str:
-    return f"{seconds / 86400:,.1f} days" if seconds >= 86400 else duration(seconds)
 
 
 def _stage(show: Console, stage: Stage, needs: Needs, room: int | None = None) -> None:

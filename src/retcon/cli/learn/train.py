@@ -36,12 +36,7 @@ def train(
     start: Start = None,
     out: Out = Path("runs/train"),
     dry_run: DryRun = False,
-    gpus: Annotated[
-        int,
-        typer.Option(
-            "--gpus", min=0, help="With --dry-run: plan for verl on so many GPUs, from the model's published sizes."
-        ),
-    ] = 0,
+    gpus: Annotated[int, typer.Option("--gpus", min=0, help="With --dry-run: plan for verl on so many GPUs.")] = 0,
     gpu_gb: Annotated[float, typer.Option("--gpu-gb", min=1, help="Memory of each, in GB.")] = 80.0,
     _data: NoData = None,
 ) -> None:
@@ -49,26 +44,21 @@ def train(
     says."""
     from retcon.cli.common.reading import READS
     from retcon.config.load import load_recipe
-    from retcon.models.locating import is_unfetched, locate
+    from retcon.models.locating import locate
 
     settings = load_recipe(recipe, overrides or (), reads=READS["train"])
     name = start or settings.model.path
     if gpus and not dry_run:
         raise RecipeError("--gpus plans and trains nothing: add --dry-run; recipes/verl/launch.sh trains on several")
-    if dry_run and (gpus or is_unfetched(name)):
+    if dry_run:
         need_training()
-        from retcon.cli.common.plan import plan_unfetched
+        from retcon.cli.common.plan import plan_rl
         from retcon.planning.estimate import gpus_of
 
-        plan_unfetched(settings, name, out, gpus_of(gpus, gpu_gb) if gpus else None)
+        plan_rl(settings, name, out, gpus_of(gpus, gpu_gb) if gpus else None)
         return
     folder = locate(name)
     need_training()
-    if dry_run:
-        from retcon.cli.common.plan import plan_rl
-
-        plan_rl(settings, folder, out)
-        return
     import_training()
     from retcon.runs.mechanisms import idle_mechanisms
     from retcon.runs.metrics import read_metrics

@@ -279,8 +279,7 @@ def _gpqa(row: Columns) -> Item:
     if not all(options):
         raise Misfit(GPQA[options.index("")], "is empty")
     order = sorted(range(len(options)), key=lambda n: derive("options", seed, text(row, "Question"), options[n]))
-    rest = {name: value for name, value in row.items() if name not in GPQA}
-    return _choices({**rest, "choices": [options[n].strip() for n in order], "answer_index": order.index(0)})
+    return _choices({**row, "choices": [options[n].strip() for n in order], "answer_index": order.index(0)})
 
 
 def _in_text(row: Columns, column: str) -> Any:
