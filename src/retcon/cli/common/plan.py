@@ -100,8 +100,8 @@ def _plan_unfetched(recipe: Recipe, name: str, out: Path, gpus: Speed | None) ->
             f"a step, updates {duration(updates)}"
         )
     total = f"{counted(recipe.rl.steps, 'step')}: about {usual / DAY:,.1f} days"
-    most = f", {longest / DAY:,.1f} if all rollouts use up their limit; by formula, without evaluations and lookaheads"
-    show.print(Text.assemble((total, "bold"), most))
+    rest = f", {longest / DAY:,.1f} if all rollouts use up their limit; by formula, without evaluations and lookaheads"
+    show.print(Text.assemble((total, "bold"), rest))
     for stage, needs in zip(stages, each, strict=True):
         if gpus:
             refuse_overfull(needs, stage, gpus.memory)
