@@ -24,6 +24,18 @@ NAMESPACES, LANDLOCK, RLIMITS = "namespaces", "landlock", "rlimits"
 CONTAINED = (NAMESPACES, LANDLOCK)
 ALL = (NAMESPACES, LANDLOCK, RLIMITS)
 
+
+def landlock_abi() -> int:
+    """What the kernel has of Landlock, 0 for nothing."""
+    try:
+        return landlock.abi()
+    except OSError:
+        return 0
+
+
+PROC_IS_OPEN = os.getuid() != 0 and landlock_abi() < landlock.REFER_ABI
+"""Whether a call in `rlimits` reaches the user's processes by their files in /proc (docs/sandbox/threats.md)."""
+
 # for attacks by system call: `call(number, ...)` is "ok" or the name of the error
 CALL = """
 import ctypes, errno
@@ -56,6 +68,11 @@ class Jail:
     def pid(self) -> int:
         """Of the worker."""
         return self._pool.worker.pid
+
+    @property
+    def zygotes(self) -> list[int]:
+        """Pids of those that its workers are forked from."""
+        return list(self._pool.fleet.zygotes.values())
 
     @property
     def folders(self) -> tuple[str, ...]:

@@ -38,6 +38,47 @@ def test_many_files_do_not_make_the_watcher_slow(jail: Jail) -> None:
     assert len(result.stdout) < 600  # MiB, of 1,600
 
 
+@contained_by(*LOOKED_AT)
+@pytest.mark.parametrize("make", ["os.mkdir(f'{n}')", "os.makedirs(f'{n}/a/b/c')", "os.mkdir('d'); os.chdir('d')"])
+def test_folders_count_as_files_do(jail: Jail, make: str) -> None:
+    """What is made is written to stdout, a byte for every thousand."""
+    result = jail.attack(
+        f"""
+        import os
+        for n in range(10**7):
+            {make}
+            if n % 1000 == 999:
+                os.write(1, b'.')
+        """,
+        cpu_seconds=60,
+        wall_seconds=60,
+    )
+    assert (result.status, result.stderr) == ("limit", "OSError: its files were more than 8192 together\n")
+    each = make.count("/") + 1
+    assert each * len(result.stdout) < 40
+
+
+@contained_by(*ALL)
+@pytest.mark.parametrize("place", ["/dev/shm", "/tmp", "/var/tmp"])
+def test_what_is_left_in_other_folders_is_what_the_page_says(jail: Jail, place: str) -> None:
+    """In `rlimits` it is neither counted nor removed, and the next call finds it."""
+    left = Path(place) / f"retcon-left-{os.getpid()}"
+    try:
+        jail.attack(f"""
+            import time
+            try:
+                for n in range(9):
+                    open({str(left)!r}, 'ab').write(bytes(8 << 20))
+            except OSError:
+                pass
+            time.sleep(0.2)
+        """)
+        found = jail.attack(f"import os\nprint(os.path.exists({str(left)!r}))").stdout
+        assert (left.exists(), found) == ((True, "True\n") if jail.tier == RLIMITS else (False, "False\n"))
+    finally:
+        left.unlink(missing_ok=True)
+
+
 @contained_by(*ALL)
 def test_a_folder_that_is_closed_to_its_owner_is_no_crime(jail: Jail) -> None:
     result = jail.attack("""

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from jail import ALL, CALL, CONTAINED, LANDLOCK, NAMESPACES, RLIMITS, Jail, contained_by
+from jail import ALL, CALL, CONTAINED, LANDLOCK, NAMESPACES, PROC_IS_OPEN, RLIMITS, Jail, contained_by, landlock_abi
+from retcon.sandbox.jail.confine.landlock import REFER_ABI
 from retcon.sandbox.jail.confine.syscalls import ARCHITECTURES, number
 
 MACHINE = os.uname().machine
@@ -88,6 +89,13 @@ def test_no_lock_for_a_whole_file_is_had_on_a_file_of_the_host(jail: Jail) -> No
     assert (result.status, result.stdout) == ("ok", "")
     with Path(library).open() as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+@contained_by(*ALL)
+def test_the_lock_that_is_left_is_what_the_page_says(jail: Jail) -> None:
+    library = sysconfig.get_paths()["stdlib"] + "/this.py"
+    code = f"import fcntl\nfcntl.lockf(open({library!r}), fcntl.LOCK_SH | fcntl.LOCK_NB)\nprint('held')"
+    assert jail.attack(code).stdout == "held\n"
 
 
 @contained_by(*ALL)
@@ -191,9 +199,11 @@ for name, work in tries.items():
     assert (result.status, result.stdout) == ("ok", "")
 
 
-@contained_by(*CONTAINED)
+@contained_by(*ALL)
 def test_nor_by_a_program_that_it_becomes(jail: Jail) -> None:
     """Which owns its files in /proc, where the call itself does not."""
+    if jail.tier == RLIMITS and landlock_abi() < REFER_ABI:
+        pytest.skip("it can there (docs/sandbox/threats.md)")
     result = jail.attack("""
         import os
         os.execv("/bin/sh", ["sh", "-c", "for score in 0 1 600; do echo $score > /proc/self/oom_score_adj && echo done; done"])
@@ -250,19 +260,45 @@ def test_what_other_processes_hold_is_not_read(jail: Jail, bystander: int) -> No
     assert SECRET not in result.stdout
 
 
-@contained_by(RLIMITS)
-@pytest.mark.skipif(os.getuid() != 0, reason="there an ordinary user's calls are that user (docs/sandbox/threats.md)")
-def test_with_a_user_of_its_own_it_does_not_read_what_others_hold(jail: Jail, bystander: int) -> None:
+@contained_by(*ALL)
+def test_no_file_of_another_process_is_opened_that_reads_or_changes_it(jail: Jail, bystander: int) -> None:
+    """Nor of the worker and its zygote, also where the user's others are open: who writes there owns all later calls."""
+    ours = [jail.pid, *jail.zygotes]
+    others = [] if jail.tier == RLIMITS and PROC_IS_OPEN else [bystander, os.getpid()]
     result = jail.attack(f"""
-        for name in ('environ', 'mem', 'maps'):
-            for pid in ({bystander}, {jail.pid}):
-                try:
-                    open(f'/proc/{{pid}}/{{name}}', 'rb').read(100)
-                    print(pid, name)
-                except OSError:
-                    pass
+        import os
+        reads = ('environ', 'maps', 'auxv', 'exe', 'cwd/.', 'root/.')
+        writes = ('mem', 'oom_score_adj', 'autogroup', 'coredump_filter', 'clear_refs', 'timerslack_ns', 'sched')
+        for pid in {ours + others}:
+            for names, how in ((reads, os.O_RDONLY), (writes, os.O_WRONLY)):
+                for name in names:
+                    try:
+                        os.open(f'/proc/{{pid}}/{{name}}', how)
+                        print(pid, name)
+                    except OSError:
+                        pass
     """)
     assert (result.status, result.stdout) == ("ok", "")
+
+
+@contained_by(*ALL)
+def test_no_system_call_reads_writes_or_slows_down_another_process(jail: Jail, bystander: int) -> None:
+    names = ["process_vm_readv", "process_vm_writev", "setpriority", "sched_setaffinity", "sched_setscheduler"]
+    names += ["sched_setparam", "sched_setattr", "ioprio_set", "prlimit64", "process_madvise"]
+    numbers = {name: number(name, MACHINE) for name in names}
+    before = os.sched_getaffinity(bystander), os.getpriority(os.PRIO_PROCESS, bystander)
+    result = jail.attack(
+        CALL
+        + f"""
+for pid in {[bystander, os.getpid(), jail.pid, *jail.zygotes]}:
+    zeros = (ctypes.c_ulong * 16)()
+    for name, number in {numbers}.items():
+        first = (1,) if name == 'ioprio_set' else (0,) if name == 'setpriority' else ()
+        print(call(number, *first, pid, 19 if first else zeros, zeros, 0, 0, 0))
+"""
+    )
+    assert set(result.stdout.split()) == {"EPERM"}, result
+    assert (os.sched_getaffinity(bystander), os.getpriority(os.PRIO_PROCESS, bystander)) == before
 
 
 @contained_by(LANDLOCK)

@@ -115,6 +115,17 @@ def test_the_weakest_tier_is_had_on_request_and_says_what_it_leaves_open() -> No
     assert "SandboxWarning sandbox tier 'rlimits' limits calls and does not contain them. Open to them: files" in said
 
 
+def test_without_landlock_the_weakest_tier_keeps_its_own_processes_and_says_what_is_open() -> None:
+    code = "\nfor pid in pids:\n    try: print(open(f'/proc/{pid}/mem', 'rb+'))\n    except OSError: print('kept')"
+    use = f"""
+        pids = [sandbox.worker.pid, *sandbox.fleet.zygotes.values()]
+        print((await sandbox.run(f"{{pids=}}" + {code!r})).stdout)
+"""
+    said = ask("rlimits", "landlock_create_ruleset", use=use)
+    assert said.startswith("kept\nkept\n")
+    assert ("memory, environment and priority of the user's others are open" in said) == (os.getuid() != 0)
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="of root alone")
 def test_root_as_in_a_container_gets_what_a_user_gets() -> None:
     if not has("landlock"):

@@ -32,6 +32,13 @@ def test_the_start_says_where_with_what_and_how_many(running: Server) -> None:
     assert re.search(r"listening on http://127\.0\.0\.1:\d+ · tier \w+ · 2 workers · no token", running.said)
 
 
+def test_the_start_names_what_the_tier_leaves_open() -> None:
+    with server("--workers", "1", "--tier", "rlimits") as made:
+        said = made.stop()[1]
+    assert "tier rlimits leaves open in files: ordinary permissions alone guard them" in said
+    assert "tier rlimits leaves open in processes: " in said
+
+
 def test_a_call(http: httpx.Client) -> None:
     response = http.post("/v1/run", json={"code": "print(input())\n1 + 1", "stdin": "é"})
     assert response.status_code == 200

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from retcon.sandbox.jail.confine.confinement import Confinement
+
 PROJECT = Path(__file__).resolve().parents[3]
 PAGE = (PROJECT / "docs/sandbox/threats.md").read_text(encoding="utf-8")
 ATTACKS = PROJECT / "tests/integration/sandbox"
@@ -64,6 +66,21 @@ def test_every_test_that_the_page_names_is_there() -> None:
     for part in re.split(r"\n\n", PAGE):
         for file, name in named(part):
             assert name in defined_in(file), f"{file.name} has no {name}"
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_what_doctor_and_service_name_as_open_is_what_the_page_denies(tier: str) -> None:
+    made = Confinement(tier, "/")
+    made.network = made.system_calls = True
+    made.files = made.processes = tier != "rlimits"
+    said = {line.partition(":")[0] for line in made.unprotected()}
+    denied = {
+        part.lower()
+        for part, rows in re.findall(r"^## (Files|Processes|Network)\n(.*?)(?=^## )", PAGE, re.DOTALL | re.MULTILINE)
+        for row in rows.splitlines()
+        if row.startswith("| ") and row.split("|")[2 + TIERS.index(tier)].strip() == "no"
+    }
+    assert said == denied
 
 
 def test_the_page_is_not_read_past() -> None:

@@ -58,6 +58,7 @@ def sandbox_rows(label: str, found: Probe) -> list[tuple[str, str]]:
         ("", mark(found.network, "no network for calls")),
         ("", mark(found.files, "no writing outside a call's scratch folder")),
         ("", mark(found.own_user, "calls run without your rights")),
+        *(("", mark(False, escape(f"left open in {line}"))) for line in found.unprotected),
     ]
 
 

@@ -61,9 +61,6 @@ def advice(machine: Machine, best: Probe) -> list[str]:
         if machine.landlock is False:
             version = "5.13" if machine.root else "6.2"
             said.append(f"start the kernel ({version} or later) with landlock in its list of LSMs: lsm=landlock,…")
-        said.append(
-            f"until then programs run under tier {best.tier}: docs/sandbox/sandbox.md says what that does not hold"
-        )
     if best.no_cgroup:
         said.append(
             "a call's memory over all its processes is looked at every 50 ms, not bounded by the kernel "

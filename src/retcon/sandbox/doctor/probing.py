@@ -18,7 +18,7 @@ class Probe:
     """tier: None where the sandbox is unavailable, and `problem` says why.
 
     network, files, own_user: whether calls are kept from the network, from writing outside their scratch folder, and
-    from the rights of the user who started Retcon. no_cgroup: why the kernel does not bound a call's memory over all
+    from the rights of the user who started Retcon. unprotected: in words, what the tier does not keep them from. no_cgroup: why the kernel does not bound a call's memory over all
     its processes, "" where it does. fork_ms: median wall milliseconds of an empty program, from fork to its end.
     calls_per_second: of `print(1 + 1)`, with one worker.
     """
@@ -28,6 +28,7 @@ class Probe:
     network: bool = False
     files: bool = False
     own_user: bool = False
+    unprotected: tuple[str, ...] = ()
     no_cgroup: str = ""
     fork_ms: float = 0.0
     calls_per_second: float = 0.0
@@ -68,6 +69,7 @@ async def _probe(seconds: float, tier: Tier | None) -> Probe:
             network=facts.network,
             files=facts.files,
             own_user=facts.own_user,
+            unprotected=facts.unprotected,
             no_cgroup=facts.no_cgroup,
             fork_ms=1000 * statistics.median(empty),
             calls_per_second=calls / elapsed,

@@ -20,7 +20,7 @@ ALL_SIGNALS = (1 << 64) - 1
 """As a mask, in which signal 1 is the lowest bit."""
 
 _AT_FDCWD, _AT_RECURSIVE, _MNT_DETACH = -100, 0x8000, 2
-_MOUNT_ATTR_RDONLY, _MOUNT_ATTR_NOSUID, _MOUNT_ATTR_NODEV = 1, 2, 4
+MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV = 1, 2, 4
 _CAPABILITY_VERSION_3 = 0x20080522
 _SYS_MOUNT_SETATTR = 442  # the same number on every architecture
 _CLONE_PARENT, _CLONE_CHILD_CLEARTID, _CLONE_CHILD_SETTID = 0x8000, 0x200000, 0x1000000
@@ -62,9 +62,9 @@ def mount(source: str, target: str, kind: str | None, flags: int, options: str |
     checked(_libc.mount(*encoded, ctypes.c_ulong(flags), given), f"mount {target}")
 
 
-def make_read_only(path: str) -> None:
-    """The mount at `path` and all below it: read-only, nosuid, nodev."""
-    attributes = (ctypes.c_uint64 * 4)(_MOUNT_ATTR_RDONLY | _MOUNT_ATTR_NOSUID | _MOUNT_ATTR_NODEV, 0, 0, 0)
+def make_read_only(path: str, more: int = MOUNT_ATTR_NODEV) -> None:
+    """The mount at `path` and all below it: read-only, nosuid, and `more`."""
+    attributes = (ctypes.c_uint64 * 4)(MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | more, 0, 0, 0)
     what = f"mount_setattr {path}"
     size = ctypes.sizeof(attributes)
     syscall(_SYS_MOUNT_SETATTR, _AT_FDCWD, os.fsencode(path), _AT_RECURSIVE, attributes, size, what=what)

@@ -1,7 +1,7 @@
 """Limits of a call as a whole, which the kernel sets only where it grants a cgroup: looked at while the call runs.
 
 The next look comes before what is left of a limit could have been filled, and after 50 ms at the latest: so a limit is
-outrun by what the machine's cores fill in 5 ms and the look itself.
+outrun by what the machine's cores fill in 5 ms, or make of files and folders, and the look itself.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ PERIOD = 0.05  # seconds; a call that ends before costs nothing
 SHORTEST = 0.005
 LENT_SECONDS = 1.0  # that a process is taken to run in its parent's memory, look after look, before it counts itself
 FILLED = 8 << 30  # bytes a second that are taken to be filled at most
+MADE = 1 << 19  # files and folders a second, likewise
+EACH = 2e-5  # seconds that counting one takes, before it is known
 SHARE = 0.1  # of the time, at most, that looking takes
 HEADROOM_MB = 64  # in a cgroup: what the kernel counts and the watchdog does not, page tables and pipes
 
@@ -105,34 +107,38 @@ class Watchdog:
 class Files:
     """The files of a call, where they lie in a file system of the machine.
 
-    They are counted seldom where there are many, and then with the call stopped. The file system itself
-    says at once how much was written to it, by whomever: when that is as much as the call may still write, its files
-    are counted. What others free meanwhile can hide no more than they had, which is bounded likewise.
+    They are counted seldom where there are many, and then with the call stopped. The file system itself says at once
+    how many bytes were written to it and how many files and folders made, by any process: when that is as much as the
+    call may still take, its files are counted. What others free meanwhile can hide no more than they had, which is
+    bounded likewise. A file system that does not count its files leaves these to the counting.
     """
 
     def __init__(self, folder: str, pid: int) -> None:
         self._folder, self._pid = folder, pid
-        self._left = root.SIZE_MB << 20
-        self._free = self._free_bytes()
+        self._left = (root.SIZE_MB << 20, root.FILES)  # bytes, files and folders
+        self._free = self._read_free()
         self._took = 0.0  # seconds of the last count
-        self._count_due = self.due = time.monotonic() + PERIOD
+        self._count_due = time.monotonic() + PERIOD
+        self.due = time.monotonic() + _within(root.FILES / MADE)
 
     def look(self) -> str:
         """Why the call is to end, empty where it is within its bounds."""
-        written = self._free - self._free_bytes()
-        said = ""
-        if written >= self._left or time.monotonic() >= self._count_due:
-            said = self._count()
-            written = 0
-        self.due = time.monotonic() + max(_within((self._left - written) / FILLED), self._took)
+        size, entries = self._left_now()
+        said, rest = "", 0.0
+        gone = size <= 0 or entries <= 0
+        if gone or time.monotonic() >= self._count_due:
+            said = self._count(new=self._left[1] - entries)
+            size, entries = self._left
+            rest = self._took if gone else 0.0  # others took it, and may go on
+        self.due = time.monotonic() + max(_within(min(size / FILLED, entries / MADE)), rest)
         return said
 
-    def _count(self) -> str:
+    def _count(self, new: int) -> str:
         started = time.monotonic()
-        stopped = self._pid and self._took > SHORTEST
+        stopped = self._pid and max(self._took, new * EACH) > SHORTEST
         if stopped:
             os.kill(self._pid, signal.SIGSTOP)
-        self._free = self._free_bytes()
+        self._free = self._read_free()
         try:
             held = scratch.measure(self._folder, root.FILES)
         except OSError as error:
@@ -142,14 +148,19 @@ class Files:
                 os.kill(self._pid, signal.SIGCONT)
         self._took = time.monotonic() - started
         self._count_due = time.monotonic() + max(PERIOD, self._took / SHARE)
-        self._left = (root.SIZE_MB << 20) - held.size
-        if held.entries > root.FILES:
+        size, entries = self._left = (root.SIZE_MB << 20) - held.size, root.FILES - held.entries
+        if entries < 0:
             return f"OSError: its files were more than {root.FILES} together"
-        return f"OSError: its files were more than {root.SIZE_MB} MiB together" if self._left < 0 else ""
+        return f"OSError: its files were more than {root.SIZE_MB} MiB together" if size < 0 else ""
 
-    def _free_bytes(self) -> int:
+    def _left_now(self) -> tuple[int, int]:
+        """Bytes, files and folders that may still be taken if all that was since the count is the call's."""
+        (size, entries), (bytes_then, files_then), (bytes_now, files_now) = self._left, self._free, self._read_free()
+        return size - bytes_then + bytes_now, entries - files_then + files_now
+
+    def _read_free(self) -> tuple[int, int]:
         facts = os.statvfs(self._folder)
-        return facts.f_bfree * facts.f_frsize
+        return facts.f_bfree * facts.f_frsize, facts.f_ffree
 
 
 def _within(seconds: float) -> float:

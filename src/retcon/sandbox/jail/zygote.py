@@ -60,6 +60,7 @@ def main(fd: int, folder: str, exercise: str, modules: list[str]) -> Order:
         kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)  # what a killed worker leaves behind comes here to be ended
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
             file.write(OOM_SCORE)
+        kernel.prctl(kernel.PR_SET_DUMPABLE, 0)  # its user's calls cannot write the memory that workers are forked with
         problem = preload(modules, exercise)
         packages = sorted({name.partition(".")[0] for name in sys.modules})
         zygote.say(Failed(problem) if problem else Imported(packages))

@@ -104,7 +104,7 @@ class Fleet:
                     group.create_task(self._start_zygote(name))
             worker = await self.take(BARE.name)
             self.give(worker, keep=True)
-            if worker.unprotected:
+            if worker.tier == "rlimits":
                 warnings.warn(
                     f"sandbox tier {worker.tier!r} limits calls and does not contain them. Open to them: "
                     + "; ".join(worker.unprotected),

@@ -109,16 +109,28 @@ class Confinement:
         )
 
     def unprotected(self) -> list[str]:
-        """What calls are not kept from."""
-        said = []
+        """What calls are not kept from, a line for each part of docs/sandbox/threats.md."""
+        files, processes = [], []
         if not self.files:
-            said.append("files: ordinary permissions alone guard them" + self._as_whom())
-        if not self.network:
-            said.append("the network, local services too")
-        if not self.processes:
-            said.append(
-                "other processes: they can be seen" + ("" if self.own_user or self.only_own_signals else " and ended")
+            files.append(
+                f"ordinary permissions alone guard them{self._as_whom()}; what calls write outside their own folder "
+                "(/dev/shm, /tmp) is neither counted nor removed, and the next call can read it"
             )
+        elif self.tier != "namespaces":
+            files.append("paths, sizes, dates and links of the host's can be seen")
+        if self.tier != "namespaces":
+            if self.own_user or not self.files:
+                files.append("times of those that everyone may write, devices too, can be set to now")
+            files.append("deleted ones that stay open are not counted")
+            processes.append("their ids can be seen" if self.files else "they can be seen")
+        files.append("a shared lock (fcntl) can be held on one that may be read")
+        if not self.processes and not self.own_user:
+            processes.append("memory, environment and priority of the user's others are open")
+        if not self.own_user and not self.only_own_signals and not self.files:
+            processes.append("they can be ended")
+        said = ["files: " + "; ".join(files)]
+        said += ["processes: " + "; ".join(processes)] if processes else []
+        said += [] if self.network else ["network: all of it, local services too"]
         if not self.system_calls:
             said.append("system calls: none is filtered, and a call's processes may outlive it")
         return said

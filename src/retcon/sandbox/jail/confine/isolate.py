@@ -3,7 +3,8 @@
 - `namespaces`: process 1 of namespaces of its own (process, mount, network, IPC, host name, and user where it is not
   root), in a root file system that shows only what Python needs (`root`), as an unprivileged user without capabilities.
 - `landlock`: no namespace; each call gives up what Landlock guards, and a filter closes what that does not.
-- `rlimits`: limits, a user of its own where root started it, and a filter where the kernel has it. On request only.
+- `rlimits`: limits, a user of its own where root started it; a filter, and other processes closed by Landlock, where the
+  kernel has them. On request only.
 
 A system call filter is on the worker in all of them, so that its calls inherit it.
 """
@@ -197,6 +198,11 @@ def _landlock(confinement: Confinement, uid: int | None) -> None:
 
 def _rlimits(confinement: Confinement, uid: int | None) -> None:
     _leave_user_to_calls(confinement, uid, (kernel.CAP_DAC_READ_SEARCH,))
+    kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+    with contextlib.suppress(OSError):
+        if (version := landlock.abi()) >= landlock.REFER_ABI:  # before it, any ruleset keeps files in their folder
+            landlock.Ruleset(version, files=False).apply()
+            confinement.processes = True
 
 
 _TIERS: dict[str, Callable[[Confinement, int | None], None]] = {

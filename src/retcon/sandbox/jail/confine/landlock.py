@@ -34,7 +34,7 @@ SCRATCH = (_ABI_1 | REFER | TRUNCATE) & ~(_MAKE_CHAR | _MAKE_SOCK | _MAKE_BLOCK)
 
 ABOVE_STREAMS = 16  # a call's process puts its streams in the places of the first descriptors
 KNOWN_ABI = 7
-TCP_ABI, SCOPE_ABI = 4, 6
+REFER_ABI, TCP_ABI, SCOPE_ABI = 2, 4, 6
 _QUIET_ABI, _QUIET = 7, 1  # do not fill the audit log with what was denied
 
 
@@ -49,14 +49,15 @@ class Ruleset:
     """What stays allowed: a descriptor, to be put on any number of processes.
 
     version: the ABI to keep to. files: access to the file system is denied but for what `allow` lists; without, all of
-    it stays allowed, and only signals and abstract sockets are closed.
+    it stays allowed except writing below /proc, and other processes are closed: their memory, environment and files in
+    /proc (as to ptrace), and from ABI 6 on signals and abstract sockets.
     """
 
     def __init__(self, version: int, *, files: bool) -> None:
         """Raises OSError."""
         self.version = version
         known = _FILES[max(v for v in _FILES if v <= version)]
-        self.handled = known if files else known & REFER  # REFER is denied wherever it is not allowed
+        self.handled = known if files else known & (REFER | WRITE_FILE)  # REFER is denied wherever it is not allowed
         self.scoped = version >= SCOPE_ABI
         attributes = [self.handled]
         if version >= TCP_ABI:
@@ -69,6 +70,7 @@ class Ruleset:
         os.close(made)
         if not files:
             self.allow(["/"], REFER)
+            self.allow((f"/{name}" for name in os.listdir("/") if name != "proc"), WRITE_FILE)
 
     def allow(self, paths: Iterable[str], access: int) -> None:
         """Access beneath each of `paths`, of what this ABI knows. What does not exist is left out."""
