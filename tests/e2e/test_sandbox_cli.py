@@ -164,4 +164,6 @@ def test_doctor_tells_of_every_tier() -> None:
     assert all(isinstance(line, str) for line in told["advice"])
     shown = sandbox("doctor")
     assert all(name in shown.stdout for name in told["tiers"])
-    assert shown.stdout.count("left open in files: ") == sum(probe["tier"] is not None for probe in told["tiers"].values())
+    assert shown.stdout.count("left open in files: ") == sum(
+        probe["tier"] is not None for probe in told["tiers"].values()
+    )

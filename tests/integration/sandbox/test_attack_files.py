@@ -121,7 +121,7 @@ def test_a_file_that_may_be_read_keeps_its_mode_and_times(jail: Jail, tmp_path: 
 @contained_by(*ALL)
 def test_times_of_devices_are_what_the_page_says(jail: Jail) -> None:
     """A path, a descriptor and stdin, set to now and to a time; writing to the device goes on."""
-    before = {path: os.stat(path).st_mtime_ns for path in DEVICES}
+    before = {path: Path(path).stat().st_mtime_ns for path in DEVICES}
     result = jail.attack(f"""
         import os
         for path in {DEVICES}:
@@ -134,7 +134,7 @@ def test_times_of_devices_are_what_the_page_says(jail: Jail) -> None:
         print(open('/dev/null', 'w').write('x'), len(open('/dev/urandom', 'rb').read(7)))
     """)
     assert result.stdout == "1 7\n", result
-    changed = [path for path in DEVICES if os.stat(path).st_mtime_ns != before[path]]
+    changed = [path for path in DEVICES if Path(path).stat().st_mtime_ns != before[path]]
     kept = jail.tier == NAMESPACES or (jail.tier == LANDLOCK and os.getuid() != 0)
     assert (not changed) == kept
 

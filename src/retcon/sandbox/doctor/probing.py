@@ -18,8 +18,9 @@ class Probe:
     """tier: None where the sandbox is unavailable, and `problem` says why.
 
     network, files, own_user: whether calls are kept from the network, from writing outside their scratch folder, and
-    from the rights of the user who started Retcon. unprotected: in words, what the tier does not keep them from. no_cgroup: why the kernel does not bound a call's memory over all
-    its processes, "" where it does. fork_ms: median wall milliseconds of an empty program, from fork to its end.
+    from the rights of the user who started Retcon. unprotected: what the tier leaves open, in words. no_cgroup: why the
+    kernel does not bound a call's memory over all its processes, "" where it does. fork_ms: median wall milliseconds of
+    an empty program, from fork to its end.
     calls_per_second: of `print(1 + 1)`, with one worker.
     """
 

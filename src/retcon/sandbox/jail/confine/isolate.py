@@ -3,8 +3,8 @@
 - `namespaces`: process 1 of namespaces of its own (process, mount, network, IPC, host name, and user where it is not
   root), in a root file system that shows only what Python needs (`root`), as an unprivileged user without capabilities.
 - `landlock`: no namespace; each call gives up what Landlock guards, and a filter closes what that does not.
-- `rlimits`: limits, a user of its own where root started it; a filter, and other processes closed by Landlock, where the
-  kernel has them. On request only.
+- `rlimits`: limits, a user of its own where root started it, and, where the kernel has them, a filter and a Landlock
+  domain that closes other processes. On request only.
 
 A system call filter is on the worker in all of them, so that its calls inherit it.
 """
