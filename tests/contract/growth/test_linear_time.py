@@ -43,9 +43,9 @@ from retcon.transcripts.failures.rules import judge
 from retcon.transcripts.formats.hermes import HermesInText
 from retcon.transcripts.formats.markdown import Markdown
 from retcon.transcripts.formats.mint import Execute
-from retcon.transcripts.formats.tags import Tagged
+from retcon.transcripts.formats.notations import NOTATIONS
 
-RETOOL, VERL = Tagged("retool", "code", "interpreter"), HermesInText()
+RETOOL, VERL = NOTATIONS[0], HermesInText()
 TOGETHER = Together(ByteTokenizer())
 MEASURABLE, LONGEST, FACTOR, BOUND = 0.001, 1 << 16, 8, 24
 

@@ -101,8 +101,8 @@ def test_messages_that_stand_elsewhere_are_told_where(name: str, tmp_path: Path)
 
 
 def test_messages_that_are_a_text_are_told_so(tmp_path: Path) -> None:
-    written = {"messages": json.dumps(messages(CLEAN)["messages"])}
-    with pytest.raises((RecordError, Stopped), match="'messages' is the text of a list of messages: write the list"):
+    written = {"dialogue": json.dumps(messages(CLEAN)["messages"])}
+    with pytest.raises((RecordError, Stopped), match="'dialogue' is the text of a list of messages: write the list"):
         run(tmp_path, lines([written]))
 
 
@@ -145,7 +145,8 @@ def test_a_tool_that_gives_its_exit_code_as_autogen_does_is_of_the_format_of_its
     [
         {"role": "tool", "content": "4"},
         {"role": "assistant", "content": "<|python_tag|>print(4)"},
-        {"role": "assistant", "content": "Thought: so\nAction: python\nAction Input: print(4)\nObservation: 4\n"},
+        {"role": "assistant", "content": "<function=python><parameter=code>print(4)</parameter></function>"},
+        {"role": "user", "content": "EXECUTION RESULT of [python]:\n4"},
         {"role": "assistant", "content": [{"type": "text", "text": "x"}], "tool_call": {"name": "python"}},
         {"role": "assistant", "content": [{"type": "text", "text": "x"}], "toolCall": {"name": "python"}},
         {"role": "user", "content": [{"toolResult": {"toolUseId": "t", "content": []}}]},

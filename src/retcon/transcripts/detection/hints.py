@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
-from retcon.transcripts.reading.items import find_items
+from retcon.transcripts.reading.items import SYSTEMS, find_items
+from retcon.transcripts.reading.roles import SYSTEM
 from retcon.transcripts.types import Format, Json
 
 _DEPTH = 8
@@ -32,15 +33,26 @@ _RESULT = re.compile(
 )
 _SPECIAL = re.compile(
     r"<\|(?:python_tag|tool_calls?_begin|tool_call|tool_outputs?_begin|tool_calls_section_begin|code_interpreter)\|>"
-    r"|<｜tool▁(?:calls?|outputs?)▁begin｜>|\[TOOL_CALLS\]|<\|channel\|>commentary to="
+    r"|<function=(?!finish>|submit>)(?=[\w.-]+>)|<\|channel\|>commentary to=|<｜tool▁(?:calls?|outputs?)▁begin｜>|\[TOOL_CALLS\]"
 )
 _WRITTEN = re.compile(r"""\s*\[\s*\{\s*["'](?:role|from)["']\s*:""")
-_REACT = re.compile(r"^Action(?: Input)?:.*?^Observation:", re.MULTILINE | re.DOTALL)
+_REACT = re.compile(r"^Action(?: Input)?(?: \d+)?:.*?^Observation(?: \d+)?:", re.MULTILINE | re.DOTALL)
+_THOUGHT = re.compile(
+    r"\s*(?:Thought|Think):.*?^(?:Action|Act):|\s*Action:|.*?^Action: \w+\n+```",
+    re.MULTILINE | re.DOTALL | re.IGNORECASE,
+)
+_USERS = ("user", "human")
+_LABEL = re.compile(r"\s*(Observation(?: \d+)?:|OBSERVATION:|EXECUTION RESULT of|<returncode>|API output:)")
 
 
 def tool_use(record: Json) -> str | None:
-    """What in a record says that a tool was called in it: a key, a role, a type, a wording; None where nothing does."""
-    for key, value in chain([("", record)], _walk(record, 0)):
+    """What in a record says that a tool was called in it: a key, a role, a type, a wording; None where nothing does.
+
+    What the system or a user says may explain how calls are written, or show some.
+    """
+    for key, value, role in chain([("", record, "")], _walk(record)):
+        if role in SYSTEM or key in SYSTEMS:
+            continue
         if key in _KEYS and value:
             return f"the key '{key}'"
         if isinstance(value, list) and (kind := _kind_in(value)):
@@ -52,10 +64,14 @@ def tool_use(record: Json) -> str | None:
         text = value[:_TEXT]
         if "<" in text and (result := _RESULT.search(text)):
             return f"the tag <{result[1]}>"
+        if label := _LABEL.match(text):
+            return f"the label {label[1]}"
+        if role in _USERS:
+            continue
         if ("<" in text or "[" in text) and (special := _SPECIAL.search(text)):
             return f"the marker {special[0]}"
-        if "Observation:" in text and _REACT.search(text):
-            return "the words 'Action:' and 'Observation:'"
+        if ("ction:" in text or "ACTION:" in text) and (react := _REACT.search(text) or _THOUGHT.match(text)):
+            return "the words 'Action:' and 'Observation:'" if react.re is _REACT else "the word 'Action:'"
     return None
 
 
@@ -69,7 +85,7 @@ def nearest_format(record: Json, formats: Sequence[Format]) -> str:
     """` (nearest format: 'x')` for the format whose words the record has most of, and where else its messages stand;
     else an empty string."""
     words: set[str] = set()
-    for key, value in _walk(record, 0):
+    for key, value, _ in _walk(record):
         words.add(key.lower())
         if isinstance(value, str):
             if key in _NAMING:
@@ -105,14 +121,17 @@ def _alike(mark: str, word: str) -> float:
     return difflib.SequenceMatcher(None, mark, word).ratio() if abs(len(mark) - len(word)) < 4 else 0.0
 
 
-def _walk(value: Json, depth: int, key: str = "") -> Iterator[tuple[str, Json]]:
+def _walk(value: Json, depth: int = 0, key: str = "", role: str = "") -> Iterator[tuple[str, Json, str]]:
+    """The values in a value, each with the key that it is under and the role of the message that it is in."""
     if key:
-        yield key, value
+        yield key, value, role
     if depth == _DEPTH:
         return
     if isinstance(value, dict):
+        named = value.get("role", value.get("from"))
+        role = named.lower() if isinstance(named, str) else role
         for name, inner in value.items():
-            yield from _walk(inner, depth + 1, str(name))
+            yield from _walk(inner, depth + 1, str(name), role)
     elif isinstance(value, list):
         for inner in value[:_ITEMS]:
-            yield from _walk(inner, depth + 1, key)
+            yield from _walk(inner, depth + 1, key, role)

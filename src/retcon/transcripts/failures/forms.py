@@ -54,7 +54,7 @@ _TIMEOUT = (
     r"|(?:error:\s*)?(?:the\s+)?(?:code\s+)?execution\s+(?:time\s+)?(?:exceeded|took longer than|took more than)\s+.*"
     r"|(?:error:\s*)?command\s+['\"`].*['\"`]\s+timed out(?:\s+after\s.*)?"
     r"|tool '[^'\n]{1,100}' timed out after [\d.]+ seconds\.?"
-    r"|the command (?:timed out after|has no new output after) .*"
+    r"|the last command <command>.*|the command (?:timed out after|has no new output after) .*"
     r"|TLE|TimeLimitExceeded"
 )
 """`timeout(1)` wrappers, smolagents ("Code execution exceeded the maximum execution time of …"), Qwen-Agent, ToRA's

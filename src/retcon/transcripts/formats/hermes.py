@@ -10,7 +10,7 @@ import msgspec
 from retcon.chat import hermes
 from retcon.chat.types import FoundCall
 from retcon.transcripts.failures.rules import looks_clean
-from retcon.transcripts.reading.dialects import Fragment, JsonCall, Plain, all_clean, inside
+from retcon.transcripts.reading.dialects import Dialect, Fragment, JsonCall, all_clean
 from retcon.transcripts.reading.in_messages import in_messages
 from retcon.transcripts.reading.in_text import InText
 from retcon.transcripts.reading.pieces import Call, ToolOutput
@@ -26,11 +26,10 @@ def tagged(text: str) -> bool:
     return _TAGGED.search(text) is not None
 
 
-class Hermes(Plain):
+class Hermes(Dialect):
     """`<tool_call>` with JSON; answers in the role `tool`, or as `<tool_response>` in a user's message (Qwen)."""
 
     name = "hermes"
-    certainty = Certainty.TAGS
     _opens, _closes = "<tool_response>", "</tool_response>"
     _decoder = msgspec.json.Decoder(JsonCall)
 
@@ -161,7 +160,7 @@ class HermesInText(Hermes):
                 at = start + len(hermes.OPEN)
 
     def clean_inside(self, text: str) -> int | None:
-        return inside(self, text) if self._opens in text else 0
+        return Dialect.clean_inside(self, text) if self._opens in text else 0
 
 
 register_dialect(Hermes())

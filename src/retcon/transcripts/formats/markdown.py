@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from retcon.transcripts.failures.rules import looks_clean
-from retcon.transcripts.reading.dialects import Fragment, Plain, all_clean, is_feedback, output_until
+from retcon.transcripts.reading.dialects import Dialect, Fragment, all_clean, is_feedback
 from retcon.transcripts.reading.in_messages import in_messages
 from retcon.transcripts.reading.in_text import InText
 from retcon.transcripts.reading.pieces import Call, ToolOutput
@@ -14,7 +14,7 @@ from retcon.transcripts.registry import register, register_dialect
 from retcon.transcripts.types import Certainty
 
 
-class Markdown(Plain):
+class Markdown(Dialect):
     """```` ```python ```` blocks; the output as an ```` ```output ```` block after it, in the same message or the next,
     or in the role `tool`. A block that nothing answers is no call."""
 
@@ -67,18 +67,11 @@ class Markdown(Plain):
         labelled = self._label.match(text)
         return (ToolOutput(text[labelled.end() :] if labelled else text),)
 
-    def told_outputs(self, text: str) -> tuple[ToolOutput, ...] | None:
-        if not (self._label.match(text) or self._answer.match(text)) or is_feedback(text):
-            return None
-        return self.outputs(text[: self._told_end(text)])
-
-    def cut_told(self, text: str) -> list[Fragment]:
-        end = self._told_end(text)
-        return output_until(text, end, self.outputs(text[:end]))
-
-    def _told_end(self, text: str) -> int:
+    def told_end(self, text: str) -> int | None:
         """Where an output in the user's role ends: with its fence or tag; after a label alone, nothing says where."""
         labelled = self._label.match(text)
+        if not (labelled or self._answer.match(text)) or is_feedback(text):
+            return None
         if fenced := self._fenced.match(text, labelled.end() if labelled else 0):
             return _closed(text, fenced.end())[1]
         if labelled and labelled[0].strip() == "<output>" and (closing := text.find("</output>", labelled.end())) >= 0:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import re
 
-from retcon.transcripts.reading.dialects import Fragment, Plain, all_clean, is_feedback, output_until
+from retcon.transcripts.reading.dialects import Dialect, Fragment, is_feedback
 from retcon.transcripts.reading.in_messages import in_messages
 from retcon.transcripts.reading.pieces import Call, ToolOutput
 from retcon.transcripts.registry import register, register_dialect
-from retcon.transcripts.types import Certainty
 
 
-class Execute(Plain):
+class Execute(Dialect):
     """`<execute>` with code, answered by "Observation:" in the user's role (MINT, CodeAct). What a harness says about
     a proposed solution, or an input that it does not understand, is the user's, not an output."""
 
     name = "mint"
-    certainty = Certainty.TAGS
     _block = re.compile(r"<execute>(.*?)(?:</execute>|\Z)", re.DOTALL)
     _trailer = re.compile(r"\nYou have \d+ steps? left[^\n]*(?:\nYou should take the last step[^\n]*)?\s*")
     _expert = "\nExpert feedback:"
@@ -39,26 +37,16 @@ class Execute(Plain):
             text = text[:at]
         return (ToolOutput(text.removeprefix("Observation:").removeprefix("\n")),)
 
-    def told_outputs(self, text: str) -> tuple[ToolOutput, ...] | None:
-        if not text.startswith("Observation:") or is_feedback(text):
-            return None
-        return self.outputs(text[: self._told_end(text)])
-
-    def cut_told(self, text: str) -> list[Fragment]:
-        end = self._told_end(text)
-        return output_until(text, end, self.outputs(text[:end]))
-
-    def _told_end(self, text: str) -> int:
+    def told_end(self, text: str) -> int | None:
         """Where an output in the user's role ends: what an expert says of it, and what follows the steps that are left,
         is a user's."""
+        if not text.startswith("Observation:") or is_feedback(text):
+            return None
         expert = text.find(self._expert)
         end = len(text) if expert < 0 else expert
         for counted in self._trailer.finditer(text, 0, end):
             end = counted.end()
         return end
-
-    def clean_outputs(self, text: str, told: bool) -> int | None:
-        return all_clean(self.told_outputs(text) if told else self.outputs(text))
 
     def clean_calls(self, text: str) -> int | None:
         return 1 if self.calls_in(text) else 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from retcon.chat import hermes
 from retcon.chat.families.qwen3_coder import FAMILY, FUNCTION
 from retcon.chat.types import FoundCall
 from retcon.transcripts.formats.hermes import MARKS, Hermes, HermesInText, tagged
@@ -19,7 +20,7 @@ class Qwen3Coder(Hermes):
     name = "qwen3_coder"
 
     def calls_in(self, text: str) -> bool:
-        return tagged(text)
+        return tagged(text) and (hermes.OPEN in text or hermes.CLOSE in text)
 
     def find_calls(self, text: str) -> Iterator[FoundCall]:
         return FAMILY.find_calls(text)

@@ -14,19 +14,24 @@ import msgspec
 from retcon.core.types import ToolCall
 from retcon.transcripts.failures.rules import judge
 from retcon.transcripts.reading.calls import program_argument
-from retcon.transcripts.reading.dialects import Fragment
+from retcon.transcripts.reading.dialects import Dialect, Fragment
 from retcon.transcripts.reading.pieces import Call, ToolOutput
 from retcon.transcripts.types import NOT_JSON, Json
 
 _THOUGHT = re.compile(r"\s*<think>.*?</think>\s*", re.DOTALL)
 
 
-def cut_calls(text: str) -> list[Fragment]:
-    """Such a message in pieces, without loss: what is thought, if anything is, and the calls."""
+def cut_calls(text: str, dialect: Dialect) -> list[Fragment]:
+    """Such a message in pieces, without loss: its words, if it has any, and the calls.
+
+    dialect: how calls are written in it where it is no JSON.
+    """
     thought = _THOUGHT.match(text)
     start = thought.end() if thought else 0
-    calls = Fragment("call", text[start:], _calls(text[start:]))
-    return [Fragment("said", text[:start]), calls] if start else [calls]
+    calls = _calls(text[start:])
+    if isinstance(calls[0].arguments, str) and dialect.calls_in(text):
+        return dialect.cut(text, answered=True)
+    return [Fragment("said", text[:start])] * bool(start) + [Fragment("call", text[start:], calls)]
 
 
 def split_output(output: ToolOutput, calls: Sequence[Call]) -> tuple[ToolOutput, ...]:

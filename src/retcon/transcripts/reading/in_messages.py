@@ -70,7 +70,8 @@ class ItemsReading:
 
 @dataclass(frozen=True, slots=True)
 class InMessages:
-    """A format of messages. role, text: the keys of an item. only: how calls are written; None: in any known way."""
+    """A format of messages. role, text: the keys of an item, which may have `role` and `text` instead. only: how calls
+    are written; None: in any known way."""
 
     name: str
     role: str
@@ -86,8 +87,11 @@ class InMessages:
         return found is not None and self.accepts(found[1])
 
     def kind(self, item: Item) -> PieceKind:
-        role = item.get(self.role)
+        role = item.get(self.role, item.get("role"))
         return KINDS.get(role, "told") if isinstance(role, str) else "told"
+
+    def _text(self, item: Item) -> str:
+        return text_of(item.get(self.text, item.get("text")))
 
     def clean(self, record: Json) -> int | None:
         found = find_items(record)
@@ -98,6 +102,8 @@ class InMessages:
         count = pending = 0
         for item in items:
             role, text = item.get(role_key), item.get(text_key)
+            role = item.get("role") if role is None else role
+            text = item.get("text") if text is None else text
             kind = KINDS.get(role, "told") if type(role) is str else "told"
             if type(text) is not str:
                 text = text_of(text)
@@ -105,7 +111,7 @@ class InMessages:
                 if pending > 0:
                     return None  # what calls have no output yet takes a full reading
                 pending = 0
-                if dialect is None and ("<" in text or "```" in text):
+                if dialect is None and ("<" in text or "```" in text or "Action" in text):
                     dialect = self._dialect(items)
                 if dialect is not None:
                     if (inside := dialect.clean_inside(text)) is None or (calls := dialect.clean_calls(text)) is None:
@@ -146,13 +152,13 @@ class InMessages:
         pieces: list[Piece] = []
         goes_on = False
         for n, item in enumerate(items):
-            text, kind = text_of(item.get(self.text)), self.kind(item)
+            text, kind = self._text(item) or text_of(item.get("system_prompt")), self.kind(item)
             if kind == "said":
                 following = items[n + 1] if n + 1 < len(items) else None
                 answered = following is not None and self._answers(following, dialect)
                 pieces += [Piece(c.kind, n, c.text, c.calls, c.outputs) for c in dialect.cut(text, answered)]
             elif kind == "call":
-                pieces += [Piece(c.kind, n, c.text, c.calls) for c in cut_calls(text)]
+                pieces += [Piece(c.kind, n, c.text, c.calls) for c in cut_calls(text, dialect)]
             elif (goes_on or awaits_output(pieces)) and self._answers(item, dialect):
                 if kind == "output":
                     outputs, calls = dialect.outputs(text), pieces[-1].calls
@@ -172,23 +178,24 @@ class InMessages:
 
     def _answers(self, item: Item, dialect: Dialect) -> bool:
         kind = self.kind(item)
-        return kind == "output" or (kind == "told" and dialect.told_outputs(text_of(item.get(self.text))) is not None)
+        return kind == "output" or (kind == "told" and dialect.told_outputs(self._text(item)) is not None)
 
     def _dialect(self, items: Sequence[Item]) -> Dialect:
         """The first dialect that a message of the model has a call in."""
         if self.only is not None:
             return self.only
-        said = [text_of(item.get(self.text)) for item in items if self.kind(item) == "said"]
-        told = [text_of(item.get(self.text)) for item in items if self.kind(item) != "said"]
+        said = [self._text(item) for item in items if self.kind(item) in ("said", "call")]
+        told = [self._text(item) for item in items if self.kind(item) in ("told", "output")]
         return next((d for d in dialects() if d.used(said, told)), dialects()[-1])
 
     def _rebuild(self, item: Json, pieces: Sequence[Piece]) -> Json:
         if not isinstance(item, dict):
             raise RecordError("a message is not an object")
-        return {**item, self.text: with_text(item.get(self.text), "".join(p.text for p in pieces))}
+        key = self.text if self.text in item else "text"
+        return {**item, key: with_text(item.get(key), "".join(p.text for p in pieces))}
 
 
-def in_messages(dialect: Dialect, *, marks: Sequence[str] = ()) -> InMessages:
+def in_messages(dialect: Dialect, *, marks: Sequence[str] = (), aliases: Sequence[str] = ()) -> InMessages:
     """The format of messages (`role`, `content`) whose calls are written in a dialect."""
 
     def accepts(items: Sequence[Item]) -> bool:
@@ -196,7 +203,9 @@ def in_messages(dialect: Dialect, *, marks: Sequence[str] = ()) -> InMessages:
         told = (text_of(i.get("content")) for i in items if not _is_said(i))
         return dialect.used(said, told)
 
-    return InMessages(dialect.name, "role", "content", dialect.certainty, accepts, dialect, tuple(marks))
+    return InMessages(
+        dialect.name, "role", "content", dialect.certainty, accepts, dialect, tuple(marks), tuple(aliases)
+    )
 
 
 def _is_said(item: Item) -> bool:

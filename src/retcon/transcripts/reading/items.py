@@ -14,6 +14,8 @@ _PLACES = (
     ("messages",), ("conversations",), ("conversation",), ("completion",), ("trajectory",), ("traj",),
     ("debug_result",), ("state", "history"), ("history",), ("transcript",), ("chat_history",),
 )  # fmt: skip
+LISTS = tuple(place[0] for place in _PLACES if len(place) == 1)
+"""Where a record has its list of messages, as itself or as JSON text."""
 TEXTS = ("text", "completion", "response", "output", "generation", "code", "solution", "answer", "content")
 """Where a record that is one text, or several samples of it, keeps that: the first in which calls are counts."""
 QUESTIONS = ("prompt", "question", "instruction", "problem", "input")
@@ -43,7 +45,7 @@ def find_items(record: Json) -> tuple[tuple[str, ...], list[dict[str, Json]]] | 
 
 def other_lists(record: dict[str, Json], path: Sequence[str | int]) -> Iterator[tuple[str, list[Json]]]:
     """The lists at other places than `path` where messages may be, by their names."""
-    for name in (place[0] for place in _PLACES if len(place) == 1 and place != tuple(path)):
+    for name in (name for name in LISTS if (name,) != tuple(path)):
         if isinstance(value := record.get(name), list):
             yield name, value
 
@@ -55,7 +57,7 @@ def no_items() -> RecordError:
 
 def has_no_items(record: Json) -> bool:
     """Whether the record has a list of messages with nothing in it, as of a rollout that broke off before the first."""
-    found = (record.get(path[0]) for path in _PLACES if len(path) == 1) if isinstance(record, dict) else ()
+    found = map(record.get, LISTS) if isinstance(record, dict) else ()
     return any(isinstance(value, list) and not value for value in found)
 
 

@@ -341,6 +341,11 @@ def part_of(item: Json, key: str) -> Item:
     return found if isinstance(found, dict) else {}
 
 
+def called(item: Item, name: str, arguments: str, id: str) -> Call:
+    """The call that an object is, by the keys of its parts."""
+    return Call(string(item.get(name), "python"), arguments_of(item.get(arguments)), id=some_id(item.get(id)))
+
+
 def flagged(text: str, call_id: str | None, *, failed: bool | None) -> ToolOutput:
     """An output with what its format says of it: that it failed, that it worked, or nothing (None)."""
     return ToolOutput(text, call_id, Verdict("error", "status") if failed else None, typed=failed is not None)

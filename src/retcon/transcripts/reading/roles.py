@@ -48,7 +48,8 @@ def role_of(item: Json) -> str:
     places = (item, *(inner for name in _INSIDE if isinstance(inner := item.get(name), dict)))
     names = (place.get(key) for place in places for key in _KEYS)
     named = any(isinstance(name, str) and name in _SYSTEMS for name in names)
-    return "system" if named or "system_prompt" in item else "user"  # the key alone makes a step of smolagents
+    alone = isinstance(item.get("system_prompt"), str) and not any(isinstance(item.get(key), str) for key in _KEYS)
+    return "system" if named or alone else "user"  # the key alone makes a step of smolagents
 
 
 def speaker_of(message: Json) -> str:

@@ -12,10 +12,12 @@ import msgspec
 
 from retcon.core.errors import RecordError
 from retcon.store.types import Record
-from retcon.transcripts.types import Json
+from retcon.transcripts.reading.items import LISTS, find_items
+from retcon.transcripts.types import NOT_JSON, Json
 
 _INDENT = re.compile(rb"[\[{](?:[ \t]*\r?\n)(?P<indent>[ \t]*)")
 _COLON = re.compile(rb'(?<!\\)":(?P<space>\s?)')
+_SPACED = re.compile(r'(?<!\\)": ')
 _HUGE = re.compile(rb"\d[eE]\+?\d{3}")
 _HEAD = 4096
 SESSION = "session"
@@ -25,16 +27,16 @@ _T = TypeVar("_T")
 
 def decoded(record: Record) -> Json:
     """The record's value, of a session a list of those of its lines; NaN and lone surrogates, which no standard knows,
-    are read. Raises RecordError."""
+    are read, and so is a list of messages that is JSON text. Raises RecordError."""
     if record.kind == SESSION:
         return [decoded(line) for line in _lines_of(record)]
     try:
-        return msgspec.json.decode(record.data)
+        return _unpacked(msgspec.json.decode(record.data))
     except RecursionError:
         raise RecordError(f"{record.where}: nested too deeply") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         try:
-            return json.loads(record.data)
+            return _unpacked(json.loads(record.data))
         except (ValueError, RecursionError):
             raise RecordError(f"{record.where}: not JSON: {error}") from error
 
@@ -45,6 +47,7 @@ def encoded(value: Json, like: Record) -> bytes:
     if like.kind == SESSION:
         return _session(value, like)
     like = like._replace(data=like.data.removeprefix(codecs.BOM_UTF8))
+    value = _packed(value, like.data)
     head = like.data.lstrip()[:_HEAD]
     broken = _INDENT.match(head)
     colon = _COLON.search(head)
@@ -71,6 +74,38 @@ def encoded(value: Json, like: Record) -> bytes:
         text = _text(_spelt(value, beyond), ascii_only, separators, step)
         text = text.replace(f'"{beyond}"', beyond).replace(f'"-{beyond}"', f"-{beyond}")
     return text.replace("\n", newline + base).encode("utf-8", "replace") + end
+
+
+def _unpacked(value: Json) -> Json:
+    """The record with its list of messages itself where that is JSON text (SWE-smith's rows)."""
+    lists = {name: listed for name, text in _written(value) if (listed := _messages_in(name, text)) is not None}
+    return {**value, **lists} if lists and isinstance(value, dict) else value
+
+
+def _packed(value: Json, data: bytes) -> Json:
+    """The record with lists as JSON text that were such in `data`."""
+    if not isinstance(value, dict) or not any(isinstance(value.get(name), list) for name in LISTS):
+        return value
+    texts = {name: text for name, text in _written(json.loads(data)) if isinstance(value.get(name), list)}
+    again = {
+        name: _text(value[name], text.isascii(), (", ", ": ") if _SPACED.search(text[:_HEAD]) else (",", ":"), None)
+        for name, text in texts.items()
+    }
+    return {**value, **again}
+
+
+def _written(value: Json) -> list[tuple[str, str]]:
+    """The texts of a record where lists of messages may be."""
+    record = value if isinstance(value, dict) else {}
+    return [(name, text) for name in LISTS if isinstance(text := record.get(name), str) and text[:1] in "[ \n"]
+
+
+def _messages_in(name: str, text: str) -> Json:
+    try:
+        listed: Json = msgspec.json.decode(text)
+    except NOT_JSON:
+        return None
+    return listed if find_items({name: listed}) is not None else None
 
 
 def _lines_of(record: Record) -> list[Record]:

@@ -4,21 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from retcon.transcripts.reading.items import APART, replaced, text_of, with_text, without_words
-from retcon.transcripts.reading.itemwise import (
-    Item,
-    ItemList,
-    Itemwise,
-    Pieces,
-    arguments_of,
-    beside_words,
-    loose_words,
-    part_of,
-    parts,
-    some_id,
-    string,
-)
-from retcon.transcripts.reading.pieces import Call, Piece, Stretch, ToolOutput
+from retcon.transcripts.reading.items import replaced, text_of
+from retcon.transcripts.reading.itemwise import Item, ItemList, called, part_of, some_id, string
+from retcon.transcripts.reading.pieces import Call, ToolOutput
+from retcon.transcripts.reading.steps import Steps
 from retcon.transcripts.registry import register
 from retcon.transcripts.types import Json
 
@@ -27,16 +16,15 @@ _IDS = ("prompt_token_ids", "completion_token_ids", "logprobs")
 _NUMBER = "step_id"
 _SUBAGENTS, _ID = "subagent_trajectories", "trajectory_id"
 _METRICS, _TOTAL = "final_metrics", "total_steps"
-_THOUGHT = "thought"
-"""Beside words: that they are what was thought."""
 
 
-class Atif(Itemwise):
+class Atif(Steps):
     """A step of the agent has its `message`, `reasoning_content` (words before it), `tool_calls`, and what these gave
     in `observation`. After a repair the steps are numbered anew, and the ids of their tokens emptied. A subagent's
     trajectory that is held in one is a transcript of its own, and goes with the only call that leads to it."""
 
     name = "atif"
+    text = "message"
     aliases = ("harbor",)
     needs = frozenset({_NUMBER})
     marks = (
@@ -100,32 +88,27 @@ class Atif(Itemwise):
         gone -= _reached(named.union(*stay), leads)
         return [one for own, one in zip(ids, listed, strict=True) if own not in gone]
 
-    def group(self, items: Sequence[Item]) -> list[Piece]:
-        pieces = Pieces()
-        for item in items:
-            text, calls, outputs = text_of(item.get("message")), _calls(item), _outputs(item)
-            if item.get("source") != "agent":
-                pieces.told(item, text, role="system" if item.get("source") == "system" else "user")
-                continue
-            thought = string(item.get(_REASONING))
-            if thought:
-                pieces.said(item, thought + APART, moved=[], apart=True, beside={_THOUGHT: True})
-            pieces.said(item, text, moved=[] if calls else None, apart=not thought)
-            if calls:
-                pieces.called(item, calls)
-            if outputs:
-                pieces.answered(None, outputs)
-        return pieces.all
+    def speaker(self, item: Item) -> str:
+        source = item.get("source")
+        return "assistant" if source == "agent" else "system" if source == "system" else "user"
 
-    def rebuilt(self, pieces: Sequence[Piece]) -> list[Json]:
-        """The fix's step, with the words that it is to have and what was thought before these."""
-        thoughts = [piece for piece in pieces if _THOUGHT in beside_words([piece])]
-        words = loose_words([piece for piece in pieces if piece not in thoughts])
-        items = [item for piece in pieces for item in parts(piece)]
-        return [_with_words(item, thoughts, words) for item in items if isinstance(item, dict)]
+    def thought(self, item: Item) -> str:
+        return string(item.get(_REASONING))
 
-    def without_words(self, item: Json, cuts: Sequence[Stretch]) -> Json:
-        return {**item, "message": without_words(item.get("message"), cuts)} if isinstance(item, dict) else item
+    def with_thought(self, item: Item, thought: str | None, home: Item) -> Json:
+        kept = {key: value for key, value in item.items() if key != _REASONING or thought is not None or not value}
+        return kept if thought is None else {**kept, _REASONING: thought}
+
+    def calls(self, item: Item) -> list[Call]:
+        listed = item.get("tool_calls")
+        return [
+            called(one, "function_name", "arguments", "tool_call_id")
+            for one in (listed if isinstance(listed, list) else [])
+            if isinstance(one, dict)
+        ]
+
+    def outputs(self, item: Item) -> list[ToolOutput]:
+        return [ToolOutput(text_of(one.get("content")), some_id(one.get("source_call_id"))) for one in _results(item)]
 
     def forgotten(self, item: Json) -> Json:
         """The prompts of later steps were others."""
@@ -187,29 +170,6 @@ def _reached(names: set[str], leads: Mapping[str, set[str]]) -> set[str]:
         found |= new
         waiting += new
     return found
-
-
-def _with_words(item: Item, thoughts: Sequence[Piece], words: str | None) -> Json:
-    reasoning = {_REASONING: thoughts[0].text.removesuffix(APART)} if thoughts else {}
-    kept = {key: value for key, value in item.items() if key != _REASONING or reasoning or not value}
-    told = {} if words is None else {"message": with_text(item.get("message"), words)}
-    return {**kept, **told, **reasoning}
-
-
-def _calls(item: Item) -> list[Call]:
-    listed = item.get("tool_calls")
-    return [
-        Call(
-            string(one.get("function_name"), "python"), arguments_of(one.get("arguments")),
-            id=some_id(one.get("tool_call_id")),
-        )
-        for one in (listed if isinstance(listed, list) else [])
-        if isinstance(one, dict)
-    ]  # fmt: skip
-
-
-def _outputs(item: Item) -> list[ToolOutput]:
-    return [ToolOutput(text_of(one.get("content")), some_id(one.get("source_call_id"))) for one in _results(item)]
 
 
 def _results(item: Json) -> list[Item]:

@@ -63,7 +63,7 @@ class OpenHands(Itemwise):
         pieces = Pieces()
         turn: Json = None
         for item in items:
-            if "kind" in item:
+            if item.get("kind"):
                 turn = _of_sdk(pieces, item, turn)
             else:
                 _before_sdk(pieces, item)
@@ -163,7 +163,7 @@ def _with_message(item: Json, thought: str | None) -> Json:
 
 def _sdk_output(item: Item) -> ToolOutput:
     own_id = some_id(item.get("tool_call_id"))
-    if "error" in item and item.get("kind") == "AgentErrorEvent":
+    if item.get("kind") == "AgentErrorEvent" and "error" in item:
         return ToolOutput(string(item.get("error")), own_id, Verdict("error", "status"), typed=True)
     if item.get("kind") == "UserRejectObservation":
         return _rejected(string(item.get("rejection_reason")), own_id)
@@ -174,7 +174,7 @@ def _sdk_output(item: Item) -> ToolOutput:
 
 def _before_sdk(pieces: Pieces, item: Item) -> None:
     action, args = item.get("action"), part_of(item, "args")
-    if "observation" in item and item.get("observation") not in ("agent_state_changed", "null", "recall"):
+    if item.get("observation") not in (None, "agent_state_changed", "null", "recall"):
         extras = part_of(item, "extras")
         made = part_of(item, "tool_call_metadata")
         text, own_id = string(item.get("content")), some_id(made.get("tool_call_id"))
@@ -221,7 +221,7 @@ def _judged(text: str, own_id: str | None, *where: Item) -> ToolOutput:
 
 def _with_thought(item: Item, words: str, beside: Item) -> Json:
     """An action with other words, and the reasoning that was theirs."""
-    if "kind" in item:
+    if item.get("kind"):
         thought = item.get("thought")
         if text_of(thought) != words:
             thought = [{"type": "text", "text": words}]

@@ -52,16 +52,18 @@ class Smolagents(Itemwise):
     def find(self, record: Json) -> ItemList | None:
         """The system's prompt, where no step is one, stands among the messages that the first step was given."""
         found = super().find(record)
-        if found is None or any("system_prompt" in item for item in found.items):
+        if found is None or any(item.get("system_prompt") for item in found.items):
             return found
-        first = next((item.get("model_input_messages") for item in found.items if "step_number" in item), None)
+        first = next(
+            (item.get("model_input_messages") for item in found.items if item.get("step_number") is not None), None
+        )
         given = first if isinstance(first, list) else []
         return found._replace(system=next((text_of(m.get("content")) for m in given if _is_systems(m)), ""))
 
     def group(self, items: Sequence[Item]) -> list[Piece]:
         pieces = Pieces()
         for item in items:
-            if "step_number" not in item:  # the task, the system's prompt, a plan
+            if item.get("step_number") is None:  # the task, the system's prompt, a plan
                 pieces.told(item, next(filter(None, (string(item.get(key)) for key in _TOLD)), ""))
                 continue
             calls = _calls(item)

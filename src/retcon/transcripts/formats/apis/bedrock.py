@@ -44,7 +44,9 @@ class Bedrock(Blockwise):
         result = part_of(block, _RESULT)
         content = result.get("content")
         given = [one for one in content if isinstance(one, dict)] if isinstance(content, list) else []
-        text = "".join(as_text(one["json"]) if "json" in one else string(one.get("text")) for one in given)
+        text = "".join(
+            as_text(one["json"]) if one.get("json") is not None else string(one.get("text")) for one in given
+        )
         return flagged(text, some_id(result.get("toolUseId")), failed=result.get("status") == "error" or None)
 
     def words(self, block: Json) -> str:

@@ -105,7 +105,7 @@ class Gemini(Blockwise):
         answer = _under(record, _CANDIDATES)
         if answer is None or place.items[-1] is not answer.items[0] or len(place.items) == 1:
             return super().with_items(record, place, items)
-        is_told = ["parts" in item for item in items if isinstance(item, dict)]
+        is_told = [item.get("parts") is not None for item in items if isinstance(item, dict)]
         new = super().with_items(record, place, [*compress(items, is_told)])
         return super().with_items(new, answer, [*compress(items, map(not_, is_told))])
 
@@ -115,7 +115,7 @@ class Gemini(Blockwise):
 
     def with_blocks(self, item: Item, blocks: Sequence[Json]) -> dict[str, Json]:
         new = {**_content(item), "parts": list(blocks)}
-        return new if "parts" in item else {**item, "content": new}
+        return new if item.get("parts") is not None else {**item, "content": new}
 
     def forgotten(self, item: Json) -> Json:
         """Log-probs that were sampled after what is gone."""
@@ -163,7 +163,7 @@ class Gemini(Blockwise):
 
 
 def _content(item: Item) -> Item:
-    return item if "parts" in item else part_of(item, "content")
+    return item if item.get("parts") is not None else part_of(item, "content")
 
 
 def _under(record: Json, name: str) -> ItemList | None:

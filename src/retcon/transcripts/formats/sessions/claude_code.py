@@ -41,7 +41,8 @@ class ClaudeCode(Anthropic):
     what a user typed while tools ran. Lines with the `id` of one message are one, though the result of its first call
     may stand before its second. A subagent's lines within a session (`isSidechain`), and what a user went back from,
     stay as they are; so does what a rejected call was told. Lines whose parent is gone get that one's. No repair spans
-    lines of two sessions, unless one goes on from a line of the other."""
+    lines of two sessions, unless one goes on from a line of the other. A line whose `uuid` came before counts
+    once. The events of `claude -p --output-format stream-json` are such lines, too."""
 
     name = "claude-code"
     needs = frozenset({"message"})
@@ -51,11 +52,11 @@ class ClaudeCode(Anthropic):
     )  # fmt: skip
 
     def has_calls(self, items: Sequence[Item]) -> bool:
-        known = [item for item in items if "uuid" in item]
+        known = [item for item in items if "uuid" in item or _session(item)]
         return any(self.kind(block, item) == "call" for item in known for block in self.blocks(item))
 
     def is_plain(self, items: Sequence[Item]) -> bool:
-        return any(_is_spoken(item) and "sessionId" in item for item in items)
+        return any(_is_spoken(item) and _session(item) for item in items)
 
     def beginnings(self, items: Sequence[Json]) -> Sequence[int]:
         """Each session with words is a transcript, where none of another stands before its end or goes on from it."""
@@ -75,14 +76,14 @@ class ClaudeCode(Anthropic):
 
     def find(self, record: Json) -> ItemList | None:
         found = super().find(record)
-        return found._replace(items=_together(found.items)) if found else None
+        return found._replace(items=_together(_once(found.items))) if found else None
 
     def group(self, items: Sequence[Item]) -> list[Piece]:
         first = _first_sessions(items)
         pieces: list[Piece] = []
         for piece in super().group(items):
             if pieces:
-                last, own = (first.get(string(home_of([one]).get(_SESSION))) for one in (pieces[-1], piece))
+                last, own = (first.get(_session(home_of([one]))) for one in (pieces[-1], piece))
                 if last and own and last != own:
                     pieces.append(nobody_s(pieces[-1].owner, home_of(pieces[-1:])))
             pieces.append(piece)
@@ -95,11 +96,10 @@ class ClaudeCode(Anthropic):
 
     def blocks_of(self, items: Sequence[Item]) -> Sequence[Sequence[Json]]:
         spoken = [item for item in items if _is_spoken(item)]
-        aside = not all(item.get("isSidechain") for item in spoken)
+        aside = not all(map(_is_subagents, spoken))
         left = set(_left(items))
         return [
-            [] if n in left or (aside and item.get("isSidechain")) else self.blocks(item)
-            for n, item in enumerate(items)
+            [] if n in left or (aside and _is_subagents(item)) else self.blocks(item) for n, item in enumerate(items)
         ]
 
     def goes_on(self, item: Item, last: Item) -> bool:
@@ -140,6 +140,20 @@ class ClaudeCode(Anthropic):
         return [_linked(item, gone) if isinstance(item, dict) else item for item in items]
 
 
+def _session(item: Item) -> str:
+    return string(item.get(_SESSION)) or string(item.get("session_id"))
+
+
+def _is_subagents(item: Item) -> bool:
+    return bool(item.get("isSidechain") or item.get("parent_tool_use_id"))
+
+
+def _once(items: Sequence[Item]) -> list[Item]:
+    """The lines without those whose `uuid` an earlier one has."""
+    first: dict[Json, int] = {}
+    return [item for n, item in enumerate(items) if not item.get("uuid") or first.setdefault(item["uuid"], n) == n]
+
+
 def _is_spoken(item: Item) -> bool:
     message = part_of(item, "message")
     spoken = item.get("type") in _SPEAKERS and "content" in message
@@ -178,7 +192,7 @@ def _first_sessions(items: Iterable[Item]) -> Mapping[str, str]:
 
     has: dict[str, str] = {}  # by a line's uuid, its session
     for item in items:
-        if not (own := string(item.get(_SESSION))):
+        if not (own := _session(item)):
             continue
         before.setdefault(own, own)
         for link in _LINKS:
@@ -191,7 +205,7 @@ def _first_sessions(items: Iterable[Item]) -> Mapping[str, str]:
 def _parted(items: Sequence[Item]) -> Iterator[int]:
     """Where sessions begin before which all others have ended; the first line is one such place."""
     first = _first_sessions(items)
-    own = [first.get(string(item.get(_SESSION)), "") for item in items]
+    own = [first.get(_session(item), "") for item in items]
     last = {name: n for n, name in enumerate(own)}
     end = len(items)
     start = 0  # of the lines that are of the next session, if one begins
@@ -233,7 +247,8 @@ def _has_result(item: Item) -> bool:
 
 
 def _line(piece: Piece) -> str:
-    return str(home_of([piece]).get("uuid"))
+    home = home_of([piece])
+    return string(home.get("uuid")) or str(part_of(home, "message").get("id"))
 
 
 def _with_id(item: Json, own_id: Json) -> Json:
