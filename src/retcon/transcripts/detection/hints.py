@@ -33,7 +33,8 @@ _RESULT = re.compile(
 )
 _SPECIAL = re.compile(
     r"<\|(?:python_tag|tool_calls?_begin|tool_call|tool_outputs?_begin|tool_calls_section_begin|code_interpreter)\|>"
-    r"|<function=(?!finish>|submit>)(?=[\w.-]+>)|<\|channel\|>commentary to=|<｜tool▁(?:calls?|outputs?)▁begin｜>|\[TOOL_CALLS\]"
+    r"|<function=(?!finish>|submit>)(?=[\w.-]+>)|<\|channel\|>commentary to="
+    r"|<｜tool▁(?:calls?|outputs?)▁begin｜>|\[TOOL_CALLS\]"
 )
 _WRITTEN = re.compile(r"""\s*\[\s*\{\s*["'](?:role|from)["']\s*:""")
 _REACT = re.compile(r"^Action(?: Input)?(?: \d+)?:.*?^Observation(?: \d+)?:", re.MULTILINE | re.DOTALL)
