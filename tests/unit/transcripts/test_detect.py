@@ -16,8 +16,7 @@ from retcon.purify.offline import Offline
 from retcon.report.purification import remarks, shortened
 from retcon.store.jsonl import read
 from retcon.transcripts.detection import detector
-from retcon.transcripts.detection.detector import Detector
-from retcon.transcripts.detection.hints import nearest_format
+from retcon.transcripts.detection.detector import Detector, nearest_format
 from retcon.transcripts.formats.markdown import Markdown
 from retcon.transcripts.formats.messages import Messages
 from retcon.transcripts.purifying.assignment import Assignment

@@ -145,7 +145,7 @@ def _list_repairs(
 
     from retcon.core.codec import from_dict
     from retcon.store.foreign.records import open_source
-    from retcon.transcripts.detection.sample import sampled
+    from retcon.transcripts.detection.detector import sampled
     from retcon.transcripts.purifying.assignment import expand
     from retcon.transcripts.purifying.count import Count, repair_lines
     from retcon.transcripts.purifying.purifier import Purifier, Sinks

@@ -24,8 +24,7 @@ from retcon.store.foreign.records import Record, open_source
 from retcon.train.datasets.asked import refuse_unasked, told_before
 from retcon.train.datasets.messages import refuse_unread, said_in, words_of
 from retcon.train.datasets.vocabulary import refuse_other_texts, refuse_other_vocabulary
-from retcon.transcripts.detection.detector import Detector
-from retcon.transcripts.detection.sample import TornLine, sampled
+from retcon.transcripts.detection.detector import Detector, TornLine, sampled
 from retcon.transcripts.purifying.assignment import expand
 from retcon.transcripts.reading.items import TEXTS, context_of, find_items
 from retcon.transcripts.reading.roles import is_unlearnt, speaker_of

@@ -8,20 +8,411 @@ only looks like one, stands in tests/outputs, with who prints it.
 
 from __future__ import annotations
 
+import ast
 import builtins
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
 
 from retcon.core.errors import RecordError
+from retcon.core.programs import FILENAME
 from retcon.core.types import Observation, Status, ToolCall, Trajectory
 from retcon.purify.tools import has_program, is_lookup, only_shows, runs_program
-from retcon.transcripts.failures.forms import DETAIL, EXIT, FORMS, TESTS, Form
-from retcon.transcripts.failures.frames import HEADING, entry
-from retcon.transcripts.failures.outcomes import Verdict, exited, report_of
+
+
+class Verdict(NamedTuple):
+    """status: `ok` where it is `unclear` (neither a failure nor a fix). line: 1-based, where a traceback enters the
+    program; None where that is unknown; 0 where nothing of it ran."""
+
+    status: Status
+    rule: str
+    error_type: str | None = None
+    line: int | None = None
+
+
+class Report(NamedTuple):
+    """What a record reports of the call.
+
+    typed: whether a flag or code decides; verdict: what it decides, None for success. text: what is to be judged as
+    text where nothing decides. names: the fields that report it. ran: whether the record is that of a program's run.
+    """
+
+    typed: bool
+    verdict: Verdict | None = None
+    text: str = ""
+    names: tuple[str, ...] = ()
+    ran: bool = False
+
+    def is_own(self, code: str) -> bool:
+        """Whether the program may have made this record itself: it has one of the names as a string."""
+        return any(f"{quote}{name}{quote}" in code for name in self.names for quote in "'\"")
+
+
+EXIT_CODES = ("exit_code", "returncode", "return_code", "exit_status", "exitcode", "exitCode", "returnCode")
+_FLAGS = {"is_error": True, "isError": True, "error": True, "timed_out": True, "run_success": False}
+"""Flags of transports and services, and which value of theirs is a failure."""
+_OUTCOMES: dict[str, Status] = {
+    "timeout": "timeout", "timed_out": "timeout", "timelimitexceeded": "timeout", "fail": "error", "failed": "error",
+    "runtimeerror": "error", "compile_error": "error", "memorylimitexceeded": "limit", "oom": "limit",
+}  # fmt: skip
+_ERRORS = ("traceback", "stderr", "error", "exception", "error_message")
+_PRINTED = ("output", "result", "stdout")
+_RUN = frozenset({"stdout", "stderr", "run_result", "traceback", "process_status", *EXIT_CODES})
+_ABOUT = frozenset(
+    {"error", "errors", "exception", "error_message", "message", "msg", "detail", "details", "reason", "code", "hint"}
+    | {"error_code", "errorCode", "status", "status_code", "statusCode", "type", "error_type", "errorType", "trace"}
+    | {"suggestion", "timestamp", "request_id", "requestId", "traceback", "stack", "stderr", "success", "ok", "data"}
+)
+"""Fields of a record that is nothing but an error: the error, and what is said about it."""
+_NOTHING = frozenset({"", "none", "null", "no error", "no errors", "n/a", "ok"})
+_WRAPPED = frozenset({"tool_call_id", "name", "content"})
+_LARGEST = 200_000
+_CUT = ("Traceback (most recent call last):\\n", "Traceback (most recent call last)\\n")
+
+
+def exited(code: int, error_type: str | None = None, rule: str = "exit-code") -> Verdict | None:
+    """What an exit code says; 124 is that of `timeout(1)`, 137 what is left of a process killed for its memory."""
+    if code == 0:
+        return None
+    status: Status = "timeout" if code == 124 else "limit" if code in (137, -9) else "error"
+    return Verdict(status, rule, error_type or f"exit {code}")
+
+
+def outcome_of(fields: Mapping[str, object], rule: str, error_type: str | None = None) -> tuple[bool, Verdict | None]:
+    """Whether the fields of a message or record report an outcome, and the failure if they do.
+
+    An exit code counts before a flag. What a tool reports of its domain (`success`, `status`, counts) is not one.
+    """
+    for name in EXIT_CODES:
+        if type(code := fields.get(name)) is int:
+            return True, exited(code, error_type, "exit-code" if rule == "field" else rule)
+    found = [(name, value) for name in _FLAGS if isinstance(value := fields.get(name), bool)]
+    for name, value in found:
+        if value is _FLAGS[name]:
+            late = name == "timed_out" or "timeout" in str(fields.get("reason", "")).lower()
+            return True, Verdict("timeout" if late else "error", rule, error_type)
+    return bool(found), None
+
+
+def report_of(text: str, tools: Collection[str] | None = None) -> Report | None:
+    """Read the outcome of an output that is a record: JSON or a Python dict; None for plain text.
+
+    SandboxFusion (`run_result` with `return_code`), code-judge (`run_success`), shells behind an API (`exit_code`,
+    `stderr`; Codex has it under `metadata`), NeMo-Gym's tools (`process_status`), MCP's results and blocks. What only
+    wraps an output, alone or with the name of its tool (Hermes), counts by that; tools: the names of what may have
+    given it, None for any. A record that was cut in the middle of a traceback counts by that.
+    """
+    if text.startswith("[{") and text.endswith("}]"):
+        blocks = _texts(_value(text, python="[{'"))
+        return Report(False, text=blocks) if blocks else None
+    record = _decoded(text)
+    if record is None:
+        return _cut_in_traceback(text)
+    content = record.get("content")
+    if "name" in record and "content" in record and record.keys() <= _WRAPPED:
+        if tools is not None and "tool_call_id" not in record and record["name"] not in tools:
+            return None
+        if not isinstance(content, dict):
+            inner = content if isinstance(content, str) else _texts(content)
+            return Report(False, text=inner) if inner else None
+        record = content
+    return _of_record(record)
+
+
+def _of_record(record: Mapping[str, object]) -> Report | None:
+    """A typed outcome, the innermost first; else a record that is nothing but an error; else what was printed."""
+    inside = [part for name in ("run_result", "content") if isinstance(part := record.get(name), dict)]
+    beside = record.get("metadata")
+    codes = {name: beside[name] for name in EXIT_CODES if name in beside} if isinstance(beside, dict) else {}
+    parts: list[Mapping[str, object]] = [*inside, codes, record]
+    ran = any(_RUN & part.keys() for part in parts)
+    names = tuple(name for part in parts for name in part if name in _RUN or name in _FLAGS or name == "status")
+    errors = [v for part in parts for n in _ERRORS if isinstance(v := part.get(n), str) and v.strip()]
+    error_type = error_type_of(errors[0]) if errors else None
+    ended = [_OUTCOMES.get(str(part.get("process_status", part.get("status"))).lower()) for part in parts if ran]
+    for part in parts:
+        typed, verdict = outcome_of(part, "field", error_type)
+        if verdict is not None and "timeout" in ended:
+            verdict = Verdict("timeout", "timeout", error_type)
+        if typed:
+            return Report(True, verdict, names=names, ran=ran)
+    # Of the record itself a status is the domain's, unless it says that the time ran out.
+    telling = ended if "process_status" in record else [*ended[:-1], *(s for s in ended[-1:] if s == "timeout")]
+    known: Status | None = next((status for status in telling if status is not None), None)
+    if known is not None:
+        rule = "timeout" if known == "timeout" else "field"
+        return Report(True, Verdict(known, rule, error_type), names=names, ran=ran)
+    if (error := _nothing_but_error(record)) is not None:
+        return Report(True, Verdict("error", "record", error_type_of(error)), names=names)
+    if "process_status" in record:  # which says error of mere warnings too
+        printed = [text for name in ("stdout", "stderr") if isinstance(text := record.get(name), str)]
+        return Report(False, text="\n".join(printed), names=names, ran=True)
+    filled = [name for name, value in record.items() if value not in (None, "", [], {})]
+    if len(filled) == 1 and filled[0] in _PRINTED and isinstance(printed_text := record[filled[0]], str):
+        return Report(False, text=printed_text, names=(filled[0],), ran=ran)
+    return Report(False, text=errors[0] if ran and errors else "", names=names, ran=True)
+
+
+def _nothing_but_error(record: Mapping[str, object]) -> str | None:
+    """The error of a record that has nothing else; None for any other."""
+    filled = {n: v for n, v in record.items() if v not in (None, "", [], {}, False)}
+    if not filled.keys() <= _ABOUT or record.get("success") is True or record.get("ok") is True:
+        return None
+    wanted = ["error", "exception", "error_message", "errors"]
+    if str(record.get("status")).lower() == "error":
+        wanted += ["message", "msg", "detail", "reason"]
+    for name in wanted:
+        value = filled.get(name)
+        if isinstance(value, list) and value:
+            value = value[0]
+        if isinstance(value, dict):
+            value = next(
+                (value[n] for n in ("message", "msg", "detail", "type") if isinstance(value.get(n), str)), None
+            )
+        if isinstance(value, str) and value.strip().lower() not in _NOTHING:
+            return value
+    return None
+
+
+def error_type_of(error: str) -> str | None:
+    """The exception that an error's last line names."""
+    name = error.strip().rpartition("\n")[2].partition(":")[0].strip().rpartition(".")[2]
+    return name if name.isidentifier() and name[:1].isupper() else None
+
+
+def _texts(content: object) -> str:
+    """The texts of a list of blocks, each with its type; "" where it is no such list."""
+    blocks = [one for one in content if isinstance(one, dict)] if isinstance(content, list) else []
+    if not isinstance(content, list) or len(blocks) < len(content) or not all("type" in one for one in blocks):
+        return ""
+    return "\n".join(one["text"] for one in blocks if one["type"] == "text" and isinstance(one.get("text"), str))
+
+
+def _decoded(text: str) -> Mapping[str, object] | None:
+    """The record that the text is; one that Python printed is read as well."""
+    if not text.startswith("{") or not text.endswith("}"):
+        return None
+    value = _value(text, python="{'")
+    return value if isinstance(value, dict) and all(isinstance(k, str) for k in value) else None
+
+
+def _value(text: str, python: str) -> object:
+    """The JSON that the text is; else, where it begins as Python prints it, that. None where it is neither."""
+    try:
+        return msgspec.json.decode(text.encode("utf-8", "replace"))
+    except (msgspec.DecodeError, RecursionError):
+        if len(text) > _LARGEST or not text.startswith(python):
+            return None
+    try:
+        return ast.literal_eval(ast.parse(text, FILENAME, mode="eval"))
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):  # of `{[]: 1}` a TypeError
+        return None
+
+
+def _cut_in_traceback(text: str) -> Report | None:
+    """A record that cannot be read for its end is missing, with a traceback in one of its strings."""
+    at = next((text.find(heading) for heading in _CUT if heading in text), -1)
+    named = at > 0 and text.startswith("{") and any(f"{q}{name}{q}:" in text[:at] for name in _ERRORS for q in "'\"")
+    if not named:
+        return None
+    return Report(False, text=text[at:].replace("\\n", "\n").replace('\\"', '"'), names=_ERRORS, ran=True)
+
+
+class Form(NamedTuple):
+    """An error form. hints: what a line has one of, in small letters, that may be of the form.
+
+    own: words by which a program may have written such a line itself. programs: counts for tools that run programs
+    alone, whose last line it may be as well. details: whether any lines may follow its line; else these have to be
+    indented, or one paragraph after a heading, so that a log that begins with an error is no error.
+    """
+
+    rule: str
+    pattern: re.Pattern[str]
+    status: Status = "error"
+    own: tuple[str, ...] = ()
+    programs: bool = False
+    details: bool = True
+    error_type: str | None = None
+    hints: tuple[str, ...] = ()
+
+
+_SECONDS = r"\d+(?:\.\d+)?\s*(?:s|sec|secs|seconds?|ms|minutes?|m)?"
+_WHAT = r"(?:the\s+)?(?:(?:code|python|cell|command|script|program|process|tool|execution|kernel|call|request)\s+)"
+
+EXIT = re.compile(
+    rf"(?:error:\s*)?{_WHAT}*(?:(?:exited|failed|finished|terminated|completed|ended|died)\s+)?"
+    r"(?:with\s+)?(?:\(?non-?zero\s+)?(?:(?:exit|return)[ _-]?(?:code|status)|(?<=exited with )code)"
+    r"(?:\W{0,4}|\s+was\s+|\s+is\s+)(?P<code>-?\d+)\b"
+    r"(?:\W*(?:\((?:execution (?:failed|succeeded)|error|failed|failure|[A-Z]+)\)?|\(?SIG[A-Z]+\)?)?\W*)"
+    r"|<(?P<tag>returncode|exit_code|exitcode)>\s*(?P<tagged>-?\d+)\s*</(?P=tag)>.*",
+    re.IGNORECASE,
+)
+"""Process runners, AutoGen ("exitcode: 1 (execution failed)"), OpenHands ("The command completed with exit code 1."),
+mini-swe-agent's tags. A word is needed before the number, so that `Return: 12` does not match."""
+
+_TIMEOUT = (
+    rf"(?:error:\s*)?(?:tool error:\s*)?(?:{_WHAT})*(?:has\s+)?(?:been\s+)?"
+    r"(?:time[d-]?\s*-?out(?:\s+error)?(?:\s+(?:after|before|waiting|of|exceeded|reached|limit exceeded)\b.*"
+    r"|\s*\([^)]*\))?"
+    r"|timeout:\s*(?:code|command|execution|process|exceeded|the |no |\d).*"
+    rf"|(?:killed|terminated|stopped|interrupted|aborted)\s+(?:after|due to)\s+(?:{_SECONDS}|(?:a\s+)?timeout).*)"
+    r"|(?:error:\s*)?(?:maximum\s+|max\s+)?(?:execution\s+|cpu\s+|wall\s+)?time(?:\s+limit)?\s+(?:limit\s+)?exceeded\b.*"
+    r"|(?:error:\s*)?(?:the\s+)?(?:code\s+)?execution\s+(?:time\s+)?(?:exceeded|took longer than|took more than)\s+.*"
+    r"|(?:error:\s*)?command\s+['\"`].*['\"`]\s+timed out(?:\s+after\s.*)?"
+    r"|tool '[^'\n]{1,100}' timed out after [\d.]+ seconds\.?"
+    r"|the last command <command>.*|the command (?:timed out after|has no new output after) .*"
+    r"|TLE|TimeLimitExceeded"
+)
+"""`timeout(1)` wrappers, smolagents ("Code execution exceeded the maximum execution time of …"), Qwen-Agent, ToRA's
+executor ("Timeout Error"), `subprocess.TimeoutExpired`, judges, OpenHands' soft timeouts."""
+
+_MEMORY = (
+    r"(?:error:\s*)?(?:(?:the\s+)?(?:process|program|code|container|kernel|sandbox)\s+(?:was\s+|has been\s+)?)?"
+    r"(?:(?:oom[- ]?)?killed(?:\s+\(?(?:out of memory|oom)\)?)?(?:\s+by (?:the )?oom.*)?"
+    r"|(?:ran\s+)?out of memory|memory limit exceeded\b.*|exceeded (?:the )?memory limit\b.*|MLE|MemoryLimitExceeded)"
+)
+"""The kernel's OOM killer as a shell reports it, judges, containers."""
+
+_CRASH = (
+    r"(?:.*\bline \d+:\s+\d+\s+)?segmentation fault(?:\s+\(core dumped\))?\b.{0,200}|bus error(?:\s+\(core dumped\))?"
+    r"|aborted(?:\s+\(core dumped\))?|illegal instruction(?:\s+\(core dumped\))?"
+    r"|floating point exception(?:\s+\(core dumped\))?"
+    r"|fatal python error: .*|(?:the\s+)?kernel (?:appears to have )?died\b.*|dead ?kernel(?:error)?\b.*"
+    r"|(?:process|program) (?:was )?(?:killed|terminated) by signal \d+.*|killed by signal \d+.*"
+)
+"""Shells on signals, CPython's own last words, Jupyter's kernel manager."""
+
+_EDITOR = (
+    r"no replacement was performed\b.*|string to replace not found in file\b.*"
+    r"|file has not been (?:read|modified) (?:yet|since)\b.*|<tool_use_error>.*"
+    r"|invalid `\w+` parameter\b.*|(?:[\w-]+ )?verification failed: .*"
+    r"|(?:the )?patch (?:failed|could not be applied)\b.*"
+    r"|your proposed edit has introduced new syntax error.*|your command failed syntax check.*"
+)
+"""Anthropic's editor, Claude Code, Codex' patch tool, SWE-agent's linter."""
+
+_HARNESS = (
+    r"(?:(?:an )?(?:error|exception|failure) (?:(?:occurred )?(?:while|when|in|during) |trying to )?"
+    r"(?:executing|running|execution(?: of)?|evaluating|calling|invoking|code execution)\b[^:\n]{0,120}:.*"
+    r"|code parsing failed on line \d+ due to:.*|code execution failed at line '.*"
+    r"|an error occurred while trying to execute this code:.*"
+    r"|an error occurred during execution|error validating tool '[^'\n]{1,100}':.*"
+    r"|tool '[^'\n]{1,100}' not found\. available: .*"
+    r"|an error occurred while (?:running the tool|parsing tool arguments)\. please try again.*"
+    r"|error: \S{1,100} is not a valid tool, try one of \[.*"
+    r"|mcp error -?\d+: .*|error code: \d{3} - .*|(?:error: )?unknown tool:? .{1,100}|node:internal/.*)"
+)
+"""LangChain's, LangGraph's and smolagents' wrappers, the SDKs of OpenHands, of OpenAI's agents and of MCP; node."""
+
+_RAN = (
+    r"(?:code |python |cell |program )?(?:execution|runtime|compilation|compile) (?:error|failed|failure)"
+    r"(?:\s*[:.!].*)?"
+    r"|(?:code|tool|script|python code) (?:execution )?(?:failed|errored)(?: to execute| to run)?\s*[:.!].*"
+    r"|failed to (?:execute|run)\b[^:\n]{0,80}:.*"
+)
+"""What other tools print that run programs."""
+
+_LABEL = (
+    r"(?:[\w./+-]{1,40}: )?(?:(?:an?|tool|mcp|api|http|sql|db|database|python|script|command|runtime|syntax|parse|type"
+    r"|value|validation|internal|server|client|network|connection|request|input|argument|parameter|unexpected|critical"
+    r"|fatal|system|operational|programming|permission|unknown|uncaught|unhandled) ){0,2}(?:error|exception|failure"
+    r"|fatal)(?: (?:\d{1,5}|code|\[[^\]\n]{0,60}\]|\([^)\n]{0,60}\)))*\s*:"
+    r"(?!\s*(?:none|null|no errors?|n/a|\(none\)|0)\s*$|\s*[-+]?\d+\.\d)(?=.*[^\W\d_]{2}|\s*$).*"
+)
+"""`Error: …`, `ERROR:` above its message, `fatal: …` (git), `x.py: error: …`, `ERROR 1064 (42000): …` (MySQL), `ERROR:
+relation … does not exist` (PostgreSQL), `Runtime Error: near …` (SQLite)."""
+
+_SHELL = (
+    r"(?:/(?:usr/)?bin/)?(?:ba|z|da|k)?sh: (?:line )?(?:\d+: )?.{1,300}: "
+    r"(?:command not found|not found|permission denied|no such file or directory|syntax error.*)"
+    r"|(?:/\S*/)?python[\d.]*: (?:can't open file .*|no module named .*)"
+    r"|[\w./-]{1,40}: (?:cannot |can't |unable to |unrecognized option |invalid option |missing operand)\S.*"
+    r"|[\w./-]{1,40}: .{1,300}: (?:no such file(?: or directory)?|permission denied|is a directory|not a directory)"
+    r"|git: '.*' is not a git command\b.*|npm (?:err!|error)(?: .*)?|e: (?:unable to|could not|package) .*"
+    r"|make(?:\[\d+\])?: \*\*\* .*|curl: \(\d+\) .*|parse error near line \d+: .*"
+)
+"""ls, cat, git, npm, apt, make, curl, sqlite3; with `Error: …` and `fatal: …` also pip, git and SQL."""
+
+_COMPILED = r".{1,200}\((?:<string>|<unknown>|<stdin>|<cell>|<code>|<ipython-input[^>]*>), line \d+\)?"
+"""`str(exception)` of a SyntaxError, as tools print that catch and do not name it."""
+
+
+def _form(rule: str, pattern: str, hints: str, own: str = "", **other: Any) -> Form:
+    """A form whose hints and own words are divided by `|`."""
+    words = tuple(own.split("|")) if own else ()
+    return Form(rule, re.compile(pattern, re.IGNORECASE), own=words, hints=tuple(hints.split("|")), **other)
+
+
+_CAUGHT = "except|error|fail"
+_STOPPED = "time|tle|killed|terminated|stopped|interrupted|aborted|no new output|execution"
+_SIGNALS = "fault|bus error|abort|illegal|floating point|fatal|kernel|signal"
+_LABELS = "error:|exception:|failure:|fatal:|error |exception |failure |fatal "
+_EDITORS = "replac|has not been|tool_use_error|parameter|verification failed|patch|your "
+_LATE = "timed out|timeout|time out|time limit"
+FORMS = (
+    _form("timeout", _TIMEOUT, _STOPPED, _LATE, status="timeout", error_type="Timeout"),
+    _form("killed", _MEMORY, "kill|memory|mle", "kill|memory", status="limit", programs=True, error_type="MemoryError"),
+    _form("killed", _CRASH, _SIGNALS, "fault|signal", programs=True),
+    _form("shell", _SHELL, ": |npm err", "not found|permission denied", details=False),
+    _form("editor", _EDITOR, _EDITORS),
+    _form("harness", _HARNESS, "error|exception|fail|not found|unknown|node:", _CAUGHT),
+    _form("harness", _RAN, "error|fail", _CAUGHT, details=False),
+    _form("syntax", _COMPILED, "(<", _CAUGHT, programs=True),
+    _form("error", _LABEL, _LABELS, _CAUGHT, details=False),
+)
+"""In the order in which they are tried."""
+
+DETAIL = re.compile(r"[ \t]+\S.*|at .*|caused by: .*|(?:line \d+|hint|detail|context): .*|\^.*", re.IGNORECASE)
+"""A line that goes on with the message of the line before it."""
+
+TESTS = re.compile(
+    r"^=* ?(?:\d+ \w+, )*\d+ (?:failed|passed)(?:, \d+ \w+)* in [\d.]+ ?s\b.*"
+    r"|^Ran \d+ tests? in [\d.]+s\s*\n\s*FAILED \(.*"
+    r"|^(?:Tests|Test Suites): +(?:\d+ \w+, )*\d+ (?:failed|total)\b.*|^ *\d+ (?:passing|failing)\b.*"
+    r"|^(?:--- FAIL: .*|FAIL\t\S+.*)|^test result: FAILED\..*|.*\bTests run: \d+, +Failures: \d+.*"
+    r"|^Failed! +- +Failed: +\d+.*|^Tests: \d+, Assertions: \d+.*",
+    re.MULTILINE,
+)
+"""The report of a test runner: pytest, unittest, Jest and Vitest, Mocha, Go, Cargo, JUnit, .NET, PHPUnit."""
+
+
+HEADING = r"Traceback \(most recent call last\)"
+# Numbers of lines are short here, as Python makes no number of very many digits.
+_CELL = re.compile(r"Cell In ?\[\d+\], line (?P<line>\d{1,9})(?!\d)(?P<inside>, in (?!<module|<cell line))?")
+"""A frame in a cell: at its top, or inside a function that this one or an earlier one defines."""
+_OLD_CELL = re.compile(
+    r"<ipython-input[^>\n]*>(?: in <(?:module|cell line)[^\n]*|:\d+[ \t]*)\n(?:[^\n]*\n){0,9}?-+> ?(\d{1,9})"
+)
+"""A frame at the top of a cell, as IPython wrote it before; its line has the arrow."""
+_FILE = re.compile(r'File "[^"\n]*", line (\d{1,9}), in <(?:module|cell line)')
+_HEADED = re.compile(rf"^[^|\n]*{HEADING}", re.MULTILINE)
+"""A traceback that is no part of a group's."""
+_OWN_FRAME = re.compile(r'File "<[^"\n]*>", line (\d{1,9}), in <(?:module|cell line)')
+"""A frame at the top of a program that stands in no file; a harness that runs it may have one too."""
+_ARROW = re.compile(r"^-+> ?(\d{1,9})", re.MULTILINE)
+
+
+def entry(text: str) -> int | None:
+    """Where a traceback enters the program, 1-based; of exceptions that caused each other, the furthest place, so that
+    nothing that ran counts as if it had not."""
+    old = text.find("<ipython-input")
+    if old >= 0 and (found := _ARROW.search(text, old)):
+        return max(map(int, _OLD_CELL.findall(text)), default=int(found[1]))
+    if lines := _OWN_FRAME.findall(text):
+        return max(map(int, lines))
+    if cells := list(_CELL.finditer(text)):
+        own = [cell for cell in cells if not cell["inside"]]
+        return max(int(cell["line"]) for cell in own or cells)
+    last = max((heading.end() for heading in _HEADED.finditer(text)), default=0)
+    found = _FILE.search(text, last) or _FILE.search(text)
+    return int(found[1]) if found else None
+
 
 RULES = {
     "status": "the format's own field",
@@ -111,12 +502,12 @@ _FIRST = frozenset(
     | {"memorylimitexceeded", "segmentation", "illegal", "floating", "fatal", "dead", "deadkernel", "your", "runtime"}
     | {"compilation", "compile", "no", "string", "file", "invalid", "patch", "unknown", "npm", "nonzero", "non-zero"}
 )
-_LABELS = frozenset(
+_ERROR_WORDS = frozenset(
     {"a", "mcp", "api", "http", "sql", "db", "database", "syntax", "parse", "type", "value", "validation", "internal"}
     | {"server", "client", "network", "connection", "input", "argument", "parameter", "unexpected", "critical"}
     | {"system", "operational", "programming", "permission", "uncaught", "unhandled", "verification"}
 )
-"""How a line of `forms` begins, if not with one word and a colon; those of `_LABELS` have a colon further on."""
+"""How a line of `forms` begins, if not with one word and a colon; those of `_ERROR_WORDS` have a colon further on."""
 _REPORTED = ("passed", "failed", "Failed", "FAIL", "passing", "failing", "Failures", "Assertions", "total")
 """Words of a test runner's report."""
 _EXITED = ("exit", "return", "Exit", "Return", "EXIT")
@@ -171,7 +562,7 @@ def _kind_of(word: str, colon: bool) -> bool | None:
     plain = word.partition("(")[0].rstrip(_BRACKETS + ":").lower()
     if "rror" in plain or "xception" in plain or plain in _EXCEPTIONS:
         return True
-    return False if ":" in word or plain in _FIRST or (colon and plain in _LABELS) else None
+    return False if ":" in word or plain in _FIRST or (colon and plain in _ERROR_WORDS) else None
 
 
 def looks_clean(output: str) -> bool:

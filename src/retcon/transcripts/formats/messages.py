@@ -8,8 +8,7 @@ import msgspec
 
 from retcon.core.errors import RecordError
 from retcon.core.types import Status
-from retcon.transcripts.failures.outcomes import EXIT_CODES, Verdict, error_type_of, outcome_of
-from retcon.transcripts.failures.rules import looks_clean
+from retcon.transcripts.failures.rules import EXIT_CODES, Verdict, error_type_of, looks_clean, outcome_of
 from retcon.transcripts.reading.calls import shown_call
 from retcon.transcripts.reading.in_messages import ItemsReading
 from retcon.transcripts.reading.items import (

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from retcon.transcripts.failures.outcomes import Verdict
-from retcon.transcripts.failures.rules import UNCLEAR
+from retcon.transcripts.failures.rules import UNCLEAR, Verdict
 from retcon.transcripts.reading.dialects import Dialect, Fragment
 from retcon.transcripts.reading.in_messages import in_messages
 from retcon.transcripts.reading.in_text import InText

@@ -27,7 +27,7 @@ from retcon.store.foreign.records import (
 )
 from retcon.store.partial import NotWritten, Partial, unwritable
 from retcon.store.whole import write_whole
-from retcon.transcripts.detection.sample import Sampled, TornLine, sampled
+from retcon.transcripts.detection.detector import Sampled, TornLine, sampled
 from retcon.transcripts.purifying.ahead import Ahead, Pool, RecordsLost, Work, pool
 from retcon.transcripts.purifying.assignment import Assignment
 from retcon.transcripts.purifying.count import SHOWN, Count, total

@@ -15,8 +15,7 @@ from retcon.purify.offline import Offline
 from retcon.store.foreign.records import Record
 from retcon.store.jsonl import line_of
 from retcon.store.pairs import pair_line
-from retcon.transcripts.detection.detector import Detector
-from retcon.transcripts.detection.hints import tool_use
+from retcon.transcripts.detection.detector import Detector, tool_use
 from retcon.transcripts.failures.rules import with_named_failures
 from retcon.transcripts.purifying.count import SHOWN, Count
 from retcon.transcripts.reading.style import decoded, encoded, has_nan, is_finite, without_nan

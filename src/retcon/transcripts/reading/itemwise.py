@@ -19,7 +19,7 @@ from retcon.core.types import Trajectory
 from retcon.purify.offline import Purified
 from retcon.purify.pairs import preference_pairs
 from retcon.purify.reading.words import without
-from retcon.transcripts.failures.outcomes import Verdict
+from retcon.transcripts.failures.rules import Verdict
 from retcon.transcripts.reading.calls import shown_call
 from retcon.transcripts.reading.items import context_of, without_words
 from retcon.transcripts.reading.pieces import (

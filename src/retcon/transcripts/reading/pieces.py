@@ -21,8 +21,7 @@ from retcon.purify.kept import Edit
 from retcon.purify.offline import Purified, Splice
 from retcon.purify.reading.rewriting import rewritten
 from retcon.purify.reading.words import without
-from retcon.transcripts.failures.outcomes import Verdict
-from retcon.transcripts.failures.rules import judge, works_by_report
+from retcon.transcripts.failures.rules import Verdict, judge, works_by_report
 from retcon.transcripts.reading.calls import program_argument
 from retcon.transcripts.reading.roles import is_unlearnt, role_of
 from retcon.transcripts.types import NOT_JSON, Json, Speakers

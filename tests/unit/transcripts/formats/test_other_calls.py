@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from retcon.core.errors import RecordError
-from retcon.transcripts.detection.detector import Detector
-from retcon.transcripts.detection.hints import tool_use
+from retcon.transcripts.detection.detector import Detector, tool_use
 from retcon.transcripts.purifying.one import purify_transcript
 
 FAILED, WORKS = "print(round(pi * 2, 3))", "from math import pi\nprint(round(pi * 2, 3))"

@@ -21,7 +21,7 @@ from retcon.purify.offline import Offline
 from retcon.report.purification import remarks
 from retcon.store.jsonl import read
 from retcon.train.datasets.demonstrations import read_samples
-from retcon.transcripts.detection.sample import BYTES, RECORDS
+from retcon.transcripts.detection.detector import BYTES, RECORDS
 from retcon.transcripts.formats.sessions.claude_code import ClaudeCode, _first_sessions
 from retcon.transcripts.purifying.assignment import Assignment
 from retcon.transcripts.purifying.count import Count

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from retcon.transcripts.failures.outcomes import Verdict
+from retcon.transcripts.failures.rules import Verdict
 from retcon.transcripts.reading.calls import is_shell
 from retcon.transcripts.reading.itemwise import (
     Item,

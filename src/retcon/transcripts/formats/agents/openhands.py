@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from retcon.purify.reading.words import without
-from retcon.transcripts.failures.outcomes import Verdict
-from retcon.transcripts.failures.rules import UNCLEAR
+from retcon.transcripts.failures.rules import UNCLEAR, Verdict
 from retcon.transcripts.reading.items import APART, text_of
 from retcon.transcripts.reading.itemwise import (
     Item,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from retcon.transcripts.failures.outcomes import Verdict
-from retcon.transcripts.failures.rules import UNCLEAR
+from retcon.transcripts.failures.rules import UNCLEAR, Verdict
 from retcon.transcripts.reading.blockwise import Blockwise
 from retcon.transcripts.reading.items import APART, as_text, text_of
 from retcon.transcripts.reading.itemwise import Item, ItemList, arguments_of, flagged, part_of, some_id, string

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import msgspec
 
 from retcon.purify.reading.words import without
-from retcon.transcripts.failures.outcomes import Verdict
+from retcon.transcripts.failures.rules import Verdict
 from retcon.transcripts.reading.items import text_of
 from retcon.transcripts.reading.itemwise import (
     Item,

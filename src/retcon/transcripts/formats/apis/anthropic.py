@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from retcon.transcripts.failures.outcomes import Verdict
+from retcon.transcripts.failures.rules import Verdict
 from retcon.transcripts.reading.blockwise import Blockwise, home_of
 from retcon.transcripts.reading.items import text_of
 from retcon.transcripts.reading.itemwise import Item, arguments_of, flagged, part_of, some_id, string

@@ -8,7 +8,7 @@ from itertools import compress
 from operator import not_
 
 from retcon.core.types import Trajectory
-from retcon.transcripts.failures.outcomes import Verdict
+from retcon.transcripts.failures.rules import Verdict
 from retcon.transcripts.reading.blockwise import Blockwise
 from retcon.transcripts.reading.items import APART, as_text, text_of
 from retcon.transcripts.reading.itemwise import (

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from retcon.transcripts.failures.outcomes import Verdict
-from retcon.transcripts.failures.rules import judge
+from retcon.transcripts.failures.rules import Verdict, judge
 from retcon.transcripts.reading.items import replaced, text_of, without_words, words_of
 from retcon.transcripts.reading.itemwise import (
     Item,

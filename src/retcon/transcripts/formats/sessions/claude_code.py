@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from itertools import groupby, pairwise
 from typing import cast
 
-from retcon.transcripts.failures.outcomes import Verdict
-from retcon.transcripts.failures.rules import UNCLEAR
+from retcon.transcripts.failures.rules import UNCLEAR, Verdict
 from retcon.transcripts.formats.apis.anthropic import Anthropic, is_result
 from retcon.transcripts.reading.blockwise import home_of, nobody_s
 from retcon.transcripts.reading.items import text_of
