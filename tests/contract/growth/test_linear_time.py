@@ -42,8 +42,7 @@ from retcon.tools.wording import Wording
 from retcon.transcripts.failures.rules import judge
 from retcon.transcripts.formats.hermes import HermesInText
 from retcon.transcripts.formats.markdown import Markdown
-from retcon.transcripts.formats.mint import Execute
-from retcon.transcripts.formats.notations import NOTATIONS
+from retcon.transcripts.formats.notations import NOTATIONS, Execute
 
 RETOOL, VERL = NOTATIONS[0], HermesInText()
 TOGETHER = Together(ByteTokenizer())

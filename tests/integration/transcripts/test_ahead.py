@@ -66,7 +66,7 @@ def both_ways() -> dict[str, Any]:
     return {"messages": history}
 
 
-@pytest.mark.parametrize("given", ["auto", "retcon.transcripts.formats.mint:MINT"])
+@pytest.mark.parametrize("given", ["auto", "retcon.transcripts.formats.notations:MINT"])
 def test_processes_go_by_the_format_that_the_file_has(tmp_path: Path, given: str) -> None:
     records = [msgspec.json.encode(FORMATS["markdown" if given == "auto" else "mint"](REPAIRED))] * 150
     records[70:75] = [msgspec.json.encode(both_ways())] * 5

@@ -7,7 +7,7 @@ import pytest
 
 from retcon.cli.common.arguments import kept_run, tell_trained
 from retcon.cli.common.interrupt import Interrupted, interruptible
-from retcon.transcripts.reading.stale import renewed
+from retcon.transcripts.reading.items import renewed
 
 
 def test_what_to_run_next_names_the_recipe_and_its_changes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -254,7 +254,7 @@ def test_nan_stops_nothing_and_stays(tmp_path: Path) -> None:
 def test_a_format_is_one_file_that_registers_itself_or_is_named_by_its_place() -> None:
     names = {f.name for f in formats()}
     assert {NAMES.get(name, name) for name in FORMATS} <= names
-    (found,) = named("retcon.transcripts.formats.mint:MINT")
+    (found,) = named("retcon.transcripts.formats.notations:MINT")
     assert found.name == "mint"
     with pytest.raises(RecordError, match=r"the format 'no\.such:THING' cannot be imported"):
         named("no.such:THING")

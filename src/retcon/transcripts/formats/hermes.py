@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import msgspec
 
 from retcon.chat import hermes
+from retcon.chat.families.qwen3_coder import FAMILY, FUNCTION
 from retcon.chat.types import FoundCall
 from retcon.transcripts.failures.rules import looks_clean
 from retcon.transcripts.reading.dialects import Dialect, Fragment, JsonCall, all_clean
-from retcon.transcripts.reading.in_messages import in_messages
-from retcon.transcripts.reading.in_text import InText
+from retcon.transcripts.reading.in_messages import InText, in_messages
 from retcon.transcripts.reading.pieces import Call, ToolOutput
 from retcon.transcripts.registry import register, register_dialect
 from retcon.transcripts.types import NOT_JSON, Certainty
@@ -167,3 +167,31 @@ register_dialect(Hermes())
 register(in_messages(Hermes(), marks=MARKS))
 for _dialect in (HermesInText(), HermesInText("interpreter")):
     register(InText(_dialect, _dialect.signs, Certainty.TAGGED_TEXT, MARKS, ("verl", "slime")))
+
+
+class Qwen3Coder(Hermes):
+    """In messages."""
+
+    name = "qwen3_coder"
+
+    def calls_in(self, text: str) -> bool:
+        return tagged(text) and (hermes.OPEN in text or hermes.CLOSE in text)
+
+    def find_calls(self, text: str) -> Iterator[FoundCall]:
+        return FAMILY.find_calls(text)
+
+    def clean_calls(self, text: str) -> int | None:
+        found = list(self.find_calls(text)) if "<" in text else []
+        return None if any(isinstance(call.arguments, str) for call in found) else len(found)
+
+
+class Qwen3CoderInText(Qwen3Coder, HermesInText):
+    """In one text."""
+
+    certainty = Certainty.TAGGED_TEXT
+
+
+register_dialect(Qwen3Coder())
+register(in_messages(Qwen3Coder(), marks=(*MARKS, "function")))
+_in_text = Qwen3CoderInText()
+register(InText(_in_text, (FUNCTION, *_in_text.signs), Certainty.TAGGED_TEXT, MARKS, ("verl",)))

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from retcon.purify.reading.words import without
-from retcon.transcripts.reading.calls import shown_call
 from retcon.transcripts.reading.items import APART, text_of, words_of
 from retcon.transcripts.reading.itemwise import (
     Item,
@@ -19,7 +18,7 @@ from retcon.transcripts.reading.itemwise import (
     some_id,
     string,
 )
-from retcon.transcripts.reading.pieces import Call, Piece, Stretch, ToolOutput, awaits_output
+from retcon.transcripts.reading.pieces import Call, Piece, Stretch, ToolOutput, awaits_output, shown_call
 from retcon.transcripts.registry import register
 from retcon.transcripts.types import Json
 

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 from retcon.transcripts.failures.rules import looks_clean
 from retcon.transcripts.reading.dialects import Dialect, Fragment, all_clean, is_feedback
-from retcon.transcripts.reading.in_messages import in_messages
-from retcon.transcripts.reading.in_text import InText
+from retcon.transcripts.reading.in_messages import InText, in_messages
 from retcon.transcripts.reading.pieces import Call, ToolOutput
 from retcon.transcripts.registry import register, register_dialect
 from retcon.transcripts.types import Certainty

@@ -9,7 +9,6 @@ import msgspec
 from retcon.core.errors import RecordError
 from retcon.core.types import Status
 from retcon.transcripts.failures.rules import EXIT_CODES, Verdict, error_type_of, looks_clean, outcome_of
-from retcon.transcripts.reading.calls import shown_call
 from retcon.transcripts.reading.in_messages import ItemsReading
 from retcon.transcripts.reading.items import (
     APART,
@@ -21,7 +20,7 @@ from retcon.transcripts.reading.items import (
     with_part_words,
 )
 from retcon.transcripts.reading.itemwise import part_of, some_id
-from retcon.transcripts.reading.pieces import Call, Piece, PieceReading, ToolOutput, awaits_output
+from retcon.transcripts.reading.pieces import Call, Piece, PieceReading, ToolOutput, awaits_output, shown_call
 from retcon.transcripts.registry import register
 from retcon.transcripts.types import NOT_JSON, Certainty, Json, Reading
 

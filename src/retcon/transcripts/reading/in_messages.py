@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -9,17 +11,93 @@ import msgspec
 
 from retcon.core.errors import RecordError
 from retcon.core.pair import Completion, Message, Pair
-from retcon.core.types import Trajectory
+from retcon.core.types import ToolCall, Trajectory
 from retcon.purify.offline import Purified
 from retcon.purify.pairs import preference_pairs
-from retcon.transcripts.reading.dialects import Dialect, JsonCall
-from retcon.transcripts.reading.function_calls import cut_calls, split_output
-from retcon.transcripts.reading.items import context_of, find_items, no_items, system_of, text_of, with_text
-from retcon.transcripts.reading.pieces import Piece, PieceKind, PieceReading, awaits_output
+from retcon.transcripts.failures.rules import judge
+from retcon.transcripts.reading.dialects import Dialect, Fragment, JsonCall
+from retcon.transcripts.reading.items import (
+    TEXTS,
+    context_of,
+    find_items,
+    no_items,
+    renewed,
+    system_of,
+    text_of,
+    with_text,
+)
+from retcon.transcripts.reading.pieces import (
+    Call,
+    Piece,
+    PieceKind,
+    PieceReading,
+    ToolOutput,
+    awaits_output,
+    program_argument,
+)
 from retcon.transcripts.reading.roles import KINDS, SAID, SYSTEM
-from retcon.transcripts.reading.stale import renewed
 from retcon.transcripts.registry import dialects
 from retcon.transcripts.types import NOT_JSON, Certainty, Json, Reading, Speakers
+
+_THOUGHT = re.compile(r"\s*<think>.*?</think>\s*", re.DOTALL)
+
+
+def cut_calls(text: str, dialect: Dialect) -> list[Fragment]:
+    """Such a message in pieces, without loss: its words, if it has any, and the calls.
+
+    dialect: how calls are written in it where it is no JSON.
+    """
+    thought = _THOUGHT.match(text)
+    start = thought.end() if thought else 0
+    calls = _calls(text[start:])
+    if isinstance(calls[0].arguments, str) and dialect.calls_in(text):
+        return dialect.cut(text, answered=True)
+    return [Fragment("said", text[:start])] * bool(start) + [Fragment("call", text[start:], calls)]
+
+
+def split_output(output: ToolOutput, calls: Sequence[Call]) -> tuple[ToolOutput, ...]:
+    """The output of each of several calls that one message answers: the items of a JSON list of as many; else the first
+    has the text, and all have what it says of them."""
+    try:
+        listed = msgspec.json.decode(output.text)
+    except NOT_JSON:
+        listed = None
+    if isinstance(listed, list) and len(listed) == len(calls):
+        texts = [one if isinstance(one, str) else json.dumps(one, ensure_ascii=False) for one in listed]
+        return tuple(map(ToolOutput, texts))
+    made = [
+        ToolCall(str(n), call.name, arguments, 0, language=language)
+        for n, call in enumerate(calls)
+        for arguments, language in (program_argument(call.name, call.arguments),)
+    ]
+    verdict = judge(output.text, made)
+    return (output._replace(verdict=verdict, typed=True), *[ToolOutput("", None, verdict, True)] * (len(calls) - 1))
+
+
+def _calls(text: str) -> tuple[Call, ...]:
+    """One call, or those of a list; kept as text where it cannot be read."""
+    try:
+        read = msgspec.json.decode(text)
+    except NOT_JSON:
+        return (Call("python", text),)
+    if isinstance(read, list) and read and all(isinstance(one, dict) and "name" in one for one in read):
+        return tuple(_call(one, text) for one in read)
+    return (_call(read, text),)
+
+
+def _call(obj: Json, text: str) -> Call:
+    """A JSON object of name and arguments, which may be JSON text themselves; with `text` where they are no object."""
+    name = obj.get("name") if isinstance(obj, dict) else None
+    arguments = obj.get("arguments", obj.get("parameters")) if isinstance(obj, dict) else None
+    if isinstance(arguments, str):
+        try:
+            arguments = msgspec.json.decode(arguments)
+        except NOT_JSON:
+            return Call(str(name or "python"), arguments)
+    if isinstance(name, str) and isinstance(arguments, dict):
+        return Call(name, arguments)
+    return Call(name if isinstance(name, str) else "python", text)
+
 
 _JSON_CALL = msgspec.json.Decoder(JsonCall)
 
@@ -211,3 +289,90 @@ def in_messages(dialect: Dialect, *, marks: Sequence[str] = (), aliases: Sequenc
 def _is_said(item: Item) -> bool:
     role = item.get("role")
     return isinstance(role, str) and role in SAID
+
+
+@dataclass(frozen=True, slots=True)
+class InText:
+    """A format of one text. dialect: how calls and their outputs stand in it. signs: what each such text has."""
+
+    dialect: Dialect
+    signs: tuple[str, ...]
+    certainty: Certainty
+    marks: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.dialect.name
+
+    def matches(self, record: Json) -> bool:
+        return self._place(record) is not None
+
+    def clean(self, record: Json) -> int | None:
+        count = 0
+        for text in self._texts(record)[1]:
+            inside = self.dialect.clean_inside(text)
+            if inside is None:
+                return None
+            count += inside
+        return count
+
+    def read(self, record: Json, id: str) -> Reading:
+        place, texts = self._texts(record)
+        if place is None:
+            raise RecordError(f"no text with calls and {' and '.join(self.signs)} in any of {', '.join(TEXTS)}")
+        context = context_of(record)
+        return _TextReading(record, place, [
+            _read(self.dialect, text, id if len(texts) == 1 else f"{id}.{n}", context) for n, text in enumerate(texts)
+        ])  # fmt: skip
+
+    def _texts(self, record: Json) -> tuple[str | None, Sequence[str]]:
+        place = self._place(record)
+        if place is None or not isinstance(record, dict):
+            return None, ()
+        value = record[place]
+        return place, value if isinstance(value, list) else [str(value)]
+
+    def _place(self, record: Json) -> str | None:
+        """The field whose text, or one of whose texts, has a call with an output after it."""
+        if not isinstance(record, dict):
+            return None
+        for name in TEXTS:
+            value = record.get(name)
+            texts = value if isinstance(value, list) else [value]
+            if all(isinstance(t, str) for t in texts) and any(map(self._signed, texts)):
+                return name
+        return None
+
+    def _signed(self, text: str) -> bool:
+        # A character alone is looked for many times as fast, and most texts have no `<`.
+        return all(sign[0] in text and sign in text for sign in self.signs) and self.dialect.used((text,), ())
+
+
+class _TextReading:
+    def __init__(self, record: Json, place: str, readings: Sequence[PieceReading]) -> None:
+        self._record = record
+        self._place = place
+        self._readings = readings
+        self.trajectories: Sequence[Trajectory] = [r.trajectory for r in readings]
+
+    @property
+    def speakers(self) -> Sequence[Speakers]:
+        return [reading.speakers for reading in self._readings]
+
+    def purified(self, results: Sequence[Purified]) -> Json:
+        if not isinstance(self._record, dict):
+            raise RecordError("a record of text is an object")
+        new = [str(reading.items(own)[0]) for reading, own in zip(self._readings, results, strict=True)]
+        value: Json = new if isinstance(self._record[self._place], list) else new[0]
+        return renewed(self._record, (self._place,), value)
+
+    def pairs(self, results: Sequence[Purified]) -> Iterator[Pair]:
+        for result in results:
+            yield from preference_pairs(result.trajectory)
+
+
+def _read(dialect: Dialect, text: str, id: str, context: str) -> PieceReading:
+    cuts = dialect.cut(text, answered=False)
+    pieces = [Piece(c.kind, 0, c.text, c.calls, c.outputs) for c in cuts]
+    return PieceReading([text], pieces, id, lambda _, own: "".join(p.text for p in own), context=context)

@@ -14,7 +14,7 @@ from retcon.core.types import Segment
 from retcon.purify.offline import UNFIT, Offline, Purified
 from retcon.purify.reading.rewriting import rewritten
 from retcon.transcripts.detection.detector import Detector
-from retcon.transcripts.formats.mint import MINT
+from retcon.transcripts.formats.notations import MINT
 
 ASK = user("the root of 16?")
 OTHER = "import math\nvalues = [n for n in range(9) if n * n == 16]\nroot = values[-1] * len('abc')\nprint(root)"

@@ -9,7 +9,7 @@ import pytest
 from foreign import FIXED, Step, fails, mint, user, works
 from retcon.core.types import Observation, Segment, ToolCall, Trajectory, Turn
 from retcon.purify.offline import Offline
-from retcon.transcripts.formats.mint import MINT
+from retcon.transcripts.formats.notations import MINT
 
 ROWS = works("rows = [1]", said="First")
 FAILS = "root = math.sqroot(16)\nprint(root)"

@@ -11,7 +11,7 @@ from foreign import FAILED, FIXED, REPAIRED, Step, answer, fails, mint, ours, us
 from retcon.core.codec import from_dict
 from retcon.core.types import Observation, Segment, Status, ToolCall, Trajectory, Turn
 from retcon.purify.offline import REASONS, LeftAlone, Offline, Purified, Splice
-from retcon.transcripts.formats.mint import MINT
+from retcon.transcripts.formats.notations import MINT
 
 ASK = user("?")
 

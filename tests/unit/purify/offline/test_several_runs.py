@@ -7,7 +7,7 @@ from dataclasses import replace
 from foreign import FAILED, FORMATS, Step, answer, fails, user, works
 from retcon.core.types import Observation, Segment, Status, ToolCall, Trajectory, Turn
 from retcon.purify.offline import REASONS, LeftAlone, Offline, Splice
-from retcon.transcripts.formats.mint import MINT
+from retcon.transcripts.formats.notations import MINT
 from unit.purify.offline.test_kept import ASK, FAIL, FIXED, OTHER, purify, reasons
 
 SQRT = works(FIXED, "4.0", "sqrt it is")

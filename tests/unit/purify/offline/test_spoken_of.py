@@ -9,7 +9,7 @@ import pytest
 from foreign import FAILED, FIXED, FORMATS, Step, answer, fails, user, works
 from retcon.core.types import Observation, Segment, Status, ToolCall, Trajectory, Turn
 from retcon.purify.offline import Offline, Purified
-from retcon.transcripts.formats.mint import MINT
+from retcon.transcripts.formats.notations import MINT
 from unit.purify.offline.test_kept import ASK, COMMENTED, FAIL, OTHER, purify, reasons
 from unit.purify.offline.test_what_is_left import HALVED, NONE, SQRT, with_tail
 

@@ -13,7 +13,7 @@ from retcon.purify.kept import Edit, edited
 from retcon.purify.offline import REASONS, Offline, Purified
 from retcon.purify.reading.rewriting import rewritten
 from retcon.transcripts.detection.detector import Detector
-from retcon.transcripts.formats.mint import MINT
+from retcon.transcripts.formats.notations import MINT
 from retcon.transcripts.purifying.one import purify_transcript
 from unit.purify.offline.test_kept import ASK, COMMENTED, FAIL, FAILED, FIXED, OTHER, purify, reasons
 

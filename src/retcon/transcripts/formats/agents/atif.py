@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from retcon.transcripts.reading.items import replaced, text_of
-from retcon.transcripts.reading.itemwise import Item, ItemList, called, part_of, some_id, string
+from retcon.transcripts.reading.itemwise import Item, ItemList, Steps, called, part_of, some_id, string
 from retcon.transcripts.reading.pieces import Call, ToolOutput
-from retcon.transcripts.reading.steps import Steps
 from retcon.transcripts.registry import register
 from retcon.transcripts.types import Json
 

@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable, Sequence
 
 from retcon.transcripts.failures.rules import Verdict
-from retcon.transcripts.reading.calls import is_shell
 from retcon.transcripts.reading.itemwise import (
     Item,
     Itemwise,
@@ -18,7 +17,7 @@ from retcon.transcripts.reading.itemwise import (
     some_id,
     string,
 )
-from retcon.transcripts.reading.pieces import Call, Piece, ToolOutput
+from retcon.transcripts.reading.pieces import Call, Piece, ToolOutput, is_shell
 from retcon.transcripts.registry import register
 from retcon.transcripts.types import Json
 

@@ -5,9 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from retcon.transcripts.failures.rules import Verdict
-from retcon.transcripts.reading.blockwise import Blockwise, home_of
 from retcon.transcripts.reading.items import text_of
-from retcon.transcripts.reading.itemwise import Item, arguments_of, flagged, part_of, some_id, string
+from retcon.transcripts.reading.itemwise import (
+    Blockwise,
+    Item,
+    arguments_of,
+    flagged,
+    home_of,
+    part_of,
+    some_id,
+    string,
+)
 from retcon.transcripts.reading.pieces import Call, Piece, PieceKind, ToolOutput
 from retcon.transcripts.registry import register
 from retcon.transcripts.types import Json

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from retcon.transcripts.reading.blockwise import Blockwise
 from retcon.transcripts.reading.items import APART, as_text
-from retcon.transcripts.reading.itemwise import Item, arguments_of, flagged, part_of, some_id, string
+from retcon.transcripts.reading.itemwise import Blockwise, Item, arguments_of, flagged, part_of, some_id, string
 from retcon.transcripts.reading.pieces import Call, PieceKind, ToolOutput
 from retcon.transcripts.registry import register
 from retcon.transcripts.types import Json

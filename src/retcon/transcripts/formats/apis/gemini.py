@@ -9,9 +9,9 @@ from operator import not_
 
 from retcon.core.types import Trajectory
 from retcon.transcripts.failures.rules import Verdict
-from retcon.transcripts.reading.blockwise import Blockwise
-from retcon.transcripts.reading.items import APART, as_text, text_of
+from retcon.transcripts.reading.items import APART, as_text, renewed, text_of
 from retcon.transcripts.reading.itemwise import (
+    Blockwise,
     Item,
     ItemList,
     arguments_of,
@@ -23,7 +23,6 @@ from retcon.transcripts.reading.itemwise import (
 )
 from retcon.transcripts.reading.pieces import Call, PieceKind, ToolOutput
 from retcon.transcripts.reading.roles import role_of, speaker_of
-from retcon.transcripts.reading.stale import renewed
 from retcon.transcripts.registry import register
 from retcon.transcripts.types import Json, Reading
 

@@ -8,9 +8,8 @@ from typing import cast
 
 from retcon.transcripts.failures.rules import UNCLEAR, Verdict
 from retcon.transcripts.formats.apis.anthropic import Anthropic, is_result
-from retcon.transcripts.reading.blockwise import home_of, nobody_s
 from retcon.transcripts.reading.items import text_of
-from retcon.transcripts.reading.itemwise import Item, ItemList, part_of, string
+from retcon.transcripts.reading.itemwise import Item, ItemList, home_of, nobody_s, part_of, string
 from retcon.transcripts.reading.pieces import Piece, PieceKind, ToolOutput
 from retcon.transcripts.reading.roles import role_of
 from retcon.transcripts.registry import register

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 from retcon.transcripts.failures.rules import UNCLEAR, Verdict
 from retcon.transcripts.reading.items import as_text, text_of
-from retcon.transcripts.reading.itemwise import Item, ItemList, called, flagged, part_of, some_id, string
+from retcon.transcripts.reading.itemwise import Item, ItemList, Steps, called, flagged, part_of, some_id, string
 from retcon.transcripts.reading.pieces import Call, ToolOutput
-from retcon.transcripts.reading.steps import Steps
 from retcon.transcripts.registry import register
 from retcon.transcripts.types import Json
 
