@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from retcon.chat.types import Told
+from retcon.core.errors import RecordError
 from retcon.core.pair import Pair
 from retcon.core.types import Trajectory
 from retcon.purify.offline import Purified
@@ -95,9 +96,14 @@ class Format(Protocol):
     def clean(self, record: Json) -> int | None:
         """How many calls were answered, where it is cheap to see that no rule can find a failure; else None.
 
-        Of a record of another layout: None or 0.
+        Of a record of another layout: None or 0. Where a format has nothing quicker, a full reading says so.
         """
-        ...
+        try:
+            turns = [turn for t in self.read(record, "").trajectories for turn in t.turns]
+        except RecordError:
+            return None
+        seen = [o.status for turn in turns for o in turn.observations]
+        return len(seen) if set(seen) <= {"ok"} else None
 
     def read(self, record: Json, id: str) -> Reading:
         """The record's transcripts; the only one is named `id`. Raises RecordError, naming the field."""

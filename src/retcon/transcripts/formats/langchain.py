@@ -10,8 +10,9 @@ from retcon.transcripts.reading.items import APART, text_of, words_of
 from retcon.transcripts.reading.itemwise import (
     Item,
     Itemwise,
-    arguments_of,
+    called,
     flagged,
+    objects,
     part_of,
     parts,
     placed,
@@ -83,11 +84,11 @@ class LangChain(Itemwise):
         home, fix = parts(said_in)[0], parts(pieces[-1])[0]
         if not isinstance(home, dict) or not isinstance(fix, dict):
             return [home]
-        said, called = _inside(home), _inside(fix)
-        moved = {key: value for key, value in called.items() if key in _MOVED}
-        content = {} if home is fix else {"content": _with_calls(said.get("content"), called.get("content"))}
+        said, made = _inside(home), _inside(fix)
+        moved = {key: value for key, value in made.items() if key in _MOVED}
+        content = {} if home is fix else {"content": _with_calls(said.get("content"), made.get("content"))}
         thought = next((piece.text.removesuffix(APART) for piece in pieces if _THOUGHT in piece.payload), None)
-        kwargs = _kwargs(part_of(said, _KWARGS), part_of(called, _KWARGS), thought)
+        kwargs = _kwargs(part_of(said, _KWARGS), part_of(made, _KWARGS), thought)
         own = {_KWARGS: kwargs} if _KWARGS in said or kwargs else {}
         return [_with_inside(home, {**{k: v for k, v in said.items() if k not in _MOVED}, **content, **own, **moved})]
 
@@ -139,15 +140,7 @@ def _kind(item: Item) -> str:
 
 
 def _calls(inside: Item) -> list[Call]:
-    calls: list[Call] = []
-    for key in ("tool_calls", "invalid_tool_calls"):
-        listed = inside.get(key)
-        for one in listed if isinstance(listed, list) else []:
-            if isinstance(one, dict):
-                calls.append(
-                    Call(string(one.get("name"), "python"), arguments_of(one.get("args")), id=some_id(one.get("id")))
-                )
-    return calls
+    return [called(one, "name", "args", "id") for key in _MOVED for one in objects(inside.get(key))]
 
 
 def _output(inside: Item, text: str) -> ToolOutput:

@@ -8,6 +8,7 @@ from retcon.core.errors import RecordError
 from retcon.transcripts.failures.rules import looks_clean
 from retcon.transcripts.reading.in_messages import ItemsReading
 from retcon.transcripts.reading.items import find_items, text_of, with_text
+from retcon.transcripts.reading.itemwise import objects
 from retcon.transcripts.reading.pieces import Call, Piece, PieceReading, ToolOutput
 from retcon.transcripts.reading.roles import speaker_of
 from retcon.transcripts.registry import register
@@ -61,8 +62,7 @@ class Blocks:
 
 def _system(record: Json) -> str:
     """What the system says in the messages beside the blocks."""
-    messages = record.get("messages") if isinstance(record, dict) else None
-    found = [m for m in messages if isinstance(m, dict)] if isinstance(messages, list) else []
+    found = objects(record.get("messages")) if isinstance(record, dict) else []
     return next((text_of(m.get("content")) for m in found if speaker_of(m) == "system"), "")
 
 

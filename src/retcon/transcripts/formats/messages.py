@@ -19,7 +19,7 @@ from retcon.transcripts.reading.items import (
     text_of,
     with_part_words,
 )
-from retcon.transcripts.reading.itemwise import part_of, some_id
+from retcon.transcripts.reading.itemwise import objects, part_of, some_id
 from retcon.transcripts.reading.pieces import Call, Piece, PieceReading, ToolOutput, awaits_output, shown_call
 from retcon.transcripts.registry import register
 from retcon.transcripts.types import NOT_JSON, Certainty, Json, Reading
@@ -234,9 +234,7 @@ def _call(raw: Json) -> Call:
 
 def _answers(item: Item) -> Sequence[Item]:
     """What a tool's message says, for each call that it answers."""
-    several = item.get("tool_responses")
-    listed = [one for one in several if isinstance(one, dict)] if isinstance(several, list) else []
-    return listed or [item]
+    return objects(item.get("tool_responses")) or [item]
 
 
 def _output(answer: Item) -> ToolOutput:

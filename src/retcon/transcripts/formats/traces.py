@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple, cast
 
 from retcon.core.errors import RecordError
-from retcon.core.pair import Pair
-from retcon.core.types import Trajectory
 from retcon.purify.offline import Purified
-from retcon.purify.pairs import preference_pairs
 from retcon.transcripts.formats.messages import pieces_of, rebuilt
-from retcon.transcripts.reading.pieces import Piece, PieceReading, awaits_output
+from retcon.transcripts.reading.pieces import Piece, PieceReading, RecordReading, awaits_output
 from retcon.transcripts.registry import register
-from retcon.transcripts.types import Certainty, Json, Reading, Speakers
+from retcon.transcripts.types import Certainty, Format, Json, Reading
 
 Node = dict[str, Json]
 _LISTS = ("token_ids", "mask", "is_content", "logprobs")
@@ -26,7 +23,7 @@ _OPTIONAL = (
 the engine saw."""
 
 
-class Traces:
+class Traces(Format):
     """A trace has `nodes`, each with a `message` and the place of the one before it (`parent`); an episode has several
     `traces`. A history is what follows a root. One that branches is left as it is: what its branches share could not
     be repaired in one of them alone. Messages that no model wrote (`sampled` is false) are told."""
@@ -38,10 +35,6 @@ class Traces:
 
     def matches(self, record: Json) -> bool:
         return bool(_traces(record))
-
-    def clean(self, record: Json) -> int | None:
-        seen = [o.status for t in self.read(record, "").trajectories for turn in t.turns for o in turn.observations]
-        return len(seen) if set(seen) <= {"ok"} else None
 
     def read(self, record: Json, id: str) -> Reading:
         histories = [
@@ -65,23 +58,17 @@ class _History(NamedTuple):
     chain: Sequence[int]
 
 
-class _TracesReading:
+class _TracesReading(RecordReading):
     def __init__(self, record: Json, histories: Sequence[_History], readings: Sequence[PieceReading]) -> None:
-        self._record = record
+        super().__init__(record, readings)
         self._histories = histories
-        self._readings = readings
-        self.trajectories: Sequence[Trajectory] = [reading.trajectory for reading in readings]
-
-    @property
-    def speakers(self) -> Sequence[Speakers]:
-        return [reading.speakers for reading in self._readings]
 
     def purified(self, results: Sequence[Purified]) -> Json:
         record = self._record
         for path in dict.fromkeys(history.path for history in self._histories):
             new: dict[int, Node] = {}
             gone: set[int] = set()
-            for history, reading, result in zip(self._histories, self._readings, results, strict=True):
+            for history, reading, result in zip(self._histories, self.readings, results, strict=True):
                 if history.path != path or not result.splices:
                     continue
                 kept = dict.fromkeys(history.chain[piece.owner] for piece in reading.spliced(result))
@@ -91,10 +78,6 @@ class _TracesReading:
             if new:
                 record = _with(record, path, partial(_renumbered, new=new, gone=gone))
         return record
-
-    def pairs(self, results: Sequence[Purified]) -> Iterator[Pair]:
-        for result in results:
-            yield from preference_pairs(result.trajectory)
 
 
 def _traces(record: Json) -> list[tuple[tuple[str | int, ...], list[Node]]]:

@@ -11,7 +11,7 @@ import msgspec
 
 from retcon.core.errors import RecordError
 from retcon.core.pair import Completion, Message, Pair
-from retcon.core.types import ToolCall, Trajectory
+from retcon.core.types import ToolCall
 from retcon.purify.offline import Purified
 from retcon.purify.pairs import preference_pairs
 from retcon.transcripts.failures.rules import judge
@@ -31,13 +31,14 @@ from retcon.transcripts.reading.pieces import (
     Piece,
     PieceKind,
     PieceReading,
+    RecordReading,
     ToolOutput,
     awaits_output,
     program_argument,
 )
 from retcon.transcripts.reading.roles import KINDS, SAID, SYSTEM
 from retcon.transcripts.registry import dialects
-from retcon.transcripts.types import NOT_JSON, Certainty, Json, Reading, Speakers
+from retcon.transcripts.types import NOT_JSON, Certainty, Json, Reading
 
 _THOUGHT = re.compile(r"\s*<think>.*?</think>\s*", re.DOTALL)
 
@@ -104,28 +105,21 @@ _JSON_CALL = msgspec.json.Decoder(JsonCall)
 Item = dict[str, Json]
 
 
-class ItemsReading:
+class ItemsReading(RecordReading):
     """A record with one transcript in a list of items at `path`."""
 
     def __init__(self, record: Json, path: Sequence[str], reading: PieceReading) -> None:
-        self._record = record
+        super().__init__(record, [reading])
         self._path = path
-        self._reading = reading
-        self.trajectories: Sequence[Trajectory] = (reading.trajectory,)
-
-    @property
-    def speakers(self) -> Sequence[Speakers]:
-        return [self._reading.speakers]
 
     def purified(self, results: Sequence[Purified]) -> Json:
-        items = self._reading.items(results[0])
-        return renewed(self._record, self._path, items)
+        return renewed(self._record, self._path, self.readings[0].items(results[0]))
 
     def pairs(self, results: Sequence[Purified]) -> Iterator[Pair]:
         in_text = preference_pairs(results[0].trajectory)
         before = self._before()
         system = system_of(self._record)
-        for pair, sides in zip(in_text, self._reading.sides(results[0]), strict=True):
+        for pair, sides in zip(in_text, self.readings[0].sides(results[0]), strict=True):
             if not all(isinstance(item, dict) and "role" in item for side in sides for item in side):
                 yield pair  # TRL knows no other messages
                 continue
@@ -349,27 +343,17 @@ class InText:
         return all(sign[0] in text and sign in text for sign in self.signs) and self.dialect.used((text,), ())
 
 
-class _TextReading:
+class _TextReading(RecordReading):
     def __init__(self, record: Json, place: str, readings: Sequence[PieceReading]) -> None:
-        self._record = record
+        super().__init__(record, readings)
         self._place = place
-        self._readings = readings
-        self.trajectories: Sequence[Trajectory] = [r.trajectory for r in readings]
-
-    @property
-    def speakers(self) -> Sequence[Speakers]:
-        return [reading.speakers for reading in self._readings]
 
     def purified(self, results: Sequence[Purified]) -> Json:
         if not isinstance(self._record, dict):
             raise RecordError("a record of text is an object")
-        new = [str(reading.items(own)[0]) for reading, own in zip(self._readings, results, strict=True)]
+        new = [str(reading.items(own)[0]) for reading, own in zip(self.readings, results, strict=True)]
         value: Json = new if isinstance(self._record[self._place], list) else new[0]
         return renewed(self._record, (self._place,), value)
-
-    def pairs(self, results: Sequence[Purified]) -> Iterator[Pair]:
-        for result in results:
-            yield from preference_pairs(result.trajectory)
 
 
 def _read(dialect: Dialect, text: str, id: str, context: str) -> PieceReading:

@@ -16,10 +16,7 @@ import msgspec
 
 from retcon.chat.types import Told
 from retcon.core.errors import RecordError
-from retcon.core.pair import Pair
-from retcon.core.types import Trajectory
 from retcon.purify.offline import Purified
-from retcon.purify.pairs import preference_pairs
 from retcon.purify.reading.words import without
 from retcon.transcripts.failures.rules import Verdict
 from retcon.transcripts.reading.items import (
@@ -38,12 +35,13 @@ from retcon.transcripts.reading.pieces import (
     Piece,
     PieceKind,
     PieceReading,
+    RecordReading,
     Stretch,
     ToolOutput,
     awaits_output,
     shown_call,
 )
-from retcon.transcripts.types import NOT_JSON, Certainty, Json, Reading, Speakers
+from retcon.transcripts.types import NOT_JSON, Certainty, Format, Json, Reading
 
 Item = Mapping[str, Json]
 _PARTS = "items"
@@ -61,7 +59,7 @@ class ItemList(NamedTuple):
     system: str = ""
 
 
-class Itemwise:
+class Itemwise(Format):
     """A format of items; a subclass says which list they are in and what each is."""
 
     name: str
@@ -145,15 +143,6 @@ class Itemwise:
         """Whether a record that no format matches is a transcript of this one, in which no tool was called."""
         return any(self.is_plain(items) for _, items in lists(record))
 
-    def clean(self, record: Json) -> int | None:
-        """A full reading, without what looks for a fix."""
-        try:
-            turns = [turn for t in self.read(record, "").trajectories for turn in t.turns]
-        except RecordError:
-            return None
-        seen = [o.status for turn in turns for o in turn.observations]
-        return len(seen) if set(seen) <= {"ok"} else None
-
     def read(self, record: Json, id: str) -> Reading:
         places = self.find_all(record)
         if not places:
@@ -161,21 +150,14 @@ class Itemwise:
         return ItemwiseReading(self, record, places, id)
 
 
-class ItemwiseReading:
+class ItemwiseReading(RecordReading):
     """A record with transcripts in groups of items, one at each place."""
 
     def __init__(self, format: Itemwise, record: Json, places: Sequence[ItemList], id: str) -> None:
         self._format = format
-        self._record = record
+        several = [id] if len(places) == 1 else [f"{id}.{n}" for n in range(len(places))]
+        super().__init__(record, [_reading(format, place, own) for place, own in zip(places, several, strict=True)])
         self.places = places
-        self.readings = [
-            _reading(format, place, id if len(places) == 1 else f"{id}.{n}") for n, place in enumerate(places)
-        ]
-        self.trajectories: Sequence[Trajectory] = [reading.trajectory for reading in self.readings]
-
-    @property
-    def speakers(self) -> Sequence[Speakers]:
-        return [reading.speakers for reading in self.readings]
 
     def purified(self, results: Sequence[Purified]) -> Json:
         record = self._record
@@ -184,10 +166,6 @@ class ItemwiseReading:
             if result.splices:
                 record = self._format.with_items(record, place, self._items(place, reading, result))
         return record if record is self._record else self._format.settled(record, self._record)
-
-    def pairs(self, results: Sequence[Purified]) -> Iterator[Pair]:
-        for result in results:
-            yield from preference_pairs(result.trajectory)
 
     def _items(self, place: ItemList, reading: PieceReading, result: Purified) -> list[Json]:
         items = [item for group in reading.items(result) if isinstance(group, list) for item in group]
@@ -334,6 +312,11 @@ def arguments_of(value: Json) -> Mapping[str, Json] | str:
     except NOT_JSON:
         return text
     return read if isinstance(read, dict) else text
+
+
+def objects(value: Json) -> list[dict[str, Json]]:
+    """The objects in a list; none of another value."""
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
 
 
 def string(value: Json, default: str = "") -> str:

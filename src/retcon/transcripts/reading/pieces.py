@@ -14,11 +14,12 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from retcon.chat.types import Told
-from retcon.core.pair import Message
+from retcon.core.pair import Message, Pair
 from retcon.core.types import Observation, Segment, ToolCall, Trajectory, Turn
 from retcon.purify.failing import FAILURES
 from retcon.purify.kept import Edit
 from retcon.purify.offline import Purified, Splice
+from retcon.purify.pairs import preference_pairs
 from retcon.purify.reading.rewriting import rewritten
 from retcon.purify.reading.words import without
 from retcon.purify.tools import NO_PROGRAM, is_runner, looks_up
@@ -283,6 +284,23 @@ class PieceReading:
     def _item(self, own: list[Piece]) -> Json:
         owner = own[0].owner
         return self._items[owner] if own == self._owned[owner] else self._rebuild(self._items[owner], own)
+
+
+class RecordReading:
+    """A record that was read as transcripts in pieces; a subclass puts the record together again."""
+
+    def __init__(self, record: Json, readings: Sequence[PieceReading]) -> None:
+        self._record = record
+        self.readings = readings
+        self.trajectories: Sequence[Trajectory] = [reading.trajectory for reading in readings]
+
+    @property
+    def speakers(self) -> Sequence[Speakers]:
+        return [reading.speakers for reading in self.readings]
+
+    def pairs(self, results: Sequence[Purified]) -> Iterator[Pair]:
+        for result in results:
+            yield from preference_pairs(result.trajectory)
 
 
 def _messages(items: Sequence[Json]) -> tuple[Message, ...]:

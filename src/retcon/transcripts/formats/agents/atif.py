@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from retcon.transcripts.reading.items import replaced, text_of
-from retcon.transcripts.reading.itemwise import Item, ItemList, Steps, called, part_of, some_id, string
+from retcon.transcripts.reading.itemwise import Item, ItemList, Steps, called, objects, part_of, some_id, string
 from retcon.transcripts.reading.pieces import Call, ToolOutput
 from retcon.transcripts.registry import register
 from retcon.transcripts.types import Json
@@ -99,12 +99,8 @@ class Atif(Steps):
         return kept if thought is None else {**kept, _REASONING: thought}
 
     def calls(self, item: Item) -> list[Call]:
-        listed = item.get("tool_calls")
-        return [
-            called(one, "function_name", "arguments", "tool_call_id")
-            for one in (listed if isinstance(listed, list) else [])
-            if isinstance(one, dict)
-        ]
+        listed = objects(item.get("tool_calls"))
+        return [called(one, "function_name", "arguments", "tool_call_id") for one in listed]
 
     def outputs(self, item: Item) -> list[ToolOutput]:
         return [ToolOutput(text_of(one.get("content")), some_id(one.get("source_call_id"))) for one in _results(item)]
@@ -171,9 +167,8 @@ def _reached(names: set[str], leads: Mapping[str, set[str]]) -> set[str]:
     return found
 
 
-def _results(item: Json) -> list[Item]:
-    results = part_of(item, "observation").get("results")
-    return [one for one in (results if isinstance(results, list) else []) if isinstance(one, dict)]
+def _results(item: Json) -> Sequence[Item]:
+    return objects(part_of(item, "observation").get("results"))
 
 
 register(Atif())

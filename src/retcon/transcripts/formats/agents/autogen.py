@@ -10,8 +10,9 @@ from retcon.transcripts.reading.itemwise import (
     Item,
     Itemwise,
     Pieces,
-    arguments_of,
+    called,
     loose_words,
+    objects,
     part_of,
     parts,
     some_id,
@@ -46,11 +47,10 @@ class Team(Itemwise):
         models = (_sources(filter(_by_model, items)) or _sources(items) - {"user"}) - {""}
         for item in items:
             kind, content = string(item.get("type")), item.get("content")
-            listed = [one for one in content if isinstance(one, dict)] if isinstance(content, list) else []
             if kind == "ToolCallRequestEvent":
-                pieces.called(item, [_call(one) for one in listed])
+                pieces.called(item, [called(one, "name", "arguments", "id") for one in objects(content)])
             elif kind == "ToolCallExecutionEvent":
-                pieces.answered(item, [_output(one) for one in listed])
+                pieces.answered(item, [_output(one) for one in objects(content)])
             elif kind == "CodeGenerationEvent":
                 _written(pieces, item, string(content), _blocks(item))
             elif kind == "CodeExecutionEvent":
@@ -150,13 +150,7 @@ def _speaker(item: Item) -> str:
 
 
 def _blocks(item: Item) -> list[tuple[str, str]]:
-    blocks = item.get("code_blocks")
-    found = [b for b in blocks if isinstance(b, dict)] if isinstance(blocks, list) else []
-    return [(string(b.get("language")), string(b.get("code"))) for b in found]
-
-
-def _call(one: Item) -> Call:
-    return Call(string(one.get("name"), "python"), arguments_of(one.get("arguments")), id=some_id(one.get("id")))
+    return [(string(b.get("language")), string(b.get("code"))) for b in objects(item.get("code_blocks"))]
 
 
 def _output(one: Item) -> ToolOutput:

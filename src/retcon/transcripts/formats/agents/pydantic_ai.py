@@ -10,7 +10,7 @@ from retcon.transcripts.reading.itemwise import (
     Blockwise,
     Item,
     ItemList,
-    arguments_of,
+    called,
     flagged,
     part_of,
     some_id,
@@ -81,8 +81,7 @@ class PydanticAI(Blockwise):
         return _TOLD.get(_kind(block), "")
 
     def call(self, block: Item) -> Call:
-        name, own_id = string(block.get("tool_name"), "python"), some_id(block.get("tool_call_id"))
-        return Call(name, arguments_of(block.get("args")), id=own_id)
+        return called(block, "tool_name", "args", "tool_call_id")
 
     def output(self, block: Item, item: Item) -> ToolOutput:
         content, own_id = block.get("content"), some_id(block.get("tool_call_id"))

@@ -18,6 +18,7 @@ from retcon.transcripts.reading.itemwise import (
     Pieces,
     arguments_of,
     loose_words,
+    objects,
     part_of,
     parts,
     some_id,
@@ -141,8 +142,7 @@ def _with_words(item: Json, words: str) -> Json:
 
 
 def _calls(item: Item) -> list[Call]:
-    listed = item.get("tool_calls")
-    found = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+    found = objects(item.get("tool_calls"))
     if not found and isinstance(code := item.get("code_action"), str):
         return [Call("python_interpreter", {"code": code})]
     calls: list[Call] = []

@@ -9,7 +9,7 @@ from retcon.transcripts.reading.items import text_of
 from retcon.transcripts.reading.itemwise import (
     Blockwise,
     Item,
-    arguments_of,
+    called,
     flagged,
     home_of,
     part_of,
@@ -46,7 +46,7 @@ class Anthropic(Blockwise):
         return "said" if item.get("role") == "assistant" else "told"
 
     def call(self, block: Item) -> Call:
-        return Call(string(block.get("name"), "python"), arguments_of(block.get("input")), id=some_id(block.get("id")))
+        return called(block, "name", "input", "id")
 
     def output(self, block: Item, item: Item) -> ToolOutput:
         own_id = some_id(block.get("tool_use_id"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from retcon.transcripts.reading.items import APART, as_text
-from retcon.transcripts.reading.itemwise import Blockwise, Item, arguments_of, flagged, part_of, some_id, string
+from retcon.transcripts.reading.itemwise import Blockwise, Item, called, flagged, objects, part_of, some_id, string
 from retcon.transcripts.reading.pieces import Call, PieceKind, ToolOutput
 from retcon.transcripts.registry import register
 from retcon.transcripts.types import Json
@@ -35,14 +35,11 @@ class Bedrock(Blockwise):
         return "said" if item.get("role") == "assistant" else "told"
 
     def call(self, block: Item) -> Call:
-        call = part_of(block, _CALL)
-        name, own_id = string(call.get("name"), "python"), some_id(call.get("toolUseId"))
-        return Call(name, arguments_of(call.get("input")), id=own_id)
+        return called(part_of(block, _CALL), "name", "input", "toolUseId")
 
     def output(self, block: Item, item: Item) -> ToolOutput:
         result = part_of(block, _RESULT)
-        content = result.get("content")
-        given = [one for one in content if isinstance(one, dict)] if isinstance(content, list) else []
+        given = objects(result.get("content"))
         text = "".join(
             as_text(one["json"]) if one.get("json") is not None else string(one.get("text")) for one in given
         )

@@ -14,9 +14,10 @@ from retcon.transcripts.reading.itemwise import (
     Blockwise,
     Item,
     ItemList,
-    arguments_of,
+    called,
     flagged,
     lists,
+    objects,
     part_of,
     some_id,
     string,
@@ -76,8 +77,7 @@ class Gemini(Blockwise):
         read = history is not None and (history.path == found.path or self.has_calls(history.items))
         if history is not None and read and answer is not None and len(answer.items) == 1:
             return history._replace(items=[*history.items, *answer.items], context=found.context, system=system)
-        contents = request.get(_CONTENTS) if _CANDIDATES in found.path else None
-        told = [one for one in contents if isinstance(one, dict)] if isinstance(contents, list) else []
+        told = objects(request.get(_CONTENTS)) if _CANDIDATES in found.path else []
         asked = [(speaker_of(one), text_of(one.get("parts"))) for one in told]
         context = "\n\n".join(text for _, text in asked) or found.context
         return found._replace(context=context, asked=asked, system=system)
@@ -133,12 +133,9 @@ class Gemini(Blockwise):
         return role_of(_content(item))
 
     def call(self, block: Item) -> Call:
-        ran, called = _inside(block, _CODE), _inside(block, _FUNCTION)
-        if ran:
+        if ran := _inside(block, _CODE):
             return Call("code_execution", {"code": string(ran.get("code"))}, id=some_id(ran.get("id")))
-        return Call(
-            string(called.get("name"), "python"), arguments_of(called.get("args")), id=some_id(called.get("id"))
-        )
+        return called(_inside(block, _FUNCTION), "name", "args", "id")
 
     def output(self, block: Item, item: Item) -> ToolOutput:
         ran, answer = _inside(block, _RAN), _inside(block, _RESPONSE)

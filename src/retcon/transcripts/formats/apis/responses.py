@@ -15,6 +15,7 @@ from retcon.transcripts.reading.itemwise import (
     arguments_of,
     flagged,
     lists,
+    objects,
     part_of,
     some_id,
     string,
@@ -246,8 +247,7 @@ def _own_output(item: Item, kind: str) -> ToolOutput | None:
     outputs = item.get("outputs")
     if outputs is None and not failed:
         return None
-    logs = [string(one.get("logs")) for one in outputs if isinstance(one, dict)] if isinstance(outputs, list) else []
-    return flagged("\n".join(logs), own_id, failed=failed or None)
+    return flagged("\n".join(string(one.get("logs")) for one in objects(outputs)), own_id, failed=failed or None)
 
 
 register(Responses())

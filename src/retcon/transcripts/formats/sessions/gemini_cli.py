@@ -6,7 +6,17 @@ from collections.abc import Sequence
 
 from retcon.transcripts.failures.rules import UNCLEAR, Verdict
 from retcon.transcripts.reading.items import as_text, text_of
-from retcon.transcripts.reading.itemwise import Item, ItemList, Steps, called, flagged, part_of, some_id, string
+from retcon.transcripts.reading.itemwise import (
+    Item,
+    ItemList,
+    Steps,
+    called,
+    flagged,
+    objects,
+    part_of,
+    some_id,
+    string,
+)
 from retcon.transcripts.reading.pieces import Call, ToolOutput
 from retcon.transcripts.registry import register
 from retcon.transcripts.types import Json
@@ -51,9 +61,10 @@ class GeminiCli(Steps):
         return said
 
     def thought(self, item: Item) -> str:
-        listed = item.get(_THOUGHTS)
-        thoughts = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
-        return "\n\n".join(f"{string(one.get('subject'))}\n{string(one.get('description'))}" for one in thoughts)
+        thoughts = [
+            (string(one.get("subject")), string(one.get("description"))) for one in objects(item.get(_THOUGHTS))
+        ]
+        return "\n\n".join(map("\n".join, thoughts))
 
     def with_thought(self, item: Item, thought: str | None, home: Item) -> Json:
         if thought is None:
@@ -62,10 +73,12 @@ class GeminiCli(Steps):
         return {**item, _THOUGHTS: home[_THOUGHTS] if same else [{"subject": "", "description": thought}]}
 
     def calls(self, item: Item) -> list[Call]:
-        return [called(one, "name", "args", "id") for one in _made(item)]
+        return [called(one, "name", "args", "id") for one in objects(item.get(_CALLS))]
 
     def outputs(self, item: Item) -> list[ToolOutput]:
-        return [_output(one) for one in _made(item) if one.get("result") or one.get("status") != "executing"]
+        return [
+            _output(one) for one in objects(item.get(_CALLS)) if one.get("result") or one.get("status") != "executing"
+        ]
 
     def renewed(self, items: Sequence[Json], before: Sequence[Item]) -> Sequence[Json]:
         """A copy of all messages in an update is emptied: the lines are what is left."""
@@ -75,11 +88,6 @@ class GeminiCli(Steps):
             else item
             for item in items
         ]
-
-
-def _made(item: Item) -> list[Item]:
-    listed = item.get(_CALLS)
-    return [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
 
 
 def _output(call: Item) -> ToolOutput:
