@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from retcon.core.errors import RecordError
-from retcon.transcripts.failures.rules import looks_clean
 from retcon.transcripts.reading.in_messages import ItemsReading
 from retcon.transcripts.reading.items import find_items, text_of, with_text
 from retcon.transcripts.reading.itemwise import objects
 from retcon.transcripts.reading.pieces import Call, Piece, PieceReading, ToolOutput
 from retcon.transcripts.reading.roles import speaker_of
 from retcon.transcripts.registry import register
-from retcon.transcripts.types import Certainty, Json, Reading
+from retcon.transcripts.types import Certainty, Format, Json, Reading
 
 Item = dict[str, Json]
 _SAID = ("text", "assistant", "thought", "reasoning")  # no set: a role may be anything, where others say `from`
 
 
-class Blocks:
+class Blocks(Format):
     name = "mathcoder"
     certainty = Certainty.LAYOUT
     aliases: Sequence[str] = ()
@@ -26,18 +25,6 @@ class Blocks:
 
     def matches(self, record: Json) -> bool:
         return _items(record) is not None
-
-    def clean(self, record: Json) -> int | None:
-        count = 0
-        previous: Json = None
-        for item in (_items(record) or ("", []))[1]:
-            role = item.get("role")
-            if role == "execution" and previous == "code":
-                if not looks_clean(text_of(item.get("content"))):
-                    return None
-                count += 1
-            previous = role
-        return count
 
     def read(self, record: Json, id: str) -> Reading:
         found = _items(record)

@@ -274,12 +274,6 @@ class Execute(Dialect):
             end = counted.end()
         return end
 
-    def clean_calls(self, text: str) -> int | None:
-        return 1 if self.calls_in(text) else 0
-
-    def clean_inside(self, text: str) -> int | None:
-        return 0
-
 
 register_dialect(Execute())
 MINT = register(in_messages(Execute(), marks=("execute", "history", "state")))
