@@ -1,7 +1,7 @@
 """What a tool's output says about its call, where no typed status does: parsed, never a word searched.
 
 In this order: an outcome that the execution reports in its output (a flag, an exit code); else the whole output, if it
-is one error form of the table in `forms`, from any tool; else, of tools that run programs only, what ends the output.
+is one error form of the table FORMS, from any tool; else, of tools that run programs only, what ends the output.
 What could also be a program's own words is `unclear` rather than judged. Every wording that a rule is for, and what
 only looks like one, stands in tests/outputs, with who prints it.
 """
@@ -507,7 +507,7 @@ _ERROR_WORDS = frozenset(
     | {"server", "client", "network", "connection", "input", "argument", "parameter", "unexpected", "critical"}
     | {"system", "operational", "programming", "permission", "uncaught", "unhandled", "verification"}
 )
-"""How a line of `forms` begins, if not with one word and a colon; those of `_ERROR_WORDS` have a colon further on."""
+"""How a line of FORMS begins, if not with one word and a colon; those of `_ERROR_WORDS` have a colon further on."""
 _REPORTED = ("passed", "failed", "Failed", "FAIL", "passing", "failing", "Failures", "Assertions", "total")
 """Words of a test runner's report."""
 _EXITED = ("exit", "return", "Exit", "Return", "EXIT")
