@@ -82,7 +82,8 @@ class Notation(Dialect):
         opens: how a call begins. A group `tool` is its name; what matches the group `other` is no call.
         closes: how it ends.
         output: how an output begins, after its call or in a message.
-        until: how it ends; empty: with its message.
+        until: how it ends.
+        ends: what ends a message that is an output, however it begins; empty: nothing.
         read: what makes a call of its name and the text between.
         tool: the name of a call that has none.
         each: whether each message's last call ran, though its output is not there.
@@ -96,6 +97,7 @@ class Notation(Dialect):
     closes: str
     output: str
     until: str = r"\Z"
+    ends: str = ""
     read: Callable[[str, str], Call] = program
     tool: str = "python"
     each: bool = False
@@ -116,11 +118,12 @@ class Notation(Dialect):
         return found and next(self._blocks(text), None) is not None
 
     def used(self, said: Iterable[str], told: Iterable[str]) -> bool:
-        words = list(said)
-        if not any(map(self.calls_in, words)):
+        words = [text for text in said if self.hint in text]
+        if not words:
             return False
-        answers = self._patterns.output
-        return any(map(answers.match, told)) or (bool(self.whole) and any(map(answers.search, words)))
+        inside = bool(self.whole) and any(self.whole[-1] in text for text in words)
+        answered = inside or any(self._begin(text) is not None for text in told)
+        return answered and any(map(self.calls_in, words))
 
     def cut(self, text: str, answered: bool) -> list[Fragment]:
         cuts: list[Fragment] = []
@@ -175,14 +178,19 @@ class Notation(Dialect):
         found = self._patterns.until.search(text, start)
         return found.span() if found else (len(text), len(text))
 
+    def _begin(self, text: str) -> int | None:
+        """Where the output begins that a message is; None where it is the user's own."""
+        if (found := self._patterns.output.match(text)) is not None:
+            return found.end()
+        return 0 if self.ends and text.endswith(self.ends) else None
+
     def outputs(self, text: str) -> tuple[ToolOutput, ...]:
-        found = self._patterns.output.match(text)
-        inside = text[found.end() : self._end(text, found.end())[0]].strip("\n") if found else text
-        return (ToolOutput(inside),)
+        begin = self._begin(text)
+        return (ToolOutput(text if begin is None else text[begin : self._end(text, begin)[0]].strip("\n")),)
 
     def told_end(self, text: str) -> int | None:
-        found = self._patterns.output.match(text)
-        return None if found is None else self._end(text, found.end())[1]
+        begin = self._begin(text)
+        return None if begin is None else self._end(text, begin)[1]
 
     def clean_calls(self, text: str) -> int | None:
         return None if self.each else super().clean_calls(text) if self.hint in text else 0
@@ -204,7 +212,6 @@ _SAID_SO = r"OBSERVATION:[ \t]*\n?|(?=Your command ran successfully and did not 
 _RAN = rf"(?=<returncode>|The last command <command>)|The output of the OS:\n|{_SAID_SO}"
 """mini-swe-agent, AgentInstruct."""
 _STATE = r"^\(Open file: [^\n]*\)\n\(Current directory: [^\n]*\)\nbash-\$\s*\Z"
-_PROMPT = rf"|(?=(?:[^\n]*\n)*?{_STATE})"
 """SWE-agent before 1 ends an output with the state of its shell."""
 NOTATIONS = (
     _tags("retool", "code", "interpreter"),
@@ -216,7 +223,7 @@ NOTATIONS = (
     ),
     Notation(
         "shell", "```", r"^```(?:(?:ba|z)?sh|shell|mswea_bash_command|(?P<other>[^\s`]+)|)[ \t]*\n", r"^```[ \t]*$",
-        _RAN + _PROMPT, rf"{_STATE}|\Z", read=command, tool="bash", each=True, marks=("bash", "returncode", "output"),
+        _RAN, rf"{_STATE}|\Z", "bash-$", read=command, tool="bash", each=True, marks=("bash", "returncode", "output"),
         aliases=("mini-swe-agent",),
     ),
     Notation(

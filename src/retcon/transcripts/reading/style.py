@@ -31,7 +31,8 @@ def decoded(record: Record) -> Json:
     if record.kind == SESSION:
         return [decoded(line) for line in _lines_of(record)]
     try:
-        return _unpacked(msgspec.json.decode(record.data))
+        value: Json = msgspec.json.decode(record.data)
+        return _unpacked(value) if b'[{\\"' in record.data else value
     except RecursionError:
         raise RecordError(f"{record.where}: nested too deeply") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
