@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
+from operator import attrgetter
 from typing import Any, TypeVar, get_args
 
 from retcon.core.errors import RecordError, nearest
@@ -55,29 +56,29 @@ def from_dict(obj: object, where: str = "") -> Trajectory:
 
 
 def _write(record: Record) -> dict[str, object]:
-    kind: Any = type(record)
-    known = _defaults(kind)
+    names, defaults, values_of = _layout(type(record))
     out: dict[str, object] = {}
-    for name, default in known.items():
-        value = getattr(record, name)
+    for name, default, value in zip(names, defaults, values_of(record), strict=True):
         if value is not default and value != default:
             out[name] = value if type(value) is str else _plain(value)
     if record.extra:
-        out |= {name: value for name, value in record.extra.items() if name not in known and name != "extra"}
+        out |= {name: value for name, value in record.extra.items() if name not in names and name != "extra"}
     return out
 
 
 @cache
-def _defaults(kind: type[Record]) -> dict[str, object]:
-    """By name, of its fields without `extra`. kind: a record's, or one that is made from it."""
-    return {field.name: field.default for field in fields(kind) if field.name != "extra"}
+def _layout(kind: type[Record]) -> tuple[tuple[str, ...], tuple[object, ...], Callable[[Record], tuple[object, ...]]]:
+    """Names, defaults and values of its fields without `extra`. kind: a record's, or one that is made from it."""
+    own = [field for field in fields(kind) if field.name != "extra"]
+    names = tuple(field.name for field in own)
+    return names, tuple(field.default for field in own), attrgetter(*names)
 
 
 def _plain(value: object) -> object:
-    if isinstance(value, tuple):
-        return list(value) if value and isinstance(value[0], int | float) else [_plain(item) for item in value]
-    if isinstance(value, str | int | float):
-        return value
+    if type(value) is tuple:
+        if value and isinstance(value[0], _RECORDS):
+            return [_write(item) for item in value]
+        return list(value)
     if isinstance(value, _RECORDS):  # as a tuple, which is many times as fast
         return _write(value)
     return dict(value) if isinstance(value, Mapping) else value

@@ -170,12 +170,12 @@ class Turn:
     @property
     def generated(self) -> tuple[Segment, ...]:
         """The segments that the model wrote (sampled or spliced)."""
-        return tuple(s for s in self.segments if s.kind in TRAINED)
+        return tuple([s for s in self.segments if s.kind in TRAINED])
 
     @property
     def text(self) -> str:
         """What the model wrote in this turn."""
-        return "".join(s.text for s in self.generated)
+        return "".join([s.text for s in self.segments if s.kind in TRAINED])
 
     @property
     def failures(self) -> int:

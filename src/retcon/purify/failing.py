@@ -23,8 +23,10 @@ def check_failures(failures: Set[Status]) -> None:
 
 def has_failed(turn: Turn, failures: Set[Status]) -> bool:
     """Whether a call of this turn failed. A turn with an infrastructure fault did not, nor one already judged."""
-    statuses = {o.status for o in turn.observations}
-    return turn.repair is None and "infrastructure" not in statuses and not failures.isdisjoint(statuses)
+    if turn.repair is not None:
+        return False
+    statuses = [o.status for o in turn.observations]
+    return "infrastructure" not in statuses and not failures.isdisjoint(statuses)
 
 
 def failed(turn: Turn) -> bool:
@@ -35,15 +37,15 @@ def failed(turn: Turn) -> bool:
 
 def half_answered(turn: Turn) -> bool:
     """Whether a call of a turn failed that has no result for each of its calls; not of one that was judged before."""
-    seen = {o.status for o in turn.observations}
-    return turn.repair is None and not failed(turn) and not FAILURES.isdisjoint(seen)
+    found = turn.repair is None and not FAILURES.isdisjoint([o.status for o in turn.observations])
+    return found and not failed(turn)
 
 
 def works(turn: Turn) -> bool:
     """Whether all calls of a turn succeeded, beyond doubt."""
     if not turn.calls or len(turn.calls) != len(turn.observations) or turn.repair is not None:
         return False
-    return all(o.status == "ok" and o.rule is None for o in turn.observations)
+    return not any([o.status != "ok" or o.rule is not None for o in turn.observations])
 
 
 def turn_does_nothing(turn: Turn) -> bool:
@@ -58,7 +60,7 @@ def is_fix(turn: Turn) -> bool:
 
 def spoken_after(turn: Turn) -> bool:
     """Whether a user spoke between this turn and the next."""
-    return any(s.kind == "prompt" for s in turn.segments)
+    return "prompt" in [s.kind for s in turn.segments]
 
 
 def run_starts(turns: Sequence[Turn]) -> list[int]:

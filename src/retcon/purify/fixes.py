@@ -93,11 +93,11 @@ def _only_imports(before: str, after: str) -> bool:
 def plan_given_up(failure: Turn, later: Sequence[Turn]) -> str | None:
     """What says, in the attempts after the failure or in its fix, that another way is taken than its words plan: these
     would stay in a shallow repair. None where it has no words, or nothing says so."""
-    if not says_something(prose(failure)):
-        return None
     if any(o.error_type == "AssertionError" for o in failure.observations):
-        return "an assertion failed"
-    return next((found for turn in later for found in (gives_up_plan(prose(turn)),) if found is not None), None)
+        given_up: str | None = "an assertion failed"
+    else:
+        given_up = next((found for turn in later for found in (gives_up_plan(prose(turn)),) if found is not None), None)
+    return given_up if given_up is not None and says_something(prose(failure)) else None
 
 
 def keeps_plan(failure: Turn, fix: Turn) -> bool:
@@ -139,8 +139,8 @@ def another_end(failure: Turn, fix: Turn) -> str | None:
     alike the two are. A longer name counts as the same (`x` and `x_value`)."""
     programs = [c.code for c, o in zip(failure.calls, failure.observations, strict=True) if o.status != "ok"]
     wanted = frozenset().union(*map(goals, programs))
-    own = frozenset().union(*(goals(call.code) for call in fix.calls if is_program(call)))
-    if not wanted or not own or same_end(failure, fix):
+    own = frozenset().union(*(goals(call.code) for call in fix.calls if is_program(call))) if wanted else wanted
+    if not own or same_end(failure, fix):
         return None
     bound = _bound(fix) | own
     alike = any(one.startswith(other) or other.startswith(one) for one in wanted for other in bound)

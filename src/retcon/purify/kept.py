@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Literal, NamedTuple
 
-from retcon.core.types import Cut, Observation, Turn
+from retcon.core.types import TRAINED, Cut, Observation, Turn
 from retcon.purify.failing import spoken_after
 from retcon.purify.reading.rewriting import rewritten, rewritten_text
 from retcon.purify.reading.sentences import Sentence, sentences
@@ -105,8 +105,8 @@ class Kept:
         self._turns = turns
         self._prompt = prompt
         self._flags: list[_Flag] = []
-        self._sentences: list[_Flag] = []
-        """What is said later, of which each whole text is one."""
+        self._later: list[tuple[int, bool]] = []
+        """The turns whose words come later, and whether these are fixed: see `_Flag`."""
         self._cuts: dict[tuple[int, Place], list[_Flag]] = {}
         self.cut: list[Cut] = []
         self._cut_for: dict[int, list[Cut]] = {}
@@ -120,6 +120,7 @@ class Kept:
         self._first: dict[str, int] | None = None
         self._as_at: list[int] | None = None
         """Of each turn the first one that did the same since a user spoke."""
+        self._ids = any(map(_has_ids, turns))
 
     def fold(self, number: int, words: int, *, trouble: bool, stays: bool) -> None:
         """Take in that turn `number` stays, with the words of turn `words`. trouble: whether what comes after its words
@@ -127,11 +128,10 @@ class Kept:
         if trouble:
             self.told_more()
         turn = self._turns[number]
-        own: list[_Flag] = []
-        fixed = stays or _has_ids(turn) or _has_ids(self._turns[words])
+        fixed = stays or (self._ids and (_has_ids(turn) or _has_ids(self._turns[words])))
         said = prose(self._turns[words])
-        own += [_Flag(words, "words", one, fixed) for one in referring(said, "later")]
-        self._sentences.append(_Flag(words, "words", Sentence(0, len(said), "repeated"), fixed))
+        own = [_Flag(words, "words", one, fixed) for one in referring(said, "later")]
+        self._later.append((words, fixed))
         alone = len(turn.calls) == 1
         for call in turn.calls:
             own += [
@@ -139,9 +139,9 @@ class Kept:
             ]
         own += [_Flag(number, "tail", one, True) for one in referring(_tail(turn), "later")]
         self._flags += [flag for flag in own if not self._is_cut(flag)]
-        asked = _asked(turn)
-        self._told.add(asked, 2 * number + 1)
-        self._asked.add(asked, 2 * number + 1)
+        if asked := _asked(turn):
+            self._told.add(asked, 2 * number + 1)
+            self._asked.add(asked, 2 * number + 1)
         self._mentioned.add(said, 2 * number)
         self._bare.add(said, 2 * number)
         self._relied.add(said + _arguments(turn), 2 * number)
@@ -151,7 +151,7 @@ class Kept:
     def told_more(self) -> None:
         """Something comes in between that all later words may refer to."""
         self._flags.clear()
-        self._sentences.clear()
+        self._later.clear()
 
     def objection(self, first: int, stop: int, *, shallow: bool) -> Refused | None:
         """Why turn `stop` cannot take the place of `first` to `stop`; None where it can: then all that refers to what
@@ -211,15 +211,15 @@ class Kept:
 
     def _repeated(self, first: int, stop: int, shallow: bool) -> Iterator[_Flag]:
         """What is said later in the very words in which something that goes spoke of the failure."""
-        if not self._sentences:
+        if not self._later:
             return
         words = [prose(turn) for turn in (self._turns[first + 1 : stop + 1] if shallow else self._turns[first:stop])]
         gone = dict.fromkeys(said[one.start : one.end] for said in words for one in referring(said, "fix"))
         telling_ones = [text for text in gone if len(text.split()) >= _TELLING]
-        for whole in self._sentences if telling_ones else ():
-            said = prose(self._turns[whole.turn])
+        for turn, fixed in self._later if telling_ones else ():
+            said = prose(self._turns[turn])
             for one in sentences(said) if any(text in said for text in telling_ones) else ():
-                flag = whole._replace(one=replace(one, rule="repeated"))
+                flag = _Flag(turn, "words", replace(one, rule="repeated"), fixed)
                 known = self._is_cut(flag) or any(flag.covers(other) for other in self._flags)
                 if said[one.start : one.end] in telling_ones and not known:
                     yield flag
@@ -231,7 +231,8 @@ class Kept:
         fix = self._turns[stop]
         said, asked = prose(self._turns[words]), _asked(fix)
         # What is said after the call was written before its output: a result in it is made up.
-        if tail := decimals(_tail(fix)):
+        tail = _tail(fix)
+        if tail := decimals(tail) if "." in tail else set():
             has = set[str]().union(*map(tokens, _shown(fix)))
             for token in sorted(tail):
                 if not any(seen.startswith(token) for seen in has) and self._new(token, first):
@@ -376,7 +377,7 @@ def _tail(turn: Turn) -> str:
         return ""
     text = turn.text[turn.calls[0].char :]
     codes = [call.code for call in turn.calls]
-    if all(code and code in text for code in codes):
+    if not any([not code or code not in text for code in codes]):
         for code in codes:
             text = text.replace(code, "\n", 1)
         return text
@@ -387,8 +388,9 @@ def _tail(turn: Turn) -> str:
 
 def _done(turn: Turn) -> tuple[str, ...]:
     """The programs of a turn, as they are when no comment has been cut or all have been, and their outputs."""
-    lines = (line.partition("#")[0].rstrip() for call in turn.calls for line in call.code.split("\n"))
-    return (*filter(None, lines), "", *(_CELL.sub("", o.text) for o in turn.observations))
+    lines = [line for call in turn.calls for line in call.code.split("\n")]
+    plain = [line.partition("#")[0].rstrip() if "#" in line else line.rstrip() for line in lines]
+    return (*filter(None, plain), "", *[_CELL.sub("", o.text) if "Out[" in o.text else o.text for o in turn.observations])
 
 
 def _shown(turn: Turn) -> Iterable[str]:
@@ -398,7 +400,7 @@ def _shown(turn: Turn) -> Iterable[str]:
 
 def _arguments(turn: Turn) -> str:
     """The arguments of the calls that have no program."""
-    given = (call.arguments for call in turn.calls if not call.malformed and not has_program(call))
+    given = [call.arguments for call in turn.calls if not call.malformed and not has_program(call)]
     return "".join(f"\n{json.dumps(arguments, default=str, ensure_ascii=False)}" for arguments in given)
 
 
@@ -411,7 +413,7 @@ def _result(observation: Observation) -> str:
 
 def _asked(turn: Turn) -> str:
     """What a user says after it."""
-    return "\n".join(s.text for s in turn.segments if s.kind == "prompt")
+    return "\n".join([s.text for s in turn.segments if s.kind == "prompt"])
 
 
 def _named(asked: str) -> set[str]:
@@ -420,4 +422,4 @@ def _named(asked: str) -> set[str]:
 
 
 def _has_ids(turn: Turn) -> bool:
-    return any(s.ids is not None for s in turn.generated)
+    return any([s.ids is not None for s in turn.segments if s.kind in TRAINED])

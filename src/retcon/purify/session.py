@@ -37,7 +37,9 @@ class SessionState:
         """These names and others, those that are bound last first: a heap."""
         self._imported: dict[tuple[str, str], int] | None = None
         self._bound: dict[str, int] | None = None
-        self._starred = any(_STAR.search(call.code) for turn in turns for call in turn.calls)
+        self._starred = any(
+            "*" in call.code and _STAR.search(call.code) is not None for turn in turns for call in turn.calls
+        )
 
     def fold(self, turn: Turn) -> None:
         """Take in that a turn stays."""

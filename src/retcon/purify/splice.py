@@ -55,7 +55,7 @@ def can_be_shallow(failure: Turn, fix: Turn) -> bool:
 
 def _can_cut(turn: Turn) -> bool:
     """Text can be cut anywhere, ids only where the call begins on a token boundary."""
-    return turn.calls[0].start is not None or all(s.ids is None for s in turn.generated)
+    return turn.calls[0].start is not None or not any(s.ids is not None for s in turn.generated)
 
 
 def _can_follow(failure: Turn, fix: Turn) -> bool:
@@ -76,15 +76,15 @@ def _shallow(failure: Turn, fix: Turn) -> tuple[tuple[Segment, ...], tuple[ToolC
     at, of = failure.calls[0], fix.calls[0]
     reasoning, _ = cut(failure.generated, at)
     _, rest = cut(fix.generated, of)
-    calls = tuple(
-        replace(call, char=call.char - of.char + at.char, start=_moved(call.start, of.start, at.start))
-        for call in fix.calls
-    )
-    return (*reasoning, *map(_spliced, rest)), calls
+    return (*reasoning, *map(_spliced, rest)), tuple([_moved(call, of, at) for call in fix.calls])
 
 
-def _moved(start: int | None, origin: int | None, target: int | None) -> int | None:
-    return None if start is None or origin is None or target is None else start - origin + target
+def _moved(call: ToolCall, origin: ToolCall, target: ToolCall) -> ToolCall:
+    """The call, as far from `target` as it is from `origin`."""
+    char, start = call.char - origin.char + target.char, None
+    if call.start is not None and origin.start is not None and target.start is not None:
+        start = call.start - origin.start + target.start
+    return call if (char, start) == (call.char, call.start) else replace(call, char=char, start=start)
 
 
 def _spliced(segment: Segment) -> Segment:
@@ -97,11 +97,16 @@ def cut(segments: Sequence[Segment], call: ToolCall) -> tuple[list[Segment], lis
     after: list[Segment] = []
     char, start = call.char, call.start or 0
     for segment in segments:
-        c, i = max(char, 0), max(start, 0)
-        before.append(_part(segment, slice(c), slice(i)))
-        after.append(_part(segment, slice(c, None), slice(i, None)))
-        char -= len(segment.text)
-        start -= len(segment.ids or ())
+        c, i, length, count = max(char, 0), max(start, 0), len(segment.text), len(segment.ids or ())
+        if c >= length and i >= count:
+            before.append(segment)
+        elif not c and not i:
+            after.append(segment)
+        else:
+            before.append(_part(segment, slice(c), slice(i)))
+            after.append(_part(segment, slice(c, None), slice(i, None)))
+        char -= length
+        start -= count
     return [s for s in before if s.text or s.ids], [s for s in after if s.text or s.ids]
 
 

@@ -107,8 +107,15 @@ def read(path: str | Path, *, on_bad: Callable[[RecordError], None] | None = Non
 
 def line_of(trajectory: Trajectory) -> bytes:
     """One line of a file, its line end included. Raises RecordError for a number that is not finite."""
+    value = to_dict(trajectory)
     try:
-        text = json.dumps(to_dict(trajectory), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        line = msgspec.json.encode(value)
+        if b"null" not in line:  # which a number that is not finite becomes
+            return line + b"\n"
+    except (UnicodeEncodeError, TypeError, msgspec.MsgspecError):
+        pass  # a lone surrogate; or what is no JSON, as is said below
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except (ValueError, TypeError) as error:
         raise RecordError(f"trajectory {trajectory.id} cannot be written as JSON: {error}") from error
     # Lone surrogates, which a tool's output may hold, are no text: '?' rather than a trajectory that is lost.

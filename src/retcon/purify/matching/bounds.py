@@ -31,10 +31,29 @@ def bounds(a: str, b: str) -> Iterator[tuple[int, int]]:
     """
     lower = max(Prefix.similarity(a, b), Postfix.similarity(a, b))  # the longest common block is no shorter
     yield lower, min(len(a), len(b))
+    ends = 0
+    for _ in range(2):  # what comes first in the one direction may leave a text of which the other end comes first
+        for _ in range(2):
+            length = _matched_first(a, b)
+            ends += length
+            a, b = a[: length - 1 if length else None : -1], b[: length - 1 if length else None : -1]
     upper = LCSseq.similarity(a, b)
-    yield lower, upper
+    yield max(lower, ends), ends + upper
     for matched, most in _closer(a, b, upper, None):
-        yield max(matched, lower), most
+        yield max(ends + matched, lower), ends + most
+
+
+def _matched_first(a: str, b: str) -> int:
+    """The length of the common prefix where it is plain that no other common block is as long, else 0.
+
+    One that is as long, and not on the diagonal of the prefix, covers the prefix's middle, and has it at another place.
+    """
+    length = Prefix.similarity(a, b)
+    margin = max(len(a), len(b)) - length
+    if length <= margin:
+        return 0
+    middle = a[margin:length]
+    return length if b.find(middle) == margin and b.find(middle, margin + 1) < 0 else 0
 
 
 def _closer(a: str, b: str, upper: int, below: int | None) -> Iterator[tuple[int, int]]:
@@ -115,5 +134,4 @@ def _most(a: str, b: str, gaps: list[Gap], known: dict[Gap, int]) -> dict[Gap, i
 
 def exactly(a: str, b: str) -> int:
     """M, by comparing all positions."""
-    blocks = cydifflib.SequenceMatcher(None, a, b, autojunk=False).get_matching_blocks()
-    return sum(length for _, _, length in blocks)
+    return round(cydifflib.SequenceMatcher(None, a, b, autojunk=False).ratio() * (len(a) + len(b)) / 2)

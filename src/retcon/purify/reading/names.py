@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from retcon.purify.reading.outside import may_reach_outside, outside, shell_lines
-from retcon.purify.reading.trees import IMPORTS, below, binds, literal_of, nodes_here, parse, source, split
+from retcon.purify.reading.trees import IMPORTS, Part, below, binds, nodes_here, parse, source, split
 
 _ASSIGNED = re.compile(
     r"^[ \t]*([A-Za-z_]\w*)[ \t]*(?:=(?!=)|[-+*/%&|^@]=|//=|\*\*=|:\s*\w[^=\n]*=(?!=))", re.MULTILINE
@@ -52,19 +52,19 @@ def effects(code: str, before: int | None = None) -> Effects:
         names = frozenset([*_ASSIGNED.findall(text), *_DEFINED.findall(text), *by_import])
         if (tree := parse(code)) is None:
             return Effects(names, outside=reached, stars=frozenset(_STAR.findall(text)))
-        parts = [(0, code, code.count("\n") + 1)]
+        parts = [Part(0, code, code.count("\n") + 1, None)]
     defined: set[str] = set()
     imported: set[tuple[str, str]] = set()
     changed: set[str] = set()
     augmented: set[str] = set()
     stars: set[str] = set()
     reaches = False
-    for start, own, lines in parts:
+    for start, own, lines, literal in parts:
         if before is not None and before <= start:
             break
-        if (name := literal_of(own)) is not None:
+        if literal is not None:
             if before is None or start + lines < before:
-                defined.add(name)
+                defined.add(literal)
             continue
         left = _left(own, None if before is None or start + lines < before else before - start)
         defined |= left.defined
@@ -126,7 +126,7 @@ def bound_before(code: str, line: int) -> frozenset[str]:
 def definitions(code: str) -> frozenset[str]:
     """The names that a whole program binds at its top level, those of imports left out."""
     left = effects(code)
-    return left.defined - frozenset(name for name, _ in left.imported)
+    return left.defined - {name for name, _ in left.imported} if left.imported else left.defined
 
 
 def goals(code: str, line: int | None = None) -> frozenset[str]:
@@ -141,10 +141,11 @@ def goals(code: str, line: int | None = None) -> frozenset[str]:
     found: set[str] = set()
     for node, at_line, last in placed:
         if at_line or last:
-            found |= {name for item in nodes_here(node) for name in binds(item)}
+            if not isinstance(node, ast.Expr):
+                found.update([name for item in nodes_here(node) for name in binds(item)])
             if isinstance(node, ast.Expr | ast.If | ast.Assert):
-                found |= {n.id for n in below(node) if isinstance(n, ast.Name)}
-    return frozenset(found) & definitions(code)
+                found.update([n.id for n in below(node) if isinstance(n, ast.Name)])
+    return definitions(code) & found if found else frozenset()
 
 
 class Statement(NamedTuple):
@@ -162,11 +163,10 @@ def statements(code: str, line: int | None, *, whole: bool = False) -> list[Stat
     if parts is None or not (tree := parse(parts[-1][1])) or not tree.body:
         return None if (tree := parse(code)) is None else _placed(tree, line, is_end=True)
     found: list[Statement] = []
-    for n, (start, text, lines) in enumerate(parts):
-        last = n == len(parts) - 1
-        if last or (whole and literal_of(text) is None) or (line is not None and start < line <= start + lines):
-            tree = parse(text)
-            found += [] if tree is None else _placed(tree, None if line is None else line - start, is_end=last)
+    for part in parts if whole or line is not None else parts[-1:]:
+        at, last = line is not None and part.start < line <= part.start + part.lines, part is parts[-1]
+        if (last or at or (whole and part.literal is None)) and (tree := parse(part.text)) is not None:
+            found += _placed(tree, None if line is None else line - part.start, is_end=last)
     return found
 
 

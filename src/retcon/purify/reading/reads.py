@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
-from retcon.purify.reading.trees import binds, children, literal_of, nodes_here, parse, split
+from retcon.purify.reading.trees import Part, binds, children, nodes_here, parse, split
 
 _WORD = re.compile(r"[A-Za-z_]\w*")
 _Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
@@ -39,13 +39,13 @@ def reads(code: str) -> frozenset[str]:
     A loop's body is read once, and what one branch binds counts as bound after all of them. What functions read counts
     at the earliest when they are called, taken as the end.
     """
-    parts = split(code) or [(0, code, 0)]
+    parts = split(code) or [Part(0, code, 0, None)]
     outer: set[str] = set()
     bound: set[str] = set()
     later: set[str] = set()
-    for _, text, _ in parts:
-        if (name := literal_of(text)) is not None:
-            bound.add(name)
+    for _, text, _, literal in parts:
+        if literal is not None:
+            bound.add(literal)
             continue
         read = _read(text)
         if read is None:

@@ -8,6 +8,8 @@ _NUMBER = r"(?<![\w.])\d+(?:\.\d+)?(?![\w.]*\w)"
 _CODELIKE = re.compile(
     rf"`([A-Za-z_]\w*)|\b([A-Za-z]\w*_\w+)|\b([A-Za-z_]\w{{2,}})(?=\()|(?<=\w\.)([A-Za-z_]\w{{2,}})|({_NUMBER})"
 )
+_MAY_MENTION = re.compile(r"[`(]|\w_\w|\w\.\w|\d{4}")
+"""What every text has in which something is found by that, or by a number that is telling."""
 _TOKEN = re.compile(rf"[A-Za-z_]\w{{2,}}|{_NUMBER}")
 _GROUPED = re.compile(r"(?<![\w.,])\d{1,3}(?:,\d{3})+(?:\.\d+)?(?![\w.,]*\w)")
 _EXCEPTION = re.compile(r"\b[A-Z]\w*(?:Error|Exception)\b")
@@ -72,7 +74,7 @@ def bare_words(text: str) -> set[str]:
 
 
 def _mentioned(text: str) -> set[str]:
-    found = {next(filter(None, match)) for match in _CODELIKE.findall(text)}
+    found = {next(filter(None, match)) for match in _CODELIKE.findall(text)} if _MAY_MENTION.search(text) else ()
     return {token for token in found if not token[0].isdigit() or len(token) >= _SHORT}
 
 

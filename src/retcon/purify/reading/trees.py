@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from functools import cache, lru_cache
 from keyword import iskeyword
+from typing import NamedTuple
 
 from retcon.core.programs import parsed
 
@@ -36,22 +37,36 @@ def parse(code: str) -> ast.Module | None:
     return None
 
 
+class Part(NamedTuple):
+    """A top-level statement as text. start: the lines before it; lines: its own. literal: the name that it binds to a
+    number, a list of numbers or a text, with nothing beside; None where it does anything else."""
+
+    start: int
+    text: str
+    lines: int
+    literal: str | None
+
+
 @lru_cache(maxsize=64)
-def split(code: str) -> list[tuple[int, str, int]] | None:
-    """The top-level statements of a program as text, each with the lines before it and its own lines; None where it
-    cannot be split so.
+def split(code: str) -> list[Part] | None:
+    """The top-level statements of a program; None where it cannot be split into such.
 
     A failure and its fix have most of their statements in common, and what is known of each is kept by its text. As
     each can be parsed by itself, together they are the program: what is cut within brackets or a text cannot be.
     """
-    parts: list[tuple[int, str, int]] = []
+    parts: list[Part] = []
     at = 0
     for text in _STATEMENT.split(code):
-        lines = text.count("\n") + 1
-        if literal_of(text) is None and parse(text) is None:
+        found = _LITERAL.fullmatch(text)
+        if found is not None and not iskeyword(found[1]):
+            parts.append(Part(at, text, 1, found[1]))
+            at += 1
+        elif parse(text) is None:
             return None
-        parts.append((at, text, lines))
-        at += lines
+        else:
+            lines = text.count("\n") + 1
+            parts.append(Part(at, text, lines, None))
+            at += lines
     return parts
 
 
@@ -59,14 +74,6 @@ _STATEMENT = re.compile(r"\n(?=[A-Za-z_](?!(?:lse|lif|xcept|inally)\b))")
 """Where a line begins a statement, unless it goes on with the one before it."""
 _NUMBER = r"-?(?:0|[1-9]\d{0,15})(?:\.\d+)?"
 _LITERAL = re.compile(rf"([A-Za-z_]\w*) = (?:{_NUMBER}|\[(?:{_NUMBER}(?:, {_NUMBER})*)?\]|\"[\w ,.:-]*\"|'[\w ,.:-]*')")
-
-
-@lru_cache(maxsize=512)
-def literal_of(statement: str) -> str | None:
-    """The name that a statement binds to a number, a list of numbers or a text, with nothing beside; None for any
-    other."""
-    found = _LITERAL.fullmatch(statement)
-    return found[1] if found is not None and not iskeyword(found[1]) else None
 
 
 def source(node: ast.AST) -> str:

@@ -11,6 +11,7 @@ import io
 import re
 import tokenize
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Literal
 
 from retcon.purify.reading.sentences import Sentence, sentences
@@ -174,9 +175,15 @@ _ANSWER = re.compile(r"\\boxed|\banswer\b", re.IGNORECASE)
 _NUMBERED = re.compile(r"\s*(?:\(?\d{1,2}[.)]|[A-Za-z][.)])\s")
 
 
+@lru_cache(maxsize=256)
+def _may_refer(text: str, scope: Scope) -> bool:
+    """Whether a rule holds anywhere in a text; kept, as each text is asked about for every failure near it."""
+    return _ANY[scope].search(text) is not None
+
+
 def rule_of(sentence: str, scope: Scope, but: str = "") -> str | None:
     """The first rule by which a sentence refers to a failure, None where none does. but: a rule that is left out."""
-    if not _ANY[scope].search(sentence):
+    if not _may_refer(sentence, scope):
         return None
     return next((rule for rule, own in _PATTERNS[scope].items() if rule != but and own.search(sentence)), None)
 
@@ -184,7 +191,7 @@ def rule_of(sentence: str, scope: Scope, but: str = "") -> str | None:
 def referring(text: str, scope: Scope, but: str = "", first: str | None = None) -> list[Sentence]:
     """The sentences that refer to a failure, and those that lean on one of them right before. but: a rule left out.
     first: the rule by which the first sentence refers where it leans on what comes before the text; None: it may."""
-    if scope == "later" and not _ANY[scope].search(text):
+    if first is None and not _may_refer(text, scope):
         return []
     out: list[Sentence] = []
     before = None if first is None else Sentence(0, 0, first)

@@ -18,7 +18,7 @@ from retcon.store.pairs import pair_line
 from retcon.transcripts.detection.detector import Detector, tool_use
 from retcon.transcripts.failures.rules import with_named_failures
 from retcon.transcripts.purifying.count import SHOWN, Count
-from retcon.transcripts.reading.style import decoded, encoded, has_nan, is_finite, without_nan
+from retcon.transcripts.reading.style import decoded_with_standard, encoded, has_nan, is_finite, without_nan
 from retcon.transcripts.types import Format, Json
 
 
@@ -57,7 +57,10 @@ class Purifier:
         Raises RecordError, which begins with where the record stands, for one that is no transcript.
         """
         count = self.count
-        value = self._values.pop(record.number) if record.number in self._values else decoded(record)
+        if record.number in self._values:
+            value, standard = self._values.pop(record.number), False
+        else:
+            value, standard = decoded_with_standard(record)
         try:
             # A record with clean calls in the format of its file needs no further look.
             found = main = self._detector.main
@@ -70,7 +73,7 @@ class Purifier:
             if found is not None:
                 count.formats[found.name] += 1
             if clean is None and found is not None:
-                out = self._read(record, value, found)
+                out = self._read(record, value, found, standard)
             else:
                 count.calls += clean or 0
                 self._no_calls(record, value, clean or 0)
@@ -97,8 +100,8 @@ class Purifier:
             if len(self.count.unread_at) < SHOWN:
                 self.count.unread_at.append(record.number)
 
-    def _read(self, record: Record, value: Json, found: Format) -> bytes | None:
-        """As a call, of a record that takes a full reading."""
+    def _read(self, record: Record, value: Json, found: Format, standard: bool) -> bytes | None:
+        """The record to write, of one that takes a full reading. standard: whether it is known to be standard JSON."""
         reading = found.read(value, f"{self._name or Path(record.file).name}:{record.number}")
         self._no_calls(record, value, sum(len(turn.observations) for t in reading.trajectories for turn in t.turns))
         raws = [with_named_failures(trajectory, self._failures) for trajectory in reading.trajectories]
@@ -106,9 +109,11 @@ class Purifier:
         for raw, result in zip(raws, results, strict=True):
             self.count.found(raw, result)
         judged = [r for r in results if r.splices or r.left]
+        standard = standard or not judged or is_finite(record.data) or not has_nan(value)
         if self._sinks.audit is not None:
             for result in judged:
-                self._sinks.audit(_audit_line(result.trajectory, record, found.name, value, bool(result.splices)))
+                whole = (value if standard else record.data.decode("utf-8", "replace")) if result.splices else None
+                self._sinks.audit(_audit_line(result.trajectory, record.where, found.name, whole, standard))
         if not any(r.splices for r in judged):
             keep = not (self._drop and any(t.failures for t in raws))
             # Ours keeps why a failure was left alone on its turn.
@@ -117,7 +122,6 @@ class Purifier:
             return out if keep else None
         self.count.changed += 1
         if self._sinks.pairs is not None:
-            standard = is_finite(record.data) or not has_nan(value)
             for pair in reading.pairs(results):
                 self._sinks.pairs(pair_line(pair if standard else _standard_pair(pair)))
         if self._drop and any(r.trajectory.failures for r in results):
@@ -125,13 +129,10 @@ class Purifier:
         return encoded(reading.purified(results), record)
 
 
-def _audit_line(trajectory: Trajectory, record: Record, format: str, value: Json, changed: bool) -> bytes:
+def _audit_line(trajectory: Trajectory, where: str, format: str, record: Json, standard: bool) -> bytes:
     """The trajectory with where it is from; and, where that is no longer in the output, its record as it was: as text
     where it is beyond standard JSON, which an audit is."""
-    standard = is_finite(record.data) or not has_nan(value)
-    lost = changed and format != "retcon"
-    whole = (value if standard else record.data.decode("utf-8", "replace")) if lost else None
-    trajectory = replace(trajectory, origin=Origin(record.where, format, whole))
+    trajectory = replace(trajectory, origin=Origin(where, format, None if format == "retcon" else record))
     return line_of(trajectory if standard else from_dict(without_nan(to_dict(trajectory))))
 
 

@@ -19,6 +19,8 @@ _INDENT = re.compile(rb"[\[{](?:[ \t]*\r?\n)(?P<indent>[ \t]*)")
 _COLON = re.compile(rb'(?<!\\)":(?P<space>\s?)')
 _SPACED = re.compile(r'(?<!\\)": ')
 _HUGE = re.compile(rb"\d[eE]\+?\d{3}")
+_EXPONENT = re.compile(rb"\d[eE][-+]\d")
+"""Of a number that Python's own writer gives so, and msgspec otherwise."""
 _HEAD = 4096
 SESSION = "session"
 """The kind of a record that is all lines of a file."""
@@ -28,16 +30,21 @@ _T = TypeVar("_T")
 def decoded(record: Record) -> Json:
     """The record's value, of a session a list of those of its lines; NaN and lone surrogates, which no standard knows,
     are read, and so is a list of messages that is JSON text. Raises RecordError."""
+    return decoded_with_standard(record)[0]
+
+
+def decoded_with_standard(record: Record) -> tuple[Json, bool]:
+    """What `decoded` gives, and whether it is plain that the record is standard JSON of just this value."""
     if record.kind == SESSION:
-        return [decoded(line) for line in _lines_of(record)]
+        return [decoded(line) for line in _lines_of(record)], False
     try:
         value: Json = msgspec.json.decode(record.data)
-        return _unpacked(value) if b'[{\\"' in record.data else value
+        return (_unpacked(value), False) if b'[{\\"' in record.data else (value, True)
     except RecursionError:
         raise RecordError(f"{record.where}: nested too deeply") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         try:
-            return _unpacked(json.loads(record.data))
+            return _unpacked(json.loads(record.data)), False
         except (ValueError, RecursionError):
             raise RecordError(f"{record.where}: not JSON: {error}") from error
 
@@ -56,11 +63,12 @@ def encoded(value: Json, like: Record) -> bytes:
     ascii_only = like.data.isascii() and b"\\u" in like.data
     newline = "\r\n" if like.data.endswith(b"\r\n") or (broken is not None and b"\r" in broken[0]) else "\n"
     end = newline.encode() if like.kind == "line" else like.data[len(like.data.rstrip()) :]
-    if broken is None and not spaced and not ascii_only:
+    exponents = spaced and (b"e-" in like.data or b"e+" in like.data) and _EXPONENT.search(like.data)
+    if broken is None and not ascii_only and not exponents:
         try:
             data = msgspec.json.encode(value)
             if b"null" not in data or is_finite(like.data) or not has_nan(value):
-                return data + end
+                return (msgspec.json.format(data, indent=0) if spaced else data) + end
         except (UnicodeEncodeError, OverflowError, msgspec.MsgspecError):
             pass  # a lone surrogate, a whole number of more than 64 bits
     separators = (", ", ": ") if spaced else (",", ":")
