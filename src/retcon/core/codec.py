@@ -7,10 +7,10 @@ from. `Sample` has no form here: it is derived, and never stored.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from operator import attrgetter
-from typing import Any, TypeVar, get_args
+from typing import Any, NamedTuple, TypeVar, get_args
 
 from retcon.core.errors import RecordError, nearest
 from retcon.core.types import (
@@ -56,25 +56,51 @@ def from_dict(obj: object, where: str = "") -> Trajectory:
 
 
 def _write(record: Record) -> dict[str, object]:
-    names, defaults, values_of = _layout(type(record))
+    layout = _layout(type(record))
     out: dict[str, object] = {}
-    for name, default, value in zip(names, defaults, values_of(record), strict=True):
-        if value is not default and value != default:
-            out[name] = value if type(value) is str else _plain(value)
+    for name, value in zip(layout.required, layout.required_of(record), strict=True):
+        out[name] = value if type(value) is str else _plain(value)
+    values = layout.optional_of(record)
+    if values != layout.defaults:
+        for name, value, default in zip(layout.optional, values, layout.defaults, strict=True):
+            if value != default:
+                out[name] = value if type(value) is str else _plain(value)
     if record.extra:
-        out |= {name: value for name, value in record.extra.items() if name not in names and name != "extra"}
+        known = {*layout.required, *layout.optional, "extra"}
+        out |= {name: value for name, value in record.extra.items() if name not in known}
     return out
 
 
+class _Layout(NamedTuple):
+    """The fields of a kind of record, without `extra`: those without a default, and those with one."""
+
+    required: tuple[str, ...]
+    required_of: Callable[[object], tuple[object, ...]]
+    optional: tuple[str, ...]
+    optional_of: Callable[[object], tuple[object, ...]]
+    defaults: tuple[object, ...]
+
+
 @cache
-def _layout(kind: type[Record]) -> tuple[tuple[str, ...], tuple[object, ...], Callable[[Record], tuple[object, ...]]]:
-    """Names, defaults and values of its fields without `extra`. kind: a record's, or one that is made from it."""
+def _layout(kind: type[Record]) -> _Layout:
+    """kind: a record's, or one that is made from it."""
     own = [field for field in fields(kind) if field.name != "extra"]
-    names = tuple(field.name for field in own)
-    return names, tuple(field.default for field in own), attrgetter(*names)
+    required = tuple(field.name for field in own if field.default is MISSING)
+    optional = tuple(field.name for field in own if field.default is not MISSING)
+    defaults = tuple(field.default for field in own if field.default is not MISSING)
+    return _Layout(required, _getter(required), optional, _getter(optional), defaults)
+
+
+def _getter(names: tuple[str, ...]) -> Callable[[object], tuple[object, ...]]:
+    """The values of these fields, as a tuple also where it is one."""
+    if len(names) > 1:
+        return attrgetter(*names)
+    return lambda record: tuple(getattr(record, name) for name in names)
 
 
 def _plain(value: object) -> object:
+    if type(value) is int:
+        return value
     if type(value) is tuple:
         if value and isinstance(value[0], _RECORDS):
             return [_write(item) for item in value]

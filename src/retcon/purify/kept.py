@@ -118,8 +118,11 @@ class Kept:
         """Where what follows speaks first of names and numbers, of words that may be names, where a user does of names
         and exceptions, where it has an entity, and where an output, a program or a user tells of a token."""
         self._first: dict[str, int] | None = None
-        self._as_at: list[int] | None = None
-        """Of each turn the first one that did the same since a user spoke."""
+        self._together: dict[tuple[int | str, ...], list[int]] = {}
+        self._alike: list[list[int]] = []
+        """Of each turn those with the same outputs, between the same words of users."""
+        self._firsts_of: dict[int, dict[tuple[str, ...], int]] = {}
+        """Of such turns, by the first of them, the first with each program."""
         self._ids = any(map(_has_ids, turns))
 
     def fold(self, number: int, words: int, *, trouble: bool, stays: bool) -> None:
@@ -294,15 +297,21 @@ class Kept:
     def done_before(self, stop: int, first: int) -> bool:
         """Whether the programs of turn `stop`, which are not those of `first`, gave the same output before `first`, and
         no user has spoken since."""
-        if self._as_at is None:
-            seen: dict[tuple[str, ...], int] = {}
-            self._as_at = []
+        if not self._alike:
+            spoken = 0
             for n, turn in enumerate(self._turns):
-                self._as_at.append(seen.setdefault(_done(turn), n))
-                if spoken_after(turn):
-                    seen = {}
+                self._alike.append(self._together.setdefault((spoken, *_outputs(turn)), []))
+                self._alike[-1].append(n)
+                spoken += spoken_after(turn)
+        alike = self._alike[stop]
+        if alike[0] >= first:
+            return False
+        if alike[0] not in self._firsts_of:
+            self._firsts_of[alike[0]] = {_lines(self._turns[n]): n for n in reversed(alike)}
+        if self._firsts_of[alike[0]][_lines(self._turns[stop])] >= first:
+            return False
         codes = ([call.code for call in self._turns[n].calls] for n in (first, stop))
-        return self._as_at[stop] < first and next(codes) != next(codes)
+        return next(codes) != next(codes)
 
     def _firsts(self) -> dict[str, int]:
         """Where each token stands first, -1 for the prompt."""
@@ -386,11 +395,15 @@ def _tail(turn: Turn) -> str:
     return "\n".join(line for line in found if line not in lines) if not lines.isdisjoint(found[1:]) else ""
 
 
-def _done(turn: Turn) -> tuple[str, ...]:
-    """The programs of a turn, as they are when no comment has been cut or all have been, and their outputs."""
-    lines = [line for call in turn.calls for line in call.code.split("\n")]
-    plain = [line.partition("#")[0].rstrip() if "#" in line else line.rstrip() for line in lines]
-    return (*filter(None, plain), "", *[_CELL.sub("", o.text) if "Out[" in o.text else o.text for o in turn.observations])
+def _outputs(turn: Turn) -> list[str]:
+    """The outputs of a turn, without the numbers of cells."""
+    return [_CELL.sub("", o.text) if "Out[" in o.text else o.text for o in turn.observations]
+
+
+def _lines(turn: Turn) -> tuple[str, ...]:
+    """The programs of a turn, as they are when no comment has been cut or all have been."""
+    lines = [line.partition("#")[0].rstrip() for call in turn.calls for line in call.code.split("\n")]
+    return tuple(filter(None, lines))
 
 
 def _shown(turn: Turn) -> Iterable[str]:

@@ -170,8 +170,8 @@ class Offline:
             if splice is not None:
                 turn, call = self._spliced(turns[number : splice.fix + 1], splice.shallow), splice.fix
                 words = number if splice.shallow else splice.fix
-                if turn.repair is not None:
-                    turn = replace(turn, repair=replace(turn.repair, cut=tuple(kept.cut_for(number))))
+                if turn.repair is not None and (cuts := kept.cut_for(number)):
+                    turn = replace(turn, repair=replace(turn.repair, cut=tuple(cuts)))
             elif number in reasons:
                 turn = replace(turn, repair=reasons[number])
             if splices and number > splices[0].failure and any([s.logprobs is not None for s in turn.segments]):
@@ -208,10 +208,10 @@ class Offline:
         for call, observation in zip(failure.calls, failure.observations, strict=True):
             if observation.status == "ok" and not any(self._alike(call, other) for other in fix.calls):
                 return "sibling", call.id
-        asserted, still = (frozenset().union(*(assertions(c.code) for c in turn.calls)) for turn in (failure, fix))
-        if gone := asserted - still:
+        asserted = frozenset().union(*[assertions(c.code) for c in failure.calls])
+        if asserted and (gone := asserted.difference(*[assertions(c.code) for c in fix.calls])):
             return "assertion", min(gone)
-        if sum(handlers(c.code) for c in fix.calls) > sum(handlers(c.code) for c in failure.calls):
+        if sum([handlers(c.code) for c in fix.calls]) > sum([handlers(c.code) for c in failure.calls]):
             return "swallowed", ""
         if (poor := weak(failure, fix, lambda number: after.kept.told_before(number, at))) is not None:
             return poor

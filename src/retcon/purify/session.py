@@ -63,7 +63,7 @@ class SessionState:
                 stars |= left.stars
                 lost |= (left.defined - {name for name, _ in left.imported}) | left.changed
                 outside |= left.outside
-        for call in self._turns[stop].calls:
+        for call in self._turns[stop].calls if outside else ():
             outside -= effects(call.code).outside
         if outside:
             return "effects", min(outside)

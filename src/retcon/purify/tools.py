@@ -40,11 +40,13 @@ def is_lookup(call: ToolCall) -> bool:
     return looks_up(call.name) or verb == "view"
 
 
+@lru_cache(maxsize=1024)
 def looks_up(name: str) -> bool:
     """Whether a tool of this name reads, lists or searches."""
     return not words_of_name(name).isdisjoint(_LOOKS_UP)
 
 
+@lru_cache(maxsize=1024)
 def is_runner(name: str) -> bool:
     """Whether a tool of this name runs programs."""
     return not words_of_name(name).isdisjoint(_RUNS) and not looks_up(name)

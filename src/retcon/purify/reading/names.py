@@ -44,9 +44,11 @@ def effects(code: str, before: int | None = None) -> Effects:
     Careful rather than exact: a statement that the failing line lies within counts, unless it is the binding itself.
     A program that cannot be parsed is read line by line.
     """
-    text = code if before is None else "\n".join(code.split("\n")[: max(0, before - 1)])
-    reached = shell_lines(text)
     parts = split(code)
+    text = code
+    if before is not None and (parts is None or "!" in code or "%" in code):
+        text = "\n".join(code.split("\n")[: max(0, before - 1)])
+    reached = shell_lines(text)
     if parts is None:
         by_import = [name for names in _IMPORTED.findall(text) for name in _WORD.findall(names)]
         names = frozenset([*_ASSIGNED.findall(text), *_DEFINED.findall(text), *by_import])
@@ -276,14 +278,12 @@ def _inputs(value: ast.expr) -> set[str]:
     return {n.id for n in below(value) if isinstance(n, ast.Name) and id(n) not in called | modules}
 
 
-@lru_cache(maxsize=64)
 def handlers(code: str) -> int:
     """How many `except` clauses a program has."""
     tree = parse(code) if "except" in code else None
     return 0 if tree is None else sum(isinstance(node, ast.ExceptHandler) for node in below(tree))
 
 
-@lru_cache(maxsize=64)
 def assertions(code: str) -> frozenset[str]:
     """What a program asserts: its conditions as text."""
     tree = parse(code) if "assert" in code else None

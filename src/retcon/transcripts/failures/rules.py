@@ -706,7 +706,7 @@ class _Output:
         return None if self.shows else self._traceback(text) or self._does_not_compile(text)
 
     def _traceback(self, text: str) -> Verdict | None:
-        if "Traceback" in text and (headings := list(_JUPYTER.finditer(text))):
+        if (" Traceback" in text or "\tTraceback" in text) and (headings := list(_JUPYTER.finditer(text))):
             rule, named, start = "jupyter", headings[-1]["type"], headings[-1].end()
         elif "Traceback" in text and (_PLAIN.search(text) or _trimmed(text)):
             rule, named = "traceback", None

@@ -94,7 +94,7 @@ class LangChain(Itemwise):
 
     def reworded(self, piece: Piece, cuts: Sequence[Stretch]) -> Piece:
         if _THOUGHT in piece.payload:  # which `rebuilt` takes from the piece
-            return replace(piece, text=without(piece.text, cuts))
+            return piece._replace(text=without(piece.text, cuts))
         return super().reworded(piece, cuts)
 
     def without_words(self, item: Json, cuts: Sequence[Stretch]) -> Json:

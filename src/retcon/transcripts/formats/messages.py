@@ -113,7 +113,7 @@ class Messages:
         context = context_of(record) if path == ("completion",) else ""
         pieces: list[Piece] = []
         for n, item in enumerate(_as_models(items)):
-            pieces += pieces_of(item, n, after_call=awaits_output(pieces))
+            pieces += pieces_of(item, n, after_call=item.get("role") in _OUTPUT and awaits_output(pieces))
         return ItemsReading(record, path, PieceReading(items, pieces, id, rebuilt, context=context))
 
 
@@ -144,7 +144,7 @@ def pieces_of(item: Item, owner: int, *, after_call: bool) -> Sequence[Piece]:
         thought = [
             Piece("said", owner, value + APART, payload={_THOUGHT: key})
             for key in REASONING
-            if isinstance(value := item.get(key), str) and value
+            if key in item and isinstance(value := item[key], str) and value
         ]
         raw = calls_of(item)
         if not raw:
@@ -221,7 +221,9 @@ def _call(raw: Json) -> Call:
     function = raw.get("function") or raw.get("custom") or raw
     given = function if isinstance(function, dict) else raw
     name = function if isinstance(function, str) else given.get("name")
-    arguments = next((given[key] for key in ("arguments", "parameters") if given.get(key) is not None), None)
+    arguments = given.get("arguments")
+    if arguments is None:
+        arguments = given.get("parameters")
     if arguments is None:  # also where it is null, as of a record of all fields that a call may have
         arguments = {key: value for key, value in given.items() if key not in _NO_ARGUMENTS and value is not None}
     if isinstance(arguments, str):
@@ -238,7 +240,7 @@ def _answers(item: Item) -> Sequence[Item]:
 
 
 def _output(answer: Item) -> ToolOutput:
-    verdict, typed = _typed(answer)
+    verdict, typed = (None, False) if _TYPED.isdisjoint(answer) else _typed(answer)
     return ToolOutput(text_of(answer.get("content")), some_id(answer.get("tool_call_id")), verdict, typed)
 
 

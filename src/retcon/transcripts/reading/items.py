@@ -276,8 +276,9 @@ def _copies(
     record: dict[str, Json], path: Sequence[str | int], old: list[Json], new: list[Json], gone: Sequence[Json]
 ) -> Iterator[tuple[str, Json]]:
     """Other lists of messages that have one which is gone, and what becomes of them."""
-    wrong = set(map(repr, gone))
+    wrong: set[str] = set()
     for name, other in other_lists(record, path):
+        wrong = wrong or set(map(repr, gone))
         if wrong.isdisjoint(map(repr, other)):
             continue
         before = len(old) - len(other)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -36,6 +36,8 @@ _EDITED = frozenset(
     | {"insert_line", "insert_text", "view_range"}
 )
 """Arguments of editors, whose `command` is no more than a verb: what is done stands in these."""
+_KEYS = dict.fromkeys((*_PROGRAMS, *_COMMANDS)).keys()
+"""In the order in which they are asked for."""
 _LANGUAGES = ("language", "lang", "runtime")
 """Arguments that say what language a program is in, whatever the tool is called."""
 _SHELLS = frozenset(
@@ -58,17 +60,20 @@ def program_argument(name: str, arguments: Mapping[str, object] | str) -> tuple[
     """
     if isinstance(arguments, str):
         return arguments, None
-    told = [value for key in _LANGUAGES if key in arguments and isinstance(value := arguments[key], str)]
-    named = "shell" if is_shell(name) or any(map(is_shell, told)) else None
-    edited = [arguments[key] for key in _EDITED & arguments.keys()]
-    if any(value is not None for value in edited) and any(isinstance(arguments.get(key), str) for key in _COMMANDS):
-        return arguments, "shell"
-    for key in (*_PROGRAMS, *_COMMANDS):
+    named = "shell" if is_shell(name) else None
+    if len(arguments) > 1:
+        if any(isinstance(value := arguments.get(key), str) and is_shell(value) for key in _LANGUAGES):
+            named = "shell"
+        edited = any(arguments.get(key) is not None for key in _EDITED)
+        if edited and any(isinstance(arguments.get(key), str) for key in _COMMANDS):
+            return arguments, "shell"
+    for key in _KEYS if len(arguments) > 1 else _KEYS & arguments.keys():
         value = arguments.get(key)
         if key in _COMMANDS and isinstance(value, list) and value and all(isinstance(word, str) for word in value):
             value = " ".join(value)
         if isinstance(value, str) and (key in _COMMANDS or _is_program(name, key, value)):
-            return {**arguments, "code": value}, "shell" if key in _COMMANDS else named
+            own = arguments if key == "code" else {**arguments, "code": value}
+            return own, "shell" if key in _COMMANDS else named
     return arguments, NO_PROGRAM if "code" in arguments else named
 
 
@@ -110,8 +115,7 @@ class ToolOutput(NamedTuple):
     typed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """owner: which item it is part of. payload: what of the item, besides text, moves with it (such as tool_calls).
     role: who tells it, None where the item says so, "" for nobody."""
 
@@ -120,7 +124,7 @@ class Piece:
     text: str
     calls: tuple[Call, ...] = ()
     outputs: tuple[ToolOutput, ...] = ()
-    payload: Mapping[str, Json] = field(default_factory=dict)
+    payload: Mapping[str, Json] = MappingProxyType({})
     role: str | None = None
 
 
@@ -132,8 +136,7 @@ Reword = Callable[["Piece", Sequence[Stretch]], "Piece"]
 """A piece of words, without these stretches of its text."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Span:
+class _Span(NamedTuple):
     """A turn among the pieces: [start, end). Its calls are in the pieces from `call` to `last` (None: it has none),
     between which the model may have spoken; outputs from there."""
 
@@ -145,7 +148,7 @@ class _Span:
 
 def reworded(piece: Piece, cuts: Sequence[Stretch]) -> Piece:
     """The piece without these stretches, where its item is made anew of texts."""
-    return replace(piece, text=without(piece.text, cuts))
+    return piece._replace(text=without(piece.text, cuts))
 
 
 class PieceReading:
@@ -260,11 +263,11 @@ class PieceReading:
         said, calls = pieces[failure.start : failure.call], pieces[fix.call : fix.last + 1]
         home, own = self._pieces[failure.call].owner, calls[0].owner
         if self._apart:
-            return [*(replace(p, owner=own) if p.owner == home else p for p in said), *calls]
+            return [*(p._replace(owner=own) if p.owner == home else p for p in said), *calls]
         if any(p.owner == own for p in self._pieces[fix.last + 1 : fix.last + 2]):
             # The item of the fix goes on after its calls: the words move there.
-            return [*(replace(p, owner=own) for p in said), *calls]
-        return [*said, *(replace(p, owner=home) if p.owner == own else p for p in calls)]
+            return [*(p._replace(owner=own) for p in said), *calls]
+        return [*said, *(p._replace(owner=home) if p.owner == own else p for p in calls)]
 
     def _put_together(self, pieces: Sequence[Piece]) -> list[Json]:
         items: list[Json] = []
@@ -318,7 +321,7 @@ def _rewritten(piece: Piece, program: tuple[str, str]) -> Piece:
         return piece
     payload = rewritten(dict(piece.payload), *program)
     text = rewritten(piece.text, *program) if piece.kind == "call" else piece.text
-    return replace(piece, text=text, payload=payload)  # type: ignore[arg-type]
+    return piece._replace(text=text, payload=payload)  # type: ignore[arg-type]
 
 
 def _spans(pieces: Sequence[Piece], apart: bool) -> list[_Span]:
@@ -395,31 +398,31 @@ def awaits_output(pieces: Sequence[Piece]) -> bool:
 
 
 def _turn(pieces: Sequence[Piece], span: _Span, number: int) -> Turn:
-    inside = pieces[span.start : span.end]
-    written = [p for p in inside if p.kind in ("said", "call")]
-    segments = [Segment("sampled", p.text) for p in written if p.text]
+    segments: list[Segment] = []
     rest: list[Segment] = []
     outputs: list[ToolOutput] = []
-    for piece in inside:
-        if piece.kind == "output":
-            outputs += piece.outputs
-            rest += [Segment("observation", o.text) for o in piece.outputs]
-        elif piece.kind == "told":
-            rest.append(Segment("prompt", piece.text))
-    calls = _calls(pieces, span, number)
-    observations = _observations(calls, _found(pieces, span), outputs)
-    return Turn((*segments, *rest), calls, observations, "call" if calls else "answer")
+    for kind, _, text, _, own, *_ in pieces[span.start : span.end]:
+        if kind == "output":
+            outputs += own
+            rest += [Segment("observation", o.text) for o in own]
+        elif kind == "told":
+            rest.append(Segment("prompt", text))
+        elif text:
+            segments.append(Segment("sampled", text))
+    found = _found(pieces, span)
+    calls = _calls(pieces, span, number, found)
+    return Turn((*segments, *rest), calls, _observations(calls, found, outputs), "call" if calls else "answer")
 
 
-def _calls(pieces: Sequence[Piece], span: _Span, number: int) -> tuple[ToolCall, ...]:
-    times = Counter(call.id for call in _found(pieces, span))
+def _calls(pieces: Sequence[Piece], span: _Span, number: int, found: Sequence[Call]) -> tuple[ToolCall, ...]:
+    times = Counter(call.id for call in found) if len(found) > 1 else {}
     calls: list[ToolCall] = []
     at = 0
     for piece in pieces[span.start : 0 if span.last is None else span.last + 1]:
         for call in piece.calls:
-            own_id = call.id if call.id and times[call.id] == 1 else f"{number}.{len(calls)}"
+            own_id = call.id if call.id and times.get(call.id, 1) == 1 else f"{number}.{len(calls)}"
             arguments, language = program_argument(call.name, call.arguments)
-            calls.append(ToolCall(own_id, call.name, arguments, at + call.char, language=language))
+            calls.append(ToolCall(own_id, call.name, arguments, at + call.char, None, language))
         at += len(piece.text)
     return tuple(calls)
 
@@ -430,6 +433,8 @@ def _observations(
     """One for each call that has an output: by the format's id where both have it, else in order. Calls of one id (some
     servers give all an empty one) have the outputs of that id in order; the last of them has the rest, of which the
     first that is a failure counts, else the last."""
+    if len(found) == len(outputs) == 1 and outputs[0].call_id in (None, found[0].id):
+        return (_observation(calls[0], outputs[0]),)
     by_id: dict[str, list[ToolOutput]] = {}
     for output in outputs:
         if output.call_id is not None:
