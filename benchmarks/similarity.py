@@ -223,7 +223,7 @@ def main() -> None:
             arguments.json,
             figures,
             command=f"benchmarks/similarity.py{more}",
-            measures=["src/retcon/purify/similarity.py", "src/retcon/purify/matching"],
+            measures=["src/retcon/purify/similarity.py"],
         )
 
 

@@ -6,11 +6,11 @@ from. `Sample` has no form here: it is derived, and never stored.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from operator import attrgetter
-from typing import Any, NamedTuple, TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 from retcon.core.errors import RecordError, nearest
 from retcon.core.types import (
@@ -56,55 +56,35 @@ def from_dict(obj: object, where: str = "") -> Trajectory:
 
 
 def _write(record: Record) -> dict[str, object]:
-    layout = _layout(type(record))
-    out: dict[str, object] = {}
-    for name, value in zip(layout.required, layout.required_of(record), strict=True):
-        out[name] = value if type(value) is str else _plain(value)
-    values = layout.optional_of(record)
-    if values != layout.defaults:
-        for name, value, default in zip(layout.optional, values, layout.defaults, strict=True):
-            if value != default:
-                out[name] = value if type(value) is str else _plain(value)
-    if record.extra:
-        known = {*layout.required, *layout.optional, "extra"}
-        out |= {name: value for name, value in record.extra.items() if name not in known}
+    required, required_of, optional, optional_of, defaults = _layout(type(record))
+    values = zip(required, required_of(record), strict=False)
+    out = {name: value if type(value) is str else _plain(value) for name, value in values}
+    if (given := optional_of(record)) != defaults:
+        found = zip(optional, given, defaults, strict=False)
+        out |= {name: _plain(value) for name, value, default in found if value != default}
+        out |= {name: value for name, value in record.extra.items() if name not in (*required, *optional, "extra")}
     return out
 
 
-class _Layout(NamedTuple):
-    """The fields of a kind of record, without `extra`: those without a default, and those with one."""
-
-    required: tuple[str, ...]
-    required_of: Callable[[object], tuple[object, ...]]
-    optional: tuple[str, ...]
-    optional_of: Callable[[object], tuple[object, ...]]
-    defaults: tuple[object, ...]
+_Getter = Callable[[Record], tuple[object, ...]]
 
 
 @cache
-def _layout(kind: type[Record]) -> _Layout:
-    """kind: a record's, or one that is made from it."""
+def _layout(kind: type[Record]) -> tuple[Sequence[str], _Getter, Sequence[str], _Getter, tuple[object, ...]]:
+    """Names and values of the fields without a default, and of those with one; and the defaults. `extra` ends both
+    values. kind: a record's, or one that is made from it."""
     own = [field for field in fields(kind) if field.name != "extra"]
-    required = tuple(field.name for field in own if field.default is MISSING)
-    optional = tuple(field.name for field in own if field.default is not MISSING)
-    defaults = tuple(field.default for field in own if field.default is not MISSING)
-    return _Layout(required, _getter(required), optional, _getter(optional), defaults)
-
-
-def _getter(names: tuple[str, ...]) -> Callable[[object], tuple[object, ...]]:
-    """The values of these fields, as a tuple also where it is one."""
-    if len(names) > 1:
-        return attrgetter(*names)
-    return lambda record: tuple(getattr(record, name) for name in names)
+    required = [field.name for field in own if field.default is MISSING]
+    optional = {field.name: field.default for field in own if field.default is not MISSING}
+    getters = attrgetter(*required, "extra"), attrgetter(*optional, "extra")
+    return required, getters[0], list(optional), getters[1], (*optional.values(), {})
 
 
 def _plain(value: object) -> object:
-    if type(value) is int:
+    if isinstance(value, str | int | float):
         return value
-    if type(value) is tuple:
-        if value and isinstance(value[0], _RECORDS):
-            return [_write(item) for item in value]
-        return list(value)
+    if isinstance(value, tuple):
+        return [_write(item) for item in value] if value and isinstance(value[0], _RECORDS) else list(value)
     if isinstance(value, _RECORDS):  # as a tuple, which is many times as fast
         return _write(value)
     return dict(value) if isinstance(value, Mapping) else value

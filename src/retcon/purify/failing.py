@@ -45,7 +45,7 @@ def works(turn: Turn) -> bool:
     """Whether all calls of a turn succeeded, beyond doubt."""
     if not turn.calls or len(turn.calls) != len(turn.observations) or turn.repair is not None:
         return False
-    return not any([o.status != "ok" or o.rule is not None for o in turn.observations])
+    return all(o.status == "ok" and o.rule is None for o in turn.observations)
 
 
 def turn_does_nothing(turn: Turn) -> bool:

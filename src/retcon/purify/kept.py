@@ -386,7 +386,7 @@ def _tail(turn: Turn) -> str:
         return ""
     text = turn.text[turn.calls[0].char :]
     codes = [call.code for call in turn.calls]
-    if not any([not code or code not in text for code in codes]):
+    if all(code and code in text for code in codes):
         for code in codes:
             text = text.replace(code, "\n", 1)
         return text
@@ -435,4 +435,4 @@ def _named(asked: str) -> set[str]:
 
 
 def _has_ids(turn: Turn) -> bool:
-    return any([s.ids is not None for s in turn.segments if s.kind in TRAINED])
+    return any(s.ids is not None for s in turn.segments if s.kind in TRAINED)

@@ -174,7 +174,7 @@ class Offline:
                     turn = replace(turn, repair=replace(turn.repair, cut=tuple(cuts)))
             elif number in reasons:
                 turn = replace(turn, repair=reasons[number])
-            if splices and number > splices[0].failure and any([s.logprobs is not None for s in turn.segments]):
+            if splices and number > splices[0].failure and any(s.logprobs is not None for s in turn.segments):
                 turn = replace(turn, segments=tuple(_unscored(s) for s in turn.segments))
             if words in edits or call in edits:
                 turn = edited(turn, edits.get(words), edits.get(call))

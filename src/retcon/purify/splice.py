@@ -55,7 +55,7 @@ def can_be_shallow(failure: Turn, fix: Turn) -> bool:
 
 def _can_cut(turn: Turn) -> bool:
     """Text can be cut anywhere, ids only where the call begins on a token boundary."""
-    return turn.calls[0].start is not None or not any(s.ids is not None for s in turn.generated)
+    return turn.calls[0].start is not None or all(s.ids is None for s in turn.generated)
 
 
 def _can_follow(failure: Turn, fix: Turn) -> bool:

@@ -7,9 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from programs import code_pairs
-from retcon.purify.matching.blocks import common_blocks
-from retcon.purify.matching.bounds import bounds
-from retcon.purify.matching.sweep import swept
+from retcon.purify.similarity import bounds, common_blocks, swept
 
 TIES = st.text(alphabet="ab", max_size=40) | st.text(alphabet="aé\n\ud800😀", max_size=40)
 REPEATS = st.builds(lambda text, times: (text * times)[:150], st.text(alphabet="ab \n", min_size=1), st.integers(1, 50))

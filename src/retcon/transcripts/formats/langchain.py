@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from retcon.purify.reading.words import without
 from retcon.transcripts.reading.items import APART, text_of, words_of

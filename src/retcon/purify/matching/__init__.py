@@ -1,1 +1,0 @@
-"""How alike two programs are: what difflib would match, sooner."""
