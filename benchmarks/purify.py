@@ -14,8 +14,9 @@ two interleaved; the least of all rounds each, as other work on the machine only
 --file: this file alone, without a floor; --against: with the build of another environment too, the two in turns, each
 in a process of its own, and how many times as fast this one is.
 
---growth: one transcript that fails often, twice as long in each row: turns (each second one fails, and is fixed by the
-next), and an output and a program of nothing but line breaks. Seconds of CPU time, and how many times the row before.
+--growth: one transcript that fails often, longer in each row: turns (each second one fails, and is fixed by the next),
+calls of which one in five fails, 10 to 10,000, and an output and a program of nothing but line breaks. Seconds of CPU
+time, and how many times the row before.
 With --json it is measured as well.
 """
 
@@ -149,18 +150,14 @@ def cpu(work: Callable[[Path, Path], None], source: Path, out: Path) -> float:
     return time.process_time() - begun
 
 
-def failing(turns: int) -> bytes:
-    """A transcript in which each second call fails; its fix is the next, whose words apologise."""
+def failing(turns: int, every: int = 2) -> bytes:
+    """A transcript in which each so many-th call fails; its fix is the next, whose words apologise."""
     said: list[dict[str, object]] = [{"role": "user", "content": "Add them up."}]
     for n in range(turns):
-        failed = n % 2 == 0
-        root, at = "sqroot" if failed else "sqrt", n // 2
+        failed, fixed = n % every == 0, n % every == 1
+        root, at = "sqroot" if failed else "sqrt", n - fixed
         code = f"import math\nside_{at} = {n}\narea_{at} = math.{root}({at})\nprint(area_{at})"
-        told = (
-            f"Sorry, an error. Now let me work out area number {n // 2}."
-            if not failed
-            else f"Area number {n // 2} is next."
-        )
+        told = f"Sorry, an error. Now let me work out area number {at}." if fixed else f"Area number {at} is next."
         seen = (
             f'Traceback (most recent call last):\n  File "<cell>", line 3, in <module>\nAttributeError: sqroot {n}'
             if failed
@@ -189,6 +186,7 @@ def growth() -> dict[str, dict[str, float]]:
     found: dict[str, dict[str, float]] = {}
     for name, make, sizes in (
         ("turns", failing, (200, 400, 800, 1600)),
+        ("calls, one in five failing", lambda calls: failing(calls, 5), (10, 100, 1_000, 10_000)),
         ("line breaks", breaks, (10_000, 20_000, 40_000, 80_000)),
     ):
         before = 0.0

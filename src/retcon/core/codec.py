@@ -56,7 +56,8 @@ def from_dict(obj: object, where: str = "") -> Trajectory:
 
 
 def _write(record: Record) -> dict[str, object]:
-    required, required_of, optional, optional_of, defaults = _layout(type(record))
+    kind: Any = type(record)
+    required, required_of, optional, optional_of, defaults = _layout(kind)
     values = zip(required, required_of(record), strict=False)
     out = {name: value if type(value) is str else _plain(value) for name, value in values}
     if (given := optional_of(record)) != defaults:

@@ -234,10 +234,9 @@ class Kept:
         fix = self._turns[stop]
         said, asked = prose(self._turns[words]), _asked(fix)
         # What is said after the call was written before its output: a result in it is made up.
-        tail = _tail(fix)
-        if tail := decimals(tail) if "." in tail else set():
+        if made_up := decimals(_tail(fix)):
             has = set[str]().union(*map(tokens, _shown(fix)))
-            for token in sorted(tail):
+            for token in sorted(made_up):
                 if not any(seen.startswith(token) for seen in has) and self._new(token, first):
                     return Refused("value", token)
         own, now = mentions(said), _named(asked)

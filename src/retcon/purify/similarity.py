@@ -186,7 +186,8 @@ def _most(a: str, b: str, gaps: list[Gap], known: dict[Gap, int]) -> dict[Gap, i
 
 def exactly(a: str, b: str) -> int:
     """M, by comparing all positions."""
-    return round(cydifflib.SequenceMatcher(None, a, b, autojunk=False).ratio() * (len(a) + len(b)) / 2)
+    ratio: float = cydifflib.SequenceMatcher(None, a, b, autojunk=False).ratio()
+    return round(ratio * (len(a) + len(b)) / 2)
 
 
 def common_blocks(a: str, b: str, k: int) -> tuple[list[Block], int]:

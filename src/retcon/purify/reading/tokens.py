@@ -44,7 +44,7 @@ def mentions(text: str) -> set[str]:
 
 def decimals(text: str) -> set[str]:
     """The numbers among these that have a point."""
-    return {plain(token) for token in _mentioned(text) if "." in token}
+    return {plain(token) for token in _mentioned(text) if "." in token} if "." in text else set()
 
 
 def relied_on(text: str) -> set[str]:
