@@ -33,6 +33,18 @@ def test_similarity_is_of_code_points_whatever_they_are(a, b):
     assert similarity(a, b) == ratio(a, b)
 
 
+few = st.text(alphabet="ab", max_size=4)
+
+
+@given(few, st.integers(0, 20), few, few, few, st.integers(0, 20))
+@example("ab", 20, "", "a", "", 0)
+@example("a", 9, "b", "", "a", 9)
+def test_similarity_of_texts_with_equal_ends_that_repeat_themselves(begin, often, mid, other, end, again):
+    """Long ends are matched first only where no other block is as long."""
+    a, b = (begin * often + inside + end * again for inside in (mid, other))
+    assert similarity(a, b) == ratio(a, b)
+
+
 @given(code_pairs())
 def test_similarity_and_the_decision_of_programs_are_the_standard_librarys(pair):
     expected = ratio(*pair)
