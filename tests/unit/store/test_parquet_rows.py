@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -17,6 +18,7 @@ from foreign import REPAIRED, answer, fails, messages, user, works
 from retcon.purify.offline import Offline
 from retcon.store.foreign.parquet import rows_of
 from retcon.transcripts.purifying.assignment import Assignment
+from retcon.transcripts.purifying.one import purify_transcript
 from retcon.transcripts.purifying.purification import Purification, Stopped
 
 CLEAN = messages((user("?"), works("x = 1"), answer("1")))["messages"]
@@ -108,3 +110,51 @@ def test_a_repair_that_its_columns_cannot_hold_is_a_bad_record(tmp_path: Path) -
         purified(path, table)
     found = purified(path, table, skip_bad=True)
     assert found.to_pylist() == [table.to_pylist()[n] for n in (0, 2)]
+
+
+def encoded(value: Any, depth: int) -> Any:
+    """The value with JSON text at a depth of lists."""
+    return [encoded(one, depth - 1) for one in value] if depth else json.dumps(value, indent=1)
+
+
+@pytest.mark.parametrize("storage", [pyarrow.string(), pyarrow.large_string()], ids=str)
+@pytest.mark.parametrize("depth", [0, 1])
+def test_messages_in_columns_of_json_are_read_and_repaired(tmp_path: Path, depth: int, storage: Any) -> None:
+    """`datasets` writes a list of JSON where messages differ in type, DuckDB a column of JSON."""
+    kind = pyarrow.json_(storage) if depth == 0 else pyarrow.list_(pyarrow.json_(storage))
+    texts = pyarrow.array(
+        [encoded(row, depth) for row in (CLEAN, FAILING, CLEAN)], pyarrow.list_(storage) if depth else storage
+    )
+    table = pyarrow.table({"messages": texts.cast(kind), "n": [1, 2, 3]})
+    found = purified(tmp_path / "in.parquet", table)
+    assert found.schema.equals(table.schema)
+    (first, repaired, last), was = found["messages"].to_pylist(), table["messages"].to_pylist()
+    assert (first, last) == (was[0], was[2])
+    clean = purify_transcript({"messages": FAILING})[0]["messages"]  # type: ignore[index]
+    assert (json.loads(repaired) if depth == 0 else list(map(json.loads, repaired))) == clean
+    if depth:
+        assert [text for text in repaired if text in was[1]] == [repaired[0], *repaired[2:]], (
+            "what stays keeps its text"
+        )
+
+
+def test_json_in_an_object_of_columns_is_read_and_repaired(tmp_path: Path) -> None:
+    """As where the arguments of calls differ in type."""
+    parts = {"role": pyarrow.string(), "content": pyarrow.string(), "tool_call_id": pyarrow.string()}
+    plain = pyarrow.struct({**parts, "tool_calls": pyarrow.string()})
+    rows = [
+        [{**{key: item.get(key) for key in parts}, "tool_calls": json.dumps(item.get("tool_calls"))} for item in row]
+        for row in (CLEAN, FAILING)
+    ]
+    kind = pyarrow.list_(pyarrow.struct({**parts, "tool_calls": pyarrow.json_()}))
+    table = pyarrow.table({"messages": pyarrow.array(rows, pyarrow.list_(plain)).cast(kind)})
+    clean, repaired = (row["messages"] for row in purified(tmp_path / "in.parquet", table).to_pylist())
+    assert clean == rows[0]
+    assert len(repaired) == len(rows[1]) - 2
+    assert json.loads(repaired[1]["tool_calls"]) == FAILING[3]["tool_calls"]
+
+
+def test_a_column_of_json_that_holds_other_text_is_refused_by_row(tmp_path: Path) -> None:
+    table = pyarrow.table({"messages": pyarrow.array(["[]", "{no JSON"], pyarrow.json_())})
+    with pytest.raises(Stopped, match=r"in\.parquet, row 1: .*'\{no JSON' is not JSON"):
+        purified(tmp_path / "in.parquet", table)

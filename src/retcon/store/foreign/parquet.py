@@ -142,9 +142,10 @@ class RowsWriter(Writer):
             if value == was:
                 continue
             (raw,) = row.column(n).to_pylist()
-            value = value if raw == was else _restored(value, _known(raw, was))
             try:
-                columns[n] = pyarrow.array([value], type=field.type)
+                value = _restored(value, _known(raw, was), field.type)
+                column = pyarrow.array([value], type=_stored(field.type))
+                columns[n] = column if column.type == field.type else column.cast(field.type)
             except (pyarrow.ArrowException, TypeError, ValueError) as error:
                 why = f"column {field.name!r} cannot hold what was repaired: {error}"
                 raise RecordError(f"{record.where}: {why}") from error
@@ -250,7 +251,7 @@ def _known(raw: Any, read: Any) -> dict[_Key, Any]:
 
 def _parts(raw: Any, read: Any, name: str) -> Iterator[tuple[_Key, Any]]:
     """A value of Arrow's and its parts; read: the same from JSON, where a map is a list of lists."""
-    if isinstance(raw, str | int):
+    if isinstance(raw, str | int) and raw == read:
         return
     yield (name, msgspec.json.encode(read)), raw
     if isinstance(raw, dict):
@@ -261,30 +262,64 @@ def _parts(raw: Any, read: Any, name: str) -> Iterator[tuple[_Key, Any]]:
             yield from _parts(one, its, name)
 
 
-def _restored(value: Any, known: Mapping[_Key, Any], name: str = "") -> Any:
+def _restored(value: Any, known: Mapping[_Key, Any], type: Any, name: str = "") -> Any:
     """A repaired value from JSON, in which what the repair did not touch is what Arrow had: JSON has no bytes, times,
-    decimals, maps and NaN."""
+    decimals, maps and NaN. Where the type is JSON text, other values become such text."""
     key = name, msgspec.json.encode(value)
     if key in known:
         return known[key]
+    if _is_json(type):
+        return None if value is None else json.dumps(value, ensure_ascii=False)
     if isinstance(value, dict):
-        return {part: _restored(its, known, part) for part, its in value.items()}
-    return [_restored(one, known, name) for one in value] if isinstance(value, list) else value
+        types = {part.name: part.type for part in getattr(type, "fields", ())}
+        return {part: _restored(its, known, types.get(part), part) for part, its in value.items()}
+    inner = getattr(type, "value_type", None)
+    return [_restored(one, known, inner, name) for one in value] if isinstance(value, list) else value
+
+
+def _is_json(type: Any) -> bool:
+    """Whether values are JSON text, as `datasets` and DuckDB write columns of several types."""
+    return getattr(type, "extension_name", None) == "arrow.json"
+
+
+def _stored(type: Any) -> Any:
+    """The type with JSON as plain text, as Arrow makes no list or struct with an extension type in it from Python."""
+    import pyarrow
+
+    if _is_json(type):
+        return type.storage_type
+    if pyarrow.types.is_struct(type):
+        return pyarrow.struct([part.with_type(_stored(part.type)) for part in type])
+    return pyarrow.list_(_stored(type.value_type)) if pyarrow.types.is_list(type) else type
 
 
 def rows_of(table: Any) -> list[dict[str, Any]]:
-    """The rows of a table or batch of Arrow's. Bytes that are UTF-8 are text, and floats of fewer than 64 bits are the
-    shortest decimals that name them: 0.1, not 0.10000000149011612."""
+    """The rows of a table or batch of Arrow's. Bytes that are UTF-8 are text, floats of fewer than 64 bits are the
+    shortest decimals that name them (0.1, not 0.10000000149011612), and JSON text is the value that it writes."""
     rows: list[dict[str, Any]] = table.to_pylist()
-    for field in table.schema:
-        if (read := _reader(field.type)) is not None:
-            for row in rows:
-                row[field.name] = read(row[field.name])
-    return rows
+    read = row_reader(table.schema, _leaf)
+    return [read(row) for row in rows]
 
 
-def _reader(type: Any) -> _Read | None:
-    """What makes of a value of this type that of `rows_of`; None where it is that already."""
+def row_reader(schema: Any, leaf: Callable[[Any], _Read | None]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """What reads the values of a row, in lists and structs too. leaf: the reader of a type, None where values stay."""
+    read = _of_struct({field.name: _reader(field.type, leaf) for field in schema})
+    return (lambda row: row) if read is None else read
+
+
+def _reader(type: Any, leaf: Callable[[Any], _Read | None]) -> _Read | None:
+    """What reads a value of this type, None where it stays; leaf: see `row_reader`."""
+    from pyarrow import types
+
+    if (read := leaf(type)) is not None:
+        return read
+    if types.is_list(type) or types.is_large_list(type) or types.is_fixed_size_list(type):
+        return _of_list(_reader(type.value_type, leaf))
+    return _of_struct({part.name: _reader(part.type, leaf) for part in type}) if types.is_struct(type) else None
+
+
+def _leaf(type: Any) -> _Read | None:
+    """What reads a value of a type that has no parts, for `rows_of`."""
     from pyarrow import types
 
     if types.is_float32(type) or types.is_float16(type):
@@ -293,9 +328,7 @@ def _reader(type: Any) -> _Read | None:
         of(type) for of in (types.is_binary, types.is_large_binary, types.is_fixed_size_binary, types.is_binary_view)
     ):
         return _text
-    if types.is_list(type) or types.is_large_list(type) or types.is_fixed_size_list(type):
-        return _of_list(_reader(type.value_type))
-    return _of_struct({part.name: _reader(part.type) for part in type}) if types.is_struct(type) else None
+    return _of_json if _is_json(type) else None
 
 
 def _of_list(read: _Read | None) -> _Read | None:
@@ -321,6 +354,13 @@ def _shortest(value: float, code: str) -> float:
         except OverflowError:  # rounded up beyond the greatest
             continue
     return value
+
+
+def _of_json(value: str | None) -> Any:
+    try:
+        return None if value is None else json.loads(value)
+    except ValueError as error:
+        raise arrow("JSON").ArrowInvalid(f"{value!r:.60} is not JSON, as its column's type says: {error}") from None
 
 
 def _text(value: bytes | None) -> str | bytes | None:

@@ -39,6 +39,10 @@ class Row(NamedTuple):
         return self.columns.keys() - self.before
 
 
+class Moment(str):
+    """A time, date or duration as text, of a column of such a type, which does not keep how it was written."""
+
+
 class DataError(RetconError):
     """Data cannot serve as tasks: names the file, the line, the column, and the nearest valid choice."""
 
@@ -103,6 +107,9 @@ def text(row: Columns, column: str) -> str:
     value = row.get(column)
     if missing(value):
         return ""
+    if isinstance(value, Moment):
+        kind = f"is of a type for times and dates, in which 9:05 reads as 09:05:00, found '{value}'"
+        raise Misfit(column, f"{kind}: write the column as text (in DuckDB, read it as VARCHAR)")
     if isinstance(value, str):
         return value
     if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str | int | float):

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import sys
+from datetime import date, datetime, time, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -287,17 +288,55 @@ def test_options_that_are_numbers_are_shown_as_answers_are(tmp_path: Path) -> No
 @pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
 def test_columns_of_bytes_and_of_short_floats_are_read_as_they_were_meant(name: str, tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow", reason="pyarrow, of the extra [formats], is not installed")
-    from pyarrow import parquet
-
     answers, nested = pyarrow.array([0.1, 16777216.0, None], pyarrow.float32()), [{"x": b"\xc3\xa9"}, {"x": None}, None]
     lists = pyarrow.array([[0.3], [], None], pyarrow.list_(pyarrow.float32()))
-    table = pyarrow.table({"question": [b"a", b"b", b"c"], "answer": answers, "about": nested, "all": lists})
-    if name == "a.parquet":
+    file = columns(tmp_path, name, question=[b"a", b"b", b"c"], answer=answers, about=nested, all=lists)
+    assert [(one.question, one.answer) for one in tasks(file)] == [("a", "0.1"), ("b", "16777216")]
+    rows = [row.columns for row in read_rows(tmp_path / name)]
+    assert [row["about"] for row in rows] == [{"x": "é"}, {"x": None}, None]
+    assert [row["all"] for row in rows] == [[0.3], [], None]
+
+
+def columns(tmp_path: Path, name: str, **arrays: Any) -> str:
+    """A file with these columns, in Parquet or as `save_to_disk` writes it."""
+    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow, of the extra [formats], is not installed")
+    from pyarrow import parquet
+
+    table = pyarrow.table(arrays)
+    if name.endswith(".parquet"):
         parquet.write_table(table, tmp_path / name)
     else:
         with pyarrow.ipc.new_stream(tmp_path / name, table.schema) as writer:
             writer.write_table(table)
-    assert [(one.question, one.answer) for one in tasks(str(tmp_path / name))] == [("a", "0.1"), ("b", "16777216")]
-    rows = [row.columns for row in read_rows(tmp_path / name)]
-    assert [row["about"] for row in rows] == [{"x": "é"}, {"x": None}, None]
-    assert [row["all"] for row in rows] == [[0.3], [], None]
+    return str(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
+def test_answers_of_several_types_are_what_their_json_says(name: str, tmp_path: Path) -> None:
+    """`datasets` and DuckDB write such a column as JSON text, with the extension type `arrow.json`."""
+    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow, of the extra [formats], is not installed")
+    answers = pyarrow.array(['"Paris"', "42", "null", "0.5", '"42"'], pyarrow.json_())
+    file = columns(tmp_path, name, question=["a", "b", "c", "d", "e"], answer=answers)
+    wanted = [("a", "Paris"), ("b", "42"), ("d", "0.5"), ("e", "42")]
+    assert [(one.question, one.answer) for one in tasks(file)] == wanted
+    truths = pyarrow.array([{"ground_truth": '"Paris"'}], pyarrow.struct({"ground_truth": pyarrow.string()}))
+    typed = truths.cast(pyarrow.struct({"ground_truth": pyarrow.json_()}))
+    assert tasks(columns(tmp_path, name, prompt=["a"], reward_model=typed))[0].answer == "Paris"
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
+@pytest.mark.parametrize(
+    ("answer", "read"),
+    [(time(9, 5), "09:05:00"), (date(2024, 5, 1), "2024-05-01"), (datetime(2024, 5, 1, 9, 5), "2024-05-01T09:05:00"),
+     (timedelta(hours=2), "PT7200S")],
+)  # fmt: skip
+def test_answers_that_a_file_holds_as_times_are_refused(name: str, answer: object, read: str, tmp_path: Path) -> None:
+    """What was written, such as 9:05, is not kept by these types; DuckDB takes them for columns of such texts."""
+    said = rf"row 1: column 'answer' is of a type for times.* found '{read}': write the column as text"
+    with pytest.raises(DataError, match=said):
+        tasks(columns(tmp_path, name, question=["a"], answer=[answer]))
+    said = rf"column 'reward_model\.ground_truth' is of a type for times.* found '{read}'"
+    with pytest.raises(DataError, match=said):
+        tasks(columns(tmp_path, name, prompt=["a"], reward_model=[{"ground_truth": answer}]))
+    (task,) = tasks(columns(tmp_path, name, question=["a"], answer=["9:05"], at=[answer]))
+    assert (task.answer, task.meta["at"]) == ("9:05", read)

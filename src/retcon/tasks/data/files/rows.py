@@ -18,11 +18,12 @@ import msgspec
 from retcon.core.errors import RecordError, nearest
 from retcon.core.texts import counted
 from retcon.store.compression import decompressed, plain_name, read_errors
+from retcon.store.foreign.parquet import Rows, row_reader
 from retcon.store.foreign.records import Record, marked_as, open_source
 from retcon.tasks.data.conventions import others
 from retcon.tasks.data.fields import Columns, DataError, Misfit, Row, text, written_out
 from retcon.tasks.data.files.tables import TAB, records
-from retcon.tasks.data.packaged.saved import ABOUT, SUFFIX, arrow_rows
+from retcon.tasks.data.packaged.saved import ABOUT, SUFFIX, arrow_rows, moment_reader
 
 SPLIT = "split"
 TABLES = {".csv": ",", ".tsv": TAB}
@@ -104,8 +105,10 @@ def _rows_of(path: Path) -> Iterator[Row]:
 def _json_rows(path: Path) -> Iterator[Row]:
     try:
         source = open_source(path)
+        typed = source.table
+        marked = row_reader(typed.schema, moment_reader) if isinstance(typed, Rows) else dict
         for record in _closing(source.records):
-            yield Row(_object(record, source.shape == "document"), record.number, record.where)
+            yield Row(marked(_object(record, source.shape == "document")), record.number, record.where)
     except RecordError as error:
         raise DataError(str(error)) from error
 

@@ -4,14 +4,15 @@ for one that has splits a folder each. They are read without that package."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from retcon.core.errors import nearest
-from retcon.store.foreign.parquet import arrow, rows_of
-from retcon.tasks.data.fields import DataError, Row
+from retcon.store.foreign.parquet import arrow, row_reader, rows_of
+from retcon.tasks.data.fields import DataError, Moment, Row
 
 SUFFIX = ".arrow"
 SPLITS = "dataset_dict.json"
@@ -57,9 +58,17 @@ def arrow_rows(path: Path) -> Iterator[Row]:
                 whole = pyarrow.ipc.open_file(file)
                 batches = (whole.get_batch(n) for n in range(whole.num_record_batches))
             for batch in batches:
+                marked = row_reader(batch.schema, moment_reader)
                 for row in rows_of(batch):
                     number += 1
-                    yield Row(msgspec.to_builtins(row), number, f"{path}, row {number}")
+                    yield Row(marked(msgspec.to_builtins(row)), number, f"{path}, row {number}")
     except (pyarrow.ArrowException, OSError, TypeError) as error:
         told = str(error).partition("\n")[0]
         raise DataError(f"{path}, row {number + 1}: the Arrow file cannot be read further: {told}") from error
+
+
+def moment_reader(type: Any) -> Callable[[Any], Any] | None:
+    """What marks the text of a time or date by its column's type in Arrow, None for other types; see `row_reader`."""
+    from pyarrow import types
+
+    return (lambda value: value if value is None else Moment(value)) if types.is_temporal(type) else None
