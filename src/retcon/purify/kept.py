@@ -25,7 +25,9 @@ from retcon.purify.reading.tokens import (
     decimals,
     entities,
     exceptions,
+    has_name,
     mentions,
+    names_of,
     plain,
     relied_on,
     telling,
@@ -275,6 +277,15 @@ class Kept:
             if self._missed(token, 2 * stop if token in bare else self._bare.get(token), first):
                 return Refused("name", token)
         return None
+
+    def named_alone(self, first: int, stop: int) -> str | None:
+        """What the words of a failed turn name of its program that neither turn `stop` nor anything before has."""
+        turn = self._turns[first]
+        names = names_of("\n".join(call.code for call in turn.calls), prose(turn))
+        if not names:
+            return None
+        texts = [self._prompt, *(s.text for t in self._turns[:first] for s in t.segments), *_shown(self._turns[stop])]
+        return min((name for name in names if not any(has_name(text, name) for text in texts)), default=None)
 
     def _missed(self, token: str, at: int | None, first: int) -> bool:
         """Whether a token is spoken of, and nothing that stays tells it before."""

@@ -228,11 +228,11 @@ class Offline:
 
     def _made(self, after: _After, at: int, stop: int) -> tuple[bool, tuple[Reason, str] | None]:
         """Whether the splice of a fix is shallow, and why it cannot be made; None: all that speaks of the failure was
-        cut. Where the failure's words are of a plan that was given up, or of a failure that stays, the fix keeps its
-        own words however alike the programs are."""
+        cut. Where the failure's words are of a plan that was given up, or of a failure that stays, or name what is
+        gone, the fix keeps its own words however alike the programs are."""
         failure, fix = after.turns[at], after.turns[stop]
         shallow = self._alike_enough(failure, fix)
-        unfit = _unfit(after.turns, at, stop) if shallow else None
+        unfit = _unfit(after, at, stop) if shallow else None
         if unfit is not None:
             own = (
                 says_something(prose(fix))
@@ -304,15 +304,17 @@ def _runs_of(splices: Sequence[Splice], made: Purified, turns: Sequence[Turn]) -
     return frozenset(found)
 
 
-def _unfit(turns: Sequence[Turn], at: int, stop: int) -> tuple[Reason, str] | None:
+def _unfit(after: _After, at: int, stop: int) -> tuple[Reason, str] | None:
     """Why the words of a failure do not fit its fix, however alike the programs are; None where they do."""
+    turns = after.turns
     if (given_up := plan_given_up(turns[at], turns[at + 1 : stop + 1])) is not None:
         return "plan", given_up
     if at and failed(turns[at - 1]) and not spoken_after(turns[at - 1]):
         said = prose(turns[at])
         if one := next(iter(referring(said, "fix", but="seen")), None):
             return "retry", said[one.start : one.end]
-    return None
+    name = after.kept.named_alone(at, stop)
+    return None if name is None else ("words", f"name: {name}")
 
 
 def _taken_back(turns: Sequence[Turn], fix: int) -> str | None:

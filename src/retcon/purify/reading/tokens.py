@@ -16,6 +16,9 @@ _EXCEPTION = re.compile(r"\b[A-Z]\w*(?:Error|Exception)\b")
 _ABSENT = re.compile(r"(?:has no attribute|cannot import name|No module named) '(\w{4,})'")
 _BARE = re.compile(r"\b(?:(the|an?|this|that|its?|our|your|each|of|no) +)?([A-Za-z_]\w{3,})", re.IGNORECASE)
 _CAPITAL = re.compile(r"(?:(?<=[a-z0-9,;] )|(?<=['\"]))[A-Z][a-z]{2,}(?: [A-Z][a-z]{2,})*\b")
+_QUOTED = re.compile(r"`([^`\n]+)`|(?<!\w)'(\w[^'\n]*)'(?!\w)|\"([^\"\n]+)\"")
+_FILE = re.compile(r"(?<![\w./~-])(?:~?/)?(?:[\w.-]+/)*[\w.-]*\w\.[a-z]\w{1,4}\b")
+_IMPORTED = re.compile(r"^\s*(?:import|from)\s+([A-Za-z_]\w*)", re.MULTILINE)
 _SHORT = 4
 """Characters from which on a number is telling: 42 may come from anywhere."""
 
@@ -56,6 +59,19 @@ def entities(text: str) -> set[str]:
     """What a result names: numbers of two digits and more, ids (`W17`), and names with a capital within a sentence."""
     found = {token for token in relied_on(text) if len(token) > 1 and any(c.isdigit() for c in token)}
     return found.union(*(names.split() for names in _CAPITAL.findall(text)))
+
+
+def names_of(code: str, said: str) -> set[str]:
+    """What a text names of a program: what it quotes, files, and modules that the program imports."""
+    quoted = {next(filter(None, match)).removesuffix("()") for match in _QUOTED.findall(said)}
+    files = {name for name in _FILE.findall(said) if f"{name}'" in code or f'{name}"' in code}
+    modules = {name for name in _IMPORTED.findall(code) if has_name(said.lower(), name.lower())}
+    return {name for name in quoted if has_name(code, name)} | files | modules
+
+
+def has_name(text: str, name: str) -> bool:
+    """Whether a name stands in a text, and not within a longer one."""
+    return name in text and re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text) is not None
 
 
 def exceptions(text: str) -> set[str]:

@@ -12,6 +12,7 @@ from retcon.core.types import Observation, RepairRecord, Segment, ToolCall, Turn
 from retcon.purify.kept import Edit, edited
 from retcon.purify.offline import REASONS, Offline, Purified
 from retcon.purify.reading.rewriting import rewritten
+from retcon.purify.reading.tokens import names_of
 from retcon.transcripts.detection.detector import Detector
 from retcon.transcripts.formats.notations import MINT
 from retcon.transcripts.purifying.one import purify_transcript
@@ -348,3 +349,27 @@ def test_sentences_that_touch_are_cut_both(fix: str, said: str) -> None:
     gone = "It seems that this function has no meaning here."
     fixed, last = works(FIXED, "4.0", fix.format(gone)), answer(f"{said.format(gone)} The root of 16 is 4.")
     assert purify(ASK, FAIL, fixed, last).trajectory.turns[-1].text == "The root of 16 is 4."
+
+
+@pytest.mark.parametrize(
+    ("said", "was", "now"),
+    [
+        ("I read data.csv.", "rows = open('data.csv').raed()\nprint(rows)", "rows = open('all').read()\nprint(rows)"),
+        ("I read /tmp/a.txt.", "rows = open('/tmp/a.txt').raed()\nprint(rows)", "rows = open('b').read()\nprint(rows)"),
+        ("NumPy has it.", "import numpy\nv = [16, 25]\nprint(numpy.summ(v))", "v = [16, 25]\nprint(sum(v))"),
+        ("It goes into `df`.", "df = list(range(5))\nprint(sm(df))", "xs = list(range(5))\nprint(sum(xs))"),
+        ("I sum 'price'.", "rows = [{'price': 4}]\nprint(sm(r['price'] for r in rows))",
+         "rows = [{'cost': 4}]\nprint(sum(r['cost'] for r in rows))"),
+    ],
+)  # fmt: skip
+def test_words_that_name_what_only_the_failed_program_has_do_not_stay(said: str, was: str, now: str) -> None:
+    failing, silent = fails(was, "AttributeError", 1, said), works(now, "4", "")
+    named = f"name: {next(iter(names_of(was, said)))}"
+    assert [(one.reason, one.detail) for one in purify(user("?"), failing, silent).left] == [("words", named)]
+    right = was.replace("raed", "read").replace("summ", "sum").replace("sm", "sum")
+    for asked, program in ((f"? {was}", now), ("?", right)):
+        result = purify(user(asked), failing, works(program, "4", ""))
+        assert [one.shallow for one in result.splices] == [True], "named before, or by the fix"
+    deep = purify(user("?"), failing, works(now, "4", "We work out the rows and print all values."))
+    assert [one.shallow for one in deep.splices] == [False]
+    assert said not in deep.trajectory.turns[0].text
