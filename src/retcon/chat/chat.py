@@ -87,12 +87,16 @@ class Chat:
         """As `parse`, for engines that give text only: `start` is None."""
         return Parsed(text, tuple(_name(self._calls(self._body(text)), prefix, lambda _: None)))
 
-    def wrote(self, text: str, calls: Sequence[Written] = ()) -> Segment:
-        """A whole turn of the model's, of kind `sampled`, that somebody else wrote; it ends as the model's own do.
+    def thought(self, text: str, *, last: bool) -> list[Piece] | None:
+        """What a turn begins with for what was thought before it; see `Framing.thought`."""
+        return self._framing.thought(text, last=last)
 
-        calls: those that `text` does not hold already.
+    def wrote(self, text: str, calls: Sequence[Written] = (), thought: Sequence[Piece] = ()) -> Segment:
+        """A whole turn of the model's, of kind `sampled`, that another wrote; it ends as the model's own do.
+
+        calls: those that `text` does not hold already. thought: what the turn begins with, see `thought`.
         """
-        pieces = [*self.family.written(text, calls), glue(self.family.end_of(calls))]
+        pieces = [*thought, *self.family.written(text, calls), glue(self.family.end_of(calls))]
         ids = [i for own in self._encode(pieces) for i in own]
         return Segment("sampled", self.tokenizer.decode(ids), tuple(ids))
 

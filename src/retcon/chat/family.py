@@ -28,6 +28,11 @@ class Framing(Protocol):
         """What follows the end of a turn without calls, up to where the next turn opens."""
         ...
 
+    def thought(self, text: str, *, last: bool) -> list[Piece] | None:
+        """What a turn begins with, after its opening, for what the model thought first; None: there is no place for it.
+        text: "" for nothing thought. last: whether the conversation ends with the turn."""
+        return None if text else []
+
 
 class Family(Framing, Protocol):
     """One family, in a file of its own under `retcon.chat.families`, or in yours, named `my_package.my_module:MINE`.

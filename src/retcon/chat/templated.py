@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 
 from retcon.chat.family import Family
 from retcon.chat.template import Refused, Template
-from retcon.chat.types import Answer, Piece, Told, glue, words
-from retcon.core.errors import RecipeError
+from retcon.chat.types import REASONING, Answer, Piece, Told, glue, words
+from retcon.core.errors import RecipeError, TaskWarning
 from retcon.core.schema import ToolSpec
 
 PROBES = ("x", "  a b\t", "\nx\n\ny\n", '{"a": "é\\n"}', '<b>"it\'s" & co</b>')
 PROBED = ToolSpec("probe", "a probe", {"type": "object", "properties": {"code": {"type": "string"}}})
+OPEN, CLOSE = "<think>", "\n</think>\n\n"
+"""Around what a model thinks, where its template opens a turn with the first and shows no earlier thought."""
 KEPT = 64
 """Of what was rendered, the last that is kept of each kind: a server's clients bring tools without end."""
 _LABEL = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -49,6 +52,7 @@ class Templated:
         self._opening = lru_cache(KEPT)(self._around_messages)
         self._observing = lru_cache(KEPT)(self._around_observations)
         self._answering = lru_cache(KEPT)(self._around_told)
+        self._thinking = lru_cache(KEPT)(self._around_thought)
         instead = f"set model.style = {family.name!r} for that family's shipped template"
         try:
             if PROBED.description not in template.render([_message("user", "x")], [PROBED.as_function()]):
@@ -88,6 +92,15 @@ class Templated:
         around, roles = self._answering(tuple(role for role, _ in told))
         return list(_filled(around, self._words(roles, told)))
 
+    def thought(self, text: str, *, last: bool) -> list[Piece] | None:
+        around = self._thinking(bool(text), last)
+        if text and around == ():
+            said = "reasoning is left out: the template opens each turn with an empty thought (model.thinking = 'off')"
+            warnings.warn(f"{self._template.where}: {said}", TaskWarning, stacklevel=2)
+        if not around:
+            return None if around is None else []
+        return [glue(around[0]), words(text.strip()), *map(glue, around[1:])]
+
     def _words(self, roles: Sequence[str], told: Sequence[Told]) -> list[Piece]:
         return [words(self._manner[role](text)) for role, (_, text) in zip(roles, told, strict=True)]
 
@@ -109,6 +122,31 @@ class Templated:
             if "system" not in roles:
                 raise
             return self._around_told(_of_user(roles))
+
+    def _around_thought(self, thought: bool, last: bool) -> tuple[str, ...] | None:
+        """The glue before a thought, and between it and a turn's words, after the turn's opening; see `thought`."""
+        opened, shown = self._template.render([_message("user", "x")]), False
+        own = _text(self._family.written(_mark(0), ())).partition(_mark(0))[0]
+        for ends in (
+            last,
+            True,
+        ):  # a template that drops what was thought in earlier turns says how it stands in the last
+            for key in REASONING if thought else ("",):
+                reply = _message("assistant", _mark(0)) | ({key: _mark(1)} if key else {})
+                messages = [_message("user", "x"), reply, *([] if ends else [_message("assistant", "x")])]
+                try:
+                    text = self._template.render(messages, opening=False)
+                    before, *between, _ = _between(text, [_mark(1)] * thought + [_mark(0)])
+                except Refused:
+                    continue
+                shown = True
+                if before.startswith(opened):
+                    *others, near = (before[len(opened) :], *between)
+                    found = (*others, near.removesuffix(own))
+                    return found if "".join(found).strip() else ()
+        if opened.rstrip().endswith(OPEN):
+            return "", CLOSE
+        return None if thought and not shown else ()
 
     def _around_observations(
         self, names: tuple[str, ...], roles: tuple[str, ...]

@@ -13,6 +13,9 @@ TURN_START = "<|im_start|>"
 TURN_END = "<|im_end|>"
 CONTROLS: tuple[str, ...] = (END_OF_TEXT, TURN_START, TURN_END)
 
+REASONING = ("reasoning_content", "reasoning", "thinking")
+"""Where servers and templates have what a model thinks before it speaks (DeepSeek, vLLM, OpenRouter, gpt-oss)."""
+
 Told = tuple[str, str]
 """A message: its role (`system`, `user`, `assistant`) and text."""
 

@@ -42,13 +42,14 @@ class Speakers(NamedTuple):
 
     before: what the model was told before its first turn; after: after each turn. learnt: of each turn, whether the
     record lets it be learnt from. system: the system prompt, where the record keeps it apart from all of these; "" for
-    none.
+    none. thoughts: what each turn's text begins with that was thought, "" for nothing; empty where it is not known.
     """
 
     before: Sequence[Told]
     after: Sequence[Sequence[Told]]
     learnt: Sequence[bool]
     system: str = ""
+    thoughts: Sequence[str] = ()
 
 
 class Reading(Protocol):

@@ -68,6 +68,9 @@ class Harmony(Family):
                 pieces += _developer(_instructing(text)) if role == "system" else _asked(text)
         return [*pieces, glue(_OPENING)]
 
+    def thought(self, text: str, *, last: bool) -> list[Piece]:
+        return [glue(f"{CHANNEL}analysis{MESSAGE}"), words(text), glue(f"{END}{_OPENING}")] if text else []
+
     def find_calls(self, text: str) -> Iterator[FoundCall]:
         at = 0
         while (message := text.find(MESSAGE, at)) >= 0:
@@ -85,9 +88,7 @@ class Harmony(Family):
     def written(self, text: str, calls: Sequence[Written]) -> list[Piece]:
         if not calls:
             return [glue(f"{CHANNEL}final{MESSAGE}"), words(text)]
-        pieces: list[Piece] = []
-        if text:
-            pieces += [glue(f"{CHANNEL}analysis{MESSAGE}"), words(text), glue(f"{END}{_OPENING}")]
+        pieces = self.thought(text, last=False)
         for n, (name, arguments) in enumerate(calls):
             again = f"{CALL}{_OPENING}" if n else ""
             given = arguments if isinstance(arguments, str) else as_json(arguments)

@@ -3,12 +3,15 @@ with the question."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeGuard
 
 from retcon.chat.types import Told
 from retcon.core.errors import RecordError
+from retcon.core.schema import ANYTHING, ToolSpec
+from retcon.core.types import Turn
 from retcon.train.datasets.messages import words_of
 from retcon.transcripts.reading.items import QUESTIONS, context_of, find_items, system_of
 from retcon.transcripts.reading.roles import speaker_of
@@ -23,6 +26,28 @@ _BESIDE: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 _ROLES = "(system|user|assistant)\n"
 _TURNS = (re.compile(rf"<\|im_start\|>{_ROLES}"), re.compile(rf"^{_ROLES}", re.MULTILINE))
 """How turns begin in a prompt in Qwen's template (slime), and where a decoder left out the markers (verl)."""
+
+
+def tools_of(record: Json) -> tuple[ToolSpec, ...] | None:
+    """The tools that the model was shown, None where the record does not say. Raises RecordError for other values."""
+    listed = record.get("tools") if isinstance(record, dict) else None
+    try:
+        listed = json.loads(listed) if isinstance(listed, str) and listed else listed
+    except ValueError as error:
+        raise RecordError(f"'tools' is text that is not JSON: {error}") from None
+    return None if listed in (None, "") else tuple(map(_tool, listed if isinstance(listed, list) else [listed]))
+
+
+def _tool(recorded: Json) -> ToolSpec:
+    """A tool as OpenAI's APIs, Anthropic's and MCP list it, or its name alone."""
+    outer = recorded if isinstance(recorded, dict) else {"name": recorded}
+    inner = outer.get("function", outer)
+    if not isinstance(inner, dict) or not isinstance(name := inner.get("name", inner.get("type")), str):
+        wanted = '{"type": "function", "function": {"name": …, "description": …, "parameters": {…}}}'
+        raise RecordError(f"'tools' has {json.dumps(recorded):.80}, where a tool belongs: {wanted}")
+    schema = next((inner[key] for key in ("parameters", "input_schema", "inputSchema") if inner.get(key)), ANYTHING)
+    own = outer if inner is not outer else None
+    return ToolSpec(name, str(inner.get("description") or ""), schema if isinstance(schema, dict) else ANYTHING, own)
 
 
 def told_before(record: Json, speakers: Speakers) -> list[Told]:
@@ -83,6 +108,21 @@ def refuse_unasked(record: Json) -> None:
             f"nothing is asked before '{name}': the question is looked for in {', '.join(QUESTIONS)}, and the record "
             f"has {', '.join(list(record)[:8])}; name it `prompt`, or give text that nobody asked for as `text`"
         )
+
+
+class HalfCall(RecordError):
+    """A call lacks its result, or a result its call."""
+
+
+def refuse_unanswered(turns: Sequence[Turn], told: Iterable[Told]) -> None:
+    """Raises HalfCall for a call without a result before the last turn, and for a result without a call."""
+    for number, turn in enumerate(turns[:-1], 1):
+        seen = {observation.call_id for observation in turn.observations}
+        if (call := next((call for call in turn.calls if call.id not in seen), None)) is not None:
+            said = f"the call of '{call.name}' in the model's turn {number} has no result, and the conversation goes on"
+            raise HalfCall(f"{said}: add the tool's message, or take the call out")
+    if (text := next((text for role, text in told if role == "tool"), None)) is not None:
+        raise HalfCall(f"a tool's result answers no call, found {text!r:.60}: add the call before it, or take it out")
 
 
 def _history_of(record: Mapping[str, Json]) -> list[Told]:

@@ -5,15 +5,18 @@ The formats are those of `retcon purify`, so that what it wrote can be learnt fr
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
 from retcon.chat.chat import Chat
 from retcon.chat.render import render
 from retcon.chat.template import Refused
+from retcon.chat.templated import PROBED
 from retcon.chat.types import Told
 from retcon.core.codec import from_dict
 from retcon.core.errors import MissingIds, RecordError, TaskWarning, located
@@ -21,18 +24,20 @@ from retcon.core.sample import to_sample
 from retcon.core.texts import counted
 from retcon.core.types import TRAINED, Sample, Segment, Trajectory, Turn
 from retcon.store.foreign.records import Record, open_source
-from retcon.train.datasets.asked import refuse_unasked, told_before
-from retcon.train.datasets.messages import refuse_unread, said_in, words_of
+from retcon.train.datasets.asked import HalfCall, refuse_unanswered, refuse_unasked, told_before, tools_of
+from retcon.train.datasets.messages import pieces_in, refuse_unread, words_of
 from retcon.train.datasets.vocabulary import refuse_other_texts, refuse_other_vocabulary
 from retcon.transcripts.detection.detector import Detector, TornLine, sampled
 from retcon.transcripts.purifying.assignment import expand
 from retcon.transcripts.reading.items import TEXTS, context_of, find_items
+from retcon.transcripts.reading.pieces import thought_in
 from retcon.transcripts.reading.roles import is_unlearnt, speaker_of
 from retcon.transcripts.reading.style import decoded
 from retcon.transcripts.types import Json, Speakers
 
 T = TypeVar("T")
 OURS = "retcon"
+_NAME = re.compile(r"[\w.-]+")
 SHOWN = 3
 """Of the places of demonstrations that are left out."""
 
@@ -48,6 +53,8 @@ def read_samples(file: Path, chat: Chat, *, vocabulary: int, max_tokens: int | N
     """
     samples: list[Sample] = []
     idle: list[str] = []
+    unshown: dict[str, str] = {}
+    shows = PROBED.name in _text(chat.showing([PROBED]).opened([("user", "x")]))
     calling = turns = 0
     for record, trajectory in read_rendered(file, chat):
         try:
@@ -58,6 +65,9 @@ def read_samples(file: Path, chat: Chat, *, vocabulary: int, max_tokens: int | N
         refuse_other_texts([(s.text, s.ids or ()) for s in trajectory.segments], chat.tokenizer, record.where)
         if sample.mask[:1] == (1,):  # nothing predicts the first id of all
             sample = replace(sample, mask=(0, *sample.mask[1:]))
+        called = {call.name for turn in trajectory.turns for call in turn.calls} if shows else set[str]()
+        if called and (missing := called - set(_NAME.findall(_text(trajectory.prompt)))):
+            unshown.update(dict.fromkeys(missing - unshown.keys(), record.where))
         if any(sample.mask):
             samples.append(sample)
             calling += any(turn.calls and turn.generated for turn in trajectory.turns)
@@ -70,6 +80,10 @@ def read_samples(file: Path, chat: Chat, *, vocabulary: int, max_tokens: int | N
         some = "; ".join((*idle[:SHOWN], *["…"] * (len(idle) > SHOWN)))
         said = f"{file}: {len(idle)} of {len(idle) + len(samples)} demonstrations have no words of the model's to learn"
         warnings.warn(f"{said}, and are left out ({some})", TaskWarning, stacklevel=2)
+    if unshown:
+        said = f"calls are learnt of tools that the prompt does not show: {', '.join(list(unshown)[:SHOWN])}"
+        first = next(iter(unshown.values()))
+        warnings.warn(f"{file}: {said} (first at {first}): give records their `tools`", TaskWarning, stacklevel=2)
     if not calling:
         said = f"{file}: of {counted(len(samples), 'demonstration')} none calls a tool: the model learns to do without"
         if turns == len(samples):
@@ -78,6 +92,10 @@ def read_samples(file: Path, chat: Chat, *, vocabulary: int, max_tokens: int | N
             )
         warnings.warn(said, TaskWarning, stacklevel=2)
     return short_enough(samples, lambda sample: len(sample.ids), max_tokens, file, "demonstrations")
+
+
+def _text(segments: Sequence[Segment]) -> str:
+    return "".join(segment.text for segment in segments)
 
 
 def short_enough(found: list[T], length: Callable[[T], int], most: int | None, file: Path, what: str) -> list[T]:
@@ -111,15 +129,22 @@ def read_rendered(file: Path, chat: Chat) -> Iterator[tuple[Record, Trajectory]]
 
 def _rendered_of(file: Path, chat: Chat) -> Iterator[tuple[Record, Trajectory]]:
     source, detector, known = sampled(open_source(file), "auto")
+    half: list[str] = []
     try:
         for record in source.records:
             try:
                 value = known[record.number] if record.number in known else decoded(record)
                 yield from ((record, one) for one in rendered(value, detector, chat, record.where))
+            except HalfCall as error:
+                half.append(str(located(error, record.where)))
             except (RecordError, Refused) as error:
                 raise located(error, record.where) from error
     except TornLine as torn:
         warnings.warn(str(torn), TaskWarning, stacklevel=2)
+    if half:
+        warnings.warn(
+            f"left out: {counted(len(half), 'record')} with half a call: {half[0]}", TaskWarning, stacklevel=2
+        )
 
 
 def rendered(value: Json, detector: Detector, chat: Chat, where: str) -> list[Trajectory]:
@@ -144,16 +169,20 @@ def _rendered(record: Json, trajectory: Trajectory, speakers: Speakers, chat: Ch
     before = told_before(record, speakers)
     if not before and trajectory.turns:
         refuse_unasked(record)
-    made = in_template(trajectory, chat, before, speakers.after)
+    refuse_unanswered(trajectory.turns, chain(before, *speakers.after[:-1]))
+    tools = tools_of(record)
+    chat = chat if tools is None else chat.showing(tools)
+    made = in_template(trajectory, chat, before, speakers.after, speakers.thoughts)
     turns = [turn if own else _unlearnt(turn) for turn, own in zip(made.turns, speakers.learnt, strict=True)]
     return _until_learnt(replace(made, turns=tuple(turns)))
 
 
 def in_template(
-    trajectory: Trajectory, chat: Chat, before: Sequence[Told], after: Sequence[Sequence[Told]] | None = None
-) -> Trajectory:
-    """As `render`, with what is known of observations where a turn's calls are those of the trajectory."""
-    made = render(trajectory, chat, before, after)
+    trajectory: Trajectory, chat: Chat, before: Sequence[Told], after: Sequence[Sequence[Told]] | None = None,
+    thoughts: Sequence[str] = (),
+) -> Trajectory:  # fmt: skip
+    """Render the trajectory; keep what is known of observations where a turn's calls are those of the trajectory."""
+    made = render(trajectory, chat, before, after, thoughts)
     turns = [_observed(turn, was) for turn, was in zip(made.turns, trajectory.turns, strict=True)]
     return replace(made, turns=tuple(turns))
 
@@ -188,15 +217,18 @@ def _without_calls(record: Json, where: str) -> list[tuple[Trajectory, Speakers]
         before = asked if found[0] == ("completion",) else []
         turns: list[Turn] = []
         after: list[list[Told]] = []
+        thoughts: list[str] = []
         for item in found[1]:
             role = speaker_of(item)
             if role == "assistant":
-                turns.append(Turn((Segment("sampled", said_in(item)),)))
+                pieces = pieces_in(item)
+                turns.append(Turn((Segment("sampled", "".join(piece.text for piece in pieces)),)))
                 after.append([])
+                thoughts.append(thought_in(pieces))
             else:
                 (after[-1] if after else before).append((role, words_of(item)))
         learnt = [not is_unlearnt(item) for item in found[1] if speaker_of(item) == "assistant"]
-        return [(Trajectory(where, where, (), tuple(turns)), Speakers(before, after, learnt))]
+        return [(Trajectory(where, where, (), tuple(turns)), Speakers(before, after, learnt, thoughts=thoughts))]
     assert isinstance(record, dict)
     # None of these stands in a record whose list of messages is empty.
     value: Json = next((record[name] for name in TEXTS if name in record), [])

@@ -7,9 +7,11 @@ import re
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 
+from retcon.chat.types import REASONING
 from retcon.core.errors import RecordError, nearest
-from retcon.transcripts.formats.messages import REASONING, pieces_of
+from retcon.transcripts.formats.messages import pieces_of
 from retcon.transcripts.reading.items import find_items, text_of
+from retcon.transcripts.reading.pieces import Piece
 from retcon.transcripts.reading.roles import KINDS, ROLES
 from retcon.transcripts.types import Json
 
@@ -34,10 +36,10 @@ def words_of(item: Mapping[str, Json]) -> str:
     return text_of(_content(item))
 
 
-def said_in(item: Mapping[str, Json]) -> str:
+def pieces_in(item: Mapping[str, Json]) -> list[Piece]:
     """What the model says in a message of its own that has no calls, with what it thinks."""
     own: dict[str, Json] = {**item, "role": "assistant", "content": _content(item)}
-    return "".join(piece.text for piece in pieces_of(own, 0, after_call=False) if piece.kind == "said")
+    return [piece for piece in pieces_of(own, 0, after_call=False) if piece.kind == "said"]
 
 
 def _content(item: Mapping[str, Json]) -> Json:

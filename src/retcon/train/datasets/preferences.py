@@ -121,7 +121,7 @@ def _of_messages(row: Mapping[str, Json], side: str, chat: Chat, where: str) -> 
     # Some formats read a call as one only where an output follows; blocks have roles of their own.
     in_blocks = any(isinstance(m, dict) and m.get("role") == "code" for m in written)
     closing = {"role": "execution" if in_blocks else "tool", "content": "-"}
-    beside = {name: row[name] for name in SYSTEMS if name in row}
+    beside = {name: row[name] for name in (*SYSTEMS, "tools") if name in row}
     # What counts is the last turn, whatever weight its messages have for fine-tuning.
     messages = [_unweighed(message) for message in (*prompt, *written)]
     record: Json = {**beside, "messages": [*messages, closing]}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from retcon.purify.reading.words import without
-from retcon.transcripts.reading.items import APART, text_of, words_of
+from retcon.transcripts.reading.items import APART, Thought, text_of, words_of
 from retcon.transcripts.reading.itemwise import (
     Item,
     Itemwise,
@@ -60,7 +60,7 @@ class LangChain(Itemwise):
             kind = _kind(item)
             text = (words_of if kind == "ai" else text_of)(inside.get("content"))
             if kind == "ai" and (thought := string(part_of(inside, _KWARGS).get(_REASONING))):
-                pieces.append(Piece("said", owner, thought + APART, payload={**moved, _THOUGHT: True}))
+                pieces.append(Piece("said", owner, Thought(thought + APART), payload={**moved, _THOUGHT: True}))
             calls = placed(_calls(inside)) if kind == "ai" else ()
             if calls:
                 pieces.append(Piece("said", owner, text, payload=moved))

@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from retcon.chat.types import REASONING
 from retcon.core.errors import RecordError
 from retcon.core.types import Status
 from retcon.transcripts.failures.rules import EXIT_CODES, Verdict, error_type_of, looks_clean, outcome_of
 from retcon.transcripts.reading.in_messages import ItemsReading
 from retcon.transcripts.reading.items import (
     APART,
+    Thought,
     context_of,
     find_items,
     no_items,
@@ -32,8 +34,6 @@ _STATUSES: dict[str, Status] = {
     "ok": "ok", "success": "ok", "completed": "ok", "error": "error", "failed": "error", "failure": "error",
     "timeout": "timeout", "limit": "limit", "malformed": "malformed", "infrastructure": "infrastructure",
 }  # fmt: skip
-REASONING = ("reasoning_content", "reasoning", "thinking")
-"""Where servers put what a model thinks before it speaks (DeepSeek, vLLM, OpenRouter)."""
 _REASONING_AGAIN = ("reasoning_details", "thinking_blocks")
 """Where OpenRouter and LiteLLM have the same once more, some of it signed or encrypted."""
 _FIELDS = "provider_specific_fields"
@@ -142,7 +142,7 @@ def pieces_of(item: Item, owner: int, *, after_call: bool) -> Sequence[Piece]:
     if item.get("role") == "assistant":
         said = _said(item.get("content"), owner)
         thought = [
-            Piece("said", owner, value + APART, payload={_THOUGHT: key})
+            Piece("said", owner, Thought(value + APART), payload={_THOUGHT: key})
             for key in REASONING
             if key in item and isinstance(value := item[key], str) and value
         ]

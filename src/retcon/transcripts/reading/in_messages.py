@@ -119,6 +119,8 @@ class ItemsReading(RecordReading):
         in_text = preference_pairs(results[0].trajectory)
         before = self._before()
         system = system_of(self._record)
+        tools = self._record.get("tools") if isinstance(self._record, dict) else None
+        shown = {} if tools is None else {"tools": tools}
         for pair, sides in zip(in_text, self.readings[0].sides(results[0]), strict=True):
             if not all(isinstance(item, dict) and "role" in item for side in sides for item in side):
                 yield pair  # TRL knows no other messages
@@ -127,7 +129,7 @@ class ItemsReading(RecordReading):
             if system and not any(str(message.get("role")) in SYSTEM for message in prompt):
                 prompt = ({"role": "system", "content": system}, *prompt)
             chosen, rejected = map(Completion, sides[1:])
-            yield Pair(pair.id, prompt, chosen, rejected, about=pair.about)
+            yield Pair(pair.id, prompt, chosen, rejected, about={**pair.about, **shown})
 
     def _before(self) -> tuple[Message, ...]:
         """The prompt that stands beside a completion, as messages."""

@@ -29,6 +29,10 @@ APART = "\n\n"
 """What stands between what a model thinks and its words, so that sentences end."""
 
 
+class Thought(str):
+    """Words that a model only thought."""
+
+
 def find_items(record: Json) -> tuple[tuple[str, ...], list[dict[str, Json]]] | None:
     """Path and value of the record's list of messages; None where it has none. A bare list has the empty path."""
     for path in ((), *_PLACES) if isinstance(record, list) else _PLACES:
@@ -111,11 +115,11 @@ def words_of(content: Json) -> str:
 
 def part_words(part: Json) -> str:
     """The same of one part; what is thought ends with `APART`."""
-    thought = _thought_key(part)
-    if thought is None or not isinstance(part, dict):
+    key = _thought_key(part)
+    if key is None or not isinstance(part, dict):
         return _part(part)
-    value = cast(str, part[thought])
-    return value + APART if value else ""
+    value = cast(str, part[key])
+    return Thought(value + APART if value else "")
 
 
 def with_part_words(part: Json, words: str) -> Json:

@@ -7,7 +7,7 @@ items (or parts of them) that move with it; what stays is the very object that w
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Set
-from itertools import groupby
+from itertools import groupby, takewhile
 from typing import NamedTuple, cast
 
 import msgspec
@@ -19,6 +19,7 @@ from retcon.purify.reading.words import without
 from retcon.transcripts.failures.rules import Verdict
 from retcon.transcripts.reading.items import (
     APART,
+    Thought,
     context_of,
     part_words,
     parts_without,
@@ -229,6 +230,7 @@ class Pieces:
         moved = [] if item is None else [item]
         if not awaits_output(self.all):
             self._add("told", text, moved, new=True)
+            self.all[-1] = self.all[-1]._replace(role=None if item is None else "tool")
         else:
             self._add("output", text, moved, outputs=tuple(outputs), new=item is not None)
 
@@ -431,11 +433,10 @@ class Blockwise(Itemwise):
         objects = [block if isinstance(block, dict) else {} for block in blocks]
         calls = placed([self.call(block) for block in objects]) if kind == "call" else ()
         outputs = tuple(self.output(block, item) for block in objects) if kind == "output" else ()
-        if kind == "call":
-            text = "".join(map(shown_call, calls))
-        else:
-            text = "".join(output.text for output in outputs) or "".join(map(self.words, blocks))
-        return Piece(kind, owner, text, calls, outputs, {"items": blocks, _HOME: item}, role)
+        words = [] if kind == "call" else list(map(self.words, blocks))
+        text = "".join(map(shown_call, calls)) or "".join(output.text for output in outputs) or "".join(words)
+        first = "".join(takewhile(lambda one: isinstance(one, Thought), words))
+        return Piece(kind, owner, text, calls, outputs, {"items": blocks, _HOME: item}, role, first)
 
 
 def nobody_s(owner: int, item: Item) -> Piece:
@@ -507,7 +508,7 @@ class Steps(Itemwise):
                 continue
             calls, outputs, thought = self.calls(item), self.outputs(item), self.thought(item)
             if thought:
-                pieces.said(item, thought + APART, moved=[], apart=True, beside={_THOUGHT: item})
+                pieces.said(item, Thought(thought + APART), moved=[], apart=True, beside={_THOUGHT: item})
             pieces.said(item, text, moved=[] if calls else None, apart=not thought)
             if calls:
                 pieces.called(item, calls)

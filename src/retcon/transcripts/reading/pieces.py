@@ -24,6 +24,7 @@ from retcon.purify.reading.rewriting import rewritten
 from retcon.purify.reading.words import without
 from retcon.purify.tools import NO_PROGRAM, is_runner, looks_up
 from retcon.transcripts.failures.rules import Verdict, judge, works_by_report
+from retcon.transcripts.reading.items import Thought
 from retcon.transcripts.reading.roles import is_unlearnt, role_of
 from retcon.transcripts.types import NOT_JSON, Json, Speakers
 
@@ -117,7 +118,8 @@ class ToolOutput(NamedTuple):
 
 class Piece(NamedTuple):
     """owner: which item it is part of. payload: what of the item, besides text, moves with it (such as tool_calls).
-    role: who tells it, None where the item says so, "" for nobody."""
+    role: who tells it, None where the item says so, "" for nobody. thought: what its text begins with that the model
+    only thought."""
 
     kind: PieceKind
     owner: int
@@ -126,6 +128,7 @@ class Piece(NamedTuple):
     outputs: tuple[ToolOutput, ...] = ()
     payload: Mapping[str, Json] = MappingProxyType({})
     role: str | None = None
+    thought: str = ""
 
 
 Rebuild = Callable[[Json, Sequence[Piece]], Json]
@@ -189,6 +192,7 @@ class PieceReading:
             [self._told(span.start, span.end) for span in self._spans],
             [not any(self._unlearnt(self._pieces[span.start : span.end])) for span in self._spans],
             self._system,
+            [thought_in(self._pieces[span.start : span.end]) for span in self._spans],
         )
 
     def _told(self, start: int, end: int) -> list[Told]:
@@ -306,6 +310,16 @@ class RecordReading:
             yield from preference_pairs(result.trajectory)
 
 
+def thought_in(pieces: Sequence[Piece]) -> str:
+    """What a turn begins with that the model thought."""
+    found = ""
+    for piece in pieces:
+        found += piece.text if isinstance(piece.text, Thought) else piece.thought
+        if not isinstance(piece.text, Thought):
+            break
+    return found
+
+
 def _messages(items: Sequence[Json]) -> tuple[Message, ...]:
     return tuple(item for item in items if isinstance(item, dict))
 
@@ -408,7 +422,7 @@ def _turn(pieces: Sequence[Piece], span: _Span, number: int) -> Turn:
         elif kind == "told":
             rest.append(Segment("prompt", text))
         elif text:
-            segments.append(Segment("sampled", text))
+            segments.append(Segment("sampled", str(text)))
     found = _found(pieces, span)
     calls = _calls(pieces, span, number, found)
     return Turn((*segments, *rest), calls, _observations(calls, found, outputs), "call" if calls else "answer")

@@ -40,20 +40,22 @@ _SYSTEMS = SYSTEM | {"SystemMessage", "SystemMessageChunk", "SystemPromptEvent"}
 
 
 def role_of(item: Json) -> str:
-    """`system` or `user`, for an item of any format by which the model is told something. Of a group, the first."""
+    """`system`, `tool` or `user`, for an item of any format that the model is given. Of a group, the first."""
     if isinstance(item, list):
         return role_of(item[0]) if item else "user"
     if not isinstance(item, dict):
         return "user"
     places = (item, *(inner for name in _INSIDE if isinstance(inner := item.get(name), dict)))
     names = (place.get(key) for place in places for key in _KEYS)
-    named = any(isinstance(name, str) and name in _SYSTEMS for name in names)
+    known = {"system" if name in _SYSTEMS else KINDS.get(name, "user") for name in names if isinstance(name, str)}
     alone = isinstance(item.get("system_prompt"), str) and not any(isinstance(item.get(key), str) for key in _KEYS)
-    return "system" if named or alone else "user"  # the key alone makes a step of smolagents
+    if "system" in known or alone:  # the key alone makes a step of smolagents
+        return "system"
+    return "tool" if "output" in known else "user"
 
 
 def speaker_of(message: Json) -> str:
-    """The role of a message that may be the model's own too: `system`, `assistant` or `user`."""
+    """The role of a message that may be the model's own too: `system`, `assistant`, `tool` or `user`."""
     role = message.get("role", message.get("from")) if isinstance(message, dict) else None
     return "assistant" if isinstance(role, str) and role in SAID else role_of(message)
 

@@ -7,7 +7,7 @@ from typing import cast
 
 from retcon.purify.reading.words import without
 from retcon.transcripts.failures.rules import UNCLEAR, Verdict
-from retcon.transcripts.reading.items import APART, text_of
+from retcon.transcripts.reading.items import APART, Thought, text_of
 from retcon.transcripts.reading.itemwise import (
     Item,
     Itemwise,
@@ -135,7 +135,7 @@ def _think(pieces: Pieces, item: Item, reply: Item) -> bool:
     """Take in what was thought before the words of a reply; whether anything was."""
     thought = string(reply.get("reasoning_content"))
     if thought:
-        pieces.said(item, thought + APART, moved=[], apart=True, beside={_THOUGHT: True})
+        pieces.said(item, Thought(thought + APART), moved=[], apart=True, beside={_THOUGHT: True})
     return bool(thought)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from retcon.transcripts.failures.rules import UNCLEAR, Verdict
-from retcon.transcripts.reading.items import APART, as_text, text_of
+from retcon.transcripts.reading.items import APART, Thought, as_text, text_of
 from retcon.transcripts.reading.itemwise import (
     Blockwise,
     Item,
@@ -100,7 +100,7 @@ class PydanticAI(Blockwise):
         text = string(part.get("content")) if kind in _SAID else ""
         if kind != _THINKING:
             return text
-        return text + APART if text and not part.get("signature") else ""
+        return Thought(text + APART if text and not part.get("signature") else "")
 
     def with_words(self, block: Json, words: str) -> Json:
         part = block if isinstance(block, dict) else {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from retcon.transcripts.reading.items import APART, as_text
+from retcon.transcripts.reading.items import APART, Thought, as_text
 from retcon.transcripts.reading.itemwise import Blockwise, Item, called, flagged, objects, part_of, some_id, string
 from retcon.transcripts.reading.pieces import Call, PieceKind, ToolOutput
 from retcon.transcripts.registry import register
@@ -49,7 +49,7 @@ class Bedrock(Blockwise):
         thought = _thought(block)
         if thought:
             text = string(thought.get("text"))
-            return text + APART if text and not thought.get("signature") else ""
+            return Thought(text + APART if text and not thought.get("signature") else "")
         return super().words(block)
 
     def with_words(self, block: Json, words: str) -> Json:

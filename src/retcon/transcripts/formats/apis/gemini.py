@@ -9,7 +9,7 @@ from operator import not_
 
 from retcon.core.types import Trajectory
 from retcon.transcripts.failures.rules import Verdict
-from retcon.transcripts.reading.items import APART, as_text, renewed, text_of
+from retcon.transcripts.reading.items import APART, Thought, as_text, renewed, text_of
 from retcon.transcripts.reading.itemwise import (
     Blockwise,
     Item,
@@ -149,7 +149,7 @@ class Gemini(Blockwise):
         text = string(part.get("text"))
         if not part.get("thought"):
             return text
-        return text + APART if text and not _has(block, _SIGNATURES) else ""
+        return Thought(text + APART if text and not _has(block, _SIGNATURES) else "")
 
     def with_words(self, block: Json, words: str) -> Json:
         """What was signed with other words is so no more."""

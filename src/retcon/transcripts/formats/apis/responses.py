@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from retcon.transcripts.failures.rules import Verdict, judge
-from retcon.transcripts.reading.items import replaced, text_of, without_words, words_of
+from retcon.transcripts.reading.items import Thought, replaced, text_of, without_words, words_of
 from retcon.transcripts.reading.itemwise import (
     Item,
     ItemList,
@@ -120,7 +120,7 @@ class Responses(Itemwise):
             elif _is_output(one):
                 pieces.answered(item, [_output(one)])
             elif kind == "reasoning" or (kind == "message" and one.get("role") == "assistant"):
-                pieces.said(item, words_in(one))
+                pieces.said(item, (Thought if kind == "reasoning" else str)(words_in(one)))
             elif kind == "message" and ("role" in one or "content" in one):
                 pieces.told(item, _text(one))
             else:
