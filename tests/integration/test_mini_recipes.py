@@ -20,8 +20,8 @@ from retcon.config.shipped import shipped_recipes
 from retcon.core.sample import to_sample
 from retcon.core.types import Sample, Trajectory
 from retcon.purify.weights import accepted_splices
-from retcon.runs.mechanisms import idle_mechanisms
 from retcon.rollout.context import RolloutLimits
+from retcon.runs.mechanisms import idle_mechanisms
 from retcon.store import jsonl
 from retcon.train.objective.shaping import has_void_turn, in_failed_turns, is_void, shaped_rewards
 from retcon.train.rl import run_rl
