@@ -19,7 +19,7 @@ from retcon.models.loading import empty_model, load_config, load_model
 from retcon.models.lora import Adapter
 from retcon.models.placing import place_training
 from retcon.planning import needs as module
-from retcon.planning.needs import MIB, Needs, Part, Work, _parameters, needs_of, refuse_unfit
+from retcon.planning.needs import MIB, Needs, Part, Work, count_parameters, needs_of, refuse_unfit
 from training import make_base
 
 pytestmark = pytest.mark.torch
@@ -101,8 +101,8 @@ def test_adapters_have_as_many_parameters_as_are_planned(kind: str, targets: lis
         model = AutoModelForCausalLM.from_config(config)
     whole = sum(p.numel() for p in model.parameters())
     Adapter(model, section, seed=0)
-    assert _parameters(config, section) == (whole, sum(p.numel() for p in model.parameters() if p.requires_grad))
-    assert _parameters(config, LoraSection()) == (whole, whole)
+    assert count_parameters(config, section) == (whole, sum(p.numel() for p in model.parameters() if p.requires_grad))
+    assert count_parameters(config, LoraSection()) == (whole, whole)
 
 
 def test_a_sample_that_is_longer_than_a_micro_batch_is_planned_whole(base: Path) -> None:

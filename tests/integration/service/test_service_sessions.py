@@ -228,7 +228,7 @@ def test_of_sessions_that_have_ended_the_latest_are_known(monkeypatch: pytest.Mo
         ("", {"limit": {}}, 422, "limit"),
         ("", {"limits": {"cpu_seconds": 0}}, 422, "limits.cpu_seconds"),
         ("/{id}/run", {"code": ""}, 422, "code"),
-        ("/{id}/run", {"code": "1", "fetch": []}, 422, "fetch"),
+        ("/{id}/run", {"code": "1", "fetch": "a"}, 422, "fetch"),
         ("/{id}/rollback", {}, 422, "checkpoint"),
         ("/{id}/rollback", {"checkpoint": "x"}, 404, "checkpoint"),
         ("/{id}/checkpoints/x", {}, 405, None),

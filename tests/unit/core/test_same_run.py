@@ -131,7 +131,8 @@ def test_demonstrations_depend_on_how_they_are_made_and_on_nothing_of_the_traini
     some = {name: set(found[name]) for name in ("run", "model", "sft")}
     assert some == {"run": {"seed"}, "model": {"style"}, "sft": {"demonstrations", "max_turns"}}
     assert "harness_seconds" not in found["rollout"]
-    assert found["sandbox"].keys() == {"sessions", "cpu_seconds", "wall_seconds", "memory_mb", "output_chars"}
+    limits = {"cpu_seconds", "wall_seconds", "memory_mb", "output_chars"}
+    assert found["sandbox"].keys() == {"sessions", "python", "packages", *limits}
     before = {**found, "sandbox": {**found["sandbox"], "url": ["http://a:1"], "workers": 7}}
     assert not list(differing(before, found)), "which those of an earlier Retcon say"
 

@@ -167,9 +167,10 @@ def rendered(value: Json, detector: Detector, chat: Chat, where: str) -> list[Tr
 
 def _rendered(record: Json, trajectory: Trajectory, speakers: Speakers, chat: Chat) -> Trajectory:
     before = told_before(record, speakers)
-    if not before and trajectory.turns:
-        refuse_unasked(record)
-    refuse_unanswered(trajectory.turns, chain(before, *speakers.after[:-1]))
+    if trajectory.turns:
+        if not before:
+            refuse_unasked(record)
+        refuse_unanswered(trajectory.turns, chain(before, *speakers.after[:-1]))
     tools = tools_of(record)
     chat = chat if tools is None else chat.showing(tools)
     made = in_template(trajectory, chat, before, speakers.after, speakers.thoughts)
