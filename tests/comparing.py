@@ -94,7 +94,9 @@ def metrics(rng: random.Random, *, failures: float, purified: bool, steps: int =
     return lines
 
 
-def comparison(arms: tuple[str, ...] = ("baseline", "saar"), seeds: int = 1, steps: int = 80) -> Comparison:
+def comparison(
+    arms: tuple[str, ...] = ("baseline", "saar"), seeds: int = 1, steps: int = 80, samples: int = 10
+) -> Comparison:
     rng = random.Random(0)
     runs = {
         arm: [
@@ -102,7 +104,7 @@ def comparison(arms: tuple[str, ...] = ("baseline", "saar"), seeds: int = 1, ste
                 Path(f"/runs/{arm}/seed-{seed}"),
                 seed,
                 metrics(rng, failures=1.9 - 0.4 * n, purified=arm == "saar", steps=steps),
-                result(rng, 0.75 + 0.03 * n, 0.4 - 0.15 * n),
+                result(rng, 0.75 + 0.03 * n, 0.4 - 0.15 * n, samples=samples),
             )
             for seed in range(seeds)
         ]

@@ -17,7 +17,7 @@ from rich.console import Console
 from comparing import FAILED, FIX, result, trajectory
 from retcon.cli.compare.arms import read_arms
 from retcon.cli.compare.command import compare
-from retcon.cli.compare.plan import Wish, make_plan, open_ledger
+from retcon.cli.compare.plan import CompareOptions, make_plan, open_ledger
 from retcon.config.shipped import find_recipe
 from retcon.evaluate.paired import Paired
 from retcon.evaluate.result import Result, score, write_result
@@ -291,7 +291,7 @@ def test_names_with_brackets_and_colons_are_told_as_they_are(
     own, out = tmp_path / "own[v1].toml", tmp_path / "[runs] :smile:"
     shutil.copy(find_recipe("mini/cleaner"), own)
     words = ["mini/dapo-baseline", str(own), "evaluate.top_p=1.0"]
-    plan = make_plan(Wish(out, 1, "rollouts", start="base", faults=0.0), read_arms(words), words[2:])
+    plan = make_plan(CompareOptions(out, 1, "rollouts", start="base", faults=0.0), read_arms(words), words[2:])
     ledger = open_ledger(plan)
     ledger.begin()
     ledger.end()

@@ -20,6 +20,8 @@ BASE = Path(__file__).parent.parent / "assets" / "base"
 """The model inside the package."""
 SCRATCH = "scratch"
 """Of a recipe's `model.path`: that one's configuration with fresh weights."""
+DEEP = "base-deep"
+"""The model inside the package with each layer twice (`retcon.models.deepening`): made once, and kept."""
 FINAL = "final"
 """In a run folder: the model that its training came to."""
 _HOST = re.compile(r"[\w.-]+:\d+(/|$)")
@@ -27,9 +29,9 @@ _HOST = re.compile(r"[\w.-]+:\d+(/|$)")
 
 def locate(path: str | Path) -> Path:
     """The Hugging Face folder that `path` means, looked for in this order: `base`, the model inside the package
-    (`./base` is a folder of that name); a model folder; a run folder, whose `final/` is meant; a GGUF file, which is
-    converted once and kept; a name of `retcon model list`; a model of the hub, ORG/NAME[@REVISION], that was fetched
-    before.
+    (`./base` is a folder of that name); `base-deep`, that one with each layer twice; a model folder; a run folder,
+    whose `final/` is meant; a GGUF file, which is converted once and kept; a name of `retcon model list`; a model of
+    the hub, ORG/NAME[@REVISION], that was fetched before.
 
     Raises CheckpointError for what is none of these, with the nearest name or the command that fetches it.
     """
@@ -39,6 +41,8 @@ def locate(path: str | Path) -> Path:
         raise CheckpointError(f"{text} is a server's URL, and this needs the model itself ({others})")
     if text == "base":
         return BASE
+    if text == DEEP:
+        return _deepened()
     for found in (folder, folder / FINAL):
         if (found / "config.json").is_file():
             return found
@@ -89,9 +93,16 @@ def _advice(folder: Path) -> str:
     text = str(folder)
     if hub_name(text) is not None and not folder.parent.is_dir():
         return f"; if it is a model of the hub, run `retcon model get {text}`"
-    named = nearest(text, ["base", *PACKAGED]) if folder.parent == Path() else ""
+    named = nearest(text, ["base", DEEP, *PACKAGED]) if folder.parent == Path() else ""
     there = f"folders in {folder.parent.absolute()}: {', '.join(sorted(siblings)) or 'none'}"
     return named or f": neither a folder nor a name of `retcon model list`; {there}"
+
+
+def _deepened() -> Path:
+    from retcon.models.deepening import deepen  # it needs the [train] extra
+
+    weights = hashlib.sha256((BASE / "model.safetensors").read_bytes()).hexdigest()[:12]
+    return once(models_folder() / f"{DEEP}-{weights}", lambda folder: deepen(BASE, folder))
 
 
 def _from_gguf(file: Path) -> Path:

@@ -56,6 +56,21 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home"
 
 
+def test_the_packaged_model_with_twice_the_layers_computes_what_it_does(home: Path) -> None:
+    folder = locate("base-deep")
+    assert folder.is_relative_to(home)
+    base, deep = load_model(BASE), load_model(folder)
+    ids = torch.arange(5, 60)[None]
+    assert torch.equal(deep(ids).logits, base(ids).logits)
+    assert deep.config.num_hidden_layers == 2 * base.config.num_hidden_layers
+    assert deep.num_parameters() > 1.5 * base.num_parameters()
+    deep(ids).logits.sum().backward()
+    idle = deep.get_parameter("model.layers.1.mlp.down_proj.weight")
+    assert not idle.any()
+    assert idle.grad is not None
+    assert idle.grad.any(), "it learns"
+
+
 def edit(file: Path, **changes: object) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 

@@ -22,7 +22,7 @@ from retcon.build import build_tasks
 from retcon.cli.common.ledger import make_targets
 from retcon.cli.common.targets import NotReady, refuse_apart, refuse_unready, training
 from retcon.cli.compare.arms import read_arms
-from retcon.cli.compare.plan import Wish, make_plan, open_ledger
+from retcon.cli.compare.plan import CompareOptions, make_plan, open_ledger
 from retcon.cli.quickstart.plan import make_plan as quickstart_plan
 from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe, TaskSection
@@ -54,7 +54,9 @@ def test_arms_that_do_not_fit_or_lack_their_harness_are_named_before_their_cold_
     keys = ("rollout.lookahead_tokens=4000", "sandbox.workers=1", "compute.device=cpu")
     words, out = [*(str(tmp_path / f"{name}.toml") for name in arms), *keys], tmp_path / "out"
     with pytest.warns(TaskWarning, match="calls that a harness runs itself"):
-        plan = make_plan(Wish(out, 2, "rollouts", cold=str(cold), faults=0.0), read_arms(words, cold=str(cold)), keys)
+        plan = make_plan(
+            CompareOptions(out, 2, "rollouts", cold=str(cold), faults=0.0), read_arms(words, cold=str(cold)), keys
+        )
     with pytest.raises(RetconError) as told:
         make_targets(plan.targets, open_ledger(plan), at_once=1, console=Console(stderr=True), out=out)
     refused = str(told.value).split(", seed ")
@@ -68,7 +70,7 @@ def test_runs_that_have_begun_are_not_looked_at_again(tmp_path: Path) -> None:
     for number in (1, 2):
         (tmp_path / f"{number}.toml").write_text(f"[rl]\nsteps = 2\nlr = {number}e-4\n[compute]\nkv_memory_mb = 1\n")
     words = [str(tmp_path / "1.toml"), str(tmp_path / "2.toml"), "rollout.lookahead_tokens=4000"]
-    plan = make_plan(Wish(tmp_path / "out", 1, "rollouts", start="base"), read_arms(words))
+    plan = make_plan(CompareOptions(tmp_path / "out", 1, "rollouts", start="base"), read_arms(words))
     for targets in plan.trained.values():
         targets[0].makes.parent.mkdir(parents=True)
         (targets[0].makes.parent / "run.json").write_text(json.dumps({}))
@@ -82,8 +84,8 @@ def test_an_arm_that_is_added_once_its_problems_or_the_model_are_others_is_refus
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     keys = ["task.kind=file", f"task.path={data}", "task.evaluation_share=0.5", "rl.steps=2", "rl.prompts=1",
             "sandbox.workers=1", "compute.device=cpu"]  # fmt: skip
-    wish = Wish(out, 1, "rollouts", start=str(model), faults=0.0)
-    plan = make_plan(wish, read_arms(["mini/dapo-baseline", "mini/cleaner", *keys]), keys)
+    options = CompareOptions(out, 1, "rollouts", start=str(model), faults=0.0)
+    plan = make_plan(options, read_arms(["mini/dapo-baseline", "mini/cleaner", *keys]), keys)
     (first, measured, _), (second, *_) = plan.trained.values()
     tasks, about = build_tasks(first.recipe, model), first.recipe.evaluate
     problems = fingerprint_of(evaluation_tasks(tasks, about.problems, about.seed))
@@ -178,7 +180,7 @@ def test_a_folder_that_another_command_is_at_work_in_is_told_before_the_look(tmp
         (tmp_path / f"{number}.toml").write_text(f"[rl]\nlr = {number}e-4\n[compute]\nkv_memory_mb = 1\n")
     words = [str(tmp_path / "1.toml"), str(tmp_path / "2.toml"), "rollout.lookahead_tokens=4000"]
     out = tmp_path / "out"
-    plan = make_plan(Wish(out, 1, "rollouts", start="base"), read_arms(words))
+    plan = make_plan(CompareOptions(out, 1, "rollouts", start="base"), read_arms(words))
     with alone(out), pytest.raises(CheckpointError, match="another command is at work in"):
         make_targets(plan.targets, open_ledger(plan), at_once=1, console=Console(stderr=True), out=out)
     with pytest.raises(NotReady):

@@ -17,7 +17,7 @@ from retcon.cli.common.conversing import conversing
 from retcon.cli.common.plan import plan_evaluation, plan_rl, plan_sft
 from retcon.cli.common.targets import training
 from retcon.cli.compare.arms import read_arms
-from retcon.cli.compare.plan import Wish, make_plan
+from retcon.cli.compare.plan import CompareOptions, make_plan
 from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe, TaskSection
 from retcon.core.errors import RecipeError, TaskWarning
@@ -136,7 +136,7 @@ def test_a_comparison_whose_arms_repair_nothing_goes_without_its_repaired_evalua
     second.write_text("[rl]\nsteps = 2\nlr = 1e-3\n")
     arms = read_arms([str(first), str(second), *KEYS])
     with pytest.warns(TaskWarning, match="no arm is measured with purification on: .* cannot be gone back to"):
-        plan = make_plan(Wish(tmp_path / "out", 1, "rollouts", start=str(base)), arms)
+        plan = make_plan(CompareOptions(tmp_path / "out", 1, "rollouts", start=str(base)), arms)
     assert [target.makes.parent.name for target in plan.trained["first", 0][1:]] == ["eval", "eval-faults"]
 
 
@@ -145,7 +145,7 @@ def test_a_comparison_through_a_harness_says_that_its_own_calls_are_neither_repa
 ) -> None:
     arms = read_arms(["mini/dapo-baseline", "mini/cleaner", "rollout.harness=my_agent:solve"])
     with pytest.warns(TaskWarning, match=r"calls that a harness runs itself are not repaired .*--faults 0"):
-        make_plan(Wish(tmp_path / "out", 1, "rollouts", start=str(base)), arms)
+        make_plan(CompareOptions(tmp_path / "out", 1, "rollouts", start=str(base)), arms)
 
 
 WITHIN = {

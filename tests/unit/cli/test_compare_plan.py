@@ -10,7 +10,7 @@ import pytest
 from retcon.cli.compare.arms import named, read_arms
 from retcon.cli.compare.finish import _next
 from retcon.cli.compare.matching import MOST, Match
-from retcon.cli.compare.plan import ComparePlan, Wish, arms_in, make_plan, open_ledger
+from retcon.cli.compare.plan import CompareOptions, ComparePlan, arms_in, make_plan, open_ledger
 from retcon.config.shipped import find_recipe
 from retcon.config.stages import stages_of
 from retcon.core.errors import CheckpointError, RecipeError
@@ -20,8 +20,8 @@ THREE = ("mini/dapo-baseline", "mini/cleaner", "mini/rstar2")
 
 
 def planned(out: Path, *words: str, seeds: int = 2, match: Match = "rollouts", **options: object) -> ComparePlan:
-    wish = Wish(out, seeds, match, **options)  # type: ignore[arg-type]
-    return make_plan(wish, read_arms(words, arms_in(out)), [word for word in words if "=" in word])
+    given = CompareOptions(out, seeds, match, **options)  # type: ignore[arg-type]
+    return make_plan(given, read_arms(words, arms_in(out)), [word for word in words if "=" in word])
 
 
 def named_jobs(plan: ComparePlan) -> list[str]:
@@ -35,7 +35,7 @@ def test_seeds_come_one_after_the_other_with_all_arms_from_one_cold_start(tmp_pa
     of_a_seed = ("cold start", *arms)
     assert trainings == [f"{name}, seed {seed}" for seed in (0, 1) for name in of_a_seed]
     for seed in (0, 1):
-        cold = plan.cold[seed]
+        cold = plan.cold["", seed]
         assert "run.seed=" + str(seed) in cold.job.words
         for arm in plan.arms:
             job = plan.trained[arm.name, seed][0].job
@@ -112,18 +112,18 @@ def test_a_learning_curve_is_measured_unless_the_recipe_says_otherwise(tmp_path:
 def test_trackers_get_cold_starts_and_arms_under_names_of_their_own(tmp_path: Path) -> None:
     plan = planned(tmp_path, *THREE, "track.to=tests:Mine", seeds=1)
     arms = [plan.trained[arm.name, 0][0] for arm in plan.arms]
-    assert plan.cold[0].recipe.track.name == "cold_start-seed-0"
+    assert plan.cold["", 0].recipe.track.name == "cold_start-seed-0"
     names = [target.recipe.track.name for target in arms]
     assert len(set(names)) == len(THREE)
     assert all(name.endswith("seed-0") for name in names)
-    assert all("track.to=tests:Mine" in target.job.words for target in (plan.cold[0], *arms))
+    assert all("track.to=tests:Mine" in target.job.words for target in (plan.cold["", 0], *arms))
 
 
 def test_overrides_go_where_they_belong(tmp_path: Path) -> None:
     plan = planned(tmp_path, *THREE, "sft.steps=9", "repair.gamma=0.7", "run.seed=4", seeds=1)
     assert plan.seeds == (4,)
-    assert plan.cold[4].recipe.sft.steps == 9
-    assert not any("repair.gamma" in word for word in plan.cold[4].job.words)
+    assert plan.cold["", 4].recipe.sft.steps == 9
+    assert not any("repair.gamma" in word for word in plan.cold["", 4].job.words)
     assert plan.trained["cleaner", 4][0].recipe.repair.gamma == 0.7
     assert not any("repair.gamma" in word for word in plan.trained["rstar2", 4][0].job.words)
 
@@ -143,10 +143,10 @@ def test_a_kind_and_its_keys_go_together(tmp_path: Path, staged: str) -> None:
 def test_keys_of_the_cold_starts_own_kind_of_demonstrations_reach_it(tmp_path: Path) -> None:
     cold = tmp_path / "cold.toml"
     cold.write_text('[demos]\nkind = "engine"\n')
-    wish = Wish(tmp_path / "out", 1, "rollouts", cold=str(cold))
+    options = CompareOptions(tmp_path / "out", 1, "rollouts", cold=str(cold))
     change = "demos.model=smollm2"
-    plan = make_plan(wish, read_arms([*THREE, change], cold=str(cold)), [change])
-    assert plan.cold[0].recipe.demos.model_dump()["model"] == "smollm2"
+    plan = make_plan(options, read_arms([*THREE, change], cold=str(cold)), [change])
+    assert plan.cold["", 0].recipe.demos.model_dump()["model"] == "smollm2"
     assert not any(change in target.job.words for targets in plan.trained.values() for target in targets)
 
 
@@ -159,7 +159,7 @@ def test_a_model_to_start_from_takes_the_place_of_the_cold_start(tmp_path: Path)
 
 
 def test_the_cold_start_can_have_a_recipe_of_its_own(tmp_path: Path) -> None:
-    cold = planned(tmp_path, *THREE, cold="quickstart/cold_start").cold[0]
+    cold = planned(tmp_path, *THREE, cold="quickstart/cold_start").cold["", 0]
     assert cold.job.words[:2] == ("sft", "quickstart/cold_start")
     assert cold.recipe.run.threads == 2
     with pytest.raises(
@@ -315,7 +315,7 @@ def test_arms_whose_cold_starts_differ_are_refused(tmp_path: Path) -> None:
     other.write_text("[sft]\nsteps = 301\n[repair]\nkind = 'saar'\n")
     with pytest.raises(RecipeError, match=r"started alike: .*sft\.steps was 300, is 301.*--cold-start"):
         planned(tmp_path / "out", "mini/dapo-baseline", str(other))
-    assert planned(tmp_path / "out", "mini/dapo-baseline", str(other), "sft.steps=7").cold[0].recipe.sft.steps == 7
+    assert planned(tmp_path / "out", "mini/dapo-baseline", str(other), "sft.steps=7").cold["", 0].recipe.sft.steps == 7
     assert planned(tmp_path / "out", "mini/dapo-baseline", str(other), cold="quickstart/cold_start").cold
 
 

@@ -11,7 +11,7 @@ import pytest
 from retcon.cli.common.targets import Target, refuse_apart, to_make
 from retcon.cli.compare.arms import read_arms
 from retcon.cli.compare.matching import Match, late_words
-from retcon.cli.compare.plan import ComparePlan, Wish, make_plan
+from retcon.cli.compare.plan import CompareOptions, ComparePlan, make_plan
 from retcon.core.errors import CheckpointError, RecordError
 from retcon.evaluate.result import Result, read_result, score, setting_names, write_result
 from retcon.report.compared.reading import read_compared, run_folder
@@ -49,7 +49,7 @@ def test_a_result_that_cannot_be_read_can_be_measured_again(tmp_path: Path) -> N
 
 
 def planned(out: Path, *arms: str, match: Match = "rollouts") -> ComparePlan:
-    return make_plan(Wish(out, 1, match), read_arms(arms))
+    return make_plan(CompareOptions(out, 1, match), read_arms(arms))
 
 
 def make(target: Target) -> None:
@@ -99,7 +99,7 @@ def test_an_arm_whose_budget_is_the_firsts_needs_the_cold_start_and_of_the_first
         make(target)
     second = names(list(plan.trained["cleaner", 0]))
     assert names(to_make(plan.targets)) == ["cold start, seed 0", *second]
-    make(plan.cold[0])
+    make(plan.cold["", 0])
     plan.trained["dapo-baseline", 0][0].makes.rmdir()
     assert names(to_make(plan.targets)) == second
 
@@ -108,7 +108,7 @@ def test_runs_of_what_has_changed_under_its_name_are_not_compared(tmp_path: Path
     """A file of problems whose answers were mended, or a model that was trained on: the recipes say the same, and the
     problems keep their ids."""
     arms = read_arms(("mini/dapo-baseline", "mini/cleaner"))
-    targets = make_plan(Wish(tmp_path, 1, "rollouts", start="base"), arms).targets
+    targets = make_plan(CompareOptions(tmp_path, 1, "rollouts", start="base"), arms).targets
     results = [target.makes for target in targets if not target.trains]
     runs = [target.makes.parent for target in targets if target.trains]
     for target in targets:

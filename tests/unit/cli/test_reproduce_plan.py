@@ -6,19 +6,25 @@ from pathlib import Path
 
 import pytest
 
-from retcon.cli.compare.plan import Wish
-from retcon.cli.reproduce.arms import chosen, find_paper, make_arms, recipes_of
-from retcon.cli.reproduce.plan import Reproduction, make_reproduction
+from retcon.cli.compare.plan import CompareOptions
+from retcon.cli.reproduce.plan import (
+    PAPERS,
+    Reproduction,
+    find_paper,
+    make_arms,
+    make_reproduction,
+    recipes_of,
+    select_studies,
+)
 from retcon.config.load import load_recipe
 from retcon.config.stages import stages_of
 from retcon.core.errors import CheckpointError, RecipeError
-from retcon.report.papers.registry import PAPERS
 
 
 def planned(out: Path, paper: str, only: str | None = None, *overrides: str, seeds: int = 1) -> Reproduction:
     about, recipes = PAPERS[paper], dict(PAPERS[paper].recipes)
-    wish = Wish(out, seeds, "rollouts", faults=0.0)
-    return make_reproduction(wish, about, chosen(about, only), recipes, overrides)
+    options = CompareOptions(out, seeds, "rollouts", faults=0.0)
+    return make_reproduction(options, about, select_studies(about, only), recipes, overrides)
 
 
 @pytest.mark.parametrize("paper", PAPERS)
@@ -32,14 +38,18 @@ def test_every_arm_can_be_made_and_is_measured_and_budgeted_alike(paper: str, tm
         for key in variant.keys:
             name, _, value = key.partition("=")
             section, _, field = name.partition(".")
-            assert str(getattr(getattr(arm.settings, section), field)).lower() == value.lower()
+            assert str(getattr(getattr(arm.settings, section), field)).lower() == {"[]": "()"}.get(value, value.lower())
+        role = load_recipe(PAPERS[paper].recipes[variant.role], variant.keys)
+        assert arm.settings.rl.lr == pytest.approx(variant.rate * role.rl.lr)
 
 
 def test_only_the_arms_of_the_wanted_studies_are_trained(tmp_path: Path) -> None:
     jobs = [target.job.name for target in planned(tmp_path, "cleaner", "switch,recovery").targets]
     trained = [name for name in jobs if "eval" not in name]
     assert trained == [f"{name}, seed 0" for name in ("cold start", "baseline", "cleaner", "recovery")]
-    assert sum("eval" in name for name in jobs) == 6, "without and with repairs"
+    repaired = [name for name in jobs if name.endswith("eval-repaired")]
+    assert repaired == ["baseline, seed 0, eval-repaired", "cleaner, seed 0, eval-repaired"], "those of `switch` alone"
+    assert sum(name.endswith("eval") for name in jobs) == 3
 
 
 def test_a_later_session_can_be_about_other_studies(tmp_path: Path) -> None:
@@ -93,10 +103,40 @@ def test_a_change_may_be_of_a_kind_that_an_arm_is_about_or_another_change_choose
 
 def test_recipes_of_another_size_take_the_places_of_the_small_ones(tmp_path: Path) -> None:
     paper = PAPERS["cleaner"]
-    recipes = recipes_of(paper, ["baseline=dapo-baseline", "method=cleaner-4b"])
-    arms = make_arms(paper.variants, recipes, (), tmp_path)
-    assert {arm.settings.model.path for arm in arms} == {"Gen-Verse/Qwen3-4B-RA-SFT"}
-    assert stages_of(arms[-2].settings)[1].recipe.repair.kind == "saar"
+    recipes = recipes_of(paper, ["baseline=dapo-baseline", "method=cleaner-4b", "second=cleaner-7b"])
+    arms = {arm.name: arm for arm in make_arms(paper.variants, recipes, (), tmp_path)}
+    models = {name: arm.settings.model.path for name, arm in arms.items()}
+    assert {models[name] for name, arm in arms.items() if not arm.start} == {"Gen-Verse/Qwen3-4B-RA-SFT"}
+    assert {models[name] for name, arm in arms.items() if arm.start} == {"Gen-Verse/Qwen2.5-7B-RA-SFT"}
+    assert stages_of(arms["recovery"].settings)[1].recipe.repair.kind == "saar"
+    assert (arms["cleaner"].settings.rl.lr, arms["cleaner-slow"].settings.rl.lr) == (2e-6, 1e-6), "as in table 3"
+
+
+def test_a_second_size_has_a_model_and_a_cold_start_of_its_own(tmp_path: Path) -> None:
+    plan = planned(tmp_path, "cleaner", "size,switch")
+    starts = {name: targets[0].start for (name, _), targets in plan.compared.trained.items()}
+    assert starts["baseline"] == starts["cleaner"] == str(tmp_path / "cold_start" / "seed-0")
+    assert starts["second-baseline"] == starts["second-cleaner"] == str(tmp_path / "cold_start" / "second" / "seed-0")
+    made = {start: target.recipe.model.path for (start, _), target in plan.compared.cold.items()}
+    assert made == {"": "base", "second": "base-deep"}
+    alone = [target.job.name for target in planned(tmp_path / "alone", "cleaner", "size").targets]
+    assert alone[0] == "cold start of second, seed 0"
+    assert not any(name.startswith(("cold start,", "baseline", "cleaner")) for name in alone)
+
+
+def test_a_model_for_all_is_refused_where_every_arm_has_one_of_its_own(tmp_path: Path) -> None:
+    paper = PAPERS["cleaner"]
+    options = CompareOptions(tmp_path / "out", 1, "rollouts", start="base", faults=0.0)
+    with pytest.raises(RecipeError, match=r"--from: the arms second-baseline, .* begin at a model of their own"):
+        make_reproduction(options, paper, select_studies(paper, "size"), paper.recipes, ())
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_a_quick_reproduction_has_six_steps_an_arm_and_takes_changes(paper: str, tmp_path: Path) -> None:
+    arms = planned(tmp_path, paper, None, *PAPERS[paper].quick, "evaluate.problems=5").compared.arms
+    assert {arm.settings.rl.steps for arm in arms} == {6}
+    assert {arm.settings.evaluate.problems for arm in arms} == {5}
+    assert {arm.settings.evaluate.samples for arm in arms} == {16}, "pass@16 takes as many"
 
 
 def test_evaluations_are_under_the_conditions_that_the_page_names(tmp_path: Path) -> None:
@@ -120,7 +160,7 @@ def test_an_unknown_paper_is_refused_with_the_nearest(words: list[str], told: st
 @pytest.mark.parametrize(("only", "told"), [("gama", "did you mean 'gamma'"), (",", "names no study: main")])
 def test_an_unknown_study_is_refused_with_the_nearest(only: str, told: str) -> None:
     with pytest.raises(RecipeError, match=told):
-        chosen(PAPERS["cleaner"], only)
+        select_studies(PAPERS["cleaner"], only)
 
 
 @pytest.mark.parametrize(

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import gzip
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from comparing import FAILED, FIX, answer, repaired, trajectory
+from comparing import FAILED, FIX, answer, comparison, repaired, trajectory
+from retcon.cli.reproduce.plan import PAPERS
+from retcon.config.load import load_recipe
 from retcon.core.types import Trajectory
-from retcon.evaluate.result import Result
+from retcon.evaluate.result import Result, score
 from retcon.report.compared.curves import COMPARED
 from retcon.report.compared.reading import PLAIN, REPAIRED, ComparedRun
 from retcon.report.compared.sheet import Sheet
-from retcon.report.papers import counting
-from retcon.report.papers.page import study_figures
-from retcon.report.papers.registry import PAPERS
-from retcon.report.papers.types import Paper
+from retcon.report.papers import counting, spikes
+from retcon.report.papers.page import SHAPE_ONLY, Reproduced, StudyReport, all_figures, write_reproduced
+from retcon.report.papers.types import Claim, Here, Paper, table
 from retcon.report.runs import Run
 from retcon.runs.metrics import Metrics
 from retcon.store import jsonl
 
+needs_matplotlib = pytest.mark.skipif(find_spec("matplotlib") is None, reason="pictures need the [report] extra")
 papers = pytest.mark.parametrize("paper", PAPERS.values(), ids=list(PAPERS))
 
 
@@ -49,19 +53,127 @@ def test_a_study_has_arms_figures_and_curves_that_there_are(paper: Paper) -> Non
     assert len(set(variants)) == len(variants)
     assert {v.role for v in paper.variants} | {v.switches_to for v in paper.variants} <= {*paper.recipes, ""}
     used = {arm for study in paper.studies for arm in study.arms}
-    assert used == set(variants[1:]), "no arm is trained for nothing"
+    assert used | {study.first for study in paper.studies if study.first} | {variants[0]} == set(variants)
     curves = {curve.name for curve in COMPARED}
     for study in paper.studies:
-        assert paper.first.name not in study.arms
+        assert paper.compared(study)[0] not in study.arms
         assert set(study.curves) <= curves
         assert study.figures
 
 
 @papers
-def test_what_a_paper_says_has_a_source(paper: Paper) -> None:
-    claims = [claim for study in paper.studies for claim in study.claims]
-    assert claims
-    assert all(claim.what and claim.value and claim.source for claim in claims)
+def test_each_value_of_a_paper_has_a_source_and_stands_beside_ours_or_a_reason(paper: Paper) -> None:
+    by_study = {study.name: study.claims for study in paper.studies}
+    assert all(by_study.values()), "each study has a value of the paper"
+    for claim in (*paper.settings, *(claim for claims in by_study.values() for claim in claims)):
+        assert all((claim.what, claim.value, claim.source)), claim
+        assert claim.here is not None or claim.differs, claim
+    for study in paper.studies:
+        for claim in study.claims:
+            if claim.here is not None:
+                assert {claim.here.arm, claim.here.less} <= {*paper.compared(study), ""}, claim
+
+
+def test_a_table_loses_no_cell_and_has_as_many_as_columns() -> None:
+    columns = (("A", "pass1", "easier"), ("B", "", "no such problems"), ("C", "", "no such problems"))
+    found = list(table("table 9", columns, ("ours", "1.0 2.0 -", "arm", "smaller"), ("others'", "3 - 4", "", "theirs")))
+    assert found == [
+        Claim("ours: A", "1.0", "table 9", Here("arm", "pass1"), "smaller; easier"),
+        Claim("ours", "B 2.0", "table 9", None, "no such problems"),
+        Claim("others'", "A 3, C 4", "table 9", None, "theirs"),
+    ]
+    with pytest.raises(ValueError, match="shorter"):
+        list(table("table 9", columns, ("ours", "1.0 2.0", "arm", "")))
+
+
+def reported(paper: Paper, only: str, out: Path, *, seeds: int = 1, quick: bool = False) -> tuple[StudyReport, str]:
+    """A study of runs that could have happened, and its page."""
+    study = next(study for study in paper.studies if study.name == only)
+    names = paper.compared(study)
+    runs = {
+        arm: [
+            ComparedRun(run, {PLAIN: run.result, REPAIRED: run.result})
+            for run in comparison((arm,), seeds=seeds, steps=12, samples=16).arms[arm]
+        ]
+        for arm in names
+    }
+    recipes = {arm: load_recipe("mini/cleaner") for arm in names}
+    found = Reproduced(paper, (study,), runs, recipes, dict.fromkeys(names, "mini"), "retcon reproduce", 1.0, quick)
+    (report,) = write_reproduced(found, out)
+    return report, (out / "reproduction.md").read_text()
+
+
+@needs_matplotlib
+def test_the_papers_table_stands_beside_ours_cell_by_cell(tmp_path: Path) -> None:
+    report, page = reported(PAPERS["cleaner"], "tools", tmp_path)
+    lines = {what: (value, here, differs) for what, _, value, here, differs in report.lines}
+    value, here, _ = lines["+ SAAR: AIME24 pass@1/16"]
+    pass1, pass16 = (float(number) for number in here.split("/"))
+    assert value == "72.7/87.6"
+    assert (pass1, pass16) == (pytest.approx(85, abs=10), pytest.approx(100, abs=5)), "in percent, as there"
+    value, here, differs = lines["+ SAAR"]
+    assert value == "AIME25 pass@1/16 67.1/84.1, GPQA 60.2, LiveCodeBench-v6 26.8"
+    assert here == "–"
+    assert "no science problems here" in differs
+    assert f"| + SAAR: AIME24 pass@1/16 | table 2, Qwen3-4B-Instruct | 72.7/87.6 | {pass1}/{pass16:.1f} |" in page
+    assert "could not be read" not in page
+    assert SHAPE_ONLY not in page.lower()
+
+
+@needs_matplotlib
+def test_each_row_of_a_quick_run_is_marked(tmp_path: Path) -> None:
+    report, page = reported(PAPERS["cleaner"], "main", tmp_path, quick=True)
+    assert all(differs.startswith(SHAPE_ONLY) for *_, differs in report.lines)
+    assert "**Shape only: " in page.partition("## ")[0], "at the top"
+    settings = page.partition("## Settings")[2]
+    assert "| K; γ | table 5 | 3; 0.5 | 3; 0.5 | shape only |" in settings
+
+
+@needs_matplotlib
+def test_a_recovery_is_compared_with_purification_from_the_start_as_well(tmp_path: Path) -> None:
+    report, _ = reported(PAPERS["cleaner"], "recovery", tmp_path, seeds=2)
+    assert report.sheet.sections[1][0] == "less baseline"
+    _, _, value, here, _ = next(line for line in report.lines if line[0] == "less SAAR from the first step")
+    assert (value, here) == ("lower; no number", ".0; .0; .00"), "these runs are alike"
+
+
+@needs_matplotlib
+def test_a_study_whose_data_are_missing_says_so_in_a_sentence(tmp_path: Path) -> None:
+    paper = PAPERS["rstar2"]
+    study = next(study for study in paper.studies if study.name == "overlong")
+    runs = {arm: [run_of(tmp_path, {"step": 1})] for arm in paper.compared(study)}
+    found = Reproduced(paper, (study,), runs, {}, dict.fromkeys(runs, "mini"), "retcon reproduce", 1.0)
+    (report,) = write_reproduced(found, tmp_path)
+    assert "None of this study's figures was measured" in (tmp_path / "reproduction.md").read_text()
+    assert all(here == "–" and differs for *_, here, differs in report.lines)
+
+
+def test_evaluation_minutes_are_those_of_one_model_with_and_without_purification(tmp_path: Path) -> None:
+    off = Result("/m", {}, {}).with_setting("t1", score([], temperature=1, top_p=1, cpu_s=60, wall_s=90))
+    on = Result("/m", {}, {}).with_setting("t1", score([], temperature=1, top_p=1, cpu_s=75, wall_s=120))
+    run = ComparedRun(Run(tmp_path, 0, [], off), {PLAIN: off, REPAIRED: on})
+    assert counting.evaluation_minutes(PLAIN)(run) == 1
+    assert counting.evaluation_minutes(REPAIRED, wall=True)(run) == 2
+    assert counting.slowdown(run) == pytest.approx(25)
+    assert counting.slowdown(ComparedRun(run.run, {PLAIN: off})) is None
+
+
+def test_failures_and_accuracy_are_correlated_by_their_changes() -> None:
+    failures, heights = [1.0, 2.0, 1.5, 2.5, 2.0, 3.0], [0.9, 0.5, 0.6, 0.3, 0.5, 0.1]
+    lines: list[Metrics] = [
+        {"raw_failures": f, "pass_rate": h, "eval_pass_rate": h if n % 2 else None}
+        for n, (f, h) in enumerate(zip(failures, heights, strict=True))
+    ]
+    found = spikes.correlation(run_of(Path(), *lines), "pass_rate")
+    assert found is not None
+    assert found.mean == pytest.approx(np.corrcoef(np.diff(failures), np.diff(heights))[0, 1])
+    assert -1 <= found.low < found.mean < found.high < 0
+    steps, failing, accuracy = spikes.failures_and_accuracy(run_of(Path(), *lines), "eval_pass_rate")
+    assert steps.tolist() == [2, 4, 6]
+    assert failing.tolist() == [1.5, 2.0, 2.5], "the mean since the point before"
+    assert accuracy.tolist() == [0.5, 0.3, 0.1]
+    assert spikes.correlation(run_of(Path(), *lines), "eval_pass_rate") is None, "two changes are too few"
+    assert spikes.correlation(run_of(Path(), *[{**line, "pass_rate": 1.0} for line in lines]), "pass_rate") is None
 
 
 def test_a_turn_counts_from_the_attempt_that_repaired_it(tmp_path: Path) -> None:
@@ -118,6 +230,6 @@ def test_a_wide_sheet_comes_in_parts_with_the_notes_below_the_last() -> None:
 def test_limits_of_a_share_are_shares(tmp_path: Path) -> None:
     study = next(study for study in PAPERS["rstar2"].studies if study.name == "overlong")
     runs = [run_of(tmp_path, {"step": 1, "cut_off": share}) for share in (0.9, 1.0)]
-    (row,) = (row for row in study_figures(study, {"roc": runs}) if row.name == "cut_off")
+    row = all_figures(study, {"roc": runs})["cut_off"]
     assert row.arms["roc"] is not None
     assert (row.arms["roc"].mean, row.arms["roc"].high) == (0.95, 1.0)

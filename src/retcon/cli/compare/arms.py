@@ -25,7 +25,7 @@ CONDITIONS = (
 """Keys of [evaluate] that say how arms are measured, the values of the first evaluation, and what there is instead."""
 COLD = ("model", "task", "demos", "sft")
 """Sections that arms which share a cold start must have in common."""
-UNTRAINED = ("base", "scratch")
+UNTRAINED = ("base", "base-deep", "scratch")
 """Values of model.path that know no tools: such a model needs a cold start."""
 TAKEN = ("cold_start", "logs", "cold start")
 """Folders of a comparison that are no arm's, and the name of a job that is none's."""
@@ -38,24 +38,26 @@ CURVE_POINTS = 8
 @dataclass(frozen=True, slots=True)
 class Arm:
     """name: in tables and folders. recipe: as it was given, a file or the name of a shipped one. overrides: those that
-    concern it. settings: the recipe with them. text: of the recipe's file, where that is written once work begins."""
+    concern it. settings: the recipe with them. text: of the recipe's file, where that is written once work begins.
+    start: name of the start that it shares with the other arms of that name; "" for the command's."""
 
     name: str
     recipe: str
     overrides: tuple[str, ...]
     settings: Recipe
     text: str | None = None
+    start: str = ""
 
     def changed(self, *overrides: str) -> Arm:
         """The arm with further overrides. Raises RecipeError."""
-        return arm_of(self.name, self.recipe, (*self.overrides, *overrides), self.text)
+        return arm_of(self.name, self.recipe, (*self.overrides, *overrides), self.text, self.start)
 
 
-def arm_of(name: str, recipe: str, overrides: Sequence[str], text: str | None = None) -> Arm:
+def arm_of(name: str, recipe: str, overrides: Sequence[str], text: str | None = None, start: str = "") -> Arm:
     """text: of the recipe's file, where that is not written yet. Raises RecipeError for an unknown recipe, with the
     nearest, and for an override that is wrong or that no job reads."""
     settings = load_recipe(recipe, overrides, text=text, reads=READS["compare"])
-    return Arm(name, recipe, tuple(overrides), settings, text)
+    return Arm(name, recipe, tuple(overrides), settings, text, start)
 
 
 def read_arms(words: Sequence[str], there: Sequence[str] = (), cold: str | None = None) -> list[Arm]:

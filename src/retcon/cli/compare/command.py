@@ -64,13 +64,13 @@ def compare(
     from retcon.cli.common.ledger import make_targets
     from retcon.cli.compare.arms import read_arms
     from retcon.cli.compare.finish import finish
-    from retcon.cli.compare.plan import Wish, arms_in, make_plan, open_ledger
+    from retcon.cli.compare.plan import CompareOptions, arms_in, make_plan, open_ledger
     from retcon.report.plots import need_matplotlib
 
     need_matplotlib()
     arms = read_arms(words, arms_in(out), cold)
     overrides = [word for word in words if "=" in word]
-    plan = make_plan(Wish(out, seeds, match, start, cold, faults), arms, overrides)
+    plan = make_plan(CompareOptions(out, seeds, match, start, cold, faults), arms, overrides)
     ledger = open_ledger(plan)
     command = command_line("retcon", *sys.argv[1:])
     with interruptible(f"what is done is kept in {out}; continue with: {command}"):

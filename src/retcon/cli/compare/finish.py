@@ -26,32 +26,32 @@ FILES = {
 
 
 def finish(plan: ComparePlan, seconds: float, words: list[str], console: Console) -> None:
-    """Writes what the plan's runs came to into its folder, and tells it. words: the command."""
-    out, wish = plan.wish.out, plan.wish
+    """Write the tables of the plan's runs into its folder, and print them. words: the command."""
+    out, options = plan.options.out, plan.options
     runs = {arm.name: [read_compared(out, arm.name, seed) for seed in plan.seeds] for arm in plan.arms}
     recipes = {arm.name: arm.recipe for arm in plan.arms}
-    found = Compared(out.name, runs, recipes, ABOUT[wish.match], wish.faults, seconds)
+    found = Compared(out.name, runs, recipes, ABOUT[options.match], options.faults, seconds)
     for sheet in write_compared(found, out):
         for table in sheet.tables(console):
             console.print(table)
             console.print()
     console.print(f"{seconds / 60:.1f} minutes in all. Where everything is, in {out}:", highlight=False, soft_wrap=True)
-    tell_end(console, FILES, len(plan.seeds), _next(plan, words))
+    print_end(console, FILES, caveat(len(plan.seeds)), _next(plan, words))
 
 
-def tell_end(console: Console, files: Mapping[str, str], seeds: int, commands: Sequence[str]) -> None:
-    """Where everything is, what so few seeds are worth, and what to run next. files: names to places in the folder."""
+def print_end(console: Console, files: Mapping[str, str], note: str, commands: Sequence[str]) -> None:
+    """Print where everything is, what it is worth, and what to run next. files: names to places in the folder."""
     for name, place in files.items():
         console.print(Text.assemble("  ", (f"{name:<12}", "bold"), place), soft_wrap=True)
-    if said := caveat(seeds):
-        console.print(said, style="yellow", highlight=False, soft_wrap=True)
+    if note:
+        console.print(note, style="yellow", highlight=False, soft_wrap=True)
     console.print("\nWhat to try next:", highlight=False)
     for line in commands:
         console.print(Text(f"  {line}"), soft_wrap=True)
 
 
 def _next(plan: ComparePlan, words: list[str]) -> list[str]:
-    out, last = plan.wish.out, plan.arms[-1].name
+    out, last = plan.options.out, plan.arms[-1].name
     lines = [
         command_line("retcon", "report", *(run_folder(out, arm.name, plan.seeds[0]) for arm in plan.arms)),
         command_line("retcon", "show", run_folder(out, last, plan.seeds[0]) / "eval" / "trajectories-t1.jsonl"),
@@ -59,7 +59,7 @@ def _next(plan: ComparePlan, words: list[str]) -> list[str]:
     if len(plan.seeds) < SEEDS_OF_A_FINDING:
         more = [*_without(words, "--seeds"), "--seeds", SEEDS_OF_A_FINDING]
         lines.append(f"{command_line('retcon', *more)}   # continues; what is done is kept")
-    elif plan.wish.match == "rollouts" and _goes_with_tokens(plan):
+    elif plan.options.match == "rollouts" and _goes_with_tokens(plan):
         tokens = [*_without(_without(words, "--match"), "--out"), "--match", "tokens", "--out", f"{out}-tokens"]
         lines.append(command_line("retcon", *tokens))
     return lines

@@ -22,10 +22,10 @@ FILE = "comparison.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class CompareOptions:
     """What the command was given besides the arms. start: a model for all, in place of a cold start. cold: the recipe
-    of the cold start, where it is not the first arm's. faults: share of calls that fail in the third evaluation, 0 for
-    no such."""
+    of the cold start, where it is not the first arm's. faults: share of calls that fail in the third evaluation, 0
+    leaves that out."""
 
     out: Path
     seeds: int
@@ -37,13 +37,13 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class ComparePlan:
-    """cold: seed to the cold start, none where all start from a model. trained: (arm, seed) to the training and its
-    evaluations."""
+    """cold: (Arm.start, seed) to the cold start, absent where arms start from a model. trained: (arm, seed) to the
+    training and its evaluations."""
 
-    wish: Wish
+    options: CompareOptions
     arms: tuple[Arm, ...]
     seeds: tuple[int, ...]
-    cold: dict[int, Target] = field(default_factory=dict)
+    cold: dict[tuple[str, int], Target] = field(default_factory=dict)
     trained: dict[tuple[str, int], tuple[Target, ...]] = field(default_factory=dict)
 
     @property
@@ -51,7 +51,7 @@ class ComparePlan:
         """In the order in which they are to be done, seed by seed."""
         found: list[Target] = []
         for seed in self.seeds:
-            found += [self.cold[seed]] if seed in self.cold else []
+            found += (target for (_, number), target in self.cold.items() if number == seed)
             found += (target for arm in self.arms for target in self.trained[arm.name, seed])
         return found
 
@@ -65,28 +65,29 @@ class CompareBook(Book):
     start: str | None = None
 
 
-def make_plan(wish: Wish, arms: Sequence[Arm], overrides: Sequence[str] = ()) -> ComparePlan:
-    """The plan. overrides: those of the command, of which the cold start takes its own. Raises RecipeError for arms
-    that cannot share a cold start, or not be matched, CheckpointError for a model that is not there."""
-    arms = matched(arms, wish.match)
-    cold = _cold_recipe(wish, arms, overrides)
-    model = wish.start or (cold or arms[0]).settings.model.path
-    if model not in UNTRAINED:
-        from retcon.models.locating import locate  # it needs the [train] extra
+def make_plan(options: CompareOptions, arms: Sequence[Arm], overrides: Sequence[str] = ()) -> ComparePlan:
+    """Plan a comparison; arms share a cold start, or a model, with those of the same `Arm.start`.
 
-        locate(model)
+    overrides: those of the command, of which a cold start takes its own. Raises RecipeError for arms that cannot share
+    a cold start, or not be matched, CheckpointError for a model that is not there.
+    """
+    arms = matched(arms, options.match)
     first = arms[0].settings.run.seed
-    plan = ComparePlan(wish, tuple(arms), tuple(range(first, first + wish.seeds)))
+    plan = ComparePlan(options, tuple(arms), tuple(range(first, first + options.seeds)))
+    origins = {
+        (start, seed): origin
+        for start in dict.fromkeys(arm.start for arm in arms)
+        for seed, origin in _origins(plan, start, overrides).items()
+    }
     for seed in plan.seeds:
-        origin = _Origin(model)
-        if cold is not None:
-            plan.cold[seed] = _cold_target(wish.out, cold, seed)
-            origin = _Origin(str(plan.cold[seed].makes.parent), (plan.cold[seed].job.name,))
+        budget = _Origin("")
         for arm in arms:
-            plan.trained[arm.name, seed] = targets = _arm_targets(wish, arm, seed, origin)
-            if arm is arms[0] and wish.match in KEYS:  # the others' budget is what it has spent
-                late = late_words(wish.match, run_folder(wish.out, arm.name, seed))
-                origin = replace(origin, needs=(*origin.needs, targets[0].job.name), late=late)
+            origin = origins[arm.start, seed]
+            origin = replace(origin, needs=(*origin.needs, *budget.needs), late=budget.late)
+            plan.trained[arm.name, seed] = targets = _arm_targets(options, arm, seed, origin)
+            if arm is arms[0] and options.match in KEYS:  # the others' budget is what it has spent
+                late = late_words(options.match, run_folder(options.out, arm.name, seed))
+                budget = _Origin("", (targets[0].job.name,), late)
     return plan
 
 
@@ -99,7 +100,7 @@ def arms_in(out: Path) -> tuple[str, ...]:
 def open_ledger(plan: ComparePlan, *, ours: Sequence[str] = ()) -> Ledger[CompareBook]:
     """The book of the plan's folder. Arms and seeds may be added to a comparison. ours: names of what may be there
     before it. Raises CheckpointError where the folder holds another one, or something else."""
-    out, wish = plan.wish.out, plan.wish
+    out, options = plan.options.out, plan.options
     refuse_foreign(out, FILE, "comparison", ours)
     book, arms = read_book(out / FILE, CompareBook), {arm.name: arm.recipe for arm in plan.arms}
     if book.arms:
@@ -109,25 +110,43 @@ def open_ledger(plan: ComparePlan, *, ours: Sequence[str] = ()) -> Ledger[Compar
                 f"{out} compares {', '.join(book.arms.values())}: name these first, in that order, to continue or "
                 "to add others; or choose another --out"
             )
-        options = {"--match": (book.match, wish.match), "--faults": (book.faults, wish.faults),
-                   "--from": (book.start, wish.start)}  # fmt: skip
-        for name, (old, new) in options.items():
+        given = {"--match": (book.match, options.match), "--faults": (book.faults, options.faults),
+                 "--from": (book.start, options.start)}  # fmt: skip
+        for name, (old, new) in given.items():
             if old != new:
                 raise CheckpointError(f"{out} was made with {name} {old}, not {new}: choose another --out")
     ledger = Ledger(out / FILE, plan.targets, CompareBook)
     book = ledger.book
-    book.arms, book.match, book.faults, book.start = arms, wish.match, wish.faults, wish.start
+    book.arms, book.match, book.faults, book.start = arms, options.match, options.faults, options.start
     return ledger
 
 
-def _cold_recipe(wish: Wish, arms: Sequence[Arm], overrides: Sequence[str]) -> Arm | None:
+def _origins(plan: ComparePlan, start: str, overrides: Sequence[str]) -> dict[int, _Origin]:
+    """Seed to where the arms of this start begin; cold starts go into the plan."""
+    arms = [arm for arm in plan.arms if arm.start == start]
+    # --from and --cold-start are of the command's own start: they have another model
+    options = replace(plan.options, start=None, cold=None) if start else plan.options
+    cold = _cold_recipe(options, arms, overrides)
+    model = options.start or (cold or arms[0]).settings.model.path
+    if model not in UNTRAINED:
+        from retcon.models.locating import locate  # it needs the [train] extra
+
+        locate(model)
+    if cold is None:
+        return dict.fromkeys(plan.seeds, _Origin(model))
+    made = {seed: _cold_target(options.out, cold, seed, start) for seed in plan.seeds}
+    plan.cold.update({(start, seed): target for seed, target in made.items()})
+    return {seed: _Origin(str(target.makes.parent), (target.job.name,)) for seed, target in made.items()}
+
+
+def _cold_recipe(options: CompareOptions, arms: Sequence[Arm], overrides: Sequence[str]) -> Arm | None:
     """What a cold start is made with; None where all arms start from a model that is there."""
-    if wish.start is not None:
-        if wish.cold is not None:
+    if options.start is not None:
+        if options.cold is not None:
             raise RecipeError("--from names a model to start from, --cold-start a recipe to make one: give one of them")
         return None
-    if wish.cold is not None:
-        cold = arm_of("cold start", wish.cold, of_cold_start(wish.cold, overrides))
+    if options.cold is not None:
+        cold = arm_of("cold start", options.cold, of_cold_start(options.cold, overrides))
         refuse_other_models(cold, arms)
         return cold
     refuse_unshared(arms)
@@ -136,14 +155,14 @@ def _cold_recipe(wish: Wish, arms: Sequence[Arm], overrides: Sequence[str]) -> A
     return arm_of("cold start", arms[0].recipe, of_sections(arms[0].overrides, COLD_SECTIONS))
 
 
-def _cold_target(out: Path, cold: Arm, seed: int) -> Target:
-    home = out / "cold_start"
+def _cold_target(out: Path, cold: Arm, seed: int, start: str) -> Target:
+    home = out / "cold_start" / start
     return cold_start(
         out,
         home / f"seed-{seed}",
         cold.recipe,
         (*cold.overrides, f"run.seed={seed}"),
-        name=f"cold start, seed {seed}",
+        name=f"cold start{f' of {start}' * bool(start)}, seed {seed}",
         demos=home / f"demonstrations-{seed}.jsonl",
     )
 
@@ -157,12 +176,12 @@ class _Origin:
     late: Callable[[], Sequence[str]] = tuple
 
 
-def _arm_targets(wish: Wish, arm: Arm, seed: int, origin: _Origin) -> tuple[Target, ...]:
+def _arm_targets(options: CompareOptions, arm: Arm, seed: int, origin: _Origin) -> tuple[Target, ...]:
     changes = (*arm.overrides, f"run.seed={seed}")
     name = f"{arm.name}, seed {seed}"
-    folder = run_folder(wish.out, arm.name, seed)
+    folder = run_folder(options.out, arm.name, seed)
     made = training(
-        wish.out,
+        options.out,
         folder,
         arm.recipe,
         changes,
@@ -175,13 +194,15 @@ def _arm_targets(wish: Wish, arm: Arm, seed: int, origin: _Origin) -> tuple[Targ
     return (
         made,
         *(
-            evaluation(wish.out, made, arm.recipe, (*changes, *own), name=f"{name}, {into}", into=into, text=arm.text)
-            for into, own in _conditions(wish, arm, folder).items()
+            evaluation(
+                options.out, made, arm.recipe, (*changes, *own), name=f"{name}, {into}", into=into, text=arm.text
+            )
+            for into, own in _conditions(options, arm, folder).items()
         ),
     )
 
 
-def _conditions(wish: Wish, arm: Arm, run: Path) -> dict[str, tuple[str, ...]]:
+def _conditions(options: CompareOptions, arm: Arm, run: Path) -> dict[str, tuple[str, ...]]:
     """Overrides of the evaluations of an arm's run, by their folders in it. Warns (TaskWarning) where there is none
     with repairs, as what its tasks bring cannot go back to where a failed call began, and where calls may not be ours
     to repair or to let fail."""
@@ -201,4 +222,4 @@ def _conditions(wish: Wish, arm: Arm, run: Path) -> dict[str, tuple[str, ...]]:
             TaskWarning,
             stacklevel=2,
         )
-    return {**found, FAULTS: ("evaluate.top_p=1.0", f"evaluate.faults={wish.faults}")} if wish.faults else found
+    return {**found, FAULTS: ("evaluate.top_p=1.0", f"evaluate.faults={options.faults}")} if options.faults else found

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from retcon.cli.common.arguments import ColdStart, Jobs, Seeds, StartOfAll, command_line, need_training, plain_console
+from retcon.cli.common.arguments import ColdStart, Jobs, StartOfAll, command_line, need_training, plain_console
 from retcon.cli.common.interrupt import interruptible
 from retcon.core.cores import usable_cores
 
@@ -28,11 +28,15 @@ def reproduce(
         typer.Option(
             "--only",
             metavar="STUDY,...",
-            help="Some of the paper's tables and figures, such as [bold]main,gamma[/]; --list tells which there are.",
+            help="Some of the paper's tables and figures, such as [bold]main,gamma[/]; --list prints all.",
             show_default=False,
         ),
     ] = None,
-    listed: Annotated[bool, typer.Option("--list", help="Tell what would be run, with which arms, and end.")] = False,
+    listed: Annotated[bool, typer.Option("--list", help="Print what would be run, with which arms, and end.")] = False,
+    quick: Annotated[
+        bool,
+        typer.Option("--quick", help="One seed of six steps: shows that everything runs, and the shape of each table."),
+    ] = False,
     recipe: Annotated[
         list[str] | None,
         typer.Option(
@@ -42,12 +46,16 @@ def reproduce(
             show_default=False,
         ),
     ] = None,
-    seeds: Seeds = 5,
+    seeds: Annotated[
+        int | None,
+        typer.Option("--seeds", min=1, help="Training runs per arm (5, with --quick 1); five make a finding.",
+                     show_default=False),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", metavar="DIR", help="By default runs/reproduce/PAPER; the same folder continues it.",
-            show_default=False,
+            "--out", metavar="DIR", help="By default runs/reproduce/PAPER, with --quick PAPER-quick; the same "
+            "folder continues it.", show_default=False,
         ),
     ] = None,
     start: StartOfAll = None,
@@ -57,24 +65,24 @@ def reproduce(
     """Run a paper's tables and figures in miniature, each beside the paper's own. Repeat the command to continue."""
     need_training()
     from retcon.cli.common.ledger import make_targets
-    from retcon.cli.compare.plan import Wish
-    from retcon.cli.reproduce.arms import chosen, find_paper, recipes_of
-    from retcon.cli.reproduce.finish import finish, tell_list
-    from retcon.cli.reproduce.plan import make_reproduction
+    from retcon.cli.compare.plan import CompareOptions
+    from retcon.cli.reproduce import plan as reproducing
     from retcon.report.plots import need_matplotlib
 
-    paper, overrides = find_paper(words)
-    studies, recipes = chosen(paper, only), recipes_of(paper, recipe or ())
+    paper, overrides = reproducing.find_paper(words)
+    studies, recipes = reproducing.select_studies(paper, only), reproducing.recipes_of(paper, recipe or ())
     if listed:
-        tell_list(paper, studies, recipes, plain_console(soft_wrap=False))
+        reproducing.print_studies(paper, studies, recipes, plain_console(soft_wrap=False))
         return
     need_matplotlib()
-    folder = out or Path("runs", "reproduce", paper.name)
-    wish = Wish(folder, seeds, "rollouts", start, cold, faults=0.0)
-    plan = make_reproduction(wish, paper, studies, recipes, overrides)
+    if quick:
+        overrides = [*paper.quick, *overrides]
+    folder = out or Path("runs", "reproduce", f"{paper.name}-quick" if quick else paper.name)
+    options = CompareOptions(folder, seeds or (1 if quick else 5), "rollouts", start, cold, faults=0.0)
+    plan = reproducing.make_reproduction(options, paper, studies, recipes, overrides)
     command = command_line("retcon", *sys.argv[1:])
     at_once = jobs or usable_cores()
     with interruptible(f"what is done is kept in {folder}; continue with: {command}"):
         console = plain_console(stderr=True, soft_wrap=False)
         seconds = make_targets(plan.targets, plan.ledger, at_once=at_once, console=console, out=folder)
-        finish(plan, seconds, command, plain_console(soft_wrap=False))
+        reproducing.finish(plan, seconds, command, plain_console(soft_wrap=False), quick=quick)

@@ -187,9 +187,9 @@ def _alarms(run: ComparedRun) -> float | None:
 
 def by_seed(
     title: str, name: str, label: str, digits: int, better: int, values: Mapping[str, Sequence[float | None]],
-    *, most: float = math.inf,
+    *, most: float = math.inf, least: float = 0.0,
 ) -> Figure:  # fmt: skip
-    """A figure from 0 to `most`, of which each run has one: Student's t over seeds; of one seed the value alone.
+    """A figure from `least` to `most`, of which each run has one: Student's t over seeds; of one seed the value alone.
     Differences are paired by seed."""
     known = {arm: [v for v in own if v is not None] for arm, own in values.items()}
     first, *others = known
@@ -198,8 +198,8 @@ def by_seed(
     for arm in others:
         if {first, arm} <= whole:
             apart = [a - b for a, b in zip(known[arm], known[first], strict=True)]
-            differences[arm] = Paired(_interval(apart, -most, most), tuple(apart), better=0, worse=0)
-    intervals = {arm: _interval(own, 0.0, most) if arm in whole and own else None for arm, own in known.items()}
+            differences[arm] = Paired(_interval(apart, least - most, most - least), tuple(apart), better=0, worse=0)
+    intervals = {arm: _interval(own, least, most) if arm in whole and own else None for arm, own in known.items()}
     return Figure(title, name, label, digits, better, intervals, differences)
 
 

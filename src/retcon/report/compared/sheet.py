@@ -40,11 +40,11 @@ class Sheet:
 
     def markdown(self, *, titled: bool = True) -> str:
         """With the sections' titles as rows of their own. titled: whether the sheet's stands above."""
-        heads = [_row(self.columns), "|---" + "|---:" * (len(self.columns) - 1) + "|"]
+        heads = [markdown_row(self.columns), "|---" + "|---:" * (len(self.columns) - 1) + "|"]
         lines = [f"**{self.title}**", "", *heads] if titled else heads
         for title, rows in self.sections:
-            lines.append(_row((f"*{title}*", *[""] * (len(self.columns) - 1))))
-            lines += map(_row, rows)
+            lines.append(markdown_row((f"*{title}*", *[""] * (len(self.columns) - 1))))
+            lines += map(markdown_row, rows)
         return "\n".join([*lines, "", *self.notes]) + "\n"
 
     def latex(self) -> str:
@@ -118,7 +118,7 @@ def to_csv(rows: Sequence[Sequence[object]]) -> str:
     return text.getvalue()
 
 
-def _row(cells: Sequence[str]) -> str:
+def markdown_row(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
 
 

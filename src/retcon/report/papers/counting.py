@@ -1,4 +1,4 @@
-"""Figures that papers tell and a comparison does not, counted in metrics and in the trajectories of evaluations."""
+"""Figures of papers that a comparison lacks, from metrics, results and the trajectories of evaluations."""
 
 from __future__ import annotations
 
@@ -41,6 +41,23 @@ def tokens_of_a_rollout(run: ComparedRun) -> float | None:
     """Tokens that training sampled for each rollout that it made, lookaheads included."""
     tokens, rollouts = run.run.total("sampled_tokens"), run.run.total("rollouts")
     return None if tokens is None or not rollouts else tokens / rollouts
+
+
+def evaluation_minutes(condition: str, *, wall: bool = False) -> Callable[[ComparedRun], float | None]:
+    """Minutes that the evaluation at T = 1 under this condition took, of CPU or of the clock."""
+
+    def minutes(run: ComparedRun) -> float | None:
+        result = run.results.get(condition)
+        setting = result.settings.get("t1") if result else None
+        return None if setting is None else (setting.wall_s if wall else setting.cpu_s) / 60
+
+    return minutes
+
+
+def slowdown(run: ComparedRun) -> float | None:
+    """Percent by which purification lengthens the evaluation, in CPU time."""
+    off, on = (evaluation_minutes(condition)(run) for condition in (PLAIN, REPAIRED))
+    return None if on is None or not off else 100 * (on / off - 1)
 
 
 def cut_off(run: ComparedRun) -> float | None:

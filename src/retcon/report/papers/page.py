@@ -1,81 +1,168 @@
-"""A reproduction as files: one page of tables and pictures, each beside what the paper says, and reproduction.json."""
+"""A reproduction as files: one page of tables and pictures, each beside the paper's own, and reproduction.json."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 
+from retcon.config.schema import Recipe
+from retcon.evaluate.statistics import Interval
 from retcon.report.compared.curves import COMPARED
 from retcon.report.compared.figures import Arms, Figure, by_seed, figures
 from retcon.report.compared.reading import ComparedRun
-from retcon.report.compared.sheet import Sheet
+from retcon.report.compared.sheet import Sheet, markdown_row
 from retcon.report.compared.writing import caveat, difference, partly
-from retcon.report.papers.types import Extra, Paper, Study
+from retcon.report.papers.types import Claim, Extra, Here, Paper, Study
 from retcon.report.plots import draw_curves
-from retcon.report.tables import cell
+from retcon.report.tables import cell, number
 from retcon.store.whole import explained, write_whole
 
-FORMAT = 1
+FORMAT = 2
 PAGE, FIGURES, PICTURES = "reproduction.md", "reproduction.json", "pictures"
+SHAPE_ONLY = "shape only"
+HEADS = ("in the paper", "where", "paper", "here", "what differs")
+NOTHING = "None of this study's figures was measured: its runs lack the evaluations or metrics that it reads."
 
 
 @dataclass(frozen=True, slots=True)
 class Reproduced:
-    """What has been run. arms: name to runs, one a seed, the paper's first arm first. recipes: name to what it was
-    trained with, in words. command: that made it. seconds: wall, of everything."""
+    """What was run. arms: name to runs, one a seed. recipes: name to the recipe that it was trained with. about: name
+    to that recipe in words. command: that made it. seconds: wall, of everything. quick: whether runs are too short for
+    their numbers to mean anything."""
 
     paper: Paper
     studies: tuple[Study, ...]
-    arms: dict[str, list[ComparedRun]]
-    recipes: dict[str, str]
+    arms: Mapping[str, Sequence[ComparedRun]]
+    recipes: Mapping[str, Recipe]
+    about: Mapping[str, str]
     command: str
     seconds: float
+    quick: bool = False
+
+    @property
+    def seeds(self) -> list[int]:
+        return [run.run.seed for run in next(iter(self.arms.values()))]
+
+    @property
+    def caveat(self) -> str:
+        short = f"{SHAPE_ONLY.capitalize()}: a few steps and problems show that everything runs, and no result. "
+        return (short * self.quick + caveat(len(self.seeds))).strip()
 
 
-def write_reproduced(found: Reproduced, out: Path) -> list[Sheet]:
-    """Writes the page, its pictures into `out`/pictures/<study>, and the figures; a sheet a study, with differences
-    from the first arm. Raises StorageError, MissingExtra without matplotlib."""
-    rows = {study.name: study_figures(study, _arms(found, study)) for study in found.studies}
-    sheets = [_sheet(study, rows[study.name]) for study in found.studies]
-    pictures = {study.name: _draw(study, _arms(found, study), out) for study in found.studies}
-    write_whole(out / PAGE, "\n".join(_page(found, sheets, pictures)))
-    told = {
+Line = tuple[str, str, str, str, str]
+"""A value of the paper beside ours, as `HEADS`."""
+
+
+@dataclass(frozen=True, slots=True)
+class StudyReport:
+    """lines: the paper's values beside ours."""
+
+    study: Study
+    rows: list[Figure]
+    sheet: Sheet
+    lines: list[Line]
+    pictures: list[Path]
+
+
+def write_reproduced(found: Reproduced, out: Path) -> list[StudyReport]:
+    """Write the page, its pictures into `out`/pictures/<study>, and the figures; a report per study.
+
+    Raises StorageError, MissingExtra without matplotlib.
+    """
+    reports = [_report(found, study, out / PICTURES / study.name) for study in found.studies]
+    settings = [_line(claim, found, lambda _: {}) for claim in found.paper.settings]
+    write_whole(out / PAGE, "\n".join(_page(found, reports, settings)))
+    content = {
         "format": FORMAT,
         "paper": {"name": found.paper.name, "title": found.paper.title, "arxiv": found.paper.arxiv},
-        "seeds": [run.run.seed for run in next(iter(found.arms.values()))],
-        "note": caveat(len(next(iter(found.arms.values())))),
+        "seeds": found.seeds,
+        "note": found.caveat,
         "command": found.command,
         "seconds": round(found.seconds, 1),
-        "recipes": found.recipes,
-        "studies": [_told(study, rows[study.name]) for study in found.studies],
+        "recipes": found.about,
+        "studies": [_study_json(report) for report in reports],
+        "settings": [dict(zip(HEADS, line, strict=True)) for line in settings],
     }
-    write_whole(out / FIGURES, msgspec.json.format(msgspec.json.encode(told), indent=1) + b"\n")
-    return sheets
+    write_whole(out / FIGURES, msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n")
+    return reports
 
 
-def study_figures(study: Study, arms: Arms) -> list[Figure]:
-    """The study's figures, in its order, those that were measured; the first arm is what others are compared with."""
+def all_figures(study: Study, arms: Arms) -> dict[str, Figure]:
+    """A comparison's figures and the study's own, by name; differences are from the first arm."""
     known = {figure.name: figure for figure in figures(arms)}
-    found = [known[name] for name in study.figures if name in known]
-    return [*found, *(one for extra in study.extras if any((one := _extra(extra, arms)).arms.values()))]
+    for extra in study.extras:
+        if any((one := _extra(extra, arms)).arms.values()):
+            known[one.name] = one
+    return known
 
 
 def _extra(extra: Extra, arms: Arms) -> Figure:
-    values = {arm: [extra.value(run) for run in runs] for arm, runs in arms.items()}
-    return by_seed("", extra.name, extra.label, extra.digits, extra.better, values, most=extra.most)
+    found = {arm: [extra.value(run) for run in runs] for arm, runs in arms.items()}
+    values = {arm: [v.mean if isinstance(v, Interval) else v for v in own] for arm, own in found.items()}
+    figure = by_seed(
+        "", extra.name, extra.label, extra.digits, extra.better, values, most=extra.most, least=extra.least
+    )
+    own = {arm: one for arm, (one, *more) in found.items() if isinstance(one, Interval) and not more}
+    return replace(figure, arms={**figure.arms, **own})
 
 
-def _arms(found: Reproduced, study: Study) -> dict[str, list[ComparedRun]]:
-    first = found.paper.first.name
-    return {name: found.arms[name] for name in dict.fromkeys((first, *study.arms))}
+def _report(found: Reproduced, study: Study, folder: Path) -> StudyReport:
+    arms = {name: found.arms[name] for name in found.paper.compared(study)}
+    known: dict[str, dict[str, Figure]] = {}
+
+    def against(first: str) -> dict[str, Figure]:
+        first = first or next(iter(arms))
+        if first not in known:
+            known[first] = all_figures(study, {first: arms[first], **arms})
+        return known[first]
+
+    names = (*study.figures, *(extra.name for extra in study.extras))
+    rows = [figure for name in names if (figure := against("").get(name))]
+    lines = [_line(claim, found, against) for claim in study.claims]
+    return StudyReport(study, rows, _sheet(study, rows), lines, list(_draw(study, arms, folder)))
+
+
+def _line(claim: Claim, found: Reproduced, against: Callable[[str], Mapping[str, Figure]]) -> Line:
+    here = "" if claim.here is None else _beside(claim.here, found.recipes, against(claim.here.less))
+    missing = "not measured here" if claim.here and not here else ""
+    differs = "; ".join(filter(None, (SHAPE_ONLY * found.quick, claim.differs, missing)))
+    return claim.what, claim.source, claim.value, here or "–", differs
+
+
+def _beside(here: Here, recipes: Mapping[str, Recipe], known: Mapping[str, Figure]) -> str:
+    """The figures of the arm, or their differences, or values of its recipe; passes in percent, as papers print them;
+    "" where it has none of them."""
+    texts = []
+    for name in here.figures.split():
+        section, _, key = name.partition(".")
+        scale, figure = 100 if name.startswith("pass") else 1, known.get(name)
+        if key:
+            value = getattr(getattr(recipes.get(here.arm), section, None), key, None)
+            texts.append("–" if value is None else f"{value:g}")
+        elif figure is None or (own := figure.arms.get(here.arm)) is None:
+            texts.append("–")
+        elif here.less:
+            one = figure.differences.get(here.arm)
+            apart = one and replace(one, difference=_times(one.difference, scale))
+            texts.append(difference(apart, 1 if scale > 1 else figure.digits))
+        else:
+            texts.append(number(100 * own.mean, 1) if scale > 1 else cell(own, figure.digits))
+    plain = here.figures.startswith("pass") and not here.less
+    return "" if set(texts) == {"–"} else ("/" if plain else "; ").join(texts)
+
+
+def _times(interval: Interval, scale: float) -> Interval:
+    return Interval(scale * interval.mean, scale * interval.low, scale * interval.high)
 
 
 def _sheet(study: Study, rows: Sequence[Figure]) -> Sheet:
     """Figures down and arms across; below them, by how much each is more than the first arm's."""
-    arms = list(rows[0].arms) if rows else []
+    if not rows:
+        return Sheet(study.title, ("",), (), (NOTHING,))
+    arms = list(rows[0].arms)
     values = tuple((_label(row), *(cell(row.arms[arm], row.digits) for arm in arms)) for row in rows)
     apart = tuple(
         (_label(row), "", *(difference(row.differences.get(arm), row.digits) for arm in arms[1:]))
@@ -94,53 +181,53 @@ def _label(row: Figure) -> str:
     return f"{row.label}, {CONDITION[row.section]}" if row.section in CONDITION else row.label
 
 
-def _draw(study: Study, arms: Arms, out: Path) -> list[Path]:
-    curves = [curve for curve in COMPARED if curve.name in study.curves]
-    if not curves:
-        return []
-    runs = {arm: [one.run for one in of_arm] for arm, of_arm in arms.items()}
-    folder = out / PICTURES / study.name
-    with explained(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    return list(draw_curves(runs, folder, curves=curves).values())
+def _draw(study: Study, arms: Arms, folder: Path) -> Iterator[Path]:
+    if curves := [curve for curve in COMPARED if curve.name in study.curves]:
+        runs = {arm: [one.run for one in of_arm] for arm, of_arm in arms.items()}
+        with explained(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        yield from draw_curves(runs, folder, curves=curves).values()
+    if study.draw is not None and (own := study.draw(arms, folder)):
+        yield own
 
 
-def _page(found: Reproduced, sheets: Sequence[Sheet], pictures: dict[str, list[Path]]) -> Iterator[str]:
-    paper, seeds = found.paper, len(next(iter(found.arms.values())))
+def _page(found: Reproduced, reports: Sequence[StudyReport], settings: Sequence[Line]) -> Iterator[str]:
+    paper, seeds = found.paper, len(found.seeds)
     yield f"# {paper.title}, in miniature\n"
     yield f"[arXiv {paper.arxiv}](https://arxiv.org/abs/{paper.arxiv}). Made by\n\n    {found.command}\n"
     yield (
-        f"{seeds} {'seed' if seeds == 1 else 'seeds'} an arm, each from a start that all arms share, equal in rollouts "
-        "trained on. Problems, model and machine are not the paper's: compare directions, not heights. Brackets are "
-        "95 % ranges; a star marks a difference whose range leaves out 0.\n"
+        f"{seeds} {'seed' if seeds == 1 else 'seeds'} an arm, each from a start that all arms of its model share, "
+        "equal in rollouts trained on. Problems, model and machine are not the paper's: compare directions, not "
+        "heights. Brackets are 95 % ranges; a star marks a difference whose range leaves out 0. Beside the paper's "
+        "values, passes are in percent; – is what this setting lacks.\n"
     )
-    if note := caveat(seeds):
+    if note := found.caveat:
         yield f"**{note}**\n"
     yield "| arm | trained with |\n|---|---|"
-    yield "\n".join(f"| {name} | {recipe} |" for name, recipe in found.recipes.items()) + "\n"
-    for study, sheet in zip(found.studies, sheets, strict=True):
-        yield f"## {study.title}\n"
-        yield sheet.markdown(titled=False)
-        if study.note:
-            yield f"{study.note}\n"
-        yield _claims(study)
-        yield from (f"![{file.stem}]({PICTURES}/{study.name}/{file.name})\n" for file in pictures[study.name])
+    yield "\n".join(f"| {name} | {recipe} |" for name, recipe in found.about.items()) + "\n"
+    for report in reports:
+        yield f"## {report.study.title}\n"
+        yield report.sheet.markdown(titled=False)
+        if report.study.note:
+            yield f"{report.study.note}\n"
+        yield _markdown(report.lines)
+        yield from (f"![{file.stem}]({PICTURES}/{report.study.name}/{file.name})\n" for file in report.pictures)
+    if settings:
+        yield "## Settings\n"
+        yield _markdown(settings)
     yield "## Of the paper, not here\n"
     yield "\n".join(f"- {line}" for line in paper.elsewhere) + "\n"
 
 
-def _claims(study: Study) -> str:
-    if not study.claims:
-        return "What the paper says of it could not be read.\n"
-    lines = [f"| {claim.what} | {claim.value} | {claim.source} |" for claim in study.claims]
-    return "\n".join(["| in the paper | | where |", "|---|---|---|", *lines]) + "\n"
+def _markdown(lines: Sequence[Line]) -> str:
+    return "\n".join([markdown_row(HEADS), "|---|---|---|---|---|", *map(markdown_row, lines)]) + "\n"
 
 
-def _told(study: Study, rows: Sequence[Figure]) -> dict[str, object]:
+def _study_json(report: StudyReport) -> dict[str, object]:
     return {
-        "name": study.name,
-        "title": study.title,
-        "paper": [asdict(claim) for claim in study.claims],
+        "name": report.study.name,
+        "title": report.study.title,
+        "paper": [dict(zip(HEADS, line, strict=True)) for line in report.lines],
         "figures": {
             row.name: {
                 "about": _label(row),
@@ -148,6 +235,6 @@ def _told(study: Study, rows: Sequence[Figure]) -> dict[str, object]:
                 **({"problems": row.problems} if row.problems else {}),
                 "difference": {arm: one.difference for arm, one in row.differences.items()},
             }
-            for row in rows
+            for row in report.rows
         },
     }

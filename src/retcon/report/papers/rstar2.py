@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 from retcon.report.papers.counting import cut_off, failing_calls_of_right, tokens_of_a_rollout
-from retcon.report.papers.types import Claim, Extra, Paper, Study, Variant
+from retcon.report.papers.types import Claim, Extra, Here, Paper, Study, Variant, table
 
 METHOD = "method"
 SECTION_52, SECTION_53 = "section 5.2, figure 8", "section 5.3, figure 9"
+NUMBERS, ONE_SET = "problems of arithmetic with numbers", "one set of problems here, beside AIME24"
+
+TABLE_3 = table(
+    "table 3",
+    (("AIME24", "pass1", NUMBERS), *((head, "", ONE_SET) for head in ("AIME25", "HMMT25", "MATH-500"))),
+    ("rStar2-Agent-14B", "80.6 69.8 52.7 97.8", "roc", ""),
+)
+TABLE_4 = table(
+    "table 4, tokens of an answer",
+    (("AIME24", "tokens_t1", NUMBERS), ("AIME25", "", ONE_SET)),
+    ("rStar2-Agent-14B", "9,340 10,943", "roc", ""),
+    ("Qwen3-14B", "14,748 17,522", "", "another work's model, not trained here"),
+)
 
 RSTAR2 = Paper(
     name="rstar2",
@@ -24,12 +37,11 @@ RSTAR2 = Paper(
             "main",
             "GRPO-RoC against GRPO with tools (figure 9)",
             ("roc",),
-            ("pass1_t1", "pass8_t1", "pass1", "curve_area", "steps_to_first"),
+            ("pass1_t1", "pass8_t1", "pass1", "pass16", "curve_area", "steps_to_first"),
             (
-                Claim("AIME24 and AIME25 throughout training", "higher than GRPO with tools", SECTION_53),
-                Claim("14B, AIME24; AIME25; HMMT25", "80.6; 69.8; 52.7", "table 3"),
-                Claim("14B, MATH-500", "97.8", "table 3"),
-                Claim("32B after stages 1 and 2, AIME24; AIME25", "69.4; 57.3", "table 6"),
+                *TABLE_3,
+                Claim("AIME24/25", "higher; no number", SECTION_53, Here("roc", "pass1", "grpo"), "at the end"),
+                Claim("32B after stages 1 and 2, AIME24; AIME25", "69.4; 57.3", "table 6", None, "one size here"),
             ),
             curves=("held_out",),
             note="The paper's third curve, DAPO without tools, is other authors' model.",
@@ -40,9 +52,8 @@ RSTAR2 = Paper(
             ("roc",),
             ("first_try_failures_t1", "failed_calls_t1"),
             (
-                Claim(
-                    "tool errors of positively rewarded rollouts", "decrease significantly", "section 2.2.3, figure 4"
-                ),
+                Claim("tool errors of positively rewarded rollouts", "decrease; no number", "section 2.2.3, figure 4",
+                      Here("roc", "failing_of_right", "grpo"), "share of calls, less GRPO's"),
             ),
             (Extra("failing_of_right", "failing in right rollouts", 3, -1, failing_calls_of_right, most=1),),
             curves=("failed_calls_raw",),
@@ -53,9 +64,9 @@ RSTAR2 = Paper(
             ("roc",),
             ("tokens_t1", "sampled_tokens", "rollouts", "cpu_s", "pass1_equal_tokens"),
             (
-                Claim("length of a training's answers", "substantially less than GRPO with tools", SECTION_53),
-                Claim("tokens of an answer, AIME24; AIME25", "9,340; 10,943", "table 4"),
-                Claim("of Qwen3-14B", "14,748; 17,522", "table 4"),
+                *TABLE_4,
+                Claim("length of a training's answers", "less than GRPO with tools; no number", SECTION_53,
+                      Here("roc", "tokens_of_a_rollout", "grpo"), "tokens of a rollout, less GRPO's"),
             ),
             (Extra("tokens_of_a_rollout", "tokens sampled a rollout", 1, -1, tokens_of_a_rollout),),
             curves=("sampled_tokens",),
@@ -65,12 +76,16 @@ RSTAR2 = Paper(
             "stages",
             "Three stages: short, longer, harder (figure 8, table 2)",
             ("roc", "stages"),
-            ("pass1_t1", "pass1", "tokens_t1", "sampled_tokens", "cpu_s"),
+            ("pass1_t1", "pass1", "tokens_t1", "sampled_tokens", "steps", "cpu_s"),
             (
-                Claim("AIME24 before; after stages 1, 2, 3", "3.3; 72.1, 77.0, 80.6", SECTION_52),
-                Claim("AIME25 before; after stages 1, 2, 3", "0; 64.2, 64.8, 69.8", SECTION_52),
-                Claim("steps of the stages", "300, 85, 125", "section 4.3"),
-                Claim("most tokens of an answer", "8K, 12K, 12K", "table 2"),
+                Claim("AIME24 after stage 3", "80.6", SECTION_52, Here("stages", "pass1"),
+                      "problems of the first two stages"),
+                Claim("AIME24 before; after stages 1, 2", "3.3; 72.1, 77.0", SECTION_52, None, "evaluated at the end"),
+                Claim("AIME25 before; after stages 1, 2, 3", "0; 64.2, 64.8, 69.8", SECTION_52, None, ONE_SET),
+                Claim("steps of the stages", "300, 85, 125 (510 in all)", "section 4.3", Here("stages", "steps"),
+                      "in all"),
+                Claim("most tokens of an answer", "8K, 12K, 12K", "table 2", Here("stages", "rollout.max_tokens"),
+                      "prompt included, of stage 2; 240 and 480 in stages 1 and 3"),
             ),
             curves=("held_out",),
             note="Stage 3 trains on longer chains, which the evaluation does not have.",
@@ -80,10 +95,16 @@ RSTAR2 = Paper(
             "Overlong filtering (section 4.3.1)",
             ("roc", "overlong"),
             ("pass1_t1", "pass1", "tokens_t1"),
-            (Claim("masking what was cut off", "no benefit, and more is cut off", "section 4.3.1"),),
+            (
+                Claim("masking what was cut off", "no benefit; no number", "section 4.3.1",
+                      Here("overlong", "pass1", "roc"), NUMBERS),
+                Claim("cut off with that masking", "more; no number", "section 4.3.1",
+                      Here("overlong", "cut_off", "roc"), "share of rollouts in training"),
+            ),
             (Extra("cut_off", "cut off in training", 3, -1, cut_off, most=1),),
         ),
     ),
+    settings=(),
     elsewhere=(
         "SFT without reasoning (table 1): MATH-500 57.4, AIME24 3.3, BFCL v3 63.1, IFEval 83.7 in the paper; "
         "`retcon sft rstar2-14b/sft_mini`",
@@ -91,5 +112,10 @@ RSTAR2 = Paper(
         "(docs/sandbox/service.md)",
         "load-balanced rollouts (figure 7): `benchmarks/scheduling.py` (docs/models/scale.md)",
         "GPQA, BFCL, IFEval and Arena-Hard (table 5): 60.9, 60.8, 83.4 and 86.6 in the paper; not in miniature",
+        "the compute (abstract): 510 steps in a week on 64 MI300X in the paper",
     ),
-)
+    quick=(
+        "rl.steps=6", "rl.prompts=6", "stages.1.steps=2", "stages.2.steps=2", "evaluate.problems=8", "evaluate.every=1",
+        "sft.demonstrations=1000", "sft.steps=100",
+    ),
+)  # fmt: skip
