@@ -13,6 +13,7 @@ from retcon.cli.reproduce.plan import (
     find_paper,
     make_arms,
     make_reproduction,
+    quick_overrides,
     recipes_of,
     select_studies,
 )
@@ -133,10 +134,15 @@ def test_a_model_for_all_is_refused_where_every_arm_has_one_of_its_own(tmp_path:
 
 @pytest.mark.parametrize("paper", PAPERS)
 def test_a_quick_reproduction_has_six_steps_an_arm_and_takes_changes(paper: str, tmp_path: Path) -> None:
-    arms = planned(tmp_path, paper, None, *PAPERS[paper].quick, "evaluate.problems=5").compared.arms
+    about = PAPERS[paper]
+    words = quick_overrides(about, about.studies, about.recipes)
+    assert words == list(about.quick)
+    arms = planned(tmp_path, paper, None, *words, "evaluate.problems=5").compared.arms
     assert {arm.settings.rl.steps for arm in arms} == {6}
     assert {arm.settings.evaluate.problems for arm in arms} == {5}
     assert {arm.settings.evaluate.samples for arm in arms} == {16}, "pass@16 takes as many"
+    some = select_studies(about, "errors")  # whose arms have no stages
+    planned(tmp_path / "some", paper, "errors", *quick_overrides(about, some, about.recipes))
 
 
 def test_evaluations_are_under_the_conditions_that_the_page_names(tmp_path: Path) -> None:

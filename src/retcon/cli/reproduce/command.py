@@ -76,7 +76,7 @@ def reproduce(
         return
     need_matplotlib()
     if quick:
-        overrides = [*paper.quick, *overrides]
+        overrides = [*reproducing.quick_overrides(paper, studies, recipes), *overrides]
     folder = out or Path("runs", "reproduce", f"{paper.name}-quick" if quick else paper.name)
     options = CompareOptions(folder, seeds or (1 if quick else 5), "rollouts", start, cold, faults=0.0)
     plan = reproducing.make_reproduction(options, paper, studies, recipes, overrides)

@@ -86,6 +86,12 @@ def make_reproduction(
     return Reproduction(paper, studies, compared, ledger, tuple(about), about)
 
 
+def quick_overrides(paper: Paper, studies: tuple[Study, ...], recipes: Mapping[str, str]) -> list[str]:
+    """The overrides of `--quick` that some arm of these studies can have."""
+    used = {recipes[variant.role] for variant in paper.arms_of(studies)}
+    return [override for override in paper.quick if any(taken(recipe, [override]) for recipe in used)]
+
+
 def find_paper(words: Sequence[str]) -> tuple[Paper, list[str]]:
     """The words after `retcon reproduce`: a paper, and overrides. Raises RecipeError for an unknown paper, with the
     nearest, and for a further word that is no override."""
