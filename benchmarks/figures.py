@@ -2,7 +2,7 @@
 """Every table of measurements in README and docs, from the result files: `make figures`.
 
 A benchmark writes its figures to benchmarks/results/FILE.json (`--json`; for a finished quickstart or comparison,
-`--quickstart` and `--compare` here do). Where a page has
+`--quickstart`, `--compare` and `--reproduce` here do). Where a page has
 
     <!-- figures: NAME -->
     ...
@@ -242,12 +242,26 @@ def keep_compared(run: Path, file: Path, commit: str | None) -> None:
     save(file, figures, command=command, measures=TRAINED, commit=commit)
 
 
+def keep_reproduced(run: Path, file: Path, commit: str | None) -> None:
+    """The result file of a finished `retcon reproduce --out run`: its page without title and pictures, and its figures.
+    commit: of the code that made it, unless this one."""
+    found = json.loads((run / "reproduction.json").read_text(encoding="utf-8"))
+    page = (run / "reproduction.md").read_text(encoding="utf-8").partition("\n")[2]
+    figures = {
+        "page": re.sub(r"\n!\[.*\n", "", page).strip(),
+        "minutes": found["seconds"] / 60,
+        "studies": found["studies"],
+    }
+    save(file, figures, command=found["command"], measures=TRAINED, commit=commit)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; 1 where a page is out of date")
     parser.add_argument("--stale", action="store_true", help="list results older than their code, and no more")
     parser.add_argument("--quickstart", type=Path, metavar="RUN", help="keep the figures of a finished quickstart")
     parser.add_argument("--compare", type=Path, metavar="RUN", help="keep the figures of a finished comparison")
+    parser.add_argument("--reproduce", type=Path, metavar="RUN", help="keep the page of a finished reproduction")
     parser.add_argument("--commit", help="of the code that made that, unless this one")
     parser.add_argument("--of", metavar="NAME", help="which quickstart that was, unless the default one")
     parser.add_argument("--as", dest="name", default="quickstart", help="the name of its result file")
@@ -258,6 +272,9 @@ def main() -> int:
     if options.compare:
         results = ROOT / "benchmarks" / "results" / "compared"
         keep_compared(options.compare, results / f"compare-{options.compare.name}.json", options.commit)
+    if options.reproduce:
+        results = ROOT / "benchmarks" / "results" / "compared"
+        keep_reproduced(options.reproduce, results / f"reproduce-{options.reproduce.name}.json", options.commit)
     if options.stale:
         print(*(stale(ROOT) or ["no result is older than the code that it measures"]), sep="\n")
         return 0
