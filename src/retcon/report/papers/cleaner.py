@@ -219,6 +219,6 @@ CLEANER = Paper(
     ),
     quick=(
         "rl.steps=6", "rl.prompts=6", "evaluate.problems=8", "evaluate.every=1", "sft.demonstrations=1000",
-        "sft.steps=100",
+        "sft.steps=200",
     ),
 )  # fmt: skip

@@ -116,6 +116,6 @@ RSTAR2 = Paper(
     ),
     quick=(
         "rl.steps=6", "rl.prompts=6", "stages.1.steps=2", "stages.2.steps=2", "evaluate.problems=8", "evaluate.every=1",
-        "sft.demonstrations=1000", "sft.steps=100",
+        "sft.demonstrations=1000", "sft.steps=200",
     ),
 )  # fmt: skip
