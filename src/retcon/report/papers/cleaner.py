@@ -116,8 +116,8 @@ STUDIES = (
         ("first_try_failures_t1", "failed_calls_t1", "failed_calls"), (
         Claim("failed calls of a rollout, baseline at step 200", "0.6", TEXT, Here("baseline", "failed_calls_t1"),
               "evaluated at the end"),
-        Claim("failed calls with it", "fewer; no number", FIGURE_4, Here("cleaner", "failed_calls_t1", "baseline"),
-              "evaluated with SAAR off"),
+        Claim("failed calls, SAAR", "fewer; no number", FIGURE_4, Here("cleaner", "failed_calls_t1", "baseline"),
+              "less the baseline's, evaluated with SAAR off"),
     ), curves=("held_out_first_tries", "failed_calls_raw")),
     Study("spikes", "Bursts of failed calls and accuracy (figure 2)", ("cleaner",), ("failed_calls_t1",), (
         Claim("accuracy where failed calls of a rollout rise", "falls; no number", "figure 2",
