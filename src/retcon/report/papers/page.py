@@ -194,7 +194,7 @@ def _draw(study: Study, arms: Arms, folder: Path) -> Iterator[Path]:
 def _page(found: Reproduced, reports: Sequence[StudyReport], settings: Sequence[Line]) -> Iterator[str]:
     paper, seeds = found.paper, len(found.seeds)
     yield f"# {paper.title}, in miniature\n"
-    yield f"[arXiv {paper.arxiv}](https://arxiv.org/abs/{paper.arxiv}). Made by\n\n    {found.command}\n"
+    yield f"[arXiv {paper.arxiv}](https://arxiv.org/abs/{paper.arxiv}). Made by\n\n```text\n{found.command}\n```\n"
     yield (
         f"{seeds} {'seed' if seeds == 1 else 'seeds'} an arm, each from a start that all arms of its model share, "
         "equal in rollouts trained on. Problems, model and machine are not the paper's: compare directions, not "
