@@ -128,12 +128,12 @@ class Confinement:
             processes.append("memory, environment and priority of the user's others are open")
         if not self.own_user and not self.only_own_signals and not self.files:
             processes.append("they can be ended")
-        said = ["files: " + "; ".join(files)]
-        said += ["processes: " + "; ".join(processes)] if processes else []
-        said += [] if self.network else ["network: all of it, local services too"]
+        lines = ["files: " + "; ".join(files)]
+        lines += ["processes: " + "; ".join(processes)] if processes else []
+        lines += [] if self.network else ["network: all of it, local services too"]
         if not self.system_calls:
-            said.append("system calls: none is filtered, and a call's processes may outlive it")
-        return said
+            lines.append("system calls: none is filtered, and a call's processes may outlive it")
+        return lines
 
     def _as_whom(self) -> str:
         if self.keeps is not None:
