@@ -187,6 +187,10 @@ def test_cleaner_saar_70(run: Run) -> None:
     assert {t.provenance.purified for t in run("mini/cleaner/saar-70").rollouts} == {True, False}
 
 
+def test_cleaner_deep(run: Run) -> None:
+    assert {t.provenance.purified for t in run("mini/cleaner/deep").rollouts} == {True, False}
+
+
 def test_cleaner_dpo(run: Run) -> None:
     made, without = run("mini/cleaner/dpo", ONE), run("mini/cleaner/dpo", ONE, "rl.dpo_beta=0")
     assert sampled(made) == sampled(without)

@@ -175,6 +175,7 @@ ABOUT = {
     "mini/rstar2": ("select",),
     "mini/cleaner": ("repair",),
     "mini/cleaner/saar-70": ("repair",),
+    "mini/cleaner/deep": ("repair", "model.path", "rl.lr"),
     "mini/cleaner/dpo": ("repair", "rl.dpo_beta"),
     "mini/stages/recovery": ("stages",),
     "mini/stages/rstar2": ("stages", "select"),
@@ -217,7 +218,7 @@ def test_repairs_of_the_number_tasks_differ_in_what_they_are_about_alone(name: s
     )
     half = ("mini/ours/", "quickstart/saar")
     whole = ("mini/ours/adaptive", "mini/ours/describe")
-    share = 0.7 if name.endswith("saar-70") else 0.5 if name.startswith(half) and name not in whole else 1.0
+    share = 0.7 if name in ("mini/cleaner/saar-70", "mini/cleaner/deep") else 0.5 if name.startswith(half) and name not in whole else 1.0
     assert repair["probability"] == share
 
 

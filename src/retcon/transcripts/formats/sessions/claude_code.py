@@ -148,8 +148,9 @@ def _is_subagents(item: Item) -> bool:
 
 def _once(items: Sequence[Item]) -> list[Item]:
     """The lines without those whose `uuid` an earlier one has."""
-    first: dict[Json, int] = {}
-    return [item for n, item in enumerate(items) if not item.get("uuid") or first.setdefault(item["uuid"], n) == n]
+    first: dict[str, int] = {}
+    own = [string(item.get("uuid")) for item in items]
+    return [item for n, item in enumerate(items) if not own[n] or first.setdefault(own[n], n) == n]
 
 
 def _is_spoken(item: Item) -> bool:
