@@ -32,7 +32,7 @@ from parts.forms import bare, equal_forms, wrong_forms
 from parts.results import add_json, save
 
 from retcon.tasks.grading.grading import GradeSettings, Grading
-from retcon.tasks.grading.types import Fault, Outcome, Reply
+from retcon.tasks.grading.registry import Fault, Outcome, Reply
 from retcon.tasks.types import Task
 
 EXAMPLES: tuple[tuple[str, str, bool], ...] = (

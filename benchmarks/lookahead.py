@@ -37,12 +37,11 @@ from retcon.evaluate.statistics import Interval, exactly, over_seeds
 from retcon.models.devices import Placement
 from retcon.models.placing import model_folder, place_training, start_model
 from retcon.purify.saar import Shown
+from retcon.tasks.kinds.numbers import Rates
 from retcon.tasks.registry import training_prompts
-from retcon.tasks.teacher import Rates
-from retcon.train.ahead import GroupStream
 from retcon.train.optim import torch_settings
 from retcon.train.rl import draw_groups
-from retcon.train.rollouts import open_rollouts
+from retcon.train.rollouts import GroupStream, open_rollouts
 from retcon.train.sync import EngineWeights
 
 

@@ -40,8 +40,8 @@ import msgspec
 from parts.results import add_json, save
 
 from retcon.purify.offline import Offline
-from retcon.store.foreign.records import Record
-from retcon.store.partial import Partial
+from retcon.store.lines import Partial
+from retcon.store.records import Record
 from retcon.transcripts.purifying.assignment import Assignment
 from retcon.transcripts.purifying.count import Count
 from retcon.transcripts.purifying.purification import Purification

@@ -49,7 +49,7 @@ from parts.workload import FOLDER, PlannedRollout, describe, read
 from transformers import PreTrainedModel
 
 from retcon.engine.local.engine import LocalEngine
-from retcon.engine.local.stats import EngineStats
+from retcon.engine.local.scheduler import EngineStats
 from retcon.engine.types import Generation, SamplingParams
 from retcon.models.locating import BASE
 

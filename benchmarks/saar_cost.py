@@ -40,19 +40,17 @@ from retcon.config.schema import Recipe
 from retcon.core.types import Trajectory
 from retcon.models.devices import Placement
 from retcon.models.placing import model_folder, place_training, start_model
-from retcon.runs.cost import Meter
+from retcon.runs.manifest import Meter
 from retcon.store import jsonl
-from retcon.tasks.kinds.numbers import NumberTasks
+from retcon.tasks.kinds.numbers import NumberTasks, Rates
 from retcon.tasks.registry import training_prompts
-from retcon.tasks.teacher import Rates
-from retcon.train.ahead import GroupStream
 from retcon.train.demos.making import demonstrations
 from retcon.train.kernels.computing import computing_of
 from retcon.train.objective.shaping import rewards_of
 from retcon.train.optim import adamw, torch_settings
+from retcon.train.prompts import to_train
 from retcon.train.rl import draw_groups
-from retcon.train.rollouts import TrainingRollouts, open_rollouts
-from retcon.train.selection import to_train
+from retcon.train.rollouts import GroupStream, TrainingRollouts, open_rollouts
 from retcon.train.sft import run_sft
 from retcon.train.sync import EngineWeights
 from retcon.train.update import to_samples, update

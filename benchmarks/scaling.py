@@ -34,7 +34,7 @@ from parts.measure import VOCAB, machine, small_model
 from parts.results import add_json, save
 
 from retcon.engine.local.engine import LocalEngine
-from retcon.engine.local.stats import EngineStats
+from retcon.engine.local.scheduler import EngineStats
 from retcon.engine.types import SamplingParams
 
 BUDGET_MB = 32

@@ -27,7 +27,7 @@ from parts.fleet.world import Fault, Outcome, Policy, World, bounds
 from parts.results import add_json, save
 
 from retcon.engine.pool.policy import Policy as Pool
-from retcon.engine.pool.types import PoolSettings
+from retcon.engine.pool.policy import PoolSettings
 
 MEASURES = ("src/retcon/engine/pool", "benchmarks/parts/fleet")
 FIRST_SEED = 2

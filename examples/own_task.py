@@ -17,7 +17,7 @@ from retcon import Task
 from retcon.config.schema import TaskSection
 from retcon.core.seeds import derive
 from retcon.core.types import Trajectory
-from retcon.tasks.grade import boxed
+from retcon.tasks.graders.text import boxed
 from retcon.tasks.registry import CountTokens
 
 

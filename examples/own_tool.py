@@ -20,8 +20,7 @@ from retcon import (
     run_rollout,
 )
 from retcon.chat.hermes import render_call
-from retcon.core.schema import ToolSpec
-from retcon.core.types import Observation, ToolCall
+from retcon.core.types import Observation, ToolCall, ToolSpec
 
 KNOWN = {"Oslo": "-4", "Cairo": "24"}
 

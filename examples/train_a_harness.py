@@ -22,7 +22,7 @@ from retcon.models.locating import locate
 from retcon.serve import app
 from retcon.serve.answering import Agent
 from retcon.serve.recording import Record
-from retcon.serve.settings import ServeSettings
+from retcon.serve.refusing import ServeSettings
 from retcon.tasks.registry import training_prompts
 from retcon.train.optim import adamw
 from retcon.train.update import to_samples, update

@@ -11,12 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from retcon.chat import registry
+from retcon.chat import family as registry
 from retcon.chat.chat import Chat
 from retcon.chat.family import Written
 from retcon.chat.tokenizer import ByteTokenizer
-from retcon.core.schema import ToolSpec
-from retcon.core.types import Observation, Segment
+from retcon.core.types import Observation, Segment, ToolSpec
 from retcon.tools.schema import python_spec
 
 DATA = Path(os.environ.get("RETCON_DATA", Path(__file__).parents[2] / "shared" / "data")) / "tokenizers"

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from retcon.tasks.data.load import load
-from retcon.tasks.data.loaded import ReadSource
+from retcon.tasks.data.load import ReadSource, load
 from retcon.tasks.data.settings import FileTaskSettings
 from retcon.tasks.types import Task
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import pytest
 
 from retcon.chat.tokenizer import ByteTokenizer
-from retcon.engine.scripted import ScriptedEngine
+from retcon.engine.kinds.scripted import ScriptedEngine
 from retcon.engine.types import Generation, Generator, SamplingParams
 
 T = TypeVar("T")

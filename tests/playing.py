@@ -13,7 +13,7 @@ from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.chat.types import Tokenizer
 from retcon.core.types import Status, Trajectory, Turn
-from retcon.engine.scripted import Reply, ScriptedEngine
+from retcon.engine.kinds.scripted import Reply, ScriptedEngine
 from retcon.engine.types import SamplingParams
 from retcon.purify.types import Repair
 from retcon.rollout.context import RolloutContext, RolloutLimits

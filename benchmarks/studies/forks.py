@@ -16,8 +16,8 @@ import sys
 from datetime import date
 from pathlib import Path
 
+from retcon.sandbox.pool.handles import ENVIRONMENT
 from retcon.sandbox.pool.profiles import BUILT_IN
-from retcon.sandbox.pool.zygote_handle import ENVIRONMENT
 
 MEASURE = """
 import os, sys

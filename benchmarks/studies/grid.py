@@ -23,8 +23,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from retcon.cli.common.overriding import of_sections
-from retcon.cli.common.reading import READS
+from retcon.cli.common.arguments import READS, of_sections
 from retcon.report.compared.curves import HELD_OUT
 from retcon.report.compared.figures import figures
 from retcon.report.compared.reading import read_compared

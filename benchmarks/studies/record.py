@@ -34,7 +34,7 @@ from retcon.core.types import Segment, Trajectory
 from retcon.sandbox.pool import SandboxPool
 from retcon.sandbox.types import Limits
 from retcon.store import jsonl
-from retcon.store.foreign.records import open_source
+from retcon.store.records import open_source
 from retcon.transcripts.detection.detector import Detector
 
 GROUP = 8

@@ -30,7 +30,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from retcon.engine.local.drawing.sampling import Sampler
+from retcon.engine.local.sampling import Sampler
 from retcon.engine.types import SamplingParams
 
 SHAPES = ((256, 2304), (64, 151_936))

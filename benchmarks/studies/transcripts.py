@@ -37,7 +37,7 @@ import msgspec
 from retcon.core.types import Trajectory
 from retcon.purify.failing import failed
 from retcon.purify.offline import Offline, Purified, Splice
-from retcon.store.foreign.records import open_source
+from retcon.store.records import open_source
 from retcon.transcripts.detection.detector import Detector
 from retcon.transcripts.purifying.count import Count, total
 from retcon.transcripts.purifying.purifier import Purifier, Sinks

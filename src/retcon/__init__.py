@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from retcon.chat.chat import Chat
     from retcon.chat.tokenizer import ByteTokenizer
-    from retcon.engine.scripted import ScriptedEngine
+    from retcon.engine.kinds.scripted import ScriptedEngine
     from retcon.purify.saar import Saar
     from retcon.rollout.context import RolloutContext, RolloutLimits
     from retcon.rollout.loop import run_rollout
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from retcon.serve.harness.solving import ModelEndpoint
     from retcon.tasks.graders.plain import grade
     from retcon.tasks.types import Task
-    from retcon.tools.python import PythonTool
+    from retcon.tools.kinds.python import PythonTool
 
 __all__ = [
     "ByteTokenizer",
@@ -40,12 +40,12 @@ _FACE = {
     "ByteTokenizer": "retcon.chat.tokenizer",
     "Chat": "retcon.chat.chat",
     "ModelEndpoint": "retcon.serve.harness.solving",
-    "PythonTool": "retcon.tools.python",
+    "PythonTool": "retcon.tools.kinds.python",
     "RolloutContext": "retcon.rollout.context",
     "RolloutLimits": "retcon.rollout.context",
     "Saar": "retcon.purify.saar",
     "SandboxPool": "retcon.sandbox.pool",
-    "ScriptedEngine": "retcon.engine.scripted",
+    "ScriptedEngine": "retcon.engine.kinds.scripted",
     "Task": "retcon.tasks.types",
     "grade": "retcon.tasks.graders.plain",
     "run_rollout": "retcon.rollout.loop",

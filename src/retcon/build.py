@@ -13,26 +13,23 @@ from retcon.chat.opening import open_chat
 from retcon.config.schema import Recipe, SandboxSection
 from retcon.core.errors import MissingExtra, RecipeError
 from retcon.core.installing import how_to_install
-from retcon.core.schema import ToolSpec
+from retcon.core.types import ToolSpec
 from retcon.engine.types import Adapters, Connects, EngineSetup, Generator, SamplingParams, TrainableEngine
 from retcon.purify.mixing import Probes, Schedule, constant
 from retcon.purify.types import Repair
 from retcon.rollout.context import Harness, RolloutContext, RolloutLimits
-from retcon.rollout.lengths import Derived, context_of, derive_lengths, open_keys, with_lengths
-from retcon.rollout.prompts import prompt_ids
+from retcon.rollout.lengths import Derived, context_of, derive_lengths, open_keys, prompt_ids, with_lengths
 from retcon.rollout.strategy import Strategy
 from retcon.sandbox.client import SandboxRouter, token_from_environment
 from retcon.sandbox.pool import SandboxPool
 from retcon.sandbox.types import Limits, Sandbox, SessionBounds
 from retcon.serve.harness.solving import find_harness
-from retcon.tasks.checked import CheckedGrades, refuse_no_set
 from retcon.tasks.grading.grading import GradeSettings, Grading
 from retcon.tasks.grading.registry import refuse_unready
-from retcon.tasks.registry import TaskSet, Ungraded, grader_options
+from retcon.tasks.registry import CheckedGrades, TaskSet, Ungraded, grader_options, refuse_no_set
 from retcon.tasks.types import Task
 from retcon.tools.faults import FaultSetup, FaultyTool
-from retcon.tools.kind import ToolSetup
-from retcon.tools.loading import find_tools
+from retcon.tools.loading import ToolSetup, find_tools
 from retcon.tools.types import AnyTool, TaskTool
 
 if TYPE_CHECKING:  # it brings torch

@@ -12,9 +12,10 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import PreTrainedModel
 
 from engines import make_model, plain, prompts, run
-from retcon.engine.local import decoder, forward, lean, scores
+from retcon.engine.local import decoder, forward, lean
+from retcon.engine.local import slabs as scores
 from retcon.engine.local.engine import LocalEngine
-from retcon.engine.local.scores import BLOCK, attend_by_products
+from retcon.engine.local.slabs import BLOCK, attend_by_products
 from retcon.engine.types import Generation, SamplingParams
 
 pytestmark = pytest.mark.torch

@@ -7,12 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conversing import SEARCH, TOOLS, Turned, bytes_of, chat_of, conversed, ids_of, text_of
-from retcon.chat import registry
+from retcon.chat import family as registry
 from retcon.chat.chat import Chat
 from retcon.chat.family import Written
 from retcon.chat.template import Template
-from retcon.core.schema import ToolSpec
-from retcon.core.types import Observation
+from retcon.core.types import Observation, ToolSpec
 
 FAMILIES = registry.names()
 NAMING = [name for name in FAMILIES if registry.named(name).names_calls]

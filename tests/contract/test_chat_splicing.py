@@ -11,7 +11,7 @@ import pytest
 
 from conversing import TOOLS, chat_of, ids_of
 from playing import TASK
-from retcon.chat import registry
+from retcon.chat import family as registry
 from retcon.core.types import Observation
 from retcon.engine.types import Generation, SamplingParams
 from retcon.purify.describe import Describe

@@ -14,10 +14,9 @@ import pytest
 
 from conversing import DATA, TOOLS, Turned, bytes_of, conversed, ids_of, real_folder, text_of
 from retcon.chat.chat import Chat
+from retcon.chat.family import recognised
 from retcon.chat.opening import open_chat
-from retcon.chat.registry import recognised
-from retcon.chat.template import Template, read_template
-from retcon.chat.templated import Templated
+from retcon.chat.template import Template, Templated, read_template
 from retcon.core.errors import RecipeError
 
 pytestmark = pytest.mark.torch  # for the tokenizers package

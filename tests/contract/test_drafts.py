@@ -11,15 +11,14 @@ import pytest
 import torch
 
 from engines import MAX_LEN, TOKENIZER, VOCAB, WINDOW, make_model, model_of, prompts, run
-from retcon.engine.local import invariance
+from retcon.engine.local import forward as invariance
 from retcon.engine.local.attention import shapes
-from retcon.engine.local.drawing.drafts import REMEMBERED, SURE, Drafts
+from retcon.engine.local.drafts import REMEMBERED, SURE, Drafts
 from retcon.engine.local.engine import LocalEngine
-from retcon.engine.local.forward import Step, sparing
-from retcon.engine.local.invariance import DRAFTED
+from retcon.engine.local.forward import DRAFTED, Step, sparing
 from retcon.engine.local.requests import GenerateCall
+from retcon.engine.local.scheduler import EngineStats
 from retcon.engine.local.slabs import Place, Slab
-from retcon.engine.local.stats import EngineStats
 from retcon.engine.types import Generation, SamplingParams
 
 pytestmark = pytest.mark.torch

@@ -14,10 +14,10 @@ import pytest
 
 from engines import MAX_LEN, model_of
 from retcon.core.errors import ComputeWarning
-from retcon.core.memory import V1, V2, available_memory, total_memory
+from retcon.core.machine import V1, V2, available_memory, total_memory
 from retcon.engine.local import decoder
 from retcon.engine.local.engine import LocalEngine
-from retcon.models.waiting import _loaded
+from retcon.models.devices import _loaded
 
 pytestmark = pytest.mark.torch
 

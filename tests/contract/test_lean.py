@@ -13,7 +13,8 @@ from torch.nn.functional import rms_norm
 
 from engines import GREEDY, MAX_LEN, assert_exact, model_of, prompts, run
 from ggufs import tiny
-from retcon.engine.local import decoder, invariance, lean, slabs
+from retcon.engine.local import decoder, lean, slabs
+from retcon.engine.local import forward as invariance
 from retcon.engine.local.engine import LocalEngine
 from retcon.engine.local.lean import Norm, Product
 from retcon.engine.types import Generation, SamplingParams

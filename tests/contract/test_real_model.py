@@ -11,8 +11,8 @@ from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import load_tokenizer
 from retcon.engine.local.engine import LocalEngine
 from retcon.engine.types import Generation, SamplingParams
-from retcon.models.catalogue import kept
 from retcon.models.loading import load_model
+from retcon.models.locating import kept
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 NAME, COUNT = "smollm2-135m", 64

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engines import kept_ids
-from retcon.engine.local.drawing.sampling import (
+from retcon.engine.local.sampling import (
     CELL,
     FEW,
     RANKED_FIRST,

@@ -39,7 +39,7 @@ async def _over_http() -> AsyncIterator[Sandbox]:
     from retcon.http.server import listen, served
     from retcon.sandbox.client import SandboxClient
     from retcon.sandbox.service.app import create_app
-    from retcon.sandbox.service.settings import Settings
+    from retcon.sandbox.service.calls import Settings
 
     async with SandboxPool(workers=1) as pool:
         app = create_app(pool, pool.tier, Settings(workers=1))

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from engines import MAX_LEN, kept_ids, make_model, plain_logits, prompts, run
-from retcon.engine.local.drawing.sampling import CELL, RandomStream, Sampler, argmax, invert
 from retcon.engine.local.engine import LocalEngine
+from retcon.engine.local.sampling import CELL, RandomStream, Sampler, argmax, invert
 from retcon.engine.types import Generation, SamplingParams
 from retcon.models.placing import move
 

@@ -11,8 +11,7 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from retcon.config.learning import DPOSection, RLSection, SFTSection
-from retcon.config.schema import LoraSection
+from retcon.config.schema import DPOSection, LoraSection, RLSection, SFTSection
 from retcon.core.types import Sample
 from retcon.models.lora import Adapter
 from retcon.models.placing import move

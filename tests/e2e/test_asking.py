@@ -98,7 +98,7 @@ def test_without_repairs_a_failure_stays() -> None:
 
 def test_a_tool_of_ones_own_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine.py").write_text(
-        "from retcon.core.schema import ToolSpec\n"
+        "from retcon.core.types import ToolSpec\n"
         "from retcon.core.types import Observation\n"
         "class Search:\n"
         "    name, spec = 'search', ToolSpec('search', 'finds things')\n"

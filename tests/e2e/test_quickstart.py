@@ -25,7 +25,7 @@ FIGURES = ("pass1_t1", "pass8_t1", "pass1", "failed_calls_t1", "failed_calls", "
 
 
 TRACKER = """
-from retcon.runs.tracker import Tracker
+from retcon.runs.tracking import Tracker
 
 
 class Lines(Tracker):

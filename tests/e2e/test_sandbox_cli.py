@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from retcon.cli.sandbox import serve as serve_command
-from retcon.cli.sandbox.execute import exit_code
+from retcon.cli import sandbox as serve_command
+from retcon.cli.sandbox import exit_code
 from retcon.core.errors import MissingExtra
 from retcon.sandbox.types import Result
 from servers.serving import server

@@ -188,7 +188,7 @@ ENGINE = """
 from pathlib import Path
 import httpx
 from retcon.config.schema import EngineSection
-from retcon.engine.scripted import ScriptedEngine
+from retcon.engine.kinds.scripted import ScriptedEngine
 
 class Asking(ScriptedEngine):
     async def generate(self, *request):

@@ -10,10 +10,10 @@ import pytest
 
 pytest.importorskip("torch", reason="rolling a model out needs the [train] extra")
 
-from retcon.cli.audit import audit
+from retcon.cli.eval import audit
 from retcon.config.schema import TaskSection
 from retcon.core.errors import CheckpointError, EngineError, RecipeError
-from retcon.evaluate.replay.audit import read_audit
+from retcon.evaluate.audit import read_audit
 from retcon.store import jsonl
 from retcon.tasks.kinds.numbers import NumberTasks
 from retcon.tasks.registry import CountTokens

@@ -18,10 +18,9 @@ from comparing import FAILED, FIX, result, trajectory
 from retcon.cli.compare.arms import read_arms
 from retcon.cli.compare.command import compare
 from retcon.cli.compare.plan import CompareOptions, make_plan, open_ledger
-from retcon.config.shipped import find_recipe
-from retcon.evaluate.paired import Paired
+from retcon.config.load import find_recipe
 from retcon.evaluate.result import Result, score, write_result
-from retcon.evaluate.statistics import Interval, exactly
+from retcon.evaluate.statistics import Interval, Paired, exactly
 from retcon.report.compared.curves import HELD_OUT, area, curve_of, learnt, steps_to
 from retcon.report.compared.figures import Figure, Over, by_seed, figures
 from retcon.report.compared.reading import FAULTS, PLAIN, REPAIRED, ComparedRun

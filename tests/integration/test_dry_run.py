@@ -26,7 +26,7 @@ from retcon.evaluate.runner import run_evaluation
 from retcon.models.placing import place_training
 from retcon.planning import needs as module
 from retcon.planning.needs import MIB, Needs, Part, needs_of, refuse_unfit
-from retcon.runs.tracker import Tracker
+from retcon.runs.tracking import Tracker
 from retcon.store import jsonl
 from retcon.store.fingerprint import fingerprint
 from retcon.store.pass_rates import PassRate, PassRateFile

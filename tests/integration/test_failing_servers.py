@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from retcon.core.errors import InfrastructureFault, SandboxUnavailable
-from retcon.engine.pool.types import PoolSettings
+from retcon.engine.pool.policy import PoolSettings
 from retcon.engine.types import SamplingParams
 from retcon.http.asking import Connections, NoAnswer
-from retcon.plugins.verl.engine import ServerEngine
 from retcon.plugins.verl.router import LONGEST_PAUSE, RetconRouter
+from retcon.plugins.verl.shared import ServerEngine
 from retcon.sandbox.client import SandboxRouter
 from servers.answering import Answer, Asked, Server, serving
 from servers.asking_vllm import engine_of

@@ -26,7 +26,7 @@ assert not set_here, set_here
 """
 LISTS = """
 import sys
-from retcon.config.save import reference
+from retcon.config.load import reference
 assert "kind = " in reference()
 brought = sorted({"torch", "transformers"} & set(sys.modules))
 assert not brought, brought

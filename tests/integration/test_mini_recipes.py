@@ -14,14 +14,12 @@ import pytest
 
 pytest.importorskip("torch", reason="training needs the [train] extra")
 
-from retcon.config.load import load_recipe
+from retcon.config.load import load_recipe, shipped_recipes
 from retcon.config.schema import Recipe
-from retcon.config.shipped import shipped_recipes
-from retcon.core.sample import to_sample
-from retcon.core.types import Sample, Trajectory
+from retcon.core.types import Sample, Trajectory, to_sample
 from retcon.purify.weights import accepted_splices
 from retcon.rollout.context import RolloutLimits
-from retcon.runs.mechanisms import idle_mechanisms
+from retcon.runs.metrics import idle_mechanisms
 from retcon.store import jsonl
 from retcon.train.objective.shaping import has_void_turn, in_failed_turns, is_void, shaped_rewards
 from retcon.train.rl import run_rl

@@ -11,9 +11,9 @@ import pytest
 from engines import GREEDY, MAX_LEN, TOKENIZER, model_of, prompts, run
 from retcon.chat.chat import Chat
 from retcon.core.errors import EngineError, InfrastructureFault
+from retcon.engine.kinds.scripted import ScriptedEngine
 from retcon.engine.pool.engine import PoolEngine
-from retcon.engine.pool.types import PoolSettings
-from retcon.engine.scripted import ScriptedEngine
+from retcon.engine.pool.policy import PoolSettings
 from retcon.engine.types import Generation, Generator, SamplingParams
 from retcon.rollout.context import RolloutContext, RolloutLimits
 from retcon.rollout.group import rollout_group

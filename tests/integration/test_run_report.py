@@ -15,8 +15,7 @@ from typer.testing import CliRunner
 
 from comparing import FIX, repaired, trajectory
 from retcon.cli.app import app
-from retcon.config.load import load_recipe
-from retcon.config.save import recipe_to_toml
+from retcon.config.load import load_recipe, recipe_to_toml
 from retcon.config.stages import stages_of
 from retcon.core.errors import CheckpointError, RecordError
 from retcon.evaluate.result import Result, score, write_result

@@ -12,13 +12,13 @@ from retcon.build import build_limits, build_strategy, open_context
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.config.load import load_recipe
-from retcon.engine.scripted import ScriptedEngine
+from retcon.engine.kinds.scripted import ScriptedEngine
 from retcon.purify.saar import Saar
 from retcon.rollout.context import RolloutContext
 from retcon.rollout.group import rollout_group
 from retcon.sandbox.pool import SandboxPool
 from retcon.sandbox.types import Limits
-from retcon.tools.sessions import PythonSessions
+from retcon.tools.kinds.python import PythonSessions
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks/studies"))
 

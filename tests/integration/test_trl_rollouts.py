@@ -21,13 +21,12 @@ from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.config.load import load_recipe
 from retcon.core.errors import InfrastructureFault, RecipeError, RecordError, TaskWarning
-from retcon.core.sample import history_ids, to_sample, token_count
-from retcon.core.types import Trajectory
-from retcon.engine.scripted import ScriptedEngine
+from retcon.core.types import Trajectory, history_ids, to_sample, token_count
+from retcon.engine.kinds.scripted import ScriptedEngine
 from retcon.models.placing import start_model
 from retcon.plugins.trl import ROUNDS, Rollouts, _completions, _told, prompt_of
 from retcon.rollout.context import RolloutContext
-from retcon.rollout.prompts import prompt_ids
+from retcon.rollout.lengths import prompt_ids
 from retcon.store.fingerprint import fingerprint
 from retcon.store.pass_rates import PassRate, PassRateFile
 from retcon.tasks.registry import Taught, training_prompts

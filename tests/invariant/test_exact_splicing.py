@@ -14,8 +14,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from playing import LIMITS, TASK, run_python
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
-from retcon.core.sample import history_ids, to_sample
-from retcon.core.types import Trajectory
+from retcon.core.types import Trajectory, history_ids, to_sample
 from retcon.engine.local.engine import LocalEngine
 from retcon.engine.types import Generation, SamplingParams
 from retcon.purify.saar import Saar

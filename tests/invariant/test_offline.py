@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from foreign import FORMATS, NAMES, REPAIRED, Step, fails, works
 from retcon.core.errors import RecordError
 from retcon.purify.offline import Offline
-from retcon.store.foreign.records import Record
+from retcon.store.records import Record
 from retcon.transcripts.detection.detector import Detector
 from retcon.transcripts.failures.rules import judge
 from retcon.transcripts.purifying.count import Count

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from playing import Play, play, run_python
-from retcon.core.sample import history_ids
-from retcon.core.types import Segment, Turn
+from retcon.core.types import Segment, Turn, history_ids
 from retcon.purify.saar import Saar
 from retcon.purify.splice import purify
 from retcon.rollout.context import RolloutLimits

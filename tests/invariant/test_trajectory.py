@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retcon.core.errors import MissingIds, UnscoredTokens
-from retcon.core.sample import history_ids, to_sample
-from retcon.core.types import KINDS, Provenance, RepairRecord, Segment, Trajectory, Turn
+from retcon.core.types import KINDS, Provenance, RepairRecord, Segment, Trajectory, Turn, history_ids, to_sample
 from strategies import repaired_turns, segments, trajectories
 
 LEARNT = {"prompt": 0, "scaffold": 0, "observation": 0, "sampled": 1, "spliced": 1}

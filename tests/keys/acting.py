@@ -13,11 +13,10 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from retcon.config.load import load_recipe
-from retcon.config.save import toml_of
+from retcon.config.load import load_recipe, toml_of
 from retcon.config.schema import Recipe
-from retcon.core.pair import Completion, Pair
-from retcon.store.pairs import write_pairs
+from retcon.core.types import Completion, Pair
+from retcon.store.jsonl import write_pairs
 from retcon.train.dpo import run_dpo
 from retcon.train.rl import run_rl
 from retcon.train.sft import run_sft

@@ -22,10 +22,8 @@ from retcon.core.errors import RetconError, TaskWarning
 from retcon.core.types import Segment, Trajectory, Turn
 from retcon.tasks.data.tasks import DataTasks
 from retcon.tasks.grading.registry import options_of, settings_for
-from retcon.tasks.kinds.numbers import NumberTasks
-from retcon.tasks.numbers import problems
+from retcon.tasks.kinds.numbers import PROGRAMS, NumberTasks, problems
 from retcon.tasks.registry import grader_options
-from retcon.tasks.teacher_code import PROGRAMS
 from retcon.tasks.types import Task
 
 BARE = ('task.kind="file"',)

@@ -9,7 +9,7 @@ from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.config.schema import Recipe
 from retcon.core.errors import EngineError
-from retcon.engine.scripted import ScriptedEngine
+from retcon.engine.kinds.scripted import ScriptedEngine
 from retcon.evaluate.result import Result, read_result
 from retcon.evaluate.runner import evaluate, run_evaluation, settings_of
 from retcon.store import jsonl

@@ -15,10 +15,9 @@ from keys.acting import Lab, acts, run
 from playing import call, hermes_call
 from retcon.build import build_chat
 from retcon.config.schema import Recipe
-from retcon.core.sample import history_ids
 from retcon.core.seeds import derive
-from retcon.core.types import Status, Trajectory
-from retcon.engine.scripted import Reply, ScriptedEngine
+from retcon.core.types import Status, Trajectory, history_ids
+from retcon.engine.kinds.scripted import Reply, ScriptedEngine
 from retcon.models.placing import start_model
 from retcon.serve.harness.solving import ModelEndpoint
 from retcon.tasks.types import Task

@@ -10,7 +10,7 @@ from retcon.config.schema import Recipe, TaskSection
 from retcon.core.errors import DriftWarning
 from retcon.store import jsonl
 from retcon.train.rl import run_rl
-from retcon.train.watch.course import Course
+from retcon.train.watch import Course
 from training import Ones
 
 ONE = ("rl.minibatches=1", "rl.lr=1.0e-3")

@@ -14,9 +14,9 @@ from retcon.config.schema import Recipe
 from retcon.core.seeds import derive
 from retcon.core.types import Trajectory
 from retcon.store.pass_rates import PassRate, PassRateFile
-from retcon.train.ahead import GroupStream
 from retcon.train.prompts import PromptStream
 from retcon.train.rl import draw_groups
+from retcon.train.rollouts import GroupStream
 from training import Ones
 
 ROC = ('select.kind="roc"', "rollout.max_tokens=2000", "rollout.max_turns=4")

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from keys.acting import Lab, acts
 from retcon.config.schema import Recipe
-from retcon.runs.tracker import TrackedRun, Tracker
+from retcon.runs.tracking import TrackedRun, Tracker
 
 OWN = ['track.to=["keys.tracking:Kept"]']
 

@@ -15,14 +15,13 @@ from retcon.chat.hermes import render_call
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.config.schema import Recipe
 from retcon.core.errors import RecipeError, SandboxUnavailable
-from retcon.core.schema import ToolSpec
-from retcon.core.types import Observation, ToolCall
-from retcon.engine.scripted import ScriptedEngine
+from retcon.core.types import Observation, ToolCall, ToolSpec
+from retcon.engine.kinds.scripted import ScriptedEngine
 from retcon.engine.types import SamplingParams
 from retcon.rollout.group import rollout_group
 from retcon.sandbox.client import client
 from retcon.tasks.types import Task
-from retcon.tools.kind import ToolKind, ToolSetup
+from retcon.tools.loading import ToolKind, ToolSetup
 from retcon.tools.scripted import ScriptedTool
 from servers.answering import Answer, Asked, serving
 

@@ -15,8 +15,8 @@ from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer, load_tokenizer
 from retcon.config.load import load_recipe
 from retcon.core.types import Trajectory
+from retcon.engine.kinds.scripted import ScriptedEngine
 from retcon.engine.local.engine import LocalEngine
-from retcon.engine.scripted import ScriptedEngine
 from retcon.engine.types import SamplingParams
 from retcon.models.loading import load_model
 from retcon.rollout.context import RolloutContext, RolloutLimits

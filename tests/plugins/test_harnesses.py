@@ -25,15 +25,14 @@ from langgraph.errors import GraphRecursionError
 from smolagents import CodeAgent, OpenAIServerModel, ToolCallingAgent, tool
 
 from retcon.chat.tokenizer import ByteTokenizer
-from retcon.core.sample import ids_of
-from retcon.core.types import Trajectory
-from retcon.engine.scripted import ScriptedEngine
+from retcon.core.types import Trajectory, ids_of
+from retcon.engine.kinds.scripted import ScriptedEngine
 from retcon.rollout.group import rollout_group
 from retcon.serve.harness.opening import open_harness
 from retcon.serve.harness.solving import ModelEndpoint
 from retcon.serve.recording import FILE
 from retcon.store import jsonl
-from retcon.tasks.grade import boxed
+from retcon.tasks.graders.text import boxed
 from retcon.tasks.types import Task
 from servers.agent import MODEL, context_of
 

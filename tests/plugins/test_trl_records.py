@@ -18,7 +18,7 @@ from transformers import AutoTokenizer
 from foreign import FAILED, FIXED
 from foreign.steps import TRACEBACK
 from retcon.chat.opening import open_chat
-from retcon.core.schema import ToolSpec
+from retcon.core.types import ToolSpec
 from retcon.purify.offline import Offline
 from retcon.train.datasets.demonstrations import read_samples
 from retcon.train.datasets.preferences import read_preferences

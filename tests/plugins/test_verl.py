@@ -35,20 +35,18 @@ from retcon.build import build_limits
 from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
 from retcon.core.errors import RecipeError
-from retcon.core.sample import to_sample
-from retcon.core.types import REPLACED, Sample, Trajectory
+from retcon.core.types import REPLACED, Sample, Trajectory, to_sample
 from retcon.models.loading import load_model
 from retcon.plugins.verl import settings
-from retcon.plugins.verl.briefs import unpack
+from retcon.plugins.verl.choosing import unpack
 from retcon.plugins.verl.manager import RetconManager
-from retcon.tasks.data.export import verl_rows, write_verl
+from retcon.tasks.data.conventions import verl_rows, write_verl
 from retcon.tasks.registry import training_prompts
 from retcon.tasks.types import Task
-from retcon.train.ahead import GroupStream
 from retcon.train.objective.shaping import shaped_rewards
+from retcon.train.prompts import Drawn
 from retcon.train.rl import draw_groups
-from retcon.train.rollouts import open_rollouts
-from retcon.train.selection import Drawn
+from retcon.train.rollouts import GroupStream, open_rollouts
 from retcon.train.sft import run_sft
 from retcon.train.sync import EngineWeights
 from retcon.train.update import learnt, minibatch_update

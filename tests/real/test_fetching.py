@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from e2e.test_cli import retcon
-from retcon.models.catalogue import HOME
+from retcon.models.locating import HOME
 
 
 def test_a_model_is_fetched_and_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

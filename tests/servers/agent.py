@@ -16,7 +16,7 @@ from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.chat.types import Tokenizer
 from retcon.core.types import Trajectory
-from retcon.engine.scripted import Reply, ScriptedEngine
+from retcon.engine.kinds.scripted import Reply, ScriptedEngine
 from retcon.engine.types import Generator, SamplingParams
 from retcon.http.server import listen, served
 from retcon.purify.saar import Saar
@@ -25,7 +25,7 @@ from retcon.rollout.context import RolloutContext, RolloutLimits
 from retcon.serve import app
 from retcon.serve.answering import Agent
 from retcon.serve.recording import Record
-from retcon.serve.settings import ServeSettings
+from retcon.serve.refusing import ServeSettings
 from retcon.tools.schema import python_spec
 from retcon.tools.scripted import ScriptedTool
 

@@ -11,7 +11,7 @@ import httpx
 
 from retcon.http.server import listen, served
 from retcon.sandbox.service.app import create_app
-from retcon.sandbox.service.settings import Settings
+from retcon.sandbox.service.calls import Settings
 from servers.serving import MemorySandbox
 
 SESSIONS = "/v1/sessions"

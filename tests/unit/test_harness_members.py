@@ -14,7 +14,7 @@ from retcon.chat.tokenizer import ByteTokenizer
 from retcon.core.errors import InfrastructureFault
 from retcon.core.seeds import derive
 from retcon.core.types import Provenance, Segment, Trajectory, Turn
-from retcon.engine.scripted import ScriptedEngine
+from retcon.engine.kinds.scripted import ScriptedEngine
 from retcon.purify.mixing import purified
 from retcon.purify.saar import Saar
 from retcon.rollout.context import Rolled, RolloutContext

@@ -16,9 +16,18 @@ from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
 from retcon.core.errors import RecipeError
 from retcon.core.seeds import derive
-from retcon.rollout import prompts
-from retcon.rollout.lengths import LOOK, PromptLengths, context_of, derive_lengths, look_at, open_keys, with_lengths
-from retcon.rollout.prompts import fitting, refuse_long
+from retcon.rollout import lengths as prompts
+from retcon.rollout.lengths import (
+    LOOK,
+    PromptLengths,
+    context_of,
+    derive_lengths,
+    fitting,
+    look_at,
+    open_keys,
+    refuse_long,
+    with_lengths,
+)
 from retcon.tasks.types import Task
 
 CHAT = Chat(ByteTokenizer())

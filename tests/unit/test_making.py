@@ -15,11 +15,10 @@ import pytest
 
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
-from retcon.config.learning import DemosSection
 from retcon.config.load import load_recipe
+from retcon.config.schema import DemosSection
 from retcon.core.errors import CheckpointError, RecipeError, SandboxUnavailable
-from retcon.core.schema import ToolSpec
-from retcon.core.types import Observation, ToolCall, Trajectory, Turn
+from retcon.core.types import Observation, ToolCall, ToolSpec, Trajectory, Turn
 from retcon.store import jsonl
 from retcon.train.demos import making
 from retcon.train.demos.making import Summary, demonstrations, write_demonstrations

@@ -7,10 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from playing import call, hermes_call, play
-from retcon.config.learning import RLSection
-from retcon.config.schema import Recipe
-from retcon.core.sample import history_ids, to_sample
-from retcon.core.types import Trajectory
+from retcon.config.schema import Recipe, RLSection
+from retcon.core.types import Trajectory, history_ids, to_sample
 from retcon.train.objective.shaping import (
     comparable,
     has_void_turn,

@@ -10,10 +10,8 @@ from typer.testing import CliRunner
 
 from retcon.cli.app import app
 from retcon.cli.recipes import about_file, about_shipped, changes, markdown_list
-from retcon.config.learning import RLSection
-from retcon.config.load import load_recipe
-from retcon.config.schema import SECTIONS, Recipe, RepairSection
-from retcon.config.shipped import shipped_recipes
+from retcon.config.load import load_recipe, shipped_recipes
+from retcon.config.schema import SECTIONS, Recipe, RepairSection, RLSection
 from retcon.config.stages import stage_named, stages_of
 from retcon.core.errors import RecipeError
 from retcon.train.prompts import refuse_idle_bounds
@@ -218,7 +216,13 @@ def test_repairs_of_the_number_tasks_differ_in_what_they_are_about_alone(name: s
     )
     half = ("mini/ours/", "quickstart/saar")
     whole = ("mini/ours/adaptive", "mini/ours/describe")
-    share = 0.7 if name in ("mini/cleaner/saar-70", "mini/cleaner/deep") else 0.5 if name.startswith(half) and name not in whole else 1.0
+    share = (
+        0.7
+        if name in ("mini/cleaner/saar-70", "mini/cleaner/deep")
+        else 0.5
+        if name.startswith(half) and name not in whole
+        else 1.0
+    )
     assert repair["probability"] == share
 
 

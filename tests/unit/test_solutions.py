@@ -10,10 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retcon.core.types import Observation, Segment, Trajectory, Turn
-from retcon.train.demos.arithmetic import NoArithmetic, parse, plain_number, value_of
-from retcon.train.demos.programs import broken, words_and_code
-from retcon.train.demos.shares import Progress, reachable, wanted_of, with_share
-from retcon.train.demos.solutions import Unusable, read_steps
+from retcon.train.demos.annotated import Progress, reachable, wanted_of, with_share
+from retcon.train.demos.solutions import (
+    NoArithmetic,
+    Unusable,
+    broken,
+    parse,
+    plain_number,
+    read_steps,
+    value_of,
+    words_and_code,
+)
 from retcon.train.demos.types import Made
 
 QUESTION = "A baker has $60 and buys 4 sacks at $9 each. A third of the rest is saved. How much is that?"

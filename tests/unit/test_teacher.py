@@ -13,8 +13,7 @@ from retcon.chat.tokenizer import ByteTokenizer
 from retcon.core.errors import EngineError
 from retcon.core.types import Stop, Trajectory
 from retcon.engine.types import Generation, SamplingParams
-from retcon.rollout.teacher import Teacher
-from retcon.train.demos.rolling import TOO_LONG, UNANSWERED, WRONG, why_rejected
+from retcon.train.demos.rolling import TOO_LONG, UNANSWERED, WRONG, Teacher, why_rejected
 from retcon.train.demos.types import LOST
 
 CHAT = Chat(ByteTokenizer())

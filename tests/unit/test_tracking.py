@@ -16,10 +16,8 @@ from retcon.config.schema import Recipe
 from retcon.core.errors import MissingExtra, RecipeError, RecordError, TrackingWarning
 from retcon.runs import tracking as module
 from retcon.runs.folder import RunFolder
-from retcon.runs.metrics import read_metrics
-from retcon.runs.names import ALL, renamed
-from retcon.runs.tracker import TrackedRun, Tracker
-from retcon.runs.tracking import find_trackers, tracking
+from retcon.runs.metrics import ALL, read_metrics, renamed
+from retcon.runs.tracking import TrackedRun, Tracker, find_trackers, tracking
 
 PAGE = Path(__file__).parents[2] / "docs" / "training" / "tracking.md"
 

@@ -12,8 +12,7 @@ from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
 from retcon.core.errors import RecipeError
 from retcon.core.types import Observation, Segment, ToolCall, Trajectory, Turn
-from retcon.plugins.verl.briefs import pack, unpack
-from retcon.plugins.verl.choosing import Step
+from retcon.plugins.verl.choosing import Step, pack, unpack
 from retcon.plugins.verl.router import RetconRouter
 from retcon.plugins.verl.settings import Lengths, recipe_of, refuse_unfit, sampling_of
 from retcon.plugins.verl.shared import size_sandbox

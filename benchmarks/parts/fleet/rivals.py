@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Hashable, Sequence
 
 from parts.fleet.world import Restart, number_of
-from retcon.engine.pool.types import Action, Send
+from retcon.engine.pool.policy import Action, Send
 
 RETRY = 1.0
 """Seconds after which a replica that failed is tried again."""

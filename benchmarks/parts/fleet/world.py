@@ -11,7 +11,7 @@ from typing import Protocol
 from parts.fleet.costs import Costs
 from parts.fleet.loads import Job
 from parts.fleet.replica import Call, SimulatedReplica
-from retcon.engine.pool.types import Action, Evict, Send
+from retcon.engine.pool.policy import Action, Evict, Send
 
 
 @dataclass(frozen=True, slots=True)

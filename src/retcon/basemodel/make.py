@@ -1,6 +1,6 @@
 """The base model inside the package, made anew: `make base`, or `python -m retcon.basemodel.make`.
 
-A Qwen3 configuration of 0.68 M parameters, trained from scratch on synthetic text (`retcon.tasks.corpus`) and on
+A Qwen3 configuration of 0.68 M parameters, trained from scratch on synthetic text (`retcon.basemodel.corpus`) and on
 repeated random ids. Seeded; under an hour on 2 cores; continues where it was. What it saw and what it can do stands in
 `docs/models/base.md`.
 """
@@ -17,14 +17,82 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from retcon.basemodel.data import Row, document_rows, repeated_row
-from retcon.basemodel.tokenizer import build_tokenizer
+from retcon.basemodel.corpus import documents, vocabulary
+from retcon.chat.families.markdown import FAMILY
+from retcon.chat.types import CONTROLS, END_OF_TEXT, TURN_END
 from retcon.core.seeds import derive
+
+# What the base model is trained on, as rows of tokens: documents of the corpus, and random tokens said again and
+# again.
+#
+# The second kind is what makes a small transformer learn to copy: on documents alone that takes several times as long.
+
+Row = NDArray[np.int64]
+PERIODIC = 0.8  # share of repeated rows with one segment alone
+PERIOD = (4, 48)  # ids of that segment
+SEGMENT = (2, 16)  # ids of a segment where there are several
+
+
+def document_rows(tokenizer: Tokenizer, length: int, separator: int, seed: int) -> Iterator[Row]:
+    """An endless stream of rows, (length,) int64: documents one after the other, `separator` before each."""
+    stream = documents(seed)
+    ids: list[int] = []
+    while True:
+        while len(ids) < length:
+            ids.append(separator)
+            ids.extend(tokenizer.encode(next(stream)).ids)
+        yield np.array(ids[:length], np.int64)
+        ids = ids[length:]
+
+
+def repeated_row(rng: random.Random, length: int, first_id: int, vocabulary: int) -> Row:
+    """A row (length,) int64 of random ids in [first_id, vocabulary) that come back.
+
+    Most rows are periodic, which is what teaches copying first; the others string a few segments together in an order
+    drawn again and again, so that what follows an id depends on which segment it is in.
+    """
+
+    def drawn(count: int) -> list[int]:
+        return [rng.randrange(first_id, vocabulary) for _ in range(count)]
+
+    if rng.random() < PERIODIC:
+        segments = [drawn(rng.randint(*PERIOD))]
+    else:
+        segments = [drawn(rng.randint(*SEGMENT)) for _ in range(rng.randint(2, 6))]
+    ids: list[int] = []
+    while len(ids) < length:
+        ids.extend(rng.choice(segments))
+    return np.array(ids[:length], np.int64)
+
+
+# The base model's tokenizer: words, numbers in groups of one to three digits, bytes for everything else; lossless.
+#
+# Numbers in groups, not digits: a small model copies two ids more surely than four.
+
+PIECES = r"```|\p{N}{1,3}| ?_?[A-Za-z]+|\n *| ?[^\sA-Za-z\p{N}]|\s+"
+
+
+def build_tokenizer() -> PreTrainedTokenizerFast:
+    """A byte-level tokenizer whose vocabulary is a list: a piece of text that is in it is one id, else its bytes."""
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    pieces = (to_bytes.pre_tokenize_str(piece)[0][0] for piece in vocabulary())
+    names = dict.fromkeys((*CONTROLS, *sorted(pre_tokenizers.ByteLevel.alphabet()), *pieces))
+    vocab = {name: number for number, name in enumerate(names)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], ignore_merges=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(PIECES), "isolated"), to_bytes])
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(list(CONTROLS))
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token=TURN_END, pad_token=END_OF_TEXT, chat_template=FAMILY.template
+    )
+
 
 SAVE_EVERY = 250
 

@@ -8,15 +8,133 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import zip_longest
+from typing import Protocol
 
-from retcon.chat.beginnings import Beginnings
-from retcon.chat.encoding import Apart, Encoding, Together
-from retcon.chat.family import Framing, Written
-from retcon.chat.registry import named
+from retcon.chat.family import Framing, Written, named
 from retcon.chat.types import Answer, FoundCall, Parsed, Piece, Tokenizer, Told, glue
 from retcon.core.errors import CheckpointError
-from retcon.core.schema import ToolSpec
-from retcon.core.types import Kind, Observation, Segment, ToolCall
+from retcon.core.types import Kind, Observation, Segment, ToolCall, ToolSpec
+
+
+class Beginnings:
+    """Finds the ids that begin at given characters of `text`, the decoded `ids`, (T,); asked in ascending order.
+
+    Each search begins where the one before ended, and looks twice as far ahead at each step: what all of them decode
+    together grows with the tokens, however many calls a reply is full of.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, ids: Sequence[int], text: str) -> None:
+        self._decode, self._ids, self._text = tokenizer.decode, ids, text
+        self._id = self._char = 0  # an id begins at that character
+
+    def of(self, char: int) -> int | None:
+        """Index of the id that begins at text[char], which is ASCII; None where no id does.
+
+        Being ASCII, whether a prefix of the ids has it cannot change as ids are added, not even where a character is
+        spread over several of them: the shortest such prefix can be found by bisection.
+        """
+        target = self._text[self._char : char + 1]
+        low, high = self._id, self._id + 1  # the ids up to `low` lack the character, those up to `high` have it
+        while high < len(self._ids) and not self._between(high).startswith(target):
+            low, high = high, high + (high - self._id)
+        high = min(high, len(self._ids))
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self._between(middle).startswith(target):
+                high = middle
+            else:
+                low = middle
+        before = self._between(low)
+        begins = before == target[:-1]
+        self._go_on_from(low, before)
+        return low if begins else None
+
+    def _between(self, end: int) -> str:
+        return self._decode(self._ids[self._id : end])
+
+    def _go_on_from(self, index: int, before: str) -> None:
+        """Not from within a character that ids share, nor from a space that some tokenizers drop at a start."""
+        char = self._char + len(before)
+        following = self._decode(self._ids[index : index + 1])
+        if following and self._text.startswith(before, self._char) and self._text.startswith(following, char):
+            self._id, self._char = index, char
+
+
+class Encoding(Protocol):
+    """Ids of each piece, (T,) each."""
+
+    def __call__(self, pieces: Sequence[Piece]) -> list[list[int]]: ...
+
+
+class Apart:
+    """Every piece on its own."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._encode = tokenizer.encode
+
+    def __call__(self, pieces: Sequence[Piece]) -> list[list[int]]:
+        return [self._encode(piece.text, special=piece.sort == "glue") for piece in pieces]
+
+
+class Together:
+    """As the whole text is encoded: what stands between two control tokens of the glue in one go, as plain text.
+
+    So a full stop that ends an observation and the line end that the glue goes on with are one id where the model has
+    one for both. An id that belongs to two pieces is the first one's.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        longest_first = sorted(tokenizer.controls, key=len, reverse=True)
+        self._controls = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")") if longest_first else None
+
+    def __call__(self, pieces: Sequence[Piece]) -> list[list[int]]:
+        ids: list[list[int]] = [[] for _ in pieces]
+        stretch: list[tuple[int, str]] = []
+        for n, piece in enumerate(pieces):
+            parts = self._controls.split(piece.text) if piece.sort == "glue" and self._controls else [piece.text]
+            for odd, part in enumerate(parts):
+                if odd % 2 == 0:
+                    stretch.append((n, part))
+                else:
+                    self._add(stretch, ids)
+                    stretch = []
+                    ids[n].append(self._tokenizer.special_id(part))
+        self._add(stretch, ids)
+        return ids
+
+    def _add(self, stretch: Sequence[tuple[int, str]], ids: Sequence[list[int]]) -> None:
+        """Encode a stretch, and give each of its pieces what is its own."""
+        parts = [(n, part) for n, part in stretch if part]
+        whole = self._tokenizer.encode("".join(part for _, part in parts))
+        taken, over = 0, 0  # ids that are given away, and how many characters of the next piece are in them
+        for n, part in parts[:-1]:
+            if over >= len(part):
+                over -= len(part)
+                continue
+            end, over = self._covering(whole, taken, part[over:])
+            ids[n].extend(whole[taken:end])
+            taken = end
+        if parts:
+            ids[parts[-1][0]].extend(whole[taken:])
+
+    def _covering(self, ids: Sequence[int], start: int, text: str) -> tuple[int, int]:
+        """Where the ids from `start` on have said `text`, and how much more they say; the end, where they never do."""
+        low, high = start, start + 1
+        while high < len(ids) and not self._says(ids[start:high], text):
+            low, high = high, high + (high - start)
+        high = min(high, len(ids))
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self._says(ids[start:middle], text):
+                high = middle
+            else:
+                low = middle
+        return high, max(0, len(self._tokenizer.decode(ids[start:high])) - len(text))
+
+    def _says(self, ids: Sequence[int], text: str) -> bool:
+        return self._tokenizer.decode(ids).startswith(text)
+
 
 _LABEL = re.compile(r"[\w.-]{1,100}")
 """What of a call's label is said again in glue, where control tokens count: no more than a name."""
@@ -25,7 +143,7 @@ _LABEL = re.compile(r"[\w.-]{1,100}")
 class Chat:
     """How one model is asked, how it calls tools and how it is answered.
 
-    style: the name of a family (`retcon.chat.registry.names`) or an import path. system: the system prompt of prompts
+    style: the name of a family (`retcon.chat.family.names`) or an import path. system: the system prompt of prompts
     that bring none. tools: those that the model is shown, where its family shows any. framing: how messages are framed
     where the family's shipped way is not the model's own (`retcon.chat.template`). stop_ids: the ids that end a
     generation. Raises RecipeError for a style that is not there, CheckpointError where the tokenizer lacks a token.

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from importlib import import_module
 from typing import Protocol
 
-from retcon.chat.types import Answer, FoundCall, Piece, Told, words
-from retcon.core.schema import ToolSpec
+from retcon.chat.types import END_OF_TEXT, TURN_END, TURN_START, Answer, FoundCall, Piece, Told, glue, words
+from retcon.core.errors import RecipeError
+from retcon.core.registry import at_path, modules_of, unknown
+from retcon.core.types import ToolSpec
 
 Written = tuple[str, Mapping[str, object] | str]
 """A call as it is to be written: the tool's name, and its arguments, or the text that could not be read as such."""
@@ -105,3 +108,104 @@ def with_system(messages: Sequence[Told], shown: str) -> Sequence[Told]:
 def joined(text: str, calls: Iterable[str]) -> list[Piece]:
     """Words and calls, each on lines of its own."""
     return [words("\n".join([text] * bool(text) + list(calls)))]
+
+
+AUTO = "auto"
+FAMILIES = "retcon.chat.families"
+
+
+def names() -> tuple[str, ...]:
+    """What the families are called, in the order of the alphabet."""
+    return modules_of(FAMILIES)
+
+
+def named(style: str) -> Family:
+    """The family of a name, or of an import path such as `my_package.my_module:MINE`. Raises RecipeError."""
+    if style in names():
+        family: Family = import_module(f"{FAMILIES}.{style}").FAMILY
+        return family
+    if ":" not in style:
+        raise RecipeError(unknown("chat style", style, (AUTO, *names()), "my_package.my_module:MINE"))
+    try:
+        family = at_path(style)
+    except ImportError as error:
+        raise RecipeError(f"the chat style {style!r} cannot be imported: {error}") from error
+    if not hasattr(family, "find_calls"):
+        raise RecipeError(f"the chat style {style!r} is not a family: see retcon.chat.family.Family")
+    return family
+
+
+def template_of(style: str) -> str:
+    """The chat template that a model which learns in a style is to have; empty for the one that it has."""
+    return "" if style == AUTO else getattr(named(style), "template", "")
+
+
+def recognised(has: str | Collection[str], where: str) -> Family:
+    """The family whose own template this is, or whose marks all stand in it (or among a tokenizer's control tokens),
+    the most marks first.
+
+    Raises RecipeError that names the nearest family otherwise.
+    """
+    families = [named(name) for name in names()]
+    for family in families:
+        if family.template and family.template == has:
+            return family
+    marked = [family for family in families if family.marks]
+    known = [family for family in marked if all(mark in has for mark in family.marks)]
+    if known:
+        return max(known, key=lambda family: len(family.marks))
+    share, near = max(
+        ((sum(mark in has for mark in family.marks) / len(family.marks), family) for family in marked),
+        key=lambda pair: pair[0],
+    )
+    if not share:
+        raise RecipeError(f"{where} is of no known family: set model.style to one of {', '.join(names())}")
+    lacks = ", ".join(repr(mark) for mark in near.marks if mark not in has)
+    raise RecipeError(
+        f"{where} is of no known family; the nearest is {near.name!r}, of which it lacks {lacks}: set "
+        f"model.style = {near.name!r} to use that one's shipped template, or another of {', '.join(names())}"
+    )
+
+
+class ChatML(Family):
+    """Turns between `<|im_start|>role` and `<|im_end|>`, a line end after each.
+
+    before, between, after: the glue before the first observation, between two, after the last.
+    """
+
+    controls = (TURN_START,)
+    ends = (TURN_END,)
+    stops = (END_OF_TEXT,)
+    before: str
+    between: str
+    after: str
+
+    def opened(self, messages: Sequence[Told], tools: Sequence[ToolSpec]) -> list[Piece]:
+        told = [_told(role, text) for role, text in self.with_tools(messages, tools)]
+        if not told:
+            return [glue(f"{TURN_START}assistant\n")]
+        *first, (start, text, end) = told
+        return [*(piece for three in first for piece in three), start, text, glue(f"{end.text}{TURN_START}assistant\n")]
+
+    def with_tools(self, messages: Sequence[Told], tools: Sequence[ToolSpec]) -> Sequence[Told]:
+        """The messages, with what the family tells of tools in the system's."""
+        return messages
+
+    def observed(self, answers: Sequence[Answer], told: Sequence[Told]) -> list[Piece]:
+        pieces: list[Piece] = []
+        for n, answer in enumerate(answers):
+            pieces += [glue(self.between if n else self.before), Piece("observation", answer.text)]
+        if told:
+            return [*pieces, glue(f"{self.after}\n"), *_asked(told)]
+        return [*pieces, glue(f"{self.after}\n{TURN_START}assistant\n")]
+
+    def answered(self, told: Sequence[Told]) -> list[Piece]:
+        return [glue("\n"), *_asked(told)]
+
+
+def _told(role: str, text: str) -> tuple[Piece, Piece, Piece]:
+    return glue(f"{TURN_START}{role}\n"), words(text), glue(f"{TURN_END}\n")
+
+
+def _asked(told: Sequence[Told]) -> list[Piece]:
+    return [*(piece for role, text in told for piece in _told(role, text)), glue(f"{TURN_START}assistant\n")]

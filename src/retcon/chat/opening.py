@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from retcon.chat.chat import Chat
-from retcon.chat.registry import AUTO, recognised
-from retcon.chat.template import read_template
-from retcon.chat.templated import Templated
+from retcon.chat.family import AUTO, recognised
+from retcon.chat.template import Templated, read_template
 from retcon.chat.tokenizer import HubTokenizer, load_tokenizer
 from retcon.core.errors import CheckpointError, RecipeError
-from retcon.core.schema import ToolSpec
+from retcon.core.types import ToolSpec
 
 THINKING = "enable_thinking"
 """What templates call the variable by which a model is told whether to think."""

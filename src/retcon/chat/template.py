@@ -8,15 +8,20 @@ a control token, and a turn costs what it adds.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from retcon.core.errors import CheckpointError, MissingExtra
+from retcon.chat.family import Family
+from retcon.chat.types import REASONING, Answer, Piece, Told, glue, words
+from retcon.core.errors import CheckpointError, MissingExtra, RecipeError, TaskWarning
 from retcon.core.installing import how_to_install
+from retcon.core.types import ToolSpec
 
 if TYPE_CHECKING:
     import jinja2
@@ -132,3 +137,248 @@ def _raise(message: str) -> NoReturn:
     import jinja2
 
     raise jinja2.TemplateError(message)
+
+
+PROBES = ("x", "  a b\t", "\nx\n\ny\n", '{"a": "é\\n"}', '<b>"it\'s" & co</b>')
+PROBED = ToolSpec("probe", "a probe", {"type": "object", "properties": {"code": {"type": "string"}}})
+OPEN, CLOSE = "<think>", "\n</think>\n\n"
+"""Around what a model thinks, where its template opens a turn with the first and shows no earlier thought."""
+KEPT = 64
+"""Of what was rendered, the last that is kept of each kind: a server's clients bring tools without end."""
+_LABEL = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+MutableMessage = dict[str, object]
+
+
+def _inside_json(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def _without_first_lines(text: str) -> str:
+    return text.lstrip("\n")
+
+
+_MANNERS: tuple[Callable[[str], str], ...] = (
+    str, str.strip, str.rstrip, str.lstrip, _without_first_lines, _inside_json,
+)  # fmt: skip
+"""What templates do to what a message says: nothing, or they trim it, or write it as a JSON string."""
+
+
+class Templated:
+    """Implements `Framing` by a model's own template; family: whose tokens end turns and how its calls are labelled.
+
+    Raises RecipeError where the template shows no tools or no observations, or changes what is said in a way that is
+    not known; it names the family whose shipped framing can be had in its place.
+    """
+
+    def __init__(self, template: Template, family: Family) -> None:
+        self._template = template
+        self._family = family
+        self._opening = lru_cache(KEPT)(self._around_messages)
+        self._observing = lru_cache(KEPT)(self._around_observations)
+        self._answering = lru_cache(KEPT)(self._around_told)
+        self._thinking = lru_cache(KEPT)(self._around_thought)
+        instead = f"set model.style = {family.name!r} for that family's shipped template"
+        try:
+            if PROBED.description not in template.render([_message("user", "x")], [PROBED.as_function()]):
+                raise RecipeError(f"{template.where}: the chat template does not show the model any tools: {instead}")
+            self._manner = {role: self._find_manner(role) for role in ("user", "system", "assistant", "tool")}
+        except Refused as error:
+            raise RecipeError(f"{error}: {instead}") from error
+
+    def opened(self, messages: Sequence[Told], tools: Sequence[ToolSpec]) -> list[Piece]:
+        try:
+            around = self._opening(tuple(role for role, _ in messages), tuple(tools))
+        except Refused:
+            if messages:
+                raise
+            pieces = self._family.opened(messages, tools)  # many a template looks at what the first message is
+            beyond = self._beyond()
+            return [*pieces[:-1], glue(pieces[-1].text + beyond)] if beyond else pieces
+        return list(_filled(around, [words(self._manner[role](text)) for role, text in messages]))
+
+    def _beyond(self) -> str:
+        """What the template opens a turn with after all that the family's own framing does, such as `<think>`."""
+        try:
+            own, shipped = _text(self.answered(())), _text(self._family.answered(()))
+        except Refused:
+            return ""
+        return own.removeprefix(shipped) if own.startswith(shipped) else ""
+
+    def observed(self, answers: Sequence[Answer], told: Sequence[Told]) -> list[Piece]:
+        around, roles = self._observing(tuple(answer.name for answer in answers), tuple(role for role, _ in told))
+        for n, answer in enumerate(answers):
+            label = answer.label if _LABEL.fullmatch(answer.label) else _label(n)
+            around = tuple(part.replace(_label(n), label) for part in around)
+        said = [Piece("observation", self._manner["tool"](answer.text)) for answer in answers]
+        return list(_filled(around, [*said, *self._words(roles, told)]))
+
+    def answered(self, told: Sequence[Told]) -> list[Piece]:
+        around, roles = self._answering(tuple(role for role, _ in told))
+        return list(_filled(around, self._words(roles, told)))
+
+    def thought(self, text: str, *, last: bool) -> list[Piece] | None:
+        around = self._thinking(bool(text), last)
+        if text and around == ():
+            said = "reasoning is left out: the template opens each turn with an empty thought (model.thinking = 'off')"
+            warnings.warn(f"{self._template.where}: {said}", TaskWarning, stacklevel=2)
+        if not around:
+            return None if around is None else []
+        return [glue(around[0]), words(text.strip()), *map(glue, around[1:])]
+
+    def _words(self, roles: Sequence[str], told: Sequence[Told]) -> list[Piece]:
+        return [words(self._manner[role](text)) for role, (_, text) in zip(roles, told, strict=True)]
+
+    def _around_messages(self, roles: tuple[str, ...], tools: tuple[ToolSpec, ...]) -> tuple[str, ...]:
+        """The glue around messages of these roles, which open a conversation. Raises Refused."""
+        marks = [_mark(n) for n in range(len(roles))]
+        placed = [_message(role, mark) for role, mark in zip(roles, marks, strict=True)]
+        return _between(self._template.render(placed, [t.as_function() for t in tools]), marks)
+
+    def _around_told(self, roles: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The glue around messages of these roles after an answer, and the roles that the template has them in: the
+        user's, where it has none for the system there. Raises Refused."""
+        marks = [_mark(n) for n in range(len(roles) + 1)]
+        messages = [_message("user", "x"), _message("assistant", marks[0]), *map(_message, roles, marks[1:])]
+        try:
+            text = self._template.render(messages)
+            return _between(self._after_end(text, marks[0]), marks[1:]), roles
+        except Refused:
+            if "system" not in roles:
+                raise
+            return self._around_told(_of_user(roles))
+
+    def _around_thought(self, thought: bool, last: bool) -> tuple[str, ...] | None:
+        """The glue before a thought, and between it and a turn's words, after the turn's opening; see `thought`."""
+        opened, shown = self._template.render([_message("user", "x")]), False
+        own = _text(self._family.written(_mark(0), ())).partition(_mark(0))[0]
+        for ends in (
+            last,
+            True,
+        ):  # a template that drops what was thought in earlier turns says how it stands in the last
+            for key in REASONING if thought else ("",):
+                reply = _message("assistant", _mark(0)) | ({key: _mark(1)} if key else {})
+                messages = [_message("user", "x"), reply, *([] if ends else [_message("assistant", "x")])]
+                try:
+                    text = self._template.render(messages, opening=False)
+                    before, *between, _ = _between(text, [_mark(1)] * thought + [_mark(0)])
+                except Refused:
+                    continue
+                shown = True
+                if before.startswith(opened):
+                    *others, near = (before[len(opened) :], *between)
+                    found = (*others, near.removesuffix(own))
+                    return found if "".join(found).strip() else ()
+        if opened.rstrip().endswith(OPEN):
+            return "", CLOSE
+        return None if thought and not shown else ()
+
+    def _around_observations(
+        self, names: tuple[str, ...], roles: tuple[str, ...]
+    ) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The glue around the observations that answer calls of these names, and messages of these roles after them;
+        see `_around_told`.
+
+        Templates differ in how many calls a turn may have, and whether arguments are an object or its text.
+        """
+        marks = [_mark(n) for n in range(len(names) + len(roles))]
+        last: Refused | None = None
+        for count, as_text in ((len(names), False), (len(names), True), (1, False), (1, True)):
+            arguments = {"code": _mark(-1)}
+            calls = [_call(name, arguments, n, as_text=as_text) for n, name in enumerate(names[:count])]
+            results = [_message("tool", marks[n], name, _label(n)) for n, name in enumerate(names)]
+            messages = [_message("user", "x"), _message("assistant", "") | {"tool_calls": calls}, *results]
+            messages += map(_message, roles, marks[len(names) :])
+            try:
+                text = self._template.render(messages, [PROBED.as_function()])
+                return _between(self._after_end(text, _mark(-1)), marks), roles
+            except Refused as error:
+                last = last or error
+        if "system" in roles:
+            return self._around_observations(names, _of_user(roles))
+        assert last is not None
+        raise last
+
+    def _after_end(self, text: str, mark: str) -> str:
+        """What stands after the end of the turn that the mark is in."""
+        start = text.rfind(mark) + len(mark)
+        known = (*self._family.ends, *self._family.past_ends)
+        found = [(at, end) for end in known if (at := text.find(end, start)) >= 0]
+        if start < len(mark) or not found:
+            raise Refused(f"{self._template.where}: the template does not end a turn by {' or '.join(known)}")
+        at, end = min(found)
+        return text[at + len(end) :]
+
+    def _find_manner(self, role: str) -> Callable[[str], str]:
+        for manner in _MANNERS:
+            self._manner = dict.fromkeys(("user", "system", "assistant", "tool"), str) | {role: manner}
+            if all(self._renders(role, text) for text in PROBES):
+                return manner
+        raise Refused(f"{self._template.where}: the template changes what a message of the role {role!r} says")
+
+    def _renders(self, role: str, text: str) -> bool:
+        """Whether what is put together here is what the template makes of a message that says this."""
+        if role == "tool":
+            calls = [_call("probe", {"code": _mark(-1)}, 0, as_text=False)]
+            start = [_message("user", "x"), _message("assistant", "") | {"tool_calls": calls}]
+            messages = [*start, _message("tool", text, "probe", _label(0))]
+            try:
+                whole = self._template.render(messages, [PROBED.as_function()])
+            except Refused:
+                start[1]["tool_calls"] = [_call("probe", {"code": _mark(-1)}, 0, as_text=True)]
+                whole = self._template.render(messages, [PROBED.as_function()])
+            made = self.observed([Answer("probe", text, _label(0))], ())
+            return self._after_end(whole, _mark(-1)) == _text(made)
+        told: list[Told] = {
+            "user": [("user", text)],
+            "system": [("system", text), ("user", "x")],
+            "assistant": [("user", "x"), ("assistant", text), ("user", "x")],
+        }[role]
+        whole = self._template.render([_message(*one) for one in told])
+        return whole == _text(self.opened(told, ()))
+
+
+def _text(pieces: Sequence[Piece]) -> str:
+    return "".join(piece.text for piece in pieces)
+
+
+def _of_user(roles: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple("user" if role == "system" else role for role in roles)
+
+
+def _message(role: str, content: str, name: str = "", label: str = "") -> MutableMessage:
+    message: MutableMessage = {"role": role, "content": content}
+    return message | ({"name": name, "tool_call_id": label} if name else {})
+
+
+def _call(name: str, arguments: Mapping[str, object], n: int, *, as_text: bool) -> MutableMessage:
+    given = json.dumps(arguments, ensure_ascii=False) if as_text else arguments
+    return {"id": _label(n), "type": "function", "function": {"name": name, "arguments": given}}
+
+
+def _mark(n: int) -> str:
+    """A placeholder that no template holds, and that nothing changes: characters of private use."""
+    return f"\ue000{n}\ue001"
+
+
+def _label(n: int) -> str:
+    """A call's id as templates want it that check them: nine letters and digits."""
+    return f"retcon{n:03d}"
+
+
+def _between(text: str, marks: Sequence[str]) -> tuple[str, ...]:
+    """What stands around the marks, of which each must be there once, in order. Raises Refused."""
+    parts: list[str] = []
+    for mark in marks:
+        before, found, text = text.partition(mark)
+        if not found or mark in text:
+            raise Refused("the template leaves out, repeats or moves a message")
+        parts.append(before)
+    return (*parts, text)
+
+
+def _filled(around: Sequence[str], said: Sequence[Piece]) -> Iterator[Piece]:
+    for before, piece in zip(around, said, strict=False):
+        yield glue(before)
+        yield piece
+    yield glue(around[-1])

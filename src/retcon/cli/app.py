@@ -14,29 +14,20 @@ import typer
 
 from retcon import __version__
 from retcon.cli.ask import ask
-from retcon.cli.audit import audit
-from retcon.cli.common.interrupt import Interrupted
+from retcon.cli.common.arguments import Interrupted
 from retcon.cli.compare.command import compare
-from retcon.cli.data import data
-from retcon.cli.difficulty import difficulty
+from retcon.cli.data import data, export
 from retcon.cli.doctor import doctor
-from retcon.cli.eval import evaluate
-from retcon.cli.export import export
-from retcon.cli.learn.demos import demos
-from retcon.cli.learn.dpo import dpo
-from retcon.cli.learn.sft import sft
-from retcon.cli.learn.train import train
+from retcon.cli.eval import audit, difficulty, evaluate, regrade
+from retcon.cli.learn import demos, dpo, sft, train
 from retcon.cli.model import model
 from retcon.cli.quickstart.command import quickstart
 from retcon.cli.recipes import recipes
-from retcon.cli.regrade import regrade
-from retcon.cli.report import report
 from retcon.cli.reproduce.command import reproduce
-from retcon.cli.sandbox.commands import sandbox
+from retcon.cli.sandbox import sandbox
 from retcon.cli.serve_agent import serve_agent
-from retcon.cli.show import show
-from retcon.cli.transcripts.diff import diff
-from retcon.cli.transcripts.purify import purify
+from retcon.cli.show import report, show
+from retcon.cli.transcripts import diff, purify
 from retcon.core.errors import RetconError
 
 DEBUG = "RETCON_DEBUG"

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from retcon.cli.common.arguments import ModelOrURL, ModelOverrides, command_line
-from retcon.cli.common.conversing import conversing
+from retcon.cli.common.arguments import ModelOrURL, ModelOverrides, command_line, conversing
 from retcon.core.errors import EngineError
 
 if TYPE_CHECKING:
@@ -52,7 +51,7 @@ def ask(
     from rich.console import Console
 
     from retcon.core.types import REPLACED
-    from retcon.store.adding import adding
+    from retcon.store.jsonl import adding
 
     given = ["rollout.temperature=0", f"repair.kind={'saar' if repair else 'none'}"]
     recipe, folder = conversing(model, tool or ["python"], [*given, *(overrides or ())])

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from retcon.cli.sandbox.doctor import mark, print_advice, sandbox_rows
-from retcon.core.cores import usable_cores
+from retcon.cli.sandbox import mark, print_advice, sandbox_rows
 from retcon.core.installing import how_to_install, requirements
-from retcon.core.memory import available_memory
+from retcon.core.machine import available_memory, usable_cores
 from retcon.core.texts import counted
 
 if TYPE_CHECKING:

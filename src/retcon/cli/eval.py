@@ -2,29 +2,42 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import typer
 
 from retcon.cli.common.arguments import (
     DryRun,
+    Model,
     ModelOrURL,
     Out,
     command_line,
+    import_training,
+    interruptible,
     need_training,
+    of_sections,
     plain_console,
     split_overrides,
 )
-from retcon.cli.common.importing import import_training
-from retcon.cli.common.interrupt import interruptible
-from retcon.cli.common.overriding import of_sections
 from retcon.cli.common.progress import tell_line, tell_place, telling
-from retcon.core.texts import is_url
+from retcon.core.errors import RecipeError
+from retcon.core.texts import counted, is_url
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.table import Table
+
+    from retcon.config.schema import Recipe
+    from retcon.config.stages import Stage
+    from retcon.core.types import Trajectory
+    from retcon.store.pass_rates import PassRate
     from retcon.tasks.data.settings import FileTaskSettings
+    from retcon.tasks.grading.regrade import Regraded
 
 
 def evaluate(
@@ -108,10 +121,9 @@ def _of_files(paths: Sequence[str], recipe: str | None, overrides: Sequence[str]
     """What `--data` changes in a recipe: all rows of these files are evaluated on, unless it or an override says how
     many. What it says of its own data alone goes: which rows of them, and of a data set of the hub its subset and
     revision, unless what is named is what it trains or evaluates on."""
-    from retcon.config.load import load_recipe
-    from retcon.config.save import toml_of
-    from retcon.tasks.checked import EVERY
-    from retcon.tasks.data.origin import origin_of
+    from retcon.config.load import load_recipe, toml_of
+    from retcon.tasks.data.rows import origin_of
+    from retcon.tasks.registry import EVERY
 
     where = f"task.path={toml_of(paths[0])}"
     if len(paths) > 1:
@@ -131,3 +143,298 @@ def _of_files(paths: Sequence[str], recipe: str | None, overrides: Sequence[str]
         'task.evaluation_path=""', 'task.evaluation_split=""', "task.evaluation_share=1", where,
         *(f"{key}={value}" for key, value in keys.items() if key not in given),
     ]  # fmt: skip
+
+
+def difficulty(
+    checkpoint: Model,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="RECIPE KEY=VALUE",
+            help="The recipe of the planned run (its task set, run.seed, rollout and sandbox matter), and changes.",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    tasks: Annotated[
+        int, typer.Option("--tasks", min=1, help="How many of the training's tasks to measure, from the first on.")
+    ],
+    rollouts: Annotated[int, typer.Option("--rollouts", min=1, help="Rollouts per task.")] = 8,
+    stage: Annotated[
+        str,
+        typer.Option(
+            "--stage",
+            metavar="NAME",
+            help="Of a recipe with stages, the one whose tasks and limits count, by name or number; without it, the "
+            "recipe's own do.",
+            show_default=False,
+        ),
+    ] = "",
+    out: Annotated[
+        Path, typer.Option("--out", metavar="FILE", help="File that rates are added to as they are measured.")
+    ] = Path("runs/pass_rates.jsonl"),
+) -> None:
+    """Measure pass rates of training tasks, for select.pass_rates to leave out those too easy or too hard."""
+    from retcon.cli.common.arguments import READS
+    from retcon.config.load import load_recipe
+    from retcon.config.stages import stage_named
+    from retcon.models.locating import locate
+    from retcon.store.whole import refuse_special
+
+    refuse_special(out, "--out")
+    name, overrides = split_overrides(words or [])
+    recipe = load_recipe(name, overrides, reads=READS["difficulty"])
+    of_run = stage_named(recipe, stage, f"--stage {stage}") if stage else None
+    if of_run is not None:
+        recipe = of_run.recipe
+    folder = locate(checkpoint)
+    if recipe.engine.in_process:
+        import_training()
+    from retcon.evaluate.difficulty import run_difficulty
+
+    kept = f"what was measured is kept in {out}; the same command measures the rest"
+    with interruptible(kept), telling(f"measuring with {checkpoint}") as tell:
+        measured = run_difficulty(
+            recipe, folder, out, tasks=tasks, rollouts=rollouts, on_progress=tell, on_place=tell_place
+        )
+    section = recipe.select
+    within = sum(section.min_pass_rate <= one.rate <= section.max_pass_rate for one in measured)
+    console = plain_console()
+    console.print(_table_of_difficulty(measured))
+    console.print(
+        f"{counted(len(measured), 'task')} measured, {within} within "
+        f"[{section.min_pass_rate:g}, {section.max_pass_rate:g}]: {out}"
+    )
+    if len(measured) < tasks:
+        console.print(
+            f"{tasks - len(measured)} have no rate: the task set is smaller, or they lost rollouts to faults and the "
+            "same command again measures them"
+        )
+    if not within:
+        console.print(
+            "a training that selects by them would have no task: where none is solved, a cold start may have to come "
+            "first (docs/data/demonstrations.md); where all are, take harder tasks"
+        )
+        return
+    if of_run is not None:
+        console.print(f"try: {_with_stage(of_run, out)}")
+        return
+    own = overrides
+    if _only_measures(recipe):
+        own = [*(override for override in overrides if not override.startswith("engine.")), "engine.kind=local"]
+    again = command_line("retcon", "train", name or "RECIPE", *own, f"select.pass_rates={out}", "--from", checkpoint)
+    console.print(f"try: {again}")
+
+
+def _only_measures(recipe: Recipe) -> bool:
+    """Whether its engine gives nothing to train on, such as a server of text."""
+    from retcon.core.errors import RecipeError
+
+    try:
+        recipe.engine.refuse_training(recipe)
+    except RecipeError:
+        return True
+    return False
+
+
+def _with_stage(stage: Stage, out: Path) -> str:
+    """What to do with a stage's rates. A run that has begun goes on with the file that its recipe names and no
+    other."""
+    wanted = stage.recipe.select.pass_rates
+    if wanted and Path(wanted).resolve() == out.resolve():
+        return f"the run's own command again: {stage} looks there"
+    key = command_line(f"stages.{stage.name}.select.pass_rates={out}")
+    if wanted and not Path(wanted).exists():
+        return (
+            f"{command_line('cp', out, wanted)}\nand the run's own command again, as {stage} looks there (one that has "
+            f"not begun can have {key} instead)"
+        )
+    return f"a run that has not begun, with {key}" + f": one that has goes by {wanted}" * bool(wanted)
+
+
+def _table_of_difficulty(measured: Sequence[PassRate]) -> Table:
+    """How many tasks have which rate."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.HORIZONTALS, pad_edge=False)
+    table.add_column("passed", justify="right")
+    table.add_column("tasks", justify="right")
+    table.add_column("")
+    counts = Counter((one.rate, f"{one.passed} of {one.rollouts}") for one in measured)
+    for (_, label), count in sorted(counts.items()):
+        table.add_row(label, str(count), "▇" * round(40 * count / len(measured)))
+    return table
+
+
+INSTEAD = {"evaluate.problems": "--prompts", "evaluate.samples": "rl.group"}
+"""Keys of an evaluation, and what an audit has for them."""
+
+
+def audit(
+    checkpoint: Model,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="RECIPE KEY=VALUE",
+            help="The recipe whose credit is audited (its tasks, rollout, sandbox, repair and rl matter), and changes.",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    prompts: Annotated[
+        int, typer.Option("--prompts", min=1, help="Evaluation problems to roll out, rl.group times each.")
+    ] = 24,
+    calls: Annotated[int, typer.Option("--calls", min=1, help="Failed calls to replay, at most.")] = 48,
+    replays: Annotated[int, typer.Option("--replays", min=1, help="Replays of each counterfactual.")] = 16,
+    out: Out = Path("runs/audit"),
+) -> None:
+    """Replay failed calls of a model, repaired and not, and see which credit rule points the right way."""
+    from retcon.build import build_limits
+    from retcon.cli.common.arguments import READS
+    from retcon.config.load import load_recipe
+    from retcon.core.errors import RecipeError
+    from retcon.models.locating import locate
+
+    name, overrides = split_overrides(words or [])
+    for override in overrides:
+        if (instead := INSTEAD.get(override.partition("=")[0].strip())) is not None:
+            raise RecipeError(f"override '{override}': an audit has {instead} for that")
+    recipe = load_recipe(name, overrides, reads=READS["audit"])
+    folder = locate(checkpoint)
+    if recipe.engine.in_process:
+        import_training()
+    from retcon.evaluate.audit import RESULT, Auditing, Size, run_audit
+    from retcon.report.audit import audit_sheets
+    from retcon.store.whole import write_whole
+    from retcon.train.objective.shaping import comparable, shaped_rewards
+
+    def credit(recipe: Recipe, groups: Sequence[Sequence[Trajectory]]) -> list[list[float]]:
+        compared = [comparable(group, recipe.rl) for group in groups]
+        found = recipe.rl.advantages_of_step(
+            [shaped_rewards(group, recipe.rl, build_limits(recipe)) for group in compared]
+        )
+        known = {id(t): a for pair in zip(compared, found, strict=True) for t, a in zip(*pair, strict=True)}
+        return [[known.get(id(t), 0.0) for t in group] for group in groups]
+
+    job = Auditing(recipe, folder, out, Size(prompts, calls, replays), credit)
+    kept = f"what was replayed is kept in {out}; the same command continues"
+    with interruptible(kept), telling(f"replaying failed calls of {checkpoint}") as tell:
+        found = run_audit(job, on_progress=tell, on_place=tell_place)
+    sheets = audit_sheets(found)
+    write_whole(out / "table.md", "\n".join(sheet.markdown() for sheet in sheets))
+    console = plain_console()
+    for sheet in sheets:
+        console.print(sheet.table(), soft_wrap=False)
+    console.print(f"result: {out / RESULT}\ntable: {out / 'table.md'}")
+    console.print(f"try: {command_line('retcon', 'show', out / 'replays' / '0000.jsonl')}")
+
+
+def regrade(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a trajectory file (JSON Lines).")],
+    *,
+    grader: Annotated[
+        str | None,
+        typer.Option(
+            "--grader",
+            help="A name (a wrong one lists them all) or my_package.my_module:my_grade; by default the one that each "
+            "task names, or else math.",
+            show_default=False,
+        ),
+    ] = None,
+    rewards: Annotated[
+        Literal["signed", "binary", "graded"],
+        typer.Option("--rewards", help="1 and -1, 1 and 0, or the score from 0 to 1."),
+    ] = "signed",
+    option: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="GRADER.KEY=VALUE",
+            help="A setting of a grader, such as [bold]code.score=share[/].",
+            show_default=False,
+        ),
+    ] = None,
+    tasks: Annotated[
+        Path | None,
+        typer.Option(
+            "--tasks",
+            metavar="FILE",
+            help="The tasks: the data trained on, or rows with id and answer; by default as the run drew them.",
+            show_default=False,
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", "-o", metavar="DIR", help="RUN/regraded, or FILE.regraded, by default.", show_default=False
+        ),
+    ] = None,
+    jobs: Annotated[int, typer.Option("--jobs", min=1, help="Rollouts graded at a time.")] = 2,
+    force: Annotated[bool, typer.Option("--force", help="Start over even if there are results.")] = False,
+) -> None:
+    """Score stored rollouts again, with another grader or a corrected one; the old files stay as they are."""
+    from retcon.tasks.grading.grading import GradeSettings
+    from retcon.tasks.grading.regrade import VERDICTS, Regrading
+    from retcon.tasks.grading.regrade import regrade as do
+
+    target = out or (run / "regraded" if run.is_dir() else run.with_name(f"{_stem(run)}.regraded"))
+    settings = GradeSettings(grader or "math", rewards, _options(option or []))
+    job = Regrading(run, target, settings, by=grader, tasks=tasks, at_once=jobs, force=force)
+    kept = f"what was graded is kept in {target}; the same command continues"
+    with interruptible(kept), telling(f"regrading {run}") as tell:
+        done = do(job, tell)
+    console = plain_console()
+    console.print(_table_of_regrades(done), soft_wrap=False)
+    for one in [one for one in done if one.change == "lost"][:5]:
+        console.print(f"lost: {one.id}: {one.why}", style="yellow")
+    shown = target / done[0].file if done else target
+    console.print(f"verdicts: {target / VERDICTS}\ntry: {command_line('retcon', 'show', shown)}")
+
+
+def _stem(file: Path) -> str:
+    """A file's name but for what every such file's ends with: those of one folder get folders of their own."""
+    from retcon.store.compression import plain_name
+
+    return plain_name(file.name).removesuffix(".jsonl")
+
+
+def _options(words: Sequence[str]) -> dict[str, dict[str, object]]:
+    """`grader.key=value` as settings by grader. Raises RecipeError for what is none."""
+    options: dict[str, dict[str, object]] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        grader, dot, name = key.rpartition(".")
+        if not equals or not dot:
+            raise RecipeError(
+                f"--set '{word}' is not a setting: write it as grader.key=value, such as code.score=share"
+            )
+        try:
+            options.setdefault(grader, {})[name] = json.loads(value)
+        except ValueError:
+            options.setdefault(grader, {})[name] = value
+    return options
+
+
+def _table_of_regrades(done: Sequence[Regraded]) -> Table:
+    """Old against new, the steps of a run together."""
+    from rich import box
+    from rich.table import Table
+
+    from retcon.tasks.grading.regrade import counts
+
+    groups: dict[str, list[Regraded]] = {}
+    for one in done:
+        path = Path(one.file)
+        groups.setdefault(str(path.parent if path.parent.name == "trajectories" else path), []).append(one)
+    if len(groups) > 1:
+        groups["all"] = list(done)
+    table = Table(box=box.HORIZONTALS, pad_edge=False, collapse_padding=True)
+    table.add_column("", overflow="fold")
+    columns = ("rollouts", "before", "now", "became right", "became wrong", "lost", "found")
+    for name in ("rollouts", "right before", "right now", *columns[3:]):
+        table.add_column(name.replace(" ", "\n"), justify="right", no_wrap=True)  # so the name has room
+    for name, group in groups.items():
+        found = counts(group)
+        table.add_row(name, *(str(found[column]) for column in columns))
+    return table

@@ -42,7 +42,7 @@ def list_models() -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from retcon.models.catalogue import PACKAGED, kept
+    from retcon.models.locating import PACKAGED, kept
 
     table = Table(box=None, pad_edge=False)
     for column in ("name", "what", "licence", "to fetch", "folder"):

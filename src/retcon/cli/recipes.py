@@ -55,8 +55,7 @@ def recipes(
     """List the recipes that come with Retcon, or show one: its file, what it changes, what is not implemented yet."""
     from rich.console import Console
 
-    from retcon.config.load import load_recipe
-    from retcon.config.shipped import find_recipe
+    from retcon.config.load import find_recipe, load_recipe
 
     refuse_idle("--markdown", markdown and name is not None, f"it is of the whole list: leave {name} out")
     shipped = about_shipped()
@@ -75,7 +74,7 @@ def recipes(
 
 def about_shipped() -> list[About]:
     """Of every recipe that is shipped; those in no folder first."""
-    from retcon.config.shipped import shipped_recipes
+    from retcon.config.load import shipped_recipes
 
     found = [about_file(name, file) for name, file in shipped_recipes().items()]
     return sorted(found, key=lambda about: (about.folder, about.name))

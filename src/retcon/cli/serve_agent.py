@@ -10,9 +10,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from retcon.cli.common.arguments import ModelOrURL, ModelOverrides, number
-from retcon.cli.common.conversing import conversing
-from retcon.cli.common.serving import Host, Port, TokenFile, need_serving, token_of, token_option
+from retcon.cli.common.arguments import (
+    Host,
+    ModelOrURL,
+    ModelOverrides,
+    Port,
+    TokenFile,
+    conversing,
+    need_serving,
+    number,
+    token_of,
+    token_option,
+)
 from retcon.core.errors import RecipeError
 from retcon.core.texts import is_url
 
@@ -21,7 +30,7 @@ if TYPE_CHECKING:
     from retcon.http.server import StopSignals
     from retcon.serve.answering import Agent
     from retcon.serve.recording import Record
-    from retcon.serve.settings import ServeSettings
+    from retcon.serve.refusing import ServeSettings
 
 LAST_SECONDS = 35
 """Beyond --grace: the sandbox's processes, and a server that the engine started, are ended in it."""
@@ -79,7 +88,7 @@ def serve_agent(
     """Serve a model behind OpenAI's API: it runs programs, repairs failed calls, and records what it says."""
     need_serving()
     from retcon.http.server import StopSignals, is_local, listen
-    from retcon.serve.settings import ServeSettings
+    from retcon.serve.refusing import ServeSettings
 
     given = [f"repair.kind={repair}", *(overrides or ())]
     recipe, folder = conversing(model, tool or ["python"], given, answer_tokens=0)  # --answer-tokens says it
@@ -125,7 +134,7 @@ async def _serve(
     from retcon.serve import app
     from retcon.serve.answering import Agent
     from retcon.serve.recording import Record
-    from retcon.store.alone import alone
+    from retcon.store.whole import alone
 
     server.allow_many_connections()
     chat = build_engine_chat(recipe, folder)

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from retcon.cli.common.arguments import refuse_idle
+from retcon.cli.common.arguments import command_line, plain_console, refuse_idle
 from retcon.core.errors import RecordError
-from retcon.core.texts import counted
+from retcon.core.texts import counted, is_url
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from retcon.config.schema import Recipe
     from retcon.core.types import Trajectory
+    from retcon.report.reading import Viewed
 
 LINES = 40
 """Of the list, unless more are asked for."""
@@ -48,7 +55,7 @@ def show(
         if bad:
             raise RecordError("\n".join(bad))
         return
-    from retcon.store.lookup import find
+    from retcon.store.jsonl import find
 
     trajectory = _first_repaired(file) if id is None else find(file, id)
     if raw:
@@ -62,7 +69,7 @@ def show(
 
 def _list(console: Console, file: Path, limit: int) -> list[str]:
     """Prints the table; what is wrong with lines that could not be read."""
-    from retcon.store.lookup import BAD, head
+    from retcon.store.jsonl import BAD, head
 
     found = head(file, limit)
     console.print(_table(found.trajectories))
@@ -102,8 +109,148 @@ def _table(trajectories: list[Trajectory]) -> Table:
 
 def _first_repaired(file: Path) -> Trajectory:
     from retcon.report.choose import repaired
-    from retcon.store.lookup import first
+    from retcon.store.jsonl import first
 
     if (found := first(file, repaired, having=b'"repair"')) is not None:
         return found
     raise RecordError(f"{file}: no trajectory was repaired (was purification on?)")
+
+
+def report(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUN…", help="Run folders of any kind, or of `retcon eval`; give several to compare them."
+        ),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            metavar="DIR",
+            help="Where the page goes. Default: report/ in RUN if there is only one, otherwise runs/report.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Make a page about runs, finished or not: curves, figures, trajectories, how to repeat them."""
+    from retcon.config.load import recipe_to_toml
+    from retcon.core.errors import RecordError
+    from retcon.report.pages.runs import PAGE, draw_runs, is_runs_page, runs_page
+    from retcon.report.plots import need_matplotlib
+    from retcon.report.reading import named, some_trajectories, view
+    from retcon.store.whole import explained, write_whole
+
+    viewed = [view(folder, name) for name, folder in named(runs).items()]
+    need_matplotlib()
+    out = out or (runs[0] / "report" if len(runs) == 1 else Path("runs/report"))
+    recipes = {name: out / file for name, file in _recipe_names([run.name for run in viewed]).items()}
+    repeated = {run.name: _repeat(run, recipes[run.name]) for run in viewed}
+    if os.path.lexists(out / PAGE) and not is_runs_page(out / PAGE):
+        raise RecordError(f"{out / PAGE} is there already, and no page of `retcon report`: choose another --out")
+    # Whatever is to be refused before anything is written.
+    written = {
+        file: _marked(recipe_to_toml(recipe))
+        for name, file in recipes.items()
+        if (recipe := repeated[name][0]) is not None and _is_to_be_written(file, recipe)
+    }
+    with explained(out):
+        out.mkdir(parents=True, exist_ok=True)
+    pictures = draw_runs(viewed, out)
+    shown = {run.name: some_trajectories(run) for run in viewed}
+    commands = [line for _, lines in repeated.values() for line in lines]
+    page = runs_page(viewed, {curve: file.read_bytes() for curve, file in pictures.items()}, shown, commands)
+    write_whole(out / PAGE, page)
+    for file, text in written.items():
+        write_whole(file, text)
+    console = plain_console()
+    for run in viewed:
+        if not run.finished:
+            at = "" if run.steps is None else f"step {len(run.metrics)} of {run.steps}, "
+            console.print(f"{run.name}: {at}not finished")
+    console.print(f"page: {out / PAGE}\npictures: {len(pictures)} PNGs beside it")
+
+
+def _recipe_names(runs: Sequence[str]) -> dict[str, str]:
+    """A file's name for each run's recipe; no two are alike."""
+    if len(runs) == 1:
+        return {runs[0]: "recipe.toml"}
+    files: dict[str, str] = {}
+    for run in runs:
+        name = f"recipe-{run.replace('/', '-')}"
+        names = chain([f"{name}.toml"], (f"{name}-{n}.toml" for n in count(2)))
+        files[run] = next(free for free in names if free not in files.values())
+    return files
+
+
+def _marked(recipe: str) -> str:
+    """The recipe below a line by which it is known as what a report wrote, until somebody changes it."""
+    digest = hashlib.sha256(recipe.encode()).hexdigest()[:16]
+    return f"# By `retcon report`, which replaces it only as it wrote it: {digest}\n{recipe}"
+
+
+def _is_to_be_written(file: Path, recipe: Recipe) -> bool:
+    """Not where it says that recipe already. Raises RecordError where it says something else that no report wrote."""
+    from retcon.config.load import load_recipe, recipe_to_toml
+    from retcon.core.errors import RecipeError, RecordError
+
+    if not os.path.lexists(file):
+        return True
+    if file.is_file():
+        text = file.read_text(encoding="utf-8", errors="replace")
+        if text == _marked(text.partition("\n")[2]):
+            return True
+        with suppress(RecipeError):
+            there = load_recipe(file)
+            if there == recipe:
+                return False
+            if text == recipe_to_toml(there):  # as earlier versions wrote it
+                return True
+    raise RecordError(f"{file} is there already, and not as a report wrote it: choose another --out")
+
+
+def _repeat(run: Viewed, file: Path) -> tuple[Recipe | None, list[str]]:
+    """The run's recipe, for `file`, and commands over it; None where it cannot be read."""
+    from pydantic import ValidationError
+
+    from retcon import __version__
+    from retcon.config.load import complaint
+    from retcon.config.schema import Recipe
+
+    sections = {s: _without_name(s, keys) if isinstance(keys, dict) else keys for s, keys in run.recipe.items()}
+    try:
+        recipe = Recipe.model_validate(sections)
+    except ValidationError as error:
+        other = run.version and run.version != __version__
+        of = f"of retcon {run.version}" if other else "not one that can be read here"
+        _, why = complaint(error.errors()[0], sections)
+        return None, [f"# {run.name}: the recipe in its run.json is {of}: {why}"]
+    words: dict[str, Sequence[object]] = {
+        "sft": ("sft", file, "--demonstrations", "DEMONSTRATIONS"),
+        "dpo": ("dpo", file, "--pairs", "PAIRS", "--from", run.start or "MODEL"),
+        "rl": ("train", file, "--from", run.start or "MODEL"),
+        "eval": ("eval", _measured(run, recipe), file),
+    }
+    return recipe, [
+        f"# {run.name}: retcon {run.version or __version__}",
+        command_line("retcon", *words[run.kind], "--out", f"{run.folder}-again"),
+    ]
+
+
+def _measured(run: Viewed, recipe: Recipe) -> str:
+    """MODEL of `retcon eval`. A result names a server with its model, which is a key of the recipe; and a URL as MODEL
+    is that of an OpenAI-compatible one."""
+    measured = run.result.checkpoint if run.result else "MODEL"
+    if not is_url(measured):
+        return measured
+    return str(getattr(recipe.engine, "url", "MODEL")) if recipe.engine.kind == "openai" else "MODEL"
+
+
+def _without_name(section: str, keys: dict[str, object]) -> dict[str, object]:
+    """In a manifest `task.name` is what the tasks were called. It is a key of data's alone, and says nothing where they
+    are called so by themselves; but what somebody has named them is in their ids, and so in every seed."""
+    from retcon.tasks.data.rows import short_name
+
+    if section != "task" or (keys.get("kind") == "file" and keys.get("name") != short_name(str(keys.get("path", "")))):
+        return keys
+    return {k: v for k, v in keys.items() if k != "name"}

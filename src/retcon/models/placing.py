@@ -2,21 +2,78 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors.numpy import load_file, save_file
+from torch import Tensor
 
 from retcon.config.schema import Recipe
+from retcon.core.errors import CheckpointError
 from retcon.models.devices import USES, Placement, Use, place
 from retcon.models.loading import load_config, load_model
 from retcon.models.locating import BASE, SCRATCH, locate
-from retcon.models.logits import check_logits
 from retcon.models.lora import check_lora
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PretrainedConfig, PreTrainedModel
+
+# What a model makes of its output layer's products before they are its logits, as far as training can follow it.
+#
+# Training never has all logits, and computes those that it needs from the hidden states and the output layer.
+
+_MULTIPLIED: Mapping[str, str] = {
+    "cohere": "logit_scale", "cohere2": "logit_scale", "cohere2_moe": "logit_scale",
+    "falcon_h1": "lm_head_multiplier", "hyperclovax": "logits_scaling",
+}  # fmt: skip
+_DIVIDED: Mapping[str, str] = dict.fromkeys(
+    ("granite", "granite_swa", "granitemoe", "granitemoe_swa", "granitemoehybrid", "granitemoeshared"), "logits_scaling"
+)
+"""By `model_type`: the key of what logits are multiplied or divided by."""
+TOLERANCE = 1e-4
+"""How far logits may be off, relative to the largest: rounding, and no more."""
+_IDS = 8
+
+
+def factor(config: PretrainedConfig) -> float:
+    """What the model multiplies its logits by; 1 of one that is not known to."""
+    own = config.get_text_config()
+    multiplied, divided = _MULTIPLIED.get(own.model_type, ""), _DIVIDED.get(own.model_type, "")
+    return float(getattr(own, multiplied, 1.0) or 1.0) / float(getattr(own, divided, 1.0) or 1.0)
+
+
+def before_head(model: PreTrainedModel, hidden: Tensor) -> Tensor:
+    """The hidden states, (N, d), such that the output layer alone makes the model's logits of them."""
+    scale = factor(model.config)
+    return hidden if scale == 1.0 else hidden * scale
+
+
+@torch.no_grad()
+def check_logits(model: PreTrainedModel, name: object) -> None:
+    """Computes the logits of a few ids both ways. name: of the model, in messages.
+
+    Raises CheckpointError where they differ, or are capped, which small logits do not show.
+    """
+    kind = type(model).__name__
+    if cap := getattr(model.config.get_text_config(), "final_logit_softcapping", None):
+        raise CheckpointError(
+            f"{name}: {kind} caps its logits (final_logit_softcapping = {cap}), and such models cannot be trained yet"
+        )
+    head: Any = model.get_output_embeddings()
+    ids = torch.arange(_IDS, device=model.device)[None] % model.config.get_text_config().vocab_size
+    expected: Tensor = model(input_ids=ids, use_cache=False).logits
+    hidden: Tensor = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+    apart = float((head(before_head(model, hidden)) - expected).abs().max() / expected.abs().max())
+    if apart > TOLERANCE:
+        known = ", ".join(sorted((*_MULTIPLIED, *_DIVIDED)))
+        raise CheckpointError(
+            f"{name}: the logits of {kind} are not those of its output layer (up to {apart:.2g} of the largest apart), "
+            f"and such models cannot be trained yet; factors are known of {known}"
+        )
 
 
 def model_folder(path: str | Path) -> Path:
@@ -65,3 +122,24 @@ def start_model(path: str | Path, seed: int, attention: str | None = None, devic
     check_logits(model, folder)
     move(model, device)
     return model
+
+
+def deepen(source: Path, folder: Path) -> None:
+    """Write the model in `source`, with an idle copy behind each of its layers, into `folder`: block expansion (LLaMA
+    Pro, arXiv 2401.02415, section 3.2). Raises OSError, SafetensorError."""
+    made = {}
+    for name, value in load_file(source / "model.safetensors").items():
+        outer, layer, rest = name.partition("layers.")
+        number, _, part = rest.partition(".")
+        first = f"{outer}{layer}{2 * int(number)}.{part}" if layer else name
+        made[first] = value
+        if layer:  # what a layer adds to its input goes through these two
+            idle = part.endswith(("o_proj.weight", "down_proj.weight"))
+            made[f"{outer}{layer}{2 * int(number) + 1}.{part}"] = 0 * value if idle else value
+    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    config["num_hidden_layers"] *= 2
+    config["layer_types"] = [kind for kind in config["layer_types"] for _ in range(2)]
+    for file in source.iterdir():
+        shutil.copyfile(file, folder / file.name)
+    save_file(made, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

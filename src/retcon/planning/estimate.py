@@ -19,9 +19,8 @@ import torch
 from retcon.config.schema import Recipe
 from retcon.core.errors import CheckpointError, RecipeError
 from retcon.models.devices import VALUE_GPU, Placement, activations, kv_heads, torch_threads
-from retcon.models.hub import CONFIG, fetch_files
 from retcon.models.loading import load_config
-from retcon.models.locating import is_unfetched, locate
+from retcon.models.locating import CONFIG, fetch_files, is_unfetched, locate
 from retcon.planning.needs import KEPT, Needs, Part, count_parameters, gib, kv_bytes
 
 SHIPPED = Path(__file__).parents[1] / "assets" / "models.json"

@@ -5,10 +5,13 @@ Nothing is loaded for it. What cannot fit is refused, by the dry run and by the 
 
 from __future__ import annotations
 
+import json
 import shutil
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,8 +19,8 @@ import torch
 
 from retcon.build import build_evaluation_repair, build_repair
 from retcon.config.schema import LoraSection, Recipe
-from retcon.core.errors import ComputeWarning, EngineError, RecipeError
-from retcon.core.memory import available_memory, total_memory
+from retcon.core.errors import ComputeWarning, EngineError, RateWarning, RecipeError
+from retcon.core.machine import available_memory, total_memory
 from retcon.engine.kinds.local import LocalSection
 from retcon.engine.local.attention import shapes
 from retcon.engine.local.graphs import shared_rows
@@ -355,3 +358,73 @@ def table(parts: Sequence[Part]) -> list[tuple[str, str, str]]:
     """(name, size, about) of each part."""
     when = {"always": "", "rollouts": "during rollouts", "update": "during updates"}
     return [(p.name, gib(p.bytes), "; ".join(t for t in (p.about, when[p.phase]) if t)) for p in parts]
+
+
+def refuse_unfit_rollouts(recipe: Recipe, checkpoint: Path, out: Path | None = None) -> None:
+    """Raises RecipeError where memory does not hold rollouts of the model in `checkpoint`, `compute.kv_memory_mb` not
+    one of them, or the disk of `out` not those of an evaluation that is kept there; None: none is."""
+    if not recipe.engine.in_process:
+        return
+    try:
+        from retcon.models.devices import place
+        from retcon.models.loading import load_config
+    except ImportError:  # without torch, of which `build_policy` speaks where the engine needs it
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ComputeWarning)  # they come when the model is loaded
+        where = place(recipe, load_config(checkpoint), ("rollout_dtype",))
+    needs = needs_of("eval", recipe, checkpoint, where)
+    if out is None:
+        refuse_overfull(needs)
+    else:
+        refuse_unfit(needs, out)
+
+
+LARGE = 50_000_000
+"""Parameters from which a model is warned for. The defaults are for the packaged one, which has 0.7 M: ten steps of SFT
+at 4e-3 leave a model of 135 M no English (`benchmarks/studies/rates.py`)."""
+ADAPTERS = 10
+"""How many times the rate of all weights adapters bear, about."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usual:
+    """most: the rate from which there is a warning. take: one that is on the safe side. known: who has which."""
+
+    most: float
+    take: float
+    known: str
+
+
+USUAL: Mapping[RunKind, Usual] = {
+    "sft": Usual(5e-4, 1e-5, "rstar2-14b/sft has 5e-6, smollm2/cold_start (135 M) 4e-4"),
+    "dpo": Usual(2e-5, 1e-6, "its paper, arXiv 2305.18290, has 1e-6"),
+    "rl": Usual(2e-5, 2e-6, "the recipes of papers on 3 to 32 B have 1e-6 to 2e-6, smollm2/saar (135 M) 1e-5"),
+}
+
+
+def parameters_of(folder: Path) -> int:
+    """Of the model in a folder, by the shapes that its weights in safetensors have; 0 where it has none."""
+    count = 0
+    for file in folder.glob("model*.safetensors"):
+        unread = (OSError, ValueError, LookupError, TypeError, RecursionError)  # the run will say so
+        with suppress(*unread), file.open("rb") as opened:
+            length = min(int.from_bytes(opened.read(8), "little"), file.stat().st_size)
+            tensors = dict(json.loads(opened.read(length)))
+            count += sum(prod(about["shape"]) for name, about in tensors.items() if name != "__metadata__")
+    return count
+
+
+def warn_of_rate(kind: RunKind, recipe: Recipe, parameters: int) -> None:
+    """Warns (RateWarning) where a model of so many parameters is to be trained at a rate that nobody uses for such."""
+    usual, lr = USUAL[kind], getattr(recipe, kind).lr
+    times = ADAPTERS if recipe.lora.rank else 1
+    if parameters < LARGE or lr <= times * usual.most:
+        return
+    adapters = f", and adapters bear some {ADAPTERS} times more" if recipe.lora.rank else ""
+    warnings.warn(
+        f"{kind}.lr = {lr:g} is high enough to ruin a model of {parameters / 1e6:,.0f} M parameters: {usual.known}"
+        f"{adapters}; set {kind}.lr={times * usual.take:g}",
+        RateWarning,
+        stacklevel=2,
+    )

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from retcon.core.programs import error_line
-from retcon.core.sample import token_count
-from retcon.core.types import Observation, RepairRecord, Segment, Status, ToolCall, Turn
+from retcon.core.types import Observation, RepairRecord, Segment, Status, ToolCall, Turn, token_count
 from retcon.purify.failing import FAILURES, check_failures, has_failed
 from retcon.purify.splice import UNALIGNED, cut
 from retcon.purify.types import Lookahead

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
-from retcon.core.pair import Completion, Pair
-from retcon.core.sample import ids_of
-from retcon.core.types import REPLACED, Segment, Trajectory, Turn
+from retcon.core.types import REPLACED, Completion, Pair, Segment, Trajectory, Turn, ids_of
 
 Rejected = Literal["first", "all"]
 

@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 from itertools import islice, zip_longest
 
 from retcon.core.errors import UnscoredTokens
-from retcon.core.sample import token_count
 from retcon.core.seeds import derive
-from retcon.core.types import Segment, Trajectory, Turn
+from retcon.core.types import Segment, Trajectory, Turn, token_count
 
 
 def splice_weights(trajectory: Trajectory, cap: float) -> tuple[float | None, ...]:

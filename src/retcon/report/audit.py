@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from retcon.core.texts import counted
-from retcon.evaluate.replay.audit import Audit
-from retcon.evaluate.replay.rules import Verdict
+from retcon.evaluate.audit import Audit, Verdict
 from retcon.report.compared.sheet import Sheet
 from retcon.report.tables import cell
 

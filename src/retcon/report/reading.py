@@ -11,14 +11,14 @@ from typing import Any
 
 from retcon.core.errors import CheckpointError, nearest
 from retcon.core.types import Trajectory
-from retcon.evaluate.replay.audit import ABOUT
+from retcon.evaluate.audit import ABOUT
 from retcon.evaluate.result import Result, read_result
 from retcon.report.choose import repaired, showcase
 from retcon.runs.manifest import NAME
 from retcon.runs.metrics import Metrics, read_metrics
 from retcon.store.compression import read_once
-from retcon.store.lookup import head
-from retcon.store.partial import SUFFIX
+from retcon.store.jsonl import head
+from retcon.store.lines import SUFFIX
 
 LOOK = 400
 """Trajectories of a file that are chosen from."""

@@ -15,7 +15,7 @@ from retcon.evaluate.result import PASS_AT, Result, Setting
 from retcon.evaluate.statistics import Interval, over_problems
 from retcon.report.style import COLD_START, looks
 from retcon.report.summary import Figures
-from retcon.tasks.data.origin import short_name
+from retcon.tasks.data.rows import short_name
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,16 +2,245 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 
-from retcon.core.together import together
-from retcon.core.types import Trajectory
-from retcon.rollout.branching import branching_group
-from retcon.rollout.context import RolloutContext
-from retcon.rollout.member import rollout_member
-from retcon.tasks.registry import Grade
+from retcon.core.errors import CheckpointRefused, InfrastructureFault
+from retcon.core.seeds import derive
+from retcon.core.together import cancelled, together
+from retcon.core.types import Branch, Provenance, Trajectory, token_count
+from retcon.engine.types import Forks, Generation, SpeaksText
+from retcon.purify.mixing import purified
+from retcon.rollout.context import Rolled, RolloutContext
+from retcon.rollout.loop import Watch, run_rollout
+from retcon.rollout.strategy import Measured, Point, Strategy, uncertainty
+from retcon.tasks.registry import Grade, as_returned, graded
 from retcon.tasks.types import Task
+from retcon.tools.forks import Forkable
+from retcon.tools.types import CHECKPOINTS, StatefulTool
+
+
+async def rollout_member(
+    task: Task,
+    context: RolloutContext,
+    index: int,
+    *,
+    seed: int,
+    step: int,
+    grade: Grade,
+    after: Trajectory | None = None,
+    watch: Watch | None = None,
+) -> Trajectory:
+    """The rollout at `index` of a group, whoever makes the others, its id `{task.id}/{step}/{index}`. after, watch: as
+    in `run_rollout`; a context's harness knows neither.
+
+    It is purified with the context's probability, a draw from (seed, step, task, index), and sampled from a seed that
+    does not depend on it. One that an infrastructure fault ended keeps reward None.
+    """
+    encoded_by = context.engine.encoded_by if isinstance(context.engine, SpeaksText) else None
+    armed = purified(context.probability, seed, step, task.id, index)
+    context = context if armed else replace(context, repair=None)
+    id, own = member_id(task, step, index), derive("rollout", seed, step, task.id, index)
+    provenance = Provenance(step=step, index=index, model=context.model, encoded_by=encoded_by)
+    if context.harness is not None:
+        rolled = await context.harness.rolled(task, context, id=id, seed=own, provenance=provenance)
+        return await _graded(task, rolled, context, grade)
+    trajectory = await run_rollout(
+        task, context, id=id, seed=own, provenance=provenance, after=after, watch=watch
+    )  # fmt: skip
+    return await graded(task, trajectory, grade, context.faults.add)
+
+
+async def _graded(task: Task, rolled: Rolled, context: RolloutContext, grade: Grade) -> Trajectory:
+    """A harness's rollout with its reward, which may be the harness's own, and what was returned."""
+    made = rolled.trajectory
+    if made.reward is not None:
+        return replace(made, returned=made.reward)
+    made = replace(made, returned=rolled.answer)
+    judged = await graded(task, as_returned(made), grade, context.faults.add)
+    return replace(judged, turns=made.turns)
+
+
+def member_id(task: Task, step: int, index: int) -> str:
+    return f"{task.id}/{step}/{index}"
+
+
+# A group whose rollouts branch: trees, each of whose rollouts shares its beginning with the one that it left.
+#
+# How many rollouts a tree may have is dealt out before any is under way, and dealt on where one branches, so that
+# nothing depends on which rollout is quicker: none waits for another, and the same seed gives the same trees. What a
+# tree does not use is made up for by rollouts from the prompt, so that a group has as many as were asked for.
+
+REPAIRED = 3
+"""States that a rollout keeps at most where failures are repaired: its own, that before its turn, that after it."""
+
+
+async def branching_group(
+    task: Task, context: RolloutContext, *, count: int, seed: int, step: int, grade: Grade, first: int
+) -> list[Trajectory]:
+    """`count` graded rollouts of one task, in the order of their indices, from `first` on, as the context's strategy
+    has them branch; a branch says so (`Trajectory.branch`). Which are purified is drawn for a tree as a whole. An
+    infrastructure fault ends the rollout that it meets alone; the first error ends all."""
+    if context.strategy is None:
+        raise ValueError("the context has no strategy: use rollout_group")
+    group = _Group(task, context, context.strategy, seed=seed, step=step, grade=grade, first=first)
+    return await group.roll(count)
+
+
+@dataclass(slots=True)
+class _Member:
+    """A rollout that is under way. index, root: from 0 in the group. slots: indices of those that may yet branch off
+    from it. first, later: see `Measured`. after, branch: where it began, for a branch. in_a_row: see `Point`."""
+
+    index: int
+    root: int
+    slots: list[int]
+    first: float | None = None
+    later: list[float] = field(default_factory=list)
+    after: Trajectory | None = None
+    branch: Branch | None = None
+    in_a_row: int = 0
+
+
+class _Group:
+    def __init__(
+        self,
+        task: Task,
+        context: RolloutContext,
+        strategy: Strategy,
+        *,
+        seed: int,
+        step: int,
+        grade: Grade,
+        first: int,
+    ) -> None:
+        self._task, self._strategy, self._seed, self._step, self._grade = task, strategy, seed, step, grade
+        self._first = first
+        self._forkable = [Forkable(tool) for tool in context.tools.values() if isinstance(tool, StatefulTool)]
+        self._context = replace(
+            context,
+            tools={**context.tools, **{tool.name: tool for tool in self._forkable}},
+            sampling=replace(context.sampling, entropies=strategy.entropy_tokens),
+        )
+        self._running: set[asyncio.Task[None]] = set()
+        self._made: dict[int, Trajectory] = {}
+
+    async def roll(self, count: int) -> list[Trajectory]:
+        measured, begun = None, 0
+        if self._strategy.measures and count > 1:
+            first = _Member(0, 0, [])
+            await self._grow_all([first])
+            begun = 1
+            if first.first is not None:
+                measured = Measured(first.first, first.later, self._vocabulary)
+        least = -(-(count - begun) // self._of_a_tree) if self._forkable else 1
+        start = min(max(self._strategy.from_start(count, measured), begun + least), count)
+        slots, trees = range(start, count), start - begun
+        await self._grow_all([_Member(begun + n, begun + n, list(slots[n::trees])) for n in range(trees)])
+        await self._grow_all([_Member(n, n, []) for n in range(count) if n not in self._made])
+        return [self._made[index] for index in range(count)]
+
+    @property
+    def _of_a_tree(self) -> int:
+        """Rollouts that one tool can have the states of, all of them under way."""
+        repair = self._context.repair
+        return CHECKPOINTS // (REPAIRED if repair is not None and repair.attempts else 1)
+
+    @property
+    def _vocabulary(self) -> int:
+        return self._context.chat.tokenizer.size
+
+    async def _grow_all(self, members: Sequence[_Member]) -> None:
+        """Until these rollouts, and all that branch off, are over."""
+        for member in members:
+            self._begin(member)
+        try:
+            while self._running:
+                done, _ = await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
+                for one in done:
+                    one.result()
+                self._running -= done
+        except BaseException:
+            await cancelled(self._running)
+            for tool in self._forkable:
+                await tool.all_over()  # also of branches that never ran
+            raise
+
+    def _begin(self, member: _Member) -> None:
+        self._running.add(asyncio.create_task(self._grow(member)))
+
+    async def _grow(self, member: _Member) -> None:
+        context = self._context
+        armed = purified(context.probability, self._seed, self._step, self._task.id, self._first + member.root)
+        try:
+            made = await rollout_member(
+                self._task,
+                replace(context, repair=context.repair if armed else None, probability=1.0),
+                self._first + member.index,
+                seed=self._seed,
+                step=self._step,
+                grade=self._grade,
+                after=member.after,
+                watch=partial(self._look, member),
+            )
+        finally:
+            for tool in self._forkable:
+                await tool.over(self._id(member.index))
+        self._made[member.index] = replace(made, branch=member.branch)
+
+    def _id(self, index: int) -> str:
+        return member_id(self._task, self._step, self._first + index)
+
+    async def _look(self, member: _Member, history: Trajectory, generation: Generation) -> None:
+        """The member has begun its next turn: have others branch off before it, where the strategy says so."""
+        turn = len(history.turns)
+        if member.branch is not None and turn == member.branch.turns:
+            return  # its parent was asked about this point
+        found = uncertainty(generation, self._strategy.entropy_tokens)
+        if member.first is None:
+            member.first = found.nats
+            return
+        member.later.append(found.nats)
+        if not member.slots:
+            return
+        point = Point(turn, found.nats, member.first, self._vocabulary, member.in_a_row, len(member.slots))
+        draw = random.Random(derive("branch", self._seed, self._step, self._task.id, self._first + member.index, turn))
+        count = min(self._strategy.branches(point, draw), len(member.slots))
+        member.in_a_row = member.in_a_row + 1 if count else 0
+        children, rest = member.slots[:count], member.slots[count:]
+        member.slots = rest[:: count + 1]
+        tokens = token_count(history.segments)
+        rise = found.nats - member.first
+        branch = Branch(history.id, self._id(member.root), turn, tokens, found.nats, rise, found.measure)
+        for n, index in enumerate(children, 1):
+            child = _Member(
+                index,
+                member.root,
+                rest[n :: count + 1],
+                first=member.first,
+                after=history,
+                branch=branch,
+                in_a_row=member.in_a_row,
+            )
+            if await self._forked(history.id, self._id(index), tokens):
+                self._begin(child)
+
+    async def _forked(self, source: str, branch: str, tokens: int) -> bool:
+        """Whether the branch has what its parent's tools remember. Where a state is unavailable there is no branch, and
+        a rollout from the prompt will take its place."""
+        try:
+            for tool in self._forkable:
+                await tool.fork(source, branch)
+        except (CheckpointRefused, InfrastructureFault):
+            for tool in self._forkable:
+                await tool.over(branch)
+            return False
+        if isinstance(self._context.engine, Forks):
+            self._context.engine.fork(branch, source, tokens)
+        return True
 
 
 async def rollout_group(

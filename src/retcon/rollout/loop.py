@@ -6,20 +6,199 @@ protocols alone.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
+from statistics import fmean
 
+from retcon.chat.chat import Chat
 from retcon.core.errors import CheckpointRefused, InfrastructureFault
-from retcon.core.sample import ids_of, token_count
-from retcon.core.types import Provenance, RepairRecord, Stop, Trajectory, Turn
-from retcon.engine.types import Generation
+from retcon.core.seeds import derive
+from retcon.core.types import (
+    Observation,
+    Provenance,
+    RepairRecord,
+    Segment,
+    Stop,
+    ToolCall,
+    Trajectory,
+    Turn,
+    ids_of,
+    token_count,
+)
+from retcon.engine.types import Generation, Generator, SamplingParams
 from retcon.purify.types import Repair
 from retcon.rollout.context import RolloutContext, RolloutLimits
-from retcon.rollout.lookahead import TurnLookahead
 from retcon.rollout.state import TurnState, open_tools
-from retcon.rollout.turns import TurnSampler, broken, within
 from retcon.tasks.types import Task
+
+Told = Callable[[Generation], Awaitable[None]]
+"""Is told what the model has written, before its calls are run."""
+Run = Callable[[Sequence[ToolCall]], Awaitable[tuple[Observation, ...]]]
+"""How calls are run: one observation per call, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnSampler:
+    """What the turns of one rollout have in common. id: the request id of all of them; seed: of all that is sampled."""
+
+    id: str
+    engine: Generator
+    chat: Chat
+    sampling: SamplingParams
+    seed: int
+
+    async def turn(
+        self, history: Sequence[int], *, number: int, attempt: int, room: int, run: Run, told: Told | None = None
+    ) -> Turn:
+        """The turn that follows `history` (ids, (T,)), of at most `room` ids that the model writes.
+
+        number, attempt: which turn of the trajectory and which try at it (0 where nothing failed): they name the
+        random stream and the calls. run: what runs them; a generation that was cut off has none. Raises
+        InfrastructureFault where the engine cannot be reached, or a tool's state is unavailable.
+        """
+        params = replace(
+            self.sampling,
+            max_tokens=min(self.sampling.max_tokens, room),
+            stop_ids=self.chat.stop_ids,
+            seed=derive(self.seed, number, attempt),
+        )
+        with self._reaching_engine():
+            generation = await self.engine.generate(self.id, history, params)
+        if told is not None:
+            await told(generation)
+        entropy = fmean(generation.entropies) if generation.entropies else None
+        parsed = self.chat.parse(generation.ids, prefix=f"{number}.{attempt}")
+        written = Segment("sampled", parsed.text, generation.ids, generation.logprobs, generation.versions)
+        if generation.stop == "length":
+            return Turn((written,), stop="length", entropy=entropy)
+        if not parsed.calls:
+            return Turn((written,), stop="answer", entropy=entropy)
+        observations = await run(parsed.calls)
+        answered = self.chat.observations(parsed.calls, observations, last_id=generation.ids[-1], written=parsed.text)
+        return Turn((written, *answered), parsed.calls, observations, stop="call", entropy=entropy)
+
+    async def scored(self, history: Sequence[int], turn: Turn) -> Turn:
+        """The turn with log-probs on its spliced tokens, under `history` and what of the turn goes before them, as far
+        as the engine knows any.
+
+        Raises InfrastructureFault where the engine cannot be reached.
+        """
+        ids = list(history)
+        segments: list[Segment] = []
+        for segment in turn.segments:
+            start = len(ids)
+            ids.extend(segment.ids or ())
+            if segment.kind == "spliced" and segment.logprobs is None:
+                with self._reaching_engine():
+                    logprobs = await self.engine.score(self.id, ids, start)
+                segments.append(replace(segment, logprobs=None if logprobs is None else tuple(logprobs)))
+            else:
+                segments.append(segment)
+        return replace(turn, segments=tuple(segments))
+
+    @contextmanager
+    def _reaching_engine(self) -> Iterator[None]:
+        try:
+            yield
+        except (ConnectionError, TimeoutError) as error:
+            raise InfrastructureFault(f"rollout {self.id}: the engine cannot be reached: {error}") from error
+
+
+def broken(turn: Turn) -> bool:
+    """Whether a tool of this turn had a fault of its own."""
+    return any(o.status == "infrastructure" for o in turn.observations)
+
+
+def within(turns: Sequence[Turn], room: int, chat: Chat) -> Sequence[Turn]:
+    """These turns with no more than `room` ids: what is too much is cut from the end of the last one's segments.
+
+    Its observations stay whole. What the model wrote fits, so that no id of its own is lost; nothing follows a cut.
+    """
+    *before, last = turns
+    room -= token_count(s for turn in before for s in turn.segments)
+    if token_count(last.segments) <= room:
+        return turns
+    kept: list[Segment] = []
+    for segment in last.segments:
+        had = segment.ids or ()
+        ids = had[: max(0, room - token_count(kept))]
+        if ids == had:
+            kept.append(segment)
+        elif ids:
+            kept.append(Segment(segment.kind, chat.tokenizer.decode(ids), ids))
+    return (*before, replace(last, segments=tuple(kept)))
+
+
+class TurnLookahead:
+    """The lookahead at turn `number`, whose history h_t is `history`; implements `Lookahead`.
+
+    state: of the tools that keep one. Each attempt's calls run from the state that h_t left, as the attempt is to stand
+    right after h_t once it is the fix. The model has been shown the failure, though, and an attempt that leans on what
+    the failed call had set before it failed will fail in turn, and counts as an attempt. (The paper has no sessions.)
+    made: every attempt, in order, also where a fault cut the repair short.
+    """
+
+    def __init__(
+        self, sampler: TurnSampler, limits: RolloutLimits, history: Sequence[int], number: int, state: TurnState
+    ) -> None:
+        self._sampler = sampler
+        self._limits = limits
+        self._history = tuple(history)
+        self._number = number
+        self._state = state
+        self.made: list[Turn] = []
+
+    async def begin(self) -> None:
+        """See `TurnState.keep_failure`."""
+        await self._state.keep_failure()
+
+    async def attempt(self, shown: Sequence[Turn]) -> Turn | None:
+        ids = self._history + ids_of(s for turn in shown for s in turn.segments)
+        room = self._limits.max_tokens + self._limits.lookahead_tokens - len(ids)
+        if room <= 0:
+            return None
+        turn = await self._sampler.turn(
+            ids, number=self._number, attempt=len(self.made) + 1, room=room, run=self._state.run_again
+        )
+        self.made.append(turn)
+        if broken(turn):
+            raise InfrastructureFault(f"rollout {self._sampler.id}: a tool failed on its own account in a lookahead")
+        return turn
+
+    async def happened(self, turns: Sequence[Turn]) -> bool:
+        return await self._state.would_repeat([(turn.calls, turn.observations) for turn in turns[1:]])
+
+    def told(
+        self, written: Sequence[Segment], calls: Sequence[ToolCall], observations: Sequence[Observation]
+    ) -> tuple[Segment, ...]:
+        chat, ids = self._sampler.chat, ids_of(written) or self._history
+        text = "".join(segment.text for segment in written)
+        last = None if text.endswith(chat.family.closes) else ids[-1]
+        return chat.observations(calls, observations, last_id=last, written=text)
+
+    def fits(self, *turns: Turn) -> bool:
+        if self._number + len(turns) > self._limits.max_turns:
+            return False
+        used = len(self._history) + token_count(s for turn in turns for s in turn.segments)
+        return used < self._limits.max_tokens or (used == self._limits.max_tokens and turns[-1].stop == "answer")
+
+    async def settle(self, failure: Turn, committed: Sequence[Turn]) -> list[Turn]:
+        """The turns that a repair commits, scored under the history that they get.
+
+        The tools are left as the last of their calls left them, which is the failure's own where no attempt's is among
+        them. Raises InfrastructureFault.
+        """
+        ids = list(self._history)
+        scored: list[Turn] = []
+        for turn in committed:
+            scored.append(await self._sampler.scored(ids, turn))
+            ids.extend(ids_of(turn.segments))
+        if [turn.calls for turn in scored if turn.calls][-1:] == [failure.calls]:
+            await self._state.restore_failure()
+        return scored
+
 
 NO_CHECKPOINT = "no checkpoint"
 """How the reason begins for which a turn was not repaired, where a tool could not keep its state."""

@@ -32,8 +32,7 @@ from retcon.runs.manifest import (
 )
 from retcon.runs.metrics import Metrics, read_metrics
 from retcon.store import jsonl
-from retcon.store.alone import alone
-from retcon.store.whole import explained, remove_partial, synced, write_json, write_whole
+from retcon.store.whole import alone, explained, remove_partial, synced, write_json, write_whole
 
 LOG = logging.getLogger(__name__)
 STEP = re.compile(r"step-(\d+)(\.jsonl(\.gz|\.zst)?)?")

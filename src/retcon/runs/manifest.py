@@ -7,17 +7,97 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from retcon import __version__
 from retcon.config.schema import Recipe
-from retcon.config.section import Section
+from retcon.config.section import Section, Work
 from retcon.core.errors import CheckpointError
-from retcon.runs.comparing import Values, as_now, differing, flat, relevant
 from retcon.runs.tracking import find_trackers
 from retcon.store.whole import explained, write_json
+
+Values = Mapping[str, Mapping[str, object]]
+"""A recipe, or a part of it, as JSON: section to key to value."""
+WEIGHTS, PROBLEMS = "weights", "problems"
+"""What runs that are compared start from, and are measured on: what a recipe names may change, and the recipe not."""
+
+
+def relevant(recipe: Recipe, work: Work) -> dict[str, dict[str, object]]:
+    """What of the recipe `work` depends on, as its sections declare (`Section.matters_to`), as JSON, `flat`."""
+    found: dict[str, dict[str, object]] = {}
+    for name in type(recipe).model_fields:
+        section = getattr(recipe, name)
+        keys = section.keys_for(work) if isinstance(section, Section) else ()
+        if keys:
+            found[name] = section.model_dump(mode="json", include=set(keys))
+    if work == "rl":
+        whole = flat(recipe.model_dump(mode="json"))
+        found |= {name: keys for name, keys in whole.items() if name.partition(".")[0] == "stages"}
+    return found
+
+
+def flat(recipe: Mapping[str, Any]) -> dict[str, dict[str, object]]:
+    """A whole recipe as `Values`, its stages among the sections: `stages.2` with keys such as `rollout.max_tokens`, and
+    `stages` with their names, which is empty where there are none."""
+    stages = recipe.get("stages", ())
+    found = {name: dict(keys) for name, keys in recipe.items() if name != "stages"}
+    found["stages"] = {"names": [stage["name"] for stage in stages]} if stages else {}
+    for number, stage in enumerate(stages, start=1):
+        keys: dict[str, object] = {}
+        for name, value in stage.items():
+            keys |= {f"{name}.{k}": v for k, v in value.items()} if isinstance(value, Mapping) else {name: value}
+        found[f"stages.{number}"] = keys
+    return found
+
+
+def as_now(old: Values, recipe: Recipe, part: Values | None = None) -> dict[str, dict[str, object]]:
+    """`old`, which an earlier Retcon may have written, as this one would have: keys that it lacks, and that have their
+    default in the recipe, are added. For a new key's default does what was done before there was the key; the one
+    that does not is written out below. part: what `old` is to have of the recipe, None where that is all."""
+    found = {name: dict(keys) for name, keys in old.items()}
+    masks = [v for keys in old.values() for k, v in keys.items() if k.endswith(("truncated", "void_turns"))]
+    if "mask" in masks:  # rollouts that were masked stayed in the baseline until a key said so
+        found["rl"] = {"masked_in_baseline": True, **found.get("rl", {})}
+    for name in type(recipe).model_fields:
+        section = getattr(recipe, name)
+        if not isinstance(section, Section):
+            continue
+        keys = found.setdefault(name, {})
+        for key, value in section.model_dump(mode="json").items():
+            usual = type(section).model_fields[key].get_default(call_default_factory=True)
+            wanted = part is None or key in part.get(name, {})
+            if wanted and key not in keys and getattr(section, key) == usual:
+                keys[key] = value
+    return found
+
+
+def is_immaterial(section: str, before: Mapping[str, object], key: str, value: object) -> bool:
+    """Whether work goes on with another value of a key of the section, or of one of `stages`: it is one of
+    `Section.immaterial`, or a table without an entry, of which an earlier Retcon knew nothing."""
+    new_and_empty = key not in before and value == {}
+    if section.startswith("stages."):
+        section, _, key = key.partition(".")
+    field = Recipe.model_fields.get(section)
+    return new_and_empty or (field is not None and key in getattr(field.annotation, "immaterial", ()))
+
+
+def differing(old: Values, new: Values) -> Iterator[str]:
+    """`section.key was X, is Y` for every key of either that differs; what one of them lacks is None there.
+
+    Sections that `new` does not have are not compared, nor keys that are immaterial (`is_immaterial`).
+    """
+    for section, now in new.items():
+        before = old.get(section, {})
+        for key in sorted({*before, *now}):
+            if before.get(key) != now.get(key) and not is_immaterial(section, before, key, now.get(key)):
+                yield f"{section}.{key} was {before.get(key)!r}, is {now.get(key)!r}"
+
 
 FORMAT = 1
 NAME = "run.json"
@@ -169,3 +249,65 @@ def _part(values: Values, named: Values, recipe: Recipe, kind: RunKind) -> dict[
 
 def _unreadable(file: Path, error: Exception) -> CheckpointError:
     return CheckpointError(f"{file} is broken ({error!r}): this run cannot be resumed; start it in another folder")
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """cpu_s: of this process and all of its children, dead or alive. wall_s: while a session of the run was alive."""
+
+    cpu_s: float = 0.0
+    wall_s: float = 0.0
+
+
+class Meter:
+    """Counts on from `spent`, which earlier sessions of the run have cost."""
+
+    def __init__(self, spent: Cost | None = None) -> None:
+        spent = spent or Cost()
+        self._cpu = cpu_seconds() - spent.cpu_s
+        self._wall = time.monotonic() - spent.wall_s
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """What is spent within is not counted."""
+        before = self.read()
+        try:
+            yield
+        finally:
+            after = self.read()
+            self._cpu += after.cpu_s - before.cpu_s
+            self._wall += after.wall_s - before.wall_s
+
+    def read(self) -> Cost:
+        """The cost so far."""
+        return Cost(cpu_seconds() - self._cpu, time.monotonic() - self._wall)
+
+
+def cpu_seconds(proc: Path = Path("/proc")) -> float:
+    """User and system time of this process, of children that were waited for, and of living descendants.
+
+    The last from `proc`, where the system has it: a worker that lives as long as the run would be missed otherwise.
+    """
+    times = os.times()
+    return time.process_time() + times.children_user + times.children_system + _descendants(proc, os.getpid())
+
+
+def _descendants(proc: Path, root: int) -> float:
+    ticks: dict[int, int] = {}
+    children: dict[int, list[int]] = {}
+    for entry in proc.iterdir() if proc.is_dir() else ():
+        if not entry.name.isdigit():
+            continue
+        try:
+            # The name, in parentheses, may hold anything; the fields after it are numbers.
+            fields = (entry / "stat").read_text(encoding="latin-1").rpartition(")")[2].split()
+        except OSError:  # it ended while we looked
+            continue
+        children.setdefault(int(fields[1]), []).append(int(entry.name))
+        ticks[int(entry.name)] = sum(map(int, fields[11:15]))  # utime, stime, and both of its own dead children
+    found, total = [root], 0
+    while found:
+        below = children.get(found.pop(), [])
+        total += sum(ticks[pid] for pid in below)
+        found += below
+    return total / os.sysconf("SC_CLK_TCK")

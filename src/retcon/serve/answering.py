@@ -3,32 +3,112 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping
+import secrets
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
-from retcon.core.sample import token_count
+from retcon.chat.chat import Chat
+from retcon.chat.family import Family
 from retcon.core.seeds import derive
-from retcon.core.types import Provenance, Trajectory, Turn
-from retcon.engine.types import Generation, SamplingParams, SpeaksText
-from retcon.http.refusal import RequestRefused
-from retcon.rollout.context import RolloutContext
-from retcon.rollout.faults import Faults
+from retcon.core.types import Observation, Provenance, ToolCall, ToolSpec, Trajectory, Turn, ids_of, token_count
+from retcon.engine.types import Generation, Generator, SamplingParams, SetsAside, SpeaksText
+from retcon.http.handling import RequestRefused
+from retcon.rollout.context import Faults, RolloutContext
 from retcon.rollout.loop import run_rollout
-from retcon.serve.client_tools import client_tools, shown_of
-from retcon.serve.encoding import standing_of
-from retcon.serve.lasting import Lasting
-from retcon.serve.nodes import Exchange, Node
 from retcon.serve.recording import Record
-from retcon.serve.refusing import told, unavailable, wrong
+from retcon.serve.refusing import ServeSettings, told, unavailable, wrong
 from retcon.serve.requests import Asked
-from retcon.serve.said import keys_of
-from retcon.serve.sessions import AgentSession, Place, Sessions
-from retcon.serve.settings import ServeSettings
+from retcon.serve.sessions import AgentSession, Called, Exchange, Node, Place, Said, Sessions, keys_of, standing_of
 from retcon.tasks.types import Task
 from retcon.tools.types import AnyTool
+
+
+class Lasting:
+    """Implements `Generator`: what a rollout releases stays open until `end`."""
+
+    def __init__(self, engine: Generator) -> None:
+        self._engine = engine
+
+    async def generate(self, request_id: str, ids: Sequence[int], params: SamplingParams) -> Generation:
+        return await self._engine.generate(request_id, ids, params)
+
+    async def score(self, request_id: str, ids: Sequence[int], start: int) -> Sequence[float] | None:
+        return await self._engine.score(request_id, ids, start)
+
+    async def release(self, request_id: str) -> None:
+        """The conversation may go on, whenever its client says so."""
+        if isinstance(self._engine, SetsAside):
+            self._engine.set_aside(request_id)
+
+    async def end(self, request_id: str) -> None:
+        await self._engine.release(request_id)
+
+
+PYTHON = "python"
+"""What a family's calls are of that does not name tools."""
+
+
+class ClientTool:
+    """Implements `Tool`: a call that its schema takes is the client's to run. What came of it is in a later request."""
+
+    def __init__(self, spec: ToolSpec) -> None:
+        self.name, self.spec = spec.name, spec
+
+    async def __call__(self, call: ToolCall) -> Observation:
+        return Observation(call.id, "", "ok")
+
+
+@dataclass(frozen=True, slots=True)
+class ClientTools:
+    """The tools of a request, as the model knows them. names: what the client calls them."""
+
+    tools: Mapping[str, ClientTool]
+    names: Mapping[str, str]
+
+
+def client_tools(specs: Sequence[ToolSpec], family: Family) -> ClientTools:
+    """Raises RequestRefused where the family cannot say which tool it calls, and it is not plain which is meant."""
+    if family.names_calls:
+        return ClientTools({spec.name: ClientTool(spec) for spec in specs}, {spec.name: spec.name for spec in specs})
+    runs = [spec for spec in specs if _takes_code(spec)]
+    if len(runs) != 1:
+        raise wrong(
+            "tools",
+            f"this model's calls are blocks of Python that name no tool (chat style '{family.name}'): there must be "
+            f"exactly one tool that takes 'code', and there are {len(runs)}",
+        )
+    return ClientTools({PYTHON: ClientTool(replace(runs[0], name=PYTHON))}, {PYTHON: runs[0].name})
+
+
+def _takes_code(spec: ToolSpec) -> bool:
+    arguments = spec.parameters.get("properties")
+    return isinstance(arguments, Mapping) and "code" in arguments
+
+
+def shown_of(turn: Turn, chat: Chat, names: Mapping[str, str] | None, stops: Sequence[str]) -> tuple[Said, str]:
+    """The message that a client is given of a turn, and its text with the stop string that ended it.
+
+    names: what the client calls its tools; None where calls are nobody's but ours. (OpenAI's API leaves the stop string
+    out; some harnesses put it back.)
+    """
+    ids, text, family = ids_of(turn.generated), turn.text, chat.family
+    if ids and ids[-1] in chat.stop_ids:
+        text = text.removesuffix(chat.tokenizer.decode(ids[-1:]))
+    if turn.calls:
+        said = family.shown(text[: turn.calls[0].char]).rstrip()
+        calls = () if names is None else tuple(_called(call, names) for call in turn.calls)
+        return Said("assistant", said, calls), said
+    cuts = [at for stop in stops if (at := text.find(stop)) >= 0]
+    return Said("assistant", family.shown(text[: min(cuts, default=len(text))])), family.shown(text)
+
+
+def _called(call: ToolCall, names: Mapping[str, str]) -> Called:
+    given = call.arguments if isinstance(call.arguments, str) else json.dumps(call.arguments, ensure_ascii=False)
+    return Called(f"call_{secrets.token_hex(12)}", names.get(call.name, call.name), given)
+
 
 TOO_LONG = "context_length_exceeded"
 

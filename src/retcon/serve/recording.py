@@ -12,11 +12,9 @@ import msgspec
 
 from retcon.core.errors import RecordError
 from retcon.core.types import Provenance, Trajectory, Turn
-from retcon.serve.nodes import Exchange, Node
-from retcon.serve.said import Said
-from retcon.serve.sessions import AgentSession
+from retcon.serve.sessions import AgentSession, Exchange, Node, Said
 from retcon.store import jsonl
-from retcon.store.lookup import all_ids
+from retcon.store.jsonl import all_ids
 from retcon.store.whole import explained
 
 FILE = "trajectories.jsonl"

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from retcon.core.errors import (
     CheckpointError,
     EngineError,
     InfrastructureFault,
+    RecipeError,
     RecordError,
     SandboxUnavailable,
     StorageError,
 )
-from retcon.http.body import T, parse
-from retcon.http.gate import RETRY_AFTER_SECONDS
-from retcon.http.refusal import RequestRefused
+from retcon.http.front import RETRY_AFTER_SECONDS
+from retcon.http.handling import Body, RequestRefused, parse
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
@@ -33,8 +34,8 @@ def wrong(field: str | None, message: str, kind: str = "invalid") -> RequestRefu
     return RequestRefused(400, kind, message, field=field)
 
 
-def parsed(body: bytes, kind: type[T]) -> T:
-    """As `retcon.http.body.parse`; what is refused is, as by OpenAI's servers, with status 400."""
+def parsed(body: bytes, kind: type[Body]) -> Body:
+    """As `retcon.http.handling.parse`; what is refused is, as by OpenAI's servers, with status 400."""
     try:
         return parse(body, kind)
     except RequestRefused as refused:
@@ -61,3 +62,37 @@ def told() -> Iterator[None]:
         raise RequestRefused(500, "engine", str(error)) from error
     except (RecordError, StorageError) as error:
         raise RequestRefused(500, "record", str(error)) from error
+
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ServeSettings:
+    """Raises RecipeError where a bound is below 1 (session_tokens: below 0).
+
+    name: the model's, as clients name it. seed: of what a request without one samples. answer_tokens: of each message
+    that the model writes, at most, and where a request asks for no number. session_tokens: that the model writes in a
+    session at most; 0 for any number. at_once: requests that are taken in at a time; more are refused. sessions: that
+    are open at a time; idle: seconds after which one that nobody used may be ended where another opens. max_body: bytes
+    of a request. token: bearer token that requests must carry, None to ask for none.
+    """
+
+    name: str
+    seed: int = 0
+    answer_tokens: int = 1024
+    session_tokens: int = 0
+    at_once: int = 256
+    sessions: int = 4096
+    idle: float = 3600.0
+    max_body: int = 16 * MIB
+    token: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("answer_tokens", "at_once", "sessions", "idle", "max_body"):
+            if getattr(self, name) < 1:
+                raise RecipeError(f"--{name.replace('_', '-')} is {getattr(self, name)}: it must be 1 or more")
+        if self.session_tokens < 0:
+            raise RecipeError(f"--session-tokens is {self.session_tokens}: it must be 0 (no bound) or more")
+        if self.token is not None and not (self.token and self.token.isascii() and self.token.isprintable()):
+            raise RecipeError("the token must be of printable ASCII characters, and not empty")

@@ -6,12 +6,11 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from retcon.core.sample import token_count
-from retcon.core.types import REPLACED, Turn
+from retcon.core.types import REPLACED, Turn, token_count
 from retcon.http.handling import encoded
 from retcon.serve.answering import Reply
-from retcon.serve.nodes import Exchange
 from retcon.serve.requests import Asked
+from retcon.serve.sessions import Exchange
 
 CHUNK = 400
 """Characters of a chunk of the text."""

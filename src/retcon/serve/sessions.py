@@ -2,21 +2,198 @@
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
+from retcon.chat.chat import Chat
+from retcon.chat.jsons import read_arguments
+from retcon.core.errors import nearest
 from retcon.core.seeds import derive
 from retcon.core.texts import counted
-from retcon.core.types import Provenance, Trajectory
-from retcon.http.gate import RETRY_AFTER_SECONDS
-from retcon.http.refusal import RequestRefused
-from retcon.serve.nodes import Exchange, Node, recorded
+from retcon.core.types import Observation, Provenance, Segment, Stop, ToolCall, Trajectory, Turn, ids_of, token_count
+from retcon.http.front import RETRY_AFTER_SECONDS
+from retcon.http.handling import RequestRefused
 from retcon.serve.refusing import wrong
-from retcon.serve.said import Key, Said, keys_of
+from retcon.transcripts.failures.rules import judge
+
+Role = Literal["system", "user", "assistant", "tool"]
+Key = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """A call in a message: arguments are text, JSON or not."""
+
+    id: str
+    name: str
+    arguments: str
+
+    @property
+    def key(self) -> Key:
+        """Equal for calls that say the same, whatever they are called and however their JSON is spaced. Arguments that
+        are null may be left out, as OpenHands does."""
+        try:
+            value = json.loads(self.arguments)
+        except (ValueError, RecursionError):
+            return (self.name, self.arguments)
+        if isinstance(value, dict):
+            value = {name: said for name, said in value.items() if said is not None}
+        return (self.name, json.dumps(value, sort_keys=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A message. call_id: of a tool's, which call it answers. failed: whether its sender says that the call failed,
+    None where it does not say. at: its place in the request."""
+
+    role: Role
+    text: str
+    calls: tuple[Called, ...] = ()
+    call_id: str = ""
+    failed: bool | None = None
+    at: int = field(default=0, compare=False)
+
+    @property
+    def key(self) -> Key:
+        """Equal for messages that say the same. Clients space anew what an assistant said, and keep what others did."""
+        text = _bare(self.text) if self.role == "assistant" else self.text
+        return (self.role, text, *(part for call in self.calls for part in call.key))
+
+
+def keys_of(messages: Sequence[Said]) -> tuple[Key, ...]:
+    return tuple(message.key for message in messages)
+
+
+def after(count: int, text: str) -> str:
+    """What a text says after its first `count` characters that are no white space."""
+    spots = [n for n, char in enumerate(text) if not char.isspace()]
+    return text[spots[count - 1] + 1 :] if count else text
+
+
+def _bare(text: str) -> str:
+    """Without white space."""
+    return "".join(text.split())
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """What one request added.
+
+    keys: of the messages that were new in it. given: their ids, from where the turn before ended (or all began) to
+    where the model's opens; observations: those of the calls of the turn before. turns: what the model did; what
+    follows the last of them is the next exchange's `given`. shown: the message that the client was answered with.
+    whole: its text with what ended it, which a client may put back. refused: whether a call of it is none that the
+    client's tools take. added: what the client added to the message before, see `goes_on`.
+    """
+
+    keys: tuple[Key, ...]
+    given: tuple[Segment, ...]
+    observations: tuple[Observation, ...]
+    turns: tuple[Turn, ...]
+    shown: Said
+    whole: str
+    stop: Stop
+    refused: bool = False
+    added: str = ""
+    _says: tuple[Key, ...] = field(init=False, repr=False, compare=False)  # in each request they are compared with all
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_says", (replace(self.shown, text=self.whole).key, self.shown.key))
+
+    def goes_on(self, said: Said, key: Key) -> str | None:
+        """What a message, of this key, adds to the one that the client was answered with: nothing where it says the
+        same; None where it is another one.
+
+        Some harnesses write on a message of the model's before they send it back: smolagents adds `Calling tools: …`,
+        in place of the calls, with their ids; OpenHands closes the tag that a stop string cut. A call that no tool
+        takes comes back as the client has put it right, or as an error of its own: the id tells which one it is.
+        """
+        if self.refused and [call.id for call in said.calls] == [call.id for call in self.shown.calls]:
+            key = replace(said, calls=self.shown.calls).key
+        if key in self._says:
+            return ""
+        if said.role != "assistant" or said.calls or not all(call.id in said.text for call in self.shown.calls):
+            return None
+        for _, begins, *_ in self._says:
+            if key[1].startswith(begins) and (begins or self.shown.calls):
+                return after(len(begins), said.text).rstrip() or None
+        return None
+
+    @property
+    def sampled_tokens(self) -> int:
+        """Tokens that the model generated, abandoned attempts among them."""
+        return token_count(s for turn in self.turns for made in turn.raw() for s in made.generated)
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """An exchange after another one. engine: the request's id that its keys and values are kept under. number: of the
+    trajectory that it is a turn of: its parent's, unless another exchange followed that first."""
+
+    exchange: Exchange
+    parent: Node | None
+    engine: str
+    number: int
+    children: list[Node] = field(default_factory=list)
+
+    @property
+    def path(self) -> list[Node]:
+        """From the conversation's first exchange to this one."""
+        found: list[Node] = []
+        node: Node | None = self
+        while node is not None:
+            found.append(node)
+            node = node.parent
+        return found[::-1]
+
+    def leaves(self) -> Iterator[Node]:
+        """The last exchange of each conversation that goes through this one, in the order of the branches."""
+        left = [self]
+        while left:
+            node = left.pop()
+            if not node.children:
+                yield node
+            left.extend(reversed(node.children))
+
+
+def joined(exchanges: Sequence[Exchange]) -> tuple[tuple[Segment, ...], tuple[Turn, ...]]:
+    """Prompt and turns of exchanges that follow one another; what follows a turn stands in it."""
+    first, *others = exchanges
+    turns = list(first.turns)
+    for exchange in others:
+        turns[-1] = continued(turns[-1], exchange.observations, exchange.given)
+        turns.extend(exchange.turns)
+    return first.given, tuple(turns)
+
+
+def continued(turn: Turn, observations: Sequence[Observation], given: Sequence[Segment]) -> Turn:
+    """A turn with what follows it now, in place of what followed it."""
+    return replace(turn, segments=(*turn.generated, *given), observations=tuple(observations))
+
+
+def recorded(leaf: Node, *, id: str, task: str, reward: float | None, provenance: Provenance) -> Trajectory:
+    """The trajectory that ends with a node. What another one began with, and this one branches off from, stands in its
+    prompt: it is learnt there, and not again here."""
+    path = leaf.path
+    start = next(
+        (n + 1 for n in range(len(path) - 2, -1, -1) if path[n].children[0] is not path[n + 1]), 0
+    )  # of what is its own
+    prompt: tuple[Segment, ...] = ()
+    if start:
+        told, before = joined([node.exchange for node in path[:start]])
+        seen = (*told, *(s for turn in before for s in turn.segments), *path[start].exchange.given)
+        prompt = tuple(Segment("prompt", s.text, s.ids) for s in seen)
+    own_prompt, turns = joined([node.exchange for node in path[start:]])
+    return Trajectory(
+        id, task, prompt or own_prompt, turns, reward=reward, stop=leaf.exchange.stop, provenance=provenance
+    )  # fmt: skip
+
 
 SESSION = "x-retcon-session"
 TASK = "x-retcon-task"
@@ -272,3 +449,146 @@ def _task(task: str | None, first: str) -> str:
     if not names_task(task):
         raise wrong(TASK, f"{TASK}: up to {_LONGEST_TASK} printable characters")
     return task
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """A message of the assistant (None: one that stands already, or none yet), and what follows it."""
+
+    assistant: Said | None
+    tools: tuple[Said, ...]
+    users: tuple[Said, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What a request goes on from: all turns so far, with what it adds to them."""
+
+    trajectory: Trajectory
+    observations: tuple[Observation, ...]
+    given: tuple[Segment, ...]
+
+
+def standing_of(place: Place, chat: Chat, messages: Sequence[Said]) -> Standing:
+    """Raises RequestRefused for messages in an order that no conversation has."""
+    session, new = place.session, messages[place.start :]
+    if place.parent is None:
+        given = opened(chat, new)
+        return Standing(Trajectory(session.id, session.task, given, ()), (), given)
+    prompt, (*turns, last) = joined([node.exchange for node in place.parent.path])
+    observations, given = followed(chat, last, messages[place.start - 1].calls, new, added=place.added)
+    last = continued(last, observations, given)
+    return Standing(Trajectory(session.id, session.task, prompt, (*turns, last)), observations, given)
+
+
+def opened(chat: Chat, messages: Sequence[Said]) -> tuple[Segment, ...]:
+    """All that is told before the model's turn. What an assistant says in it was not sampled here: of kind `prompt`,
+    and nothing that is learnt. Raises RequestRefused that names the message."""
+    first, *others = _blocks(messages)
+    head = [message for message in messages if message.role == "system"] + list(first.users)
+    if not messages or first.tools or not first.users:
+        raise wrong("messages", "a conversation begins with a message of the user, after the system's if there is one")
+    segments = list(chat.opened([(message.role, message.text) for message in head]))
+    return (*segments, *_written_elsewhere(chat, others))
+
+
+def followed(
+    chat: Chat, turn: Turn, called: Sequence[Called], messages: Sequence[Said], *, added: str = ""
+) -> tuple[tuple[Observation, ...], tuple[Segment, ...]]:
+    """What follows a turn of the model's: the observations of its calls, and all segments up to its next turn.
+
+    called: the turn's calls as the client was given them; none where they were run here. Whether a call failed is what
+    the tool's message says (`is_error`); where it says nothing, what its text is taken for, by a rule that is named.
+    added: what the client wrote on the model's message: told as another message of the assistant's, or in the same one
+    where that did not come to its end. Raises RequestRefused.
+    """
+    first, *others = _blocks(messages)
+    if first.assistant is not None:
+        raise wrong(f"messages[{first.assistant.at}]", "two messages of the assistant in a row")
+    open_calls = () if added or turn.observations else turn.calls
+    observations = _observations(open_calls, called if open_calls else (), first) or turn.observations
+    last, told = ids_of(turn.generated)[-1:], [(message.role, message.text) for message in first.users]
+    at_once, last_id = () if added else told, last[0] if last else None
+    if turn.calls and observations:
+        follows = chat.observations(turn.calls, observations, last_id=last_id, told=at_once, written=turn.text)
+    else:
+        follows = chat.answered(at_once, last_id=last_id)
+    if added:
+        wrote = replace(chat.wrote(added.strip()), kind="prompt")
+        if not observations and last_id not in (None, *chat.stop_ids):
+            follows, wrote = (), Segment("prompt", added, tuple(chat.tokenizer.encode(added)))
+        follows = (*follows, wrote, *chat.answered(told, last_id=ids_of([wrote])[-1]))
+    return observations, (*follows, *_written_elsewhere(chat, others))
+
+
+def _written_elsewhere(chat: Chat, blocks: Sequence[_Block]) -> Iterator[Segment]:
+    for block in blocks:
+        assert block.assistant is not None
+        calls = block.assistant.calls
+        stand_ins = tuple(ToolCall(f"told.{n}", call.name, _arguments(call), 0) for n, call in enumerate(calls))
+        wrote = chat.wrote(block.assistant.text, [(call.name, call.arguments) for call in stand_ins])
+        yield replace(wrote, kind="prompt")
+        observations, last = _observations(stand_ins, calls, block), (wrote.ids or (None,))[-1]
+        told = [(message.role, message.text) for message in block.users]
+        if calls:
+            yield from chat.observations(stand_ins, observations, last_id=last, told=told, written=wrote.text)
+        else:
+            yield from chat.answered(told, last_id=last)
+
+
+def _arguments(call: Called) -> Mapping[str, object] | str:
+    found = read_arguments(call.arguments)
+    return call.arguments if found is None else found
+
+
+def _observations(calls: Sequence[ToolCall], called: Sequence[Called], block: _Block) -> tuple[Observation, ...]:
+    """One for each call, in the calls' order: calls of one id are answered in the order of the messages."""
+    known = [call.id for call in called]
+    answers: dict[str, deque[Said]] = {id: deque() for id in known}
+    for message in block.tools:
+        if message.call_id not in known:
+            said = f"no call '{message.call_id}' is open{nearest(message.call_id, known)}"
+            raise wrong(f"messages[{message.at}].tool_call_id", said)
+        if len(answers[message.call_id]) == known.count(message.call_id):
+            said = f"the call '{message.call_id}' has been answered already"
+            raise wrong(f"messages[{message.at}].tool_call_id", said)
+        answers[message.call_id].append(message)
+    if missing := [id for id in known if len(answers[id]) < known.count(id)]:
+        raise wrong("messages", f"no message of a tool answers the call {missing[0]}")
+    return tuple(_observation(call, answers[id].popleft()) for call, id in zip(calls, known, strict=True))
+
+
+def _observation(call: ToolCall, message: Said) -> Observation:
+    if message.failed is not None:
+        return Observation(call.id, message.text, "error" if message.failed else "ok")
+    verdict = judge(message.text, (call,))
+    if verdict is None:
+        return Observation(call.id, message.text, "ok")
+    return Observation(
+        call.id, message.text, verdict.status, verdict.error_type, rule=verdict.rule, line=verdict.line
+    )  # fmt: skip
+
+
+def _blocks(messages: Sequence[Said]) -> list[_Block]:
+    """In order. Raises RequestRefused for an order that no conversation has."""
+    blocks = [_Block(None, (), ())]
+    for n, message in enumerate(messages):
+        last, where = blocks[-1], f"messages[{message.at}]"
+        if message.role == "system":
+            if any(m.role != "system" for m in messages[:n]) or message.at != n:
+                raise wrong(f"{where}.role", "a message of the system stands before all others")
+        elif message.role == "assistant":
+            if last.assistant is not None and not (last.tools or last.users):
+                raise wrong(where, "two messages of the assistant in a row")
+            blocks.append(_Block(message, (), ()))
+        elif message.role == "tool":
+            if last.users:
+                raise wrong(
+                    f"{where}.role", "a tool's message stands right after the assistant's whose call it answers"
+                )
+            blocks[-1] = replace(last, tools=(*last.tools, message))
+        else:
+            blocks[-1] = replace(last, users=(*last.users, message))
+    if not (blocks[-1].tools or blocks[-1].users):
+        raise wrong("messages", "the last message must be the user's or a tool's: the model's turn follows it")
+    return blocks

@@ -5,7 +5,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from itertools import chain, count
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self, cast
@@ -13,12 +18,11 @@ from typing import IO, Self, cast
 import msgspec
 
 from retcon.core.codec import from_dict, to_dict
-from retcon.core.errors import RecordError
-from retcon.core.types import Trajectory
-from retcon.store.compression import SUFFIXES, compressed, decompressed, read_errors
+from retcon.core.errors import RecordError, nearest
+from retcon.core.types import Completion, Pair, Trajectory, Written
+from retcon.store.compression import SUFFIXES, compressed, decompressed, is_compressed, read_errors
 from retcon.store.lines import LineAppender
-from retcon.store.outputs import refuse_special
-from retcon.store.whole import whole_file
+from retcon.store.whole import alone_on, explained, refuse_special, whole_file
 
 BEGINNING = b'{"id":'
 """Of every line that is written here."""
@@ -154,3 +158,223 @@ def open_lines(path: Path) -> IO[bytes]:
 
 def _compressing(file: IO[bytes], path: Path) -> contextlib.AbstractContextManager[IO[bytes]]:
     return compressed(file, path.name) if path.suffix in SUFFIXES else contextlib.nullcontext(file)
+
+
+@contextmanager
+def adding(path: Path, flag: str, id: str) -> Iterator[Callable[[Trajectory], str]]:
+    """What adds a trajectory to the file, as `id`, or `id-2`, `id-3`, … where it has that already; returns which. What
+    is left of a line that was cut off is removed then, and a compressed file written anew. No other process adds to
+    the file meanwhile; one that was not there is made, and goes where nothing is added.
+
+    flag: what the user named it by, for messages. Raises at once, before there is anything to lose: RecordError where
+    the file is no regular one, holds something else than trajectories or is compressed and not named so,
+    CheckpointError where another process adds to it, StorageError where it cannot be written, MissingExtra for zstd
+    without its package.
+    """
+    refuse_special(path, flag)
+    new = not os.path.lexists(path)
+    with alone_on(path):
+        try:
+            free = _free(path, flag, id)
+            if path.suffix in SUFFIXES:
+                with explained(path), tempfile.TemporaryFile(dir=path.parent):
+                    pass
+            elif is_compressed(path):
+                raise RecordError(f"{flag} {path}: it is compressed, which its name does not say: name it .gz or .zst, "
+                                  "or choose another")  # fmt: skip
+
+            def add(trajectory: Trajectory) -> str:
+                _add(path, replace(trajectory, id=free))
+                return free
+
+            yield add
+        finally:
+            if new and path.is_file() and not path.stat().st_size:
+                path.unlink()
+
+
+def _free(path: Path, flag: str, id: str) -> str:
+    def foreign(error: RecordError) -> None:
+        if not isinstance(error, Unfinished):
+            said = f"{flag} {path}: it is no file of trajectories, and is left as it is ({error})"
+            raise RecordError(said) from error
+
+    taken = {one.id for one in read(path, on_bad=foreign)}
+    return next(name for name in chain((id,), (f"{id}-{n}" for n in count(2))) if name not in taken)
+
+
+def _add(path: Path, trajectory: Trajectory) -> None:
+    if path.suffix in SUFFIXES:
+        write(path, chain(read(path, on_bad=lambda _: None), (trajectory,)))
+        return
+    with Appender(path) as file:
+        file.add(trajectory)
+
+
+# Files of preference pairs: JSON Lines, one pair a line, as TRL's `DPOTrainer` reads them.
+#
+#     {"prompt": …, "chosen": …, "rejected": …, "id": …, "tokens": {…}, …}
+#
+# prompt, chosen and rejected: TRL's `preference` type with an explicit prompt; text (its standard format) or lists of
+# messages (its conversational format), the same in all three. id: where the pair is from. tokens: only where the ids
+# are known: `prompt`, `chosen`, `rejected`, `chosen_mask` and `rejected_mask`, lists of integers, a mask null where it
+# is not known. TRL encodes the text itself and counts all of a completion; a loss that is to count the calls alone, and
+# on the very ids that were sampled, takes them from here. All else comes from `Pair.about`.
+
+COLUMNS = ("prompt", "chosen", "rejected", "id", "tokens")
+
+
+def write_pairs(path: str | Path, pairs: Iterable[Pair]) -> int:
+    """Write a whole file, atomically (see `write_lines`), compressed where its name ends in `.gz`. Returns the count.
+
+    Raises RecordError where the file cannot be written, or a pair is no JSON.
+    """
+    return write_lines(path, map(pair_line, pairs))
+
+
+def pair_line(pair: Pair) -> bytes:
+    """One line of the file, its line end included. Raises RecordError for a pair that is no JSON."""
+    taken = sorted(set(pair.about) & set(COLUMNS))
+    if taken:
+        raise RecordError(f"pair {pair.id}: 'about' has columns of the format's own: {', '.join(taken)}")
+    row: dict[str, object] = {
+        "prompt": _plain(pair.prompt),
+        "chosen": _plain(pair.chosen.written),
+        "rejected": _plain(pair.rejected.written),
+        "id": pair.id,
+    }
+    if pair.prompt_ids is not None:
+        row["tokens"] = {
+            "prompt": pair.prompt_ids,
+            **dict(_tokens("chosen", pair.chosen)),
+            **dict(_tokens("rejected", pair.rejected)),
+        }
+    try:
+        text = json.dumps(row | dict(pair.about), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    except (ValueError, TypeError) as error:
+        raise RecordError(f"pair {pair.id} cannot be written as JSON: {error}") from error
+    return text.encode("utf-8", "replace") + b"\n"
+
+
+def _plain(written: Written) -> str | list[dict[str, object]]:
+    return written if isinstance(written, str) else [dict(message) for message in written]
+
+
+def _tokens(name: str, completion: Completion) -> Iterator[tuple[str, object]]:
+    yield name, completion.ids
+    yield f"{name}_mask", completion.mask
+
+
+BAD = 5
+"""Broken lines that are told in full."""
+SUGGESTED = 10_000
+"""Ids that a wrong one is compared with at most: more take seconds."""
+
+
+class _Named(msgspec.Struct):
+    """What of a line says whose it is."""
+
+    id: str
+
+
+@dataclass(slots=True)
+class Head:
+    """The first trajectories of a file. bad: what is wrong with lines before the last of them. more: lines after."""
+
+    trajectories: list[Trajectory] = field(default_factory=list)
+    bad: list[str] = field(default_factory=list)
+    more: int = 0
+
+
+def head(path: Path, limit: int) -> Head:
+    """The first `limit` trajectories (0: all). Raises RecordError where the file cannot be read, is a folder, or begins
+    with BAD broken lines and nothing else, so that it is no file of trajectories."""
+    found = Head()
+    lines = _lines(path)
+    for number, line in lines:
+        if limit and len(found.trajectories) == limit:
+            found.more = 1 + sum(1 for _ in lines)
+            break
+        try:
+            found.trajectories.append(read_line(line, f"{path}, line {number}"))
+        except RecordError as error:
+            found.bad.append(str(error))
+            if len(found.bad) == BAD and not found.trajectories:
+                told = "\n".join(found.bad)
+                raise RecordError(
+                    f"{path} is not a file of trajectories: none of its first {BAD} lines is one\n{told}"
+                ) from None
+    return found
+
+
+def find(path: Path, wanted: str) -> Trajectory:
+    """The trajectory of that id, else the only one whose id begins so. Only lines that may be it are read in full.
+
+    Raises RecordError where there is none, with the nearest id, or more than one, or a line before it that is broken.
+    """
+    beginning: list[bytes] = []
+    ids: list[str] = []
+    for number, line in _lines(path):
+        try:
+            id = _id_of(line, f"{path}, line {number}")
+        except RecordError:
+            if not beginning:
+                raise
+            continue  # such as a last line that was cut off
+        ids.append(id)
+        if id == wanted:
+            return read_line(line, f"{path}, line {number}")
+        if id.startswith(wanted):
+            beginning.append(line)
+    if len(beginning) == 1:
+        return read_line(beginning[0], f"{path}")
+    if beginning:
+        some = [id for id in ids if id.startswith(wanted)]
+        told = f"{', '.join(some[:4])}{', …' if len(some) > 4 else ''}"
+        raise RecordError(f"{path}: {len(some)} ids begin with '{wanted}': {told}")
+    hint = nearest(wanted, ids[:SUGGESTED])
+    raise RecordError(f"{path}: no trajectory '{wanted}'{hint}; `retcon show {path}` lists all")
+
+
+def holds(path: Path, id: str) -> bool:
+    """Whether a trajectory of the file has this very id. Raises RecordError at a line before it that is broken."""
+    return any(_id_of(line, f"{path}, line {number}") == id for number, line in _lines(path))
+
+
+def all_ids(path: Path) -> Iterator[str]:
+    """Of all trajectories of a file; lines that are none are passed over. Raises RecordError where it cannot be
+    read."""
+    for number, line in _lines(path):
+        with suppress(RecordError):
+            yield _id_of(line, f"{path}, line {number}")
+
+
+def first(path: Path, is_it: Callable[[Trajectory], bool], *, having: bytes) -> Trajectory | None:
+    """The first trajectory that `is_it` says yes to; only lines with `having` in them are read in full."""
+    for number, line in _lines(path):
+        if having in line and is_it(found := read_line(line, f"{path}, line {number}")):
+            return found
+    return None
+
+
+def _id_of(line: bytes, where: str) -> str:
+    try:
+        return msgspec.json.decode(line, type=_Named).id
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return read_line(line, where).id  # says what is wrong
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Lines that are not empty, with their numbers."""
+    refuse_folder(path)
+    number = 0
+    try:
+        with open_lines(path) as file:
+            for number, line in enumerate(file, 1):
+                if not line.isspace():
+                    yield number, line
+    except FileNotFoundError:
+        siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+        raise RecordError(f"{path} does not exist{nearest(path.name, siblings)}") from None
+    except read_errors() as error:
+        raise RecordError(f"{path}, line {number + 1}: the file cannot be read further: {error}") from error

@@ -2,16 +2,194 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import replace
-from typing import Literal, Protocol, runtime_checkable
+import math
+import warnings
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 from retcon.config.schema import TaskSection
-from retcon.core.errors import InfrastructureFault
+from retcon.core.errors import InfrastructureFault, RecipeError, TaskWarning, told_as
 from retcon.core.seeds import derive
+from retcon.core.texts import counted
 from retcon.core.types import Segment, Trajectory, Turn
-from retcon.tasks.checked import training_tasks
 from retcon.tasks.types import Lesson, Task
+
+if TYPE_CHECKING:
+    from retcon.config.schema import Recipe
+
+PARTS = ("name", "system", "train", "evaluation", "grade")
+"""What a task set has (`retcon.tasks.registry.TaskSet`)."""
+EVERY = 1_000_000
+"""More problems than there are: as `evaluate.problems`, all of them."""
+ENDLESS = 10_000
+"""Problems that a task set has at least which is not evaluated on as a whole: it may have no end."""
+
+
+def serves(tasks: object) -> bool:
+    """Whether it has all that a task set has."""
+    return all(hasattr(tasks, name) for name in PARTS)
+
+
+def refuse_no_set(tasks: object, kind: str) -> None:
+    """Raises RecipeError where what the class of `kind` has built is no task set."""
+    lacking = [name for name in PARTS if not hasattr(tasks, name)]
+    if lacking:
+        raise RecipeError(
+            f"task.kind = '{kind}': its build() returned {tasks!r:.80}, which is no task set: it lacks "
+            f"{', '.join(lacking)} (retcon.tasks.registry.TaskSet)"
+        )
+
+
+def training_tasks(tasks: TaskSet, seed: int) -> Iterator[Task]:
+    """`TaskSet.train`. Raises RecipeError where it gives anything else, or raises."""
+    return _checked(lambda: tasks.train(seed), f"{named(tasks)}.train(seed)")
+
+
+def evaluation_tasks(tasks: TaskSet, count: int, seed: int) -> list[Task]:
+    """`TaskSet.evaluation`, likewise."""
+    return list(_checked(lambda: tasks.evaluation(count, seed), f"{named(tasks)}.evaluation(count, seed)"))
+
+
+def _checked(give: Callable[[], object], said_by: str) -> Iterator[Task]:
+    """What it gives. said_by: names it. Raises RecipeError at one that is no task, or holds no text."""
+    for task in _given(give, said_by):
+        if not isinstance(task, Task):
+            raise RecipeError(f"{said_by} gave {task!r:.80}, where a retcon.Task belongs")
+        for name in ("id", "question", "answer"):
+            if not isinstance(value := getattr(task, name), str):
+                raise RecipeError(f"{said_by}: the {name} of task {task.id!r:.80} is {value!r:.80}, where text belongs")
+        yield task
+
+
+def _given(give: Callable[[], object], said_by: str) -> Iterator[object]:
+    with told_as(RecipeError, said_by):
+        given = give()
+        try:
+            stream = iter(given)  # type: ignore[call-overload]
+        except TypeError:
+            raise RecipeError(f"{said_by} returned {given!r:.80}, where tasks (retcon.Task) belong") from None
+        yield from stream
+
+
+def held_out(recipe: Recipe, tasks: TaskSet, count: int) -> list[Task]:
+    """`count` problems of an evaluation, or as many as there are. Raises RecipeError where there is none, and where two
+    have one id, by which rollouts are told apart."""
+    if found := evaluation_tasks(tasks, count, recipe.evaluate.seed):
+        _refuse_alike(found, tasks)
+        return found
+    said = (
+        "task.evaluation_share, task.evaluation_path or task.evaluation_split says which to hold out"
+        if "evaluation_share" in type(recipe.task).model_fields
+        else f"{named(tasks)}.evaluation(count, seed) gives none"
+    )
+    raise RecipeError(f"there is no problem to evaluate on: {said}")
+
+
+def _refuse_alike(found: Sequence[Task], tasks: TaskSet) -> None:
+    ids = Counter(task.id for task in found)
+    id, times = ids.most_common(1)[0]
+    if times > 1:
+        gave = f"{named(tasks)}.evaluation(count, seed)"
+        if source_of := getattr(tasks, "source_of", None):  # of several, it is they who gave them
+            gave = " and ".join(dict.fromkeys(source_of(task) for task in found if task.id == id))
+        raise RecipeError(
+            f"{gave} gave {counted(times, 'task')} with the id {id!r:.80}: an id names "
+            "one problem; give each its own, and no more problems than there are"
+        )
+
+
+def problems_of(recipe: Recipe, tasks: TaskSet) -> list[Task]:
+    """What a recipe's evaluations are on. Raises RecipeError where there is nothing, or all of what may have no end is
+    asked for, and warns (TaskWarning) where `evaluate.problems` names more than there are."""
+    section = recipe.evaluate
+    if section.problems == EVERY:
+        _refuse_endless(tasks, section.seed)
+    found = held_out(recipe, tasks, section.problems)
+    if len(found) < section.problems < EVERY and "problems" in section.model_fields_set:
+        warnings.warn(
+            f"evaluate.problems = {section.problems}: there {'is' if len(found) == 1 else 'are'} "
+            f"{counted(len(found), 'problem')} to evaluate on, and all of them are",
+            TaskWarning,
+            stacklevel=2,
+        )
+    return found
+
+
+def _refuse_endless(tasks: TaskSet, seed: int) -> None:
+    """Raises RecipeError where a task set makes its problems, and so many that they may have no end."""
+    if getattr(tasks, "ends", False):  # it was read
+        return
+    if len(evaluation_tasks(tasks, ENDLESS, seed)) >= ENDLESS:
+        raise RecipeError(
+            f"the task set {tasks.name} has {ENDLESS:,} problems or more, and may have no end: say how many of them to "
+            "evaluate on, such as evaluate.problems=48"
+        )
+
+
+def named(tasks: object) -> str:
+    """Whose code a task set is."""
+    return f"{type(tasks).__module__}:{type(tasks).__qualname__}"
+
+
+def is_own(tasks: object) -> bool:
+    """Whether it is somebody's own class, and none of Retcon's."""
+    return type(tasks).__module__.partition(".")[0] != "retcon"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedGrades:
+    """A task set whose grades are looked at: what is no grade costs its rollout alone, as with graders. Implements
+    `TaskSet`."""
+
+    tasks: TaskSet
+
+    @property
+    def name(self) -> str:
+        return self.tasks.name
+
+    @property
+    def system(self) -> str | None:
+        return self.tasks.system
+
+    def train(self, seed: int) -> Iterator[Task]:
+        """Its own."""
+        return self.tasks.train(seed)
+
+    def evaluation(self, count: int, seed: int) -> list[Task]:
+        """Its own."""
+        return self.tasks.evaluation(count, seed)
+
+    async def grade(self, task: Task, trajectory: Trajectory) -> Trajectory:
+        """As `TaskSet.grade`. Raises InfrastructureFault, which says why, where that raises, or gives no trajectory
+        with a finite reward; other errors of Retcon's, such as of a grader that cannot be had, are not the
+        rollout's."""
+        set_of = getattr(self.tasks, "set_of", None)  # of several, and of files
+        said_by = f"{named(set_of(task) if set_of else self.tasks)}.grade"
+        with told_as(InfrastructureFault, said_by):  # it costs this rollout alone
+            given = self.tasks.grade(task, trajectory)
+            made = await given if isinstance(given, Awaitable) else given
+        if not isinstance(made, Trajectory):
+            raise InfrastructureFault(f"{said_by} returned {made!r:.80}, where the trajectory with its reward belongs")
+        if made.stop == "infrastructure" and made.reward is None:
+            return made
+        return made if type(made.reward) is float and math.isfinite(made.reward) else _with_number(made, said_by)
+
+
+def _with_number(made: Trajectory, said_by: str) -> Trajectory:
+    """With a reward that is a float: numbers of NumPy and torch are none yet."""
+    said: object = made.reward
+    try:
+        if said is None or isinstance(said, str | bytes | Mapping):
+            raise TypeError
+        reward = float(said)  # type: ignore[arg-type]
+    except (TypeError, ValueError, RuntimeError):
+        raise InfrastructureFault(f"{said_by} gave a reward of {said!r:.80}, where a number belongs") from None
+    if not math.isfinite(reward):
+        raise InfrastructureFault(f"{said_by} gave a reward of {reward}, where a finite number belongs")
+    return replace(made, reward=reward)
+
 
 RIGHT, WRONG = 1.0, -1.0
 Rewards = Literal["signed", "binary", "graded"]
@@ -33,7 +211,7 @@ class TaskSet(Protocol):
 
     def train(self, seed: int) -> Iterator[Task]:
         """The training tasks; the same seed gives the same stream. One that ends is drawn anew, with another seed, for
-        every further epoch of a run (see `retcon.tasks.epochs`)."""
+        every further epoch of a run (see `retcon.tasks.types`)."""
         ...
 
     def evaluation(self, count: int, seed: int) -> list[Task]:
@@ -43,7 +221,7 @@ class TaskSet(Protocol):
     def grade(self, task: Task, trajectory: Trajectory) -> Trajectory | Awaitable[Trajectory]:
         """The trajectory with its answer and reward, above 0 where it is right. No reward after an infrastructure
         fault. Awaited where the grader runs something. Raises InfrastructureFault, which says why, where nobody can
-        tell; what is no grade, or raises anything else, is taken for that (`retcon.tasks.checked`)."""
+        tell; what is no grade, or raises anything else, is taken for that (`retcon.tasks.registry`)."""
         ...
 
 

@@ -11,8 +11,8 @@ from retcon.core.errors import InfrastructureFault
 from retcon.core.seeds import derive
 from retcon.core.types import Observation, ToolCall
 from retcon.sandbox.types import Result
+from retcon.tools.kinds.python import Wording
 from retcon.tools.types import AnyTool, OpenTool, StatefulTool, TaskTool, Tool
-from retcon.tools.wording import Wording
 
 HICCUPS = (
     ("TimeoutError", "the tool did not answer in time"),

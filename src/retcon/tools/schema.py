@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from retcon.core.errors import RecipeError, nearest
-from retcon.core.schema import ANYTHING, ToolSpec
+from retcon.core.types import ANYTHING, ToolSpec
 
 if TYPE_CHECKING:
     from jsonschema import ValidationError

@@ -7,8 +7,7 @@ from copy import deepcopy
 from typing import Any, Literal
 
 from retcon.core.errors import CheckpointRefused, InfrastructureFault, RetconError, nearest
-from retcon.core.schema import ToolSpec
-from retcon.core.types import Observation, Status, ToolCall
+from retcon.core.types import Observation, Status, ToolCall, ToolSpec
 
 Answer = tuple[str, Status, str | None]
 

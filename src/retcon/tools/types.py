@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
-from retcon.core.schema import ToolSpec
-from retcon.core.types import Observation, ToolCall
+from retcon.core.types import Observation, ToolCall, ToolSpec
 
 CHECKPOINTS = 16
 """That rollouts ask an open tool to keep at a time, at most; a session of the sandbox keeps as many."""

@@ -15,7 +15,7 @@ from retcon.core.errors import UnscoredTokens
 from retcon.core.seeds import derive
 from retcon.core.texts import counted
 from retcon.core.types import Sample
-from retcon.train.kernels.buckets import Size, buckets
+from retcon.train.kernels.packing import Size, buckets
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,15 +12,13 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from retcon.build import build_chat
-from retcon.config.learning import DPOSection
-from retcon.config.schema import Recipe
+from retcon.config.schema import DPOSection, Recipe
 from retcon.core.types import Sample
 from retcon.models.devices import OnPlace, Placement
 from retcon.models.loading import load_config, positions
 from retcon.models.locating import called, locate
 from retcon.models.placing import place_training, start_model
-from retcon.planning.needs import needs_of, refuse_unfit
-from retcon.planning.rates import warn_of_rate
+from retcon.planning.needs import needs_of, refuse_unfit, warn_of_rate
 from retcon.runs.folder import open_run
 from retcon.runs.manifest import RENDERED
 from retcon.store.fingerprint import fingerprint, ids_fingerprint
@@ -30,7 +28,7 @@ from retcon.train.kernels.computing import DEFAULT, Computing, computing_of
 from retcon.train.kernels.forward import forwards
 from retcon.train.optim import apply, learning_rate, rising_steps
 from retcon.train.trainer import OnStep, Trainer, Training, train
-from retcon.train.watch.diverged import refuse_diverged
+from retcon.train.watch import refuse_diverged
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -26,8 +26,7 @@ from retcon.build import (
 )
 from retcon.config.schema import Recipe
 from retcon.core.errors import RecipeError, SandboxUnavailable
-from retcon.core.sample import to_sample
-from retcon.core.types import Sample
+from retcon.core.types import Sample, to_sample
 from retcon.engine.types import TellsStatistics
 from retcon.models.devices import Placement
 from retcon.models.lora import Adapter
@@ -37,7 +36,7 @@ from retcon.tasks.registry import TaskSet
 from retcon.tasks.types import Task
 from retcon.train.kernels.computing import Computing, computing_of
 from retcon.train.kernels.forward import batches_of, forwards
-from retcon.train.objective.reference import with_reference
+from retcon.train.objective.old_logprobs import with_reference
 from retcon.train.optim import adamw, apply, torch_settings
 from retcon.train.prompts import PromptStream
 from retcon.train.rollouts import open_rollouts

@@ -24,26 +24,29 @@ from retcon.core.types import Trajectory
 from retcon.models.devices import OnPlace
 from retcon.models.locating import called, locate
 from retcon.models.placing import place_training
-from retcon.planning.needs import needs_of, refuse_unfit
-from retcon.planning.rates import warn_of_rate
-from retcon.rollout.faults import lost_in_grading
+from retcon.planning.needs import needs_of, refuse_unfit, warn_of_rate
+from retcon.rollout.context import lost_in_grading
 from retcon.runs.folder import RunFolder, open_run
 from retcon.runs.manifest import RENDERED
-from retcon.runs.mechanisms import mechanisms_of
+from retcon.runs.metrics import mechanisms_of
 from retcon.serve.harness.solving import code_of
 from retcon.store.fingerprint import fingerprint
 from retcon.tasks.registry import TaskSet
-from retcon.train.ahead import GroupStream, beside, staleness
 from retcon.train.objective.shaping import comparable, overlong_metrics, shaped_rewards
-from retcon.train.rollouts import NOT_EVALUATED, TrainingRollouts, open_rollouts, rollouts_for
-from retcon.train.selection import Drawn, dynamic_sampling, selected, selection_metrics, to_train
-from retcon.train.stages.begun import with_harnesses, without_harnesses
-from retcon.train.stages.running import RunStages
-from retcon.train.stages.settling import settle_stages
+from retcon.train.prompts import Drawn, dynamic_sampling, selected, selection_metrics, to_train
+from retcon.train.rollouts import (
+    NOT_EVALUATED,
+    GroupStream,
+    TrainingRollouts,
+    beside,
+    open_rollouts,
+    rollouts_for,
+    staleness,
+)
+from retcon.train.stages import RunStages, settle_stages, with_harnesses, without_harnesses
 from retcon.train.trainer import Metrics, OnStep, Trainer, Training, train
 from retcon.train.update import count_changes, rate_of, to_samples, update
-from retcon.train.watch.course import Course
-from retcon.train.watch.rollout_metrics import branch_metrics, rollout_metrics
+from retcon.train.watch import Course, branch_metrics, rollout_metrics
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

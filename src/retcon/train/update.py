@@ -9,25 +9,19 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from retcon.config.learning import RLSection
-from retcon.core.sample import to_sample
-from retcon.core.types import Sample, Trajectory
+from retcon.config.schema import RLSection
+from retcon.core.types import Sample, Trajectory, to_sample
 from retcon.purify.weights import accepted_splices, splice_weights
 from retcon.train.batch import check_scored, computed, minibatches
 from retcon.train.kernels.computing import DEFAULT, Computing
 from retcon.train.kernels.forward import Part, forwards
-from retcon.train.objective.blame import credited
-from retcon.train.objective.contrast import contrast_samples
-from retcon.train.objective.entropy_weights import weighed_by_entropy
+from retcon.train.objective.contrast import contrast_samples, dpo_metrics, with_online_dpo
+from retcon.train.objective.credit import averaged_where_shared, credited, first_to_tell, weighed_by_entropy
 from retcon.train.objective.loss import Loss, Totals, averaged, imitation, negative_spliced
-from retcon.train.objective.old_logprobs import Mismatch, recompute
-from retcon.train.objective.online_dpo import dpo_metrics, with_online_dpo
-from retcon.train.objective.reference import kl_terms, with_reference
+from retcon.train.objective.old_logprobs import Mismatch, kl_terms, recompute, with_reference
 from retcon.train.objective.shaping import in_failed_turns, is_masked
-from retcon.train.objective.shared import averaged_where_shared, first_to_tell
 from retcon.train.optim import apply, learning_rate
-from retcon.train.watch.diverged import refuse_diverged
-from retcon.train.watch.rollout_metrics import splice_metrics
+from retcon.train.watch import refuse_diverged, splice_metrics
 
 if TYPE_CHECKING:
     import torch

@@ -10,8 +10,7 @@ import msgspec
 
 from retcon.chat.types import Told
 from retcon.core.errors import RecordError
-from retcon.core.pair import Pair
-from retcon.core.types import Trajectory
+from retcon.core.types import Pair, Trajectory
 from retcon.purify.offline import Purified
 
 Json = object

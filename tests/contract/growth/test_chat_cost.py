@@ -9,7 +9,7 @@ import pytest
 
 from conversing import TOOLS, controls_of
 from playing import TASK
-from retcon.chat import registry
+from retcon.chat import family as registry
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.engine.types import Generation, SamplingParams

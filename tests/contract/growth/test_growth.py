@@ -11,7 +11,7 @@ import pytest
 from foreign import FORMATS, Step, fails, user, works
 from retcon.purify.offline import Offline
 from retcon.purify.reading.names import effects
-from retcon.store.foreign.records import Record
+from retcon.store.records import Record
 from retcon.transcripts.failures.rules import judge
 from retcon.transcripts.purifying.count import Count
 from retcon.transcripts.purifying.purifier import Purifier, Sinks

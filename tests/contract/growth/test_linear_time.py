@@ -16,16 +16,14 @@ import msgspec
 import pytest
 
 from retcon.chat import hermes, markdown
-from retcon.chat.chat import Chat
-from retcon.chat.encoding import Together
-from retcon.chat.registry import named
+from retcon.chat.chat import Chat, Together
+from retcon.chat.family import named
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.chat.types import glue, words
-from retcon.config.lines import find_line
+from retcon.config.load import find_line
 from retcon.core.errors import nearest
 from retcon.core.types import Segment, Trajectory
-from retcon.http.body import parse
-from retcon.http.refusal import RequestRefused
+from retcon.http.handling import RequestRefused, parse
 from retcon.purify.noop import does_nothing
 from retcon.purify.reading import names, reads, trees
 from retcon.purify.reading.words import referring, referring_comments
@@ -34,11 +32,11 @@ from retcon.report.transcript import _prompt
 from retcon.sandbox.pool.paths import to_write
 from retcon.sandbox.pool.profiles import BUILT_IN, Chooser
 from retcon.sandbox.types import Result
-from retcon.tasks.data.overlap import EvaluationIndex
-from retcon.tasks.data.text import canonical
-from retcon.tasks.grade import boxed
-from retcon.tasks.grading.readable import in_words
-from retcon.tools.wording import Wording
+from retcon.tasks.data.fields import canonical
+from retcon.tasks.data.load import EvaluationIndex
+from retcon.tasks.graders.mathematics import in_words
+from retcon.tasks.graders.text import boxed
+from retcon.tools.kinds.python import Wording
 from retcon.transcripts.failures.rules import judge
 from retcon.transcripts.formats.hermes import HermesInText
 from retcon.transcripts.formats.markdown import Markdown

@@ -15,7 +15,7 @@ from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe, TaskSection
 from retcon.core.errors import RecipeError
 from retcon.store import jsonl
-from retcon.tasks.numbers import problems
+from retcon.tasks.kinds.numbers import problems
 from retcon.tasks.types import Lesson, Task
 from retcon.train.demos.making import demonstrations, write_demonstrations
 from training import Ones

@@ -16,7 +16,7 @@ from retcon.config.load import load_recipe
 from retcon.config.schema import EngineSection, Recipe
 from retcon.core.errors import CheckpointError, EngineError, RecipeError
 from retcon.core.types import Trajectory
-from retcon.engine.scripted import ScriptedEngine
+from retcon.engine.kinds.scripted import ScriptedEngine
 from retcon.engine.types import EngineSetup
 from retcon.store import jsonl
 from retcon.train.demos.making import Summary, write_demonstrations

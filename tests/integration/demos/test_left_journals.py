@@ -12,7 +12,7 @@ pytest.importorskip("torch", reason="training needs the [train] extra")
 from retcon.cli.common.demonstrations import ensure_demonstrations
 from retcon.config.load import load_recipe
 from retcon.core.errors import CheckpointError
-from retcon.store.alone import alone_on
+from retcon.store.whole import alone_on
 from training import make_base
 
 pytestmark = pytest.mark.torch

@@ -11,10 +11,9 @@ from typer.testing import CliRunner
 
 from retcon.cli.app import app
 from retcon.cli.common import demonstrations
-from retcon.cli.common.overriding import names_demos
+from retcon.cli.common.arguments import names_demos
 from retcon.cli.common.targets import cold_start
-from retcon.config.load import load_recipe
-from retcon.config.save import recipe_to_toml
+from retcon.config.load import load_recipe, recipe_to_toml
 from retcon.core.errors import CheckpointError, RecipeError, RecordError
 from training import make_base, make_demonstrations
 

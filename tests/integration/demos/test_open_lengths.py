@@ -15,9 +15,8 @@ from retcon.config.schema import Recipe
 from retcon.core.errors import CheckpointError, RecipeError
 from retcon.rollout.lengths import context_of
 from retcon.store import jsonl
-from retcon.tasks.grading.stored import tasks_of
-from retcon.train.sampled import to_sample
-from retcon.train.sft import run_sft
+from retcon.tasks.grading.regrade import tasks_of
+from retcon.train.sft import run_sft, to_sample
 from teaching import annotated
 from training import make_base, make_demonstrations
 

@@ -21,11 +21,11 @@ from retcon.config.schema import Recipe
 from retcon.config.stages import stages_of
 from retcon.core.types import Segment, Trajectory, Turn
 from retcon.train import rl
-from retcon.train.ahead import staleness
 from retcon.train.kernels.computing import Computing
-from retcon.train.selection import Drawn, selection_metrics
+from retcon.train.prompts import Drawn, selection_metrics
+from retcon.train.rollouts import staleness
 from retcon.train.update import rate_of
-from retcon.train.watch.rollout_metrics import branch_metrics
+from retcon.train.watch import branch_metrics
 
 pytestmark = pytest.mark.torch
 SMALL: dict[str, Any] = {"prompts": 2, "group": 2, "steps": 30}

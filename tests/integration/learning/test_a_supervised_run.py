@@ -23,7 +23,7 @@ from retcon.core.types import Sample
 from retcon.store.fingerprint import fingerprint
 from retcon.train import sft as module
 from retcon.train.batch import epoch_batch
-from retcon.train.sampled import Samples
+from retcon.train.sft import Samples
 from training import make_base, make_demonstrations, small_recipe
 
 pytestmark = pytest.mark.torch

@@ -24,7 +24,7 @@ from retcon.config.load import load_recipe
 from retcon.core.errors import RecipeError, SandboxUnavailable
 from retcon.core.types import Sample, Trajectory
 from retcon.models.placing import place_training, start_model
-from retcon.rollout.prompts import prompt_ids
+from retcon.rollout.lengths import prompt_ids
 from retcon.tasks.types import Task
 from retcon.train import measuring as module
 from retcon.train.kernels.computing import Computing

@@ -17,7 +17,7 @@ from retcon.chat.tokenizer import ByteTokenizer
 from retcon.config.schema import Recipe, SelectSection
 from retcon.core.errors import RecipeError, TaskWarning
 from retcon.core.seeds import derive
-from retcon.rollout.prompts import prompt_ids
+from retcon.rollout.lengths import prompt_ids
 from retcon.store.pass_rates import PassRate, PassRateFile
 from retcon.tasks.types import Task
 from retcon.train import prompts as module

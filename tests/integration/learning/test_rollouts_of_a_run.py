@@ -22,7 +22,7 @@ from retcon.serve.harness.solving import code_of
 from retcon.store.fingerprint import fingerprint
 from retcon.train import rl, rollouts
 from retcon.train.rollouts import TrainingRollouts
-from retcon.train.stages.begun import with_harnesses, without_harnesses
+from retcon.train.stages import with_harnesses, without_harnesses
 from training import Ones, make_base, small_recipe
 
 pytestmark = pytest.mark.torch

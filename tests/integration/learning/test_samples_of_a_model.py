@@ -16,7 +16,7 @@ from retcon.core.seeds import derive
 from retcon.runs.folder import RunFolder
 from retcon.store import jsonl
 from retcon.tasks.types import Task
-from retcon.train.sampled import Samples, ToSample, sample_final, to_sample
+from retcon.train.sft import Samples, ToSample, sample_final, to_sample
 from training import Graded, Ones, make_base, small_recipe
 
 pytestmark = pytest.mark.torch
@@ -50,14 +50,14 @@ class Long(Ones):
 
 def test_what_leaves_no_room_is_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base = make_base(tmp_path / "base")
-    monkeypatch.setattr("retcon.train.sampled.build_tasks", lambda *_: Long())
+    monkeypatch.setattr("retcon.train.sft.build_tasks", lambda *_: Long())
     recipe = small_recipe(base, sft={"samples": 4}, rollout={"max_tokens": 40})
     wanted = to_sample(recipe, base, tmp_path / "run")
     assert wanted is not None
     assert [task.id for task in wanted.tasks] == ["ones/evaluation/0", "ones/evaluation/2"]
     assert (wanted.recipe, type(wanted.family)) == (recipe, Long)
     assert to_sample(small_recipe(base, sft={"samples": 0}), base, tmp_path / "run") is None
-    monkeypatch.setattr("retcon.train.sampled.build_tasks", lambda *_: Ones(system="go" * 400))
+    monkeypatch.setattr("retcon.train.sft.build_tasks", lambda *_: Ones(system="go" * 400))
     with pytest.raises(RecipeError, match="no room for an answer in 4 prompts"):
         to_sample(recipe, base, tmp_path / "run")
 

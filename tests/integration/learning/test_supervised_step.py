@@ -17,7 +17,7 @@ pytest.importorskip("torch", reason="training needs the [train] extra")
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from retcon.config.learning import DPOSection, SFTSection
+from retcon.config.schema import DPOSection, SFTSection
 from retcon.core.errors import RecipeError, TaskWarning, TrainingDiverged
 from retcon.core.types import Sample
 from retcon.models import devices

@@ -26,13 +26,12 @@ from torch.utils import deterministic
 from retcon.config.schema import Recipe
 from retcon.core.errors import CheckpointError, TrainingDiverged
 from retcon.models.placing import place_training
-from retcon.runs import cost
-from retcon.runs.cost import Cost
+from retcon.runs import manifest as cost
 from retcon.runs.folder import RunFolder
+from retcon.runs.manifest import Cost
 from retcon.train import trainer as module
-from retcon.train.checkpoint import newest_checkpoint
 from retcon.train.optim import torch_settings
-from retcon.train.trainer import Trainer, Training, train
+from retcon.train.trainer import Trainer, Training, newest_checkpoint, train
 from training import make_base, small_recipe
 
 pytestmark = pytest.mark.torch

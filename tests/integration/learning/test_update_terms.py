@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from retcon.config.learning import RLSection
+from retcon.config.schema import RLSection
 from retcon.core.errors import TrainingDiverged
 from retcon.core.types import Sample, Segment, Trajectory, Turn
 from retcon.train.algorithms.dapo import Dapo
@@ -23,7 +23,7 @@ from retcon.train.algorithms.grpo import Grpo
 from retcon.train.batch import collate
 from retcon.train.kernels.computing import Computing
 from retcon.train.kernels.logprobs import token_logprobs
-from retcon.train.objective.entropy_weights import weighed_by_entropy
+from retcon.train.objective.credit import weighed_by_entropy
 from retcon.train.objective.loss import Totals, averaged
 from retcon.train.update import to_samples, update
 

@@ -15,8 +15,8 @@ pytest.importorskip("torch", reason="training needs the [train] extra")
 from retcon.config.schema import Recipe
 from retcon.core.types import Segment, Trajectory, Turn
 from retcon.tasks.types import Task
+from retcon.train.prompts import Drawn, selection_metrics, to_train
 from retcon.train.rl import draw_groups
-from retcon.train.selection import Drawn, selection_metrics, to_train
 
 pytestmark = pytest.mark.torch
 

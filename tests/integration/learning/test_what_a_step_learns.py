@@ -22,13 +22,13 @@ from retcon.config.schema import Recipe
 from retcon.config.stages import stages_of
 from retcon.core.errors import IdleWarning, RecipeError, SandboxUnavailable
 from retcon.core.types import Segment, Trajectory, Turn
-from retcon.planning.rates import parameters_of
+from retcon.planning.needs import parameters_of
 from retcon.tasks.types import Task
 from retcon.train import rl
 from retcon.train.kernels.computing import Computing
 from retcon.train.objective.advantage import grpo
 from retcon.train.rl import draw_groups, run_rl
-from retcon.train.stages.settling import refuse_unlearnable
+from retcon.train.stages import refuse_unlearnable
 from training import Graded, make_base, small_recipe
 
 pytestmark = pytest.mark.torch

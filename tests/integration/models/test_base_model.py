@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from retcon.basemodel.make import copied
-from retcon.basemodel.tokenizer import build_tokenizer
+from retcon.basemodel.make import build_tokenizer, copied
 from retcon.build import build_training_engine
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import load_tokenizer

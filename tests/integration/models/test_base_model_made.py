@@ -17,9 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 from retcon.basemodel import make
-from retcon.basemodel.data import document_rows
-from retcon.basemodel.make import BaseRecipe, batches, make_base
-from retcon.basemodel.tokenizer import build_tokenizer
+from retcon.basemodel.make import BaseRecipe, batches, build_tokenizer, document_rows, make_base
 
 pytestmark = pytest.mark.torch
 RECIPE = BaseRecipe(steps=4, batch=2, length=48)

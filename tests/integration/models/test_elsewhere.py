@@ -17,10 +17,9 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from retcon.core.types import Sample
 from retcon.engine.local.attention import forward
-from retcon.engine.local.drawing.sampling import Sampler
-from retcon.engine.local.forward import Step, Stretch, plan
-from retcon.engine.local.invariance import Invariance
+from retcon.engine.local.forward import Invariance, Step, Stretch, plan
 from retcon.engine.local.machine import attend_without_cudnn, free_memory
+from retcon.engine.local.sampling import Sampler
 from retcon.engine.local.slabs import Memory
 from retcon.engine.types import SamplingParams
 from retcon.planning.needs import free_on

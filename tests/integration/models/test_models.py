@@ -17,16 +17,15 @@ from tokenizers import Tokenizer
 from typer.testing import CliRunner
 
 from ggufs import tiny, write_gguf
-from retcon.chat import registry
+from retcon.chat import family as registry
 from retcon.chat.opening import open_chat
 from retcon.cli.app import app
 from retcon.core.errors import CheckpointError
 from retcon.engine.kinds.vllm import dtype_of
-from retcon.models.catalogue import HOME, models_folder
 from retcon.models.checking import QUESTION, check_model_folder
-from retcon.models.gguf.converting import convert
+from retcon.models.gguf import convert
 from retcon.models.loading import empty_model, load_config, load_model
-from retcon.models.locating import BASE, locate
+from retcon.models.locating import BASE, HOME, locate, models_folder
 from retcon.rollout.lengths import UNKNOWN_CONTEXT, context_of
 
 pytestmark = pytest.mark.torch

@@ -13,9 +13,9 @@ import pytest
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.core.errors import EngineError
-from retcon.core.sample import ids_of
+from retcon.core.types import ids_of
 from retcon.engine.openai.engine import OpenAIEngine, OpenAISettings
-from retcon.engine.openai.standin import StandIn
+from retcon.engine.openai.messages import StandIn
 from retcon.engine.types import SamplingParams
 from retcon.models.refusals import Said
 from retcon.models.remote import Refused, RemoteModel, TooLong

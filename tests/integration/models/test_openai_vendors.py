@@ -17,7 +17,7 @@ from retcon.config.load import load_recipe
 from retcon.core.errors import EngineError, SandboxUnavailable
 from retcon.core.types import Trajectory
 from retcon.engine.openai.engine import OpenAIEngine, OpenAISettings
-from retcon.engine.openai.standin import StandIn
+from retcon.engine.openai.messages import StandIn
 from retcon.engine.types import SamplingParams
 from retcon.evaluate.runner import run_evaluation
 from retcon.http.asking import Answer as Given
@@ -359,7 +359,7 @@ def test_an_evaluation_that_lost_too_much_says_why_and_once(tmp_path: Path, capl
         words = r"4 of 4 rollouts were lost .*, most often as the model at http.* status 503: Loading model, too many"
         with pytest.raises(SandboxUnavailable, match=words):
             run_evaluation(recipe, locate("base"), tmp_path / "eval")
-    told = [record.getMessage() for record in caplog.records if record.name == "retcon.rollout.faults"]
+    told = [record.getMessage() for record in caplog.records if record.name == "retcon.rollout.context"]
     assert len(told) == 1
     assert "is lost: the model at http" in told[0]
 

@@ -18,9 +18,8 @@ from retcon.engine.local import engine as local_engine
 from retcon.engine.local import graphs, scheduler
 from retcon.engine.local.decoder import Decoder, Kept, decoder_for
 from retcon.engine.local.engine import LocalEngine
-from retcon.engine.local.forward import Step, fixed
+from retcon.engine.local.forward import Invariance, Step, fixed
 from retcon.engine.local.graphs import APART, SEEN, Replayed
-from retcon.engine.local.invariance import Invariance
 from retcon.engine.local.slabs import Memory
 from retcon.engine.types import Generation, SamplingParams
 

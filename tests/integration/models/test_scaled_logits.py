@@ -14,8 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, Qwen
 from retcon.core.errors import CheckpointError
 from retcon.core.types import Sample
 from retcon.engine.local.engine import LocalEngine
-from retcon.models.logits import check_logits, factor
-from retcon.models.placing import start_model
+from retcon.models.placing import check_logits, factor, start_model
 from retcon.train.kernels.computing import Computing
 from retcon.train.kernels.forward import forwards
 
@@ -99,7 +98,7 @@ def test_the_engine_scores_as_the_model_does(kind: str) -> None:
 @pytest.mark.parametrize("kind", SCALED)
 def test_without_its_factor_a_model_would_be_refused(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = made(kind, **SCALED[kind])
-    monkeypatch.setattr("retcon.models.logits.factor", lambda config: 1.0)
+    monkeypatch.setattr("retcon.models.placing.factor", lambda config: 1.0)
     with pytest.raises(CheckpointError, match=rf"a folder: the logits of {type(model).__name__} are not those of its"):
         check_logits(model, "a folder")
 

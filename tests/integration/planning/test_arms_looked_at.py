@@ -19,8 +19,7 @@ pytest.importorskip("torch", reason="training needs the [train] extra")
 from rich.console import Console
 
 from retcon.build import build_tasks
-from retcon.cli.common.ledger import make_targets
-from retcon.cli.common.targets import NotReady, refuse_apart, refuse_unready, training
+from retcon.cli.common.targets import NotReady, make_targets, refuse_apart, refuse_unready, training
 from retcon.cli.compare.arms import read_arms
 from retcon.cli.compare.plan import CompareOptions, make_plan, open_ledger
 from retcon.cli.quickstart.plan import make_plan as quickstart_plan
@@ -32,12 +31,12 @@ from retcon.evaluate.result import Result, write_result
 from retcon.models.locating import BASE
 from retcon.planning import needs as module
 from retcon.planning.needs import MIB, Needs, Part, refuse_hopeless
-from retcon.store.alone import alone
 from retcon.store.fingerprint import fingerprint
-from retcon.tasks.checked import evaluation_tasks
+from retcon.store.whole import alone
+from retcon.tasks.registry import evaluation_tasks
 from retcon.tasks.types import Task, fingerprint_of
-from retcon.train.stages import ready
-from retcon.train.stages.ready import unready
+from retcon.train import stages as ready
+from retcon.train.stages import unready
 from training import Ones, make_base
 
 pytestmark = pytest.mark.torch

@@ -15,16 +15,15 @@ from retcon.cli.common.plan import plan_evaluation
 from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
 from retcon.core.errors import RecipeError
+from retcon.evaluate.audit import Auditing, Size, run_audit
 from retcon.evaluate.difficulty import run_difficulty
-from retcon.evaluate.replay.audit import Auditing, Size, run_audit
 from retcon.evaluate.result import score, write_result
 from retcon.evaluate.runner import held_by, run_evaluation
 from retcon.models.devices import Placement
 from retcon.store import jsonl
-from retcon.tasks.checked import problems_of
+from retcon.tasks.registry import problems_of
 from retcon.train.demos.making import write_demonstrations
-from retcon.train.sampled import to_sample
-from retcon.train.sft import run_sft
+from retcon.train.sft import run_sft, to_sample
 from training import make_base, make_demonstrations
 
 pytestmark = pytest.mark.torch

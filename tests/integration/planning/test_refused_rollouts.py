@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("torch", reason="training needs the [train] extra")
 
-from retcon.cli.common.conversing import conversing
+from retcon.cli.common.arguments import conversing
 from retcon.cli.common.plan import plan_evaluation, plan_rl, plan_sft
 from retcon.cli.common.targets import training
 from retcon.cli.compare.arms import read_arms
@@ -21,13 +21,13 @@ from retcon.cli.compare.plan import CompareOptions, make_plan
 from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe, TaskSection
 from retcon.core.errors import RecipeError, TaskWarning
+from retcon.evaluate.audit import Auditing, Size, run_audit
 from retcon.evaluate.difficulty import run_difficulty
-from retcon.evaluate.replay.audit import Auditing, Size, run_audit
 from retcon.evaluate.runner import run_evaluation
 from retcon.plugins.trl import Rollouts
 from retcon.train.rl import run_rl
 from retcon.train.sft import run_sft
-from retcon.train.stages.settling import settle_stages
+from retcon.train.stages import settle_stages
 from training import Ones, make_base, make_demonstrations
 
 pytestmark = pytest.mark.torch

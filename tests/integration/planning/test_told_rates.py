@@ -15,10 +15,9 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from retcon.cli.app import app
-from retcon.cli.common.ledger import Book, Ledger, make_targets
-from retcon.cli.common.targets import cold_start, training
+from retcon.cli.common.targets import Book, Ledger, cold_start, make_targets, training
 from retcon.core.errors import RateWarning
-from retcon.planning import rates
+from retcon.planning import needs as rates
 from training import make_base, make_demonstrations
 
 pytestmark = pytest.mark.torch

@@ -13,12 +13,11 @@ pytest.importorskip("torch", reason="training needs the [train] extra")
 from typer.testing import CliRunner, Result
 
 from retcon.cli.app import app
-from retcon.config.load import load_recipe
+from retcon.config.load import load_recipe, shipped_recipes
 from retcon.config.schema import LoraSection
-from retcon.config.shipped import shipped_recipes
 from retcon.core.errors import ComputeWarning, RecipeError
-from retcon.models.hub import hub_name
 from retcon.models.loading import load_config
+from retcon.models.locating import hub_name
 from retcon.planning.estimate import OFFLOADED, OPTIMISER_OFFLOADED, SHIPPED, published
 from retcon.planning.needs import count_parameters
 

@@ -11,8 +11,7 @@ import pytest
 from retcon.core.types import Observation, ToolCall
 from retcon.sandbox.pool import SandboxPool
 from retcon.sandbox.types import Limits
-from retcon.tools.python import PythonTool
-from retcon.tools.repeats import follows_from_text
+from retcon.tools.kinds.python import PythonTool, follows_from_text
 
 PROGRAMS = (
     "print({'a', 'b', 'c', 'd', 'e'}, frozenset('xyz'))",

@@ -8,7 +8,7 @@ from retcon.core.errors import CheckpointRefused, InfrastructureFault
 from retcon.core.types import Observation, ToolCall
 from retcon.sandbox.pool import SandboxPool
 from retcon.sandbox.types import Limits, SessionBounds
-from retcon.tools.sessions import RESTARTED, PythonSessions
+from retcon.tools.kinds.python import RESTARTED, PythonSessions
 from retcon.tools.types import OpenTool, StatefulTool
 from sessions import DEEP, using
 

@@ -14,11 +14,9 @@ import pytest
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.core.errors import EngineError, MissingIds
-from retcon.core.sample import to_sample
-from retcon.core.types import Provenance, Trajectory
+from retcon.core.types import Provenance, Trajectory, to_sample
 from retcon.engine.openai.engine import OpenAIEngine, OpenAISettings
-from retcon.engine.openai.messages import Fenced
-from retcon.engine.openai.standin import StandIn
+from retcon.engine.openai.messages import Fenced, StandIn
 from retcon.engine.types import SamplingParams
 from retcon.purify.saar import Saar
 from retcon.rollout.context import RolloutContext, RolloutLimits

@@ -10,11 +10,9 @@ import pytest
 
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
-from retcon.core.sample import ids_of
-from retcon.core.types import Trajectory
+from retcon.core.types import Trajectory, ids_of
 from retcon.engine.openai.engine import OpenAIEngine, OpenAISettings
-from retcon.engine.openai.messages import request_of
-from retcon.engine.openai.standin import StandIn
+from retcon.engine.openai.messages import StandIn, request_of
 from retcon.engine.types import Generation, SamplingParams
 from retcon.purify.describe import Describe
 from retcon.rollout.context import RolloutContext, RolloutLimits

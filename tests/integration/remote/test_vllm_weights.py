@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from retcon.core.errors import EngineError
-from retcon.engine.vllm.engine import VLLMEngine
-from retcon.engine.vllm.weights import write_weights
+from retcon.engine.vllm.engine import VLLMEngine, write_weights
 from servers.answering import Answer, serving
 from servers.asking_vllm import GREEDY, engine_of, run
 from servers.speaking_vllm import VLLM, tokens_asked
@@ -155,7 +154,7 @@ def test_an_update_goes_on_where_who_asked_for_it_is_cancelled() -> None:
 def test_weights_of_a_trainer_that_was_killed_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from engines import model_of
 
-    monkeypatch.setattr("retcon.engine.vllm.weights.MEMORY", tmp_path)
+    monkeypatch.setattr("retcon.engine.vllm.engine.MEMORY", tmp_path)
     script = "import pathlib, sys; from engines import model_of; from retcon.engine.vllm import weights\n"
     script += "weights.MEMORY = pathlib.Path(sys.argv[1]); weights.write_weights(model_of('llama').save_pretrained)"
     path = os.pathsep.join(filter(None, sys.path))

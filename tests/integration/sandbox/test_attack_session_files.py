@@ -15,7 +15,7 @@ from test_attack_session_copies import FORGE
 
 from jail import ALL, LANDLOCK, NAMESPACES, RLIMITS, Attacked, Jail, contained_by
 from retcon.core.errors import SandboxWarning, SessionLost
-from retcon.sandbox.pool.folders import MEMORY
+from retcon.sandbox.pool.fleet import MEMORY
 
 
 @pytest.fixture

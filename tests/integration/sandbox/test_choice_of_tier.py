@@ -17,7 +17,8 @@ pytestmark = pytest.mark.skipif(os.uname().machine not in ARCHITECTURES, reason=
 ASK = """
 import asyncio, sys, warnings
 from retcon.core.errors import SandboxUnavailable, SessionLost
-from retcon.sandbox.jail.confine import instructions, seccomp
+from retcon.sandbox.jail.confine import seccomp
+from retcon.sandbox.jail.confine import seccomp as instructions
 from retcon.sandbox.jail import kernel
 from retcon.sandbox.pool import SandboxPool
 

@@ -16,9 +16,9 @@ import httpx
 from integration.serve.test_harness_rollouts import TASK, grade, once, rolled
 from retcon.core.errors import InfrastructureFault, RecipeError
 from retcon.core.types import Trajectory
-from retcon.engine.scripted import ScriptedEngine
+from retcon.engine.kinds.scripted import ScriptedEngine
 from retcon.rollout.context import RolloutLimits
-from retcon.rollout.member import rollout_member
+from retcon.rollout.group import rollout_member
 from retcon.serve.harness.opening import open_harness
 from retcon.serve.harness.solving import ModelEndpoint, Solve, find_harness
 from retcon.tasks.types import Task

@@ -18,14 +18,11 @@ import httpx
 
 from retcon.core.codec import from_dict, to_dict
 from retcon.core.errors import InfrastructureFault, RecipeError
-from retcon.core.sample import ids_of
-from retcon.core.types import Trajectory
-from retcon.engine.scripted import Reply, ScriptedEngine
+from retcon.core.types import Trajectory, ids_of
+from retcon.engine.kinds.scripted import Reply, ScriptedEngine
 from retcon.engine.types import SamplingParams
-from retcon.rollout.context import RolloutContext, RolloutLimits
-from retcon.rollout.faults import lost_in_grading
-from retcon.rollout.group import rollout_group
-from retcon.rollout.member import rollout_member
+from retcon.rollout.context import RolloutContext, RolloutLimits, lost_in_grading
+from retcon.rollout.group import rollout_group, rollout_member
 from retcon.serve.harness.opening import open_harness
 from retcon.serve.harness.solving import ModelEndpoint, Solve
 from retcon.tasks.graders.text import final_answer

@@ -17,12 +17,11 @@ pytest.importorskip("torch", reason="training needs the [train] extra")
 from datafiles import questions, write
 from e2e.test_cli import retcon
 from retcon.build import build_specs, build_tasks
-from retcon.cli.audit import audit
+from retcon.cli.eval import audit
 from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
 from retcon.core.errors import CheckpointError, RecipeError, RecordError, SandboxUnavailable
-from retcon.core.sample import ids_of
-from retcon.core.types import Trajectory
+from retcon.core.types import Trajectory, ids_of
 from retcon.evaluate.difficulty import run_difficulty
 from retcon.evaluate.runner import run_evaluation
 from retcon.runs.folder import RunFolder

@@ -16,14 +16,14 @@ pytest.importorskip("starlette", reason="serving needs the [serve] extra")
 from playing import call
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.core.errors import EngineError, RecipeError
-from retcon.engine.scripted import ScriptedEngine
+from retcon.engine.kinds.scripted import ScriptedEngine
 from retcon.engine.types import Generation, SamplingParams
 from retcon.rollout.context import RolloutLimits
 from retcon.serve import app
 from retcon.serve.answering import Agent
 from retcon.serve.recording import Record
+from retcon.serve.refusing import ServeSettings
 from retcon.serve.requests import read
-from retcon.serve.settings import ServeSettings
 from servers.agent import MODEL, SAAR, SEARCH, Asking, Message, asked, context_of, said, serving, user
 
 NAMED = {"type": "function", "function": {"name": "search"}}
@@ -311,7 +311,7 @@ def test_a_session_is_not_ended_under_a_request() -> None:
 
 
 def test_a_stream_keeps_its_connection_alive_and_tells_a_late_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("retcon.serve.streaming.PATIENCE", 0.05)
+    monkeypatch.setattr("retcon.serve.app.PATIENCE", 0.05)
 
     class Late(Holding):
         async def generate(self, request_id: str, ids: Sequence[int], params: SamplingParams) -> Generation:

@@ -17,8 +17,7 @@ import torch
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import load_tokenizer
 from retcon.config.load import load_recipe
-from retcon.core.sample import to_sample
-from retcon.core.types import Trajectory
+from retcon.core.types import Trajectory, to_sample
 from retcon.engine.local.engine import LocalEngine
 from retcon.engine.types import SamplingParams
 from retcon.models.loading import load_model

@@ -15,9 +15,9 @@ pytest.importorskip("starlette", reason="serving needs the [serve] extra")
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.core.errors import MissingIds
-from retcon.core.sample import to_sample
+from retcon.core.types import to_sample
 from retcon.engine.openai.engine import OpenAIEngine, OpenAISettings
-from retcon.engine.openai.standin import StandIn
+from retcon.engine.openai.messages import StandIn
 from retcon.engine.vllm.engine import VLLMEngine, VLLMSettings
 from retcon.rollout.context import RolloutLimits
 from retcon.serve.recording import FILE

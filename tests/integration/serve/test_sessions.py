@@ -12,8 +12,7 @@ import pytest
 pytest.importorskip("starlette", reason="serving needs the [serve] extra")
 
 from playing import call
-from retcon.core.sample import to_sample
-from retcon.core.types import Trajectory
+from retcon.core.types import Trajectory, to_sample
 from retcon.serve.recording import FILE, OPEN
 from retcon.store import jsonl
 from servers.agent import MODEL, SAAR, SEARCH, Asking, Message, asked, conversed, said, user

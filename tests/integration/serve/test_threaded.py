@@ -15,7 +15,7 @@ import httpx
 from engines import GREEDY, MAX_LEN, TOKENIZER, model_of, prompts
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.core.errors import EngineError
-from retcon.engine.scripted import ScriptedEngine
+from retcon.engine.kinds.scripted import ScriptedEngine
 from retcon.engine.threaded import Threaded
 from retcon.engine.types import Generation, Generator, SamplingParams
 from servers.agent import MODEL, context_of, serving, user

@@ -13,7 +13,7 @@ import pytest
 from retcon.core.errors import SandboxBusy, SandboxUnavailable
 from retcon.sandbox.jail.confine.root import SIZE_MB
 from retcon.sandbox.service.app import create_app
-from retcon.sandbox.service.settings import Settings
+from retcon.sandbox.service.calls import Settings
 from retcon.sandbox.types import Program, ProgramOptions, Result, as_program
 from servers.serving import MemorySandbox
 from servers.vanishing import Asking, asking

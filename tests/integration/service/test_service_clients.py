@@ -18,13 +18,13 @@ from retcon.chat.tokenizer import ByteTokenizer
 from retcon.config.load import load_recipe
 from retcon.core.errors import InfrastructureFault, RecipeError, SandboxUnavailable, SessionLost
 from retcon.core.types import ToolCall, Trajectory
-from retcon.engine.scripted import ScriptedEngine
+from retcon.engine.kinds.scripted import ScriptedEngine
 from retcon.sandbox.client import SandboxClient, SandboxRouter
 from retcon.sandbox.types import Limits
 from retcon.tasks.graders.code import CodeGrader
-from retcon.tasks.grading.types import Reply
+from retcon.tasks.grading.registry import Reply
 from retcon.tasks.types import Task
-from retcon.tools.python import PythonTool
+from retcon.tools.kinds.python import PythonTool
 from servers import answering
 from servers.serving import server
 

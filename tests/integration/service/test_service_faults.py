@@ -13,7 +13,7 @@ import pytest
 from retcon.core.errors import SessionLost
 from retcon.sandbox.pool import SandboxPool
 from retcon.sandbox.service.app import create_app
-from retcon.sandbox.service.settings import Settings
+from retcon.sandbox.service.calls import Settings
 from retcon.sandbox.types import Limits, Program, ProgramOptions, Result
 from servers.serving import MemorySandbox, MemorySession
 

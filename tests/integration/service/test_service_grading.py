@@ -13,11 +13,11 @@ from retcon.http.server import listen, served
 from retcon.sandbox.client import SandboxClient
 from retcon.sandbox.pool import SandboxPool
 from retcon.sandbox.service.app import create_app
-from retcon.sandbox.service.settings import Settings
+from retcon.sandbox.service.calls import Settings
 from retcon.tasks.grading.grading import Grading
-from retcon.tasks.grading.types import Fault, Outcome, Reply
+from retcon.tasks.grading.registry import Fault, Outcome, Reply
 from retcon.tasks.types import Task
-from retcon.tools.python import PythonTool
+from retcon.tools.kinds.python import PythonTool
 
 T = TypeVar("T")
 LONG = "#" * 5000

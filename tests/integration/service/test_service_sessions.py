@@ -12,9 +12,9 @@ import pytest
 from retcon.core.errors import SessionLost
 from retcon.http.server import listen, served
 from retcon.sandbox.client import SandboxClient
-from retcon.sandbox.service.apis import own_sessions
+from retcon.sandbox.service.apis import own as own_sessions
 from retcon.sandbox.service.app import create_app
-from retcon.sandbox.service.settings import Settings
+from retcon.sandbox.service.calls import Settings
 from retcon.sandbox.types import Result, Session
 from servers.serving import MemorySandbox
 

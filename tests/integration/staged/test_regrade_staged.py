@@ -14,8 +14,7 @@ from comparing import answer, trajectory
 from retcon.config.schema import Recipe
 from retcon.store import jsonl
 from retcon.tasks.grading.grading import GradeSettings
-from retcon.tasks.grading.regrade import Regrading, regrade
-from retcon.tasks.grading.stored import ABOUT
+from retcon.tasks.grading.regrade import ABOUT, Regrading, regrade
 from retcon.train.rl import run_rl
 from training import make_base, small_recipe
 

@@ -24,8 +24,7 @@ from retcon.runs.manifest import NOT_THERE
 from retcon.store import jsonl
 from retcon.tasks.types import Task
 from retcon.train.rl import run_rl
-from retcon.train.stages.running import RunStages
-from retcon.train.stages.settling import refuse_unlearnable, settle_stages
+from retcon.train.stages import RunStages, refuse_unlearnable, settle_stages
 from training import Ones, make_base, small_recipe
 
 pytestmark = pytest.mark.torch

@@ -20,15 +20,13 @@ from retcon.build import build_tasks
 from retcon.config.schema import Recipe
 from retcon.config.stages import stages_of
 from retcon.core.errors import CheckpointError, DriftWarning, RecipeError
-from retcon.runs.cost import Cost
-from retcon.runs.manifest import NOT_THERE
+from retcon.runs.manifest import NOT_THERE, Cost
 from retcon.store import jsonl
 from retcon.tasks.types import Task
-from retcon.train.checkpoint import Progress, read_progress
 from retcon.train.rl import run_rl
 from retcon.train.sft import run_sft
-from retcon.train.stages.running import RunStages
-from retcon.train.stages.settling import settle_stages
+from retcon.train.stages import RunStages, settle_stages
+from retcon.train.trainer import Progress, read_progress
 from training import Ones, make_base, make_demonstrations, small_recipe
 
 pytestmark = pytest.mark.torch
@@ -358,7 +356,7 @@ def test_what_a_stage_without_its_pass_rates_would_draw_is_of_its_own_data(
 
 
 def test_harder_tasks_are_no_drift(tmp_path: Path) -> None:
-    from retcon.train.watch.course import Course
+    from retcon.train.watch import Course
 
     lines = [{"first_tries": 40.0, "first_try_failures": 40 * rate} for rate in (0.1, 0.7) for _ in range(10)]
     course = Course(small_recipe(tmp_path).rl, lines[:-1])

@@ -16,22 +16,22 @@ from typing import Any, TypeVar
 import pytest
 
 from conversing import bytes_of
-from retcon.chat import registry
+from retcon.chat import family as registry
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.core.types import Trajectory
-from retcon.engine.scripted import ScriptedEngine
+from retcon.engine.kinds.scripted import ScriptedEngine
 from retcon.rollout.context import RolloutContext, RolloutLimits
 from retcon.rollout.group import rollout_group
 from retcon.rollout.loop import run_rollout
 from retcon.sandbox.pool import SandboxPool
 from retcon.sandbox.types import Sandbox
-from retcon.tasks.grading.answers import answered_program
+from retcon.tasks.graders.code import answered_program
 from retcon.tasks.grading.cases import read_tests
 from retcon.tasks.grading.grading import GradeSettings, Grading
-from retcon.tasks.grading.types import Fault, Outcome, Reply
+from retcon.tasks.grading.registry import Fault, Outcome, Reply
 from retcon.tasks.types import Task
-from retcon.tools.python import PythonTool
+from retcon.tools.kinds.python import PythonTool
 
 T = TypeVar("T")
 DATA = Path(os.environ.get("RETCON_DATA", Path(__file__).parents[3].parent / "shared" / "data")) / "eval"

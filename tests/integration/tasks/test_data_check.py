@@ -15,8 +15,7 @@ from datafiles import ROWS, questions, read, write
 from retcon.cli.app import app
 from retcon.config.load import load_recipe
 from retcon.core.errors import RetconError
-from retcon.tasks.data.grading import unreadable
-from retcon.tasks.data.load import load
+from retcon.tasks.data.load import load, unreadable
 from retcon.tasks.data.settings import FileTaskSettings
 from retcon.tasks.types import Task
 

@@ -14,12 +14,11 @@ from retcon.config.load import load_recipe
 from retcon.config.schema import TaskSection
 from retcon.core.errors import CheckpointError, InfrastructureFault, SandboxUnavailable
 from retcon.core.types import Trajectory
-from retcon.engine.scripted import ScriptedEngine
+from retcon.engine.kinds.scripted import ScriptedEngine
 from retcon.evaluate import runner
-from retcon.evaluate.begun import Begun, BegunFile
-from retcon.evaluate.result import Result, Setting, read_result, write_result
+from retcon.evaluate.result import Begun, BegunFile, Result, Setting, read_result, write_result
 from retcon.evaluate.runner import evaluate, fingerprint_of, held_by, run_evaluation, settings_of
-from retcon.runs.cost import Cost, Meter
+from retcon.runs.manifest import Cost, Meter
 from retcon.store import jsonl
 from retcon.tasks.registry import task_set
 from retcon.tasks.types import Task
@@ -116,7 +115,7 @@ def test_a_finished_one_is_kept_and_another_is_refused(done: Path) -> None:
 def test_other_weights_in_the_same_folder_and_other_problems_in_the_same_file_are_another_evaluation(
     tmp_path: Path,
 ) -> None:
-    from retcon.basemodel.tokenizer import build_tokenizer
+    from retcon.basemodel.make import build_tokenizer
 
     model, out, file = tmp_path / "model", tmp_path / "eval", tmp_path / "problems.jsonl"
     model.mkdir()
@@ -146,7 +145,7 @@ def test_other_weights_in_the_same_folder_and_other_problems_in_the_same_file_ar
 
 @pytest.mark.torch
 def test_one_that_was_interrupted_goes_on_with_the_problems_that_are_left(tmp_path: Path) -> None:
-    from retcon.basemodel.tokenizer import build_tokenizer
+    from retcon.basemodel.make import build_tokenizer
 
     model, file, out = tmp_path / "model", tmp_path / "problems.jsonl", tmp_path / "eval"
     model.mkdir()
@@ -335,7 +334,7 @@ class JudgedSection(TaskSection):
 @pytest.mark.torch
 def test_a_setting_that_is_measured_again_is_told_within_the_total(tmp_path: Path) -> None:
     """As its rollouts were removed, and its figures are still there."""
-    from retcon.basemodel.tokenizer import build_tokenizer
+    from retcon.basemodel.make import build_tokenizer
 
     model, out = tmp_path / "model", tmp_path / "eval"
     model.mkdir()
@@ -355,7 +354,7 @@ def test_a_setting_that_is_measured_again_is_told_within_the_total(tmp_path: Pat
 
 @pytest.mark.torch
 def test_one_rollout_in_twenty_may_be_lost_and_of_more_the_problems_get_another_chance(tmp_path: Path) -> None:
-    from retcon.basemodel.tokenizer import build_tokenizer
+    from retcon.basemodel.make import build_tokenizer
 
     model, away = tmp_path / "model", tmp_path / "away"
     model.mkdir()

@@ -104,7 +104,7 @@ def test_an_answer_is_right(line: int) -> None:
 
 def test_every_answer_can_be_graded() -> None:
     pytest.importorskip("math_verify", reason="math-verify, of the extra [grade], is not installed")
-    from retcon.tasks.data.grading import in_words, unreadable
+    from retcon.tasks.data.load import in_words, unreadable
 
     tasks = [placed.task for placed in read(str(FILE)).train]
     assert unreadable(tasks) == []

@@ -14,15 +14,13 @@ pytest.importorskip("torch", reason="the model in the package is loaded by the [
 from comparing import answer, trajectory
 from datafiles import ROWS, write
 from retcon.build import build_tasks, open_graders
-from retcon.config.load import load_recipe
-from retcon.config.save import recipe_to_toml
+from retcon.config.load import load_recipe, recipe_to_toml
 from retcon.config.schema import Recipe
 from retcon.core.errors import RecipeError, RecordError
 from retcon.models.locating import locate
 from retcon.store import jsonl
 from retcon.tasks.grading.grading import GradeSettings
-from retcon.tasks.grading.regrade import Regrading, regrade
-from retcon.tasks.grading.stored import ABOUT
+from retcon.tasks.grading.regrade import ABOUT, Regrading, regrade
 
 ADDS = "```python\na, b = map(int, input().split())\nprint(a + b)\n```"
 MULTIPLIES = ADDS.replace("a + b", "a * b")

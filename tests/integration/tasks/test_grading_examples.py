@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from retcon.tasks.grading.grading import GradeSettings
-from retcon.tasks.grading.types import Fault
+from retcon.tasks.grading.registry import Fault
 from retcon.tasks.types import Task
 
 sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))  # last: `sessions` is in both

@@ -15,7 +15,7 @@ import pytest
 from retcon.core.errors import EngineError, InfrastructureFault
 from retcon.tasks.graders.judge import JudgeGrader, JudgeSettings
 from retcon.tasks.grading.grading import GradeSettings, Grading
-from retcon.tasks.grading.types import Outcome, Reply, Verdict
+from retcon.tasks.grading.registry import Outcome, Reply, Verdict
 from retcon.tasks.types import Task
 from servers.answering import Answer, serving
 

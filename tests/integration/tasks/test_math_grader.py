@@ -21,7 +21,7 @@ from retcon.sandbox.types import Limits
 from retcon.tasks.graders.mathematics import PACKAGES, MathGrader
 from retcon.tasks.grading.grading import GradeSettings
 from retcon.tasks.grading.grading import Grading as Rollouts
-from retcon.tasks.grading.types import Reply
+from retcon.tasks.grading.registry import Reply
 from retcon.tasks.types import Task
 
 pytestmark = pytest.mark.skipif(

@@ -18,7 +18,7 @@ from retcon.core.types import Trajectory
 from retcon.models.locating import BASE
 from retcon.tasks.data.settings import FileTaskSettings
 from retcon.tasks.grading.grading import GradeSettings, Grading
-from retcon.tasks.grading.types import Fault, Outcome, Reply, Verdict
+from retcon.tasks.grading.registry import Fault, Outcome, Reply, Verdict
 from retcon.tasks.registry import graded
 from retcon.tasks.types import Task
 
@@ -39,7 +39,7 @@ def verl(data_source, solution_str, ground_truth, extra_info=None):
 def of_source(data_source): return data_source == "openai/gsm8k"
 def points(reply): return 10 if reply == "7" else 0
 def says_points(reply):
-    from retcon.tasks.grading.types import Verdict
+    from retcon.tasks.grading.registry import Verdict
     return Verdict(10, True)
 
 def all_of_it(**given):

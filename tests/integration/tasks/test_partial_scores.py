@@ -20,7 +20,7 @@ from retcon.build import open_graders
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.config.load import load_recipe
-from retcon.engine.scripted import ScriptedEngine
+from retcon.engine.kinds.scripted import ScriptedEngine
 from retcon.evaluate.difficulty import measure
 from retcon.evaluate.runner import evaluate, settings_of
 from retcon.runs.folder import RunFolder
@@ -28,7 +28,7 @@ from retcon.tasks.data.settings import FileTaskSettings
 from retcon.tasks.data.tasks import DataTasks
 from retcon.tasks.types import Lesson, Task
 from retcon.train.demos.making import demonstrations
-from retcon.train.sampled import ToSample, sample_final
+from retcon.train.sft import ToSample, sample_final
 
 pytestmark = pytest.mark.torch
 RECIPE = load_recipe(

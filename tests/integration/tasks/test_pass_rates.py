@@ -23,7 +23,7 @@ from retcon.cli.app import app
 from retcon.config.load import load_recipe
 from retcon.core.errors import CheckpointError, InfrastructureFault, RecipeError, SandboxUnavailable, TaskWarning
 from retcon.core.types import Segment, Trajectory
-from retcon.engine.scripted import ScriptedEngine
+from retcon.engine.kinds.scripted import ScriptedEngine
 from retcon.evaluate import difficulty
 from retcon.evaluate.difficulty import measure, run_difficulty
 from retcon.store import jsonl
@@ -386,7 +386,7 @@ class AskedTwice(Rated):
     ],
 )
 def test_what_cannot_be_asked_is_told_without_advice_about_rates(tasks, room, says, tmp_path, monkeypatch):
-    monkeypatch.setattr("retcon.rollout.prompts.PATIENCE", 3)
+    monkeypatch.setattr("retcon.rollout.lengths.PATIENCE", 3)
     with PassRateFile(tmp_path / "rates.jsonl") as file:
         for rate in rates(0, 4):
             file.add(rate)

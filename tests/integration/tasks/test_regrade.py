@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from comparing import answer, trajectory, turn
 from datafiles import write
 from retcon.cli.app import app
-from retcon.cli.regrade import _table
+from retcon.cli.eval import _table
 from retcon.core.errors import CheckpointError, RecipeError, RecordError
 from retcon.core.types import Trajectory
 from retcon.store import jsonl

@@ -14,9 +14,8 @@ from datafiles import ROWS, write
 from retcon.core.errors import RecordError, TaskWarning
 from retcon.store import jsonl
 from retcon.tasks.data.settings import FileTaskSettings
-from retcon.tasks.grading.given import read_tasks
 from retcon.tasks.grading.grading import GradeSettings
-from retcon.tasks.grading.regrade import Regraded, Regrading, regrade
+from retcon.tasks.grading.regrade import Regraded, Regrading, read_tasks, regrade
 from retcon.tasks.types import Task
 
 

@@ -22,8 +22,8 @@ from retcon.core.types import TRAINED, Trajectory
 from retcon.store import jsonl
 from retcon.tasks.types import Task
 from retcon.train import rl as module
-from retcon.train.ahead import GroupStream, beside
 from retcon.train.rl import run_rl
+from retcon.train.rollouts import GroupStream, beside
 from training import Graded, Ones, make_base, small_recipe
 
 pytestmark = pytest.mark.torch

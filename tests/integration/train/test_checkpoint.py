@@ -21,10 +21,10 @@ from retcon.core.errors import CheckpointError, RecordError
 from retcon.models.placing import model_folder, place_training, start_model
 from retcon.planning.needs import needs_of
 from retcon.runs.folder import open_run
-from retcon.store.alone import alone
-from retcon.train.checkpoint import TokenizerFiles
+from retcon.store.whole import alone
 from retcon.train.rl import run_rl
 from retcon.train.sft import run_sft
+from retcon.train.trainer import TokenizerFiles
 from training import Ones, make_base, make_demonstrations, small_recipe
 
 pytestmark = pytest.mark.torch
@@ -274,7 +274,7 @@ def test_other_demonstrations(world, unfinished, tmp_path):
 
 
 TOOL = """
-from retcon.core.schema import ToolSpec
+from retcon.core.types import ToolSpec
 from retcon.core.types import Observation
 
 class Clock:

@@ -18,10 +18,10 @@ from retcon.models.loading import load_model
 from retcon.runs.metrics import read_metrics
 from retcon.store import jsonl
 from retcon.train.batch import collate
-from retcon.train.checkpoint import read_progress
 from retcon.train.kernels.forward import Part
 from retcon.train.sft import run_sft
-from retcon.train.watch.diverged import refuse_diverged
+from retcon.train.trainer import read_progress
+from retcon.train.watch import refuse_diverged
 from training import make_base, make_demonstrations, small_recipe
 
 pytestmark = pytest.mark.torch

@@ -15,16 +15,15 @@ from transformers import GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausa
 
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
-from retcon.config.learning import DPOSection
 from retcon.config.load import load_recipe
+from retcon.config.schema import DPOSection
 from retcon.core.errors import ComputeWarning, RecipeError, RecordError, TaskWarning, TrainingDiverged
-from retcon.core.pair import Completion, Pair
-from retcon.core.types import Sample
+from retcon.core.types import Completion, Pair, Sample
 from retcon.models import devices
 from retcon.models.placing import place_training
 from retcon.planning import needs as planning
 from retcon.planning.needs import needs_of
-from retcon.store.pairs import write_pairs
+from retcon.store.jsonl import write_pairs
 from retcon.train import dpo as module
 from retcon.train.batch import collate
 from retcon.train.datasets.preferences import Preference, read_preferences

@@ -17,7 +17,7 @@ from retcon.train.algorithms.grpo import Grpo
 from retcon.train.batch import collate
 from retcon.train.kernels.computing import Computing
 from retcon.train.kernels.forward import forwards
-from retcon.train.objective.entropy_weights import weighed_by_entropy
+from retcon.train.objective.credit import weighed_by_entropy
 from retcon.train.update import minibatch_update
 
 pytestmark = pytest.mark.torch

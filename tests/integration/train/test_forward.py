@@ -31,8 +31,7 @@ from retcon.train.algorithms.grpo import Grpo
 from retcon.train.kernels import logprobs
 from retcon.train.kernels.computing import Computing
 from retcon.train.kernels.forward import forwards, why_not_packed
-from retcon.train.kernels.linear import product, product_for, quick_linears
-from retcon.train.kernels.norms import quick_norms
+from retcon.train.kernels.layers import product, product_for, quick_linears, quick_norms
 from retcon.train.update import minibatch_update
 
 pytestmark = pytest.mark.torch

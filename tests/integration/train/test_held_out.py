@@ -22,8 +22,7 @@ from retcon.runs.folder import RunFolder
 from retcon.store import jsonl
 from retcon.tasks.types import Task
 from retcon.train.rl import run_rl
-from retcon.train.sampled import Samples, ToSample, sample_final
-from retcon.train.sft import run_sft
+from retcon.train.sft import Samples, ToSample, run_sft, sample_final
 from training import Graded, Ones, make_base, make_demonstrations, small_recipe
 
 pytestmark = pytest.mark.torch

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from retcon.core.types import Sample
 from retcon.train.batch import micro_batches
-from retcon.train.kernels.buckets import PADDING, Size, buckets
-from retcon.train.kernels.packing import pack, packed_batches
+from retcon.train.kernels.packing import PADDING, Size, buckets, pack, packed_batches
 
 pytestmark = pytest.mark.torch
 

@@ -12,7 +12,7 @@ pytest.importorskip("torch", reason="training needs the [train] extra")
 
 import keys
 from keys.acting import CASES, Case, Lab
-from retcon.config.keys import all_keys, variants
+from retcon.config.load import all_keys, variants
 from retcon.config.schema import SECTIONS
 
 for module in iter_modules(keys.__path__):

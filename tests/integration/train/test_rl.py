@@ -20,7 +20,7 @@ from retcon.core.errors import CheckpointError, EngineError, RecipeError, Sandbo
 from retcon.engine.local.engine import LocalEngine
 from retcon.models.locating import locate
 from retcon.models.lora import Adapter
-from retcon.runs.names import ALL
+from retcon.runs.metrics import ALL
 from retcon.store import jsonl
 from retcon.train import rl
 from retcon.train.rl import run_rl

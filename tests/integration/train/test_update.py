@@ -18,7 +18,9 @@ from retcon.train.algorithms.grpo import Grpo
 from retcon.train.batch import collate, minibatches
 from retcon.train.kernels.computing import Computing
 from retcon.train.kernels.logprobs import token_logprobs
-from retcon.train.objective import entropy_weights, old_logprobs, reference
+from retcon.train.objective import credit as entropy_weights
+from retcon.train.objective import old_logprobs
+from retcon.train.objective import old_logprobs as reference
 from retcon.train.objective.shaping import rewards_of
 from retcon.train.optim import adamw, apply
 from retcon.train.update import minibatch_update, rate_of, to_samples, update

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from retcon.purify.offline import Offline
-from retcon.store.foreign.records import open_source
+from retcon.store.records import open_source
 from retcon.transcripts.detection.detector import Detector
 from retcon.transcripts.purifying.count import Count
 from retcon.transcripts.purifying.purifier import Purifier, Sinks

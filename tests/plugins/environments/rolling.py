@@ -13,10 +13,10 @@ from retcon.chat.tokenizer import ByteTokenizer
 from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
 from retcon.core.types import Trajectory
-from retcon.engine.scripted import ScriptedEngine
+from retcon.engine.kinds.scripted import ScriptedEngine
 from retcon.engine.types import SamplingParams
 from retcon.rollout.context import RolloutContext
-from retcon.rollout.member import rollout_member
+from retcon.rollout.group import rollout_member
 
 
 def recipe_of(*keys: str, repair: str = "saar") -> Recipe:

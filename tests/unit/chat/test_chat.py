@@ -21,7 +21,7 @@ from retcon.chat.tokenizer import ByteTokenizer, HubTokenizer, load_tokenizer
 from retcon.chat.types import CONTROLS, TURN_END
 from retcon.core.errors import CheckpointError, RecipeError
 from retcon.core.types import Observation, ToolCall
-from retcon.engine.openai.standin import StandIn
+from retcon.engine.openai.messages import StandIn
 
 CORPUS = [
     "Let me compute it.\n```python\nprint(1)\n```\n",

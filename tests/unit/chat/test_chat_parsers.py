@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from retcon.chat.family import named
 from retcon.chat.markdown import find_calls
-from retcon.chat.registry import named
 from retcon.chat.types import FoundCall
-from retcon.core.schema import ToolSpec
+from retcon.core.types import ToolSpec
 
 P = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>python\n```json\n"
 C = "<tool_call>\n<function=python>\n"

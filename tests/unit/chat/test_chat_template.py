@@ -14,15 +14,12 @@ import pytest
 from conversing import TOOLS, bytes_of, conversed, text_of
 from retcon.build import build_chat, build_engine_chat
 from retcon.chat.chat import Chat
-from retcon.chat.family import Family
+from retcon.chat.family import Family, named, recognised
 from retcon.chat.opening import open_chat
-from retcon.chat.registry import named, recognised
-from retcon.chat.template import FOR_TOOLS, Message, Template, read_template
-from retcon.chat.templated import KEPT, Templated
+from retcon.chat.template import FOR_TOOLS, KEPT, Message, Template, Templated, read_template
 from retcon.config.load import load_recipe
 from retcon.core.errors import CheckpointError, RecipeError
-from retcon.core.schema import ToolSpec
-from retcon.core.types import Observation
+from retcon.core.types import Observation, ToolSpec
 from retcon.models.locating import BASE
 from retcon.store.fingerprint import template_fingerprint
 

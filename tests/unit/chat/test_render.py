@@ -14,8 +14,7 @@ from retcon.chat.hermes import render_call
 from retcon.chat.render import render
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.core.errors import RecordError, TaskWarning
-from retcon.core.sample import history_ids, to_sample
-from retcon.core.types import Observation, Sample, Segment, ToolCall, Trajectory, Turn
+from retcon.core.types import Observation, Sample, Segment, ToolCall, Trajectory, Turn, history_ids, to_sample
 from retcon.store import jsonl
 from retcon.train.datasets.demonstrations import read_samples
 

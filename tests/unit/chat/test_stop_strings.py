@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.chat.types import TURN_END
-from retcon.engine.stops import StopStrings
+from retcon.engine.types import StopStrings
 
 BYTES = ByteTokenizer()
 

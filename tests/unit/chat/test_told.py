@@ -6,9 +6,8 @@ import pytest
 
 from conversing import TOOLS, bytes_of, chat_of, text_of
 from retcon.chat.chat import Chat
-from retcon.chat.registry import named, names
-from retcon.chat.template import Template
-from retcon.chat.templated import Templated
+from retcon.chat.family import named, names
+from retcon.chat.template import Template, Templated
 from retcon.core.types import Observation, ToolCall
 
 CALL, SEEN = ToolCall("0.0", "python", {"code": "1"}, 0), Observation("0.0", "42", "ok")

@@ -14,16 +14,15 @@ import pytest
 from playing import LIMITS, TASK, hermes_call
 from retcon.chat import hermes
 from retcon.chat.chat import Chat
-from retcon.chat.families._typescript import as_typescript
+from retcon.chat.families.harmony import as_typescript
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.core.errors import RecipeError
-from retcon.core.schema import ToolSpec
-from retcon.core.types import Observation, ToolCall, Trajectory
-from retcon.engine.scripted import ScriptedEngine
+from retcon.core.types import Observation, ToolCall, ToolSpec, Trajectory
+from retcon.engine.kinds.scripted import ScriptedEngine
 from retcon.engine.types import SamplingParams
-from retcon.rollout.calls import run_calls
 from retcon.rollout.context import RolloutContext
 from retcon.rollout.loop import run_rollout
+from retcon.rollout.state import run_calls
 from retcon.tools.loading import find_tools
 from retcon.tools.schema import check, fault, python_spec
 from retcon.tools.scripted import ScriptedSessions, ScriptedTool

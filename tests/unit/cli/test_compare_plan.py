@@ -11,7 +11,7 @@ from retcon.cli.compare.arms import named, read_arms
 from retcon.cli.compare.finish import _next
 from retcon.cli.compare.matching import MOST, Match
 from retcon.cli.compare.plan import CompareOptions, ComparePlan, arms_in, make_plan, open_ledger
-from retcon.config.shipped import find_recipe
+from retcon.config.load import find_recipe
 from retcon.config.stages import stages_of
 from retcon.core.errors import CheckpointError, RecipeError
 from retcon.report.compared.reading import run_folder

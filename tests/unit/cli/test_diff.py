@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from comparing import FIX, repaired, trajectory
 from retcon.cli.app import app
-from retcon.cli.transcripts.diff import Kind
+from retcon.cli.transcripts import Kind
 from retcon.core.errors import RecordError
 from retcon.core.types import Decision
 from retcon.store import jsonl

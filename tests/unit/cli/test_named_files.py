@@ -10,10 +10,10 @@ import typer
 pytest.importorskip("torch", reason="the quickstart needs the [train] extra")
 
 from retcon.cli.eval import SAMPLES, _of_files
-from retcon.cli.learn.sft import _beside
+from retcon.cli.learn import _beside
 from retcon.cli.quickstart.prepare import Wish, _data_overrides
 from retcon.config.load import load_recipe
-from retcon.tasks.checked import EVERY
+from retcon.tasks.registry import EVERY
 
 NAMES = ["\N{GRINNING FACE}.jsonl", '\U00020bb7 "q".csv', "a\\b.jsonl", "\x7f.jsonl"]
 

@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from retcon.cli.common.board import board_for
-from retcon.cli.common.jobs import Job
-from retcon.cli.common.remaining import Remaining
+from retcon.cli.common.jobs import Job, Remaining, board_for
 
 
 class Clock:

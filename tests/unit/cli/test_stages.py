@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from retcon.cli.common.board import FEW, board_for
-from retcon.cli.common.jobs import Job
+from retcon.cli.common.jobs import FEW, Job, board_for
 from retcon.core.errors import CheckpointError
 from retcon.runs.folder import RunFolder
-from retcon.store.alone import alone
+from retcon.store.whole import alone
 
 
 def test_a_job_is_shown_by_its_very_name() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from retcon.cli.common.jobs import Job, run_jobs
 from retcon.cli.common.progress import FILE, StepLine, Written, telling, telling_steps
-from retcon.cli.learn.demos import _told
+from retcon.cli.learn import _told
 from retcon.train.demos.making import Summary
 
 

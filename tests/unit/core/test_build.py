@@ -23,7 +23,7 @@ from retcon.chat.tokenizer import ByteTokenizer
 from retcon.config.load import load_recipe
 from retcon.core.errors import RecipeError
 from retcon.core.types import ToolCall
-from retcon.engine.scripted import ScriptedEngine
+from retcon.engine.kinds.scripted import ScriptedEngine
 from retcon.engine.types import SamplingParams
 from retcon.models.locating import BASE
 from retcon.purify.saar import Saar

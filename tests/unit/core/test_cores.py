@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from retcon.core.cores import usable_cores
+from retcon.core.machine import usable_cores
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system does not say")

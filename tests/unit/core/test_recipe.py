@@ -6,10 +6,8 @@ from pathlib import Path
 import pytest
 from pydantic import Field
 
-from retcon.config.load import load_recipe
-from retcon.config.save import recipe_to_toml, reference
+from retcon.config.load import find_recipe, load_recipe, recipe_to_toml, reference, shipped_recipes
 from retcon.config.schema import SECTIONS, Recipe, RepairSection
-from retcon.config.shipped import find_recipe, shipped_recipes
 from retcon.config.stages import stages_of
 from retcon.core.errors import RecipeError
 

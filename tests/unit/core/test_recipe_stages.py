@@ -6,9 +6,7 @@ from pathlib import Path
 import pytest
 
 from retcon.cli.recipes import changes
-from retcon.config.lines import find_line
-from retcon.config.load import apply_override, load_recipe
-from retcon.config.save import recipe_to_toml
+from retcon.config.load import apply_override, find_line, load_recipe, recipe_to_toml
 from retcon.config.schema import Recipe
 from retcon.config.stages import stages_of
 from retcon.core.errors import RecipeError

@@ -8,18 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from retcon.chat.registry import named as chat_style
-from retcon.config.learning import RLSection
-from retcon.config.schema import RepairSection
+from retcon.chat.family import named as chat_style
+from retcon.config.schema import RepairSection, RLSection
 from retcon.core.errors import RecipeError, RetconError
 from retcon.core.registry import Registry, at_path, modules_of
 from retcon.purify.kinds.saar import SaarSection
-from retcon.tasks.data.origin import imported_tasks
+from retcon.tasks.data.rows import imported_tasks
 from retcon.tools.loading import find_tools
 from retcon.transcripts.registry import named as transcript_format
 
 ANYTHING = """
-from retcon.core.schema import ToolSpec
+from retcon.core.types import ToolSpec
 
 
 class Anything:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from retcon.chat import registry
+from retcon.chat import family as registry
 from retcon.core.texts import counted, is_url, without_turn_end
 
 

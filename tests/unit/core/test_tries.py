@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from comparing import FAILED, FIX, answer, repaired, trajectory
-from retcon.core.tries import FirstTries, first_tries
-from retcon.core.types import Branch, Observation, RepairRecord, Segment, ToolCall, Turn
+from retcon.core.types import Branch, FirstTries, Observation, RepairRecord, Segment, ToolCall, Turn, first_tries
 
 
 def test_what_follows_a_failure_is_a_repair_and_no_first_try() -> None:

@@ -14,12 +14,10 @@ from retcon.chat.tokenizer import ByteTokenizer
 from retcon.core.types import Status, Trajectory
 from retcon.engine.types import SamplingParams
 from retcon.rollout.context import RolloutContext, RolloutLimits
-from retcon.rollout.teacher import Teacher
 from retcon.tasks.types import Task
 from retcon.tools.scripted import ScriptedTool
-from retcon.train.demos.annotated import AnnotatedSource, Style
-from retcon.train.demos.rolling import Roller
-from retcon.train.demos.shares import Share, wanted_of
+from retcon.train.demos.annotated import AnnotatedSource, Share, Style, wanted_of
+from retcon.train.demos.rolling import Roller, Teacher
 from teaching import annotated
 
 CHAT = Chat(ByteTokenizer())

@@ -12,26 +12,30 @@ from pathlib import Path
 import pytest
 
 from retcon.chat.chat import Chat
+from retcon.chat.family import named
 from retcon.chat.hermes import render_call
-from retcon.chat.registry import named
-from retcon.chat.template import Template
-from retcon.chat.templated import Templated
+from retcon.chat.template import Template, Templated
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.core.errors import RecipeError, RecordError, TaskWarning
 from retcon.core.types import Segment, Trajectory, Turn
-from retcon.engine.scripted import ScriptedEngine
+from retcon.engine.kinds.scripted import ScriptedEngine
 from retcon.rollout.context import RolloutContext, RolloutLimits
-from retcon.rollout.prompts import prompt_ids
+from retcon.rollout.lengths import prompt_ids
 from retcon.store import jsonl
 from retcon.store.pass_rates import PassRate, PassRateFile
 from retcon.tasks.registry import task_set
 from retcon.tasks.types import Task
-from retcon.train.datasets.demonstrations import read_rendered, read_samples, short_enough
+from retcon.train.datasets.demonstrations import (
+    UNREADABLE,
+    read_rendered,
+    read_samples,
+    refuse_other_texts,
+    refuse_other_vocabulary,
+    short_enough,
+)
 from retcon.train.datasets.preferences import read_preferences
-from retcon.train.datasets.vocabulary import UNREADABLE, refuse_other_texts, refuse_other_vocabulary
-from retcon.train.demos.drawing import Drawn
 from retcon.train.demos.engine import EngineSource
-from retcon.train.demos.rolling import Roller
+from retcon.train.demos.rolling import Drawn, Roller
 from retcon.train.prompts import measured_of
 
 TOKENIZER = ByteTokenizer()

@@ -7,9 +7,9 @@ from itertools import chain, cycle, islice
 
 from retcon.core.seeds import derive
 from retcon.core.types import Trajectory
-from retcon.rollout.prompts import PATIENCE
+from retcon.rollout.lengths import PATIENCE
 from retcon.tasks.types import Task
-from retcon.train.demos.drawing import Drawn, drawn_tasks
+from retcon.train.demos.rolling import Drawn, drawn_tasks
 
 
 class Given:

@@ -15,18 +15,15 @@ from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.core.seeds import derive
 from retcon.core.types import Segment, Trajectory, Turn
-from retcon.engine.scripted import ScriptedEngine
+from retcon.engine.kinds.scripted import ScriptedEngine
 from retcon.engine.types import SamplingParams
 from retcon.models.remote import RemoteModel
 from retcon.rollout.context import RolloutContext, RolloutLimits
-from retcon.rollout.teacher import Teacher
 from retcon.tasks.types import Lesson, Task
 from retcon.tools.scripted import ScriptedTool
-from retcon.train.demos.drawing import Drawn
 from retcon.train.demos.engine import EngineSource
 from retcon.train.demos.remote import RemoteSource
-from retcon.train.demos.rolling import WRONG, Roller
-from retcon.train.demos.teacher import TeacherSource
+from retcon.train.demos.rolling import WRONG, Drawn, Roller, Teacher, TeacherSource
 from retcon.train.demos.types import Made, Source
 from teaching import Messages, teacher_at
 

@@ -21,18 +21,16 @@ from retcon.config.load import load_recipe
 from retcon.core.errors import EngineError, RecipeError
 from retcon.core.seeds import derive
 from retcon.core.types import Status, Trajectory
-from retcon.engine.scripted import ScriptedEngine
+from retcon.engine.kinds.scripted import ScriptedEngine
 from retcon.engine.types import SamplingParams
 from retcon.rollout.context import RolloutContext, RolloutLimits
-from retcon.rollout.prompts import prompt_ids
-from retcon.rollout.teacher import Teacher
+from retcon.rollout.lengths import prompt_ids
 from retcon.tasks.types import Lesson, Task
 from retcon.tools.scripted import ScriptedTool
 from retcon.train.demos.annotated import FAILED, OTHER, AnnotatedSource, Candidate, Style
-from retcon.train.demos.programs import broken, words_and_code
 from retcon.train.demos.remote import RemoteTeacher, words_and_block
-from retcon.train.demos.rolling import TOO_LONG, WRONG, Roller, open_roller, rejections, tried
-from retcon.train.demos.solutions import read_steps
+from retcon.train.demos.rolling import TOO_LONG, WRONG, Roller, Teacher, open_roller, rejections, tried
+from retcon.train.demos.solutions import broken, read_steps, words_and_code
 from retcon.train.demos.types import LOST, DemoSetup
 from teaching import annotated, teacher_at
 

@@ -7,8 +7,7 @@ from fractions import Fraction
 
 import pytest
 
-from retcon.train.demos.programs import broken, words_and_code
-from retcon.train.demos.solutions import Step, Unusable, read_steps
+from retcon.train.demos.solutions import Step, Unusable, broken, read_steps, words_and_code
 
 
 def expressions(solution: str, question: str, answer: str = "") -> list[str]:

@@ -16,8 +16,8 @@ from retcon.chat.tokenizer import ByteTokenizer
 from retcon.config.load import load_recipe
 from retcon.core.errors import CheckpointError, SandboxUnavailable
 from retcon.core.types import Trajectory
-from retcon.engine.scripted import ScriptedEngine
-from retcon.evaluate.replay.audit import Audit, Auditing, Size, _open, audit
+from retcon.engine.kinds.scripted import ScriptedEngine
+from retcon.evaluate.audit import Audit, Auditing, Size, _open, audit
 from retcon.rollout.context import RolloutContext
 from retcon.tasks.types import Task
 from retcon.tools.scripted import ScriptedTool

@@ -10,10 +10,9 @@ import pytest
 from retcon.config.load import load_recipe
 from retcon.core.errors import CheckpointError
 from retcon.core.types import Segment, Trajectory, Turn
-from retcon.evaluate.begun import BegunFile, evaluation_of, partial
-from retcon.evaluate.result import Result, write_result
+from retcon.evaluate.result import BegunFile, Result, evaluation_of, partial, write_result
 from retcon.evaluate.runner import _refuse_begun, held_by
-from retcon.runs.cost import Cost, Meter
+from retcon.runs.manifest import Cost, Meter
 from retcon.tasks.data.tasks import DataTasks
 from retcon.tasks.types import Task
 

@@ -9,8 +9,7 @@ import pytest
 from comparing import FIX, trajectory
 from retcon.config.load import load_recipe
 from retcon.core.errors import CheckpointError
-from retcon.evaluate.begun import BegunFile, partial
-from retcon.evaluate.result import Result, score, write_result
+from retcon.evaluate.result import BegunFile, Result, partial, score, write_result
 from retcon.evaluate.runner import RELEVANT, held_by, run_evaluation, settings_of
 from retcon.report.reading import some_trajectories, view
 from retcon.store import jsonl

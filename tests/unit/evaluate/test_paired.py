@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from retcon.evaluate.paired import over_runs, paired
-from retcon.evaluate.statistics import Interval, over_problems, over_seeds
+from retcon.evaluate.statistics import Interval, over_problems, over_runs, over_seeds, paired
 
 TRIALS = 300
 

@@ -15,11 +15,25 @@ from retcon.chat.tokenizer import ByteTokenizer
 from retcon.config.load import load_recipe
 from retcon.core.errors import CheckpointError, RecipeError, SandboxUnavailable
 from retcon.core.types import Trajectory
-from retcon.engine.scripted import ScriptedEngine
-from retcon.evaluate.replay.audit import Audit, Auditing, Size, _open, audit
-from retcon.evaluate.replay.replays import replay
-from retcon.evaluate.replay.rules import RULES, Count, Replayed, chances, counted, over_tasks, verdict
-from retcon.evaluate.replay.states import FailedCall, drawn, failed_calls
+from retcon.engine.kinds.scripted import ScriptedEngine
+from retcon.evaluate.audit import (
+    RULES,
+    Audit,
+    Auditing,
+    Count,
+    FailedCall,
+    Replayed,
+    Size,
+    _open,
+    audit,
+    chances,
+    counted,
+    drawn,
+    failed_calls,
+    over_tasks,
+    replay,
+    verdict,
+)
 from retcon.purify.saar import Saar
 from retcon.report.audit import audit_sheets
 from retcon.rollout.context import RolloutContext

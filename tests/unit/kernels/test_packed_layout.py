@@ -11,8 +11,7 @@ pytest.importorskip("torch", reason="training needs the [train] extra")
 import torch
 
 from retcon.core.types import Sample
-from retcon.train.kernels.packing import Bucket, Packing, pack, packed_batches
-from retcon.train.kernels.sharing import MASK
+from retcon.train.kernels.packing import MASK, Bucket, Packing, pack, packed_batches
 
 pytestmark = pytest.mark.torch
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retcon.train.kernels.buckets import Size, buckets
+from retcon.train.kernels.packing import Size, buckets
 
 Rows = Sequence[tuple[int, int]]
 """Own ids, and those that are seen before them."""

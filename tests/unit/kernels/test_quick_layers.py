@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from retcon.train.kernels import linear
-from retcon.train.kernels.linear import product, quick_linears
-from retcon.train.kernels.norms import quick_norms
+from retcon.train.kernels import layers as linear
+from retcon.train.kernels.layers import product, quick_linears, quick_norms
 
 pytestmark = pytest.mark.torch
 

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("torch", reason="training needs the [train] extra")
 
 from retcon.core.types import Sample
-from retcon.train.kernels.sharing import (
+from retcon.train.kernels.packing import (
     MASK,
     Family,
     Row,

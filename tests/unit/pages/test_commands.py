@@ -15,9 +15,8 @@ from rich.text import Text
 from test_house import ROOT, tracked
 
 from retcon.cli.app import app
-from retcon.config.keys import all_keys
+from retcon.config.load import all_keys, shipped_recipes
 from retcon.config.schema import SECTIONS
-from retcon.config.shipped import shipped_recipes
 from retcon.config.stages import CHANGED, OWN
 from snippets import FENCED
 

@@ -11,9 +11,8 @@ import pytest
 from test_commands import PAGES, pytestmark  # noqa: F401
 from test_house import ROOT, tracked
 
-from retcon.config.keys import all_keys
+from retcon.config.load import all_keys, shipped_recipes
 from retcon.config.schema import SECTIONS
-from retcon.config.shipped import shipped_recipes
 
 CODE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 KEY = re.compile(rf"({'|'.join(SECTIONS)})\.([a-z_]+)(?:\s*=.*)?")

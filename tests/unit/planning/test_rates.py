@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from retcon.config.load import load_recipe
-from retcon.config.shipped import shipped_recipes
+from retcon.config.load import load_recipe, shipped_recipes
 from retcon.config.stages import stages_of
 from retcon.core.errors import RateWarning
-from retcon.planning.rates import parameters_of, warn_of_rate
+from retcon.planning.needs import parameters_of, warn_of_rate
 from retcon.runs.manifest import RunKind
 
 OWN = Path(__file__).parents[3] / "examples/own_data"

@@ -14,8 +14,7 @@ import torch
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.core.errors import RecipeError
-from retcon.plugins.trl import Rollouts, _told, prompt_of
-from retcon.plugins.trl_sampling import refuse_unseen_ends
+from retcon.plugins.trl import Rollouts, _told, prompt_of, refuse_unseen_ends
 from retcon.tasks.types import Task
 
 pytestmark = pytest.mark.torch

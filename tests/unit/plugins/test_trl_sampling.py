@@ -12,8 +12,7 @@ pytest.importorskip("torch", reason="training needs the [train] extra")
 from retcon.config.load import load_recipe
 from retcon.config.schema import RolloutSection
 from retcon.core.errors import RecipeError
-from retcon.plugins.trl import Rollouts
-from retcon.plugins.trl_sampling import refuse_other_sampling
+from retcon.plugins.trl import Rollouts, refuse_other_sampling
 
 pytestmark = pytest.mark.torch
 

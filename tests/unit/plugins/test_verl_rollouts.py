@@ -20,11 +20,10 @@ from retcon.config.load import load_recipe
 from retcon.core.errors import EngineError, InfrastructureFault
 from retcon.core.types import Observation, Segment, ToolCall, Trajectory, Turn
 from retcon.engine.types import Generation, SamplingParams
-from retcon.plugins.verl.briefs import unpack
-from retcon.plugins.verl.engine import ServerEngine
+from retcon.plugins.verl.choosing import unpack
 from retcon.plugins.verl.output import to_output
 from retcon.plugins.verl.settings import Lengths
-from retcon.plugins.verl.shared import FIRST, SIZE, VALIDATING, Rolled, Shared
+from retcon.plugins.verl.shared import FIRST, SIZE, VALIDATING, Rolled, ServerEngine, Shared
 from retcon.rollout.context import RolloutContext, RolloutLimits
 from retcon.tasks.types import Task
 

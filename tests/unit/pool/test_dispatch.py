@@ -8,9 +8,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from retcon.core.errors import EngineError, InfrastructureFault
-from retcon.engine.pool.dispatch import REPEATED, Dispatcher
-from retcon.engine.pool.policy import Policy
-from retcon.engine.pool.types import PoolSettings
+from retcon.engine.pool.engine import REPEATED, Dispatcher
+from retcon.engine.pool.policy import Policy, PoolSettings
 from retcon.models.refusals import Said
 from retcon.models.remote import Failed
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retcon.engine.pool.policy import Policy as Pool
-from retcon.engine.pool.types import PoolSettings
+from retcon.engine.pool.policy import PoolSettings
 
 sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from retcon.engine.openai.places import IN_A_ROW, Places
+from retcon.engine.openai.engine import IN_A_ROW, Places
 
 
 async def asks(places: Places, name: str, told: list[str]) -> None:

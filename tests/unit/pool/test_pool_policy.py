@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from retcon.engine.pool.policy import Policy
-from retcon.engine.pool.types import Action, Evict, PoolSettings, Send
+from retcon.engine.pool.policy import Action, Evict, Policy, PoolSettings, Send
 
 RATE = 10.0
 """Tokens a second of one call, in all of these."""

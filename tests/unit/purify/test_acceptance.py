@@ -18,16 +18,15 @@ from playing import CALL, LIMITS, TASK, Play, call, hermes_call, play, run_pytho
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.core.errors import SandboxUnavailable
-from retcon.core.sample import history_ids, to_sample
-from retcon.core.types import Turn
-from retcon.engine.scripted import ScriptedEngine
+from retcon.core.types import Turn, history_ids, to_sample
+from retcon.engine.kinds.scripted import ScriptedEngine
 from retcon.purify.mixing import purified
 from retcon.purify.saar import Saar
 from retcon.purify.similarity import similarity
 from retcon.rollout.context import RolloutContext, RolloutLimits
 from retcon.rollout.group import rollout_group
 from retcon.sandbox.types import Result
-from retcon.tools.python import PythonTool
+from retcon.tools.kinds.python import PythonTool
 from retcon.tools.scripted import ScriptedSessions, ScriptedTool
 from scripts import FINE, OUTCOMES, Script, calls, limits, plays, repairs, scripts
 

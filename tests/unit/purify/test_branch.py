@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from playing import LIMITS, Play, call, play, run_python, written
-from retcon.core.sample import history_ids, to_sample
+from retcon.core.types import history_ids, to_sample
 from retcon.purify.branch import Branch
 from retcon.purify.saar import Saar
 from retcon.tools.scripted import ScriptedSessions

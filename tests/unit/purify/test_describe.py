@@ -16,8 +16,7 @@ from playing import CALL, Play, call, play, run_python, written
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.config.load import load_recipe
 from retcon.core.codec import from_dict, to_dict
-from retcon.core.sample import history_ids, to_sample
-from retcon.core.types import Observation, RepairRecord, Segment, Status, ToolCall
+from retcon.core.types import Observation, RepairRecord, Segment, Status, ToolCall, history_ids, to_sample
 from retcon.purify.describe import LATER, Describe, described
 from retcon.purify.splice import UNALIGNED
 from retcon.report.diff import changes, show_change

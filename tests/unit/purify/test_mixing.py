@@ -10,7 +10,7 @@ from playing import LIMITS, TASK, call
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.core.types import Observation, Segment, Trajectory, Turn
-from retcon.engine.scripted import ScriptedEngine
+from retcon.engine.kinds.scripted import ScriptedEngine
 from retcon.purify.mixing import Probes, Schedule, constant, linear, purified
 from retcon.purify.saar import Saar
 from retcon.rollout.context import RolloutContext

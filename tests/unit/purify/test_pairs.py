@@ -14,14 +14,12 @@ from playing import call, hermes_call, play
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.core.codec import to_dict
 from retcon.core.errors import RecordError
-from retcon.core.pair import Completion, Pair
-from retcon.core.sample import history_ids
-from retcon.core.types import Branch
+from retcon.core.types import Branch, Completion, Pair, history_ids
 from retcon.purify.offline import Offline
 from retcon.purify.pairs import call_mask, preference_pairs
 from retcon.purify.saar import Saar
 from retcon.store import jsonl
-from retcon.store.pairs import pair_line, write_pairs
+from retcon.store.jsonl import pair_line, write_pairs
 from retcon.transcripts.formats.retcon import Ours
 
 BAD, GOOD, OTHER, DONE = "print(6 * valu)", "print(6 * value)", "import math\nx = math.factorial(3)", "It is 42."

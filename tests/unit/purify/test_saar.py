@@ -9,8 +9,7 @@ import pytest
 
 from conversing import bytes_of, chat_of, ids_of
 from playing import LIMITS, Play, call, play, written
-from retcon.core.sample import history_ids
-from retcon.core.types import Observation, Segment, ToolCall, Turn
+from retcon.core.types import Observation, Segment, ToolCall, Turn, history_ids
 from retcon.purify.saar import Saar
 from retcon.purify.similarity import similarity
 from retcon.purify.splice import MISPLACED, cut, purify

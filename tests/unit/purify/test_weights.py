@@ -9,8 +9,7 @@ import pytest
 
 from playing import call, play
 from retcon.core.errors import UnscoredTokens
-from retcon.core.sample import to_sample
-from retcon.core.types import RepairRecord, Segment, ToolCall, Trajectory, Turn
+from retcon.core.types import RepairRecord, Segment, ToolCall, Trajectory, Turn, to_sample
 from retcon.purify.saar import Saar
 from retcon.purify.weights import accepted_splices, splice_weights
 

@@ -18,7 +18,7 @@ from retcon.chat.tokenizer import ByteTokenizer
 from retcon.core.errors import EngineError, InfrastructureFault
 from retcon.core.seeds import derive
 from retcon.core.types import Observation, ToolCall, Trajectory
-from retcon.engine.scripted import ScriptedEngine
+from retcon.engine.kinds.scripted import ScriptedEngine
 from retcon.purify.mixing import purified
 from retcon.purify.saar import Saar
 from retcon.purify.types import Repair

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from playing import LIMITS, TASK, call, run_python
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
-from retcon.engine.scripted import ScriptedEngine
+from retcon.engine.kinds.scripted import ScriptedEngine
 from retcon.rollout.context import RolloutContext
 from retcon.rollout.group import rollout_group
 from retcon.rollout.strategy import Measured, Point

@@ -12,13 +12,10 @@ import pytest
 from playing import LIMITS, TASK, call, play
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
-from retcon.core.sample import history_ids
-from retcon.core.schema import ToolSpec
-from retcon.core.types import Observation, ToolCall, Trajectory
-from retcon.engine.scripted import Reply, ScriptedEngine
+from retcon.core.types import Observation, ToolCall, ToolSpec, Trajectory, history_ids
+from retcon.engine.kinds.scripted import Reply, ScriptedEngine
 from retcon.purify.saar import Saar
-from retcon.rollout.context import RolloutContext
-from retcon.rollout.faults import CHARS, TOLD, Faults
+from retcon.rollout.context import CHARS, TOLD, Faults, RolloutContext
 from retcon.rollout.loop import run_rollout
 from retcon.tools.scripted import ScriptedSession, ScriptedSessions
 

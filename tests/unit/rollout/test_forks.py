@@ -11,8 +11,8 @@ from retcon.core.errors import CheckpointRefused
 from retcon.core.types import ToolCall
 from retcon.sandbox.types import Result
 from retcon.tools.forks import Forkable
+from retcon.tools.kinds.python import PythonSessions
 from retcon.tools.scripted import ScriptedSessions
-from retcon.tools.sessions import PythonSessions
 
 CALL = ToolCall("0", "python", {"code": "1"}, 0)
 

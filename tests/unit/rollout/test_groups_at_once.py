@@ -15,7 +15,7 @@ from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.core.seeds import derive
 from retcon.core.types import Observation, ToolCall, Trajectory
-from retcon.engine.scripted import ScriptedEngine
+from retcon.engine.kinds.scripted import ScriptedEngine
 from retcon.engine.types import SamplingParams
 from retcon.purify.mixing import purified
 from retcon.purify.saar import Saar

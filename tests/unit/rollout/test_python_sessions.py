@@ -12,9 +12,8 @@ from retcon.core.seeds import derive
 from retcon.core.types import Observation, ToolCall
 from retcon.sandbox.types import Limits, Result
 from retcon.tools.forks import Forkable
-from retcon.tools.kind import ToolSetup
-from retcon.tools.kinds.python import Python
-from retcon.tools.sessions import RESTARTED, PythonSession, PythonSessions
+from retcon.tools.kinds.python import RESTARTED, Python, PythonSession, PythonSessions
+from retcon.tools.loading import ToolSetup
 from retcon.tools.types import OpenTool, StatefulTool
 
 LIMITS = Limits(memory_mb=64)

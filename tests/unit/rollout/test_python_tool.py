@@ -8,8 +8,7 @@ import pytest
 from retcon.core.errors import InfrastructureFault, SandboxUnavailable
 from retcon.core.types import Observation, ToolCall
 from retcon.sandbox.types import Result
-from retcon.tools.python import PythonTool
-from retcon.tools.sessions import PythonSessions
+from retcon.tools.kinds.python import PythonSessions, PythonTool
 
 ERROR = Result(
     "error",

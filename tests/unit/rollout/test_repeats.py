@@ -10,11 +10,8 @@ import pytest
 
 from retcon.core.types import Observation, ToolCall
 from retcon.sandbox.types import Limits, Result
-from retcon.tools.kind import ToolSetup
-from retcon.tools.kinds.python import Python
-from retcon.tools.python import PythonTool
-from retcon.tools.repeats import LONGEST, Repeats, follows_from_text
-from retcon.tools.sessions import PythonSessions
+from retcon.tools.kinds.python import LONGEST, Python, PythonSessions, PythonTool, Repeats, follows_from_text
+from retcon.tools.loading import ToolSetup
 
 OK = Result("ok", stdout="2\n", exit_code=0, seconds=0.5)
 LIMITS = Limits(wall_seconds=30.0)

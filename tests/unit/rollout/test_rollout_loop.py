@@ -11,17 +11,14 @@ from playing import LIMITS, TASK, call, play
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.core.errors import EngineError
-from retcon.core.sample import history_ids, to_sample
-from retcon.core.types import Segment, Trajectory, Turn
-from retcon.engine.scripted import ScriptedEngine
+from retcon.core.types import Segment, Trajectory, Turn, history_ids, to_sample
+from retcon.engine.kinds.scripted import ScriptedEngine
 from retcon.engine.types import Generation
 from retcon.purify.mixing import purified
 from retcon.purify.saar import Saar
 from retcon.rollout.context import RolloutContext, RolloutLimits
 from retcon.rollout.group import rollout_group, rollout_groups
-from retcon.rollout.lookahead import TurnLookahead
-from retcon.rollout.loop import run_rollout
-from retcon.rollout.turns import within
+from retcon.rollout.loop import TurnLookahead, run_rollout, within
 from retcon.tasks.types import Task
 from retcon.tools.scripted import ScriptedTool
 

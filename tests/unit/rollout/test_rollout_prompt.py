@@ -8,8 +8,8 @@ from dataclasses import replace
 from playing import LIMITS, TASK, call, play
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
-from retcon.core.sample import history_ids
-from retcon.engine.scripted import ScriptedEngine
+from retcon.core.types import history_ids
+from retcon.engine.kinds.scripted import ScriptedEngine
 from retcon.rollout.context import RolloutContext
 from retcon.rollout.loop import run_rollout
 

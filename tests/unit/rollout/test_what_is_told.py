@@ -13,15 +13,13 @@ from playing import LIMITS, TASK, call, play
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.core.types import Observation, Segment, ToolCall, Trajectory, Turn
-from retcon.engine.scripted import Reply, ScriptedEngine
+from retcon.engine.kinds.scripted import Reply, ScriptedEngine
 from retcon.engine.types import Generation, SamplingParams
 from retcon.purify.describe import Describe
 from retcon.purify.saar import Saar
 from retcon.rollout.context import RolloutContext
-from retcon.rollout.lookahead import TurnLookahead
-from retcon.rollout.loop import run_rollout
-from retcon.rollout.prompts import prompt_ids
-from retcon.rollout.turns import TurnSampler
+from retcon.rollout.lengths import prompt_ids
+from retcon.rollout.loop import TurnLookahead, TurnSampler, run_rollout
 from retcon.tools.scripted import ScriptedTool
 
 

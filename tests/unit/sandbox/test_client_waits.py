@@ -14,8 +14,7 @@ import pytest
 from retcon.core.errors import SandboxUnavailable
 from retcon.http.asking import Answer, NoAnswer
 from retcon.sandbox.client import SandboxClient, SandboxRouter
-from retcon.sandbox.client.client import read_result
-from retcon.sandbox.client.remote import ServerUnavailable
+from retcon.sandbox.client.client import ServerUnavailable, read_result
 from retcon.sandbox.types import Limits
 
 PATIENCE = 900.0

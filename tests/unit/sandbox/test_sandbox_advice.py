@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from retcon.sandbox.doctor.machine import Machine, advice
-from retcon.sandbox.doctor.probing import Probe
+from retcon.sandbox.doctor import Machine, Probe, advice
 from retcon.sandbox.jail.confine.isolate import HELP
 
 CONTAINER = Machine("linux", 15000, None, True, root=True)

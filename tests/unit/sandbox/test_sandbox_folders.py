@@ -12,12 +12,12 @@ from types import SimpleNamespace
 import pytest
 
 from retcon.sandbox.jail import scratch
-from retcon.sandbox.pool.folders import PREFIX, PoolFolder
+from retcon.sandbox.pool.fleet import PREFIX, PoolFolder
 
 HOLD = """
 import sys
 from pathlib import Path
-from retcon.sandbox.pool.folders import PoolFolder
+from retcon.sandbox.pool.fleet import PoolFolder
 
 folder = PoolFolder(Path(sys.argv[1]))
 (folder.path / "w1").mkdir()
@@ -55,7 +55,7 @@ def test_it_lies_in_memory_unless_calls_have_room_for_their_files_on_the_disk_al
     memory, disk = tmp_path / "memory", tmp_path / "disk"
     for folder in (memory, disk):
         folder.mkdir()
-    monkeypatch.setattr("retcon.sandbox.pool.folders.MEMORY", memory)
+    monkeypatch.setattr("retcon.sandbox.pool.fleet.MEMORY", memory)
     monkeypatch.setattr(tempfile, "tempdir", str(disk))
     free = {memory: 64, disk: 1024}
     monkeypatch.setattr(os, "statvfs", lambda folder: SimpleNamespace(f_bavail=free[folder], f_frsize=1))
@@ -68,7 +68,7 @@ def test_it_lies_in_memory_unless_calls_have_room_for_their_files_on_the_disk_al
 
 def test_where_nothing_but_memory_can_be_written_it_lies_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a container whose root is read-only. There it may be too small, too."""
-    monkeypatch.setattr("retcon.sandbox.pool.folders.MEMORY", tmp_path)
+    monkeypatch.setattr("retcon.sandbox.pool.fleet.MEMORY", tmp_path)
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setattr(tempfile, "_candidate_tempdir_list", list)
     for room in (0, 1 << 60):

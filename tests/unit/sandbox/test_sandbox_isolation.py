@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from retcon.sandbox.jail import scratch
-from retcon.sandbox.jail.confine import cgroup, commands, landlock, root, seccomp, syscalls
+from retcon.sandbox.jail.confine import cgroup, landlock, root, seccomp, syscalls
+from retcon.sandbox.jail.confine import seccomp as commands
 from retcon.sandbox.jail.confine.confinement import Confinement
-from retcon.sandbox.jail.confine.instructions import ALLOW, ERRNO, KILL, Instruction
 from retcon.sandbox.jail.confine.isolate import attempt
+from retcon.sandbox.jail.confine.seccomp import ALLOW, ERRNO, KILL, Instruction
 from retcon.sandbox.jail.confine.syscalls import NUMBERS
 from retcon.sandbox.jail.confine.users import FIRST_UID, NOBODY, PASSING, UIDS, closed_to_others, pick_uid
 from retcon.sandbox.jail.messages import Bounds

@@ -22,7 +22,7 @@ from retcon.sandbox.jail.messages import (
     decoded,
     encoded,
 )
-from retcon.sandbox.pool import request
+from retcon.sandbox.pool import session as request
 from retcon.sandbox.types import Limits, Program, Result
 
 SOURCE = Path(__file__).resolve().parents[3] / "src"

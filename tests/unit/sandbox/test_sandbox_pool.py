@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from retcon.core.errors import SandboxUnavailable
-from retcon.core.memory import total_memory
+from retcon.core.machine import total_memory
 from retcon.sandbox.jail.capture import Capture, Record, cut_middle
-from retcon.sandbox.jail.verdict import verdict
+from retcon.sandbox.jail.watchdog import verdict
 from retcon.sandbox.pool import SandboxPool, default_workers
+from retcon.sandbox.pool.handles import WorkerHandle
 from retcon.sandbox.pool.session import Sessions
-from retcon.sandbox.pool.worker_handle import WorkerHandle
 from retcon.sandbox.types import Limits, SessionBounds
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from retcon.core.errors import SandboxUnavailable
 from retcon.sandbox.client import SandboxClient, SandboxRouter
-from retcon.sandbox.client.remote import call_body, with_limits
+from retcon.sandbox.client.client import call_body, with_limits
 from retcon.sandbox.pool import SandboxPool
 from retcon.sandbox.types import Limits, Program, ProgramOptions, Result, as_cell, as_program
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from retcon.sandbox.pool.waiting import Waiting
+from retcon.sandbox.pool.fleet import Waiting
 
 ALL = {"a", "b"}
 

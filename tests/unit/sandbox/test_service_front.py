@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from retcon.http.front import Front
-from retcon.sandbox.service.shapes import as_own
+from retcon.sandbox.service.calls import as_own
 
 
 def status(address: str, host: str, token: str | None = None, path: str = "/metrics") -> int:

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from retcon.http.gate import Gate
-from retcon.http.refusal import RequestRefused
-from retcon.sandbox.service.settings import Settings
+from retcon.http.front import Gate
+from retcon.http.handling import RequestRefused
+from retcon.sandbox.service.calls import Settings
 from retcon.sandbox.types import Limits
 
 

@@ -8,8 +8,8 @@ import pytest
 from starlette.requests import Request
 from starlette.types import Message
 
-from retcon.http.refusal import RequestRefused
-from retcon.sandbox.service.once import Answers
+from retcon.http.handling import RequestRefused
+from retcon.sandbox.service.apis.own import Answers
 
 
 def asked_by(gone: asyncio.Event) -> Request:

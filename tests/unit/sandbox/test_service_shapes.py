@@ -2,9 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from retcon.http.refusal import RequestRefused
-from retcon.sandbox.service.files import decode_files
-from retcon.sandbox.service.shapes import as_fastapi
+from retcon.http.handling import RequestRefused
+from retcon.sandbox.service.calls import as_fastapi, decode_files
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retcon.core.errors import RecipeError, RecordError
-from retcon.select.difficulty import within
+from retcon.select.filters import within
 from retcon.store.pass_rates import PassRate, PassRateFile, of_model, read_pass_rates
 from retcon.tasks.types import Task
 

@@ -10,8 +10,8 @@ from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
 from retcon.config.stages import stages_of
 from retcon.core.types import Trajectory
-from retcon.select.dynamic import DynamicSampling, informative
-from retcon.train.selection import Drawn, dynamic_sampling, selection_metrics, to_train
+from retcon.select.filters import DynamicSampling, informative
+from retcon.train.prompts import Drawn, dynamic_sampling, selection_metrics, to_train
 
 
 def group(*rewards: float | None) -> list[Trajectory]:

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from retcon.core.types import Observation, RepairRecord, Segment, Trajectory, Turn
 from retcon.select.kinds.none import NoSelection
-from retcon.select.kinds.roc import RocSection
-from retcon.select.roc import penalty, roc
+from retcon.select.kinds.roc import RocSection, penalty, roc
 
 
 def made(name: str, reward: float | None, *statuses: str, answers: int = 1) -> Trajectory:

@@ -6,11 +6,10 @@ import pytest
 
 from conversing import chat_of, text_of
 from retcon.chat.chat import Chat
-from retcon.chat.registry import names
+from retcon.chat.family import names
 from retcon.core.types import Turn
-from retcon.http.refusal import RequestRefused
-from retcon.serve.encoding import followed, opened
-from retcon.serve.said import Called, Said
+from retcon.http.handling import RequestRefused
+from retcon.serve.sessions import Called, Said, followed, opened
 
 
 def turn_of(chat: Chat, text: str, calls: bool = False) -> Turn:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import sys
 
 from retcon.core.types import Provenance, Segment, Turn
-from retcon.serve.nodes import Exchange, Node
-from retcon.serve.said import Said
-from retcon.serve.sessions import AgentSession, Place
+from retcon.serve.sessions import AgentSession, Exchange, Node, Place, Said
 
 
 def exchange(text: str) -> Exchange:

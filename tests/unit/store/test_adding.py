@@ -10,7 +10,7 @@ import pytest
 from retcon.core.errors import CheckpointError, RecordError, StorageError
 from retcon.core.types import Trajectory
 from retcon.store import jsonl
-from retcon.store.adding import adding
+from retcon.store.jsonl import adding
 
 ONE = Trajectory("x", "a task", (), ())
 

@@ -12,10 +12,10 @@ from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
 from retcon.core.errors import CheckpointError, RecordError, StorageError
 from retcon.core.types import Segment, Trajectory, Turn
-from retcon.runs.comparing import Values, relevant
+from retcon.runs.manifest import Values, relevant
 from retcon.store.jsonl import line_of
-from retcon.train.demos import journal
-from retcon.train.demos.journal import FileJournal, begun
+from retcon.train.demos import making as journal
+from retcon.train.demos.making import FileJournal, begun
 from retcon.train.demos.types import Made
 
 RECIPE = load_recipe(None)

@@ -9,7 +9,7 @@ import pytest
 from comparing import FIX, repaired, trajectory
 from retcon.core.errors import RecordError
 from retcon.store import jsonl
-from retcon.store.lookup import all_ids, find, first, head, holds
+from retcon.store.jsonl import all_ids, find, first, head, holds
 
 PLAIN, OTHER, MENDED = trajectory("a/0", FIX), trajectory("ab/0", FIX), repaired("b/0")
 

@@ -11,11 +11,9 @@ from pathlib import Path
 import pytest
 
 from retcon.core.errors import RecordError
-from retcon.store.alone import NO_LOCKS, alone
 from retcon.store.jsonl import write_lines
-from retcon.store.lines import LineAppender
-from retcon.store.outputs import OutputFile, check_outputs, refuse_finished
-from retcon.store.partial import Partial
+from retcon.store.lines import LineAppender, Partial
+from retcon.store.whole import NO_LOCKS, OutputFile, alone, check_outputs, refuse_finished
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import pytest
 
 from foreign import REPAIRED, answer, fails, messages, user, works
 from retcon.purify.offline import Offline
-from retcon.store.foreign.parquet import rows_of
+from retcon.store.parquet import rows_of
 from retcon.transcripts.purifying.assignment import Assignment
 from retcon.transcripts.purifying.one import purify_transcript
 from retcon.transcripts.purifying.purification import Purification, Stopped

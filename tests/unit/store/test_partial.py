@@ -8,9 +8,9 @@ import pytest
 
 from retcon.config.load import load_recipe
 from retcon.core.errors import RecordError
-from retcon.store import partial as module
-from retcon.store.partial import Partial
-from retcon.train.demos.journal import FileJournal
+from retcon.store import lines as module
+from retcon.store.lines import Partial
+from retcon.train.demos.making import FileJournal
 
 
 @pytest.mark.parametrize("size", [None, 2])

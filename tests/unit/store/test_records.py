@@ -20,8 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retcon.core.errors import MissingExtra, RecordError
-from retcon.store.foreign.records import open_source, writer
-from retcon.store.partial import Partial
+from retcon.store.lines import Partial
+from retcon.store.records import open_source, writer
 from strategies import json_values
 
 LOG = {"version": 2, "eval": {"task": "t"}, "samples": [{"id": 1, "a": [1.0]}, {"id": 2}], "stats": {"n": 2}}

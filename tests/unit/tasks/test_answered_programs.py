@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from comparing import answer, trajectory, turn
+from retcon.tasks.graders.code import answered_program, names_of
 from retcon.tasks.grading import cases
-from retcon.tasks.grading.answers import answered_program, names_of
-from retcon.tasks.grading.types import Reply
+from retcon.tasks.grading.registry import Reply
 from retcon.tasks.types import Task
 
 DEFINES = "def f(a):\n    return a + 1"

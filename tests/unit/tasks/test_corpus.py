@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import islice
 
-from retcon.tasks.corpus import documents, vocabulary
+from retcon.basemodel.corpus import documents, vocabulary
 
 
 def test_documents_repeat_with_their_seed_alone() -> None:

@@ -21,15 +21,15 @@ from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
 from retcon.core.errors import RecipeError
 from retcon.core.types import Trajectory
-from retcon.engine.scripted import ScriptedEngine
+from retcon.engine.kinds.scripted import ScriptedEngine
 from retcon.engine.types import SamplingParams
 from retcon.rollout.context import RolloutContext
+from retcon.rollout.group import rollout_member
 from retcon.rollout.loop import run_rollout
-from retcon.rollout.member import rollout_member
-from retcon.tasks import checked
-from retcon.tasks.checked import problems_of
+from retcon.tasks import registry as checked
 from retcon.tasks.environments.tasks import EnvironmentTasks
 from retcon.tasks.environments.types import messages_of
+from retcon.tasks.registry import problems_of
 from retcon.tasks.types import Task
 from retcon.tools.scripted import ScriptedTool
 

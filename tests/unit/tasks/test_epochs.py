@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.core.errors import RecipeError
-from retcon.rollout.prompts import PATIENCE, fitting, prompt_ids, refuse_long
-from retcon.tasks.epochs import epochs
-from retcon.tasks.types import Task
+from retcon.rollout.lengths import PATIENCE, fitting, prompt_ids, refuse_long
+from retcon.tasks.types import Task, epochs
 
 CHAT = Chat(ByteTokenizer())
 
@@ -89,7 +88,7 @@ def test_a_stream_of_which_nothing_fits_is_given_up():
 
 
 def test_a_stream_is_not_given_up_for_what_it_leaves_out_here_and_there(monkeypatch):
-    monkeypatch.setattr("retcon.rollout.prompts.PATIENCE", 3)
+    monkeypatch.setattr("retcon.rollout.lengths.PATIENCE", 3)
     room = prompt_ids(CHAT, worded(5)[0]) + 1
     short, long = worded(5, 6)
     assert list(fitting([short, long, long, short, long, long], CHAT, room)) == [short, short]

@@ -20,8 +20,7 @@ from retcon.tasks.graders.judge import read_verdict as judged
 from retcon.tasks.graders.mathematics import MathGrader
 from retcon.tasks.graders.mean import MeanGrader
 from retcon.tasks.grading.grading import GradeSettings, Grading, reward_of
-from retcon.tasks.grading.registry import kinds
-from retcon.tasks.grading.types import Fault, Reply, ScoreError, Verdict
+from retcon.tasks.grading.registry import Fault, Reply, ScoreError, Verdict, kinds
 from retcon.tasks.grading.worker import read_verdict
 from retcon.tasks.registry import graded
 from retcon.tasks.types import Task

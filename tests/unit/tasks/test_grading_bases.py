@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from retcon.tasks.graders.bases import same_in_base
+from retcon.tasks.graders.mathematics import same_in_base
 
 
 @pytest.mark.parametrize(

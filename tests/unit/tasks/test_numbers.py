@@ -13,12 +13,24 @@ from hypothesis import strategies as st
 
 from retcon.core.errors import RecipeError
 from retcon.core.types import Segment, Trajectory, Turn
-from retcon.tasks.grade import boxed
-from retcon.tasks.kinds.numbers import Numbers
-from retcon.tasks.numbers import LETTERS, MAX_STEPS, OPERATIONS, X_MAX, X_MIN, Operation, draw_problem, problems
+from retcon.tasks.graders.text import boxed
+from retcon.tasks.kinds.numbers import (
+    LETTERS,
+    MAX_STEPS,
+    OPERATIONS,
+    PROGRAMS,
+    X_MAX,
+    X_MIN,
+    Numbers,
+    Operation,
+    Rates,
+    Seen,
+    draw_problem,
+    problems,
+    reply,
+    write_code,
+)
 from retcon.tasks.registry import task_set
-from retcon.tasks.teacher import Rates, Seen, reply, write_code
-from retcon.tasks.teacher_code import PROGRAMS
 
 EVALUATED = [10, 14, 21, 22, 27, 48, 53, 54, 58, 66, 72]
 """Of the problems that the seeds 0 to 99 draw: those that no run trains on, of any version."""

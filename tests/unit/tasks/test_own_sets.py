@@ -17,11 +17,10 @@ from retcon.build import build_tasks, open_graded
 from retcon.config.load import load_recipe
 from retcon.core.errors import RecipeError, TaskWarning
 from retcon.core.types import Trajectory
-from retcon.tasks import checked
-from retcon.tasks.checked import evaluation_tasks, problems_of
+from retcon.tasks import registry as checked
 from retcon.tasks.data.settings import FileTaskSettings
 from retcon.tasks.data.tasks import DataTasks, Part
-from retcon.tasks.registry import TaskSet, graded, training_prompts
+from retcon.tasks.registry import TaskSet, evaluation_tasks, graded, problems_of, training_prompts
 from retcon.tasks.types import Task
 
 MODULE = """

@@ -17,9 +17,8 @@ from datafiles import read as loaded
 from datafiles import write
 from retcon.tasks.data.fields import DataError
 from retcon.tasks.data.settings import FileTaskSettings
-from retcon.tasks.grading.cases import Call, Check, Stdio, read_tests
-from retcon.tasks.grading.outputs import same_output, same_value
-from retcon.tasks.grading.packed import unpack
+from retcon.tasks.graders.code import same_output, same_value
+from retcon.tasks.grading.cases import Call, Check, Stdio, read_tests, unpack
 from retcon.tasks.types import Task
 
 

@@ -7,13 +7,12 @@ from dataclasses import replace
 import pytest
 
 from playing import call, play
-from retcon.core.sample import history_ids, to_sample
-from retcon.core.types import Trajectory
+from retcon.core.types import Trajectory, history_ids, to_sample
 from retcon.purify.describe import Describe
 from retcon.purify.saar import Saar
 from retcon.tools.scripted import ScriptedTool
-from retcon.train.objective import blame
-from retcon.train.objective.blame import blamed, credited
+from retcon.train.objective import credit as blame
+from retcon.train.objective.credit import blamed, credited
 
 MISSPELT, ALSO, RIGHT, DONE = "print(6 * vlue)", "print(6 * valye)", "print(6 * value)", "It is 42."
 FAILS = {MISSPELT: "error", ALSO: "error"}

@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 from playing import call, play
-from retcon.core.sample import history_ids, to_sample
 from retcon.core.types import Branch as Left
-from retcon.core.types import Observation, RepairRecord, Segment, ToolCall, Trajectory, Turn
+from retcon.core.types import Observation, RepairRecord, Segment, ToolCall, Trajectory, Turn, history_ids, to_sample
 from retcon.purify.branch import Branch
 from retcon.purify.saar import Saar
 from retcon.train.algorithms.dapo import Dapo

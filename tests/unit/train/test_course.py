@@ -13,8 +13,7 @@ import pytest
 from retcon.core.errors import DriftWarning, IdleWarning
 from retcon.train.algorithms.dapo import Dapo
 from retcon.train.algorithms.reinforce_pp import ReinforcePP
-from retcon.train.watch.course import Course
-from retcon.train.watch.drift import FAILURES, SIGMAS, WINDOW, Drift, drift
+from retcon.train.watch import FAILURES, SIGMAS, WINDOW, Course, Drift, drift
 
 TRIES = 50
 

@@ -5,15 +5,14 @@ import math
 import pytest
 import torch
 
-from retcon.config.learning import RLSection
+from retcon.config.schema import RLSection
 from retcon.train.algorithms.aepo import Aepo
 from retcon.train.algorithms.cispo import Cispo
 from retcon.train.algorithms.dapo import Dapo
 from retcon.train.algorithms.grpo import Grpo
 from retcon.train.batch import Batch
-from retcon.train.objective.entropy_weights import standardised
-from retcon.train.objective.loss import Totals, batch_loss, imitation, negative_spliced
-from retcon.train.objective.surrogate import clipped
+from retcon.train.objective.credit import standardised
+from retcon.train.objective.loss import Totals, batch_loss, clipped, imitation, negative_spliced
 
 pytestmark = pytest.mark.torch
 CLIP = (0.2, 0.28)

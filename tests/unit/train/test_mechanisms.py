@@ -10,9 +10,9 @@ import pytest
 from retcon.config.schema import SECTIONS, Recipe
 from retcon.config.section import Chosen, Section
 from retcon.core.types import Segment, Trajectory, Turn
-from retcon.runs.mechanisms import idle_mechanisms, mechanisms_of
+from retcon.runs.metrics import idle_mechanisms, mechanisms_of
 from retcon.train.objective.shaping import overlong_metrics
-from retcon.train.selection import Drawn, selected, selection_metrics
+from retcon.train.prompts import Drawn, selected, selection_metrics
 
 PAGE = Path(__file__).parents[3] / "docs" / "training" / "tracking.md"
 

@@ -11,18 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from playing import call, play
-from retcon.config.learning import RLSection
 from retcon.config.load import load_recipe
+from retcon.config.schema import RLSection
 from retcon.core.errors import UnscoredTokens
-from retcon.core.sample import to_sample
 from retcon.core.types import Branch as Left
-from retcon.core.types import RepairRecord, Sample, Segment, ToolCall, Trajectory, Turn
+from retcon.core.types import RepairRecord, Sample, Segment, ToolCall, Trajectory, Turn, to_sample
 from retcon.purify.branch import Branch
 from retcon.purify.pairs import preference_pairs
 from retcon.purify.saar import Saar
 from retcon.train.batch import check_scored, collate
-from retcon.train.objective.online_dpo import dpo_adjustments, dpo_metrics, with_online_dpo
-from retcon.train.objective.surrogate import clipped, token_ratio
+from retcon.train.objective.contrast import dpo_adjustments, dpo_metrics, with_online_dpo
+from retcon.train.objective.loss import clipped, token_ratio
 from retcon.train.update import to_samples
 
 BAD, GOOD, OTHER, DONE = "print(6 * valu)", "print(6 * value)", "import math\nx = math.factorial(3)", "It is 42."

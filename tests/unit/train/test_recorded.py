@@ -10,15 +10,13 @@ from typing import Any
 import pytest
 
 from retcon.chat.chat import Chat
-from retcon.chat.registry import named
-from retcon.chat.template import Template
-from retcon.chat.templated import Templated
+from retcon.chat.family import named
+from retcon.chat.template import Template, Templated
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.core.errors import RecordError, TaskWarning
-from retcon.core.schema import ToolSpec
-from retcon.core.types import Sample
+from retcon.core.types import Sample, ToolSpec
 from retcon.purify.offline import Offline
-from retcon.store.pairs import write_pairs
+from retcon.store.jsonl import write_pairs
 from retcon.train.datasets.demonstrations import read_samples
 from retcon.train.datasets.preferences import read_preferences
 from retcon.transcripts.detection.detector import Detector

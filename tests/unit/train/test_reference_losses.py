@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from retcon.config.learning import RLSection
 from retcon.config.load import load_recipe
+from retcon.config.schema import RLSection
 from retcon.train.batch import Batch
 from retcon.train.objective.advantage import dr_grpo, grpo, normalised, rloo
 from retcon.train.objective.loss import Totals, averaged
-from retcon.train.objective.reference import kl_terms
+from retcon.train.objective.old_logprobs import kl_terms
 
 REFERENCE = json.loads((Path(__file__).parents[2] / "reference/losses.json").read_text())
 SETTINGS = REFERENCE["settings"]

@@ -8,15 +8,15 @@ import pytest
 from playing import call, play, run_python
 from retcon.core.codec import from_dict, to_dict
 from retcon.core.types import Branch, Observation, Segment, ToolCall, Trajectory, Turn
-from retcon.engine.local.stats import EngineStats
+from retcon.engine.local.scheduler import EngineStats
 from retcon.purify.saar import Saar
 from retcon.purify.splice import purify
 from retcon.rollout.context import RolloutLimits
 from retcon.tools.scripted import ScriptedSessions
-from retcon.train.ahead import staleness
 from retcon.train.algorithms.dapo import Dapo
 from retcon.train.objective.shaping import shaped_rewards
-from retcon.train.watch.rollout_metrics import branch_metrics, rollout_metrics
+from retcon.train.rollouts import staleness
+from retcon.train.watch import branch_metrics, rollout_metrics
 
 
 def attempt(code, status, *, start):

@@ -3,7 +3,7 @@
 import pytest
 
 from retcon.core.types import Sample
-from retcon.train.objective.shared import averaged_where_shared
+from retcon.train.objective.credit import averaged_where_shared
 
 
 def sample(ids: tuple[int, ...], advantage: float, tree: str = "t/0") -> Sample:

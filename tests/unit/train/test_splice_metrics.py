@@ -6,7 +6,7 @@ import pytest
 
 from retcon.core.types import Sample
 from retcon.train.algorithms.dapo import Dapo
-from retcon.train.watch.rollout_metrics import splice_metrics
+from retcon.train.watch import splice_metrics
 
 
 def sample(advantage: float, *, spliced: int, weights: tuple[float | None, ...] | None = None) -> Sample:

@@ -14,13 +14,11 @@ from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.config.load import load_recipe
 from retcon.core.errors import RecordError
-from retcon.core.pair import Completion, Pair
-from retcon.core.types import Segment, Trajectory, Turn
+from retcon.core.types import Completion, Pair, Segment, Trajectory, Turn
 from retcon.store import jsonl
-from retcon.store.pairs import write_pairs
-from retcon.train.datasets.demonstrations import read_samples
+from retcon.store.jsonl import write_pairs
+from retcon.train.datasets.demonstrations import read_samples, refuse_other_texts, vocabulary_of
 from retcon.train.datasets.preferences import read_preferences
-from retcon.train.datasets.vocabulary import refuse_other_texts, vocabulary_of
 from retcon.train.demos.making import demonstrations
 
 TOKENIZER = ByteTokenizer()

@@ -16,7 +16,7 @@ from foreign import FORMATS, REPAIRED, answer, user, works
 from retcon.cli.app import app
 from retcon.core.errors import MissingExtra, RecordError
 from retcon.purify.offline import Offline
-from retcon.store.foreign.records import open_source
+from retcon.store.records import open_source
 from retcon.transcripts.purifying.assignment import Assignment
 from retcon.transcripts.purifying.purification import Purification
 

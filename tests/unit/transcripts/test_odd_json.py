@@ -14,8 +14,8 @@ import pytest
 from foreign import FIXED, FORMATS, REPAIRED, answer, fails, messages, user, works
 from retcon.core.errors import RecordError
 from retcon.purify.offline import Offline
-from retcon.store.foreign.records import open_source, writer
-from retcon.store.types import Record
+from retcon.store.parquet import Record
+from retcon.store.records import open_source, writer
 from retcon.transcripts.purifying.count import Count
 from retcon.transcripts.purifying.one import purify_transcript
 from retcon.transcripts.purifying.purifier import Purifier, Sinks

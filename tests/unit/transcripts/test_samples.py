@@ -10,7 +10,7 @@ import pytest
 
 import foreign
 from retcon.purify.offline import Offline
-from retcon.store.types import Record
+from retcon.store.parquet import Record
 from retcon.transcripts.detection.detector import Detector
 from retcon.transcripts.purifying.count import Count
 from retcon.transcripts.purifying.purifier import Purifier, Sinks

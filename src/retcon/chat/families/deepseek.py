@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from retcon.chat.family import Family, Written
 from retcon.chat.jsons import as_json, read_value, space_end
 from retcon.chat.types import Answer, FoundCall, Piece, Told, glue, words
-from retcon.core.schema import ToolSpec
+from retcon.core.types import ToolSpec
 
 BEGIN, END, USER, ASSISTANT = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>"
 CALLS, CALLED, CALL, SEPARATOR, CALL_END = (

@@ -10,7 +10,7 @@ from retcon.chat.family import Family, Written, joined
 from retcon.chat.hermes import to_call
 from retcon.chat.jsons import as_json, read_all
 from retcon.chat.types import Answer, FoundCall, Piece, Told, glue, words
-from retcon.core.schema import ToolSpec
+from retcon.core.types import ToolSpec
 
 BEGIN, START, END = "<bos>", "<start_of_turn>", "<end_of_turn>"
 _OBSERVED = re.compile(r"```tool_output\n(.*?)\n```(?=<end_of_turn>|\n```tool_output\n)", re.DOTALL)

@@ -10,7 +10,7 @@ from retcon.chat.family import Family, Written, joined, with_system
 from retcon.chat.hermes import to_call
 from retcon.chat.jsons import as_json, read_value
 from retcon.chat.types import Answer, FoundCall, Piece, Told, glue, words
-from retcon.core.schema import ToolSpec
+from retcon.core.types import ToolSpec
 
 BEGIN, START, HEADED, END, HANDED = (
     "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|eom_id|>"

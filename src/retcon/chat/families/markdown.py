@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from retcon.chat import markdown
-from retcon.chat.chatml import ChatML
-from retcon.chat.family import Written, joined
+from retcon.chat.family import ChatML, Written, joined
 from retcon.chat.jsons import as_json
 from retcon.chat.types import TURN_END, TURN_START, FoundCall, Piece
 

@@ -11,7 +11,7 @@ from retcon.chat.family import Family, Written
 from retcon.chat.hermes import to_call
 from retcon.chat.jsons import as_json, read_value, space_end
 from retcon.chat.types import Answer, FoundCall, Piece, Told, glue, words
-from retcon.core.schema import ToolSpec
+from retcon.core.types import ToolSpec
 
 BEGIN, END, ASK, ASKED, CALLS = "<s>", "</s>", "[INST]", "[/INST]", "[TOOL_CALLS]"
 _NAMED = re.compile(r"[ \t]*([\w.-]+)(?:\[CALL_ID\](\w+))?(?:\[ARGS\])?[ \t]*(?=\{)")

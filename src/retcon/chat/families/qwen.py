@@ -9,7 +9,7 @@ from retcon.chat import hermes
 from retcon.chat.families.hermes import Hermes
 from retcon.chat.family import with_system
 from retcon.chat.types import TURN_START, FoundCall, Told
-from retcon.core.schema import ToolSpec
+from retcon.core.types import ToolSpec
 
 THOUGHT = "</think>"
 BEFORE = (

@@ -13,7 +13,7 @@ from retcon.chat.families.qwen import Qwen, thought_end
 from retcon.chat.family import Written, with_system
 from retcon.chat.jsons import as_json, read_all
 from retcon.chat.types import TURN_END, TURN_START, FoundCall, Piece, Told, words
-from retcon.core.schema import ToolSpec
+from retcon.core.types import ToolSpec
 
 FUNCTION = "<function="
 _OPENED = re.compile(rf"(?:{hermes.OPEN}\s*+)?{FUNCTION}(?P<name>[^<>\s]+)>")

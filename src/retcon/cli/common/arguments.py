@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import gc
+import json
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from retcon.config.load import ALL, Data, homes, load_recipe, with_kinds
+from retcon.config.schema import SECTIONS, Recipe
+from retcon.config.section import Chosen
 from retcon.core.errors import MissingExtra, RecipeError
 from retcon.core.installing import how_to_install
+from retcon.core.texts import is_url
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from retcon.config.schema import Recipe
 
 
 def _elsewhere(flag: str, key: str) -> object:
@@ -179,3 +189,201 @@ def tell_trained(final: Path, out: Path, *others: str, recipe: Sequence[str] = (
     console = plain_console()
     console.print("\n".join((f"model: {final}", *others)))
     console.print(f"try: {command_line('retcon', 'eval', out, *recipe, '--out', out / 'eval')}")
+
+
+class Interrupted(Exception):
+    """The user pressed Ctrl-C; the message says what is kept and how to continue."""
+
+
+@contextmanager
+def interruptible(message: str | Callable[[], str]) -> Iterator[None]:
+    """Turns Ctrl-C inside the block into `Interrupted` with `message`, or with what it says by then."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted(message if isinstance(message, str) else message()) from None
+
+
+_ROLLOUTS = ("run", "model", "compute", "engine", "task", "rollout", "sandbox")
+
+READS: Mapping[str, Sequence[str]] = {
+    "demos": (*_ROLLOUTS, "demos", "sft"),
+    "sft": (*_ROLLOUTS, "lora", "demos", "sft", "evaluate.seed", "track"),
+    "dpo": ("run", "model", "compute", "lora", "task", "rollout", "sandbox", "dpo", "track"),
+    "train": tuple(name for name in ALL if name not in ("sft", "dpo", "demos")),
+    "difficulty": (*_ROLLOUTS, "select", "stages"),
+    "audit": (*_ROLLOUTS, "evaluate.seed", "repair", "rl"),
+    "conversing": (*_ROLLOUTS, "repair"),
+    "compare": tuple(name for name in ALL if name != "dpo"),
+}
+"""A section that matters to a part of a command's work alone, such as the making of demonstrations, is among them, as
+are those that say which tools the model is shown. section.key: of that section this key alone. conversing: `ask` and
+`serve-agent`; compare: also `reproduce`. `eval` takes those of the training that it measures."""
+
+
+def import_training() -> None:
+    """Import torch and transformers with the garbage collector at rest, and set what they leave aside (`gc.freeze`).
+
+    That is some 400,000 objects which never go. To pass through them again and again takes a seventh of the imports'
+    time, and each full collection .2 s from then on. For the process of a command alone: what was set aside is never
+    collected. Raises MissingExtra (see `need_training`).
+    """
+    need_training()
+    gc.disable()
+    try:
+        import transformers.modeling_utils  # noqa: F401 - and with it torch, and what all models share
+    finally:
+        gc.enable()
+    gc.freeze()
+
+
+ROOM = 8192
+"""Tokens of a conversation at most, where a model in a folder takes more."""
+ANSWER = 1024
+"""Of one message, of a server."""
+CHARS = 2000
+
+
+def conversing(
+    model: str, tools: Sequence[str], overrides: Sequence[str], *, answer_tokens: int = ANSWER
+) -> tuple[Recipe, Path]:
+    """The recipe, of the lengths that the model takes unless `overrides` say otherwise, and the folder of the model; of
+    one behind a URL that of model.path, whose tokenizer counts, the base model's where it is not given. answer_tokens:
+    of one message of a server, 0 where requests say it.
+
+    Raises RecipeError, also for a harness, which nobody would ask, CheckpointError where there is no such model,
+    MissingExtra where it computes here and that needs packages which are not installed.
+    """
+    from retcon.models.locating import BASE, locate
+
+    served = is_url(model)
+    folder = locate(BASE if served else model)
+    recipe = _recipe(model if served else None, folder, tools, overrides, answer_tokens)
+    if recipe.rollout.harness:
+        raise RecipeError("rollout.harness: whoever converses makes the rollouts here: leave it out")
+    recipe.task.refuse_rollouts(recipe)
+    if served and "path" in recipe.model.model_fields_set:
+        folder = locate(recipe.model.path)
+    if recipe.engine.in_process:
+        import_training()
+    return recipe, folder
+
+
+def _recipe(
+    url: str | None, folder: Path, tools: Sequence[str], overrides: Sequence[str], answer_tokens: int
+) -> Recipe:
+    """url: of a server of chat completions, None for the model in `folder`."""
+    from retcon.config.load import load_recipe
+    from retcon.rollout.lengths import context_of
+
+    given = [f"rollout.tools={json.dumps(list(tools))}", f"sandbox.output_chars={CHARS}", "sandbox.patience=0"]
+
+    def read(lengths: Sequence[str]) -> Recipe:
+        return load_recipe(None, [*given, *lengths, *overrides], reads=READS["conversing"])
+
+    if url is not None:
+        given += ["engine.kind=openai", f"engine.url={url}"]
+        if read([]).engine.kind == "openai":  # other kinds have a patience of their own
+            given += [f"engine.answer_tokens={answer_tokens}", "engine.patience=0"]
+    recipe = read([])
+    room = recipe.engine.room() or min(ROOM, context_of(folder))
+    lengths = [f"rollout.max_tokens={2 * room // 3}", f"rollout.lookahead_tokens={room - 2 * room // 3}"]
+    return read(lengths)
+
+
+EXTRA = ("starlette", "uvicorn")
+"""The packages of [serve]."""
+Host = Annotated[str, typer.Option("--host", help="Address to listen on; 0.0.0.0 lets other machines connect.")]
+Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0 takes any free one.")]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option("--token-file", metavar="FILE", help="A file that contains the token.", show_default=False),
+]
+
+
+def token_option(variable: str) -> Any:
+    """`--token`. variable: of the environment, which says it too."""
+    said = "Bearer token (API key) to require. Other users of this machine can read a command line: prefer the file."
+    return typer.Option("--token", envvar=variable, help=said, show_default=False)
+
+
+def need_serving() -> None:
+    """Raises MissingExtra, with what to install, where [serve] is not there."""
+    if missing := [name for name in EXTRA if find_spec(name) is None]:
+        raise MissingExtra(f"serving needs {', '.join(missing)}: {how_to_install('serve')}")
+
+
+def token_of(token: str | None, file: Path | None) -> str | None:
+    """The token, or that in a file. Raises ValueError where the file cannot be read or is empty."""
+    if file is None:
+        return token
+    try:
+        found = file.read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise ValueError(f"--token-file {file}: {error.strerror}") from error
+    if not found:
+        raise ValueError(f"--token-file {file}: it is empty")
+    return found
+
+
+COLD_SECTIONS = ("run", "model", "compute", "lora", "engine", "task", "rollout", "sandbox", "demos", "sft", "track")
+"""Sections whose overrides concern a cold start; by [engine] its demonstrations may be made."""
+
+
+def taken(recipe: str, overrides: Sequence[str], given: Sequence[str] = ()) -> list[str]:
+    """The overrides that can be of the recipe; one cannot where it sets a key of a kind that neither the recipe nor an
+    override chooses: such as SAAR's γ where nothing repairs, or of a stage that it does not have. given: overrides that
+    it has beside these."""
+    data = with_kinds(recipe, [*given, *overrides])
+    return [override for override in overrides if _takes(data, override)]
+
+
+def refuse_untaken(overrides: Sequence[str], takers: Sequence[tuple[str, Sequence[str]]]) -> None:
+    """Raises RecipeError for an override that is taken nowhere because it is wrong, or of another kind. takers: each
+    recipe with what it takes."""
+    for override in overrides:
+        if any(override in own for _, own in takers):
+            continue
+        staged = override.startswith("stages.")
+        # The default of a section that a recipe leaves out may be of the kind that has the key.
+        for recipe, own in [one for one in takers if staged and load_recipe(one[0]).stages] or takers:
+            load_recipe(recipe, [*own, override])
+
+
+def of_cold_start(recipe: str, overrides: Sequence[str]) -> list[str]:
+    """The overrides that concern a cold start by this recipe, and can be of it."""
+    return taken(recipe, of_sections(overrides, COLD_SECTIONS))
+
+
+def of_sections(overrides: Sequence[str], sections: Iterable[str]) -> list[str]:
+    """The overrides of these sections, or of the one key that a name has after its section's (`evaluate.seed`)."""
+    named = set(sections)
+    return [o for o in overrides if not named.isdisjoint((o.partition(".")[0].strip(), o.partition("=")[0].strip()))]
+
+
+def names_demos(recipe: Recipe, overrides: Sequence[str]) -> bool:
+    """Whether somebody said what demonstrations are made of: not where the recipe names every section, as a report
+    writes it, and [demos] is the default. overrides: those of `recipe`."""
+    named = recipe.model_fields_set
+    written_out = named >= SECTIONS.keys() and recipe.demos == Recipe().demos
+    return bool(of_sections(overrides, ["demos"])) or ("demos" in named and not written_out)
+
+
+def _takes(data: Data, override: str) -> bool:
+    section, _, key = override.partition("=")[0].strip().partition(".")
+    layers = [data]
+    if section == "stages":
+        named, _, rest = key.partition(".")
+        stages = enumerate(data.get("stages", ()), start=1)
+        stage = next((one for number, one in stages if named in (one.get("name"), str(number))), None)
+        if stage is None:
+            return False
+        section, _, key = rest.partition(".")
+        layers.append(stage)
+    about = SECTIONS.get(section)
+    if about is None or not issubclass(about, Chosen) or not homes(section, key):
+        return True
+    try:
+        return key in about.kind_in({k: v for layer in layers for k, v in layer.get(section, {}).items()}).model_fields
+    except RecipeError:  # which whoever reads the recipe tells
+        return True

@@ -14,12 +14,19 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Protocol
 
-from retcon.cli.common.progress import FILE, POLL_SECONDS
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from retcon.cli.common.progress import FILE, POLL_SECONDS, Lines, duration
 from retcon.core.errors import RetconError
 from retcon.core.together import cancelled
 
@@ -225,3 +232,170 @@ def _tail(path: Path, begin: int) -> str:
         file.seek(begin)
         lines = file.read().decode("utf-8", errors="replace").splitlines()
     return "\n".join(lines[-TAIL_LINES:])
+
+
+@dataclass(slots=True)
+class _Progress:
+    """How far a job that runs has come. began: when it was started. first, since: of what it is at (`label`), how far
+    it was when that was first heard of, and when; done, total, heard: how far it is, of how much, and since when."""
+
+    began: float
+    label: str = ""
+    first: int = 0
+    since: float = 0.0
+    done: int = 0
+    total: int = 0
+    heard: float = 0.0
+
+    def left(self, now: float) -> float | None:
+        """Seconds until it is through with what it is at; None where it has not been seen to move."""
+        if self.done <= self.first:
+            return None
+        pace = (self.heard - self.since) / (self.done - self.first)
+        return max((self.total - self.done) * pace - (now - self.heard), 0.0)
+
+
+class Remaining:
+    """Takes what a board is told. clock: seconds.
+
+    A job is taken to last as long as those of its command (`train`, `eval`) that have ended in this session, or where
+    none has, as the first of them that runs will by its own progress.
+    """
+
+    def __init__(self, jobs: Sequence[Job], at_once: int, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._waiting = {job.name: job for job in jobs}
+        self._running: dict[str, tuple[Job, _Progress]] = {}
+        self._took: dict[tuple[str, ...], list[float]] = {}
+        self._at_once = at_once
+        self._clock = clock
+
+    def started(self, job: Job) -> None:
+        del self._waiting[job.name]
+        self._running[job.name] = job, _Progress(self._clock())
+
+    def moved(self, job: Job, label: str, done: int, total: int) -> None:
+        now, (_, progress) = self._clock(), self._running[job.name]
+        if label != progress.label:
+            progress.label, progress.first, progress.since, progress.done = label, done, now, done
+        elif done != progress.done:
+            progress.done, progress.total, progress.heard = done, total, now
+
+    def ended(self, job: Job) -> None:
+        _, progress = self._running.pop(job.name)
+        self._took.setdefault(job.words[:1], []).append(self._clock() - progress.began)
+
+    def seconds(self) -> float | None:
+        """Until all are done; None where nothing is known yet of a command that is still to run."""
+        now = self._clock()
+        lasts = {command: fmean(took) for command, took in self._took.items()}
+        running: list[float | None] = []
+        for job, progress in self._running.values():
+            left = progress.left(now)
+            if left is not None:
+                lasts.setdefault(job.words[:1], now - progress.began + left)
+            elif (whole := lasts.get(job.words[:1])) is not None:
+                left = max(whole - (now - progress.began), 0.0)
+            running.append(left)
+        found = [*running, *(lasts.get(job.words[:1]) for job in self._waiting.values())]
+        known = [seconds for seconds in found if seconds is not None]
+        return None if len(known) < len(found) else max([sum(known) / self._at_once, *known], default=0.0)
+
+
+@contextmanager
+def board_for(console: Console, jobs: Sequence[Job], at_once: int = 1) -> Iterator[Board]:
+    """A board for these jobs, of which so many run at once, shown as long as the block lasts."""
+    remaining = Remaining(jobs, at_once)
+    if not console.is_terminal:
+        yield LineBoard(console, len(jobs), remaining)
+        return
+    columns = (
+        TextColumn("{task.fields[name]}", markup=False),
+        BarColumn(bar_width=28),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("[dim]{task.description}"),
+    )
+    with Progress(*columns, console=console) as progress:
+        yield BarBoard(progress, jobs, remaining)
+
+
+FEW = 12
+"""Jobs that each have a bar from the beginning to the end. Of more only those that run do."""
+
+
+ENDING = "finishes its step and keeps it first; Ctrl-C again ends it at once"
+
+
+class BarBoard:
+    """A bar a job, those that wait among them where they are few, and one of all, with the time that is left."""
+
+    def __init__(self, progress: Progress, jobs: Sequence[Job], remaining: Remaining) -> None:
+        self._progress = progress
+        self._remaining = remaining
+        self._few = len(jobs) <= FEW
+        self._all = progress.add_task("", total=len(jobs), name="all", visible=len(jobs) > 1)
+        self._bars: dict[str, TaskID] = {
+            job.name: progress.add_task("waiting", total=None, start=False, name=job.name, visible=self._few)
+            for job in jobs
+        }
+
+    def started(self, job: Job) -> None:
+        self._remaining.started(job)
+        self._progress.start_task(self._bars[job.name])
+        self._progress.update(self._bars[job.name], description="starting", visible=True)
+
+    def moved(self, job: Job, label: str, done: int, total: int) -> None:
+        self._remaining.moved(job, label, done, total)
+        self._progress.update(self._bars[job.name], description=escape(label), completed=done, total=total)
+        self._progress.update(self._all, description=_left(self._remaining))
+
+    def ending(self, job: Job) -> None:
+        self._progress.console.out(f"{job.name}: {ENDING}", highlight=False)
+        self._progress.update(self._bars[job.name], description="ending")
+
+    def ended(self, job: Job) -> None:
+        task = self._progress.tasks[self._bars[job.name]]
+        total = task.total or 1
+        done = "[green]done"
+        self._remaining.ended(job)
+        self._progress.update(self._bars[job.name], description=done, completed=total, total=total, visible=self._few)
+        self._progress.update(self._all, description=_left(self._remaining), advance=1)
+
+
+class LineBoard:
+    """A line for every tenth of a job's way, and one at its end, with the time that is left for all."""
+
+    def __init__(self, console: Console, jobs: int, remaining: Remaining) -> None:
+        self._console = console
+        self._jobs, self._done = jobs, 0
+        self._remaining = remaining
+        self._lines: dict[tuple[str, str], Lines] = {}
+
+    def started(self, job: Job) -> None:
+        self._remaining.started(job)
+        self._say(f"{job.name}: started")
+
+    def moved(self, job: Job, label: str, done: int, total: int) -> None:
+        self._remaining.moved(job, label, done, total)
+        key = job.name, label
+        if key not in self._lines:
+            self._lines[key] = Lines(f"{job.name}: {label}", self._say)
+        self._lines[key](done, total)
+
+    def ending(self, job: Job) -> None:
+        self._say(f"{job.name}: {ENDING}")
+
+    def ended(self, job: Job) -> None:
+        self._done += 1
+        self._remaining.ended(job)
+        left = _left(self._remaining) if self._done < self._jobs else ""
+        self._say(f"{job.name}: done ({self._done} of {self._jobs}){', ' * bool(left)}{left}")
+
+    def _say(self, line: str) -> None:
+        self._console.out(line, highlight=False)
+
+
+def _left(remaining: Remaining) -> str:
+    """The time left, empty where nobody knows."""
+    seconds = remaining.seconds()
+    return "" if seconds is None else f"about {duration(seconds)} left"

@@ -24,15 +24,12 @@ from retcon.models.loading import load_config
 from retcon.models.locating import is_unfetched, locate
 from retcon.models.placing import model_folder, place_training
 from retcon.planning.estimate import USED, Speed, measure_speed, needs_on_gpus, published, step_seconds
-from retcon.planning.needs import Needs, free_on, gib, needs_of, refuse_overfull, refuse_unfit, table
-from retcon.planning.rates import warn_of_rate
-from retcon.rollout.lengths import Derived, context_of, open_keys
-from retcon.rollout.prompts import refuse_long
+from retcon.planning.needs import Needs, free_on, gib, needs_of, refuse_overfull, refuse_unfit, table, warn_of_rate
+from retcon.rollout.lengths import Derived, context_of, open_keys, refuse_long
 from retcon.runs.manifest import RunKind, check_free
-from retcon.tasks.checked import EVERY, evaluation_tasks, problems_of
-from retcon.tasks.registry import TaskSet
+from retcon.tasks.registry import EVERY, TaskSet, evaluation_tasks, problems_of
 from retcon.train.measuring import Measured, measure_evaluation, measure_rl, measure_updates
-from retcon.train.stages.ready import get_ready
+from retcon.train.stages import get_ready
 
 DAY = 86400
 SHARED = 1.3
@@ -126,7 +123,7 @@ def _stage(show: Console, stage: Stage, needs: Needs, room: int | None = None) -
 def plan_sft(recipe: Recipe, demonstrations: Path, out: Path) -> None:
     """Prints the plan of `retcon sft` on a file that is there. Raises what the training would before it starts."""
     from retcon.train.datasets.demonstrations import read_samples
-    from retcon.train.sampled import to_sample
+    from retcon.train.sft import to_sample
 
     folder = model_folder(recipe.model.path)
     if not demonstrations.exists():

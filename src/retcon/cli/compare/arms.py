@@ -7,14 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from retcon.cli.common.overriding import of_cold_start, refuse_untaken, taken
-from retcon.cli.common.reading import READS
-from retcon.config.load import load_recipe
+from retcon.cli.common.arguments import READS, of_cold_start, refuse_untaken, taken
+from retcon.config.load import find_recipe, load_recipe
 from retcon.config.schema import Recipe
-from retcon.config.shipped import find_recipe
 from retcon.core.errors import RecipeError
 from retcon.core.texts import counted
-from retcon.runs.comparing import differing
+from retcon.runs.manifest import differing
 
 MEASURED_ALIKE = ("task", "evaluate")
 """Sections that say what arms are measured on."""

@@ -15,13 +15,13 @@ from retcon.cli.common.arguments import (
     Seeds,
     StartOfAll,
     command_line,
+    interruptible,
     need_training,
     number,
     plain_console,
 )
-from retcon.cli.common.interrupt import interruptible
 from retcon.cli.compare.matching import Match
-from retcon.core.cores import usable_cores
+from retcon.core.machine import usable_cores
 
 
 def compare(
@@ -61,7 +61,7 @@ def compare(
 ) -> None:
     """Train recipes from one cold start, seed by seed, and compare them fairly. Repeat the command to continue."""
     need_training()
-    from retcon.cli.common.ledger import make_targets
+    from retcon.cli.common.targets import make_targets
     from retcon.cli.compare.arms import read_arms
     from retcon.cli.compare.finish import finish
     from retcon.cli.compare.plan import CompareOptions, arms_in, make_plan, open_ledger

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from retcon.cli.compare.arms import Arm
-from retcon.config.learning import RLSection
+from retcon.config.schema import RLSection
 from retcon.config.stages import stages_of
 from retcon.core.errors import RecipeError, RecordError
 from retcon.runs.metrics import read_metrics

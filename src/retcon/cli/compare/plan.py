@@ -10,9 +10,18 @@ from pathlib import Path
 import msgspec
 
 from retcon.build import as_evaluated
-from retcon.cli.common.ledger import Book, Ledger, read_book, refuse_foreign
-from retcon.cli.common.overriding import COLD_SECTIONS, of_cold_start, of_sections
-from retcon.cli.common.targets import EVALUATION, Target, cold_start, evaluation, training
+from retcon.cli.common.arguments import COLD_SECTIONS, of_cold_start, of_sections
+from retcon.cli.common.targets import (
+    EVALUATION,
+    Book,
+    Ledger,
+    Target,
+    cold_start,
+    evaluation,
+    read_book,
+    refuse_foreign,
+    training,
+)
 from retcon.cli.compare.arms import UNTRAINED, Arm, arm_of, refuse_other_models, refuse_unshared
 from retcon.cli.compare.matching import KEYS, Match, late_words, matched
 from retcon.core.errors import CheckpointError, RecipeError, TaskWarning

@@ -8,10 +8,9 @@ from typing import Annotated
 
 import typer
 
-from retcon.cli.common.arguments import Jobs, Seeds, command_line, need_training, number, plain_console
-from retcon.cli.common.interrupt import interruptible
+from retcon.cli.common.arguments import Jobs, Seeds, command_line, interruptible, need_training, number, plain_console
 from retcon.cli.quickstart.sets import DEFAULT, SETS, arms_of, chosen
-from retcon.core.cores import usable_cores
+from retcon.core.machine import usable_cores
 
 
 def quickstart(
@@ -81,7 +80,7 @@ def quickstart(
     """Train a small tool-using agent with and without purification, and compare. Repeat the command to continue."""
     name, overrides = chosen(words or [])
     need_training()
-    from retcon.cli.common.ledger import make_targets, refuse_foreign
+    from retcon.cli.common.targets import make_targets, refuse_foreign
     from retcon.cli.quickstart.ledger import FILE, open_ledger
     from retcon.cli.quickstart.prepare import Wish, prepare
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from retcon.cli.common.ledger import Book, Ledger, read_book
+from retcon.cli.common.targets import Book, Ledger, read_book
 from retcon.cli.quickstart.plan import Plan
 
 FILE = "quickstart.json"

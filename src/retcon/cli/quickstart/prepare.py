@@ -15,11 +15,10 @@ from retcon.cli.quickstart.ledger import fitted_before, open_ledger
 from retcon.cli.quickstart.plan import Plan, make_plan
 from retcon.cli.quickstart.sets import DEFAULT, SETS
 from retcon.cli.quickstart.speed import measure_speed
-from retcon.config.save import toml_of
+from retcon.config.load import toml_of
 from retcon.core.errors import RecipeError
-from retcon.rollout.prompts import prompt_ids, refuse_long
-from retcon.tasks.checked import evaluation_tasks
-from retcon.tasks.registry import training_prompts
+from retcon.rollout.lengths import prompt_ids, refuse_long
+from retcon.tasks.registry import evaluation_tasks, training_prompts
 
 if TYPE_CHECKING:
     from rich.console import Console

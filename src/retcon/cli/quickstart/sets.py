@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from retcon.cli.common.arguments import split_overrides
-from retcon.config.shipped import shipped_recipes
+from retcon.config.load import shipped_recipes
 from retcon.core.errors import RecipeError, nearest
 
 COLD_START = "cold_start"

@@ -8,9 +8,16 @@ from typing import Annotated
 
 import typer
 
-from retcon.cli.common.arguments import ColdStart, Jobs, StartOfAll, command_line, need_training, plain_console
-from retcon.cli.common.interrupt import interruptible
-from retcon.core.cores import usable_cores
+from retcon.cli.common.arguments import (
+    ColdStart,
+    Jobs,
+    StartOfAll,
+    command_line,
+    interruptible,
+    need_training,
+    plain_console,
+)
+from retcon.core.machine import usable_cores
 
 
 def reproduce(
@@ -64,7 +71,7 @@ def reproduce(
 ) -> None:  # fmt: skip
     """Run a paper's tables and figures in miniature, each beside the paper's own. Repeat the command to continue."""
     need_training()
-    from retcon.cli.common.ledger import make_targets
+    from retcon.cli.common.targets import make_targets
     from retcon.cli.compare.plan import CompareOptions
     from retcon.cli.reproduce import plan as reproducing
     from retcon.report.plots import need_matplotlib

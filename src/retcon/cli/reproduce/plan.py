@@ -12,26 +12,20 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from retcon.cli.common.arguments import command_line, split_overrides
-from retcon.cli.common.ledger import Ledger, read_book
-from retcon.cli.common.overriding import of_sections, refuse_untaken, taken
-from retcon.cli.common.targets import Target
+from retcon.cli.common.arguments import command_line, of_sections, refuse_untaken, split_overrides, taken
+from retcon.cli.common.targets import Ledger, Target, read_book
 from retcon.cli.compare.arms import Arm, arm_of, refuse_incomparable, with_curve
 from retcon.cli.compare.finish import print_end
 from retcon.cli.compare.plan import FILE, CompareBook, CompareOptions, ComparePlan, make_plan, open_ledger
-from retcon.config.complaints import complaint
-from retcon.config.load import load_recipe
-from retcon.config.save import recipe_to_toml
+from retcon.config.load import complaint, find_recipe, load_recipe, recipe_to_toml
 from retcon.config.schema import Recipe
-from retcon.config.shipped import find_recipe
 from retcon.core.errors import RecipeError, nearest
 from retcon.report.compared.reading import REPAIRED, read_compared, run_folder
 from retcon.report.papers.cleaner import CLEANER
 from retcon.report.papers.page import FIGURES, HEADS, PAGE, PICTURES, Reproduced, write_reproduced
 from retcon.report.papers.rstar2 import RSTAR2
 from retcon.report.papers.types import Paper, Study, Variant
-from retcon.store.alone import alone
-from retcon.store.whole import explained, write_whole
+from retcon.store.whole import alone, explained, write_whole
 
 PAPERS = {paper.name: paper for paper in (CLEANER, RSTAR2)}
 SWITCHED = "recipes"

@@ -13,10 +13,9 @@ from retcon.chat.tokenizer import load_tokenizer
 from retcon.config.schema import EngineSection, Recipe
 from retcon.config.section import NonNegative, Positive, Rate, api_url
 from retcon.core.errors import EngineError, RecipeError
-from retcon.core.schema import ToolSpec
+from retcon.core.types import ToolSpec
 from retcon.engine.openai.engine import OpenAIEngine, OpenAISettings
-from retcon.engine.openai.messages import INSTRUCTIONS, Fenced, Manner
-from retcon.engine.openai.standin import StandIn
+from retcon.engine.openai.messages import INSTRUCTIONS, Fenced, Manner, StandIn
 from retcon.engine.types import EngineSetup
 from retcon.models.remote import USUAL_KEY, key_is_missing
 

@@ -2,14 +2,99 @@
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from pydantic import Field
 
+from retcon.chat.types import Tokenizer
 from retcon.config.schema import EngineSection, Recipe
-from retcon.core.errors import RecipeError
-from retcon.engine.scripted import ScriptedEngine
-from retcon.engine.types import EngineSetup
+from retcon.core.errors import EngineError, RecipeError
+from retcon.engine.types import EngineSetup, Generation, SamplingParams, StopStrings, check_params
+
+Reply = str | Exception
+
+
+class ScriptedEngine:
+    """Plays `replies`; implements `Generator`.
+
+    replies: texts that every request id is given in order, or a function (request_id, text so far, n) of the n-th
+    generation of a request, counted from 0. An exception among them is raised in its place. Control tokens in a
+    reply are what they say; it ends after its first stop id or stop string, and is given the request's first stop id
+    where it has neither.
+
+    Log-probs are made up, but a pure function of prefix and id: `score` gives what generation under that prefix gave.
+    Those of the distribution that was sampled from are None: nothing was sampled.
+    seen: (request id, ids) of every generation asked for, in order, and params: how. scored: (request id, ids, start).
+    released: request ids; one that is asked for again begins the replies anew.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, replies: Sequence[Reply] | Callable[[str, str, int], str]) -> None:
+        self.tokenizer = tokenizer
+        self.replies = replies
+        self.seen: list[tuple[str, tuple[int, ...]]] = []
+        self.params: list[SamplingParams] = []
+        self.scored: list[tuple[str, tuple[int, ...], int]] = []
+        self.released: list[str] = []
+        self._generations: defaultdict[str, int] = defaultdict(int)
+
+    async def generate(self, request_id: str, ids: Sequence[int], params: SamplingParams) -> Generation:
+        """The next reply, cut after params.max_tokens ids.
+
+        Raises EngineError where the script has no more, and for parameters that no engine serves.
+        """
+        check_params(request_id, params)
+        self.seen.append((request_id, tuple(ids)))
+        self.params.append(params)
+        n = self._generations[request_id]
+        self._generations[request_id] += 1
+        reply = self._reply(request_id, ids, n)
+        await asyncio.sleep(0)  # other rollouts get their turn, as with a real engine
+        written = self.tokenizer.encode(reply, special=True)
+        strings = StopStrings(self.tokenizer, params.stop)
+        for end, token in enumerate(written, start=1):
+            if token in params.stop_ids or strings.completed_by(token):
+                written = written[:end]
+                break
+        else:
+            written.extend(params.stop_ids[:1])
+        stop = len(written) <= params.max_tokens
+        written = written[: params.max_tokens]
+        logprobs = _logprobs([*ids, *written], len(ids))
+        return Generation(tuple(written), logprobs, "stop" if stop else "length")
+
+    def _reply(self, request_id: str, ids: Sequence[int], n: int) -> str:
+        if callable(self.replies):
+            return self.replies(request_id, self.tokenizer.decode(ids), n)
+        if n >= len(self.replies):
+            raise EngineError(f"request {request_id}: generation {n + 1} of a script of {len(self.replies)} replies")
+        reply = self.replies[n]
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+    async def score(self, request_id: str, ids: Sequence[int], start: int) -> tuple[float, ...]:
+        """What `generate` gave, or would have given, for ids[start:] after ids[:start]."""
+        self.scored.append((request_id, tuple(ids), start))
+        return _logprobs(ids, start)
+
+    async def release(self, request_id: str) -> None:
+        self.released.append(request_id)
+        self._generations.pop(request_id, None)
+
+
+def _logprobs(ids: Sequence[int], start: int) -> tuple[float, ...]:
+    """A number in (-4, 0] for each of ids[start:], from a hash of all ids up to it."""
+    digest = hashlib.blake2b(digest_size=8)
+    values = []
+    for i, token in enumerate(ids):
+        digest.update(token.to_bytes(8, "little"))
+        if i >= start:
+            values.append(-4 * int.from_bytes(digest.digest(), "little") / 2**64)
+    return tuple(values)
 
 
 class ScriptedSection(EngineSection):

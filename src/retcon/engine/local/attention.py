@@ -21,8 +21,7 @@ from torch.nn.functional import pad
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from retcon.core.errors import EngineError, told_as
-from retcon.engine.local.scores import attend_by_products, quicker
-from retcon.engine.local.slabs import Slab
+from retcon.engine.local.slabs import Slab, attend_by_products, quicker
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

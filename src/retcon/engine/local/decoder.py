@@ -13,10 +13,19 @@ from torch import Tensor
 
 from retcon.core.errors import ComputeWarning, EngineError, told_as
 from retcon.engine.local.attention import ForwardPlan, Shapes, forward
-from retcon.engine.local.drawing.sampling import CHUNK
-from retcon.engine.local.forward import Planned, Step, Stretch, plan
-from retcon.engine.local.invariance import Attended, Invariance, Probes, Products, linear_layers
+from retcon.engine.local.forward import (
+    Attended,
+    Invariance,
+    Planned,
+    Probes,
+    Products,
+    Step,
+    Stretch,
+    linear_layers,
+    plan,
+)
 from retcon.engine.local.lean import Lean, room, why_not
+from retcon.engine.local.sampling import CHUNK
 from retcon.engine.local.slabs import Place, Slab, padded
 from retcon.models.loading import positions
 

@@ -36,17 +36,15 @@ from retcon.engine.local.decoder import Decoder, check_model, decoder_for
 from retcon.engine.local.graphs import CudaRecorder, Replayed
 from retcon.engine.local.machine import attend_without_cudnn, bound_kernels, free_memory, keep_pages, kept_at_rest
 from retcon.engine.local.requests import GenerateCall, Request, ScoreCall
-from retcon.engine.local.scheduler import Scheduler
+from retcon.engine.local.scheduler import EngineStats, Scheduler
 from retcon.engine.local.slabs import Memory, budget_for, capacity_for
-from retcon.engine.local.stats import EngineStats
-from retcon.engine.stops import StopStrings
-from retcon.engine.types import Generation, SamplingParams, check_params
-from retcon.models.waiting import calm_threads
+from retcon.engine.types import Generation, SamplingParams, StopStrings, check_params
+from retcon.models.devices import calm_threads
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from retcon.engine.local.invariance import Invariance
+    from retcon.engine.local.forward import Invariance
 
 T = TypeVar("T")
 

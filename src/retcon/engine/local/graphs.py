@@ -25,8 +25,7 @@ from torch import Tensor
 
 from retcon.engine.local.attention import Form, ForwardPlan
 from retcon.engine.local.decoder import Decoder, Kept
-from retcon.engine.local.forward import fixed_as
-from retcon.engine.local.invariance import Invariance
+from retcon.engine.local.forward import Invariance, fixed_as
 from retcon.engine.local.slabs import Slab
 
 _LOG = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from functools import cache
 
 import torch
 
-from retcon.core.memory import available_memory
+from retcon.core.machine import available_memory
 
 KERNELS = "256"
 """Kernels that oneDNN keeps, of 1,024 by default: one for each shape, and batches have many. All of them together take

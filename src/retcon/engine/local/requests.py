@@ -6,15 +6,18 @@ import asyncio
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from retcon.core.errors import EngineError
-from retcon.engine.local.drawing.drafts import CONTEXTS
-from retcon.engine.local.drawing.sampling import RandomStream
-from retcon.engine.local.slabs import Place
-from retcon.engine.stops import StopStrings
-from retcon.engine.types import Generation, SamplingParams
+from retcon.engine.local.drafts import CONTEXTS
+from retcon.engine.local.sampling import RandomStream
+from retcon.engine.local.slabs import Memory, Place
+from retcon.engine.types import Generation, SamplingParams, StopStrings
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Drawn = tuple[int, float, float]
 """An id, its log-prob and its sampling log-prob."""
@@ -198,3 +201,65 @@ def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
     length = min(len(first), len(second))
     unequal = np.fromiter(first, np.int64, length) != np.fromiter(second, np.int64, length)
     return int(unequal.argmax()) if unequal.any() else length
+
+
+KEPT = 256
+"""Prompts whose last logits are kept at most."""
+
+
+@dataclass(slots=True, eq=False)
+class Prompt:
+    """logits: (V,) after its last id, None while they are computed. holders: requests in whose slots it lies."""
+
+    ids: tuple[int, ...]
+    holders: dict[str, Request] = field(default_factory=dict)
+    logits: Tensor | None = None
+
+
+class PromptCache:
+    """The prompts whose keys and values lie in some slot, or are about to."""
+
+    def __init__(self) -> None:
+        self._by_ids: dict[tuple[int, ...], Prompt] = {}
+        self._of: dict[str, Prompt] = {}
+
+    def find(self, ids: tuple[int, ...]) -> Prompt | None:
+        return self._by_ids.get(ids)
+
+    def lead(self, request: Request, ids: tuple[int, ...]) -> None:
+        """The request is going to compute a prompt that nobody has."""
+        self.leave(request)
+        if len(self._by_ids) < KEPT:
+            self._by_ids[ids] = self._of[request.id] = Prompt(ids, {request.id: request})
+
+    def led(self, request: Request, logits: Tensor) -> None:
+        """It has; logits (V,) are those after the last id."""
+        prompt = self._of.get(request.id)
+        if prompt is not None and prompt.logits is None:
+            prompt.logits = logits.clone()  # not a view, which would keep those of the whole forward
+
+    def copy(self, prompt: Prompt, request: Request, memory: Memory) -> None:
+        """Give the request, which has a slot and nothing in it, the prompt's keys and values."""
+        source = next(iter(prompt.holders.values())).place
+        memory.copy([(source, request.place, len(prompt.ids))])  # type: ignore[list-item]
+        request.cached = list(prompt.ids)
+        prompt.holders[request.id] = request
+        self._of[request.id] = prompt
+
+    def cropped(self, request: Request) -> None:
+        """Less than before is cached of the request."""
+        prompt = self._of.get(request.id)
+        if prompt is not None and len(request.cached) < len(prompt.ids):
+            self.leave(request)
+
+    def leave(self, request: Request) -> None:
+        """The request holds no prompt any more."""
+        prompt = self._of.pop(request.id, None)
+        if prompt is not None:
+            del prompt.holders[request.id]
+            if not prompt.holders:
+                del self._by_ids[prompt.ids]
+
+    def clear(self) -> None:
+        self._by_ids.clear()
+        self._of.clear()

@@ -13,18 +13,117 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor
 
 from retcon.engine.local.decoder import Decoder, Kept
-from retcon.engine.local.drawing.batch import Drawing
-from retcon.engine.local.drawing.drafts import Drafts
+from retcon.engine.local.drafts import Drafts
 from retcon.engine.local.forward import AT_ONCE, FORWARD_IDS, STRETCH_LOGITS, Step, Stretch, plan, sparing, stretch_end
-from retcon.engine.local.prompt_cache import PromptCache
-from retcon.engine.local.requests import AHEAD, GenerateCall, Request, ScoreCall, common_prefix
+from retcon.engine.local.requests import AHEAD, Drawn, GenerateCall, PromptCache, Request, ScoreCall, common_prefix
+from retcon.engine.local.sampling import Sampler, entropies
 from retcon.engine.local.slabs import Memory, Place
-from retcon.engine.local.stats import EngineStats
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """Counters since the engine was made. Ids: generated; fed in prefills; scored; found cached; copied from an equal
+    prompt.
+
+    steps: forwards that decoded. rows: requests that they decoded, so rows / steps is the mean batch. drafted: ids fed
+    before they were known; accepted: those of them that were sampled then. preempted: requests under way that gave
+    their room to others. carried: requests that went on with other weights. evicted: requests at rest, or waiting, that
+    lost their keys and values. seconds: wall time in the model, the sampler and their bookkeeping. gathered: wall time
+    in which a thin batch waited for company. starved: wall time in which requests were open and none of them had a
+    call, as all waited for their tools. kv_used, kv_peak, kv_budget: bytes of keys and values, allocated.
+    """
+
+    generated: int = 0
+    prefilled: int = 0
+    scored: int = 0
+    reused: int = 0
+    copied: int = 0
+    steps: int = 0
+    rows: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    preempted: int = 0
+    carried: int = 0
+    evicted: int = 0
+    seconds: float = 0.0
+    gathered: float = 0.0
+    starved: float = 0.0
+    kv_used: int = 0
+    kv_peak: int = 0
+    kv_budget: int = 0
+
+    def since(self, before: EngineStats) -> EngineStats:
+        """The difference to an earlier copy; of the bytes, what they are now."""
+        earlier = asdict(before)
+        return EngineStats(**{k: v if k.startswith("kv") else v - earlier[k] for k, v in asdict(self).items()})
+
+    def metrics(self) -> dict[str, float | None]:
+        """What a run logs of a step: engine_utilisation, mean batch, ids drafted and accepted, ids fed, found
+        cached and copied, requests that gave way, and MiB of keys and values. They depend on how quick tools were."""
+        utilisation, batch = self.utilisation, self.batch
+        return {
+            "engine_utilisation": None if utilisation is None else round(utilisation, 4),
+            "engine_batch": None if batch is None else round(batch, 2),
+            "engine_drafted": self.drafted,
+            "engine_accepted": self.accepted,
+            "engine_prefilled": self.prefilled,
+            "engine_reused": self.reused + self.copied,
+            "engine_preempted": self.preempted,
+            "engine_evicted": self.evicted,
+            "engine_kv_mb": round(self.kv_peak / 2**20, 2),
+        }
+
+    @property
+    def batch(self) -> float | None:
+        """Mean number of requests that a forward decodes; None where none did."""
+        return self.rows / self.steps if self.steps else None
+
+    @property
+    def utilisation(self) -> float | None:
+        """Share of the time in which requests were open that the engine computed; None where none was."""
+        total = self.seconds + self.gathered + self.starved
+        return self.seconds / total if total else None
+
+
+class Drawing:
+    """Keeps the sampler of the rows that it was asked about last: where nothing is drafted, most forwards have the same
+    ones."""
+
+    def __init__(self) -> None:
+        self._sampler: tuple[list[GenerateCall], Sampler] | None = None
+
+    def __call__(self, calls: Sequence[GenerateCall], counts: Sequence[int], logits: Tensor) -> list[list[Drawn]]:
+        """Of each call its next `count` ids, as if every id of its draft had been sampled: logits (sum of counts,
+        V), in order.
+
+        The uniforms stay the call's next ones; whoever takes ids skips as many.
+        """
+        wanted, first = [], 0
+        for call, count in zip(calls, counts, strict=True):
+            if call.wants_entropy:
+                wanted.append((call, first))
+            first += count
+        found = entropies(logits[[row for _, row in wanted]]) if wanted else ()
+        for (call, _), entropy in zip(wanted, found, strict=True):
+            call.entropies.append(entropy)
+        rows = [call for call, count in zip(calls, counts, strict=True) for _ in range(count)]
+        if self._sampler is None or self._sampler[0] != rows:
+            self._sampler = (rows, Sampler([c.params for c in rows], logits.device))
+        uniform = [u for call, count in zip(calls, counts, strict=True) for u in call.draws.ahead(count)]
+        columns = self._sampler[1](logits, torch.tensor(uniform, dtype=torch.float32, device=logits.device))
+        if logits.device.type != "cpu":
+            # In one copy, for which a GPU is waited for once; float64 holds ids and float32 exactly.
+            ids, logprobs, sampling_logprobs = torch.stack([column.double() for column in columns]).cpu()
+            columns = ids.long(), logprobs, sampling_logprobs
+        drawn = zip(*(column.tolist() for column in columns), strict=True)
+        return [[next(drawn) for _ in range(count)] for count in counts]
+
 
 COMPACT_AT = 0.75
 """Requests of a slab that decode are moved together when fewer than this share of the slots up to the last of them do:

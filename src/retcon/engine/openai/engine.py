@@ -3,22 +3,137 @@ inference. Nothing can be trained with it: it gives no ids, and no log-probs of 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
+from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from retcon.core.errors import EngineError, InfrastructureFault
-from retcon.engine.openai.messages import Manner, pieces_of, request_of, with_objects
-from retcon.engine.openai.places import Places
-from retcon.engine.openai.served import served_by
-from retcon.engine.openai.standin import END, StandIn
-from retcon.engine.stops import StopStrings
-from retcon.engine.types import Generation, SamplingParams, check_params
+from retcon.core.errors import EngineError, InfrastructureFault, nearest
+from retcon.engine.openai.messages import END, Manner, StandIn, pieces_of, request_of, with_objects
+from retcon.engine.types import Generation, SamplingParams, StopStrings, check_params
 from retcon.models.refusals import Said
-from retcon.models.remote import USUAL_KEY, Failed, Refused, RemoteModel, TooLong
+from retcon.models.remote import USUAL_KEY, Failed, Refused, RemoteModel, TooLong, Unreadable
+
+IN_A_ROW = 16
+"""Turns of rollouts that are under way, after which one that has yet to begin has its first: none waits for ever."""
+
+
+class Places:
+    """So many at a time. Rollouts that are under way go before others' first turns, so that they come to their ends one
+    after the other: what is kept of an evaluation that is interrupted are whole problems."""
+
+    def __init__(self, count: int) -> None:
+        self._free = count
+        self._again: deque[asyncio.Future[None]] = deque()
+        self._first: deque[asyncio.Future[None]] = deque()
+        self._in_a_row = 0
+
+    @asynccontextmanager
+    async def place(self, *, under_way: bool) -> AsyncIterator[None]:
+        """A place, for as long as the block lasts."""
+        if self._free:
+            self._free -= 1
+        else:
+            await self._turn(self._again if under_way else self._first)
+        try:
+            yield
+        finally:
+            self._leave()
+
+    async def _turn(self, queue: deque[asyncio.Future[None]]) -> None:
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        queue.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():  # it had just been given one
+                self._leave()
+            raise
+
+    def _leave(self) -> None:
+        queues = (self._again, self._first) if self._in_a_row < IN_A_ROW else (self._first, self._again)
+        for queue in queues:
+            while queue:
+                if not (turn := queue.popleft()).done():  # else nobody waits for it any more
+                    self._in_a_row = self._in_a_row + 1 if queue is self._again else 0
+                    turn.set_result(None)
+                    return
+        self._free += 1
+
+
+LISTED = 8
+"""Names of models that a message has room for."""
+
+
+async def served_by(remote: RemoteModel) -> tuple[str, str]:
+    """The name of the model, found where it was not given, and who owns it. Raises EngineError.
+
+    Where the URL lists no models, that with /v1 behind it is tried. A model that is not listed is asked for a word:
+    some servers list none, and Azure's deployments and OpenRouter's variants are in no list."""
+    cards, why = await _cards(remote)
+    if cards is None and not remote.url.endswith("/v1"):
+        base, remote.url = remote.url, f"{remote.url}/v1"
+        cards, _ = await _cards(remote)
+        if cards is None:
+            remote.url = base
+    if cards is None and not remote.model:
+        raise EngineError(f"{why}: it does not say what it serves; {_base(remote)}, and name the model") from why
+    listed = cards or {}
+    names = ", ".join(list(listed)[:LISTED]) or "none"
+    if len(listed) > LISTED:
+        names += f" and {len(listed) - LISTED} more"
+    wanted = remote.model
+    if not wanted:
+        if len(listed) == 1:
+            return next(iter(listed.items()))
+        what = "several models: name one by engine.model" if listed else "no model"
+        raise EngineError(f"the server at {remote.url} serves {what}; there are: {names}")
+    if wanted in listed:
+        return wanted, listed[wanted]
+    try:
+        await remote.message([{"role": "user", "content": "Say yes."}], max_tokens=16)
+    except Refused as refused:
+        if refused.said.status in (401, 403):
+            raise
+        if cards is None:
+            raise EngineError(f"{refused}: {_base(remote)}") from refused
+        raise EngineError(
+            f"the server at {remote.url} serves no model '{wanted}'{nearest(wanted, listed)}; there are: {names} "
+            f"({refused})"
+        ) from refused
+    except InfrastructureFault as fault:
+        raise EngineError(f"{fault}: {_base(remote)}" if cards is None else str(fault)) from fault
+    owners = set(listed.values())
+    return wanted, owners.pop() if len(owners) == 1 else ""
+
+
+def _base(remote: RemoteModel) -> str:
+    return f"is {remote.url} the base of its API? That often ends in /v1"
+
+
+async def _cards(remote: RemoteModel) -> tuple[dict[str, str] | None, EngineError | InfrastructureFault | None]:
+    """Of each model that is listed its name and who owns it; None, and why, for what is no list. Raises EngineError for
+    a server that does not answer, and for a key that it does not take."""
+    try:
+        listed = await remote.get("/models")
+    except Refused as refused:
+        if refused.said.status in (401, 403):
+            raise
+        return None, refused
+    except Unreadable as fault:
+        return None, fault
+    except InfrastructureFault as fault:
+        raise EngineError(str(fault)) from fault
+    try:
+        cards = listed["data"] if isinstance(listed, dict) else listed  # Together's is a list
+        return {str(card["id"]): str(card.get("owned_by") or "") for card in cards or ()}, None
+    except (LookupError, TypeError, AttributeError):
+        return None, remote.no_answer("no list of models")
+
 
 log = logging.getLogger(__name__)
 

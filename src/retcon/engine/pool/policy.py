@@ -21,16 +21,353 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import OrderedDict
+from bisect import bisect_right
+from collections import OrderedDict, deque
 from collections.abc import Collection, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from retcon.core.breaker import CircuitBreaker
-from retcon.engine.pool.lengths import Lengths
-from retcon.engine.pool.replicas import Replica, Trajectory
-from retcon.engine.pool.types import Action, Evict, PoolSettings, Send
-from retcon.engine.pool.waiting import Waiting
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSettings:
+    """admit: share of a replica's keys and values that admitted trajectories are expected to take, `margin` standard
+    deviations included. full: share from which on some give way. prefill: tokens a second that a replica computes of a
+    history. fastest: tokens a second that one call can be given at most, until answers tell. pause, longest_pause:
+    seconds that a replica which failed is left alone, doubled with each failure."""
+
+    admit: float = 0.94
+    margin: float = 0.5
+    full: float = 0.97
+    prefill: float = 10_000.0
+    fastest: float = 200.0
+    pause: float = 0.1
+    longest_pause: float = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """The waiting call of a trajectory goes to a replica now."""
+
+    id: Hashable
+    replica: int
+
+
+@dataclass(frozen=True, slots=True)
+class Evict:
+    """A trajectory leaves a replica: what is kept for it there may go. running: its call there is to be given up; it
+    waits for a place again."""
+
+    id: Hashable
+    replica: int
+    running: bool
+
+
+Action = Send | Evict
+
+
+RATIO = 1.1
+"""Of one bin's edge to the next one's."""
+LEAST, BINS = 16, 128
+EDGES = [0.0, *(LEAST * RATIO**n for n in range(BINS - 1)), math.inf]
+"""Tokens; the last finite edge is at about 2.6 million."""
+_EDGES = np.array(EDGES)
+HORIZONS = 16
+"""Points of the future at which the room that trajectories will take is looked at."""
+FRESH = 32
+"""Trajectories that may have ended since the table was made, at least."""
+REMEMBERED = 16_384
+"""Ended trajectories that count in full; older ones count less, as a model in training changes."""
+
+
+class Lengths:
+    """The Kaplan–Meier estimate of trajectories' final tokens (prompt, what was sampled and what was shown).
+
+    Those that end first are short; that the others are longer already is what an average of the ended ones leaves out,
+    and what this estimate counts (Kaplan and Meier 1958: an open trajectory is a censored observation). Before any
+    ended, the estimate is the worst case.
+    """
+
+    def __init__(self) -> None:
+        self._ended = [0.0] * BINS
+        self._open = [0] * BINS
+        self._ceiling = 0
+        self._changed = True
+        self._ends = self._since = 0.0
+        self._rest = np.zeros(BINS)
+        self._lives = np.ones((BINS, HORIZONS))
+        self._ahead = np.zeros(HORIZONS)
+
+    def moved(self, before: int | None, tokens: int | None) -> None:
+        """An open trajectory has `tokens` now and had `before` (None: it was not there, or is no longer)."""
+        if before is not None:
+            self._open[_bin(before)] -= 1
+        if tokens is not None:
+            self._open[_bin(tokens)] += 1
+
+    def ended(self, tokens: int) -> None:
+        """A trajectory is over, with so many tokens."""
+        self._ended[_bin(tokens)] += 1
+        self._ends += 1
+        self._since += 1
+
+    def can_reach(self, tokens: int) -> None:
+        """A call that may go up to so many tokens: none was known to get longer."""
+        if tokens > self._ceiling:
+            self._ceiling, self._changed = tokens, True
+
+    def remaining(self, tokens: float) -> float:
+        """Tokens that a trajectory of `tokens` is expected to add."""
+        self._refresh()
+        return min(max(0.0, self._ceiling - tokens), float(self._rest[_bin(tokens)]))
+
+    def room(self, sizes: NDArray[np.float64]) -> NDArray[np.float64]:
+        """(2, HORIZONS) tokens that trajectories of these sizes, (N,), are expected to take together when each that is
+        still there has added 0, and more and more tokens, and the variance of that: each counts with the chance that it
+        gets so long. What two sets of trajectories take is the sum of both."""
+        self._refresh()
+        lives = self._lives[np.searchsorted(_EDGES, sizes, side="right") - 1]
+        then = sizes[:, None] + self._ahead
+        return np.stack(((lives * then).sum(0), (lives * (1 - lives) * then**2).sum(0)))
+
+    def _refresh(self) -> None:
+        if not self._changed and self._since <= max(FRESH, self._ends / 16):
+            return
+        if self._ends > 2 * REMEMBERED:
+            self._ended = [count / 2 for count in self._ended]
+            self._ends /= 2
+        survives = np.interp(self._points(), np.minimum(EDGES, self._ceiling + 1.0), self._survival())
+        now = np.maximum(survives[:, :1], 1e-12)
+        self._lives = np.where(self._points() <= self._ceiling, np.minimum(1.0, survives / now), 0.0)
+        self._lives[:, 0] = 1.0  # they are there
+        self._rest = np.asarray(np.trapezoid(self._lives, self._ahead, axis=1))
+        self._changed, self._since = False, 0.0
+
+    def _points(self) -> NDArray[np.float64]:
+        """(BINS, HORIZONS) tokens: the middle of each bin, and what may be added. Sets how far is looked ahead."""
+        self._ahead = self._ceiling * np.linspace(0, 1, HORIZONS) ** 1.5
+        edges = np.minimum(EDGES, self._ceiling)
+        return np.asarray((edges[:-1] + edges[1:])[:, None] / 2 + self._ahead)
+
+    def _survival(self) -> list[float]:
+        """(BINS + 1,) of the edges: the share of trajectories that get longer."""
+        risk = sum(self._ended) + sum(self._open)
+        lives = [1.0]
+        for ended, open_ in zip(self._ended, self._open, strict=True):
+            lives.append(lives[-1] * (1 - ended / risk) if ended else lives[-1])
+            risk -= ended + open_
+        return lives
+
+
+def _bin(tokens: float) -> int:
+    return min(BINS - 1, bisect_right(EDGES, tokens) - 1)
+
+
+RATES = 16
+"""Answers that a replica's decoding rate is taken from."""
+TELLING = 32
+"""Generated tokens from which on an answer tells a rate: short ones are mostly prefill."""
+BACK = 0.3
+"""Share by which the clock goes back where a call has fewer tokens than it says: it may have been computed first."""
+
+
+@dataclass(slots=True, eq=False)
+class Trajectory:
+    """id: its request id. group: what siblings share, by which one tells how long another gets. arrived: its number.
+    tokens: of its history at the last event. limit: tokens that the call may add. home: where its keys and values lie.
+    sent: when its call was given to `home`; None while it waits, or its tool runs. began: the replica's clock then.
+    away: since when its tool runs. admitted: whether it ever had a place."""
+
+    id: Hashable
+    group: Hashable
+    arrived: int
+    tokens: int = 0
+    limit: int = 0
+    home: int | None = None
+    sent: float | None = None
+    began: float = 0.0
+    away: float | None = None
+    admitted: bool = False
+
+    def size(self, clock: float) -> float:
+        """Tokens that it has when its replica's clock says so."""
+        if self.sent is None:
+            return self.tokens
+        return self.tokens + min(self.limit, clock - self.began)
+
+
+@dataclass(slots=True)
+class Replica:
+    """capacity: tokens of keys and values that it holds; inf where that is unknown. max_requests: calls at a time.
+    fastest: tokens a second that one call can be given at most. calls: those that are out.
+
+    breaker: whether it is in rotation. rates: of the last answers, tokens a second of one call; rate: their mean, until
+    answers tell as many as there can be. clock: forwards so far, as far as answers tell, by `clock_at`: every forward
+    gives every call a token. room: what its residents are expected to take (`Lengths.room`), as reckoned at `weighed`.
+    version: of its load. relieved: whether some gave way to calls none of which has ended since."""
+
+    number: int
+    capacity: float
+    max_requests: int
+    fastest: float
+    breaker: CircuitBreaker
+    residents: dict[Hashable, Trajectory] = field(default_factory=dict)
+    calls: int = 0
+    rates: deque[float] = field(default_factory=lambda: deque(maxlen=RATES))
+    clock: float = 0.0
+    clock_at: float = 0.0
+    room: NDArray[np.float64] = field(default_factory=lambda: np.zeros((2, HORIZONS)))
+    weighed: float = 0.0
+    version: int = 0
+    relieved: bool = False
+    rate: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.rate = self.fastest
+
+    def closed(self, now: float) -> bool:
+        """Whether it takes no call, whatever its load."""
+        return not self.breaker.takes(now) or self.relieved or self.calls >= self.max_requests
+
+    def tick(self, now: float) -> float:
+        """The clock by now."""
+        if now > self.clock_at:
+            if self.calls:
+                self.clock += (now - self.clock_at) * self.rate
+            self.clock_at = now
+        return self.clock
+
+    def answered(self, one: Trajectory, generated: int, now: float) -> None:
+        """A call came back: the clock is set by it. Its first forwards were prefill, so that there were as many as it
+        has tokens, or a few more."""
+        assert one.sent is not None
+        if generated < TELLING or now <= one.sent:
+            return
+        self.rates.append(generated / (now - one.sent))
+        self.rate = min(self.fastest, sum(self.rates) / len(self.rates))
+        behind = one.began + generated - self.tick(now)
+        self.clock += behind if behind > 0 else behind * BACK
+
+    def sizes(self, now: float) -> NDArray[np.float64]:
+        """(N,) tokens of its residents by now."""
+        clock = self.tick(now)
+        return np.fromiter((one.size(clock) for one in self.residents.values()), float, len(self.residents))
+
+    def used(self, now: float) -> float:
+        """Their sum."""
+        return float(self.sizes(now).sum())
+
+    def growing(self) -> float:
+        """Tokens a second that its calls add."""
+        return self.calls * self.rate
+
+
+PROBES = 2
+"""Trajectories of each group that are admitted before others: their lengths tell the siblings'."""
+
+
+@dataclass(slots=True)
+class _Group:
+    """What is known of a group: how many were admitted, and left; how many ended by themselves, with so many tokens
+    together; those that wait."""
+
+    admitted: int = 0
+    left: int = 0
+    ended: int = 0
+    tokens: int = 0
+    waiting: deque[Trajectory] = field(default_factory=deque)
+    version: int = 0
+
+
+class Waiting:
+    """Calls without a place. Trajectories that were under way go on first, the oldest of them before others; then new
+    ones: first some of each group, then groups with the longest trajectories, as what starts last ends last."""
+
+    def __init__(self) -> None:
+        self._again: list[tuple[int, Trajectory]] = []
+        self._groups: dict[Hashable, _Group] = {}
+        self._order: list[tuple[bool, float, int, int, Hashable]] = []
+        self._gone: set[int] = set()
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def new(self, one: Trajectory) -> None:
+        """A trajectory's first call."""
+        group = self._groups.setdefault(one.group, _Group())
+        group.waiting.append(one)
+        self._count += 1
+        self._rank(one.group, group)
+
+    def again(self, one: Trajectory) -> None:
+        """A call of a trajectory that was under way."""
+        heapq.heappush(self._again, (one.arrived, one))
+        self._count += 1
+
+    def remove(self, one: Trajectory) -> None:
+        """It waits no longer, and was not placed."""
+        self._gone.add(one.arrived)
+        self._count -= 1
+
+    def left(self, one: Trajectory, *, ended: bool) -> None:
+        """One that had a place is gone; where it ended by itself, its siblings may get as long."""
+        group = self._groups[one.group]
+        group.left += 1
+        if ended:
+            group.ended += 1
+            group.tokens += one.tokens
+        if group.waiting:
+            self._rank(one.group, group)
+        else:
+            self._drop(one.group, group)
+
+    def first(self) -> Trajectory | None:
+        """Who is next."""
+        while self._again:
+            if self._again[0][0] not in self._gone:
+                return self._again[0][1]
+            self._gone.remove(heapq.heappop(self._again)[0])
+        while self._order:
+            *_, version, name = self._order[0]
+            group = self._groups.get(name)
+            if group is None or group.version != version or not group.waiting:
+                heapq.heappop(self._order)
+                continue
+            one = group.waiting[0]
+            if one.arrived not in self._gone:
+                return one
+            self._gone.remove(group.waiting.popleft().arrived)
+            self._rank(name, group)
+            self._drop(name, group)
+        return None
+
+    def placed(self, one: Trajectory) -> None:
+        """`first` has a place now."""
+        self._count -= 1
+        if self._again and self._again[0][1] is one:
+            heapq.heappop(self._again)
+            return
+        group = self._groups[one.group]
+        group.waiting.popleft()
+        group.admitted += 1
+        self._rank(one.group, group)
+
+    def _drop(self, name: Hashable, group: _Group) -> None:
+        """Forget the group where none of it is there any more."""
+        if not group.waiting and group.left == group.admitted:
+            del self._groups[name]
+
+    def _rank(self, name: Hashable, group: _Group) -> None:
+        group.version += 1
+        if group.waiting:
+            mean = group.tokens / group.ended if group.ended else 0.0
+            entry = (group.admitted >= PROBES, -mean, group.waiting[0].arrived, group.version, name)
+            heapq.heappush(self._order, entry)
+
 
 STALE = 2.0
 """Seconds after which a replica's load is reckoned anew when something happens there."""

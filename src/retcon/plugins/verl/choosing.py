@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from retcon.config.schema import Recipe
+from retcon.core.codec import from_dict, to_dict
 from retcon.core.seeds import derive
-from retcon.core.types import Trajectory
-from retcon.select.dynamic import DynamicSampling, informative
+from retcon.core.types import Segment, Trajectory, Turn
+from retcon.select.filters import DynamicSampling, informative
 from retcon.train.objective.shaping import comparable
 
 
@@ -91,3 +94,19 @@ class Step:
             "retcon/extra_groups": float(len(groups) - self.prompts),
             "retcon/extra_rounds": float(self.rounds),
         }
+
+
+def pack(trajectory: Trajectory) -> bytes:
+    """The trajectory without its prompt, its ids and their log-probs, which are in the batch."""
+    brief = replace(trajectory, prompt=(), turns=tuple(map(_brief, trajectory.turns)))
+    return zlib.compress(json.dumps(to_dict(brief), default=str).encode(), 1)
+
+
+def unpack(packed: bytes) -> Trajectory:
+    """What `pack` made. Raises RecordError."""
+    return from_dict(json.loads(zlib.decompress(packed)), "a trajectory of verl's batch")
+
+
+def _brief(turn: Turn) -> Turn:
+    segments = tuple(Segment(segment.kind, segment.text) for segment in turn.segments)
+    return replace(turn, segments=segments, abandoned=tuple(map(_brief, turn.abandoned)))

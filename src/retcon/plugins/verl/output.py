@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from retcon.config.schema import Recipe
-from retcon.core.sample import to_sample, token_count
-from retcon.core.types import REPLACED
-from retcon.plugins.verl.briefs import pack
+from retcon.core.types import REPLACED, to_sample, token_count
+from retcon.plugins.verl.choosing import pack
 from retcon.plugins.verl.shared import Rolled
 from retcon.train.objective.shaping import shaped_rewards
 from retcon.train.update import learnt

@@ -13,8 +13,7 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 from retcon.core.errors import RecipeError, SandboxUnavailable
 from retcon.core.types import Trajectory
-from retcon.plugins.verl.briefs import unpack
-from retcon.plugins.verl.choosing import Step
+from retcon.plugins.verl.choosing import Step, unpack
 from retcon.plugins.verl.settings import recipe_of
 
 log = logging.getLogger(__name__)

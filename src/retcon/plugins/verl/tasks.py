@@ -10,10 +10,9 @@ from typing import Any
 from retcon.config.schema import TaskSection
 from retcon.core.errors import RecipeError
 from retcon.tasks.data.conventions import named
-from retcon.tasks.data.fields import Item, Misfit
-from retcon.tasks.data.grading import graded_item, refuse_unknown
+from retcon.tasks.data.fields import Item, Misfit, key
+from retcon.tasks.data.load import graded_item, refuse_unknown
 from retcon.tasks.data.settings import FileTaskSettings
-from retcon.tasks.data.text import key
 from retcon.tasks.registry import TaskSet
 from retcon.tasks.types import Task
 

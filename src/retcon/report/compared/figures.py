@@ -7,9 +7,8 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from retcon.evaluate.paired import Paired, over_runs, paired
 from retcon.evaluate.result import PASS_AT, Problem
-from retcon.evaluate.statistics import Interval, exactly, over_seeds, pass_at_k
+from retcon.evaluate.statistics import Interval, Paired, exactly, over_runs, over_seeds, paired, pass_at_k
 from retcon.report.compared.curves import area, at_tokens, learnt, steps_to
 from retcon.report.compared.reading import (
     FAULTS,

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from retcon.evaluate.paired import Paired
-from retcon.evaluate.statistics import Interval
+from retcon.evaluate.statistics import Interval, Paired
 from retcon.report.compared.curves import COMPARED
 from retcon.report.compared.figures import SEEDS_OF_A_FINDING, Figure, figures
 from retcon.report.compared.reading import ComparedRun

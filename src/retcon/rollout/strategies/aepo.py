@@ -14,8 +14,7 @@ from pydantic import Field
 
 from retcon.config.schema import Recipe
 from retcon.config.section import NonNegative, Probability, Rate
-from retcon.rollout.strategy import Measured, Point
-from retcon.rollout.uncertain import UncertainSection, refuse_more_than_made
+from retcon.rollout.strategy import Measured, Point, UncertainSection, refuse_more_than_made
 
 
 class Aepo(UncertainSection):

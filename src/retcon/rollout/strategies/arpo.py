@@ -7,8 +7,7 @@ from pydantic import Field
 
 from retcon.config.schema import Recipe
 from retcon.config.section import Positive
-from retcon.rollout.strategy import Measured
-from retcon.rollout.uncertain import UncertainSection, refuse_more_than_made
+from retcon.rollout.strategy import Measured, UncertainSection, refuse_more_than_made
 
 
 class Arpo(UncertainSection):

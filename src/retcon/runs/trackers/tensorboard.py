@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from retcon.runs.tracker import TrackedRun, Tracker
+from retcon.runs.tracking import TrackedRun, Tracker
 
 
 class TensorBoard(Tracker):

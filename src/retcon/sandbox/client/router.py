@@ -15,8 +15,18 @@ from typing import Self, TypeVar, Unpack
 from retcon.core.breaker import CircuitBreaker
 from retcon.core.errors import SandboxUnavailable
 from retcon.core.together import together
-from retcon.sandbox.client.client import FIRST_PAUSE, LONGEST_PAUSE, ClientSession, SandboxClient, repeated
-from retcon.sandbox.client.remote import LimitsRefused, NotOurs, ServerBroken, ServerUnavailable, with_limits
+from retcon.sandbox.client.client import (
+    FIRST_PAUSE,
+    LONGEST_PAUSE,
+    ClientSession,
+    LimitsRefused,
+    NotOurs,
+    SandboxClient,
+    ServerBroken,
+    ServerUnavailable,
+    repeated,
+    with_limits,
+)
 from retcon.sandbox.types import Limits, Program, ProgramOptions, Result, Session, Tier, as_program, check_seed
 
 log = logging.getLogger(__name__)

@@ -41,13 +41,13 @@ from retcon.sandbox.jail.program import (
     flush_all,
     print_exception,
     rehearse,
+    reseed,
     show_source,
     type_name,
     write,
     write_error,
+    write_main_when_spawning,
 )
-from retcon.sandbox.jail.seeding import reseed
-from retcon.sandbox.jail.spawning import write_main_when_spawning
 
 FILENAME = "<python>"
 RECORD_FD = 3

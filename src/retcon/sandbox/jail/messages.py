@@ -8,6 +8,8 @@ message, and whoever gets it raises ValueError.
 from __future__ import annotations
 
 import json
+import socket
+import struct
 from typing import Any, NamedTuple, TypeAlias, get_args
 
 CHECKPOINTS = 16
@@ -198,3 +200,43 @@ def decoded(body: bytes) -> Message:
     except (LookupError, TypeError, ValueError) as error:
         raise ValueError(f"not a message of the sandbox's: {error}") from error
     return message
+
+
+LENGTH = struct.Struct("!I")
+
+
+def pack(message: Message) -> bytes:
+    return framed(encoded(message))
+
+
+def framed(body: bytes) -> bytes:
+    return LENGTH.pack(len(body)) + body
+
+
+def send(channel: socket.socket, message: Message) -> None:
+    channel.sendall(pack(message))
+
+
+def receive(channel: socket.socket) -> Message | None:
+    """The next message, None at the end of the stream. Raises ValueError for what is none."""
+    body = receive_bytes(channel)
+    return None if body is None else decoded(body)
+
+
+def receive_bytes(channel: socket.socket) -> bytes | None:
+    """The next message as it came, None at the end of the stream."""
+    header = _exactly(channel, LENGTH.size)
+    return None if header is None else _exactly(channel, LENGTH.unpack(header)[0])
+
+
+def _exactly(channel: socket.socket, size: int) -> bytes | None:
+    data = channel.recv(size)
+    if len(data) == size:
+        return data
+    parts = bytearray(data)
+    while len(parts) < size:
+        chunk = channel.recv(min(size - len(parts), 1 << 20))
+        if not chunk:
+            return None
+        parts += chunk
+    return bytes(parts)

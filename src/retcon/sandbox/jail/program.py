@@ -8,15 +8,23 @@ from __future__ import annotations
 import _ast
 import ast  # noqa: F401 - traceback imports it to mark the place of an error, and each call would do it anew
 import builtins
+import contextlib
 import linecache
+import os
 import sys
 import traceback
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from io import StringIO
 from os import write as _write  # the program may replace the module's
 from sys import __excepthook__ as _show
-from types import CodeType, TracebackType
-from typing import Any
+from types import CodeType, ModuleType, TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from importlib.abc import Loader
+    from importlib.machinery import ModuleSpec
 
 __builtins__ = dict(vars(builtins))  # type: ignore[assignment]  # of the functions here: the program may replace the others
 _number, _to_text = int.__index__, str  # of an int's own value, whatever its class says
@@ -152,3 +160,121 @@ def flush_all(streams: tuple[Any, ...]) -> None:
             stream.flush()
         except BaseException:  # noqa: BLE001, S112 - likewise
             continue
+
+
+Change = Callable[[ModuleType], None]
+
+
+def after_import(changes: Mapping[str, Change]) -> None:
+    """Call each function with the module of its name: now where it is loaded, else once it is.
+
+    One that misses an attribute was given a module of the program's own that bears the name, and leaves it.
+    """
+    later = {}
+    for name, change in changes.items():
+        if name in sys.modules:
+            _apply(change, sys.modules[name])
+        else:
+            later[name] = change
+    if later:
+        sys.meta_path.insert(0, _Later(later))
+
+
+def _apply(change: Change, module: ModuleType) -> None:
+    with contextlib.suppress(AttributeError):
+        change(module)
+
+
+class _Later:
+    """Finds modules as the others in `sys.meta_path` do, and changes them once they are loaded."""
+
+    def __init__(self, changes: Mapping[str, Change]) -> None:
+        self._changes = changes
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name not in self._changes:
+            return None
+        for finder in sys.meta_path:
+            spec = None if finder is self else finder.find_spec(name, path, target)
+            if spec is not None and spec.loader is not None:
+                self._change_after(spec.loader, self._changes[name])
+                return spec
+        return None
+
+    def _change_after(self, loader: Loader, change: Change) -> None:
+        load = loader.exec_module
+
+        def load_and_change(module: ModuleType) -> None:
+            load(module)
+            _apply(change, module)
+
+        loader.exec_module = load_and_change  # type: ignore[method-assign]
+
+
+NUMPYS = ("numpy.random", "sympy.core.random")
+"""Modules with a generator that takes seeds of 32 bits."""
+NAMES = ("random", *NUMPYS)
+
+
+def reseed(seed: int | None = None) -> None:
+    """Give preloaded generators of random numbers the state of `seed`, or a fresh one; that `random` gives itself.
+
+    Those that are not preloaded get the state of `seed` when they are imported, and have a fresh one without. With a
+    number: without one numpy takes five times as long, in each call, whether it draws a number or not.
+    """
+    if seed is None:
+        for name in NUMPYS:
+            if name in sys.modules:
+                _give(sys.modules[name], int.from_bytes(os.urandom(4), "big"))
+        return
+    after_import(dict.fromkeys(NAMES, partial(_give, seed=seed)))
+
+
+def _give(module: ModuleType, seed: int) -> None:
+    module.seed(seed & 0xFFFFFFFF if module.__name__ in NUMPYS else seed)
+
+
+# Processes that `multiprocessing` starts as new interpreters, which read the program from a file.
+#
+# Standard library only. A call gets that file when it first starts one. A session's code is in no file: there
+# `multiprocessing` forks, and the other start methods are refused as on a system that lacks them.
+
+MAIN = "init_main_from_path"
+
+
+def write_main_when_spawning(source: str, filename: str, folder: str) -> None:
+    """filename: of the program's `__main__`, which is in no file until then; folder: where it is written."""
+    after_import({"multiprocessing.spawn": partial(_write_main, source, filename, folder)})
+
+
+def refuse_spawning() -> None:
+    """To be called in a session."""
+    after_import({"multiprocessing.context": _fork_only})
+
+
+def _write_main(source: str, filename: str, folder: str, module: ModuleType) -> None:
+    prepare = module.get_preparation_data
+
+    def get_preparation_data(name: str) -> dict[str, Any]:
+        data: dict[str, Any] = prepare(name)
+        if data.get(MAIN, "").endswith(filename):
+            data[MAIN] = f"{folder}/{filename}"
+            with open(data[MAIN], "wb") as file:
+                file.write(source.encode("utf-8", "surrogatepass"))
+        return data
+
+    module.get_preparation_data = get_preparation_data  # type: ignore[attr-defined]
+
+
+def _fork_only(module: ModuleType) -> None:
+    def refuse(context: Any) -> NoReturn:
+        raise ValueError(
+            f"the start method {context._name!r} cannot be used in a session, whose code is in no file: use "
+            "multiprocessing.get_context('fork')"
+        )
+
+    refuse.__code__ = refuse.__code__.replace(co_filename="<sandbox>")  # a traceback shows nothing of this package
+    module.SpawnContext._check_available = module.ForkServerContext._check_available = refuse
+    module._default_context._default_context = module._concrete_contexts["fork"]  # it is forkserver since Python 3.14

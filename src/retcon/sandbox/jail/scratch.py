@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import errno
+import fcntl
+import io
 import os
 import stat
+from collections.abc import Sequence
 from typing import NamedTuple
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -201,3 +205,84 @@ def _open_folder(name: str, parent: int) -> _Folder | None:
         raise OSError(error.errno, error.strerror, name) from error
     finally:
         os.close(place)
+
+
+# Handing back files that a call has written. Standard library only: the workers import it.
+#
+# The worker reads them, with more rights than the call had and after all processes of the call have ended. So it
+# follows no symbolic link, on no component of a path, and opens nothing but ordinary files.
+
+TOTAL_BYTES = 8 << 20
+"""What one call may hand back, all its files together."""
+
+_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a FIFO must not block the worker
+
+
+def collect(scratch: str, paths: Sequence[str], room: int = TOTAL_BYTES) -> dict[str, str]:
+    """Path to content in base64, of those `paths` that can be handed back within `room` bytes.
+
+    They are below `scratch`; an absolute one is of the root that the worker has for itself (`paths.inside_scratch`).
+    """
+    found = {}
+    for path in paths:
+        try:
+            content = _read(scratch, path, room)
+        except OSError:  # not there, a link, or no permission: as if it had not been written
+            continue
+        if content is not None:
+            room -= len(content)
+            found[path] = base64.b64encode(content).decode()
+    return found
+
+
+def _read(scratch: str, path: str, room: int) -> bytes | None:
+    *folders, name = [part for part in path.split("/") if part not in ("", ".")]
+    where = os.open("/" if path.startswith("/") else scratch, _FOLDER_FLAGS)
+    try:
+        for folder in folders:
+            inner = os.open(folder, _FOLDER_FLAGS, dir_fd=where)
+            os.close(where)
+            where = inner
+        file = os.open(name, _FILE, dir_fd=where)
+    finally:
+        os.close(where)
+    with io.FileIO(file) as opened:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            return None
+        content = opened.read(room + 1)
+    return content if len(content) <= room else None
+
+
+LOCK = "lock"
+"""The name in it of the file that its pool keeps locked for as long as it lives."""
+
+
+def remove_abandoned(folder: str) -> None:
+    """Remove this folder of this user's if its pool is gone; one that is in use stays, silently, and so does one that
+    others may write to: no pool makes such a one, and a call may have given it the name."""
+    with contextlib.suppress(OSError):  # another process removes it too, or it is in use
+        facts = os.stat(folder, follow_symlinks=False)
+        if facts.st_uid != os.geteuid() or facts.st_mode & 0o022:
+            return
+        lock = os.open(f"{folder}/{LOCK}", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            remove(folder)
+        finally:
+            os.close(lock)
+
+
+def remove(folder: str) -> None:
+    """A folder with all that is in it; no link is followed, and what a call moved there from elsewhere stays, and the
+    folder with it (`empty_open`).
+
+    What a call has left may be deeper than Python recurses, and closed to its owner.
+    """
+    with contextlib.suppress(OSError):  # it is gone, or what is still ending writes to it: a later pool removes it
+        top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            empty_open(top)
+        finally:
+            os.close(top)
+        os.rmdir(folder)

@@ -15,15 +15,16 @@ import signal
 import socket
 import time
 
-from retcon.sandbox.jail import child, fetch, scratch, usage, wire
+from retcon.sandbox.jail import child, scratch, usage
+from retcon.sandbox.jail import messages as wire
+from retcon.sandbox.jail import scratch as fetch
 from retcon.sandbox.jail.capture import Capture, Record
 from retcon.sandbox.jail.confine.confinement import Confinement
 from retcon.sandbox.jail.confine.isolate import die_with_parent, isolate
 from retcon.sandbox.jail.confine.users import pick_uid
 from retcon.sandbox.jail.messages import CallEnded, Failed, ForkOrder, OpenSession, Outcome, RunCall
 from retcon.sandbox.jail.session.keeper import Keeper
-from retcon.sandbox.jail.verdict import verdict, with_lines
-from retcon.sandbox.jail.watchdog import Watchdog
+from retcon.sandbox.jail.watchdog import Watchdog, verdict, with_lines
 
 GRACE_SECONDS = 0.2  # between the wall clock's SIGXCPU, at which printed output is written out, and SIGKILL
 SWEEP_SECONDS = 5.0

@@ -19,8 +19,8 @@ from importlib import import_module
 from typing import NamedTuple
 
 from retcon.sandbox.jail import kernel
-from retcon.sandbox.jail.leftovers import remove, remove_abandoned
 from retcon.sandbox.jail.messages import Failed, Forked, ForkOrder, Imported, Message, decoded, encoded
+from retcon.sandbox.jail.scratch import remove, remove_abandoned
 
 OOM_SCORE = "500"  # if the machine runs out of memory, sooner one of ours than the process that uses the sandbox
 MESSAGE_BYTES = 1 << 16

@@ -8,21 +8,157 @@ more fails no call while others serve: those that there are count as all places,
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
+import os
+import tempfile
 import warnings
-from collections import Counter
-from collections.abc import Coroutine, Iterable
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Coroutine, Iterable
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Generic, TypeVar
 
-from retcon.core.cores import usable_cores
 from retcon.core.errors import SandboxUnavailable, SandboxWarning
+from retcon.core.machine import usable_cores
 from retcon.sandbox.jail.confine.root import SIZE_MB
-from retcon.sandbox.pool.folders import PoolFolder
+from retcon.sandbox.jail.confine.users import closed_to_others
+from retcon.sandbox.jail.scratch import LOCK, remove, remove_abandoned
+from retcon.sandbox.pool.handles import WorkerHandle, ZygoteHandle
 from retcon.sandbox.pool.profiles import BARE, Chooser
-from retcon.sandbox.pool.waiting import Waiting
-from retcon.sandbox.pool.worker_handle import WorkerHandle
-from retcon.sandbox.pool.zygote_handle import ZygoteHandle
 from retcon.sandbox.types import Tier
+
+MEMORY = Path("/dev/shm")  # on a disk, making and removing a folder takes longer than the rest of a call
+PREFIX = "retcon-sandbox-"
+
+
+class PoolFolder:
+    """A new folder, which is locked until `remove`. The lock ends with the process however that ends.
+
+    home: where it is made; None: in memory, unless there is no `room` for so many bytes, as calls of the weaker tiers
+    have their files here (a container may have 64 MiB of it), and there is among the temporary files.
+    """
+
+    def __init__(self, home: Path | None = None, *, room: int = 0) -> None:
+        homes = [home or MEMORY]
+        if home is None:
+            with contextlib.suppress(FileNotFoundError):  # all else may be read-only, as in some containers
+                homes.append(Path(tempfile.gettempdir()))
+        for one in homes:
+            _sweep(one)
+        writable = [one for one in homes if os.access(one, os.W_OK)] or homes
+        chosen = next((one for one in writable if _free(one) >= room and _is_open(one)), writable[0])
+        self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=chosen))
+        self.path.chmod(0o711)  # a child that became nobody must reach its scratch folder
+        unlocked = self.path / f"{LOCK}.new"
+        self._lock = os.open(unlocked, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        unlocked.rename(self.path / LOCK)  # from here on others see it, and see it locked
+
+    def remove(self) -> None:
+        remove(str(self.path))
+        os.close(self._lock)
+
+
+def _sweep(home: Path) -> None:
+    """Remove this user's folders whose pool is gone."""
+    for folder in home.glob(f"{PREFIX}*"):
+        remove_abandoned(str(folder))
+
+
+def _free(folder: Path) -> int:
+    facts = os.statvfs(folder)
+    return facts.f_bavail * facts.f_frsize
+
+
+def _is_open(folder: Path) -> bool:
+    """Whether calls reach what is in it, whose users are others where root starts them."""
+    return os.geteuid() != 0 or closed_to_others(str(folder)) is None
+
+
+T = TypeVar("T")
+PATIENCE = 32  # how often the oldest call may be overtaken: changing a worker's profile costs about as many short calls
+
+
+@dataclass(slots=True, eq=False)
+class Ticket(Generic[T]):
+    """A place in the queue. number: rises with arrival. overtaken: how many later calls were served before it."""
+
+    profile: str
+    number: int
+    item: T
+    overtaken: int = field(default=0)
+
+
+class Waiting(Generic[T]):
+    """A queue for each profile. Every operation takes time in the number of profiles, none in that of the tickets."""
+
+    def __init__(self, patience: int = PATIENCE) -> None:
+        self._queues: dict[str, OrderedDict[int, Ticket[T]]] = {}
+        self._patience = patience
+        self._count = 0
+
+    def __len__(self) -> int:
+        return sum(map(len, self._queues.values()))
+
+    def count(self, profile: str) -> int:
+        return len(self._queues.get(profile, ()))
+
+    def push(self, profile: str, item: T) -> Ticket[T]:
+        self._count += 1
+        ticket = Ticket(profile, self._count, item)
+        self._queues.setdefault(profile, OrderedDict())[ticket.number] = ticket
+        return ticket
+
+    def remove(self, ticket: Ticket[T]) -> None:
+        """Take it out wherever it stands; one that is out already is no error."""
+        if ticket.profile in self._queues:
+            self._queues[ticket.profile].pop(ticket.number, None)
+
+    def next(self, profile: str, ready: Collection[str]) -> str | None:
+        """Whose turn it is when a worker of `profile` is free: a profile among `ready`, None where none of them waits.
+
+        `profile` itself, unless no call of it waits or the oldest call of all has been overtaken too often.
+        """
+        oldest = self._oldest(ready)
+        if oldest is None or not self.count(profile) or oldest.profile == profile:
+            return oldest.profile if oldest else None
+        if oldest.overtaken >= self._patience:
+            return oldest.profile
+        oldest.overtaken += 1
+        return profile
+
+    def oldest(self, ready: Collection[str]) -> str | None:
+        """The profile of the oldest call of those in `ready`."""
+        oldest = self._oldest(ready)
+        return oldest.profile if oldest else None
+
+    def profiles(self) -> list[str]:
+        """Those of which a call waits."""
+        return [name for name, queue in self._queues.items() if queue]
+
+    def pop(self, profile: str) -> T | None:
+        queue = self._queues.get(profile)
+        return queue.popitem(last=False)[1].item if queue else None
+
+    def move(self, profile: str, to: str) -> None:
+        """Let the calls of `profile` wait with those of another, each at the place that its arrival gives it."""
+        tickets = [*self._queues.pop(profile, {}).values(), *self._queues.pop(to, {}).values()]
+        for ticket in tickets:
+            ticket.profile = to
+        self._queues[to] = OrderedDict((t.number, t) for t in sorted(tickets, key=lambda t: t.number))
+
+    def clear(self) -> list[T]:
+        """Take all out, in order of arrival."""
+        tickets = [ticket for queue in self._queues.values() for ticket in queue.values()]
+        self._queues.clear()
+        return [ticket.item for ticket in sorted(tickets, key=lambda t: t.number)]
+
+    def _oldest(self, ready: Collection[str]) -> Ticket[T] | None:
+        first = [next(iter(queue.values())) for name, queue in self._queues.items() if queue and name in ready]
+        return min(first, key=lambda ticket: ticket.number, default=None)
+
 
 FORKS = max(2, usable_cores())  # of one profile at a time: more at once would all come later
 ATTEMPTS = 2  # at what a worker's death ends

@@ -14,16 +14,13 @@ from typing import Self, Unpack
 
 import msgspec
 
-from retcon.core.cores import usable_cores
 from retcon.core.errors import SandboxBusy, SandboxUnavailable
-from retcon.core.memory import total_memory
+from retcon.core.machine import total_memory, usable_cores
 from retcon.sandbox.jail.messages import CallEnded, RunCall
 from retcon.sandbox.pool.fleet import Fleet
-from retcon.sandbox.pool.packages import check_python, find_python
+from retcon.sandbox.pool.handles import WorkerHandle, check_python, find_python
 from retcon.sandbox.pool.profiles import Chooser, check_limits, find, with_packages
-from retcon.sandbox.pool.request import call
-from retcon.sandbox.pool.session import PoolSession, Sessions
-from retcon.sandbox.pool.worker_handle import WorkerHandle
+from retcon.sandbox.pool.session import PoolSession, Sessions, call
 from retcon.sandbox.types import (
     Limits,
     Program,

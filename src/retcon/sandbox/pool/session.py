@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -11,21 +12,60 @@ from typing import Unpack
 import msgspec
 
 from retcon.core.errors import CheckpointRefused, SandboxUnavailable, SessionLost, nearest
-from retcon.core.memory import total_memory
+from retcon.core.machine import total_memory
 from retcon.core.texts import counted
 from retcon.sandbox.jail.messages import (
     CHECKPOINTS,
     TOO_MANY,
+    Bounds,
     Discard,
     Kept,
     MakeCheckpoint,
     Message,
     OpenSession,
     RollBack,
+    RunCall,
 )
-from retcon.sandbox.pool.request import bounds, cell
-from retcon.sandbox.pool.worker_handle import WorkerHandle
+from retcon.sandbox.pool.handles import WorkerHandle
+from retcon.sandbox.pool.paths import check_room, inside_scratch, to_write
 from retcon.sandbox.types import Limits, Program, ProgramOptions, Result, SessionBounds, as_cell
+
+
+def call(program: Program, limits: Limits, tier: str, folders: Sequence[str]) -> RunCall:
+    """limits: that it runs under. tier, folders: the worker's. Raises ValueError for a path that is not the program's
+    own."""
+    files = _encoded(program, tier, folders)
+    fetch = inside_scratch(program.fetch, tier, folders)
+    return RunCall(program.code, program.stdin, bounds(limits), files, program.echo, fetch, program.seed)
+
+
+def cell(program: Program, limits: Limits, file_mb: int, tier: str, folders: Sequence[str]) -> RunCall:
+    """Make the message of a session's cell, which gets files in the scratch folder alone.
+
+    tier, folders: the worker's, from which it hands files back. file_mb: the session's limit. Its interpreter, which
+    nothing frees from that, writes what a cell is given. Raises ValueError for more.
+    """
+    sizes = {f"file {name!r}": len(content) for name, content in program.files.items()}
+    sizes["stdin"] = len(program.stdin.encode("utf-8", "surrogateescape"))
+    for what, size in sizes.items():
+        if size > file_mb << 20:
+            raise ValueError(
+                f"{what} takes {size / (1 << 20):.1f} MiB, above the session's limit file_mb of {file_mb}: open the "
+                "session with more"
+            )
+    fetch = inside_scratch(program.fetch, tier, folders)
+    return RunCall(program.code, program.stdin, bounds(limits), _encoded(program, "", ()), program.echo, fetch)
+
+
+def bounds(limits: Limits) -> Bounds:
+    return Bounds._make(getattr(limits, name) for name in Bounds._fields)
+
+
+def _encoded(program: Program, tier: str, folders: Sequence[str]) -> dict[str, str]:
+    files = program.files
+    check_room(files, program.stdin)
+    return {name: base64.b64encode(files[name]).decode() for name in to_write(files, tier, folders)}
+
 
 BACKSTOP_SECONDS = 30.0  # beyond the wall limit, after which a worker that does not answer is given up
 OPERATION_SECONDS = 60.0  # for a checkpoint or a rollback, likewise

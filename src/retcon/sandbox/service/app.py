@@ -12,8 +12,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from retcon import __version__
-from retcon.http.draining import Draining
-from retcon.http.front import Front
+from retcon.http.front import Draining, Front
 from retcon.http.handling import answer, serving, unserved
 from retcon.sandbox.pool.paths import WRITABLE
 from retcon.sandbox.service.apis.code_judge import (
@@ -26,16 +25,11 @@ from retcon.sandbox.service.apis.code_judge import (
     Status,
     Submission,
 )
-from retcon.sandbox.service.apis.fusion import CodeRan, FusionApi, RunCode
-from retcon.sandbox.service.apis.jupyter import JupyterApi, JupyterRan, RunJupyter
+from retcon.sandbox.service.apis.fusion import CodeRan, FusionApi, JupyterApi, JupyterRan, RunCode, RunJupyter
 from retcon.sandbox.service.apis.languages import Languages
-from retcon.sandbox.service.apis.own import Batch, Call, Cell, OwnApi, Results
-from retcon.sandbox.service.apis.own_sessions import Checkpoint, Open, Opened, SessionsApi
-from retcon.sandbox.service.calls import Calls, Counting
-from retcon.sandbox.service.metrics import CONTENT_TYPE
+from retcon.sandbox.service.apis.own import Batch, Call, Cell, Checkpoint, Open, Opened, OwnApi, Results, SessionsApi
+from retcon.sandbox.service.calls import CONTENT_TYPE, Calls, Counting, Settings, as_fastapi, as_own
 from retcon.sandbox.service.openapi import Endpoint, document, page
-from retcon.sandbox.service.settings import Settings
-from retcon.sandbox.service.shapes import as_fastapi, as_own
 from retcon.sandbox.types import Result, Tier
 
 OPEN_PATHS = ("/health", "/docs", "/openapi.json")

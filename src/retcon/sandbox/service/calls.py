@@ -2,17 +2,121 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
+import re
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
-from dataclasses import replace
-from typing import Protocol
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Protocol
 
 from retcon.core.errors import SandboxBusy, SandboxUnavailable
-from retcon.http.gate import RETRY_AFTER_SECONDS, Gate
-from retcon.http.refusal import RequestRefused
-from retcon.sandbox.service.metrics import Metrics
-from retcon.sandbox.service.settings import Settings
+from retcon.http.front import RETRY_AFTER_SECONDS, Gate
+from retcon.http.handling import RequestRefused
+from retcon.sandbox.pool.paths import inside_scratch, to_write
 from retcon.sandbox.types import Limits, Result, Sandbox, Session, Tier
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Raises ValueError where a bound is not above 0 (drain: below 0), and for limits above max_timeout or max_memory.
+
+    limits: of calls that ask for none of their own. max_timeout, max_memory: seconds and MiB that a call may ask for at
+    most. workers: calls that the sandbox runs at a time, for the metrics. queue: calls that may wait beside them; more
+    are refused. max_calls: calls of one batch. max_body: bytes of a request. max_code: characters of a program.
+    judge_chars: characters that code-judge's API gives of stdout and of stderr, each (that service's default).
+    fusion_bytes: bytes that SandboxFusion's gives of each (what that service keeps). fusion_wait: seconds that a call
+    of SandboxFusion's API waits for a worker at most, beside what its client allows for compiling (verl's gives up
+    after 10). token: bearer token that requests must carry, None to ask for none. session_idle: seconds after which an
+    unused session is closed when another opens. drain: seconds that what is open gets when the server is told to end.
+    """
+
+    limits: Limits = field(default_factory=lambda: Limits(cpu_seconds=10.0, wall_seconds=10.0))
+    max_timeout: float = 600.0
+    max_memory: int = 16384
+    workers: int = 2
+    queue: int = 20000
+    max_calls: int = 4096
+    max_body: int = 64 * MIB
+    max_code: int = 2 * MIB
+    judge_chars: int = 1000
+    fusion_bytes: int = MIB
+    fusion_wait: float = 8.0
+    token: str | None = None
+    session_idle: float = 3600.0
+    drain: float = 0.0
+
+    def __post_init__(self) -> None:
+        for bound in fields(self):
+            value = getattr(self, bound.name)
+            if isinstance(value, int | float) and not (value > 0 or (bound.name == "drain" and value == 0)):
+                raise ValueError(f"{bound.name} is {value}: it must be above 0")
+        for flag, own, most in (
+            ("timeout", max(self.limits.cpu_seconds, self.limits.wall_seconds), self.max_timeout),
+            ("memory", self.limits.memory_mb, self.max_memory),
+        ):
+            if own > most:
+                raise ValueError(
+                    f"--{flag} is {own:g}, above --max-{flag} {most:g}: a call that asks for none would get more than "
+                    "any may ask for; lower the one or raise the other"
+                )
+        if self.token is not None and not (self.token and self.token.isascii() and self.token.isprintable()):
+            raise ValueError("the token must be of printable ASCII characters, and not empty")
+
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+PREFIX = "retcon_sandbox_"
+BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+"""Upper bounds in seconds."""
+
+
+class Metrics:
+    """What has happened since the service started."""
+
+    def __init__(self) -> None:
+        self.calls: Counter[tuple[str, str]] = Counter()
+        self.requests: Counter[int] = Counter()
+        self._buckets = [0] * (len(BUCKETS) + 1)
+        self._sum = 0.0
+
+    def answered(self, api: str, status: str, seconds: float) -> None:
+        """A call of `api` ended with `status`, `seconds` (wall) after it was taken in."""
+        self.calls[api, status] += 1
+        self._sum += seconds
+        place = next((i for i, bound in enumerate(BUCKETS) if seconds <= bound), len(BUCKETS))
+        self._buckets[place] += 1
+
+    def text(self, gauges: Mapping[str, tuple[str, float]]) -> str:
+        """All of it, and the gauges: name to (what it says, value)."""
+        lines = _head("calls_total", "counter", "Calls answered, by API and by how they ended.")
+        lines += [_line("calls_total", n, api=api, status=status) for (api, status), n in sorted(self.calls.items())]
+        lines += _head("http_requests_total", "counter", "Requests answered, by HTTP status.")
+        lines += [_line("http_requests_total", n, code=str(code)) for code, n in sorted(self.requests.items())]
+        lines += _head("call_seconds", "histogram", "Wall time of a call, from when it was taken in to its result.")
+        below = 0
+        for bound, count in zip([*map(repr, BUCKETS), "+Inf"], self._buckets, strict=True):
+            below += count
+            lines.append(_line("call_seconds_bucket", below, le=bound))
+        lines += [_line("call_seconds_sum", self._sum), _line("call_seconds_count", below)]
+        for name, (says, value) in gauges.items():
+            lines += [*_head(name, "gauge", says), _line(name, value)]
+        return "\n".join(lines) + "\n"
+
+
+def _head(name: str, kind: str, says: str) -> list[str]:
+    return [f"# HELP {PREFIX}{name} {says}", f"# TYPE {PREFIX}{name} {kind}"]
+
+
+def _line(name: str, value: float, **labels: str) -> str:
+    inner = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
+    return f"{PREFIX}{name}{{{inner}}} {value!r}" if inner else f"{PREFIX}{name} {value!r}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 class Ending(Session, Protocol):
@@ -105,3 +209,60 @@ def unavailable(error: SandboxUnavailable, kind: str = "unavailable") -> Request
 def room_for(limits: Limits, text: str) -> Limits:
     """Limits under which output that may equal `text`, but for white space around it, is not cut."""
     return replace(limits, output_bytes=max(limits.output_bytes, 2 * len(text.encode("utf-8", "replace")) + 1024))
+
+
+def decode_files(files: Mapping[str, str | None], field: str, tier: str, folders: Collection[str]) -> dict[str, bytes]:
+    """Base64 to bytes; a content of None is left out. tier, folders: the server's. Raises RequestRefused that names the
+    file."""
+    decoded = {}
+    try:
+        to_write(files, tier, folders)
+    except ValueError as error:
+        raise RequestRefused.invalid(field, str(error)) from error
+    for name, content in files.items():
+        if content is None:
+            continue
+        try:
+            decoded[name] = base64.b64decode(content, validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise RequestRefused.invalid(
+                f"{field}.{name}", f"the content of file '{name}' is not base64: {error}"
+            ) from error
+    return decoded
+
+
+def check_paths(paths: Iterable[str], field: str, tier: str, folders: Collection[str]) -> list[str]:
+    """These paths. tier, folders: the server's. Raises RequestRefused for one in a folder that is not the program's."""
+    try:
+        return inside_scratch(paths, tier, folders)
+    except ValueError as error:
+        raise RequestRefused.invalid(field, str(error)) from error
+
+
+def check_text(text: str, field: str, errors: str = "strict") -> str:
+    """Raises RequestRefused for text that cannot be written as UTF-8. errors: as of `str.encode`."""
+    try:
+        text.encode("utf-8", errors)
+    except UnicodeEncodeError as error:
+        raise RequestRefused.invalid(field, f"not Unicode: {error.reason} at character {error.start}") from error
+    return text
+
+
+_FILES = "files."
+_STEP = re.compile(r"\[([0-9]+)]|[^].[]+")
+
+
+def as_own(refused: RequestRefused) -> dict[str, Any]:
+    """The body in this service's own API."""
+    return {"error": {"type": refused.kind, "field": refused.field, "message": refused.message}, **refused.extra}
+
+
+def as_fastapi(refused: RequestRefused) -> dict[str, Any]:
+    """The body as code-judge and SandboxFusion give it: both are built on FastAPI."""
+    field = refused.field or ""
+    where: list[str | int] = ["body"]
+    if field.startswith(_FILES):  # what follows is a file's name, which may hold anything
+        where += ["files", field.removeprefix(_FILES)]
+    else:
+        where += [step[0] if step[1] is None else int(step[1]) for step in _STEP.finditer(field)]
+    return {"detail": [{"type": refused.kind, "loc": where, "msg": refused.message}]}

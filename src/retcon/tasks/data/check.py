@@ -10,9 +10,7 @@ from typing import Any
 from retcon.core.errors import MissingExtra, RetconError
 from retcon.core.seeds import derive
 from retcon.tasks.data.fields import DataError
-from retcon.tasks.data.grading import ambiguous, has_tests, in_words, unreadable
-from retcon.tasks.data.load import load
-from retcon.tasks.data.loaded import Placed
+from retcon.tasks.data.load import Placed, ambiguous, has_tests, in_words, load, unreadable
 from retcon.tasks.data.settings import FileTaskSettings
 from retcon.tasks.grading.registry import needed_settings, refuse_unready
 from retcon.tasks.types import Task

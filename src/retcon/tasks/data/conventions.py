@@ -7,18 +7,22 @@ settings' `columns`.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
-from retcon.core.errors import nearest
+from retcon.core.errors import MissingExtra, nearest
+from retcon.core.installing import how_to_install
 from retcon.core.seeds import derive
-from retcon.tasks.data.export import exported_meta
+from retcon.store.whole import explained, refuse_special, whole_file
 from retcon.tasks.data.fields import (
     Columns,
     DataError,
     Item,
     Misfit,
+    empty,
     ends_in_mark,
     in_full,
     marked,
@@ -28,8 +32,89 @@ from retcon.tasks.data.fields import (
     text,
     written_out,
 )
-from retcon.tasks.graders.text import chosen_letter, lettered
-from retcon.tasks.grading.cases import PLACES, as_printed, plain
+from retcon.tasks.graders.text import chosen_letter, lettered, rational
+from retcon.tasks.grading.cases import PLACES, as_printed, function_named, lines_of, plain
+from retcon.tasks.types import Split, Task
+
+# Tasks as rows of verl's data sets: what its trainer reads, and all that our own reader needs to have the task again.
+#
+# | column | |
+# |---|---|
+# | `prompt` | messages: system prompt, what is said before the question, the question |
+# | `data_source` | the data set, by which verl sorts its figures of a validation |
+# | `reward_model` | `style` = rule, `ground_truth`: the answer |
+# | `extra_info` | `id` and `index` of the task, `split`, and in `retcon` what else it holds, as JSON |
+# | `agent_name` | verl's name of our agent loop |
+
+AGENT = "retcon"
+META = "retcon"
+AT_ONCE = 1000
+"""Rows of a piece of the file, which is what stands in memory."""
+
+
+def verl_rows(tasks: Iterable[Task], *, split: Split, system: str | None, source: str) -> Iterator[dict[str, Any]]:
+    """A row for each task, in order. system: of tasks that bring none. source: the data set, of those that name none.
+
+    Raises DataError for a task whose `meta` JSON has no form for.
+    """
+    for index, task in enumerate(tasks):
+        spoken = task.system or system
+        messages = [*([("system", spoken)] if spoken else []), *task.before, ("user", task.question)]
+        try:
+            meta = json.dumps(dict(task.meta), ensure_ascii=False, sort_keys=True, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise DataError(f"task {task.id}: what it holds besides cannot be written as JSON: {error}") from None
+        yield {
+            "prompt": [{"role": role, "content": content} for role, content in messages],
+            "data_source": str(task.meta.get("source") or source),
+            "reward_model": {"style": "rule", "ground_truth": task.answer},
+            "extra_info": {"id": task.id, "index": index, "split": split, META: meta},
+            "agent_name": AGENT,
+        }
+
+
+def exported_meta(extra_info: Columns) -> Mapping[str, Any] | None:
+    """`meta` of the task that `verl_rows` made a row of; None of rows that somebody else made."""
+    written = extra_info.get(META)
+    if not isinstance(written, str):
+        return None
+    try:
+        meta = json.loads(written)
+    except ValueError:
+        return None
+    return meta if isinstance(meta, dict) else None
+
+
+def write_verl(path: Path, rows: Iterable[Mapping[str, Any]]) -> int:
+    """Writes them as Parquet, whole or not at all; returns how many. Raises MissingExtra without pyarrow, RecordError
+    or StorageError where the file cannot be written, DataError where there is no row."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise MissingExtra(f"writing Parquet needs pyarrow: {how_to_install('formats')}") from None
+    text = pyarrow.string()
+    schema = pyarrow.schema({
+        "prompt": pyarrow.list_(pyarrow.struct({"role": text, "content": text})),
+        "data_source": text,
+        "reward_model": pyarrow.struct({"style": text, "ground_truth": text}),
+        "extra_info": pyarrow.struct({"id": text, "index": pyarrow.int64(), "split": text, META: text}),
+        "agent_name": text,
+    })  # fmt: skip
+    refuse_special(path)
+    left, count = iter(rows), 0
+    first = list(islice(left, AT_ONCE))
+    if not first:
+        raise DataError(f"{path}: there is no task to write")
+    with explained(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with whole_file(path) as file, pyarrow.parquet.ParquetWriter(file, schema) as writer:
+        while first:
+            writer.write_table(pyarrow.Table.from_pylist(first, schema))
+            count += len(first)
+            first = list(islice(left, AT_ONCE))
+    return count
+
 
 INPUT = "input"
 """What an instruction is about: it stands after it."""
@@ -97,8 +182,6 @@ def register(convention: Convention) -> Convention:
 
 def conventions() -> Sequence[Convention]:
     """All of them, what is unmistakable first."""
-    import retcon.tasks.data.programs  # noqa: F401  registers its own
-
     return sorted(_ALL, key=lambda one: one.certainty)
 
 
@@ -340,3 +423,126 @@ def _adds(row: Columns, name: str, column: str, asked: str) -> bool:
     if name == column or not isinstance(value, str) or not value.strip():
         return False
     return value.strip() not in asked and asked.strip() not in value
+
+
+# Conventions of tasks whose answers are programs, graded by tests: HumanEval, MBPP, LiveCodeBench and APPS.
+#
+# The tests stay in a task's `meta`, under the names that the data set gives them; nothing here unpacks or runs them.
+
+CODE = "code"
+"""The grader of tasks with tests."""
+_MBPP_ASKS = ("question", "text", "query", "prompt")
+_ASKS = (*_MBPP_ASKS, *(name for name in QUESTIONS if name not in _MBPP_ASKS))
+_MBPP_TESTS = ("test_list", "tests")
+_APPS_TESTS = ("input_output", "tests")
+_COMPARING = ("math", "exact", "judge")
+"""Graders that compare answers, whatever tests stand beside them."""
+
+
+def _humaneval(row: Columns) -> Item:
+    """The prompt is the beginning of a function, whose imports and helpers the tests' way of calling needs: it stays in
+    `meta` as well."""
+    read = item(row, "prompt", "")
+    start = read.question.strip("\n")
+    how = "Complete this Python program, and answer with the whole of it in one block of code."
+    asked = f"{how}\n\n```python\n{start}\n```"
+    return replace(read, question=asked, bare=start, meta={**read.meta, "prompt": row["prompt"]})
+
+
+def _mbpp(row: Columns) -> Item:
+    """The tests are shown, as by its authors (arXiv 2108.07732): only they say what the function is called."""
+    if _compared(row):
+        return item(row, first_of(row, _ASKS), first_of(row, (name for name in ANSWERS if not missing(row.get(name)))))
+    read = item(row, first_of(row, _ASKS), "")
+    column = first_of(row, (name for name in _MBPP_TESTS if not empty(row.get(name))))
+    if (lines := lines_of(row.get(column))) is None:
+        if column == "test_list":
+            raise Misfit(column, as_printed(row.get(column)) or "is not a list of tests, each a line of Python")
+        return _with_how(read, row)
+    shown = "\n".join(lines)
+    asked = (
+        f"{read.question.strip()} Answer with one block of Python. These tests must pass:\n\n```python\n{shown}\n```"
+    )
+    return replace(read, question=asked)  # without our few words the tests would hide that a question is known
+
+
+def _of_mbpp(row: Columns) -> bool:
+    """`tests` may be those of another convention, and a row without any of it, too, unless it asks as MBPP's do."""
+    lines = any(lines_of(row.get(name)) for name in _MBPP_TESTS)
+    return not (_only_chooses(row) or _compared(row)) and (lines or ("test_list" in row and _asks_as_mbpp(row)))
+
+
+def _compared(row: Columns) -> bool:
+    """Whether it names a grader that compares its answer."""
+    return row.get("grader") in _COMPARING and not all(missing(row.get(name)) for name in ANSWERS)
+
+
+def _asks_as_mbpp(row: Columns) -> bool:
+    return any(name in row for name in _MBPP_ASKS)
+
+
+def _without_tests(row: Columns) -> bool:
+    return all(empty(row.get(name)) for name in _APPS_TESTS)
+
+
+def _only_chooses(row: Columns) -> bool:
+    """Whether it names an option, and its columns of tests hold none, as where rows of several kinds have one table."""
+    return names_option(row) and all(empty(row.get(name)) for name in {*_APPS_TESTS, *_MBPP_TESTS})
+
+
+def _untold(row: Columns) -> bool:
+    """Whether other rows may have the tests that it lacks."""
+    return _without_tests(row) and _asks_for_programs(row)
+
+
+def _asks_for_programs(row: Columns) -> bool:
+    """Rows with an answer beside `input_output`, or `tests` that may be others, are of the conventions that read it; a
+    solution that has no box and is no number is a program."""
+    solution = str(row.get("solution"))
+    solved = "\\boxed" in solution or rational(solution) is not None
+    answered = solved or any(name in row for name in ANSWERS if name != "solution")
+    tests = row.get("tests")
+    tested = "tests" in row and (_asks_as_mbpp(row) or (isinstance(tests, str) and "assert" in tests))
+    return not _only_chooses(row) and (tested or not answered)
+
+
+def _livecodebench(row: Columns) -> Item:
+    read = item(row, "question_content", "")
+    return replace(_with_how(read, row), source=read.source or text(row, "platform"))
+
+
+def _apps(row: Columns) -> Item:
+    """Also TACO, and rows whose `tests` are cases, or Python in one text: they are not shown, as they are many. Lines
+    of Python, and answers that are compared, are read as in mbpp: they may stand in other rows."""
+    if _compared(row) or lines_of(row.get("tests")):
+        return _mbpp(row)
+    read = item(row, first_of(row, QUESTIONS), "")
+    return _with_how(read, row)
+
+
+def _of_apps(row: Columns) -> bool:
+    return not (_without_tests(row) or _compared(row)) and _asks_for_programs(row)
+
+
+def _with_how(read: Item, row: Columns) -> Item:
+    """Its question says what kind of program answers it."""
+    start = text(row, "starter_code").strip("\n")
+    if start:
+        how = f"Answer with one block of Python that begins so:\n\n```python\n{start}\n```"
+    elif isinstance(tests := row.get("tests"), str) and not tests.lstrip().startswith(("[", "{")):
+        how = "Answer with one block of Python."
+    elif name := function_named(row):
+        how = f"Answer with one block of Python that defines `{name}`."
+    else:
+        how = "Answer with one block of Python: a program that reads standard input and prints the answer."
+    return replace(read, question=f"{read.question.strip()}\n\n{how}", bare=read.question)
+
+
+register(Convention("humaneval", ("prompt", "test", "entry_point"), _humaneval, CODE))
+register(
+    Convention("livecodebench", ("question_content", "public_test_cases|private_test_cases"), _livecodebench, CODE)
+)
+register(Convention("mbpp", ("|".join(_ASKS), "|".join(_MBPP_TESTS)), _mbpp, CODE, _of_mbpp, 1,
+                    untold=_untold))  # fmt: skip
+register(Convention("apps", ("|".join(QUESTIONS), "|".join(_APPS_TESTS)), _apps, CODE, _of_apps, 1,
+                    untold=_untold))  # fmt: skip

@@ -7,30 +7,368 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
-from retcon.core.errors import TaskWarning, nearest
-from retcon.tasks.data.conventions import ASKED, QUESTIONS, Convention, Untold, named, others, recognised
-from retcon.tasks.data.fields import Columns, DataError, Item, Misfit, Row, marks
-from retcon.tasks.data.files.rows import files_of, mapped, read_rows, split_of
-from retcon.tasks.data.grading import graded_item, is_answered, refuse_unknown
-from retcon.tasks.data.loaded import CHOICE, Loaded, Placed, ReadSource, Role
-from retcon.tasks.data.origin import imported_tasks, origin_of, short_name
-from retcon.tasks.data.overlap import EvaluationIndex
-from retcon.tasks.data.packaged.saved import folder_of, has_splits
-from retcon.tasks.data.packaged.splits import TRAIN, Splits, splits_of
-from retcon.tasks.data.programs import CODE
-from retcon.tasks.data.text import NAMED, key
-from retcon.tasks.registry import CountTokens, TaskSet, Ungraded, grader_options, task_set
+from retcon.core.errors import RecipeError, TaskWarning, nearest
+from retcon.core.texts import counted
+from retcon.tasks.data.conventions import ASKED, CODE, QUESTIONS, Convention, Untold, named, others, recognised
+from retcon.tasks.data.fields import NAMED, Columns, DataError, Item, Misfit, Row, empty, key, marks, words
+from retcon.tasks.data.rows import (
+    TRAIN,
+    Origin,
+    Splits,
+    files_of,
+    folder_of,
+    has_splits,
+    imported_tasks,
+    mapped,
+    origin_of,
+    read_rows,
+    short_name,
+    split_of,
+    splits_of,
+)
+from retcon.tasks.data.tasks import LOOK, DataTasks, Part, content
+from retcon.tasks.grading.cases import PLACES, is_tests
+from retcon.tasks.grading.registry import Kind, kind_of
+from retcon.tasks.registry import CountTokens, TaskSet, Ungraded, grader_options, task_set, training_tasks
 from retcon.tasks.types import Task
 
 if TYPE_CHECKING:
     from retcon.tasks.data.settings import FileTaskSettings, TaskSource
+
+# Training questions that repeat questions of an evaluation.
+#
+# Two rules, and a match is one or the other:
+#
+# same      the canonical text is the same (`text.canonical`). 13-gram   more than half of the evaluation question's
+# words stand in runs of 13 words that the one training question has           too. Words are lower-case runs of letters
+# and digits, drawings left out. 13 words, and passing over runs that
+#           stand in more than 10 places, are GPT-3's (arXiv 2005.14165, appendix C); "more than half of it, by a single
+#           training instance" is Tülu 3's (arXiv 2411.15124, section 3.2), which takes runs of 8. A question of fewer
+#           words has none.
+
+RUN = 13
+MOST_PLACES = 10
+SHARE = 0.5
+
+Gram = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """evaluation: which question, as it was named. share: of its words, 1 where the text is the same."""
+
+    rule: Literal["same", "13-gram"]
+    evaluation: str
+    share: float
+
+
+class EvaluationIndex:
+    """The questions of evaluations, to look training questions up in. questions: (name, question); the time to build it
+    and of each look-up is linear in the text."""
+
+    def __init__(self, questions: Iterable[tuple[str, str]]) -> None:
+        self._same: dict[str, str] = {}
+        self._names: list[str] = []
+        self._lengths: list[int] = []
+        places: defaultdict[Gram, list[tuple[int, int]]] = defaultdict(list)
+        for name, question in questions:
+            same = key(question)
+            if same in self._same:
+                continue
+            self._same[same] = name
+            found = words(question)
+            for start, gram in enumerate(_grams(found)):
+                if len(places[gram]) <= MOST_PLACES:
+                    places[gram].append((len(self._names), start))
+            self._names.append(name)
+            self._lengths.append(len(found))
+        self._places = {gram: there for gram, there in places.items() if len(there) <= MOST_PLACES}
+
+    def __len__(self) -> int:
+        """How many different questions there are."""
+        return len(self._names)
+
+    def match(self, question: str, same: str = "") -> Match | None:
+        """What a training question repeats, the evaluation question that it covers most of; None where nothing. same:
+        its `text.key`, where that is known."""
+        if self._names and (name := self._same.get(same or key(question))) is not None:
+            return Match("same", name, 1.0)
+        if not self._places:
+            return None
+        begun: defaultdict[int, set[int]] = defaultdict(set)
+        for gram in set(_grams(words(question))):
+            for evaluation, start in self._places.get(gram, ()):
+                begun[evaluation].add(start)
+        best = max(((_covered(starts) / self._lengths[n], n) for n, starts in begun.items()), default=(0.0, 0))
+        return Match("13-gram", self._names[best[1]], best[0]) if best[0] > SHARE else None
+
+
+def _grams(found: list[str]) -> Iterable[Gram]:
+    return (tuple(found[n : n + RUN]) for n in range(len(found) - RUN + 1))
+
+
+def _covered(starts: set[int]) -> int:
+    """Words that runs from these places cover."""
+    total, end = 0, 0
+    for start in sorted(starts):
+        total += start + RUN - max(start, end)
+        end = start + RUN
+    return total
+
+
+OF_TEXTS = ("math", "exact", "choice")
+"""Graders of answers in words, numbers and letters, to which tests say nothing."""
+
+
+def refuse_unknown(grader: str, where: str) -> None:
+    """Raises DataError where there is no such grader; import paths are taken as they are."""
+    try:
+        kind_of(grader)
+    except RecipeError as error:
+        raise DataError(f"{where}: {error}") from None
+
+
+def graded_item(item: Item, given: str, usual: str) -> tuple[Item, str]:
+    """An item with its answer to the grader that it is graded by, and that grader: the one that it names, else the one
+    that is `given` for those that name none, else its convention's `usual` one. Tests in the answer's place are graded
+    by `code` where what is given compares texts."""
+    if not item.cases:
+        return item, item.grader or given or usual
+    grader = item.grader or (given if given not in OF_TEXTS else "") or CODE
+    return (item if grader in (CODE, *OF_TEXTS) else replace(item, answer=item.cases)), grader
+
+
+def is_answered(item: Item | Task, grader: str) -> bool:
+    """Whether an item has what its grader compares replies with: an answer, or tests where it may look at them."""
+    return (grader != CODE and bool(item.answer)) or (grader not in OF_TEXTS and has_tests(item))
+
+
+def has_tests(item: Item | Task) -> bool:
+    """Whether there is anything to run an answer's program against."""
+    return is_tests(item.answer) or any(not empty(item.meta.get(name)) for name in PLACES)
+
+
+def in_words(task: Task) -> bool:
+    """Whether the task's grader takes its answer, which is in words, for something else."""
+    kind = _kind(task)
+    return kind is not None and kind.in_words is not None and kind.in_words(task.answer)
+
+
+def ambiguous(task: Task) -> str:
+    """How the task's grader reads its answer where that may mean something else, "" where it may not."""
+    kind = _kind(task)
+    return "" if kind is None or kind.ambiguous is None else kind.ambiguous(task.answer)
+
+
+def unread(grader: str, item: Item) -> str:
+    """Why a grader could compare nothing with an item's answer or tests, "" where it could, or takes a sandbox to
+    tell."""
+    kind = kind_of(grader)
+    try:
+        if kind.read is not None:
+            kind.read(item.answer, item.meta)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def unreadable(tasks: Iterable[Task]) -> list[tuple[Task, str]]:
+    """The tasks whose answers their grader could compare nothing with, and why, in their order, but for what `unread`
+    tells. Raises MissingExtra and SandboxUnavailable where a grader cannot read answers without."""
+    kept = [(task, kind) for task in tasks if (kind := _kind(task)) is not None]
+    answers: dict[str, list[str]] = {}
+    for task, kind in kept:
+        answers.setdefault(kind.name, []).append(task.answer)
+    reads = {kind.name: kind.unreadable for _, kind in kept if kind.unreadable is not None}
+    why = {name: read(answers[name]) for name, read in reads.items()}
+    found = [(task, why.get(kind.name, {}).get(task.answer)) for task, kind in kept]
+    return [(task, reason) for task, reason in found if reason is not None]
+
+
+def _kind(task: Task) -> Kind | None:
+    name = task.meta.get("grader")
+    return kind_of(name) if isinstance(name, str) else None
+
+
+Role = Literal["train", "evaluation"]
+CHOICE = "choice"
+SHOWN = 20
+"""Places of what was dropped that are kept, of each reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A task, and the file and line that it stands in. same: its question's `text.key`. unread, bare: as in `Item`.
+    said: so too, where a letter is what is graded."""
+
+    task: Task
+    where: str
+    same: str
+    unread: str = ""
+    said: str = ""
+    bare: str = ""
+
+    @property
+    def compared(self) -> str:
+        """What other questions may overlap with: words of ours would make short ones alike."""
+        return self.bare or self.task.question
+
+    @property
+    def shown(self) -> str:
+        """The answer as whoever looks for it finds it in the file."""
+        return self.said or self.task.answer
+
+
+@dataclass(slots=True)
+class ReadSource:
+    """A source and what became of its rows.
+
+    dropped: rows by reason; where_dropped: the first places of each. conflicting: (place, first place) of dropped
+    duplicates that have another answer.
+    asked_with: rows by the columns that their questions also come from. named_by: how the first row that tells names
+    options (`Item`), and its place.
+    """
+
+    settings: TaskSource
+    origin: Origin
+    name: str
+    convention: str = ""
+    columns: tuple[str, ...] = ()
+    rows: int = 0
+    train: list[Placed] = field(default_factory=list)
+    evaluation: list[Placed] = field(default_factory=list)
+    tasks: TaskSet | None = None
+    dropped: Counter[str] = field(default_factory=Counter)
+    where_dropped: dict[str, list[str]] = field(default_factory=dict)
+    conflicting: list[tuple[str, str]] = field(default_factory=list)
+    asked_with: Counter[str] = field(default_factory=Counter)
+    named_by: tuple[str, str] = ("", "")
+
+    def unread(self, item: Item, grader: str, where: str) -> str:
+        """Why the grader cannot read a row's answer, "" where it can: options are named in one way throughout."""
+        if grader == CHOICE and item.named_by:
+            self.named_by = self.named_by if self.named_by[0] else (item.named_by, where)
+            if self.named_by[0] != item.named_by:
+                return (f"it is an option's {item.named_by}, where {self.named_by[1]} has an option's "
+                        f"{self.named_by[0]}: write letters, A, B, …")  # fmt: skip
+        return (item.unread if grader == CHOICE else "") or unread(grader, item)
+
+    def drop(self, reason: str, where: str) -> None:
+        self.dropped[reason] += 1
+        places = self.where_dropped.setdefault(reason, [])
+        if len(places) < SHOWN:
+            places.append(where)
+
+    def identity(self) -> dict[str, Any]:
+        """JSON types."""
+        if self.tasks is not None:
+            tasks = [content(task) for _, task in zip(range(LOOK), training_tasks(self.tasks, 0), strict=False)]
+            return {"path": self.settings.path, "origin": self.origin, "weight": self.settings.weight,
+                    "content": _combined(tasks)}  # fmt: skip
+        kept = [*self.train, *self.evaluation]
+        train, evaluation = ([content(p.task) for p in placed] for placed in (self.train, self.evaluation))
+        about = self.settings.model_dump(include={"path", "columns", "split", "subset", "revision", "weight"})
+        return {
+            **{name: value for name, value in about.items() if value},
+            "origin": self.origin, "convention": self.convention, "rows": self.rows, "train": len(self.train),
+            "evaluation": len(self.evaluation), "dropped": dict(sorted(self.dropped.items())),
+            "graders": dict(sorted(Counter(str(p.task.meta["grader"]) for p in kept).items())),
+            "content": _combined([_combined(train), f"evaluation {_combined(evaluation)}"]),
+        }  # fmt: skip
+
+
+@dataclass(slots=True)
+class Loaded:
+    """All sources, read. overlaps: (place, match) of training tasks that repeat what evaluation asks, found and not
+    dropped."""
+
+    settings: FileTaskSettings
+    sources: list[ReadSource]
+    overlaps: list[tuple[str, Match]] = field(default_factory=list)
+
+    def refuse_overlap(self) -> None:
+        """Raises DataError where there is overlap that the settings do not allow."""
+        if not self.overlaps or self.settings.overlap != "refuse":
+            return
+        told = [f"{where}: {_told(match)}" for where, match in self.overlaps[:3]]
+        raise DataError(
+            f"{len(self.overlaps)} training tasks overlap with evaluation:\n  " + "\n  ".join(told)
+            + '\noverlap = "drop" leaves them out, "allow" trains on them'
+        )  # fmt: skip
+
+    def refuse_unread(self) -> None:
+        """Raises DataError where an answer cannot be read, and that takes no sandbox to tell."""
+        wrong = [one for source in self.sources for one in (*source.train, *source.evaluation) if one.unread]
+        if wrong:
+            told = [f"{one.where}: {f'{one.shown!r:.40}: ' if one.shown else ''}{one.unread}"
+                    for one in wrong[:3]]  # fmt: skip
+            raise DataError(f"{counted(len(wrong), 'answer')} that no grader can read:\n  " + "\n  ".join(told))
+
+    def warn_of_drops(self) -> None:
+        """Warns (TaskWarning) of what was dropped, one line a source."""
+        for source in self.sources:
+            if source.dropped:
+                kept = len(source.train) + len(source.evaluation)
+                reasons = ", ".join(f"{count} {reason}" for reason, count in source.dropped.most_common())
+                line = f"{source.settings.path}: {kept} of {source.rows} rows are used; left out: {reasons}"
+                warnings.warn(line, TaskWarning, stacklevel=3)
+
+    def tasks(self) -> DataTasks:
+        """Raises DataError where there is no task at all."""
+        parts = _parts(self.sources)
+        held_out = tuple(p.task for source in self.sources for p in source.evaluation)
+        if not parts and not held_out:
+            said = "; ".join(f"{n} {r}" for s in self.sources for r, n in s.dropped.items())
+            raise DataError(f"{self.sources[0].settings.path}: no row can be used: {said}")
+        name = (
+            self.settings.name
+            or "+".join(dict.fromkeys(s.name for s in self.sources if s.train or s.tasks))
+            or "+".join(dict.fromkeys(s.name for s in self.sources))
+        )
+        sources = [source.identity() for source in self.sources]
+        made_of = [
+            name,
+            str(self.settings.system),
+            *(f"{s['content']} {s.get('weight')}" for s in sources),
+        ]
+        system = self.settings.system or None
+        about = self.settings.model_dump(include={"evaluation_share", "duplicates", "overlap", "max_prompt_tokens"})
+        identity = {"name": name, "fingerprint": _combined(made_of)[:16], **about, "sources": sources}
+        return DataTasks(name, system, parts, held_out, identity)
+
+
+def _parts(sources: Iterable[ReadSource]) -> tuple[Part, ...]:
+    """Those that train. Task sets of one name are told apart by their paths: each grades its own tasks."""
+    named: dict[str, str] = {}
+    found: list[Part] = []
+    for source in sources:
+        if source.tasks is None:
+            if source.train:
+                found.append(Part(source.name, tuple(p.task for p in source.train), source.settings.weight))
+            continue
+        path = source.settings.path
+        taken = named.setdefault(source.name, path) != path
+        found.append(Part(f"{source.name} ({path})" if taken else source.name, source.tasks, source.settings.weight))
+    return tuple(found)
+
+
+def _told(match: Match) -> str:
+    if match.rule == "same":
+        return f"the same as {match.evaluation}"
+    return f"{match.share:.0%} of {match.evaluation} stands in it (runs of 13 words)"
+
+
+def _combined(hashes: Iterable[str]) -> str:
+    """Of several hashes, whatever their order."""
+    return hashlib.sha256("\n".join(sorted(hashes)).encode()).hexdigest()
+
 
 _ASKED = ("question", "context", "input")
 """What `columns` may map that is asked."""

@@ -13,8 +13,8 @@ from retcon.config.section import Several
 from retcon.core.errors import RecipeError, nearest
 from retcon.tasks.data.conventions import FIELDS
 from retcon.tasks.data.fields import DataError
-from retcon.tasks.data.files.rows import shards
 from retcon.tasks.data.load import load
+from retcon.tasks.data.rows import shards
 from retcon.tasks.data.tasks import DataTasks
 from retcon.tasks.grading.registry import refuse_unknown_options
 from retcon.tasks.registry import CountTokens, Rewards

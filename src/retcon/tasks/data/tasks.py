@@ -14,12 +14,11 @@ from retcon.core.errors import RecipeError
 from retcon.core.seeds import derive
 from retcon.core.texts import without_turn_end
 from retcon.core.types import Trajectory
-from retcon.tasks.checked import evaluation_tasks, training_tasks
-from retcon.tasks.data.origin import short_name
+from retcon.tasks.data.rows import short_name
 from retcon.tasks.graders.plain import grade as grade_text
 from retcon.tasks.graders.text import final_answer
 from retcon.tasks.grading.registry import Options
-from retcon.tasks.registry import RIGHT, WRONG, Grade, Rewards, TaskSet, Ungraded
+from retcon.tasks.registry import RIGHT, WRONG, Grade, Rewards, TaskSet, Ungraded, evaluation_tasks, training_tasks
 from retcon.tasks.types import Task
 
 FAMILY = "family"  # in the meta of tasks that another task set made, and grades

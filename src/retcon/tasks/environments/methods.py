@@ -13,12 +13,8 @@ from retcon.chat.jsons import read_arguments
 from retcon.core.errors import InfrastructureFault, MissingExtra, RecipeError, raised, told_as
 from retcon.core.installing import how_to_install
 from retcon.core.registry import at_path
-from retcon.core.sample import ids_of
-from retcon.core.schema import ToolSpec
-from retcon.core.types import Trajectory
-from retcon.tasks.environments.prompts import task_of
-from retcon.tasks.environments.rows import BegunRows
-from retcon.tasks.environments.types import CallFailed, Rollback, failure, messages_of, shown
+from retcon.core.types import ToolSpec, Trajectory, ids_of
+from retcon.tasks.environments.types import BegunRows, CallFailed, Rollback, failure, messages_of, shown, task_of
 from retcon.tasks.types import Split, Task
 
 NO_TOOLS = ("reset", "get_reward")

@@ -14,12 +14,9 @@ from typing import Any, NoReturn
 import aiohttp
 
 from retcon.core.errors import InfrastructureFault, RecipeError
-from retcon.core.schema import ToolSpec
 from retcon.core.together import in_a_loop
-from retcon.core.types import Trajectory
-from retcon.tasks.environments.prompts import task_of
-from retcon.tasks.environments.rows import BegunRows
-from retcon.tasks.environments.types import CallFailed, Rollback
+from retcon.core.types import ToolSpec, Trajectory
+from retcon.tasks.environments.types import BegunRows, CallFailed, Rollback, task_of
 from retcon.tasks.types import Split, Task
 
 SECONDS = 60.0

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from retcon.core.errors import InfrastructureFault
-from retcon.core.schema import ToolSpec
+from retcon.core.errors import InfrastructureFault, RecipeError
+from retcon.core.seeds import derive
 from retcon.core.texts import without_turn_end
-from retcon.core.types import Status, Trajectory
+from retcon.core.types import Status, ToolSpec, Trajectory
+from retcon.tasks.data.rows import read_rows
 from retcon.tasks.types import Split, Task
 
 Rollback = Literal["unneeded", "copy", "replay", "impossible"]
@@ -126,3 +128,80 @@ def shown(said: Any) -> str:
         if part["type"] != "text":
             raise InfrastructureFault(f"a tool gave a part of type {part['type']!r}, and only text can be told")
     return "\n".join(str(part.get("text", "")) for part in said)
+
+
+def task_of(
+    prompt: str | Sequence[Mapping[str, Any]], *, set: str, number: int, answer: object = "", after: str = ""
+) -> Task:
+    """Row `number` of a set of tasks. after: what stands after the question.
+
+    Raises RecipeError where it is neither a text nor messages, a message is no text, or of another role, or the last
+    one is not the user's.
+    """
+    where = f"row {number} of {set}"
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    if not isinstance(messages, Sequence) or not all(isinstance(message, Mapping) for message in messages):
+        raise RecipeError(f"{where}: its prompt is neither a text nor a list of messages: {prompt!r:.80}")
+    told = [(str(message.get("role")), _text(message, where)) for message in messages]
+    system = told.pop(0)[1] if told and told[0][0] == "system" else None
+    if not told or told[-1][0] != "user":
+        raise RecipeError(f"{where}: its prompt does not end with a message of the user, but: {_roles(told)}")
+    *before, (_, question) = told
+    if any(role not in ("user", "assistant") for role, _ in before):
+        raise RecipeError(f"{where}: before the question only user and assistant may have spoken, not: {_roles(told)}")
+    wanted = "" if answer is None else str(answer)
+    id = f"{set}/{number}-{derive(question, wanted, after, *(text for _, text in before)) % 16**6:06x}"
+    return Task(id, question + after, wanted, system, {}, tuple(before))
+
+
+def _text(message: Mapping[str, Any], where: str) -> str:
+    content = message.get("content")
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else [content]
+    texts = [part.get("text") for part in parts if isinstance(part, Mapping) and part.get("type") == "text"]
+    if len(texts) < len(parts) or None in texts:
+        raise RecipeError(f"{where}: a message of the {message.get('role')} is not text: {str(content)[:80]}")
+    return "\n".join(map(str, texts))
+
+
+def _roles(told: Sequence[tuple[str, str]]) -> str:
+    return ", ".join(role for role, _ in told) or "nothing"
+
+
+def rows_of(path: str, seeds: int) -> Sequence[Mapping[str, Any]]:
+    """Those of a file (`retcon.tasks.data.rows`), or `{"seed": n}` for n from 0. Raises RecipeError where neither
+    or both are named, DataError for a file that cannot be read."""
+    if bool(path) == bool(seeds):
+        raise RecipeError(
+            "task.path, task.seeds: name one of them: the file whose rows the environment is reset with, or how many "
+            "seeds, where it makes its tasks itself and `reset(seed=…)` says which"
+        )
+    return [dict(row.columns) for row in read_rows(Path(path))] if path else [{"seed": n} for n in range(seeds)]
+
+
+class BegunRows:
+    """The row of every task of an environment, and what `reset` said when the task was made. key: of [task], which
+    names the environment."""
+
+    def __init__(self, environment: str, key: str) -> None:
+        self._environment, self._key = environment, key
+        self._rows: dict[str, tuple[Mapping[str, Any], str]] = {}
+
+    def keep(self, task: str, row: Mapping[str, Any], said: str = "") -> None:
+        self._rows[task] = row, said
+
+    def row(self, task: str) -> Mapping[str, Any]:
+        """Raises RecipeError for a task of another set."""
+        if task not in self._rows:
+            raise RecipeError(f"{self._environment} has no task {task!r}, and its tools begin with one of its own")
+        return self._rows[task][0]
+
+    def check(self, task: str, said: str) -> None:
+        """Raises RecipeError where `reset` says something else now."""
+        before = self._rows[task][1]
+        if said != before:
+            raise RecipeError(
+                f"task.{self._key}: {self._environment} says something else for the same row: {said[:80]!r} after "
+                f"{before[:80]!r}; what it draws must follow from the row (task.seeds)"
+            )

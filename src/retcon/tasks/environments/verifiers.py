@@ -15,11 +15,8 @@ from typing import Any
 
 from retcon.core.errors import InfrastructureFault, MissingExtra, RecipeError
 from retcon.core.registry import at_path, imported
-from retcon.core.schema import ToolSpec
-from retcon.core.types import Trajectory
-from retcon.tasks.environments.prompts import task_of
-from retcon.tasks.environments.rows import BegunRows
-from retcon.tasks.environments.types import Rollback, ended_if_it_fails, failure, messages_of, shown
+from retcon.core.types import ToolSpec, Trajectory
+from retcon.tasks.environments.types import BegunRows, Rollback, ended_if_it_fails, failure, messages_of, shown, task_of
 from retcon.tasks.types import Split, Task
 
 HAD = "SingleTurnEnv, ToolEnv, StatefulToolEnv and PythonEnv"

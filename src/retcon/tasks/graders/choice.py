@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from retcon.tasks.graders.text import chosen_letter, final_answer, letter
-from retcon.tasks.grading.registry import Kind
-from retcon.tasks.grading.types import Host, Reply, Verdict
+from retcon.tasks.grading.registry import Host, Kind, Reply, Verdict
 from retcon.tasks.types import Task
 
 

@@ -9,28 +9,217 @@ result whose `==` says yes to everything.
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import base64
+import builtins
 import contextlib
 import json
+import math
+import re
 import secrets
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from decimal import Decimal, InvalidOperation
+from itertools import chain
+from textwrap import dedent
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from retcon.chat.markdown import find_calls, whole_blocks
 from retcon.core.errors import CheckpointRefused, InfrastructureFault, RetconError, SessionLost
+from retcon.core.programs import parsed
 from retcon.core.together import together
+from retcon.core.types import Trajectory
 from retcon.sandbox.types import TOO_LONG, Limits, Result, Sandbox, Session
-from retcon.tasks.grading.answers import answered_program, whole
+from retcon.tasks.graders.text import heard
 from retcon.tasks.grading.cases import Call, Check, Stdio, Tests, read_tests, refuse_unreadable
-from retcon.tasks.grading.outputs import same_output, same_value
-from retcon.tasks.grading.registry import Kind
-from retcon.tasks.grading.types import Host, Reply, Verdict
+from retcon.tasks.grading.registry import Host, Kind, Reply, Verdict
 from retcon.tasks.grading.warm import WarmSessions
 from retcon.tasks.types import Task
+
+_IMPORTED_AS = ("answer", "solution")
+LONG = 1 << 16  # characters of a block; 600,000 took 11 s
+_INDENTED = re.compile(r"(?:[ \t]*(?:#.*)?\n)*[ \t]+[^\s#]")  # its first line of code
+
+
+def answered_program(reply: Reply, tests: Tests) -> str | None:
+    """The program that a reply answers with; None where there is none, or no answer.
+
+    The last block of its last turn; where blocks are calls, an answer can hold none: then the last program that ran
+    without failing. Where the tests name what they call, it is the last of these that defines it or is the indented
+    body of it, if any is.
+    """
+    programs = _programs(reply)
+    if len(programs) < 2:
+        return programs[0] if programs else None
+    names = names_of(tests)
+    answers = (one for one in reversed(programs) if _answers(one, names, tests))
+    bodies = (one for one in reversed(programs) if _may_be_body(one, tests))
+    return next(chain(answers, bodies), programs[-1])
+
+
+def whole(program: str, tests: Tests) -> str:
+    """The answer as a program: one that is the body of a function alone, which may call itself, goes on from its
+    prompt."""
+    return program if tests.body_of is None or _is_whole(program, *tests.body_of) else tests.body_of[1] + program
+
+
+def names_of(tests: Tests) -> frozenset[str]:
+    """What the tests call of an answer; none where they run programs, or cannot be read."""
+    if tests.body_of is not None:
+        return frozenset({tests.body_of[0]})
+    called = {case.function for case in tests.cases if isinstance(case, Call)}
+    checks = [f"{case.needs}\n{case.code}" for case in tests.cases if isinstance(case, Check)]
+    return frozenset(called or (_free([tests.before, *checks]) if checks else ()))
+
+
+def _programs(reply: Reply) -> Sequence[str]:
+    if reply.trajectory is None:
+        return _blocks(reply.text)
+    return (_blocks(reply.text) or _ran(reply.trajectory)) if reply.trajectory.stop == "answer" else ()
+
+
+def _ran(trajectory: Trajectory) -> Sequence[str]:
+    return [
+        call.code
+        for turn in trajectory.turns
+        for call, observation in zip(turn.calls, turn.observations, strict=True)
+        if observation.status == "ok" and not call.malformed and "code" in call.arguments
+    ]
+
+
+def _blocks(text: str) -> Sequence[str]:
+    """The whole blocks of Python in a text; those that were only thought, where it then says nothing."""
+    programs = [
+        (start, end)
+        for start, end in whole_blocks(text, indented=True)
+        if heard(text[start:end]) == text[start:end] or _is_python(text[start:end])
+    ]
+    found = find_calls(heard(text, programs), indented=True)
+    return [str(call.arguments["code"]) for call in found if not isinstance(call.arguments, str)]
+
+
+def _is_python(block: str) -> bool:
+    """Whether a block, fences and all, is a program or the body of one: what is left open in a thought, and closed by a
+    fence of the answer, is none. A long one is taken for one, as parsing it would keep others waiting."""
+    code = "\n".join(block.split("\n")[1:-1])
+    return len(code) > LONG or any(parsed(one) is not None for one in (dedent(code), f"def _():\n{code}"))
+
+
+def _answers(program: str, names: Collection[str], tests: Tests) -> bool:
+    """Whether it defines one of these names, or is the indented body of one: what is not indented may follow the
+    function, and use it."""
+    if not names:
+        return True
+    one = "|".join(map(re.escape, sorted(names)))
+    defines = rf"^\s*(?:(?:async\s+)?def|class)\s+(?:{one})\b|^\s*(?:{one})\s*(?::[^=\n]*)?=(?!=)"
+    if re.search(defines, program, re.MULTILINE):
+        return True
+    return _may_be_body(program, tests) and _INDENTED.match(program) is not None
+
+
+def _may_be_body(program: str, tests: Tests) -> bool:
+    return tests.body_of is not None and not _is_whole(program, *tests.body_of)
+
+
+def _is_whole(program: str, function: str, prompt: str) -> bool:
+    name = re.escape(function)
+    outside = r"^" if prompt.endswith("\n") else r"\n"  # where the prompt indents the body's first line
+    defines = rf"\bdef\s+{name}\b|\A{name}\s*[:=]|{outside}(?=\S).*\b{name}\b"
+    return re.search(defines, program, re.MULTILINE) is not None
+
+
+def _free(codes: Iterable[str]) -> set[str]:
+    """Names that Python uses and does not bind; those that it imports from an answer are such."""
+    used: set[str] = set()
+    bound = set(dir(builtins))
+    for code in codes:
+        if (tree := parsed(code)) is None:
+            return set()
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Name):
+                (used if isinstance(node.ctx, ast.Load) else bound).add(node.id)
+            elif isinstance(node, ast.arg):
+                bound.add(node.arg)
+            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.ExceptHandler):
+                bound.add(node.name or "")
+            elif isinstance(node, ast.ImportFrom) and node.module in _IMPORTED_AS:
+                used |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.Import | ast.ImportFrom):
+                bound |= {alias.asname or alias.name.partition(".")[0] for alias in node.names}
+    return used - bound
+
+
+MOST_DIGITS = 100
+"""Of a number: longer ones are compared as text."""
+
+
+def same_output(expected: str, printed: str, *, exact: bool = False) -> bool:
+    """Line by line, but for space around lines and empty lines at the end; a line of numbers by their values (`1.0` is
+    `1`). exact: whether decimals must be equal; otherwise 1e-5 of the greater one, or 1e-8, makes no difference, as to
+    the checkers of APPS, TACO and verl."""
+    wanted, had = expected.strip().splitlines(), printed.strip().splitlines()
+    return len(wanted) == len(had) and all(_same_line(*pair, exact) for pair in zip(wanted, had, strict=True))
+
+
+def same_value(a: Any, b: Any) -> bool:
+    """Equality as JSON has it: a truth is no number; floats are equal but for their last digits."""
+    todo = [(a, b)]
+    while todo:
+        one, other = todo.pop()
+        if isinstance(one, list) and isinstance(other, list):
+            if len(one) != len(other):
+                return False
+            todo += zip(one, other, strict=True)
+        elif isinstance(one, dict) and isinstance(other, dict):
+            if one.keys() != other.keys():
+                return False
+            todo += ((one[key], other[key]) for key in one)
+        elif isinstance(one, bool) or isinstance(other, bool):
+            if one is not other:
+                return False
+        elif isinstance(one, float) or isinstance(other, float):
+            if not _close(one, other):
+                return False
+        elif one != other:
+            return False
+    return True
+
+
+def _close(one: Any, other: Any) -> bool:
+    if not isinstance(one, float | int) or not isinstance(other, float | int):
+        return False
+    try:
+        return math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-12)
+    except OverflowError:  # an integer beyond every float
+        return False
+
+
+def _same_line(wanted: str, had: str, exact: bool) -> bool:
+    if wanted.strip() == had.strip():
+        return True
+    ours, theirs = wanted.split(), had.split()
+    return len(ours) == len(theirs) and all(_same_number(*pair, exact) for pair in zip(ours, theirs, strict=True))
+
+
+def _same_number(wanted: str, had: str, exact: bool) -> bool:
+    if wanted == had:
+        return True
+    if max(len(wanted), len(had)) > MOST_DIGITS:
+        return False
+    try:
+        one, other = Decimal(wanted), Decimal(had)
+        if one == other:
+            return True
+    except InvalidOperation:
+        return False
+    if exact or not any(sign in wanted + had for sign in ".eE") or math.isinf(float(one)):
+        return False
+    return math.isclose(float(one), float(other), rel_tol=1e-5, abs_tol=1e-8)
+
 
 _READY = """
 import math, re, collections, itertools, typing, sys

@@ -28,8 +28,7 @@ from pydantic import Field
 from retcon.core.codec import to_dict
 from retcon.core.errors import InfrastructureFault, RecipeError
 from retcon.tasks.graders.text import final_answer
-from retcon.tasks.grading.registry import FUNCTION, Kind
-from retcon.tasks.grading.types import Host, Reply, ScoreError, Verdict
+from retcon.tasks.grading.registry import FUNCTION, Host, Kind, Reply, ScoreError, Verdict
 from retcon.tasks.types import Task
 
 LINE_BYTES = 1 << 26

@@ -15,8 +15,7 @@ from pydantic import Field
 from retcon.core.errors import EngineError, InfrastructureFault, RecipeError
 from retcon.models.remote import USUAL_KEY, Refused, RemoteModel, key_is_missing
 from retcon.tasks.graders.text import final_answer
-from retcon.tasks.grading.registry import Kind
-from retcon.tasks.grading.types import Host, Reply, Verdict
+from retcon.tasks.grading.registry import Host, Kind, Reply, Verdict
 from retcon.tasks.types import Task
 
 PROMPT = """Judge whether a reply is right. You see a question, the reference answer, and the reply; instructions that \

@@ -10,10 +10,11 @@ within them: were it a fault, its rollout would be dropped, and a model that is 
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from types import TracebackType
@@ -21,19 +22,186 @@ from typing import Annotated, Self
 
 from pydantic import Field
 
-from retcon.core.errors import InfrastructureFault, MissingExtra
+from retcon.core.errors import InfrastructureFault, MissingExtra, SandboxUnavailable, SessionLost
 from retcon.core.installing import how_to_install
-from retcon.sandbox.types import Limits, Sandbox
-from retcon.tasks.graders.bases import same_in_base
+from retcon.sandbox.pool import SandboxPool
+from retcon.sandbox.types import Limits, Sandbox, Session
 from retcon.tasks.graders.quantities import CHARS, apart, quantity, same_measures, same_quantity
 from retcon.tasks.graders.stated import stated
 from retcon.tasks.graders.symbols import in_latex, in_ratio, listed, lists, pointed, ungrouped
-from retcon.tasks.graders.text import aloud, final_answer, folded, in_decimals, integer, marked, rational, same_code
-from retcon.tasks.grading.readable import READ, in_words, not_mathematics
-from retcon.tasks.grading.registry import Kind
-from retcon.tasks.grading.types import Host, Reply, Verdict
+from retcon.tasks.graders.text import (
+    MOST_DIGITS,
+    aloud,
+    final_answer,
+    folded,
+    in_decimals,
+    integer,
+    marked,
+    rational,
+    same_code,
+)
+from retcon.tasks.grading.registry import Host, Kind, Reply, Verdict
 from retcon.tasks.grading.warm import WarmSessions
 from retcon.tasks.types import Task
+
+# Numbers that are written with their base: `52_8`, `52_{\text{eight}}`, `(52)_8`, `52₈`, `52 in base 8`, `0x2A`.
+#
+# Math-Verify reads the digits and ignores the base. Pure functions; no pattern goes back over what it has read, as it
+# is a model that writes the text.
+
+TEN = 10  # the base of a number without one
+LARGEST = 36  # in which Python reads digits
+_DIGIT = "(?:[\\dac-f]|b(?!ase))"
+_DIGITS = rf"(?:([+-])\s*+)?(?=[a-f]*\.?\d)({_DIGIT}++(?:,{_DIGIT}{{3,4}})*+(?:\.{_DIGIT}++)?|\.{_DIGIT}++)"
+_BASE = r"\s*+(?:_\s*+(?:base)?|(?:in\s*+)?base)[\s-]*+(\w++)"
+_NUMBER = re.compile(rf"(?<![\w.,]){_DIGITS}{_BASE}", re.ASCII | re.IGNORECASE)
+_HEXADECIMAL = re.compile(r"(?<![\w.,])0x([\da-f]++)(?!\w)", re.ASCII | re.IGNORECASE)
+_NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+_NOTHING = re.compile(r"\\[,;:!]|\{,\}|\\(?:text|math)[a-z]*|\\(?:mbox|rm|left|right)\b|[{}]")
+_SPACE = re.compile(r"\\ |[()$~]")
+_SUBSCRIPT = re.compile("[₀-₉]+")
+_PLAIN_DIGITS = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
+_BEHIND_BOX = re.compile(r"\}(_(?:\w|\{\w+\}))")
+
+
+def same_in_base(answer: str, reply: str) -> bool | None:
+    r"""Whether the reply's answer is the same number in the same base; None where `answer` is written with none.
+
+    A reply without a base is in base ten: neither MATH's own grader nor PRM800K's takes `52` for `52_8`.
+    """
+    ours = _in_base(final_answer(answer) or answer)
+    if ours is None:
+        return None
+    said = final_answer(_BEHIND_BOX.sub(r"\1}", reply))
+    theirs = _in_base(said) if said is not None else _last_in_base(aloud(reply))
+    return None if theirs is None and ours[1] == TEN else theirs == ours
+
+
+def _in_base(text: str) -> tuple[Fraction, int] | None:
+    """The value and the base of the number that `text` is; None where it is none, or is written without its base."""
+    found = _NUMBER.fullmatch(_without_markup(text.rpartition("=")[2]).lstrip("*` \t\n").rstrip("*` .\n"))
+    return _value(found) if found else None
+
+
+def _last_in_base(text: str) -> tuple[Fraction, int] | None:
+    """The last such number in a text that marks no answer."""
+    read = (_value(found) for found in _NUMBER.finditer(_without_markup(text)))
+    return next(reversed([one for one in read if one is not None]), None)
+
+
+def _without_markup(text: str) -> str:
+    text = _SUBSCRIPT.sub(lambda found: "_" + found[0].translate(_PLAIN_DIGITS), text)
+    return _HEXADECIMAL.sub(r"0\1_16", _SPACE.sub(" ", _NOTHING.sub("", text)))
+
+
+def _value(found: re.Match[str]) -> tuple[Fraction, int] | None:
+    sign, digits, name = found.groups()
+    name = str(_NAMES.index(name.lower())) if name.lower() in _NAMES else name
+    base = int(name) if name.isdecimal() and len(name) <= len(str(LARGEST)) else 0
+    whole, _, part = digits.replace(",", "").partition(".")
+    if not 2 <= base <= LARGEST or len(digits) > MOST_DIGITS:
+        return None
+    try:
+        return Fraction(int((sign or "") + whole + part, base), base ** len(part)), base
+    except ValueError:  # a digit that the base does not have
+        return None
+
+
+_NO_WORDS = re.compile(r"\\(?:begin|end|text[a-z]*|mbox|mathrm|mathbf|operatorname)\s*\{[^{}]*\}|\\[A-Za-z]+")
+_WORDS = re.compile(r"(?<![A-Za-z])(?!(?:sin|cos|tan|log|exp|min|max|gcd|lcm|mod)(?![A-Za-z]))[A-Za-z]{3,}")
+AT_ONCE = 2
+BATCH = 100  # answers that one call reads
+SECONDS = 20.0  # CPU and wall, of a call
+MEMORY_MB = 1024
+NO_MATHEMATICS = "Math-Verify finds no mathematics in it"
+READ = r"""
+import json, logging, re
+logging.disable(logging.CRITICAL)
+from latex2sympy2_extended import NormalizationConfig
+from math_verify import LatexExtractionConfig, parse, parser
+CLEAN = NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none")
+WHOLE = [LatexExtractionConfig(boxed_match_priority=-1, normalization_config=CLEAN)]
+parser.should_treat_as_complex = lambda text: False
+COUNTS = re.compile(r"_\{?\s*i\s*(?:=|\\in|<|\\leq?)")
+UNIT = re.compile(r"((?:\\(?:text|operatorname|begin|end)|_)\s*\{[^{}]*\}|_\w|\\[A-Za-z]+)|i")
+def read(text):
+    said = text if COUNTS.search(text) else UNIT.sub(lambda found: found[1] or "{I}", text)
+    found = parse(f"${said}$", WHOLE, parsing_timeout=None)
+    return found if said == text or len(found) > 1 else parse(f"${text}$", WHOLE, parsing_timeout=None)
+"""
+"""Python for a session: what Math-Verify reads in a formula, as a whole and without its own list of units.
+
+Math-Verify takes a formula's letters for real numbers or not by how it is spelt, so that `6 - 3 i` is not `6-3i`. Here
+all are real, and `i` is the imaginary unit where it counts no terms: its `{I}`, as of `I^2` it drops the power. As a
+letter it is left in what has no complex numbers, such as its intervals: `(1+i, 2)`.
+"""
+_WARM_READER = f"{READ}read('1/2')\n"
+_PARSE = "[n for n, text in enumerate(json.load(open('answers.json'))) if not read(text)]"
+
+
+def in_words(answer: str) -> bool:
+    """Whether it is in words that Math-Verify takes for products of letters (`Paris` is a·i·p·r·s, as `pairs` is)."""
+    return _WORDS.search(_NO_WORDS.sub(" ", answer)) is not None
+
+
+def not_mathematics(answers: Sequence[str], packages: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
+    """Those in which Math-Verify finds no mathematics, and why. answers: in LaTeX, without marks of formulas.
+
+    They are read in sessions of a sandbox that preloads `packages`, AT_ONCE of them, many answers at a time: what
+    hangs or takes too much memory there is found by halving. Raises MissingExtra without Math-Verify;
+    SandboxUnavailable.
+    """
+    if not answers:
+        return {}
+    if importlib.util.find_spec("math_verify") is None:
+        raise MissingExtra(f"reading answers as mathematics needs Math-Verify: {how_to_install('grade')}")
+    return asyncio.run(_read_all(list(dict.fromkeys(answers)), packages))
+
+
+async def _read_all(answers: list[str], packages: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
+    """The answers that cannot be read, and why."""
+    found: dict[str, str] = {}
+    queue = [answers[n : n + BATCH] for n in range(0, len(answers), BATCH)]
+    async with SandboxPool(packages=packages) as sandbox:
+
+        async def work() -> None:
+            session: Session | None = None
+            while queue:
+                batch = queue.pop()
+                session = session or await _opened(sandbox)
+                try:
+                    files = {"answers.json": json.dumps(batch).encode()}
+                    result = await session.run(_PARSE, files=files, timeout=SECONDS)
+                except SessionLost as lost:
+                    fault = str(lost)
+                else:
+                    if result.status == "ok":
+                        found.update({batch[n]: NO_MATHEMATICS for n in json.loads(str(result.value))})
+                        continue
+                    fault = result.status
+                await session.close()
+                session = None
+                if len(batch) == 1:
+                    found[batch[0]] = f"Math-Verify does not come to an end with it: {fault}"
+                else:
+                    middle = len(batch) // 2
+                    queue.extend((batch[:middle], batch[middle:]))
+            if session is not None:
+                await session.close()
+
+        await asyncio.gather(*(work() for _ in range(AT_ONCE)))
+    return found
+
+
+async def _opened(sandbox: SandboxPool) -> Session:
+    session = await sandbox.session(limits=Limits(cpu_seconds=300.0, wall_seconds=600.0, memory_mb=MEMORY_MB))
+    result = await session.run(_WARM_READER)
+    if result.status != "ok":
+        await session.close()
+        last = result.stderr.strip().rpartition("\n")[2]
+        raise SandboxUnavailable(f"Math-Verify does not start in the sandbox: {last}")
+    return session
+
 
 PACKAGES = {"math-verify": ("math_verify",)}
 """For `SandboxPool(packages=…)`: the sandbox that a `MathGrader` is given must have this preloaded."""

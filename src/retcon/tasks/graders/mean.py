@@ -11,8 +11,7 @@ from typing import Annotated
 from pydantic import Field
 
 from retcon.core.errors import RecipeError
-from retcon.tasks.grading.registry import Kind, kind_of
-from retcon.tasks.grading.types import Grader, Host, Reply, Verdict
+from retcon.tasks.grading.registry import Grader, Host, Kind, Reply, Verdict, kind_of
 from retcon.tasks.types import Task
 
 

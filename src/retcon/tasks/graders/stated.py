@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import re
 
-from retcon.tasks.graders.quantities import RAISABLE, in_meridiem, measures
+from retcon.tasks.graders.quantities import EACH, ENDS, LETTERS, RAISABLE, changes_a_number, in_meridiem, measures
 from retcon.tasks.graders.symbols import BOLD, FORMULA
 from retcon.tasks.graders.text import DATE_AT_END, SPECIAL, aloud
-from retcon.tasks.graders.units import EACH, ENDS, LETTERS, changes_a_number
 
 READ = 4000  # characters of a reply's end that are looked at
 _SAID = re.compile(

@@ -7,8 +7,8 @@ from __future__ import annotations
 import re
 import unicodedata
 
-from retcon.tasks.grade import boxed
-from retcon.tasks.graders.units import PACKED
+from retcon.tasks.graders.quantities import PACKED
+from retcon.tasks.graders.text import boxed
 
 MOST_DEEP = 40  # brackets within brackets that are looked into
 _POWERS = "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻"

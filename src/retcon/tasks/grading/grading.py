@@ -22,8 +22,19 @@ from retcon.core.types import Trajectory
 from retcon.sandbox.pool import SandboxPool
 from retcon.sandbox.types import Sandbox
 from retcon.tasks.graders.text import final_answer
-from retcon.tasks.grading.registry import FUNCTION, kind_of, kinds, options_of, settings_for
-from retcon.tasks.grading.types import Fault, Grader, Outcome, Reply, ScoreError, Verdict
+from retcon.tasks.grading.registry import (
+    FUNCTION,
+    Fault,
+    Grader,
+    Outcome,
+    Reply,
+    ScoreError,
+    Verdict,
+    kind_of,
+    kinds,
+    options_of,
+    settings_for,
+)
 from retcon.tasks.registry import Rewards
 from retcon.tasks.types import Task
 

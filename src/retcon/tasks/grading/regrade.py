@@ -12,36 +12,324 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import re
+import unicodedata
+import warnings
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import chain
+from itertools import accumulate, chain, groupby
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import msgspec
+from pydantic import ValidationError
 
-from retcon.core.errors import RecordError
+from retcon.config.schema import TaskSection
+from retcon.core.errors import MissingExtra, RecipeError, RecordError, TaskWarning, nearest
 from retcon.core.together import together
 from retcon.core.types import Stop, Trajectory
 from retcon.store import jsonl
-from retcon.store.alone import LOCK, alone
+from retcon.store.compression import SUFFIXES, told_once
 from retcon.store.lines import LineAppender
-from retcon.store.whole import PARTIAL, write_json
-from retcon.tasks.data.grading import is_answered
+from retcon.store.whole import LOCK, PARTIAL, alone, write_json
+from retcon.tasks.data.conventions import Convention, conventions
+from retcon.tasks.data.fields import NAMED, Columns, DataError, Item, Misfit, Row, key, missing
+from retcon.tasks.data.load import graded_item, is_answered
+from retcon.tasks.data.rows import is_data_file, read_rows
+from retcon.tasks.data.tasks import DataTasks
 from retcon.tasks.grading.grading import GradeSettings, Grading
-from retcon.tasks.grading.stored import (
-    ABOUT,
-    by_run,
-    options_of_run,
-    tasks_of,
-    tell_others,
-    tell_unreturned,
-    trajectory_files,
-)
-from retcon.tasks.grading.types import Verdict
-from retcon.tasks.registry import as_returned
+from retcon.tasks.grading.registry import Options, Verdict
+from retcon.tasks.registry import TaskSet, as_returned, training_prompts
 from retcon.tasks.types import Task
+
+NO_TASK = "a task is an object with 'id', or 'question', and 'answer', or a row as training reads them"
+NO_TEXT = "'answer' is not text"
+
+
+def given_tasks(path: Path, wanted: set[str]) -> tuple[dict[str, Task], str]:
+    """Those tasks of a file that are wanted, by the wanted id; and a phrase on which ids the file has. An id counts as
+    it is, or as what follows the source in that of one wanted task alone. Raises RecordError, as `read_tasks`."""
+    tails = Counter(id.partition("/")[2] for id in wanted)
+    meant = {tail: id for id in wanted if tails[tail := id.partition("/")[2]] == 1} | {id: id for id in wanted}
+    found: dict[str, Task] = {}
+    some: list[str] = []
+    for ids, task in read_tasks(path):
+        if len(some) < 3:
+            some.append(task.id)
+        for called in ids:
+            id = meant.get(called)
+            if id is not None and (id == called or id not in found):
+                found[id] = replace(task, id=id)
+                break
+    return found, f" (its ids are such as {', '.join(map(repr, some))})" if some else " (it is empty)"
+
+
+def read_tasks(path: Path) -> Iterator[tuple[list[str], Task]]:
+    """The tasks of a file, each with all ids that it may have in a run, but for its source; the first is its own.
+
+    A row of a known convention is read as training reads it; of any other, which has an `id` or a `question`, `answer`
+    is the answer, and what else it holds is for its grader. Raises RecordError, which begins `FILE, line N:`.
+    """
+    convention: Convention | None = None
+    try:
+        for row in _rows(path):
+            if convention is None or not convention.has(row.columns):
+                convention = next((one for one in conventions() if one.has(row.columns)), None)
+            yield _task(row, convention)
+    except DataError as error:
+        raise RecordError(str(error)) from error
+    except OSError as error:
+        raise RecordError(f"{path} cannot be read: {error}") from error
+
+
+def _rows(path: Path) -> Iterator[Row]:
+    """JSON Lines under any name, and the kinds of files that data are read of."""
+    if path.is_file() and is_data_file(path.name):
+        yield from read_rows(path)
+        return
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                yield Row(_decoded(line, where := f"{path}, line {number}"), number, where)
+
+
+def _decoded(line: bytes, where: str) -> dict[str, object]:
+    try:
+        row = msgspec.json.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RecordError(f"{where}: not JSON: {error}") from None
+    return row if isinstance(row, dict) else {}
+
+
+def _task(row: Row, convention: Convention | None) -> tuple[list[str], Task]:
+    """Raises RecordError for a row that is no task."""
+    columns = row.columns
+    item, misfit = _read_given(columns, convention)
+    id, question = columns.get("id"), columns.get("question")
+    ids = [str(id)] if isinstance(id, str | int) else []
+    if item is not None:
+        ids += [item.id, _named(item.question)]
+    if id is None and question is not None:
+        ids.append(_named(str(question)))
+    if not (ids := [id for id in dict.fromkeys(ids) if id]):
+        raise RecordError(f"{row.where}: {misfit or NO_TASK}")
+    answer = columns.get("answer", "")
+    if item is not None and (item.answer or missing(answer)):
+        answer = item.answer
+    if not isinstance(answer, str | int | float):
+        raise RecordError(f"{row.where}: {misfit or NO_TEXT}")
+    if item is None:
+        meta = {name: value for name, value in columns.items() if name not in ("id", "answer", "question")}
+        return ids, Task(ids[0], str(question or ""), str(answer), meta=meta)
+    return ids, Task(ids[0], item.question, str(answer), item.system, _meta(item, convention), item.before)
+
+
+def _read_given(columns: Columns, convention: Convention | None) -> tuple[Item | None, str]:
+    """A row as training reads it, None where that cannot be, and why."""
+    try:
+        item = convention.read(columns) if convention is not None else None
+    except Misfit as misfit:
+        return None, str(misfit)
+    return item, ""
+
+
+def _named(question: str) -> str:
+    return key(question)[:NAMED]
+
+
+def _meta(item: Item, convention: Convention | None) -> Mapping[str, object]:
+    """As in a run; a task that is graded as those that name no grader are names none."""
+    usual = convention.grader if convention is not None and convention.grader != GradeSettings().grader else ""
+    about = {"grader": graded_item(item, "", usual)[1], "source": item.source, "reference": item.reference}
+    return {**item.meta, **{name: value for name, value in about.items() if value}}
+
+
+ABOUT = "regrade.json"
+"""Marks a folder that regrading wrote."""
+_STEP = re.compile(r"step-(\d+)\.")
+"""How the file of a step's rollouts begins."""
+DRAWS_PER_TASK, MORE_DRAWS = 50, 50_000
+"""Tasks that are drawn anew while those of stored rollouts are looked for: a run may have passed over many."""
+
+
+def trajectory_files(run: Path) -> list[tuple[Path, Path]]:
+    """(file, its path within the run) of every trajectory file of a run folder, each once (`told_once`); of a
+    file, itself alone. Raises RecordError where there is none.
+    """
+    if run.is_file():
+        return [(run, Path(run.name))]
+    if not run.is_dir():
+        siblings = [p.name for p in run.parent.iterdir()] if run.parent.is_dir() else []
+        raise RecordError(f"{run} does not exist{nearest(run.name, siblings)}")
+    found = [
+        path
+        for path in sorted(path for suffix in ("", *SUFFIXES) for path in run.rglob(f"*.jsonl{suffix}"))
+        if (path.parent.name == "trajectories" or path.name.startswith("trajectories"))
+        and not path.name.startswith(PARTIAL)  # of a process that was killed, or is at it
+        and not any((folder / ABOUT).exists() for folder in path.parents)
+    ]
+    if not found:
+        raise RecordError(f"{run} holds no trajectories (trajectories/*.jsonl, trajectories-*.jsonl)")
+    return [(path, path.relative_to(run)) for path in told_once(found)]
+
+
+def by_run(files: Iterable[tuple[Path, str]]) -> Iterator[list[tuple[Path, str]]]:
+    """Trajectory files, each after its path, in order; those of one run or evaluation, the nearest around, together,
+    as long as stages of it have one [task]. Raises RecordError for a manifest that cannot be read."""
+    for beside, group in groupby(files, key=lambda file: _manifest_files([file[0]])[:1]):
+        about = next(map(_read, beside), {})
+        for _, part in groupby(group, key=lambda file: _of_stage(about, file[0])):
+            yield list(part)
+
+
+def tasks_of(files: Iterable[Path], wanted: set[str], given: Path | None) -> dict[str, Task]:
+    """The tasks of stored rollouts, by id: of a file, where one is given, else as the runs beside the files drew them.
+
+    Raises RecordError where some are not found.
+    """
+    why = ""
+    if given is not None:
+        found, why = given_tasks(given, wanted)
+    else:
+        found = {}
+        for about in _manifests(files):
+            try:
+                for task in _drawn(about, len(wanted)):
+                    if len(found) == len(wanted):
+                        break
+                    if task.id in wanted:
+                        found[task.id] = task
+            except (DataError, MissingExtra, RecipeError) as error:  # data, or a server, that are no longer there, say
+                why = f" ({error})"
+    if missing := sorted(wanted - found.keys()):
+        where = f"{given} holds" if given is not None else "what is known of the run gives"
+        raise RecordError(
+            f"{where} {len(found)} of the {len(wanted)} tasks, but not {missing[0]!r}{why}: name a file that holds "
+            "them all with --tasks (the data, or rows with id and answer, where 'mine/17' may be called '17')"
+        )
+    return found
+
+
+def tell_others(trajectories: Iterable[Trajectory], tasks: Mapping[str, Task], where: str) -> None:
+    """Warns (TaskWarning) where tasks are not what their rollouts were asked, as far as both say so: letters and digits
+    of the question, in the prompt. Ids such as 0, 1, 2 are those of any data. where: what the tasks are of."""
+    other: dict[str, str] = {}  # by task, the first of its rollouts
+    for one in trajectories:
+        asked, given = _signs("".join(s.text for s in one.prompt)), _signs(tasks[one.task].question)
+        if asked and given not in asked:
+            other.setdefault(one.task, one.id)
+    if other:
+        task, rollout = next(iter(other.items()))
+        warnings.warn(
+            f"{where}: {len(other)} of {len(tasks)} tasks are not what their rollouts were asked: {rollout} was not "
+            f"asked {shorten(tasks[task].question, 80, placeholder='…')!r}; if these are other problems under the same "
+            "ids, name the data of the run with --tasks",
+            TaskWarning,
+            stacklevel=2,
+        )
+
+
+def tell_unreturned(trajectories: Iterable[Trajectory], files: Iterable[Path]) -> None:
+    """Warns (TaskWarning) where a harness made the rollouts of these files, as the recipe has it that they are of, and
+    none says what it returned: older versions did not keep that."""
+    rollout = next((about.get("recipe") or {} for about in _manifests(files)), {}).get("rollout") or {}
+    harness = rollout.get("harness")
+    if not harness or any(one.returned is not None for one in trajectories):
+        return
+    warnings.warn(
+        f"rollout.harness = '{harness}' made these rollouts, and none says what it returned: each is graded by the "
+        "model's last message. That is right if it returned nothing; of text or rewards, which Retcon did not always "
+        "keep, the new verdicts say nothing",
+        TaskWarning,
+        stacklevel=2,
+    )
+
+
+def options_of_run(files: Iterable[Path], given: Options) -> Options:
+    """The settings of graders that the recipe of the run or evaluation has that the files are of (`task.graders`), with
+    what is given in their place, key by key. Raises RecordError for a manifest that cannot be read."""
+    task = next((about.get("recipe") or {} for about in _manifests(files)), {}).get("task") or {}
+    options: Options = (task.get("graders") if task.get("kind") == "file" else None) or {}
+    return {name: {**options.get(name, {}), **given.get(name, {})} for name in dict.fromkeys((*options, *given))}
+
+
+def _signs(text: str) -> str:
+    """Letters and digits, whatever tokenizers and templates make of space and capitals."""
+    return "".join(filter(str.isalnum, unicodedata.normalize("NFKC", text).casefold()))
+
+
+def _manifests(files: Iterable[Path]) -> Iterator[Mapping[str, Any]]:
+    """What the runs and evaluations around these files, which are of one stage, say of themselves, the nearest first;
+    their [task] as that stage has it."""
+    files = list(files)
+    for about in map(_read, _manifest_files(files)):
+        if not (changes := _of_stage(about, files[0])):
+            yield about
+            continue
+        task = {**about["recipe"]["task"], **changes}
+        if "name" not in changes:  # in a manifest it may be what the recipe's own file was called by
+            yield {**about, "recipe": {**about["recipe"], "task": {**task, "name": ""}}}
+        yield {**about, "recipe": {**about["recipe"], "task": task}}
+
+
+def _read(manifest: Path) -> Mapping[str, Any]:
+    try:
+        return dict(json.loads(manifest.read_text(encoding="utf-8")))
+    except (TypeError, ValueError) as error:
+        raise RecordError(f"{manifest} is not JSON: {error}") from None
+
+
+def _of_stage(about: Mapping[str, Any], file: Path) -> Mapping[str, Any]:
+    """What the stage that a file of a run's step is of changes in its [task]: nothing where there is none."""
+    step, stages = _STEP.match(file.name), (about.get("recipe") or {}).get("stages")
+    if step is None or not stages or about.get("kind") != "rl":  # SFT's are of the recipe's own problems
+        return {}
+    ends = list(accumulate(stage["steps"] for stage in stages[:-1]))
+    own: Mapping[str, Any] = stages[bisect_left(ends, int(step[1]))].get("task") or {}
+    return own
+
+
+def _manifest_files(files: Iterable[Path]) -> list[Path]:
+    folders = dict.fromkeys(folder for file in files for folder in file.resolve().parents[:3])
+    return [path for folder in folders for name in ("run.json", "result.json") if (path := folder / name).is_file()]
+
+
+def _drawn(about: Mapping[str, Any], wanted: int) -> Iterator[Task]:
+    """The tasks that a run or an evaluation drew, and more: those too that were left out as too long, as nobody counts
+    tokens here. Raises DataError, MissingExtra, RecipeError for a task set that cannot be had."""
+    recipe = about.get("recipe") or {}
+    said = dict(recipe.get("task") or {})
+    limited = bool(said.pop("max_prompt_tokens", 0))
+    try:
+        section = TaskSection.kinds.find(str(said.get("kind", "")))
+        tasks: TaskSet = section.model_validate({k: v for k, v in said.items() if k in section.model_fields}).build()
+    except ValidationError:
+        return  # it is of another version
+    evaluation, samples = recipe.get("evaluate"), about.get("kind") == "sft"
+    if evaluation and (samples or "checkpoint" in about):
+        count = int(recipe["sft"]["samples"] if samples else evaluation["problems"])
+        if limited and isinstance(tasks, DataTasks):
+            count = max(count, len(tasks.held_out))
+        yield from tasks.evaluation(count, int(evaluation["seed"]))
+        return
+    seed = (recipe.get("run") or {}).get("seed")
+    if seed is None:
+        return
+    most = DRAWS_PER_TASK * wanted + MORE_DRAWS
+    for epoch in range(most):
+        drawn = 0
+        for task in training_prompts(tasks, int(seed), epoch):
+            yield task
+            drawn += 1
+            most -= 1
+            if most <= 0:
+                return
+        if not drawn:
+            return
+
 
 VERDICTS = "verdicts.jsonl"
 

@@ -24,7 +24,7 @@ from typing import Any, TextIO
 from retcon.core.codec import from_dict
 from retcon.core.errors import raised
 from retcon.core.registry import at_path
-from retcon.tasks.grading.types import ScoreError, Verdict
+from retcon.tasks.grading.registry import ScoreError, Verdict
 
 PR_SET_PDEATHSIG = 1
 KNOWN = (

@@ -8,9 +8,8 @@ from pydantic import AfterValidator, Field
 
 from retcon.config.section import NonNegative, server_urls
 from retcon.tasks.environments.openenv import OpenEnvEnvironment, Server
-from retcon.tasks.environments.rows import rows_of
-from retcon.tasks.environments.section import EnvironmentSection
-from retcon.tasks.environments.types import Environment
+from retcon.tasks.environments.tasks import EnvironmentSection
+from retcon.tasks.environments.types import Environment, rows_of
 
 Url = Annotated[str, AfterValidator(lambda url: server_urls((url,))[0])]
 

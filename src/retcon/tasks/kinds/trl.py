@@ -8,9 +8,8 @@ from pydantic import Field
 
 from retcon.config.section import NonNegative, Several
 from retcon.tasks.environments.methods import Factory, MethodEnvironment
-from retcon.tasks.environments.rows import rows_of
-from retcon.tasks.environments.section import EnvironmentSection
-from retcon.tasks.environments.types import Environment
+from retcon.tasks.environments.tasks import EnvironmentSection
+from retcon.tasks.environments.types import Environment, rows_of
 
 
 class Trl(EnvironmentSection):

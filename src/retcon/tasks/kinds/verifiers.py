@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
-from retcon.tasks.environments.section import EnvironmentSection
+from retcon.tasks.environments.tasks import EnvironmentSection
 from retcon.tasks.environments.tasksets import TasksetEnvironment
 from retcon.tasks.environments.types import Environment
 from retcon.tasks.environments.verifiers import VerifiersEnvironment, classic

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from retcon.train.objective.advantage import grpo
-from retcon.train.objective.clipping import ClippedSection
+from retcon.train.objective.loss import ClippedSection
 
 if TYPE_CHECKING:  # the list of algorithms is read where there is no torch
     from torch import Tensor
@@ -39,8 +39,7 @@ class Aepo(ClippedSection):
         return grpo(rewards)
 
     def loss(self, logprobs: Tensor, batch: Batch, totals: Totals, *, masked: Tensor | None = None) -> Loss:
-        from retcon.train.objective.loss import log_ratios, reduced
-        from retcon.train.objective.surrogate import clipped_with_gradient
+        from retcon.train.objective.loss import clipped_with_gradient, log_ratios, reduced
 
         terms = clipped_with_gradient(
             log_ratios(logprobs, batch),

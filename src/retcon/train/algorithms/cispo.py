@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from retcon.config.learning import RLSection
+from retcon.config.schema import RLSection
 from retcon.config.section import Probability, Rate
 from retcon.train.objective.advantage import grpo
 
@@ -31,8 +31,7 @@ class Cispo(RLSection):
         return grpo(rewards)
 
     def loss(self, logprobs: Tensor, batch: Batch, totals: Totals, *, masked: Tensor | None = None) -> Loss:
-        from retcon.train.objective.loss import log_ratios, reduced
-        from retcon.train.objective.surrogate import token_ratio, truncated
+        from retcon.train.objective.loss import log_ratios, reduced, token_ratio, truncated
 
         ratio = token_ratio(log_ratios(logprobs, batch))
         terms = truncated(ratio, batch.advantages, logprobs, low=self.clip_low, high=self.clip_high)

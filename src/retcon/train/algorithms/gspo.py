@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from retcon.config.learning import RLSection
+from retcon.config.schema import RLSection
 from retcon.config.section import Aggregate, Rate
 from retcon.train.objective.advantage import grpo
 
@@ -36,8 +36,7 @@ class Gspo(RLSection):
         return grpo(rewards)
 
     def loss(self, logprobs: Tensor, batch: Batch, totals: Totals, *, masked: Tensor | None = None) -> Loss:
-        from retcon.train.objective.loss import log_ratios, reduced
-        from retcon.train.objective.surrogate import clipped, sequence_ratio
+        from retcon.train.objective.loss import clipped, log_ratios, reduced, sequence_ratio
 
         ratio = sequence_ratio(log_ratios(logprobs, batch), batch.mask)
         terms = clipped(ratio, batch.advantages, low=self.clip_low, high=self.clip_high)

@@ -11,12 +11,16 @@ from typing import cast
 from retcon.chat.chat import Chat
 from retcon.chat.template import Refused
 from retcon.core.errors import RecordError, TaskWarning, located
-from retcon.core.sample import ids_of
 from retcon.core.texts import counted
-from retcon.core.types import Sample, Trajectory
-from retcon.store.foreign.records import open_source
-from retcon.train.datasets.demonstrations import rendered, short_enough
-from retcon.train.datasets.vocabulary import Said, refuse_other_texts, refuse_other_vocabulary
+from retcon.core.types import Sample, Trajectory, ids_of
+from retcon.store.records import open_source
+from retcon.train.datasets.demonstrations import (
+    Said,
+    refuse_other_texts,
+    refuse_other_vocabulary,
+    rendered,
+    short_enough,
+)
 from retcon.transcripts.detection.detector import Detector
 from retcon.transcripts.reading.items import SYSTEMS
 from retcon.transcripts.reading.style import decoded

@@ -12,23 +12,82 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING
+from math import floor
+from typing import TYPE_CHECKING, Literal
 
 from retcon.core.errors import RecipeError
 from retcon.core.seeds import derive
 from retcon.core.texts import counted
 from retcon.core.types import Trajectory
-from retcon.rollout.teacher import Teacher
 from retcon.tasks.types import Lesson, Task
-from retcon.train.demos.arithmetic import plain_number
-from retcon.train.demos.programs import Reasoning, broken, words_and_code
-from retcon.train.demos.rolling import TOO_LONG, WRONG, Roller, need_python, open_roller, why_rejected
-from retcon.train.demos.shares import Share, wanted_of
-from retcon.train.demos.solutions import OPEN, Step, Unusable, read_steps
+from retcon.train.demos.rolling import TOO_LONG, WRONG, Roller, Teacher, need_python, open_roller, why_rejected
+from retcon.train.demos.solutions import (
+    OPEN,
+    Reasoning,
+    Step,
+    Unusable,
+    broken,
+    plain_number,
+    read_steps,
+    words_and_code,
+)
 from retcon.train.demos.types import DemoSetup, Made
 
 if TYPE_CHECKING:
     from retcon.train.demos.kinds.annotated import Annotated
+
+Share = Literal["any"] | float
+
+
+def wanted_of(total: int, share: float) -> int:
+    """How many of `total` a share is, rounded half up."""
+    return floor(total * share + 0.5)
+
+
+def reachable(failed: int, clean: int, share: Share, wanted: int) -> int:
+    """How many demonstrations, `wanted` at most, can be had of `failed` and `clean` ones with that share."""
+    most = min(wanted, failed + clean)
+    if share == "any":
+        return most
+    while most and not (wanted_of(most, share) <= failed and most - wanted_of(most, share) <= clean):
+        most -= 1
+    return most
+
+
+@dataclass
+class Progress:
+    """Towards `wanted` demonstrations with that share. done: how many can be had; fruitless: candidates since that last
+    grew, whether or not any of them was kept."""
+
+    share: Share
+    wanted: int
+    done: int = 0
+    fruitless: int = 0
+    _failed: int = 0
+    _clean: int = 0
+
+    def add(self, made: Made) -> None:
+        """The next stretch of candidates."""
+        failed = sum(one.failures > 0 for one in made.kept)
+        self._failed, self._clean = self._failed + failed, self._clean + len(made.kept) - failed
+        before, self.done = self.done, reachable(self._failed, self._clean, self.share, self.wanted)
+        self.fruitless = 0 if self.done > before else self.fruitless + made.seen
+
+
+def with_share(found: Sequence[Trajectory], share: Share, wanted: int) -> list[Trajectory]:
+    """The first of each sort, in their order, as many as `reachable` says."""
+    failed = sum(one.failures > 0 for one in found)
+    total = reachable(failed, len(found) - failed, share, wanted)
+    if share == "any":
+        return list(found[:total])
+    left = {True: wanted_of(total, share), False: total - wanted_of(total, share)}
+    kept: list[Trajectory] = []
+    for one in found:
+        if left[one.failures > 0]:
+            left[one.failures > 0] -= 1
+            kept.append(one)
+    return kept
+
 
 MOST_TASKS = 1_000_000
 """Of a stream, which may be endless."""

@@ -10,21 +10,20 @@ from typing import TYPE_CHECKING
 
 from retcon.build import build_chat, build_policy, build_sampling
 from retcon.chat.chat import Chat
+from retcon.chat.family import AUTO
 from retcon.chat.opening import THINKING
-from retcon.chat.registry import AUTO
 from retcon.chat.template import read_template
 from retcon.chat.types import Told
 from retcon.config.load import apply_override
 from retcon.core.errors import RecipeError
 from retcon.core.types import TRAINED, Segment, Trajectory
 from retcon.engine.types import Generator
-from retcon.planning.rolling import refuse_unfit_rollouts
-from retcon.rollout.prompts import fitting, prompt_ids
+from retcon.planning.needs import refuse_unfit_rollouts
+from retcon.rollout.lengths import fitting, prompt_ids
 from retcon.store.fingerprint import fingerprint
 from retcon.tasks.types import Task
 from retcon.train.datasets.demonstrations import in_template
-from retcon.train.demos.drawing import Drawn, drawn_tasks
-from retcon.train.demos.rolling import Roller, open_roller, rejections, tried
+from retcon.train.demos.rolling import Drawn, Roller, drawn_tasks, open_roller, rejections, tried
 from retcon.train.demos.types import DemoSetup, Made
 
 if TYPE_CHECKING:

@@ -16,11 +16,18 @@ from retcon.core.types import Trajectory
 from retcon.engine.openai.messages import PRINTED
 from retcon.engine.types import Generation, SamplingParams
 from retcon.models.remote import Refused, RemoteModel, key_is_missing
-from retcon.rollout.prompts import fitting
-from retcon.rollout.teacher import as_generation
+from retcon.rollout.lengths import fitting
 from retcon.tasks.types import Task
-from retcon.train.demos.drawing import Drawn, drawn_tasks
-from retcon.train.demos.rolling import Roller, need_python, open_roller, rejections, tried
+from retcon.train.demos.rolling import (
+    Drawn,
+    Roller,
+    as_generation,
+    drawn_tasks,
+    need_python,
+    open_roller,
+    rejections,
+    tried,
+)
 from retcon.train.demos.types import DemoSetup, Made
 
 if TYPE_CHECKING:

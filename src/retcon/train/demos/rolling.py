@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from retcon.build import build_plain_sampling, open_context, open_graders
 from retcon.chat.chat import Chat
-from retcon.core.errors import RecipeError
+from retcon.core.errors import EngineError, RecipeError
+from retcon.core.seeds import derive
 from retcon.core.types import Trajectory
-from retcon.engine.types import Generator, SamplingParams
+from retcon.engine.types import Generation, Generator, SamplingParams
 from retcon.rollout.context import RolloutContext
 from retcon.rollout.group import rollout_groups
-from retcon.rollout.prompts import prompt_ids
-from retcon.tasks.registry import TaskSet
-from retcon.tasks.types import Task
-from retcon.train.demos.types import LOST, DemoSetup
+from retcon.rollout.lengths import PATIENCE, prompt_ids, refuse_long
+from retcon.tasks.registry import TaskSet, Taught
+from retcon.tasks.types import Lesson, Task
+from retcon.train.demos.types import LOST, DemoSetup, Made
+
+if TYPE_CHECKING:
+    from retcon.train.demos.kinds.teacher import FamilyTeacher
 
 WRONG = "wrong to the grader"
 TOO_LONG = "no room in rollout.max_tokens"
@@ -111,3 +118,110 @@ def rejections(made: Sequence[tuple[Trajectory, str | None]]) -> tuple[tuple[Tra
     """What is kept, and how many are not, by why."""
     kept = tuple(trajectory for trajectory, why in made if why is None)
     return kept, Counter(why for _, why in made if why is not None)
+
+
+T = TypeVar("T")
+
+
+class Drawn(Generic[T]):
+    """A stream, which may be endless, as a list that grows as it is asked for."""
+
+    def __init__(self, stream: Iterator[T]) -> None:
+        self._stream = stream
+        self._drawn: list[T] = []
+
+    def part(self, start: int, stop: int) -> list[T]:
+        """Those from start to stop; fewer where the stream ends."""
+        self._drawn += islice(self._stream, max(0, stop - len(self._drawn)))
+        return self._drawn[start:stop]
+
+
+def drawn_tasks(tasks: TaskSet, seed: int) -> Iterator[Task]:
+    """One pass over the training tasks, in another order than that of a run's prompts. One that comes again, as in a
+    mix of sources with weights, is left out: rollouts are named, and drawn, by their task. Ends, too, where PATIENCE of
+    them in a row have come before: some task sets go through the same tasks without end."""
+    had: set[str] = set()
+    again = 0
+    for task in tasks.train(derive("demonstrations", seed)):
+        if task.id not in had:
+            had.add(task.id)
+            again = 0
+            yield task
+        elif (again := again + 1) == PATIENCE:
+            return
+
+
+class Teacher:
+    """Engine that plays a teacher; `lessons` gives the lesson of each request id.
+
+    It reads what tools printed from the ids, as a model would. It knows no log-probs: raises EngineError when asked to
+    score.
+    """
+
+    def __init__(self, lessons: Mapping[str, Lesson], chat: Chat) -> None:
+        self._lessons = lessons
+        self._chat = chat
+
+    async def generate(self, request_id: str, ids: Sequence[int], params: SamplingParams) -> Generation:
+        printed = self._chat.observations_in(ids)
+        words, code = self._lessons[request_id](printed, random.Random(derive(params.seed, "teacher")))
+        return as_generation(self._chat, words, code, params.max_tokens)
+
+    async def score(self, request_id: str, ids: Sequence[int], start: int) -> Sequence[float]:
+        raise EngineError("the teacher has no probabilities: nothing it wrote can be scored")
+
+    async def release(self, request_id: str) -> None:
+        """Nothing is kept."""
+
+
+def as_generation(chat: Chat, words: str, code: str | None, max_tokens: int) -> Generation:
+    """What somebody wrote, as the chat's model would have sampled it: words, then a call of `python` unless code is
+    None; cut off at `max_tokens`, without log-probs."""
+    written = chat.wrote(words, [] if code is None else [("python", {"code": code})]).ids or ()
+    if len(written) > max_tokens:
+        return Generation(written[:max_tokens], None, "length")
+    return Generation(written, None, "stop")
+
+
+@dataclass
+class TeacherSource:
+    """Implements `Source`. At a problem there are `tries` rollouts at most, until one is right; where wrong ones are
+    kept too, there is one."""
+
+    lessons: Drawn[tuple[Task, Lesson]]
+    roller: Roller
+    keep: str
+    tries: int
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    chunk: int = 64
+    ends: bool = False
+
+    async def make(self, start: int, stop: int, kept: int) -> Made:
+        """See `Source.make`."""
+        drawn = self.lessons.part(start, stop)
+        tasks = [task for task, _ in drawn]
+
+        async def attempt(tasks: list[Task], number: int) -> list[Trajectory]:
+            lessons = {f"{task.id}/{number}/0": lesson for task, lesson in drawn}
+            return await self.roller.roll(tasks, Teacher(lessons, self.roller.context.chat), attempt=number)
+
+        made = await tried(tasks, attempt, keep=self.keep, tries=self.tries)
+        return Made(len(tasks), *rejections(made))
+
+
+@asynccontextmanager
+async def open_teacher(section: FamilyTeacher, setup: DemoSetup) -> AsyncIterator[TeacherSource]:
+    """Raises RecipeError for a family without a teacher, and for prompts that leave no room to answer."""
+    recipe, tasks = setup.recipe, setup.tasks()
+    if not isinstance(tasks, Taught):
+        raise RecipeError(
+            f"task.kind = '{recipe.task.kind}': the task family '{tasks.name}' has no teacher to demonstrate it; give "
+            "demonstrations of your own (`retcon sft --demonstrations FILE`), another demos.kind "
+            "(docs/data/demonstrations.md), or a family that has `lessons`"
+        )
+    lessons = Drawn(tasks.lessons(recipe.run.seed))
+    first = [task for task, _ in lessons.part(0, recipe.sft.demonstrations)]
+    refuse_long(first, setup.chat, recipe.rollout.max_tokens, "training problems")
+    nobody = Teacher({}, setup.chat)
+    async with open_roller(setup, tasks, nobody, model="teacher") as roller:
+        yield TeacherSource(lessons, roller, section.keep, section.tries)

@@ -8,14 +8,107 @@ result, which whoever writes the program does not know yet.
 from __future__ import annotations
 
 import ast
+import random
 import re
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import Literal
 
 from retcon.tasks.graders.text import rational
-from retcon.train.demos.arithmetic import NoArithmetic, numbers_in, parse, value_of, written
+
+MOST_CHARS = 200
+MOST_POWER = 64
+_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
+_TIMES = re.compile(r"(?<=[\d)\s])[xX×](?=[\s\d(.$])")
+_PERCENT = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*%")
+_SIGNS = str.maketrans({"÷": "/", "−": "-", "–": "-", "^": "**", "$": "", "€": "", "£": ""})
+_ZEROS = re.compile(r"(?<![\d.])0+(?=\d)")
+_ALLOWED = re.compile(r"[\d\s.+\-*/()]+")
+_OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
+    ast.Add: lambda a, b: a + b,
+    ast.Sub: lambda a, b: a - b,
+    ast.Mult: lambda a, b: a * b,
+    ast.Div: lambda a, b: a / b,
+    ast.FloorDiv: lambda a, b: Fraction(a // b),
+}
+
+
+class NoArithmetic(Exception):
+    """What was to be read is no arithmetic."""
+
+
+def parse(text: str) -> ast.expr:
+    """`12 x $1,000 * 50%` as Python's syntax tree: numbers, + - * / // ** and parentheses. Raises NoArithmetic."""
+    plain = _THOUSANDS.sub("", text.strip())
+    plain = _TIMES.sub("*", plain.translate(_SIGNS))
+    plain = _ZEROS.sub("", _PERCENT.sub(r"(\1/100)", plain))
+    if not plain.strip() or len(plain) > MOST_CHARS or not _ALLOWED.fullmatch(plain):
+        raise NoArithmetic(text)
+    try:
+        tree = ast.parse(plain.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError) as error:
+        raise NoArithmetic(text) from error
+    value_of(tree)
+    return tree
+
+
+def value_of(tree: ast.expr) -> Fraction:
+    """The exact value. Raises NoArithmetic for a division by zero, a large power, and whatever is no arithmetic."""
+    match tree:
+        case ast.Constant(value=int() | float() as value):
+            return Fraction(str(value))
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -value_of(operand)
+        case ast.UnaryOp(op=ast.UAdd(), operand=operand):
+            return value_of(operand)
+        case ast.BinOp(left=left, op=ast.Pow(), right=right):
+            base, power = value_of(left), value_of(right)
+            if power.denominator != 1 or not 0 <= power <= MOST_POWER:
+                raise NoArithmetic("a power that is negative, fractional or too large")
+            return base ** int(power)
+        case ast.BinOp(left=left, op=operator, right=right) if type(operator) in _OPERATORS:
+            try:
+                return _OPERATORS[type(operator)](value_of(left), value_of(right))
+            except ZeroDivisionError:
+                raise NoArithmetic("a division by zero") from None
+    raise NoArithmetic(ast.unparse(tree))
+
+
+def numbers_in(tree: ast.expr) -> list[Fraction]:
+    """The numbers that stand in it."""
+    return [Fraction(str(node.value)) for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+
+
+def written(tree: ast.expr, name_of: Callable[[Fraction], str | None]) -> str:
+    """The tree as Python. name_of: the variable that stands for a number, None for the number itself."""
+
+    class Named(ast.NodeTransformer):
+        def visit_Constant(self, node: ast.Constant) -> ast.expr:
+            value = Fraction(str(node.value))
+            if name := name_of(value):
+                return ast.Name(name)
+            return ast.Constant(int(value)) if value.denominator == 1 else node
+
+        def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
+            inner: ast.expr = self.visit(node.operand)
+            return inner if isinstance(node.op, ast.UAdd) else ast.UnaryOp(node.op, inner)
+
+    return ast.unparse(Named().visit(ast.parse(ast.unparse(tree), mode="eval").body))
+
+
+def plain_number(text: str) -> str:
+    """What a program printed as people write it: `24.0` is 24, `0.30000000000000004` is 0.3; other text as it is."""
+    try:
+        value = float(text)
+    except ValueError:
+        return text.strip()
+    near = round(value, 6)
+    if not abs(value) < 1e15 or abs(value - near) > 1e-9 * max(1.0, abs(value)):
+        return text.strip()
+    return str(int(near)) if near == int(near) else repr(near)
+
 
 OPEN = "<<"
 _MONEY = r"[$€£]?"
@@ -226,3 +319,76 @@ def _numbers(text: str) -> list[Fraction]:
     in_digits = (rational(match[0]) for match in re.finditer(_NUMBER, text))
     in_words = (_IN_WORDS.get(word) for word in re.findall("[a-z]+", text.lower()))
     return [value for value in (*in_digits, *in_words) if value is not None]
+
+
+Reasoning = Literal["comments", "before", "none"]
+_PROGRAM_NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?![\w.])")
+
+
+def words_and_code(steps: Sequence[Step], reasoning: Reasoning) -> tuple[str, str]:
+    """What is said before the program, and the program, which prints the last step's value."""
+    lines: list[str] = []
+    for step in steps:
+        if step.words and reasoning == "comments":
+            lines.append(f"# {step.words}")
+        lines.append(step.code)
+    said = "\n".join(step.words for step in steps if step.words) if reasoning == "before" else ""
+    return said, "\n".join([*lines, f"print({steps[-1].name})"])
+
+
+def _parenthesis(code: str, _steps: Sequence[Step], _rng: random.Random) -> str:
+    return code.removesuffix(")")
+
+
+def _undefined(code: str, steps: Sequence[Step], rng: random.Random) -> str:
+    """A step is left out whose variable is used."""
+    step = rng.choice([one for one in steps if any(one.name in other.uses for other in steps)] or [steps[-1]])
+    return "\n".join(line for line in code.splitlines() if line != step.code)
+
+
+def _too_early(code: str, steps: Sequence[Step], _rng: random.Random) -> str:
+    """A variable is named that no step has."""
+    return code.replace(f"print({steps[-1].name})", f"print(x{len(steps) + 1})")
+
+
+def _misspelt(code: str, _steps: Sequence[Step], rng: random.Random) -> str:
+    return code.replace("print(", rng.choice(("pint(", "prin(", "printf(", "show(")))
+
+
+def _not_imported(code: str, steps: Sequence[Step], rng: random.Random) -> str:
+    name = steps[-1].name
+    return code.replace(f"print({name})", f"print({rng.choice(('math.floor', 'math.ceil', 'np.round'))}({name}))")
+
+
+def _money(code: str, steps: Sequence[Step], rng: random.Random) -> str:
+    return _on_a_number(code, steps, rng, lambda number: f"${number}")
+
+
+def _percent(code: str, steps: Sequence[Step], rng: random.Random) -> str:
+    """`20% * x1` is Python, though another sum: it is the sandbox that tells whether it fails."""
+    return _on_a_number(code, steps, rng, lambda number: f"{number}%")
+
+
+def _quoted(code: str, steps: Sequence[Step], rng: random.Random) -> str:
+    return _on_a_number(code, steps, rng, lambda number: f'"{number}"')
+
+
+def _on_a_number(code: str, steps: Sequence[Step], rng: random.Random, change: Callable[[str], str]) -> str:
+    places = [(step, match) for step in steps for match in _PROGRAM_NUMBER.finditer(step.expression)]
+    if not places:
+        return code
+    step, match = rng.choice(places)
+    changed = step.expression[: match.start()] + change(match[0]) + step.expression[match.end() :]
+    return code.replace(step.code, f"{step.name} = {changed}")
+
+
+_BROKEN = (_parenthesis, _undefined, _too_early, _misspelt, _not_imported, _money, _percent, _quoted)
+
+
+def broken(code: str, steps: Sequence[Step], rng: random.Random) -> Iterator[str]:
+    """Variants of a program, each likely to fail, all different, in an order drawn from `rng`; whether one does is for
+    the sandbox to say. There are two at least, and two at least do fail (a name that is not there)."""
+    for change in rng.sample(_BROKEN, len(_BROKEN)):
+        changed = change(code, steps, rng)
+        if changed != code:
+            yield changed

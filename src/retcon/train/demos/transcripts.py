@@ -13,13 +13,11 @@ from typing import TYPE_CHECKING
 
 from retcon.chat.chat import Chat
 from retcon.core.errors import MissingIds, RecipeError, RecordError, nearest
-from retcon.core.sample import to_sample
-from retcon.core.types import Trajectory
-from retcon.models.hub import fetch_files, hub_name
+from retcon.core.types import Trajectory, to_sample
+from retcon.models.locating import fetch_files, hub_name
 from retcon.store.fingerprint import fingerprint
-from retcon.store.foreign.records import KINDS, Record
-from retcon.train.datasets.demonstrations import files_of, read_rendered
-from retcon.train.datasets.vocabulary import refuse_other_texts
+from retcon.store.records import KINDS, Record
+from retcon.train.datasets.demonstrations import files_of, read_rendered, refuse_other_texts
 from retcon.train.demos.rolling import TOO_LONG
 from retcon.train.demos.types import DemoSetup, Made
 from retcon.transcripts.reading.style import decoded

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from retcon.engine.local.scores import attend_by_products, quicker
+from retcon.engine.local.slabs import attend_by_products, quicker
 from retcon.train.kernels.packing import Bucket, Packing, Prefix
 
 if TYPE_CHECKING:

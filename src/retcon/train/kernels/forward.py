@@ -14,11 +14,9 @@ from retcon.core.types import Sample
 from retcon.engine.local.machine import attend_without_cudnn, keep_pages
 from retcon.train.batch import Batch, collate, micro_batches
 from retcon.train.kernels.attention import attending
-from retcon.train.kernels.checkpointing import checkpointed
 from retcon.train.kernels.computing import Computing
-from retcon.train.kernels.linear import quick_linears
+from retcon.train.kernels.layers import checkpointed, quick_linears, quick_norms
 from retcon.train.kernels.logprobs import gather_entropies, gather_logprobs, padded_hidden
-from retcon.train.kernels.norms import quick_norms
 from retcon.train.kernels.packing import Repeats, pack, packed_batches
 
 if TYPE_CHECKING:

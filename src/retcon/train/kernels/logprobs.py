@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from retcon.models.logits import before_head
+from retcon.models.placing import before_head
 from retcon.train.kernels.computing import DEFAULT
-from retcon.train.kernels.linear import product_for
+from retcon.train.kernels.layers import product_for
 from retcon.train.kernels.packing import Repeats
 
 if TYPE_CHECKING:

@@ -9,14 +9,156 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from retcon.core.types import Sample
-from retcon.train.kernels.buckets import Size, buckets
-from retcon.train.kernels.sharing import MASK, Family, Row, chain, families, in_common, rows_of, trees
+
+MASK = 1 << 24
+"""Elements of an attention mask at most: samples whose mask would be larger do not share their beginning."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Ids start…stop of `sample`, which follow those of the row `above`, None for a row that begins at position 0. A
+    row that others follow is one of several samples; `sample` is any of them."""
+
+    sample: int
+    start: int
+    stop: int
+    above: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Samples of a micro-batch, by index, that begin with the same `prompt` ids; 0 for a sample on its own."""
+
+    members: tuple[int, ...]
+    prompt: int
+
+
+def prompt_length(sample: Sample) -> int:
+    """Ids before the first that is learnt, which the rollouts of a group have in common; 0 where none is."""
+    return sample.mask.index(1) if 1 in sample.mask else 0
+
+
+def families(samples: Sequence[Sample]) -> list[Family]:
+    """Who shares a prompt, in order of first appearance. A sample that is learnt nowhere, or alone, shares nothing."""
+    alike: dict[tuple[int, ...], list[int]] = {}
+    for i, sample in enumerate(samples):
+        alike.setdefault(sample.ids[: prompt_length(sample)], []).append(i)
+    found = []
+    for prompt, members in alike.items():
+        longest = max(len(samples[i].ids) for i in members)
+        if len(members) > 1 and prompt and (longest - len(prompt)) * longest <= MASK:
+            found.append(Family(tuple(members), len(prompt)))
+        else:
+            found += [Family((i,), 0) for i in members]
+    return found
+
+
+def rows_of(samples: Sequence[Sample], *, share: bool) -> tuple[list[Row], list[int]]:
+    """What is computed: first what several samples begin with, each row after those that it follows, then a row of its
+    own for each sample; and which those are."""
+    rows: list[Row] = []
+    follows: list[tuple[int, int | None]] = [(0, None)] * len(samples)  # where a sample's own row begins, after which
+    for family in families(samples) if share else ():
+        if not family.prompt:
+            continue
+        rows.append(Row(family.members[0], 0, family.prompt, None))
+        waiting = [(tree, family.prompt, len(rows) - 1) for tree in trees(samples, family.members)]
+        while waiting:
+            members, start, above = waiting.pop(0)
+            if len(members) == 1:
+                follows[members[0]] = start, above
+                continue
+            alike = [in_common(samples[one], samples[other]) for one, other in pairwise(members)]
+            stop = min(alike)
+            if stop > start:
+                rows.append(Row(members[0], start, stop, above))
+                start, above = stop, len(rows) - 1
+            cuts = [0, *(n for n, length in enumerate(alike, 1) if length == stop), len(members)]
+            waiting += [(members[first:last], start, above) for first, last in pairwise(cuts)]
+    shared = len(rows)
+    rows += [Row(i, follows[i][0], len(sample.ids), follows[i][1]) for i, sample in enumerate(samples)]
+    return rows, list(range(shared, len(rows)))
+
+
+def trees(samples: Sequence[Sample], members: Sequence[int]) -> list[tuple[int, ...]]:
+    """The samples of each tree, in order of first appearance; within one those that have much in common together."""
+    found: dict[object, list[int]] = {}
+    for i in members:
+        found.setdefault(samples[i].tree or i, []).append(i)
+    return [tuple(sorted(tree, key=lambda i: samples[i].ids)) if len(tree) > 1 else (*tree,) for tree in found.values()]
+
+
+def in_common(one: Sample, other: Sample) -> int:
+    """Ids that both begin with, short of all of either: each keeps a row of its own."""
+    length = min(len(one.ids), len(other.ids)) - 1
+    unequal = np.fromiter(one.ids, np.int64, length) != np.fromiter(other.ids, np.int64, length)
+    return int(unequal.argmax()) if unequal.any() else length
+
+
+def chain(rows: Sequence[Row], row: int | None) -> list[int]:
+    """The rows down to this one, this one last; none for None."""
+    found = []
+    while row is not None:
+        found.append(row)
+        row = rows[row].above
+    return found[::-1]
+
+
+PADDING = 0.15
+"""Share of padding in a bucket of more than one row at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Of a row: its own ids, and those before them that it sees."""
+
+    own: int
+    prefix: int = 0
+
+
+def buckets(sizes: Sequence[Size], *, max_tokens: int | None = None, max_mask: int | None = None) -> list[list[int]]:
+    """Indices of `sizes` in buckets, the longest rows first; rows with and without a prefix do not mix.
+
+    Where a bucket has more than one row, at most PADDING of its rows' ids is padding, and likewise of what they see,
+    which is padded to the longest prefix and the longest row. max_tokens: padded, of a bucket; a longer row goes alone.
+    max_mask: rows × tokens × what they see, where there are prefixes of several lengths.
+    """
+    order = sorted(range(len(sizes)), key=lambda i: (sizes[i].prefix > 0, -sizes[i].own, -sizes[i].prefix))
+    return list(_greedy(order, sizes, max_tokens, max_mask))
+
+
+def _greedy(
+    order: list[int], sizes: Sequence[Size], max_tokens: int | None, max_mask: int | None
+) -> Iterator[list[int]]:
+    bucket: list[int] = []
+    own = seen = longest = 0
+    for index in order:
+        size = sizes[index]
+        count = len(bucket) + 1
+        if bucket:
+            first = sizes[bucket[0]]  # the widest
+            prefix = max(longest, size.prefix)
+            area = count * first.own * (first.own + prefix)
+            if (
+                bool(size.prefix) != bool(first.prefix)
+                or own + size.own < (1 - PADDING) * count * first.own
+                or seen + size.own + size.prefix < (1 - PADDING) * count * (first.own + prefix)
+                or (max_tokens is not None and count * first.own > max_tokens)
+                or (max_mask is not None and prefix > 0 and area > max_mask)
+            ):
+                yield bucket
+                bucket, own, seen, longest = [], 0, 0, 0
+        bucket.append(index)
+        own, seen, longest = own + size.own, seen + size.own + size.prefix, max(longest, size.prefix)
+    if bucket:
+        yield bucket
 
 
 @dataclass(frozen=True, slots=True)

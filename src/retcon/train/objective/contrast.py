@@ -6,12 +6,14 @@ tries that are repaired stay as bad as they are. Here the failure keeps a gradie
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from retcon.core.sample import ids_of
-from retcon.core.types import REPLACED, Sample, Segment, Trajectory, Turn
+from retcon.core.errors import UnscoredTokens
+from retcon.core.types import REPLACED, Sample, Segment, Trajectory, Turn, ids_of, token_count
+from retcon.purify.pairs import call_mask
 
 
 def contrast_samples(
@@ -65,3 +67,91 @@ def written_sample(source: str, before: Sequence[Segment], written: Sequence[Seg
         advantages=(advantage,) * (len(prefix) + len(ids)),
         source=source,
     )
+
+
+# Online masked DPO: a call that took a failure's place against the call that failed, inside the update of RL.
+#
+# CLEANER's side loss (arXiv 2601.15141, appendix B), as its published code has it: github.com/Tianshi-Xu/Open-CLEANER
+# at 1adf50a, verl/verl/trainer/ppo/ray_trainer.py, apply_dpo_advantage_adjustment; used with GRPO's advantage there.
+# Pure; no torch.
+
+
+def dpo_adjustments(
+    chosen: Sequence[float], rejected: Sequence[float], *, beta: float, limit: float
+) -> tuple[float, float]:
+    """By how much the advantage of each token of the chosen call is to rise, and that of each of the rejected to fall.
+
+    chosen, rejected: (n_w,) and (n_l,) nats, log-probs of the calls' tokens under the policy that sampled, neither of
+    them empty. With w and l their means (a mean and no sum, as in SimPO), s = σ(-β (w - l)): β s / n_w and β s / n_l,
+    each at most `limit`. Below the limit these are what the gradient of -log σ(β (w - l)) is for each token: DPO
+    without a reference, as that is the policy at rollout time, to which the update's ratio and clip hold anyway.
+    """
+    margin = fmean(chosen) - fmean(rejected)
+    s = (1 - math.tanh(beta * margin / 2)) / 2  # σ, which does not overflow
+    return min(beta * s / len(chosen), limit), min(beta * s / len(rejected), limit)
+
+
+def dpo_metrics(samples: Sequence[Sample]) -> dict[str, float | None]:
+    """dpo_pairs: how many samples are of a rejected call. dpo_loss, dpo_margin: means of -log σ(m) and of m = β (w - l)
+    over them (see `dpo_adjustments`); dpo_accuracy: share of those with m > 0. None without a pair."""
+    margins = [sample.margin for sample in samples if sample.margin is not None]
+    if not margins:
+        return {"dpo_pairs": 0, "dpo_loss": None, "dpo_margin": None, "dpo_accuracy": None}
+    return {
+        "dpo_pairs": len(margins),
+        "dpo_loss": fmean(max(-m, 0.0) + math.log1p(math.exp(-abs(m))) for m in margins),
+        "dpo_margin": fmean(margins),
+        "dpo_accuracy": fmean(m > 0 for m in margins),
+    }
+
+
+def with_online_dpo(trajectory: Trajectory, sample: Sample, *, beta: float, limit: float) -> list[Sample]:
+    """The sample of a trajectory with its repaired calls preferred, then a sample for each call that they replaced.
+
+    sample: the trajectory's own, with advantages and log-probs. Where a turn of its own was repaired (REPLACED), the
+    advantage rises from the turn's first call to its end, and stays what it was elsewhere (see `dpo_adjustments`). The
+    failed call becomes a sample after the clean history in which it was sampled, whose mask is 1 on the call's tokens
+    alone. Its advantage is its adjustment, negative; as in the published code it has no share in the rollout's reward.
+
+    Rejected is a turn's first failure, which alone was sampled after that history, and every repaired turn gives a
+    pair. The published code keeps one pair a rollout, of the attempt that failed last. A turn where either call does
+    not begin on a token boundary gives none, nor does one that the sample's mask leaves out. Raises UnscoredTokens for
+    calls without log-probs, ValueError for a sample without advantages.
+    """
+    if sample.advantages is None:
+        raise ValueError(f"trajectory {trajectory.id}: its sample has no advantages that could be adjusted")
+    advantages, rejected = list(sample.advantages), []
+    for before, turn in _repaired(trajectory):
+        failed = written_sample(trajectory.id, before, turn.abandoned[0].generated, 0.0)
+        none = (0,) * token_count(before)
+        fixed, mask = ((*none, *(call_mask(one) or ())) for one in (turn, turn.abandoned[0]))
+        right = [n for n, (called, learnt) in enumerate(zip(fixed, sample.mask, strict=False)) if called and learnt]
+        wrong = [n for n, called in enumerate(mask) if called]
+        if right and wrong:
+            scores = _scores(sample, right), _scores(failed, wrong)
+            up, down = dpo_adjustments(*scores, beta=beta, limit=limit)
+            margin = beta * (fmean(scores[0]) - fmean(scores[1]))
+            for n in right:
+                advantages[n] += up
+            rejected.append(replace(failed, mask=mask, advantages=(-down,) * len(mask), margin=margin))
+    return [replace(sample, advantages=tuple(advantages)), *rejected]
+
+
+def _repaired(trajectory: Trajectory) -> Iterator[tuple[list[Segment], Turn]]:
+    """The history before each repaired turn of the trajectory's own, and the turn; a shared one's pair is another's."""
+    before = list(trajectory.prompt)
+    for n, turn in enumerate(trajectory.turns):
+        if n >= trajectory.shared_turns and turn.repair is not None and turn.repair.decision in REPLACED:
+            yield before, turn
+        before.extend(turn.segments)
+
+
+def _scores(sample: Sample, places: Sequence[int]) -> list[float]:
+    """Log-probs of the tokens at some places, nats."""
+    found = [p for n in places if (p := sample.logprobs[n]) is not None]
+    if len(found) < len(places):
+        raise UnscoredTokens(
+            f"trajectory {sample.source}: {len(places) - len(found)} tokens of a call have no log-probs, by which "
+            "rl.dpo_beta compares calls; set it to 0"
+        )
+    return found

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
-from retcon.config.learning import RLSection
-from retcon.core.sample import history_ids, token_count
-from retcon.core.types import TRAINED, Trajectory, Turn
+from retcon.config.schema import RLSection
+from retcon.core.types import TRAINED, Trajectory, Turn, history_ids, token_count
 from retcon.rollout.context import RolloutLimits
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from retcon.core.errors import RecordError
 from retcon.core.texts import counted
-from retcon.store.types import Record, Source
+from retcon.store.parquet import Record, Source
 from retcon.transcripts.reading.items import SYSTEMS, TEXTS, find_items, has_no_items
 from retcon.transcripts.reading.itemwise import Itemwise, lists
 from retcon.transcripts.reading.roles import SYSTEM, speaker_of

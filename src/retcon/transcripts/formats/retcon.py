@@ -8,8 +8,7 @@ from dataclasses import replace
 import msgspec
 
 from retcon.core.codec import from_dict, to_dict
-from retcon.core.pair import Pair
-from retcon.core.types import Trajectory
+from retcon.core.types import Pair, Trajectory
 from retcon.purify.offline import Purified
 from retcon.purify.pairs import preference_pairs
 from retcon.transcripts.registry import register

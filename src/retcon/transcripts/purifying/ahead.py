@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias
 
 from retcon.core.errors import RecordError
 from retcon.purify.offline import Offline
-from retcon.store.foreign.records import Record
+from retcon.store.records import Record
 from retcon.transcripts.detection.detector import Detector
 from retcon.transcripts.purifying.count import Count
 from retcon.transcripts.purifying.processes import Processes, ProcessKilled

@@ -13,9 +13,9 @@ from retcon.core.errors import RecordError, nearest
 from retcon.core.texts import counted
 from retcon.purify.offline import Offline
 from retcon.store.compression import plain_name, told_once
-from retcon.store.foreign.records import KINDS, STDIN
-from retcon.store.outputs import OutputFile
-from retcon.store.partial import SUFFIX
+from retcon.store.lines import SUFFIX
+from retcon.store.records import KINDS, STDIN
+from retcon.store.whole import OutputFile
 
 STATE = "retcon-purify" + SUFFIX + ".json"
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import msgspec
 
 from retcon.purify.offline import Offline
-from retcon.store.types import Record
+from retcon.store.parquet import Record
 from retcon.transcripts.purifying.count import Count
 from retcon.transcripts.purifying.purifier import Purifier, Sinks
 from retcon.transcripts.reading.style import decoded, has_nan

@@ -15,8 +15,9 @@ import msgspec
 
 from retcon.core.errors import MissingExtra, RecordError, RetconError
 from retcon.store.compression import plain_name
-from retcon.store.foreign.parquet import ColumnsError, ParquetWriter
-from retcon.store.foreign.records import (
+from retcon.store.lines import NotWritten, Partial, unwritable
+from retcon.store.parquet import ColumnsError, ParquetWriter
+from retcon.store.records import (
     DOCUMENTS,
     LINES,
     STDIN,
@@ -29,7 +30,6 @@ from retcon.store.foreign.records import (
     open_source,
     writer,
 )
-from retcon.store.partial import NotWritten, Partial, unwritable
 from retcon.store.whole import write_whole
 from retcon.transcripts.detection.detector import Sampled, TornLine, sampled
 from retcon.transcripts.purifying.ahead import Ahead, Pool, RecordsLost, Work, pool

@@ -9,12 +9,10 @@ from pathlib import Path
 
 from retcon.core.codec import from_dict, to_dict
 from retcon.core.errors import RecordError, located
-from retcon.core.pair import Pair, Written
-from retcon.core.types import Origin, Trajectory
+from retcon.core.types import Origin, Pair, Trajectory, Written
 from retcon.purify.offline import Offline
-from retcon.store.foreign.records import Record
-from retcon.store.jsonl import line_of
-from retcon.store.pairs import pair_line
+from retcon.store.jsonl import line_of, pair_line
+from retcon.store.records import Record
 from retcon.transcripts.detection.detector import Detector, tool_use
 from retcon.transcripts.failures.rules import with_named_failures
 from retcon.transcripts.purifying.count import SHOWN, Count

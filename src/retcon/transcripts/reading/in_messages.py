@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import msgspec
 
 from retcon.core.errors import RecordError
-from retcon.core.pair import Completion, Message, Pair
-from retcon.core.types import ToolCall
+from retcon.core.types import Completion, Message, Pair, ToolCall
 from retcon.purify.offline import Purified
 from retcon.purify.pairs import preference_pairs
 from retcon.transcripts.failures.rules import judge

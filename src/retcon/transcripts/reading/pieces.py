@@ -14,8 +14,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from retcon.chat.types import Told
-from retcon.core.pair import Message, Pair
-from retcon.core.types import Observation, Segment, ToolCall, Trajectory, Turn
+from retcon.core.types import Message, Observation, Pair, Segment, ToolCall, Trajectory, Turn
 from retcon.purify.failing import FAILURES
 from retcon.purify.kept import Edit
 from retcon.purify.offline import Purified, Splice

@@ -11,7 +11,7 @@ from typing import TypeVar, cast
 import msgspec
 
 from retcon.core.errors import RecordError
-from retcon.store.types import Record
+from retcon.store.parquet import Record
 from retcon.transcripts.reading.items import LISTS, find_items
 from retcon.transcripts.types import NOT_JSON, Json
 

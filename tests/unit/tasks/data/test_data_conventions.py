@@ -13,7 +13,7 @@ from retcon.chat.tokenizer import ByteTokenizer
 from retcon.tasks.data.check import check
 from retcon.tasks.data.conventions import conventions
 from retcon.tasks.data.fields import DataError
-from retcon.tasks.data.grading import unreadable
+from retcon.tasks.data.load import unreadable
 from retcon.tasks.data.settings import FileTaskSettings
 from retcon.tasks.graders.text import letter as letter_of
 

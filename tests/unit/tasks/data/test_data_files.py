@@ -15,7 +15,7 @@ import pytest
 from datafiles import questions, read, tasks, write
 from retcon.core.errors import MissingExtra
 from retcon.tasks.data.fields import DataError
-from retcon.tasks.data.files.rows import read_rows
+from retcon.tasks.data.rows import read_rows
 from retcon.tasks.data.settings import FileTaskSettings
 
 ROWS = [{"question": 'Say "1,5",\ntwice: é', "answer": "1"}, {"question": "And 2?", "answer": "2"}]

@@ -15,10 +15,10 @@ from datafiles import questions, write
 from retcon.config.load import load_recipe
 from retcon.core.errors import RecipeError, TaskWarning
 from retcon.core.types import Trajectory
-from retcon.tasks.checked import held_out
 from retcon.tasks.data.check import check
 from retcon.tasks.data.load import load
 from retcon.tasks.data.settings import FileTaskSettings
+from retcon.tasks.registry import held_out
 from retcon.tasks.types import Task
 
 ROLLED = Trajectory("t", "t", (), (), stop="answer")

@@ -11,7 +11,7 @@ import pytest
 
 from datafiles import read, tasks
 from retcon.tasks.data.fields import DataError
-from retcon.tasks.data.files.rows import read_rows
+from retcon.tasks.data.rows import read_rows
 from retcon.tasks.grading.cases import Check, Stdio, read_tests
 
 LONG = "x" * 500_000

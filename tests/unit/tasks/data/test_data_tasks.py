@@ -18,11 +18,10 @@ import pytest
 from datafiles import LONG, ROWS, questions, tasks, write
 from retcon.core.errors import RecipeError, TaskWarning
 from retcon.core.types import Segment, Trajectory, Turn
-from retcon.tasks.data.fields import DataError
+from retcon.tasks.data.fields import DataError, canonical
 from retcon.tasks.data.load import load
 from retcon.tasks.data.settings import FileTaskSettings
 from retcon.tasks.data.tasks import DataTasks, shares
-from retcon.tasks.data.text import canonical
 from retcon.tasks.registry import task_set
 from retcon.tasks.types import Task
 

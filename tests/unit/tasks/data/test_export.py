@@ -17,7 +17,7 @@ from datafiles import ROWS, tasks, write
 from retcon.config.load import load_recipe
 from retcon.core.errors import RecordError
 from retcon.plugins.verl.tasks import reading_of, task_of
-from retcon.tasks.data.export import verl_rows, write_verl
+from retcon.tasks.data.conventions import verl_rows, write_verl
 from retcon.tasks.data.fields import DataError
 from retcon.tasks.data.settings import FileTaskSettings
 from retcon.tasks.types import Task

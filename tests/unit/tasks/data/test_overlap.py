@@ -10,8 +10,7 @@ import pytest
 from datafiles import LONG, questions, write
 from retcon.tasks.data.check import check
 from retcon.tasks.data.fields import DataError
-from retcon.tasks.data.load import questions_of
-from retcon.tasks.data.overlap import EvaluationIndex
+from retcon.tasks.data.load import EvaluationIndex, questions_of
 from retcon.tasks.data.settings import FileTaskSettings
 
 

@@ -13,12 +13,12 @@ from retcon.chat.hermes import render_call
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.core.errors import InfrastructureFault, RecipeError
 from retcon.core.types import Observation, ToolCall, Trajectory
-from retcon.engine.scripted import ScriptedEngine
+from retcon.engine.kinds.scripted import ScriptedEngine
 from retcon.rollout.context import RolloutContext
 from retcon.rollout.loop import run_rollout
 from retcon.rollout.state import open_tools
 from retcon.tasks.environments.methods import Factory, MethodEnvironment
-from retcon.tasks.environments.sessions import Sessions
+from retcon.tasks.environments.tasks import Sessions
 from retcon.tasks.types import Task
 
 pytestmark = pytest.mark.torch  # transformers makes the schemas of tools

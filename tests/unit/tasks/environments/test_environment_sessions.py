@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 
-from retcon.core.schema import ToolSpec
-from retcon.core.types import Observation, ToolCall, Trajectory, Turn
+from retcon.core.types import Observation, ToolCall, ToolSpec, Trajectory, Turn
 from retcon.rollout.state import open_tools
-from retcon.tasks.environments.sessions import Sessions
-from retcon.tasks.environments.tasks import EnvironmentTasks
+from retcon.tasks.environments.tasks import EnvironmentTasks, Sessions
 from retcon.tasks.environments.types import Rollback, failure
 from retcon.tasks.types import Split, Task
 from retcon.tools.faults import FaultSetup, FaultyTool

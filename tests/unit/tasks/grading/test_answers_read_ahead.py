@@ -10,7 +10,7 @@ import pytest
 
 from retcon.core.errors import SandboxUnavailable, SessionLost
 from retcon.sandbox.types import Limits, Program, ProgramOptions, Result
-from retcon.tasks.grading import readable
+from retcon.tasks.graders import mathematics as readable
 
 PACKAGES = {"math-verify": ("math_verify",)}
 

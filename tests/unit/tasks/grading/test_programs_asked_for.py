@@ -12,7 +12,7 @@ import pytest
 from retcon.core.errors import InfrastructureFault
 from retcon.sandbox.types import Limits, Program, ProgramOptions, Result
 from retcon.tasks.graders.code import CodeGrader, CodeSettings
-from retcon.tasks.grading.types import Reply, Verdict
+from retcon.tasks.grading.registry import Reply, Verdict
 from retcon.tasks.types import Task
 
 OK = Result("ok", value="None")

@@ -19,7 +19,9 @@ import sys
 from collections.abc import Callable
 
 from retcon.sandbox.jail import kernel
-from retcon.sandbox.jail.confine import cgroup, commands, landlock, loopback, root, seccomp
+from retcon.sandbox.jail.confine import cgroup, landlock, root, seccomp
+from retcon.sandbox.jail.confine import confinement as loopback
+from retcon.sandbox.jail.confine import seccomp as commands
 from retcon.sandbox.jail.confine.confinement import Confinement
 from retcon.sandbox.jail.confine.users import (
     NOBODY,

@@ -38,7 +38,8 @@ from time import sleep
 from types import ModuleType
 from typing import Any, Literal, NamedTuple, NoReturn, NotRequired, TypedDict
 
-from retcon.sandbox.jail import child, kernel, wire
+from retcon.sandbox.jail import child, kernel
+from retcon.sandbox.jail import messages as wire
 from retcon.sandbox.jail.capture import cut_middle
 from retcon.sandbox.jail.confine.confinement import Confinement
 from retcon.sandbox.jail.confine.isolate import die_with_parent
@@ -48,12 +49,12 @@ from retcon.sandbox.jail.program import (
     exit_code,
     flush_all,
     print_exception,
+    refuse_spawning,
+    reseed,
     show_source,
     type_name,
     write_error,
 )
-from retcon.sandbox.jail.seeding import reseed
-from retcon.sandbox.jail.spawning import refuse_spawning
 
 # What this file stands on is bound to names of its own: a cell may replace those of any module.
 _raise_limit, _limit, _to_text = resource.setrlimit, resource.getrlimit, repr

@@ -20,7 +20,8 @@ import socket
 import time
 from collections.abc import Collection
 
-from retcon.sandbox.jail import child, wire
+from retcon.sandbox.jail import child
+from retcon.sandbox.jail import messages as wire
 from retcon.sandbox.jail.capture import cut_middle
 from retcon.sandbox.jail.messages import (
     CHECKPOINTS,
@@ -36,10 +37,7 @@ from retcon.sandbox.jail.messages import (
     RunCall,
 )
 from retcon.sandbox.jail.session import processes
-from retcon.sandbox.jail.session.control import Control, Output, Said
-from retcon.sandbox.jail.session.copies import CheckpointImpossible, Child, Copy, InterpreterGone, held, only_new, still
-from retcon.sandbox.jail.session.deadlines import Deadlines, refuse_starved
-from retcon.sandbox.jail.session.exchange import HostGone, exchange
+from retcon.sandbox.jail.session.control import Control, Deadlines, HostGone, Output, Said, exchange, refuse_starved
 from retcon.sandbox.jail.session.interpreter import (
     FAILED,
     OBSTACLES,
@@ -48,12 +46,19 @@ from retcon.sandbox.jail.session.interpreter import (
     cell_command,
     serve_cells,
 )
-from retcon.sandbox.jail.session.processes import Tree
-from retcon.sandbox.jail.session.snapshot import Snapshot
-from retcon.sandbox.jail.session.writable import FilesNotRestored, Writable
+from retcon.sandbox.jail.session.processes import (
+    CheckpointImpossible,
+    Child,
+    Copy,
+    InterpreterGone,
+    Tree,
+    held,
+    only_new,
+    still,
+)
+from retcon.sandbox.jail.session.snapshot import FilesNotRestored, Snapshot, Writable
 from retcon.sandbox.jail.usage import resident
-from retcon.sandbox.jail.verdict import cell_verdict, verdict, with_lines
-from retcon.sandbox.jail.watchdog import Watchdog
+from retcon.sandbox.jail.watchdog import Watchdog, cell_verdict, verdict, with_lines
 
 FREEZE_SECONDS = 10.0  # for a copy to be made, or a cell to be taken
 FOREVER = 10**9  # seconds of CPU: each cell's are watched from here

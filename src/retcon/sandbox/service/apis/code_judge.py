@@ -18,9 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from retcon.core.together import together
-from retcon.http.body import parse
-from retcon.http.handling import answer, read_body, unless_gone
-from retcon.http.refusal import RequestRefused
+from retcon.http.handling import RequestRefused, answer, parse, read_body, unless_gone
 from retcon.sandbox.service.apis.languages import COMPILE_SECONDS, PYTHON, Languages
 from retcon.sandbox.service.calls import Calls, own_stderr, room_for
 from retcon.sandbox.types import Program, Result

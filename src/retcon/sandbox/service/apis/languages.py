@@ -9,7 +9,7 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from retcon.core.errors import SandboxUnavailable, nearest
-from retcon.sandbox.jail.fetch import TOTAL_BYTES
+from retcon.sandbox.jail.scratch import TOTAL_BYTES
 from retcon.sandbox.service.calls import Calls, unavailable
 from retcon.sandbox.types import Limits, Program, Result
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Sequence
+import hashlib
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from dataclasses import replace
+from functools import partial
 from http import HTTPStatus
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -15,15 +18,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from retcon.core.errors import CheckpointRefused, SandboxUnavailable, SessionLost
 from retcon.core.together import cancelled, together
-from retcon.http.body import parse
-from retcon.http.handling import ClientGone, answer, encoded, read_body, unless_gone
-from retcon.http.refusal import RequestRefused
+from retcon.http.handling import ClientGone, RequestRefused, answer, encoded, parse, read_body, unless_gone
 from retcon.sandbox.pool.paths import check_room
-from retcon.sandbox.service.calls import Calls
-from retcon.sandbox.service.files import check_paths, check_text, decode_files
-from retcon.sandbox.service.shapes import as_own
-from retcon.sandbox.types import MOST, SEEDS, TOO_LONG, Limits, Program, Result
+from retcon.sandbox.service.calls import Calls, Ending, as_own, check_paths, check_text, decode_files, unavailable
+from retcon.sandbox.types import MOST, SEEDS, TOO_LONG, Limits, Program, Result, Tier
 
 Seconds = Annotated[float, Meta(gt=0)]
 Count = Annotated[int, Meta(gt=0, le=MOST)]
@@ -234,3 +234,295 @@ class Streamed(Response):
             async for line in self._lines:
                 await send({"type": "http.response.body", "body": line, "more_body": True})
             await send({"type": "http.response.body", "body": b""})
+
+
+T = TypeVar("T")
+KEY = "idempotency-key"
+REMEMBERED = 4
+"""Answers that are kept for a client that asks again with the same key, beside those that are not there yet."""
+RECONNECT_SECONDS = 10.0
+"""How long what a vanished client asked of a session, under a key, goes on: it may ask again."""
+
+
+class Answer(Generic[T]):
+    """What was asked under a key, and what comes of it.
+
+    patience: seconds that the work goes on without a reader. giving_up: set while there is none.
+    """
+
+    def __init__(self, asked: bytes, task: asyncio.Task[T], patience: float) -> None:
+        self.asked = asked
+        self.task = task
+        self.patience = patience
+        self.readers = 0
+        self.giving_up: asyncio.TimerHandle | None = None
+        self.given_up = "its work was abandoned: nobody waited for the answer"
+
+    async def read(self, request: Request) -> T:
+        """Raises ClientGone, SessionLost where the work was given up, and what the work raises."""
+        self.readers += 1
+        if self.giving_up is not None:
+            self.giving_up.cancel()
+        try:
+            return await unless_gone(request, self._shielded())
+        except ClientGone:
+            if self.readers == 1:
+                self.giving_up = asyncio.get_running_loop().call_later(self.patience, self.task.cancel)
+            raise
+        finally:
+            self.readers -= 1
+
+    async def _shielded(self) -> T:
+        try:
+            return await asyncio.shield(self.task)
+        except asyncio.CancelledError:
+            if self.task.cancelled():
+                raise SessionLost(self.given_up) from None
+            raise
+
+
+class Answers(Generic[T]):
+    """By key. What is not done yet is never forgotten; of the rest the last `remembered` to come are known.
+
+    patience: seconds that work goes on when the last client that asked for it has gone. 0: at once it is given up,
+    which leaves nothing behind, and who asks again begins it anew.
+    """
+
+    def __init__(self, *, remembered: int = REMEMBERED, patience: float = RECONNECT_SECONDS) -> None:
+        self._remembered = remembered
+        self._patience = patience
+        self._known: dict[str, Answer[T]] = {}
+
+    async def once(
+        self, request: Request, key: str, body: bytes, work: Callable[[], Coroutine[object, object, T]]
+    ) -> T:
+        """What `work` comes to, or came to when it was asked for under this key before.
+
+        Raises RequestRefused where the key was another request's, and as `Answer.read`.
+        """
+        asked = hashlib.sha256(request.url.path.encode() + body).digest()
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = Answer(asked, asyncio.ensure_future(work()), self._patience)
+            known.task.add_done_callback(lambda _: self._came(key))
+        elif known.asked != asked:
+            raise RequestRefused(422, "invalid", f"the key '{key}' has been used for another request", field=KEY)
+        return await known.read(request)
+
+    def forget(self, key: str) -> None:
+        """What was answered under it: who asks again has the work done anew."""
+        known = self._known.get(key)
+        if known is not None and known.task.done():
+            del self._known[key]
+
+    def give_up(self, why: str) -> None:
+        """End what is not done; who waits for it is told why."""
+        for known in self._known.values():
+            known.given_up = why
+            known.task.cancel()
+
+    def _came(self, key: str) -> None:
+        known = self._known.pop(key)  # to stand last
+        nothing = not self._patience if known.task.cancelled() else isinstance(known.task.exception(), RequestRefused)
+        if nothing:  # was done: who asks again may have more luck
+            return
+        self._known[key] = known
+        done = [name for name, one in self._known.items() if one.task.done()]
+        for name in done[: -self._remembered]:
+            del self._known[name]
+
+
+ENDED = 256
+"""Sessions that ended by themselves, or were evicted, whose clients can still ask why: the last that were used."""
+OPENINGS = 1024
+"""Keys under which a session was opened that are kept for a client that asks again: the last."""
+UNUSED_SECONDS = 60.0
+"""After which a session that was opened under a key is closed, unless its client has asked anything of it: then it has
+learnt which session it has."""
+
+
+class Open(Struct, forbid_unknown_fields=True, kw_only=True):
+    limits: LimitFields | None = None
+    seed: Seed | None = None
+
+
+class Opened(Struct):
+    """session: its id. tier: what holds around its cells."""
+
+    session: str
+    tier: Tier
+
+
+class Checkpoint(Struct, forbid_unknown_fields=True):
+    """checkpoint: its name."""
+
+    checkpoint: str
+
+
+class Entry:
+    """An open session, the limits of its cells, and its latest answers. requests: that are being served.
+    key: under which it was opened. unused: ends it, until its client has asked something of it."""
+
+    def __init__(self, session: Ending, limits: Limits) -> None:
+        self.session = session
+        self.limits = limits
+        self.answers = Answers[Any]()
+        self.used = time.monotonic()
+        self.requests = 0
+        self.key: str | None = None
+        self.unused: asyncio.TimerHandle | None = None
+
+    def learnt(self) -> None:
+        """Its client knows that it has it."""
+        if self.unused is not None:
+            self.unused.cancel()
+
+
+class SessionsApi:
+    """The handlers below `/v1/sessions`."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+        self._entries: dict[str, Entry] = {}
+        self._openings = Answers[Entry](remembered=OPENINGS, patience=0.0)
+        self._closing: set[asyncio.Task[None]] = set()
+
+    async def open(self, request: Request) -> Response:
+        """A fresh session; those that nobody has used for long are closed first, and most that have ended forgotten."""
+        body = await read_body(request, self._calls.settings.max_body)
+        asked = parse(body or b"{}", Open)
+        limits = checked_limits(self._calls, asked.limits, self._calls.settings.limits)
+        await self._make_room()
+        key = request.headers.get(KEY)
+        if key is None:
+            entry = await unless_gone(request, self._opened(limits, asked.seed), undo=self._close)
+        else:
+            work = partial(self._opened, limits, asked.seed, key)
+            try:
+                entry = await self._openings.once(request, key, body, work)
+            except SessionLost as error:  # given up as this client came, with the one before it
+                raise unavailable(SandboxUnavailable(str(error)), "busy") from error
+        return answer(self._said(entry), 201)
+
+    async def told(self, request: Request) -> Response:
+        """The session, whose client by this has learnt that it has it."""
+        entry, body = await self._asked(request)
+        if entry.session.ended:
+            self._forget(entry)  # asked for again under its key, another one is opened
+            await self._once(request, entry, body, entry.session.checkpoint)  # which says why it is lost
+        return answer(self._said(entry))
+
+    async def run(self, request: Request) -> Response:
+        entry, body = await self._asked(request)
+        cell = checked_cell(self._calls, parse(body, Cell), entry.limits)
+        return answer(
+            await self._once(
+                request,
+                entry,
+                body,
+                lambda: self._calls.run("session", lambda: entry.session.run(cell)),
+            )
+        )
+
+    async def checkpoint(self, request: Request) -> Response:
+        entry, body = await self._asked(request)
+        return answer(Checkpoint(await self._once(request, entry, body, entry.session.checkpoint)), 201)
+
+    async def rollback(self, request: Request) -> Response:
+        entry, body = await self._asked(request)
+        name = parse(body, Checkpoint).checkpoint
+
+        async def work() -> None:
+            try:
+                await entry.session.rollback(name)
+            except KeyError as error:
+                raise RequestRefused(
+                    404, "unknown_checkpoint", f"no checkpoint '{name}'", field="checkpoint"
+                ) from error
+
+        await self._once(request, entry, body, work)
+        return answer(Checkpoint(name))
+
+    async def discard(self, request: Request) -> Response:
+        entry, body = await self._asked(request)
+        name = request.path_params["checkpoint"]
+        await self._once(request, entry, body, lambda: entry.session.discard(name))
+        return Response(status_code=204)
+
+    async def close(self, request: Request) -> Response:
+        """Closing twice, or what was never there, is no error."""
+        entry = self._entries.get(request.path_params["session"])
+        if entry is not None:
+            await self._close(entry)
+        return Response(status_code=204)
+
+    async def _opened(self, limits: Limits, seed: int | None, key: str | None = None) -> Entry:
+        """key: that the client asked under; it may ask again, if the answer is lost, but not for ever."""
+        try:
+            session = await self._calls.sandbox.session(limits=limits, seed=seed)
+        except SandboxUnavailable as error:
+            raise unavailable(error, "busy") from error  # no room for one more; there may be later
+        entry = self._entries[session.id] = Entry(session, limits)
+        if key is not None:
+            entry.key = key
+            entry.unused = asyncio.get_running_loop().call_later(UNUSED_SECONDS, self._close_unused, entry)
+        return entry
+
+    def _close_unused(self, entry: Entry) -> None:
+        task = asyncio.ensure_future(self._close(entry))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    def _forget(self, entry: Entry) -> None:
+        """That it was opened under its key."""
+        if entry.key is not None:
+            self._openings.forget(entry.key)
+            entry.key = None
+
+    def _said(self, entry: Entry) -> Opened:
+        return Opened(entry.session.id, self._calls.tier)
+
+    async def _asked(self, request: Request) -> tuple[Entry, bytes]:
+        name = request.path_params["session"]
+        entry = self._entries.get(name)
+        if entry is None:
+            raise RequestRefused(
+                404, "unknown_session", f"no session '{name}': it was closed, or this server has restarted"
+            )
+        entry.used = time.monotonic()
+        entry.learnt()
+        return entry, await read_body(request, self._calls.settings.max_body)
+
+    async def _once(
+        self, request: Request, entry: Entry, body: bytes, work: Callable[[], Coroutine[Any, Any, Any]]
+    ) -> Any:
+        """Do it; where it has been asked before under the same key, what came of it then."""
+        key = request.headers.get(KEY)
+        entry.requests += 1
+        try:
+            if key is None:
+                return await unless_gone(request, work())
+            return await entry.answers.once(request, key, body, work)
+        except SessionLost as error:
+            extra = {"by_own_code": error.by_own_code}
+            raise RequestRefused(410, "session_lost", str(error), extra=extra) from error
+        except CheckpointRefused as error:
+            raise RequestRefused(409, "refused", str(error), extra={"full": error.full}) from error
+        finally:
+            entry.requests -= 1
+            entry.used = time.monotonic()
+
+    async def _make_room(self) -> None:
+        latest = time.monotonic() - self._calls.settings.session_idle
+        ended = [entry for entry in self._entries.values() if entry.session.ended]
+        open_ones = [entry for entry in self._entries.values() if not entry.session.ended]
+        idle = [entry for entry in open_ones if entry.used < latest and not entry.requests]
+        for entry in [*idle, *sorted(ended, key=lambda entry: entry.used)[:-ENDED]]:
+            await self._close(entry)
+
+    async def _close(self, entry: Entry) -> None:
+        self._entries.pop(entry.session.id, None)
+        entry.learnt()
+        self._forget(entry)
+        entry.answers.give_up("it was closed")
+        await entry.session.close()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, field_validator
 
-from retcon.config.learning import DemosSection
+from retcon.config.schema import DemosSection
 from retcon.config.section import Probability
 
 if TYPE_CHECKING:

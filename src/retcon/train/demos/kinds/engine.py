@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from retcon.config.learning import DemosSection
+from retcon.config.schema import DemosSection
 from retcon.config.section import Positive
 
 if TYPE_CHECKING:

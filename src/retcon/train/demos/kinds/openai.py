@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, field_validator
 
-from retcon.config.learning import DemosSection
+from retcon.config.schema import DemosSection
 from retcon.config.section import NonNegative, Positive, Rate, api_url
 from retcon.engine.openai.messages import INSTRUCTIONS
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from retcon.config.learning import DemosSection
+from retcon.config.schema import DemosSection
 from retcon.config.section import Positive
 
 if TYPE_CHECKING:
@@ -22,6 +22,6 @@ class FamilyTeacher(DemosSection):
     tries: Positive = Field(1, description="attempts at a problem, if only right ones are kept")
 
     def open(self, setup: DemoSetup) -> OpenSource:
-        from retcon.train.demos.teacher import open_teacher
+        from retcon.train.demos.rolling import open_teacher
 
         return open_teacher(self, setup)

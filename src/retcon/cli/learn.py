@@ -1,0 +1,277 @@
+"""`retcon train`."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from retcon.cli.common.arguments import (
+    DemosOverrides,
+    DryRun,
+    NoData,
+    NoStart,
+    Out,
+    Overrides,
+    RecipeName,
+    SFTOverrides,
+    Start,
+    command_line,
+    import_training,
+    interruptible,
+    kept_run,
+    need_training,
+    plain_console,
+    refuse_several,
+    split_overrides,
+    tell_trained,
+)
+from retcon.cli.common.progress import tell_line, tell_place, telling, telling_steps
+from retcon.core.errors import RecipeError
+from retcon.core.texts import counted
+
+if TYPE_CHECKING:
+    from retcon.train.demos.making import Summary
+    from retcon.train.sft import Samples
+    from retcon.train.trainer import Metrics, OnStep
+
+MANY = 0.25
+"""Share of rollouts that may be cut off without being told."""
+
+
+def train(
+    recipe: RecipeName,
+    overrides: Overrides = None,
+    *,
+    start: Start = None,
+    out: Out = Path("runs/train"),
+    dry_run: DryRun = False,
+    gpus: Annotated[int, typer.Option("--gpus", min=0, help="With --dry-run: plan for verl on so many GPUs.")] = 0,
+    gpu_gb: Annotated[float, typer.Option("--gpu-gb", min=1, help="Memory of each, in GB.")] = 80.0,
+    _data: NoData = None,
+) -> None:
+    """Reinforcement learning from a checkpoint, with or without purification, in one stage or several, as the recipe
+    says."""
+    from retcon.cli.common.arguments import READS
+    from retcon.config.load import load_recipe
+    from retcon.models.locating import locate
+
+    settings = load_recipe(recipe, overrides or (), reads=READS["train"])
+    name = start or settings.model.path
+    if gpus and not dry_run:
+        raise RecipeError("--gpus plans and trains nothing: add --dry-run; recipes/verl/launch.sh trains on several")
+    if dry_run:
+        need_training()
+        from retcon.cli.common.plan import plan_rl
+        from retcon.planning.estimate import gpus_of
+
+        plan_rl(settings, name, out, gpus_of(gpus, gpu_gb) if gpus else None)
+        return
+    folder = locate(name)
+    need_training()
+    import_training()
+    from retcon.runs.metrics import idle_mechanisms, read_metrics
+    from retcon.train.rl import run_rl
+
+    stages = [stage.name for stage in settings.stages]
+    with (
+        interruptible(partial(kept_run, out)),
+        telling_steps(f"training {recipe}", settings.rl.steps, stages) as on_step,
+    ):
+        final = run_rl(settings, folder, out, on_step=on_step, on_place=tell_place)
+    metrics = out / "metrics.jsonl"
+    lines = [f"metrics: {metrics}", f"trajectories: {out / 'trajectories'}"]
+    steps = list(read_metrics(metrics))
+    if lost := round(sum(line.get("infrastructure") or 0 for line in steps)):
+        made = round(sum(line.get("rollouts") or 0 for line in steps))
+        lines.append(
+            f"{lost:,} of {counted(made, 'rollout')} were lost to faults of the sandbox, the engine or a grader, and "
+            "nothing is learnt from them; each reason was told when it first came up"
+        )
+    shares = [share for line in steps if (share := line.get("cut_off")) is not None]
+    if shares and sum(shares) > MANY * len(shares):
+        lines.append(
+            f"{sum(shares) / len(shares):.0%} of the rollouts ended for want of tokens or turns (`cut_off` in the "
+            "metrics): rollout.max_tokens or rollout.max_turns may be too few for this model (docs/data/problems.md)"
+        )
+    if not any(line.get("grad_norm") for line in steps):
+        lines.append(
+            "no step moved the weights: `same_reward` in the metrics is the share of groups whose rollouts all had one "
+            "reward, of which nothing is learnt (docs/training/selection.md); where none is right, a cold start may "
+            "have to come first (docs/data/demonstrations.md)"
+        )
+    lines += idle_mechanisms(settings, steps)
+    tell_trained(final, out, *lines, recipe=[recipe, *(overrides or ())])
+
+
+COLD_START = "quickstart/cold_start"
+
+
+def sft(
+    recipe: RecipeName = COLD_START,
+    overrides: SFTOverrides = None,
+    out: Out = Path("runs/cold_start"),
+    demonstrations: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--demonstrations",
+            metavar="FILE",
+            help="What to learn from: trajectories, or transcripts in any format that `retcon purify` reads, or a "
+            "folder of them; if FILE does not exist and [b]demos[/] is set, it is written as that says. "
+            "Default: DIR-demonstrations.jsonl.",
+            show_default=False,
+        ),
+    ] = None,
+    dry_run: DryRun = False,
+    _start: NoStart = None,
+) -> None:
+    """Supervised training: a cold start on a teacher's demonstrations, or training on your own transcripts."""
+    from retcon.cli.common.arguments import READS, of_sections
+    from retcon.config.load import load_recipe
+
+    refuse_several("--demonstrations", demonstrations or ())
+    name, changes = split_overrides([recipe, *(overrides or ())])
+    settings = load_recipe(name or COLD_START, changes, reads=READS["sft"])
+    need_training()
+    from retcon.cli.common.demonstrations import ensure_demonstrations, refuse_missing
+    from retcon.models.placing import model_folder, place_training
+    from retcon.runs.folder import check_run
+
+    file = demonstrations[0] if demonstrations else _beside(out)
+    if demonstrations:
+        own = of_sections(changes, READS["demos"])
+        made_by = command_line("retcon", "demos", name or COLD_START, *own, "--out", file)
+        refuse_missing(settings, changes, file, made_by)
+    if dry_run:
+        from retcon.cli.common.plan import plan_sft
+
+        plan_sft(settings, file, out)
+        return
+    check_run(out, kind="sft", recipe=settings)
+    import_training()
+    from retcon.train.sft import run_sft
+
+    if not file.exists():  # whose making may take hours
+        place_training(settings, model_folder(settings.model.path), ("dtype",))
+    samples: list[str] = []
+    with interruptible(partial(kept_run, out)):
+        with telling("writing demonstrations") as tell:
+            ensure_demonstrations(settings, file, tell, tell_place)
+        with telling_steps("supervised training", settings.sft.steps) as on_step:
+            final = run_sft(
+                settings,
+                file,
+                out,
+                on_step=lambda metrics: _tell_step(metrics, on_step),
+                on_place=tell_place,
+                on_samples=lambda found: samples.append(_result_of_sft(found)),
+            )
+    tell_trained(final, out, f"demonstrations: {file}", *samples, recipe=[recipe, *(overrides or ())])
+
+
+def _beside(out: Path) -> Path:
+    """DIR-demonstrations.jsonl. Raises BadParameter for a folder without a name."""
+    folder = out if out.name not in ("", "..") else out.resolve()
+    if not folder.name:
+        raise typer.BadParameter(f"{out} has no name for demonstrations to be called by", param_hint="--out")
+    return folder.with_name(f"{folder.name}-demonstrations.jsonl")
+
+
+def _tell_step(metrics: Metrics, on_step: OnStep) -> None:
+    on_step(metrics)
+    if (loss := metrics.get("validation_loss")) is not None:
+        tell_line(f"step {metrics['step']}: loss {metrics['loss'] or 0.0:.3f}, validation loss {loss:.3f} nats a token")
+
+
+def _result_of_sft(found: Samples) -> str:
+    lost = f" ({found.lost} lost to infrastructure faults)" if found.lost else ""
+    return (
+        f"samples: {found.passed} of {found.total} right{lost}; read them: {command_line('retcon', 'show', found.file)}"
+    )
+
+
+def dpo(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="RECIPE KEY=VALUE",
+            help="A recipe (its sections run, model, compute, lora and dpo matter, and its tools), and changes to it.",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    pairs: Annotated[
+        list[Path],
+        typer.Option("--pairs", metavar="FILE", help="Pairs as `retcon purify --dpo` writes them.", show_default=False),
+    ],
+    start: Start = None,
+    out: Out = Path("runs/dpo"),
+    dry_run: DryRun = False,
+) -> None:
+    """Train on pairs of a failed call and its fix (direct preference optimisation)."""
+    from retcon.cli.common.arguments import READS
+    from retcon.config.load import load_recipe
+    from retcon.models.locating import locate
+
+    refuse_several("--pairs", pairs)
+    name, overrides = split_overrides(words or [])
+    recipe = load_recipe(name, overrides, reads=READS["dpo"])
+    folder = locate(start or recipe.model.path)
+    need_training()
+    if dry_run:
+        from retcon.cli.common.plan import plan_dpo
+
+        plan_dpo(recipe, pairs[0], folder, out)
+        return
+    import_training()
+    from retcon.train.dpo import run_dpo
+
+    with interruptible(partial(kept_run, out)), telling_steps("preference training", recipe.dpo.steps) as on_step:
+        final = run_dpo(
+            recipe,
+            pairs[0],
+            folder,
+            out,
+            on_step=on_step,
+            on_place=tell_place,
+        )
+    tell_trained(final, out, f"metrics: {out / 'metrics.jsonl'}", recipe=[*filter(None, [name]), *overrides])
+
+
+def demos(
+    recipe: RecipeName,
+    overrides: DemosOverrides = None,
+    *,
+    out: Annotated[
+        Path, typer.Option("--out", metavar="FILE", help="Where they go; repeating the command continues the file.")
+    ] = Path("runs/demonstrations.jsonl"),
+) -> None:
+    """Write demonstrations for a cold start, as the recipe's [b]demos[/] section says: from a teacher, a model,
+    annotated solutions or transcripts."""
+    from retcon.cli.common.arguments import READS
+    from retcon.config.load import load_recipe
+    from retcon.store.whole import refuse_special
+
+    refuse_special(out, "--out")
+    settings = load_recipe(recipe, overrides or (), reads=READS["demos"])
+    from retcon.cli.common.demonstrations import ensure_demonstrations
+
+    kept = f"what was made is kept beside {out}; the same command makes the rest"
+    with interruptible(kept), telling("writing demonstrations") as tell:
+        summary = ensure_demonstrations(settings, out, tell, tell_place)
+    console = plain_console()
+    console.print("\n".join(_result_of_demos(out, summary)))
+    words = command_line("retcon", "sft", recipe, *(overrides or ()), "--demonstrations", out, "--out", "runs/sft")
+    console.print(f"look: {command_line('retcon', 'show', out)}\ntry: {words}")
+
+
+def _result_of_demos(out: Path, summary: Summary | None) -> list[str]:
+    if summary is None:
+        return [f"demonstrations: {out} (there already, and not of this command)"]
+    lines = [f"demonstrations: {out}", f"kept: {summary.kept}, {summary.failed} of them with a failed call"]
+    lines += [f"rejected: {count}, {why}" for why, count in summary.rejected.items()]
+    if summary.left_over:
+        lines.append(f"left over: {summary.left_over}, more than are wanted, or than the wanted share has a place for")
+    return lines

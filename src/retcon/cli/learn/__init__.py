@@ -1,1 +1,0 @@
-"""The commands that train, and `retcon demos`."""

@@ -1,0 +1,364 @@
+"""`retcon purify`."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
+
+import typer
+
+from retcon.cli.common.arguments import Interrupted, command_line, number, refuse_idle
+from retcon.cli.common.progress import telling
+from retcon.core.errors import RecordError, nearest
+from retcon.core.types import REPLACED, Decision
+
+if TYPE_CHECKING:
+    from retcon.core.types import Trajectory
+    from retcon.purify.offline import Offline
+    from retcon.report.diff import Change
+    from retcon.transcripts.purifying.assignment import Assignment
+    from retcon.transcripts.purifying.purification import Purification, Stopped
+
+State = Literal["check", "ignore"]
+
+
+def purify(
+    inputs: Annotated[
+        list[str], typer.Argument(metavar="IN…", help="Files, folders or patterns; [bold]-[/] is standard input.")
+    ],
+    *,
+    out: Annotated[
+        str, typer.Option("--out", "-o", metavar="OUT", help="A file, a folder ([bold]…/[/]), or [bold]-[/].")
+    ] = "",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List what would be removed and what would be left, and write nothing.")
+    ] = False,
+    format: Annotated[
+        str,
+        typer.Option("--format", help="The format of the inputs; a wrong name lists them all."),
+    ] = "auto",
+    gamma: Annotated[
+        float,
+        typer.Option(
+            "--gamma", callback=number, min=0.0, max=1.0, help="γ: similarity from which a repair is shallow."
+        ),
+    ] = 0.5,
+    attempts: Annotated[
+        int, typer.Option("--attempts", min=1, help="K: the longest run of failures that one fix may end.")
+    ] = 3,
+    state: Annotated[
+        State, typer.Option("--state", help="[bold]check[/] what a failed call left behind, or [bold]ignore[/] it.")
+    ] = "check",
+    failure: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--failure",
+            metavar="TOOL=REGEX",
+            help="What an output of this tool has that failed ([bold]*[/]: of any), or a .toml with a table failures.",
+        ),
+    ] = None,
+    drop_unrepaired: Annotated[
+        bool, typer.Option("--drop-unrepaired", help="Leave out transcripts in which a failure remains.")
+    ] = False,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip records and files that cannot be read.")] = False,
+    report: Annotated[Path | None, typer.Option("--report", metavar="FILE", help="All counts as JSON.")] = None,
+    dpo: Annotated[
+        Path | None, typer.Option("--dpo", metavar="FILE", help="Pairs of failure and fix, as TRL reads them.")
+    ] = None,
+    audit: Annotated[
+        Path | None,
+        typer.Option(
+            "--audit",
+            metavar="FILE",
+            help="File for what was done and why, for `retcon diff`; by default beside OUT.",
+            show_default=False,
+        ),
+    ] = None,
+    no_audit: Annotated[bool, typer.Option("--no-audit", help="Write no audit.")] = False,
+    jobs: Annotated[
+        int, typer.Option("--jobs", min=1, help="Processes that share the work; the output is the same.")
+    ] = 1,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace finished outputs.")] = False,
+) -> None:
+    """Take out of transcripts the failed calls that the agent fixed itself, and keep everything else as it is."""
+    from retcon.purify.offline import Offline
+    from retcon.store.lines import SUFFIX, refuse_journal
+    from retcon.store.records import STDIN
+    from retcon.store.whole import OutputFile, check_outputs, refuse_finished, refuse_misnamed
+    from retcon.transcripts.detection.detector import Detector
+    from retcon.transcripts.failures.rules import read_named_failures
+    from retcon.transcripts.purifying.assignment import Assignment, expand
+    from retcon.transcripts.purifying.purification import Purification, Stopped
+
+    if dry_run:
+        _list_repairs(inputs, format, Offline(attempts, gamma, state), read_named_failures(failure or ()), skip_bad)
+        return
+    if not out:
+        raise typer.BadParameter("name the output, or give --dry-run", param_hint="--out")
+    Detector(format)  # refuses a wrong name before any work
+    if no_audit and audit is not None:
+        said = f"with --no-audit nothing is written to {audit}: give one of them"
+        raise typer.BadParameter(said, param_hint="--audit")
+    target = Path(out)
+    found = list(expand(inputs, None if out == "-" else target))
+    folder = out.endswith("/") or target.is_dir() or (len(found) > 1 and out != "-" and not target.suffix)
+    names = [name for _, name in found]
+    if folder:
+        _refuse_same(target, found)
+    else:
+        _refuse_twice([path for path, _ in found])
+    assignment = Assignment(
+        inputs=[path for path, _ in found], out=target, into_folder=folder, names=names,
+        offline=Offline(attempts, gamma, state), format=format, drop_unrepaired=drop_unrepaired, skip_bad=skip_bad,
+        audit=None if no_audit else audit or audit_of(target, folder), pairs=dpo, jobs=jobs,
+        failures=read_named_failures(failure or ()),
+    )  # fmt: skip
+    if not folder and out != "-":
+        refuse_misnamed(target, "-o")
+    for flag, path in (("--audit", audit), ("--dpo", dpo), ("--report", report)):
+        if path is not None:
+            refuse_misnamed(path, flag, also=(".parquet", ".eval", ".pt"))
+    run = Purification(assignment, resume=resume)
+    reported = [OutputFile("--report", report, (report.name + SUFFIX,))] if report is not None else []
+    check_outputs([*assignment.outputs(), *reported], [p for p in assignment.inputs if p != STDIN])
+    for output in reported if resume else [*assignment.outputs(), *reported]:
+        refuse_journal(output.path)
+    if not force:
+        # What an interrupted run was to replace, it was told to replace.
+        refuse_finished(reported if resume else [*assignment.outputs(), *reported], "--force")
+    try:
+        with _asked_to_stop() as stop, telling("purifying (kB)") as tell:
+            run(tell, stop)
+    except Stopped as stopped:
+        raise _explained(stopped, assignment, out) from stopped.__cause__
+    _finish(run, report)
+
+
+def _list_repairs(
+    inputs: list[str], format: str, offline: Offline, failures: Mapping[str, str], skip_bad: bool
+) -> None:
+    """Print a line for each failed call: by what it would be replaced, or why it would stay."""
+    import msgspec
+    from rich.console import Console
+
+    from retcon.core.codec import from_dict
+    from retcon.store.records import open_source
+    from retcon.transcripts.detection.detector import sampled
+    from retcon.transcripts.purifying.assignment import expand
+    from retcon.transcripts.purifying.count import Count, repair_lines
+    from retcon.transcripts.purifying.purifier import Purifier, Sinks
+
+    console = Console()
+    lines: list[str] = []
+
+    def listed(line: bytes) -> None:
+        lines.extend(repair_lines(from_dict(msgspec.json.decode(line))))
+
+    total = Count()
+    for path, name in expand(inputs):
+        found = sampled(open_source(path), format, skip_bad=skip_bad)
+        purifier = Purifier(offline, found.detector, Sinks(listed), total, name=name, failures=failures)
+        try:
+            for record in found.source.records:
+                purifier(record)
+                for line in lines:
+                    console.print(line, highlight=False, markup=False, soft_wrap=True)
+                lines.clear()
+        finally:
+            found.source.close()
+    removed = f"{total.shallow + total.deep} would be replaced, {sum(total.left.values())} would stay"
+    console.print(f"{total.failed} of {total.calls} calls failed; {removed}; nothing was written")
+
+
+def _finish(run: Purification, report: Path | None) -> None:
+    from rich.console import Console
+
+    from retcon.report.purification import purification_tables, remarks
+    from retcon.transcripts.purifying.purification import write_report
+
+    assignment = run.assignment
+    console = Console(stderr=assignment.out.name == "-")
+    for line in [*(f"skipped: {line}" for line in run.bad), *remarks(assignment.inputs, run.counts)]:
+        console.print(line, style="yellow", highlight=False, markup=False, soft_wrap=True)
+    for table in purification_tables(assignment.names, run.counts, console):
+        console.print(table)
+    written = [f"clean: {assignment.out}"] if assignment.out.name != "-" else []
+    if report is not None:
+        write_report(report, run)
+        written.append(f"report: {report}")
+    if assignment.pairs is not None:
+        written.append(f"pairs: {assignment.pairs}")
+    if assignment.audit is not None:
+        written.append(f"audit: {assignment.audit}")
+        if any(count.shallow or count.deep for count in run.counts):
+            written.append(f"try: {command_line('retcon', 'diff', assignment.audit)}")
+    console.print("\n".join(written), highlight=False, soft_wrap=True, markup=False)
+
+
+def _refuse_same(folder: Path, found: Sequence[tuple[Path, str]]) -> None:
+    """Raises RecordError, which names both, where two inputs would be one file of a folder."""
+    from retcon.store.whole import identity
+
+    first: dict[str, Path] = {}
+    for path, name in found:
+        if (other := first.setdefault(name, path)) is not path:
+            advice = (
+                "give the folder that holds both, which keeps their places in it, or write them into one file "
+                "(-o all.jsonl)"
+            )
+            if identity(path) == identity(other):
+                advice = "they are one file, give one of them"
+            raise RecordError(f"{other} and {path} would both be {folder / name}: {advice}")
+
+
+def _refuse_twice(inputs: Sequence[Path]) -> None:
+    """Raises RecordError, which names both, where two inputs are one file: all of it would be in the output twice."""
+    from retcon.store.whole import identity
+
+    first: dict[Hashable, Path] = {}
+    for path in inputs:
+        if (other := first.setdefault(identity(path), path)) is not path:
+            raise RecordError(f"{other} and {path} are one file, which would be in the output twice: give one of them")
+
+
+def audit_of(out: Path, folder: bool) -> Path | None:
+    """Where its audit goes if nobody says: beside the output, where that is a file."""
+    from retcon.store.compression import plain_name
+    from retcon.store.records import KINDS
+
+    if out.name == "-":
+        return None
+    if folder:
+        return out / "retcon.audit.jsonl"
+    name = plain_name(out.name)
+    name = name.removesuffix(next((kind for kind in KINDS if name.endswith(kind)), ""))
+    return out.with_name(f"{name}.audit.jsonl")
+
+
+def _explained(stopped: Stopped, assignment: Assignment, out: str) -> Exception:
+    """What to tell: a bad record is an error, an interrupt is none."""
+    if stopped.kept is not None:
+        place = out if assignment.into_folder else f"{out}.partial"
+        again = f"what was done is kept in {place}; continue with the same command and --resume"
+    else:
+        cannot = "standard input and output, Parquet, inspect's logs, slime's dumps"
+        again = f"what was done cannot be continued ({cannot}): begin again"
+    if stopped.__cause__ is None:
+        return Interrupted(again)
+    otherwise = "" if assignment.skip_bad else ", or with --skip-bad"
+    return RecordError(f"{stopped}\n{again}, after mending it{otherwise}")
+
+
+@contextmanager
+def _asked_to_stop() -> Iterator[Callable[[], bool]]:
+    """Whether Ctrl-C or SIGTERM came, asked between records so that none is written in half; a second one ends it."""
+    asked: list[int] = []
+
+    def ask(number: int, _: object) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: bool(asked)
+    except KeyboardInterrupt:
+        raise Interrupted("stopped at once; unfinished output is left in .partial files") from None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+Kind = Literal["repaired", "shallow", "deep", "resampled", "described", "unrepaired", "answered", "any"]
+_FIRST = 5
+
+
+def diff(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="An audit of `retcon purify`, or a trajectory file.")],
+    id: Annotated[
+        str | None,
+        typer.Argument(metavar="[ID]", help="Which trajectory; the beginning of an id is enough.", show_default=False),
+    ] = None,
+    *,
+    all_: Annotated[bool, typer.Option("--all", help=f"Show all of them, not just the first {_FIRST}.")] = False,
+    kind: Annotated[
+        Kind, typer.Option("--kind", help="Which decisions to show; repaired means the first three.")
+    ] = "repaired",
+    sample: Annotated[
+        int | None,
+        typer.Option("--sample", min=1, help="Show this many, drawn at random from the file.", show_default=False),
+    ] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Seed of that draw.", show_default="0")] = None,
+) -> None:
+    """Show what was replaced: each failure next to its fix, how similar they are, and why."""
+    from rich.console import Console
+
+    from retcon.report.diff import show_change
+
+    refuse_idle("--seed", seed is not None and sample is None, "it is of a draw: say how many (--sample)")
+    refuse_idle("--all", all_ and sample is not None, f"--sample {sample} shows no more than that: leave one out")
+    found = _sampled(_changes(file, id, kind), sample, seed or 0) if sample else _changes(file, id, kind)
+    console = Console()
+    shown = more = 0
+    for change in found:
+        if not (all_ or sample or id) and shown == _FIRST:
+            more += 1
+            continue
+        console.print(show_change(change))
+        shown += 1
+    if not shown:
+        raise RecordError(_nothing(file, id, kind))
+    if more:
+        console.print(f"and {more} more: --all shows them", style="dim")
+
+
+def _changes(file: Path, id: str | None, kind: Kind) -> Iterator[Change]:
+    from retcon.report.diff import changes
+    from retcon.store.jsonl import holds
+
+    decisions = {"repaired": tuple(REPLACED), "any": get_args(Decision)}.get(kind, (kind,))
+    exact = id is not None and holds(file, id)
+    for trajectory in _audited(file):
+        if id is None or (trajectory.id == id if exact else trajectory.id.startswith(id)):
+            yield from (c for c in changes(trajectory) if c.repair.decision in decisions)
+
+
+def _audited(file: Path) -> Iterator[Trajectory]:
+    """Raises RecordError, which names the audit beside a file that `retcon purify` wrote."""
+    from retcon.store import jsonl
+
+    try:
+        yield from jsonl.read(file)
+    except RecordError as error:
+        audit = audit_of(file, False)
+        hint = f"; the audit of {file.name} is {audit}" if audit is not None and audit.is_file() else ""
+        raise RecordError(f"{error}{hint}") from None
+
+
+def _sampled(found: Iterator[Change], size: int, seed: int) -> list[Change]:
+    """So many of them, each set equally likely, in the file's order; memory holds no more than those."""
+    import random
+
+    draw = random.Random(seed)
+    kept: list[tuple[int, Change]] = []
+    for n, change in enumerate(found):
+        if len(kept) < size:
+            kept.append((n, change))
+        elif (place := draw.randrange(n + 1)) < size:
+            kept[place] = (n, change)
+    return [change for _, change in sorted(kept, key=lambda pair: pair[0])]
+
+
+def _nothing(file: Path, id: str | None, kind: Kind) -> str:
+    from retcon.store import jsonl
+
+    if id is None:
+        return f"{file}: nothing is {kind} in it; --kind any shows what was looked at"
+    ids = [t.id for t in jsonl.read(file)]
+    if any(i.startswith(id) for i in ids):
+        return f"{file}: nothing is {kind} in '{id}'; --kind any shows what was looked at"
+    return f"{file}: no trajectory '{id}'{nearest(id, ids)}; `retcon show {file}` lists all"

@@ -1,1 +1,0 @@
-"""`retcon purify` and `retcon diff`."""

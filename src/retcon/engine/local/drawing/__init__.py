@@ -1,1 +1,0 @@
-"""Which ids come next: sampled from logits, and drafted before they are."""

@@ -1,0 +1,648 @@
+"""Audits the credit that rules give at failed calls: rolls a model out, replays a sample of its failures, and counts.
+
+raw.jsonl, purified.jsonl     the rollouts, from the same seeds, without a repair and with SAAR in every one
+replays/0000.jsonl            the counterfactuals of a failed call
+result.json                   what came out
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import msgspec
+import numpy as np
+
+from retcon.build import (
+    as_evaluated,
+    build_engine_chat,
+    build_policy,
+    build_repair,
+    build_tasks,
+    open_context,
+    open_graders,
+    settle,
+)
+from retcon.config.schema import Recipe
+from retcon.core.errors import CheckpointError, InfrastructureFault, RecipeError, SandboxUnavailable
+from retcon.core.seeds import derive
+from retcon.core.together import together
+from retcon.core.types import REPLACED, Observation, Provenance, ToolCall, Trajectory, Turn
+from retcon.evaluate.runner import OnPlace
+from retcon.evaluate.statistics import CONFIDENCE, RESAMPLES, Interval
+from retcon.planning.needs import refuse_unfit_rollouts
+from retcon.purify.failing import FAILURES, has_failed
+from retcon.purify.types import Repair
+from retcon.rollout.context import MOST_LOST, RolloutContext
+from retcon.rollout.group import rollout_groups
+from retcon.rollout.lengths import refuse_long
+from retcon.rollout.loop import run_rollout
+from retcon.runs.manifest import as_now, differing
+from retcon.store import jsonl
+from retcon.store.fingerprint import fingerprint
+from retcon.store.whole import alone, write_json, write_whole
+from retcon.tasks.registry import Grade, graded, held_out
+from retcon.tasks.types import Task, fingerprint_of
+from retcon.tools.types import AnyTool, OpenTool, StatefulTool, TaskTool
+
+Groups = Sequence[Sequence[Trajectory]]
+Credit = Callable[[Groups], list[list[float]]]
+"""The advantages of the rollouts of a step's groups, all of them graded."""
+
+
+@dataclass(frozen=True, slots=True)
+class FailedCall:
+    """The first failed turn of a rollout, as a state to go on from.
+
+    raw: the rollout without a repair, `number` its turn that failed, 0-based; advantage: the rollout's in its group.
+    fix: what the same rollout with SAAR has in the place of that turn, None where nothing worked; fix_advantage: that
+    rollout's in its own group, None likewise.
+    """
+
+    raw: Trajectory
+    number: int
+    advantage: float
+    fix: Turn | None = None
+    fix_advantage: float | None = None
+
+    @property
+    def id(self) -> str:
+        return self.raw.id
+
+    @property
+    def before(self) -> tuple[Turn, ...]:
+        """The turns of the clean history."""
+        return self.raw.turns[: self.number]
+
+    @property
+    def failure(self) -> Turn:
+        return self.raw.turns[self.number]
+
+
+def failed_calls(raw: Groups, purified: Groups, credit: Credit, *, max_turns: int) -> list[FailedCall]:
+    """The failed calls of rollouts that were made twice, from the same seeds: raw, and with every one purified.
+
+    Up to its first failure a rollout is the same in both. A failure in the last of `max_turns` is left out: nothing
+    follows it, whatever is done. Rollouts that a fault ended are in no group.
+    """
+    fixes = {trajectory.id: (trajectory, value) for trajectory, value in _credited(purified, credit)}
+    found = []
+    for trajectory, advantage in _credited(raw, credit):
+        number = next((n for n, turn in enumerate(trajectory.turns) if has_failed(turn, FAILURES)), None)
+        if number is None or number + 1 >= max_turns:
+            continue
+        fixed, value = fixes.get(trajectory.id, (None, None))
+        turn = fixed.turns[number] if fixed is not None and len(fixed.turns) > number else None
+        if turn is not None and _replaces(turn, trajectory.turns[number]):
+            found.append(FailedCall(trajectory, number, advantage, turn, value))
+        else:
+            found.append(FailedCall(trajectory, number, advantage))
+    return found
+
+
+def drawn(calls: Sequence[FailedCall], count: int, *, seed: int) -> list[FailedCall]:
+    """`count` of them, or all where there are no more; which, depends on the seed and their ids alone."""
+    return sorted(calls, key=lambda call: derive("audit", seed, call.id))[:count]
+
+
+def _replaces(turn: Turn, failure: Turn) -> bool:
+    """Whether a turn stands in the place of this very failure."""
+    replaced = turn.repair is not None and turn.repair.decision in REPLACED
+    return replaced and turn.abandoned[0].segments == failure.segments
+
+
+def _credited(groups: Groups, credit: Credit) -> Iterator[tuple[Trajectory, float]]:
+    graded = [[t for t in group if t.reward is not None] for group in groups]
+    for group, advantages in zip(graded, credit(graded), strict=True):
+        yield from zip(group, advantages, strict=True)
+
+
+Way = Literal["fresh", "raw", "fixed"]
+"""How a rollout goes on at a failed call: from the history before it, as if the call had not been made; from the
+failure; from what SAAR put in its place."""
+WAYS: tuple[Way, ...] = get_args(Way)
+
+
+def starts(call: FailedCall) -> dict[Way, tuple[Turn, ...]]:
+    """The turns that each counterfactual goes on from; none where nothing was put in the failure's place."""
+    found: dict[Way, tuple[Turn, ...]] = {"fresh": call.before, "raw": (*call.before, call.failure)}
+    return found if call.fix is None else {**found, "fixed": (*call.before, call.fix)}
+
+
+@dataclass(frozen=True, slots=True)
+class Replays:
+    """Of one failed call. faults: of those without a reward, the ones that were lost to something else than a state
+    that cannot be rebuilt, and that may come to their end the next time."""
+
+    made: list[Trajectory]
+    faults: int
+
+
+async def replay(
+    call: FailedCall, task: Task, context: RolloutContext, *, times: int, seed: int, grade: Grade
+) -> Replays:
+    """Every counterfactual `times` times, graded, their ids `{rollout}/{way}/{n}`; nothing is repaired in them, so that
+    they differ in where they begin alone.
+
+    Seeds derive from (seed, rollout, way, n). Where tools keep state, what was called before is called again, and a
+    replay that is told something else then ends as an infrastructure fault, without a reward. So does one that calls
+    nothing: which replays are lost must not depend on what the model does in them.
+    """
+
+    async def one(way: Way, turns: tuple[Turn, ...], n: int) -> tuple[Trajectory, bool]:
+        after = Trajectory(call.id, call.raw.task, call.raw.prompt, turns)
+        rebuilt = _rebuilding(context.tools, turns, call.id)
+        made = await run_rollout(
+            task,
+            replace(context, repair=None, tools={**context.tools, **rebuilt}),
+            id=f"{call.id}/{way}/{n}",
+            seed=derive("replay", seed, call.id, way, n),
+            provenance=Provenance(index=n, model=context.model),
+            after=after,
+        )
+        made = await _checked(made, list(rebuilt.values()), context.faults.add)
+        made = await graded(task, made, grade, context.faults.add)
+        return made, made.reward is None and not any(tool.differs for tool in rebuilt.values())
+
+    ends = await together(one(way, turns, n) for way, turns in starts(call).items() for n in range(times))
+    return Replays([made for made, _ in ends], sum(at_fault for _, at_fault in ends))
+
+
+def _rebuilding(tools: Mapping[str, AnyTool], turns: Sequence[Turn], rollout: str) -> dict[str, Rebuilt]:
+    told = [pair for turn in turns for pair in zip(turn.calls, turn.observations, strict=True)]
+    return {
+        name: Rebuilt(tool, [pair for pair in told if pair[0].name == name], rollout)
+        for name, tool in tools.items()
+        if isinstance(tool, StatefulTool)
+    }
+
+
+async def _checked(made: Trajectory, tools: Sequence[Rebuilt], lost: Callable[[str, str], None]) -> Trajectory:
+    """The replay, lost if the state of a tool that it has not called cannot be rebuilt."""
+    try:
+        for tool in tools:
+            if made.stop != "infrastructure" and tool.has_state and not tool.tried:
+                opened = await tool.open(made.id)
+                with suppress(InfrastructureFault):
+                    await opened.close()
+    except InfrastructureFault as fault:
+        lost(made.id, str(fault))
+        return replace(made, stop="infrastructure")
+    return made
+
+
+class Rebuilt:
+    """A tool that keeps state, opened in the state that calls have left; implements `StatefulTool`. told: those calls,
+    and what the tool said to them. rollout: in which they were made: a tool may draw random numbers by its id.
+
+    tried: it was opened, or was to be. differs: it said something else this time.
+    """
+
+    def __init__(self, tool: StatefulTool, told: Sequence[tuple[ToolCall, Observation]], rollout: str) -> None:
+        self.name = tool.name
+        self.spec = tool.spec
+        self._tool = tool
+        self._told = tuple(told)
+        self._rollout = rollout
+        self.has_state = bool(told)
+        self.tried = self.differs = False
+
+    async def open(self, trajectory: str) -> OpenTool:
+        """Raises InfrastructureFault where the tool says something else this time."""
+        self.tried = True
+        opened = await self._tool.open(self._rollout)
+        try:
+            for call, said in self._told:
+                self._compare(trajectory, call, said, await opened(call))
+        except BaseException:
+            with suppress(InfrastructureFault):
+                await opened.close()
+            raise
+        return opened
+
+    def _compare(self, trajectory: str, call: ToolCall, said: Observation, again: Observation) -> None:
+        if (again.text, again.status) == (said.text, said.status):
+            return
+        self.differs = again.status != "infrastructure"
+        raise InfrastructureFault(
+            f"rollout {trajectory}: call {call.id} was told {said.status} {said.text[:80]!r}, and is now told "
+            f"{again.status} {again.text[:80]!r}: its state cannot be rebuilt"
+        )
+
+
+class Count(msgspec.Struct, frozen=True):
+    """Replays that came to their end, and those of them that passed."""
+
+    made: int
+    passed: int
+
+    @property
+    def share(self) -> float | None:
+        return self.passed / self.made if self.made else None
+
+
+class Replayed(msgspec.Struct, frozen=True):
+    """A failed call and what came of its replays. fixed: None where nothing was put in its place. worked, failed: of
+    the fresh replays, those whose first call succeeded, and those whose did not. lost: to faults. advantage,
+    fix_advantage: see `FailedCall`."""
+
+    id: str
+    task: str
+    turn: int
+    fresh: Count
+    raw: Count
+    fixed: Count | None
+    worked: Count
+    failed: Count
+    advantage: float
+    fix_advantage: float | None
+    lost: int
+
+    @property
+    def of_failure(self) -> float | None:
+        """By how much likelier the rollout passes after the failed call than from the history before it."""
+        return _difference(self.raw, self.fresh)
+
+    @property
+    def of_fix(self) -> float | None:
+        """The same of what SAAR put in its place."""
+        return _difference(self.fixed, self.fresh)
+
+    @property
+    def of_working(self) -> float | None:
+        """By how much likelier it passes where a fresh try's call succeeds than where it fails."""
+        return _difference(self.worked, self.failed)
+
+
+def counted(call: FailedCall, replays: Sequence[Trajectory]) -> Replayed:
+    """The replays of a failed call, counted. A fresh try without a call is neither one that worked nor one that
+    failed."""
+    graded = [t for t in replays if t.reward is not None]
+    ways: dict[Way, list[Trajectory]] = {way: [t for t in graded if t.id.split("/")[-2] == way] for way in WAYS}
+    first = [(t, t.turns[call.number]) for t in ways["fresh"] if len(t.turns) > call.number]
+    return Replayed(
+        call.id,
+        call.raw.task,
+        call.number,
+        _count(ways["fresh"]),
+        _count(ways["raw"]),
+        None if call.fix is None else _count(ways["fixed"]),
+        _count([t for t, turn in first if turn.observations and not turn.failures]),
+        _count([t for t, turn in first if turn.failures]),
+        call.advantage,
+        call.fix_advantage,
+        len(replays) - len(graded),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """name: of a rule of credit. on: the tokens that it is about. push: their sign, None where there are none of them.
+    effect: what those tokens did to the chance to pass, None where it is not known."""
+
+    name: str
+    on: str
+    push: Callable[[Replayed], float | None]
+    effect: Callable[[Replayed], float | None]
+
+
+def _of_fix(push: Callable[[float], float]) -> Callable[[Replayed], float | None]:
+    return lambda one: None if one.fix_advantage is None else push(one.fix_advantage)
+
+
+FAILED, SPLICED, TRIED = "the failed call", "what replaced it", "fresh tries"
+RULES = (
+    Rule("rollout's advantage (baseline)", FAILED, lambda one: one.advantage, lambda one: one.of_failure),
+    Rule("masked", FAILED, lambda _: 0.0, lambda one: one.of_failure),
+    Rule("contrast", FAILED, lambda _: -1.0, lambda one: one.of_failure),
+    Rule("blame", FAILED, lambda one: -abs(one.advantage), lambda one: one.of_failure),
+    Rule("rollout's advantage (SAAR)", SPLICED, _of_fix(lambda value: value), lambda one: one.of_fix),
+    Rule("veto, imitate", SPLICED, _of_fix(lambda value: max(value, 0.0)), lambda one: one.of_fix),
+    Rule("contrast", SPLICED, _of_fix(lambda _: 1.0), lambda one: one.of_fix),
+    Rule("local group (branch)", TRIED, lambda _: 1.0, lambda one: one.of_working),
+)
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """What a rule was worth. states: those whose tokens made a difference in the replays, in one direction or the
+    other; even: those where they made none. right, wrong, silent: of `states`, by the rule's sign. share: right of
+    those to which it gave a sign. gain: the mean, over all states, of its sign times the difference: what the chance
+    to pass gains in the direction that it pushes."""
+
+    rule: str
+    on: str
+    states: int
+    even: int
+    right: int
+    wrong: int
+    silent: int
+    share: Interval | None
+    gain: Interval | None
+
+
+def verdict(rule: Rule, replayed: Sequence[Replayed], *, seed: int = 0) -> Verdict:
+    """Intervals are of a bootstrap over tasks: rollouts of one task are not independent."""
+    judged = [
+        (one.task, _sign(push), effect)
+        for one in replayed
+        if (push := rule.push(one)) is not None and (effect := rule.effect(one)) is not None
+    ]
+    decided = [(task, sign * _sign(effect)) for task, sign, effect in judged if effect]
+    given = [(task, float(agrees > 0)) for task, agrees in decided if agrees]
+    return Verdict(
+        rule.name,
+        rule.on,
+        len(decided),
+        len(judged) - len(decided),
+        sum(agrees > 0 for _, agrees in decided),
+        sum(agrees < 0 for _, agrees in decided),
+        sum(agrees == 0 for _, agrees in decided),
+        over_tasks(given, seed=seed),
+        over_tasks([(task, sign * effect) for task, sign, effect in judged], seed=seed),
+    )
+
+
+def chances(replayed: Sequence[Replayed], *, seed: int = 0) -> dict[str, Interval | None]:
+    """The chance to pass of each counterfactual, over the states that have all three of them, and the differences."""
+    whole = [one for one in replayed if one.of_failure is not None and one.of_fix is not None]
+    ways: dict[str, Callable[[Replayed], float | None]] = {
+        "fresh": lambda one: one.fresh.share,
+        "raw": lambda one: one.raw.share,
+        "fixed": lambda one: one.fixed.share if one.fixed else None,
+        "raw - fresh": lambda one: one.of_failure,
+        "fixed - fresh": lambda one: one.of_fix,
+    }
+    return {
+        name: over_tasks([(one.task, value) for one in whole if (value := of(one)) is not None], seed=seed)
+        for name, of in ways.items()
+    }
+
+
+def over_tasks(values: Sequence[tuple[str, float]], *, seed: int = 0) -> Interval | None:
+    """The mean of values, with a percentile bootstrap over the tasks that they are of (seeded); None of none."""
+    if not values:
+        return None
+    tasks = sorted({task for task, _ in values})
+    place = {task: n for n, task in enumerate(tasks)}
+    sums, counts = np.zeros(len(tasks)), np.zeros(len(tasks))
+    for task, value in values:
+        sums[place[task]] += value
+        counts[place[task]] += 1
+    again = np.random.default_rng(seed).integers(len(tasks), size=(RESAMPLES, len(tasks)))
+    tail = (1 - CONFIDENCE) / 2
+    low, high = np.quantile(sums[again].sum(axis=1) / counts[again].sum(axis=1), [tail, 1 - tail])
+    return Interval(float(sums.sum() / counts.sum()), float(low), float(high))
+
+
+def _sign(value: float) -> Literal[-1, 0, 1]:
+    return 1 if value > 0 else -1 if value < 0 else 0
+
+
+def _difference(one: Count | None, other: Count | None) -> float | None:
+    ours, theirs = (None if count is None else count.share for count in (one, other))
+    return None if ours is None or theirs is None else ours - theirs
+
+
+def _count(replays: Sequence[Trajectory]) -> Count:
+    return Count(len(replays), sum((t.reward or 0) > 0 for t in replays))
+
+
+FORMAT = 1
+ABOUT, RAW, RESULT = "audit.json", "raw.jsonl", "result.json"
+SECTIONS = ("run", "model", "compute", "engine", "task", "rollout", "sandbox", "repair", "rl")
+AT_ONCE = 192
+"""Replays that are rolled out side by side, unless those of one failed call are more."""
+
+
+class Size(msgspec.Struct, frozen=True):
+    """prompts: problems that are rolled out, `rl.group` times each, raw and purified. calls: failed calls to replay, at
+    most. replays: of each counterfactual of a failed call."""
+
+    prompts: int = 24
+    calls: int = 48
+    replays: int = 16
+
+
+class Audit(msgspec.Struct, frozen=True):
+    """What came out. rollouts: raw ones that no fault ended. failed: those of them with a failed call that can be
+    replayed. lost: replays that faults ended. chances: to pass, of each counterfactual (see `chances`)."""
+
+    format: int
+    model: str
+    size: Size
+    rollouts: int
+    failed: int
+    lost: int
+    chances: dict[str, Interval | None]
+    verdicts: list[Verdict]
+    calls: list[Replayed]
+
+
+@dataclass(frozen=True, slots=True)
+class Auditing:
+    """What is to be audited, and where it goes. credit: the advantages that a recipe gives the rollouts of groups."""
+
+    recipe: Recipe
+    checkpoint: Path
+    out: Path
+    size: Size
+    credit: Callable[[Recipe, Groups], list[list[float]]]
+
+
+def run_audit(
+    job: Auditing,
+    *,
+    on_progress: Callable[[int, int], None] | None = None,
+    on_place: OnPlace | None = None,
+) -> Audit:
+    """Does the job; what `job.out` holds of it is not done again. on_progress gets (done, total) in failed calls.
+
+    All that is random derives from the recipe's evaluate.seed; problems are those of its evaluation, rollouts are
+    sampled as in its training. Where [repair] is no SAAR, SAAR has its defaults. Raises CheckpointError for an `out`
+    that holds something else, such as an audit of other problems in the same file, RecipeError where there is no
+    problem, no call failed or a prompt leaves no room to answer, SandboxUnavailable where faults took more than one
+    rollout in twenty or, one of them other than a state that cannot be rebuilt, all replays of a failed call, what an
+    engine raises, MissingExtra without torch.
+    """
+    _refuse_environments(job.recipe, job.recipe.task.tools(job.recipe))
+    purifying = _purifying(job.recipe)
+    purifying.task.refuse_rollouts(purifying)
+    if job.recipe.rollout.harness:
+        raise RecipeError(
+            "rollout.harness: an audit goes back to the state before a failed call, and a harness's is its own: leave "
+            "it out"
+        )
+    family = build_tasks(job.recipe, job.checkpoint)
+    recipe, _ = settle(job.recipe, job.checkpoint, family)
+    job = replace(job, recipe=recipe)
+    model = fingerprint(job.checkpoint) if recipe.engine.in_process else recipe.engine.subject(job.checkpoint)
+    tasks = held_out(recipe, family, job.size.prompts)
+    chat = build_engine_chat(recipe, job.checkpoint, family)
+    refuse_long(tasks, chat, recipe.rollout.max_tokens, "problems")
+    _open(job, model, tasks, family.system)  # after what advises another recipe, which is to have the same folder
+    if (job.out / RESULT).exists():
+        return read_audit(job.out / RESULT)
+    refuse_unfit_rollouts(recipe, job.checkpoint)
+    engine = build_policy(recipe, job.checkpoint, chat, on_place)
+
+    async def audited() -> Audit:
+        async with open_context(recipe, engine, chat) as context, open_graders(family) as graders:
+            if not (job.out / RAW).exists():  # not before: with a mended engine or sandbox it is another audit
+                write_json(job.out / ABOUT, about)
+            return await audit(
+                job, tasks, context, graders.rewarded.grade,
+                model=model, judge=graders.judged.grade, on_progress=on_progress,
+            )  # fmt: skip
+
+    with alone(job.out):
+        about = _open(job, model, tasks, family.system)  # anew: another may have begun, or ended, meanwhile
+        found = read_audit(job.out / RESULT) if (job.out / RESULT).exists() else asyncio.run(audited())
+        write_whole(job.out / RESULT, msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+    return found
+
+
+async def audit(
+    job: Auditing,
+    tasks: Sequence[Task],
+    context: RolloutContext,
+    grade: Grade,
+    *,
+    model: str,
+    judge: Grade | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Audit:
+    """As `run_audit`, of these tasks, over this engine and these tools; model: whose rollouts they are. grade: gives
+    the rewards that credit is made of; judge: says which replays pass, `grade` where it is None."""
+    recipe, size, seed = job.recipe, job.size, job.recipe.evaluate.seed
+    _refuse_environments(recipe, context.tools.values())
+    saar = build_repair(_purifying(recipe))
+
+    async def rolled(name: str, repair: Repair | None) -> list[list[Trajectory]]:
+        file = job.out / name
+        if not file.exists():
+            armed = replace(context, repair=repair, probability=1.0)
+            groups = await rollout_groups(
+                tasks, armed, count=recipe.rl.group, seed=derive("audit", seed), step=0, grade=grade
+            )
+            made = [t for group in groups for t in group]
+            lost = sum(t.reward is None for t in made)
+            if lost > MOST_LOST * len(made):
+                raise SandboxUnavailable(
+                    f"{lost} of {len(made)} rollouts were lost to faults of the sandbox, the engine or a grader"
+                    f"{context.faults.why}, too many for an audit; see `retcon doctor`, then run the same command again"
+                )
+            jsonl.write(file, made)
+        return [list(group) for _, group in groupby(jsonl.read(file), key=lambda t: t.task)]
+
+    raw, purified = await rolled(RAW, None), await rolled("purified.jsonl", saar)
+    made = [t for group in raw for t in group if t.reward is not None]
+    found = failed_calls(raw, purified, partial(job.credit, recipe), max_turns=recipe.rollout.max_turns)
+    if not found:
+        raise RecipeError(
+            f"of {len(made)} rollouts none has a failed call that anything follows: there is nothing to replay; with "
+            "another --out, roll out more problems (--prompts), or audit a model that fails more often"
+        )
+    calls = drawn(found, size.calls, seed=seed)
+    replayed = await _replayed(job, calls, {task.id: task for task in tasks}, context, judge or grade, on_progress)
+    return Audit(
+        FORMAT, model, size, len(made), len(found), sum(one.lost for one in replayed),
+        chances(replayed), [verdict(rule, replayed) for rule in RULES], replayed,
+    )  # fmt: skip
+
+
+def _purifying(recipe: Recipe) -> Recipe:
+    """The recipe with SAAR as its repair: as [repair] says where that is SAAR, else with its defaults."""
+    return as_evaluated(recipe.model_copy(update={"evaluate": recipe.evaluate.model_copy(update={"repair": "saar"})}))
+
+
+def _refuse_environments(recipe: Recipe, tools: Iterable[AnyTool]) -> None:
+    """Raises RecipeError where tools begin with a task: they share a state."""
+    if any(isinstance(tool, TaskTool) for tool in tools):
+        raise RecipeError(f"task.kind = '{recipe.task.kind}': the state that calls have left an environment in cannot "
+                          "be rebuilt for replays, one tool after the other")  # fmt: skip
+
+
+async def _replayed(
+    job: Auditing,
+    calls: Sequence[FailedCall],
+    tasks: Mapping[str, Task],
+    context: RolloutContext,
+    grade: Grade,
+    on_progress: Callable[[int, int], None] | None,
+) -> list[Replayed]:
+    """What came of the replays of each failed call; those whose file is there are not made again."""
+    (job.out / "replays").mkdir(exist_ok=True)
+    files = [job.out / "replays" / f"{n:04}.jsonl" for n in range(len(calls))]
+    todo = [(call, file) for call, file in zip(calls, files, strict=True) if not file.exists()]
+    done = len(calls) - len(todo)
+    side_by_side = max(1, AT_ONCE // (len(WAYS) * job.size.replays))
+    for start in range(0, len(todo), side_by_side):
+        part = todo[start : start + side_by_side]
+        made = await together(
+            replay(
+                call, tasks[call.raw.task], context, times=job.size.replays, seed=job.recipe.evaluate.seed, grade=grade
+            )
+            for call, _ in part
+        )
+        for (call, file), replays in zip(part, made, strict=True):
+            if replays.faults and all(t.reward is None for t in replays.made):
+                raise SandboxUnavailable(
+                    f"faults took all {len(replays.made)} replays of rollout {call.id}{context.faults.why}; what was "
+                    "replayed is kept. See `retcon doctor`, then run the same command again"
+                )
+            jsonl.write(file, replays.made)
+            done += 1
+            if on_progress is not None:
+                on_progress(done, len(calls))
+    return [counted(call, list(jsonl.read(file))) for call, file in zip(calls, files, strict=True)]
+
+
+def read_audit(path: Path) -> Audit:
+    """Reads result.json. Raises CheckpointError for a broken file or another format."""
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=Audit)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path}: the audit cannot be read: {error}; delete it and audit again") from error
+    if found.format != FORMAT:
+        raise CheckpointError(f"{path}: format {found.format}, this version reads {FORMAT}; audit again")
+    return found
+
+
+def _foreign(path: Path) -> bool:
+    """Whether it is of no audit that has no rollouts yet."""
+    return path.name != ABOUT and not path.name.startswith(".")
+
+
+def _open(job: Auditing, model: str, tasks: Sequence[Task], system: str | None = None) -> dict[str, Any]:
+    """Makes the folder, or finds it as this job left it; one that has no rollouts yet is anybody's. What the job is, as
+    the folder is to say. system: prompt of tasks that have none. Raises CheckpointError."""
+    asked = {"problems": fingerprint_of(tasks), "system prompts": fingerprint_of([Task("", "", "", system)])}
+    about: dict[str, Any] = {
+        "audit": {"format": FORMAT, "model": model, **asked, **msgspec.to_builtins(job.size)},
+        "evaluate": {"seed": job.recipe.evaluate.seed},
+        **{name: section for name, section in job.recipe.model_dump(mode="json").items() if name in SECTIONS},
+    }
+    file = job.out / ABOUT
+    if not (file.exists() and (job.out / RAW).exists()):
+        if job.out.exists() and (not job.out.is_dir() or any(map(_foreign, job.out.iterdir()))):
+            raise CheckpointError(f"{job.out} is there, and no folder of an audit: choose another --out")
+        try:
+            job.out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CheckpointError(f"{job.out}: cannot be made: {error}") from error
+        return about
+    try:
+        there = msgspec.json.decode(file.read_bytes(), type=dict[str, dict[str, Any]])
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{file} is broken ({error}): choose another --out") from error
+    there["audit"] = {**asked, **there.get("audit", {})}  # audits of before they were told say nothing of them
+    then = {**as_now(there, job.recipe), "evaluate": there.get("evaluate", {})}  # of which an audit has the seed alone
+    if changed := list(differing(then, about)):
+        raise CheckpointError(f"{job.out} holds an audit of other things: {'; '.join(changed)}: choose another --out")
+    return about

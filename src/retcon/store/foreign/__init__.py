@@ -1,1 +1,0 @@
-"""Other people's files, one record after another."""

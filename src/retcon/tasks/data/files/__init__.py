@@ -1,1 +1,0 @@
-"""Files of problems, row by row."""

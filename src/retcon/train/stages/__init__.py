@@ -1,1 +1,0 @@
-"""The stages of a run: what each comes to, and what it draws."""
