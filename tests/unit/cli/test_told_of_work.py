@@ -11,7 +11,7 @@ import pytest
 
 from retcon.cli.common.jobs import Job, run_jobs
 from retcon.cli.common.progress import FILE, StepLine, Written, telling, telling_steps
-from retcon.cli.learn import _told
+from retcon.cli.learn import _result_of_demos
 from retcon.train.demos.making import Summary
 
 
@@ -74,12 +74,12 @@ def test_a_job_has_the_threads_that_its_recipe_says(
 def test_what_became_of_candidates_is_told_by_why() -> None:
     out = Path("runs/d.jsonl")
     summary = Summary(40, 12, {"wrong to the grader": 7, "no room in rollout.max_tokens": 2}, left_over=3)
-    assert _told(out, summary) == [
+    assert _result_of_demos(out, summary) == [
         "demonstrations: runs/d.jsonl",
         "kept: 40, 12 of them with a failed call",
         "rejected: 7, wrong to the grader",
         "rejected: 2, no room in rollout.max_tokens",
         "left over: 3, more than are wanted, or than the wanted share has a place for",
     ]
-    assert _told(out, Summary(40, 12, {}))[1:] == ["kept: 40, 12 of them with a failed call"]
-    assert _told(out, None) == ["demonstrations: runs/d.jsonl (there already, and not of this command)"]
+    assert _result_of_demos(out, Summary(40, 12, {}))[1:] == ["kept: 40, 12 of them with a failed call"]
+    assert _result_of_demos(out, None) == ["demonstrations: runs/d.jsonl (there already, and not of this command)"]

@@ -132,8 +132,8 @@ def test_a_module_of_a_package_may_lie_in_that_folder_too(tmp_path: Path, monkey
 
 
 def test_a_file_of_a_folder_must_define_one_class() -> None:
-    with pytest.raises(RecipeError, match=r"retcon\.core\.sample must define one subclass of RepairSection, not 0"):
-        Registry("repair", "retcon.core", RepairSection).find("sample")
+    with pytest.raises(RecipeError, match=r"retcon\.core\.seeds must define one subclass of RepairSection, not 0"):
+        Registry("repair", "retcon.core", RepairSection).find("seeds")
 
 
 def test_a_class_of_one_s_own_is_called_after_all_words_of_its_kind() -> None:
