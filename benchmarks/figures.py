@@ -35,9 +35,8 @@ from parts.results import ROOT, TRAINED, git, save
 from rich.console import Console, RenderableType
 
 from retcon.evaluate.statistics import Interval
-from retcon.report.choose import showcase_in
-from retcon.report.summary import Figures
-from retcon.report.tables import ROWS, best_arms, cell, comparison_table, number
+from retcon.report.runs import showcase_in
+from retcon.report.tables import ROWS, Figures, best_arms, cell, comparison_table, number
 from retcon.report.transcript import show_purification
 
 MARKED = re.compile(r"(<!-- figures: ([\w-]+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from retcon.evaluate.statistics import Interval
-from retcon.report.compared.writing import signed
+from retcon.report.comparison import signed
 from retcon.report.tables import cell
 
 FIGURES = {

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from retcon.evaluate.statistics import Interval
-from retcon.report.style import looks
+from retcon.report.plots import looks
 
 COLUMNS = 3
 

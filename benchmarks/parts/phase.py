@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from retcon.report.style import looks
+from retcon.report.plots import looks
 from retcon.report.tables import number
 
 LINE = 0.15

@@ -23,10 +23,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from retcon.cli.common.arguments import READS, of_sections
-from retcon.report.compared.curves import HELD_OUT
-from retcon.report.compared.figures import figures
-from retcon.report.compared.reading import read_compared
+from retcon.cli.arguments import READS, of_sections
+from retcon.report.comparison import HELD_OUT, figures, read_compared
 from retcon.runs.metrics import read_metrics
 
 sys.path.append(str(Path(__file__).parents[1]))  # where `parts` is

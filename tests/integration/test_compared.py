@@ -21,12 +21,28 @@ from retcon.cli.compare.plan import CompareOptions, make_plan, open_ledger
 from retcon.config.load import find_recipe
 from retcon.evaluate.result import Result, score, write_result
 from retcon.evaluate.statistics import Interval, Paired, exactly
-from retcon.report.compared.curves import HELD_OUT, area, curve_of, learnt, steps_to
-from retcon.report.compared.figures import Figure, Over, by_seed, figures
-from retcon.report.compared.reading import FAULTS, PLAIN, REPAIRED, ComparedRun
-from retcon.report.compared.sheet import Sheet
-from retcon.report.compared.writing import Compared, caveat, difference, signed, write_compared
+from retcon.report.comparison import (
+    FAULTS,
+    HELD_OUT,
+    PLAIN,
+    REPAIRED,
+    Compared,
+    ComparedRun,
+    Figure,
+    Over,
+    area,
+    by_seed,
+    caveat,
+    curve_of,
+    difference,
+    figures,
+    learnt,
+    signed,
+    steps_to,
+    write_compared,
+)
 from retcon.report.runs import Run
+from retcon.report.sheet import Sheet
 from retcon.runs.metrics import Metrics
 
 

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from retcon.chat.tokenizer import load_tokenizer
 from retcon.cli.app import app
-from retcon.cli.common.plan import _memory
+from retcon.cli.dry_run import _memory
 from retcon.config.load import load_recipe
 from retcon.config.stages import stages_of
 from retcon.core.errors import CheckpointError, ComputeWarning, MissingExtra, RecipeError, SandboxUnavailable

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from retcon.cli.common.jobs import Job, JobFailed, run_jobs
+from retcon.cli.jobs import Job, JobFailed, run_jobs
 
 
 class Record:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from retcon.cli.common import jobs as module
-from retcon.cli.common.jobs import Job, JobFailed, run_jobs
+from retcon.cli import jobs as module
+from retcon.cli.jobs import Job, JobFailed, run_jobs
 
 STAND_IN = """
 import json, os, signal, sys

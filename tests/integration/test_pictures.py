@@ -12,16 +12,14 @@ pytest.importorskip("matplotlib", reason="pictures need the [report] extra")
 
 from comparing import comparison, repaired
 from retcon.core.errors import StorageError
-from retcon.report.pages.comparison import write_page
-from retcon.report.panel import Report
+from retcon.report.page import Report
 from retcon.report.plots import CURVES, draw, draw_curves, top_of
 
 
 def test_the_page_needs_no_network_and_embeds_its_pictures(tmp_path: Path) -> None:
     pictures = draw_curves(comparison(steps=3).arms, tmp_path)
     embedded = {curve: file.read_bytes() for curve, file in pictures.items()}
-    write_page(tmp_path / "report.html", Report(comparison(steps=3), embedded, repaired(), ["retcon quickstart"]))
-    text = (tmp_path / "report.html").read_text()
+    text = comparison_page(Report(comparison(steps=3), embedded, repaired(), ["retcon quickstart"]))
     assert len(pictures) == len(CURVES)
     assert text.count('src="data:image/png;base64,') == len(CURVES)
     assert not re.search(r"https?://|@import|<link|<script", text)

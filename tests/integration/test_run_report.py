@@ -19,11 +19,9 @@ from retcon.config.load import load_recipe, recipe_to_toml
 from retcon.config.stages import stages_of
 from retcon.core.errors import CheckpointError, RecordError
 from retcon.evaluate.result import Result, score, write_result
-from retcon.report.pages.markup import document
-from retcon.report.pages.runs import draw_runs, runs_page
-from retcon.report.plots import Curve, draw, shown
-from retcon.report.reading import named, some_trajectories, view
-from retcon.report.style import looks
+from retcon.report.page import document, draw_runs, runs_page
+from retcon.report.plots import Curve, draw, looks, shown
+from retcon.report.runs import named, some_trajectories, view
 from retcon.runs.manifest import manifest
 from retcon.store import jsonl
 

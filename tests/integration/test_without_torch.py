@@ -36,7 +36,7 @@ IMPORT_ALL = """
 import importlib, pkgutil, retcon
 
 RIGHT = (  # [train], [serve], TRL
-    "retcon.train", "retcon.__main__", "retcon.basemodel", "retcon.cli.common.demonstrations", "retcon.cli.common.plan",
+    "retcon.train", "retcon.__main__", "retcon.basemodel", "retcon.cli.demonstrations", "retcon.cli.dry_run",
     "retcon.engine.local", "retcon.http", "retcon.models", "retcon.planning", "retcon.plugins",
     "retcon.sandbox.service", "retcon.serve",
 )  # fmt: skip
@@ -81,7 +81,7 @@ def test_all_that_is_left_of_training_imports(python: Python) -> None:
         "retcon.build",
         "retcon.engine.kinds.local",
         "retcon.evaluate.runner",
-        "retcon.report.pages.comparison",
+        "retcon.report.page",
         "retcon.cli.quickstart.command",
     ):
         assert name in done.stdout.splitlines()

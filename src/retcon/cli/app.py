@@ -13,8 +13,8 @@ from typing import Annotated
 import typer
 
 from retcon import __version__
+from retcon.cli.arguments import Interrupted
 from retcon.cli.ask import ask
-from retcon.cli.common.arguments import Interrupted
 from retcon.cli.compare.command import compare
 from retcon.cli.data import data, export
 from retcon.cli.doctor import doctor

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from retcon.cli.common.arguments import ModelOrURL, ModelOverrides, command_line, conversing
+from retcon.cli.arguments import ModelOrURL, ModelOverrides, command_line, conversing
 from retcon.core.errors import EngineError
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from retcon.cli.common.arguments import number
+from retcon.cli.arguments import number
 from retcon.core.texts import counted
 
 if TYPE_CHECKING:
@@ -269,7 +269,7 @@ def export(
 ) -> None:
     """Write tasks for verl's trainer, in the order in which `retcon train` with that seed would draw them."""
     from retcon.build import build_tasks
-    from retcon.cli.common.arguments import plain_console
+    from retcon.cli.arguments import plain_console
     from retcon.config.load import load_recipe
     from retcon.config.stages import stage_named, stages_of
     from retcon.core.errors import RecipeError

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import typer
 
-from retcon.cli.common.arguments import (
+from retcon.cli.arguments import (
     DryRun,
     Model,
     ModelOrURL,
@@ -23,7 +23,7 @@ from retcon.cli.common.arguments import (
     plain_console,
     split_overrides,
 )
-from retcon.cli.common.progress import tell_line, tell_place, telling
+from retcon.cli.progress import tell_line, tell_place, telling
 from retcon.core.errors import RecipeError
 from retcon.core.texts import counted, is_url
 
@@ -91,7 +91,7 @@ def evaluate(
     folder = locate(recipe.model.path if served else checkpoint)
     if dry_run:
         need_training()
-        from retcon.cli.common.plan import plan_evaluation
+        from retcon.cli.dry_run import plan_evaluation
 
         plan_evaluation(recipe, folder, out)
         return
@@ -175,7 +175,7 @@ def difficulty(
     ] = Path("runs/pass_rates.jsonl"),
 ) -> None:
     """Measure pass rates of training tasks, for select.pass_rates to leave out those too easy or too hard."""
-    from retcon.cli.common.arguments import READS
+    from retcon.cli.arguments import READS
     from retcon.config.load import load_recipe
     from retcon.config.stages import stage_named
     from retcon.models.locating import locate
@@ -291,7 +291,7 @@ def audit(
 ) -> None:
     """Replay failed calls of a model, repaired and not, and see which credit rule points the right way."""
     from retcon.build import build_limits
-    from retcon.cli.common.arguments import READS
+    from retcon.cli.arguments import READS
     from retcon.config.load import load_recipe
     from retcon.core.errors import RecipeError
     from retcon.models.locating import locate

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from retcon.cli.common.arguments import (
+from retcon.cli.arguments import (
     DemosOverrides,
     DryRun,
     NoData,
@@ -28,7 +28,7 @@ from retcon.cli.common.arguments import (
     split_overrides,
     tell_trained,
 )
-from retcon.cli.common.progress import tell_line, tell_place, telling, telling_steps
+from retcon.cli.progress import tell_line, tell_place, telling, telling_steps
 from retcon.core.errors import RecipeError
 from retcon.core.texts import counted
 
@@ -54,7 +54,7 @@ def train(
 ) -> None:
     """Reinforcement learning from a checkpoint, with or without purification, in one stage or several, as the recipe
     says."""
-    from retcon.cli.common.arguments import READS
+    from retcon.cli.arguments import READS
     from retcon.config.load import load_recipe
     from retcon.models.locating import locate
 
@@ -64,7 +64,7 @@ def train(
         raise RecipeError("--gpus plans and trains nothing: add --dry-run; recipes/verl/launch.sh trains on several")
     if dry_run:
         need_training()
-        from retcon.cli.common.plan import plan_rl
+        from retcon.cli.dry_run import plan_rl
         from retcon.planning.estimate import gpus_of
 
         plan_rl(settings, name, out, gpus_of(gpus, gpu_gb) if gpus else None)
@@ -128,14 +128,14 @@ def sft(
     _start: NoStart = None,
 ) -> None:
     """Supervised training: a cold start on a teacher's demonstrations, or training on your own transcripts."""
-    from retcon.cli.common.arguments import READS, of_sections
+    from retcon.cli.arguments import READS, of_sections
     from retcon.config.load import load_recipe
 
     refuse_several("--demonstrations", demonstrations or ())
     name, changes = split_overrides([recipe, *(overrides or ())])
     settings = load_recipe(name or COLD_START, changes, reads=READS["sft"])
     need_training()
-    from retcon.cli.common.demonstrations import ensure_demonstrations, refuse_missing
+    from retcon.cli.demonstrations import ensure_demonstrations, refuse_missing
     from retcon.models.placing import model_folder, place_training
     from retcon.runs.folder import check_run
 
@@ -145,7 +145,7 @@ def sft(
         made_by = command_line("retcon", "demos", name or COLD_START, *own, "--out", file)
         refuse_missing(settings, changes, file, made_by)
     if dry_run:
-        from retcon.cli.common.plan import plan_sft
+        from retcon.cli.dry_run import plan_sft
 
         plan_sft(settings, file, out)
         return
@@ -211,7 +211,7 @@ def dpo(
     dry_run: DryRun = False,
 ) -> None:
     """Train on pairs of a failed call and its fix (direct preference optimisation)."""
-    from retcon.cli.common.arguments import READS
+    from retcon.cli.arguments import READS
     from retcon.config.load import load_recipe
     from retcon.models.locating import locate
 
@@ -221,7 +221,7 @@ def dpo(
     folder = locate(start or recipe.model.path)
     need_training()
     if dry_run:
-        from retcon.cli.common.plan import plan_dpo
+        from retcon.cli.dry_run import plan_dpo
 
         plan_dpo(recipe, pairs[0], folder, out)
         return
@@ -250,13 +250,13 @@ def demos(
 ) -> None:
     """Write demonstrations for a cold start, as the recipe's [b]demos[/] section says: from a teacher, a model,
     annotated solutions or transcripts."""
-    from retcon.cli.common.arguments import READS
+    from retcon.cli.arguments import READS
     from retcon.config.load import load_recipe
     from retcon.store.whole import refuse_special
 
     refuse_special(out, "--out")
     settings = load_recipe(recipe, overrides or (), reads=READS["demos"])
-    from retcon.cli.common.demonstrations import ensure_demonstrations
+    from retcon.cli.demonstrations import ensure_demonstrations
 
     kept = f"what was made is kept beside {out}; the same command makes the rest"
     with interruptible(kept), telling("writing demonstrations") as tell:

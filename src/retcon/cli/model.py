@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from retcon.cli.common.arguments import command_line, need_training
+from retcon.cli.arguments import command_line, need_training
 
 if TYPE_CHECKING:
     from retcon.models.checking import Checked

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from retcon.cli.common.arguments import refuse_idle
+from retcon.cli.arguments import refuse_idle
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from retcon.cli.common.arguments import Host, Port, TierName, TokenFile, need_serving, number, token_of, token_option
+from retcon.cli.arguments import Host, Port, TierName, TokenFile, need_serving, number, token_of, token_option
 from retcon.core.errors import SandboxUnavailable
 from retcon.core.texts import counted
 

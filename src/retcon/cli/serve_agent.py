@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from retcon.cli.common.arguments import (
+from retcon.cli.arguments import (
     Host,
     ModelOrURL,
     ModelOverrides,

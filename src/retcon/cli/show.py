@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from retcon.cli.common.arguments import command_line, plain_console, refuse_idle
+from retcon.cli.arguments import command_line, plain_console, refuse_idle
 from retcon.core.errors import RecordError
 from retcon.core.texts import counted, is_url
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from retcon.config.schema import Recipe
     from retcon.core.types import Trajectory
-    from retcon.report.reading import Viewed
+    from retcon.report.runs import Viewed
 
 LINES = 40
 """Of the list, unless more are asked for."""
@@ -108,7 +108,7 @@ def _table(trajectories: list[Trajectory]) -> Table:
 
 
 def _first_repaired(file: Path) -> Trajectory:
-    from retcon.report.choose import repaired
+    from retcon.report.runs import repaired
     from retcon.store.jsonl import first
 
     if (found := first(file, repaired, having=b'"repair"')) is not None:
@@ -136,9 +136,9 @@ def report(
     """Make a page about runs, finished or not: curves, figures, trajectories, how to repeat them."""
     from retcon.config.load import recipe_to_toml
     from retcon.core.errors import RecordError
-    from retcon.report.pages.runs import PAGE, draw_runs, is_runs_page, runs_page
+    from retcon.report.page import PAGE, draw_runs, is_runs_page, runs_page
     from retcon.report.plots import need_matplotlib
-    from retcon.report.reading import named, some_trajectories, view
+    from retcon.report.runs import named, some_trajectories, view
     from retcon.store.whole import explained, write_whole
 
     viewed = [view(folder, name) for name, folder in named(runs).items()]

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import typer
 
-from retcon.cli.common.arguments import Interrupted, command_line, number, refuse_idle
-from retcon.cli.common.progress import telling
+from retcon.cli.arguments import Interrupted, command_line, number, refuse_idle
+from retcon.cli.progress import telling
 from retcon.core.errors import RecordError, nearest
 from retcon.core.types import REPLACED, Decision
 
 if TYPE_CHECKING:
     from retcon.core.types import Trajectory
     from retcon.purify.offline import Offline
-    from retcon.report.diff import Change
+    from retcon.report.transcript import Change
     from retcon.transcripts.purifying.assignment import Assignment
     from retcon.transcripts.purifying.purification import Purification, Stopped
 
@@ -297,7 +297,7 @@ def diff(
     """Show what was replaced: each failure next to its fix, how similar they are, and why."""
     from rich.console import Console
 
-    from retcon.report.diff import show_change
+    from retcon.report.transcript import show_change
 
     refuse_idle("--seed", seed is not None and sample is None, "it is of a draw: say how many (--sample)")
     refuse_idle("--all", all_ and sample is not None, f"--sample {sample} shows no more than that: leave one out")
@@ -317,7 +317,7 @@ def diff(
 
 
 def _changes(file: Path, id: str | None, kind: Kind) -> Iterator[Change]:
-    from retcon.report.diff import changes
+    from retcon.report.transcript import changes
     from retcon.store.jsonl import holds
 
     decisions = {"repaired": tuple(REPLACED), "any": get_args(Decision)}.get(kind, (kind,))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from retcon.core.texts import counted
 from retcon.evaluate.audit import Audit, Verdict
-from retcon.report.compared.sheet import Sheet
+from retcon.report.sheet import Sheet
 from retcon.report.tables import cell
 
 WAYS = {

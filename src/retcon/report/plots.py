@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import cycle
 from pathlib import Path
 from types import MappingProxyType
 
@@ -13,9 +14,29 @@ import numpy as np
 from retcon.core.errors import MissingExtra
 from retcon.core.installing import how_to_install
 from retcon.report.runs import Run
-from retcon.report.style import looks
 from retcon.runs.metrics import Metrics
 from retcon.store.whole import whole_file
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """colour: hex. line: a matplotlib line style."""
+
+    colour: str
+    line: str
+
+
+# Okabe and Ito's palette: told apart by colour-blind readers; the line styles by readers of grey prints.
+COLD_START = Look("#555555", ":")
+_KNOWN = {"baseline": Look("#0072B2", "--"), "saar": Look("#D55E00", "-"), "roc": Look("#009E73", "-.")}
+_OTHERS = (Look("#CC79A7", "-"), Look("#E69F00", "--"), Look("#56B4E9", "-."), Look("#000000", ":"))
+
+
+def looks(arms: Iterable[str]) -> dict[str, Look]:
+    """A look for every arm; the shipped arms always have their own."""
+    others = cycle(_OTHERS)
+    return {arm: _KNOWN.get(arm) or next(others) for arm in arms}
+
 
 SMOOTHING = 5  # steps of the running mean
 
@@ -81,13 +102,11 @@ def draw(
     places: Mapping[str, np.ndarray] | None = None,
     formats: Sequence[str] = ("png",),
     stages: Mapping[str, Sequence[tuple[str, int, int]]] = MappingProxyType({}),
-    about: Mapping[str, str] = MappingProxyType({}),
 ) -> Path:
     """Writes `<name>.<format>` of one curve into `out`; the first file. series: name to (seeds, steps), NaN where a
     step has no value. names: of all that are compared, so that each looks alike in every picture. places: where each
     column of a series stands on the axis, (steps,); the step's number where None. stages: of a run, each with its name,
-    first and last step; where one begins that is not the first, there is a line. about: texts that stand in the file,
-    by the format's own keys (PNG: `Software`). Raises StorageError."""
+    first and last step; where one begins that is not the first, there is a line. Raises StorageError."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
@@ -142,7 +161,7 @@ def draw(
         files = [out / f"{curve.name}.{kind}" for kind in formats]
         for file, kind in zip(files, formats, strict=True):
             with whole_file(file) as whole:
-                figure.savefig(whole, format=kind, metadata=dict(about))
+                figure.savefig(whole, format=kind)
     return files[0]
 
 

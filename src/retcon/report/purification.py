@@ -13,7 +13,7 @@ from rich.text import Text
 
 from retcon.core.texts import counted
 from retcon.purify.offline import REASONS
-from retcon.report.compared.sheet import ANY_WIDTH
+from retcon.report.sheet import ANY_WIDTH
 from retcon.transcripts.failures.rules import RULES
 from retcon.transcripts.purifying.count import Count, total
 

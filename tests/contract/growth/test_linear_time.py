@@ -27,8 +27,7 @@ from retcon.http.handling import RequestRefused, parse
 from retcon.purify.noop import does_nothing
 from retcon.purify.reading import names, reads, trees
 from retcon.purify.reading.words import referring, referring_comments
-from retcon.report.diff import _aligned
-from retcon.report.transcript import _prompt
+from retcon.report.transcript import _aligned, _prompt
 from retcon.sandbox.pool.paths import to_write
 from retcon.sandbox.pool.profiles import BUILT_IN, Chooser
 from retcon.sandbox.types import Result

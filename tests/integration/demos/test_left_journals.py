@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch", reason="training needs the [train] extra")
 
-from retcon.cli.common.demonstrations import ensure_demonstrations
+from retcon.cli.demonstrations import ensure_demonstrations
 from retcon.config.load import load_recipe
 from retcon.core.errors import CheckpointError
 from retcon.store.whole import alone_on

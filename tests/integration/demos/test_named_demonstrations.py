@@ -9,9 +9,9 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from retcon.cli import demonstrations
 from retcon.cli.app import app
-from retcon.cli.common import demonstrations
-from retcon.cli.common.arguments import names_demos
+from retcon.cli.arguments import names_demos
 from retcon.cli.common.targets import cold_start
 from retcon.config.load import load_recipe, recipe_to_toml
 from retcon.core.errors import CheckpointError, RecipeError, RecordError

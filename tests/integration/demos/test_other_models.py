@@ -28,7 +28,7 @@ def renamed(base: Path, folder: Path) -> Path:
 
 
 def test_demonstrations_for_other_tokens_are_not_those_that_were_asked_for(tmp_path: Path) -> None:
-    from retcon.cli.common.demonstrations import ensure_demonstrations
+    from retcon.cli.demonstrations import ensure_demonstrations
     from retcon.config.load import load_recipe
 
     base = make_base(tmp_path / "base", positions=2048)
@@ -60,7 +60,7 @@ def test_demonstrations_for_other_tokens_are_not_those_that_were_asked_for(tmp_p
 
 
 def test_a_note_of_before_a_key_is_of_the_recipe_where_the_key_has_its_default(tmp_path: Path) -> None:
-    from retcon.cli.common.demonstrations import ensure_demonstrations
+    from retcon.cli.demonstrations import ensure_demonstrations
     from retcon.config.load import load_recipe
 
     base, file = make_base(tmp_path / "base", positions=2048), tmp_path / "d.jsonl"
@@ -84,7 +84,7 @@ def test_a_note_of_before_a_key_is_of_the_recipe_where_the_key_has_its_default(t
 def test_a_kill_beside_the_note_leaves_no_file_that_looks_like_the_users_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool
 ) -> None:
-    from retcon.cli.common.demonstrations import ensure_demonstrations
+    from retcon.cli.demonstrations import ensure_demonstrations
     from retcon.config.load import load_recipe
 
     base, file = make_base(tmp_path / "base", positions=2048), tmp_path / "d.jsonl"

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("torch", reason="training needs the [train] extra")
 
 from retcon.build import build_chat, build_tasks
-from retcon.cli.common.plan import plan_evaluation
+from retcon.cli.dry_run import plan_evaluation
 from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
 from retcon.core.errors import RecipeError

@@ -13,11 +13,11 @@ import pytest
 
 pytest.importorskip("torch", reason="training needs the [train] extra")
 
-from retcon.cli.common.arguments import conversing
-from retcon.cli.common.plan import plan_evaluation, plan_rl, plan_sft
+from retcon.cli.arguments import conversing
 from retcon.cli.common.targets import training
 from retcon.cli.compare.arms import read_arms
 from retcon.cli.compare.plan import CompareOptions, make_plan
+from retcon.cli.dry_run import plan_evaluation, plan_rl, plan_sft
 from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe, TaskSection
 from retcon.core.errors import RecipeError, TaskWarning

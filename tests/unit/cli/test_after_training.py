@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from retcon.cli.common.arguments import Interrupted, interruptible, kept_run, tell_trained
+from retcon.cli.arguments import Interrupted, interruptible, kept_run, tell_trained
 from retcon.transcripts.reading.items import renewed
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from retcon.cli.common.jobs import Job, board_for
+from retcon.cli.jobs import Job, board_for
 
 
 @pytest.mark.parametrize("terminal", [False, True])

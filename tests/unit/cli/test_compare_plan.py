@@ -14,7 +14,7 @@ from retcon.cli.compare.plan import CompareOptions, ComparePlan, arms_in, make_p
 from retcon.config.load import find_recipe
 from retcon.config.stages import stages_of
 from retcon.core.errors import CheckpointError, RecipeError
-from retcon.report.compared.reading import run_folder
+from retcon.report.comparison import run_folder
 
 THREE = ("mini/dapo-baseline", "mini/cleaner", "mini/rstar2")
 

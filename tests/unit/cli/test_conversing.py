@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch", reason="a model's folder is found by the [train] extra")
 
-from retcon.cli.common.arguments import ANSWER, CHARS, ROOM, conversing
+from retcon.cli.arguments import ANSWER, CHARS, ROOM, conversing
 from retcon.core.errors import RecipeError
 
 URL = "http://127.0.0.1:1/v1"

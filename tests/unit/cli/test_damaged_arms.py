@@ -14,7 +14,7 @@ from retcon.cli.compare.matching import Match, late_words
 from retcon.cli.compare.plan import CompareOptions, ComparePlan, make_plan
 from retcon.core.errors import CheckpointError, RecordError
 from retcon.evaluate.result import Result, read_result, score, setting_names, write_result
-from retcon.report.compared.reading import read_compared, run_folder
+from retcon.report.comparison import read_compared, run_folder
 
 
 @pytest.mark.parametrize("lines", [[], [{"step": 1, "loss": 0.5}]], ids=["empty", "another's"])

@@ -9,7 +9,7 @@ import pytest
 
 SHOWN = """
 import gc, sys
-from retcon.cli.common.arguments import import_training
+from retcon.cli.arguments import import_training
 import_training()
 tracked, aside = len(gc.get_objects()), gc.get_freeze_count()
 print(gc.isenabled(), "torch" in sys.modules, tracked < 1_000, aside > 100_000)

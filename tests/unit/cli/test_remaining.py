@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from retcon.cli.common.jobs import Job, Remaining, board_for
+from retcon.cli.jobs import Job, Remaining, board_for
 
 
 class Clock:

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from retcon.cli.app import app
-from retcon.cli.common.arguments import READS, conversing
+from retcon.cli.arguments import READS, conversing
 from retcon.cli.common.targets import cold_start, training
 from retcon.cli.compare.arms import read_arms
 from retcon.config.load import ALL, load_recipe

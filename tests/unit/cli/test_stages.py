@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from retcon.cli.common.jobs import FEW, Job, board_for
+from retcon.cli.jobs import FEW, Job, board_for
 from retcon.core.errors import CheckpointError
 from retcon.runs.folder import RunFolder
 from retcon.store.whole import alone

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from retcon.cli.common.progress import StepLine
+from retcon.cli.progress import StepLine
 
 
 def test_a_line_names_the_stage() -> None:

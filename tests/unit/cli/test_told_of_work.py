@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from retcon.cli.common.jobs import Job, run_jobs
-from retcon.cli.common.progress import FILE, StepLine, Written, telling, telling_steps
+from retcon.cli.jobs import Job, run_jobs
 from retcon.cli.learn import _result_of_demos
+from retcon.cli.progress import FILE, StepLine, Written, telling, telling_steps
 from retcon.train.demos.making import Summary
 
 

@@ -11,7 +11,7 @@ from retcon.config.load import load_recipe
 from retcon.core.errors import CheckpointError
 from retcon.evaluate.result import BegunFile, Result, partial, score, write_result
 from retcon.evaluate.runner import RELEVANT, held_by, run_evaluation, settings_of
-from retcon.report.reading import some_trajectories, view
+from retcon.report.runs import some_trajectories, view
 from retcon.store import jsonl
 from retcon.tasks.types import Task
 

@@ -19,8 +19,7 @@ from retcon.core.codec import from_dict, to_dict
 from retcon.core.types import Observation, RepairRecord, Segment, Status, ToolCall, history_ids, to_sample
 from retcon.purify.describe import LATER, Describe, described
 from retcon.purify.splice import UNALIGNED
-from retcon.report.diff import changes, show_change
-from retcon.report.transcript import show_purification
+from retcon.report.transcript import changes, show_change, show_purification
 from retcon.tools.scripted import ScriptedSessions
 
 BAD, GOOD = "print(6 * valu)", "print(6 * value)"

@@ -15,13 +15,13 @@ from retcon.cli.reproduce.plan import PAPERS
 from retcon.config.load import load_recipe
 from retcon.core.types import Trajectory
 from retcon.evaluate.result import Result, score
-from retcon.report.compared.curves import COMPARED
-from retcon.report.compared.reading import PLAIN, REPAIRED, ComparedRun
-from retcon.report.compared.sheet import Sheet
-from retcon.report.papers import counting, spikes
+from retcon.report.comparison import COMPARED, PLAIN, REPAIRED, ComparedRun
+from retcon.report.papers import types as counting
+from retcon.report.papers import types as spikes
 from retcon.report.papers.page import SHAPE_ONLY, Reproduced, StudyReport, all_figures, write_reproduced
 from retcon.report.papers.types import Claim, Here, Paper, table
 from retcon.report.runs import Run
+from retcon.report.sheet import Sheet
 from retcon.runs.metrics import Metrics
 from retcon.store import jsonl
 

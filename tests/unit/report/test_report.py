@@ -3,7 +3,6 @@
 import io
 import json
 import random
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,19 +15,15 @@ from comparing import FIX, answer, comparison, repaired, result, trajectory
 from retcon.config.load import load_recipe
 from retcon.evaluate.result import Problem, Result, Setting, write_result
 from retcon.evaluate.statistics import Interval, exactly
-from retcon.report.choose import showcase, showcase_in
-from retcon.report.pages.comparison import page
-from retcon.report.panel import Report, panels
-from retcon.report.panels.repeat import Repeat
-from retcon.report.plots import CURVES, Curve, across, places_of, running_mean, shared, shown, steps_of, value_of
-from retcon.report.reading import view
-from retcon.report.style import looks
-from retcon.report.summary import figures
+from retcon.report.page import Report, comparison_page
+from retcon.report.plots import CURVES, Curve, across, looks, places_of, running_mean, shared, shown, steps_of, value_of
+from retcon.report.runs import showcase, showcase_in, view
 from retcon.report.tables import (
     ROWS,
     best_arms,
     cell,
     comparison_table,
+    figures,
     measured_rows,
     result_table,
     result_title,
@@ -43,29 +38,18 @@ EVIL = "<script>alert('x')</script> & \"q\""
 
 def test_the_page_escapes_what_runs_say() -> None:
     evil = trajectory(EVIL, replace(FIX, segments=(replace(FIX.segments[0], text=EVIL),)), answer(EVIL))
-    shown = page(Report(comparison((EVIL,), steps=3), {}, evil, [EVIL]))
+    shown = comparison_page(Report(comparison((EVIL,), steps=3), {}, evil, [EVIL]))
     assert "<script" not in shown
     assert shown.count("&lt;script&gt;") >= 5
 
 
 def test_the_page_shows_the_failure_before_and_the_fix_after() -> None:
-    shown = page(Report(comparison(steps=3), {}, repaired(), []))
+    shown = comparison_page(Report(comparison(steps=3), {}, repaired(), []))
     before, after = shown.split("As it is trained on")
     assert '<pre class="removed">first find x.' in before
     assert '<pre class="failed">NameError' in before
     assert '<pre class="spliced">that failed. try again.' in after
     assert "NameError" not in after
-
-
-def test_every_panel_stands_under_its_heading_in_order_and_one_with_nothing_to_say_not_at_all(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    told = Report(comparison(steps=3), {}, None, ["retcon quickstart"])
-    headings = [panel.heading for panel in panels()]
-    assert re.findall("<h2>(.*?)</h2>", page(told)) == headings
-    assert len({panel.place for panel in panels()}) == len(headings) >= 5
-    monkeypatch.setattr(Repeat, "html", lambda *_: "")
-    assert re.findall("<h2>(.*?)</h2>", page(told)) == [heading for heading in headings if heading != Repeat.heading]
 
 
 def test_the_running_mean_is_centred_and_passes_over_gaps() -> None:

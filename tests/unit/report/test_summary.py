@@ -13,7 +13,7 @@ from retcon.core.types import Trajectory
 from retcon.evaluate.result import Result, read_result, score, write_result
 from retcon.evaluate.statistics import exactly, over_problems, over_seeds
 from retcon.report.runs import Run, read_metrics
-from retcon.report.summary import figures, write_summary
+from retcon.report.tables import figures, write_summary
 from retcon.runs.metrics import Metrics
 
 NAMES = ("pass1_t1", "pass8_t1", "pass1", "pass8", "failed_calls_t1", "failed_calls")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from comparing import repaired
-from retcon.report.choose import showcase_in
+from retcon.report.runs import showcase_in
 from retcon.runs.folder import RunFolder
 from retcon.store import jsonl
 from retcon.store.compression import read_once, told_once

@@ -18,8 +18,8 @@ import msgspec
 from rich.console import Console
 
 from retcon.build import as_evaluated
-from retcon.cli.common.arguments import READS, names_demos, of_sections
-from retcon.cli.common.jobs import Job, board_for, run_jobs
+from retcon.cli.arguments import READS, names_demos, of_sections
+from retcon.cli.jobs import Job, board_for, run_jobs
 from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
 from retcon.config.stages import stages_of

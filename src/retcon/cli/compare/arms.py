@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from retcon.cli.common.arguments import READS, of_cold_start, refuse_untaken, taken
+from retcon.cli.arguments import READS, of_cold_start, refuse_untaken, taken
 from retcon.config.load import find_recipe, load_recipe
 from retcon.config.schema import Recipe
 from retcon.core.errors import RecipeError

@@ -7,13 +7,11 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console
 from rich.text import Text
 
-from retcon.cli.common.arguments import command_line
+from retcon.cli.arguments import command_line
 from retcon.cli.compare.matching import ABOUT, matched
 from retcon.cli.compare.plan import ComparePlan
 from retcon.core.errors import RecipeError
-from retcon.report.compared.figures import SEEDS_OF_A_FINDING
-from retcon.report.compared.reading import read_compared, run_folder
-from retcon.report.compared.writing import Compared, caveat, write_compared
+from retcon.report.comparison import SEEDS_OF_A_FINDING, Compared, caveat, read_compared, run_folder, write_compared
 
 FILES = {
     "figures": "compare.json",

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from retcon.build import as_evaluated
-from retcon.cli.common.arguments import COLD_SECTIONS, of_cold_start, of_sections
+from retcon.cli.arguments import COLD_SECTIONS, of_cold_start, of_sections
 from retcon.cli.common.targets import (
     EVALUATION,
     Book,
@@ -25,7 +25,7 @@ from retcon.cli.common.targets import (
 from retcon.cli.compare.arms import UNTRAINED, Arm, arm_of, refuse_other_models, refuse_unshared
 from retcon.cli.compare.matching import KEYS, Match, late_words, matched
 from retcon.core.errors import CheckpointError, RecipeError, TaskWarning
-from retcon.report.compared.reading import FAULTS, REPAIRED, run_folder
+from retcon.report.comparison import FAULTS, REPAIRED, run_folder
 
 FILE = "comparison.json"
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from retcon.cli.common.arguments import Jobs, Seeds, command_line, interruptible, need_training, number, plain_console
+from retcon.cli.arguments import Jobs, Seeds, command_line, interruptible, need_training, number, plain_console
 from retcon.cli.quickstart.sets import DEFAULT, SETS, arms_of, chosen
 from retcon.core.machine import usable_cores
 

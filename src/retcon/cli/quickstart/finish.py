@@ -14,19 +14,17 @@ from rich.text import Text
 
 from retcon import __version__
 from retcon.build import build_repair
-from retcon.cli.common.arguments import command_line
+from retcon.cli.arguments import command_line
 from retcon.cli.doctor import look_at_machine
 from retcon.cli.quickstart.plan import Plan
 from retcon.core.texts import counted
 from retcon.core.types import Trajectory
-from retcon.report.choose import showcase_in
-from retcon.report.pages.comparison import write_page
-from retcon.report.panel import Report
+from retcon.report.page import Report, comparison_page
 from retcon.report.plots import draw_curves
-from retcon.report.runs import Comparison, Run, read_run
-from retcon.report.summary import figures, write_summary
-from retcon.report.tables import comparison_table
+from retcon.report.runs import Comparison, Run, read_run, showcase_in
+from retcon.report.tables import comparison_table, figures, write_summary
 from retcon.report.transcript import show_purification
+from retcon.store.whole import write_whole
 
 
 def finish(plan: Plan, seconds: float, command: str, console: Console) -> None:
@@ -44,7 +42,7 @@ def finish(plan: Plan, seconds: float, command: str, console: Console) -> None:
     pictures = draw_curves(comparison.arms, plan.out)
     embedded = {curve: file.read_bytes() for curve, file in pictures.items()}
     report = Report(comparison, embedded, found[0] if found else None, _repeat(command))
-    write_page(plan.out / "report.html", report)
+    write_whole(plan.out / "report.html", comparison_page(report))
     if found:
         console.print(Rule("A trajectory before and after purification", align="left"))
         console.print(show_purification(found[0]))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from retcon.cli.common.arguments import of_cold_start, of_sections, refuse_untaken, taken
+from retcon.cli.arguments import of_cold_start, of_sections, refuse_untaken, taken
 from retcon.cli.common.targets import Target, cold_start, evaluation, training
 from retcon.cli.quickstart.sets import DEFAULT, SETS, QuickstartSet
 from retcon.core.errors import RecipeError

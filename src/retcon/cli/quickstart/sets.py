@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from retcon.cli.common.arguments import split_overrides
+from retcon.cli.arguments import split_overrides
 from retcon.config.load import shipped_recipes
 from retcon.core.errors import RecipeError, nearest
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from retcon.cli.common.arguments import (
+from retcon.cli.arguments import (
     ColdStart,
     Jobs,
     StartOfAll,

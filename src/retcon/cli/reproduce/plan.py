@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from retcon.cli.common.arguments import command_line, of_sections, refuse_untaken, split_overrides, taken
+from retcon.cli.arguments import command_line, of_sections, refuse_untaken, split_overrides, taken
 from retcon.cli.common.targets import Ledger, Target, read_book
 from retcon.cli.compare.arms import Arm, arm_of, refuse_incomparable, with_curve
 from retcon.cli.compare.finish import print_end
@@ -20,7 +20,7 @@ from retcon.cli.compare.plan import FILE, CompareBook, CompareOptions, ComparePl
 from retcon.config.load import complaint, find_recipe, load_recipe, recipe_to_toml
 from retcon.config.schema import Recipe
 from retcon.core.errors import RecipeError, nearest
-from retcon.report.compared.reading import REPAIRED, read_compared, run_folder
+from retcon.report.comparison import REPAIRED, read_compared, run_folder
 from retcon.report.papers.cleaner import CLEANER
 from retcon.report.papers.page import FIGURES, HEADS, PAGE, PICTURES, Reproduced, write_reproduced
 from retcon.report.papers.rstar2 import RSTAR2

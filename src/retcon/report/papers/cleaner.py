@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from retcon.report.compared.reading import PLAIN, REPAIRED
-from retcon.report.papers import counting
-from retcon.report.papers.spikes import SPIKES, draw_spikes
-from retcon.report.papers.types import Claim, Extra, Here, Paper, Study, Variant, table
+from retcon.report.comparison import PLAIN, REPAIRED
+from retcon.report.papers import types as counting
+from retcon.report.papers.types import SPIKES, Claim, Extra, Here, Paper, Study, Variant, draw_spikes, table
 
 METHOD, SECOND = "method", "second"
 MOST = 5

@@ -10,13 +10,10 @@ import msgspec
 
 from retcon.config.schema import Recipe
 from retcon.evaluate.statistics import Interval
-from retcon.report.compared.curves import COMPARED
-from retcon.report.compared.figures import Arms, Figure, by_seed, figures
-from retcon.report.compared.reading import ComparedRun
-from retcon.report.compared.sheet import Sheet, markdown_row
-from retcon.report.compared.writing import caveat, difference, partly
+from retcon.report.comparison import COMPARED, Arms, ComparedRun, Figure, by_seed, caveat, difference, figures, partly
 from retcon.report.papers.types import Claim, Extra, Here, Paper, Study
 from retcon.report.plots import draw_curves
+from retcon.report.sheet import Sheet, markdown_row
 from retcon.report.tables import cell, number
 from retcon.store.whole import explained, write_whole
 

@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
-from retcon.report.papers.counting import cut_off, failing_calls_of_right, tokens_of_a_rollout
-from retcon.report.papers.types import Claim, Extra, Here, Paper, Study, Variant, table
+from retcon.report.papers.types import (
+    Claim,
+    Extra,
+    Here,
+    Paper,
+    Study,
+    Variant,
+    cut_off,
+    failing_calls_of_right,
+    table,
+    tokens_of_a_rollout,
+)
 
 METHOD = "method"
 SECTION_52, SECTION_53 = "section 5.2, figure 8", "section 5.3, figure 9"

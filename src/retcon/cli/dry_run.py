@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from retcon.build import as_evaluated, build_chat, build_engine_chat, build_tasks, settle
-from retcon.cli.common.arguments import plain_console
-from retcon.cli.common.progress import duration
+from retcon.cli.arguments import plain_console
+from retcon.cli.progress import duration
 from retcon.config.schema import Recipe
 from retcon.config.stages import Stage, stages_of
 from retcon.core.errors import RecipeError

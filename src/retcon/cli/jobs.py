@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from retcon.cli.common.progress import FILE, POLL_SECONDS, Lines, duration
+from retcon.cli.progress import FILE, POLL_SECONDS, Lines, duration
 from retcon.core.errors import RetconError
 from retcon.core.together import cancelled
 

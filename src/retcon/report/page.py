@@ -1,4 +1,4 @@
-"""The page of any runs: what they are, how they went, a few trajectories, and how to repeat them."""
+"""HTML pages about runs: one file each, which opens from disk and needs no network."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import base64
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
@@ -14,15 +15,162 @@ import numpy as np
 
 from retcon.core.errors import RecordError
 from retcon.core.texts import counted
-from retcon.core.types import Trajectory
+from retcon.core.types import REPLACED, Trajectory, Turn
 from retcon.evaluate.result import PASS_AT, Result, Setting
 from retcon.evaluate.statistics import over_problems
-from retcon.report.compared.curves import HELD_OUT
-from retcon.report.pages.markup import TITLE, blocks_of, curves_of, document, prompt_of, sides_of, table_of
-from retcon.report.plots import CURVES, Curve, draw, need_matplotlib, value_of
-from retcon.report.reading import Viewed
-from retcon.report.style import looks
-from retcon.report.tables import cell
+from retcon.report.comparison import HELD_OUT
+from retcon.report.plots import COLD_START, CURVES, Curve, Look, draw, looks, need_matplotlib, value_of
+from retcon.report.runs import Comparison, Viewed
+from retcon.report.tables import (
+    ABOUT,
+    Figures,
+    Row,
+    best_arms,
+    cell,
+    figures,
+    interval_note,
+    measured_rows,
+    number,
+    span,
+)
+
+TITLE = "<title>Retcon: "
+"""Of every page."""
+
+
+def document(title: str, parts: Sequence[str]) -> str:
+    """A whole page. title: after the name of this program. parts: HTML. Names of files that are no text are shown with
+    a `?`."""
+    css = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
+    page = (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"{TITLE}{escape(title)}</title>\n<style>\n{css}</style>\n</head>\n<body>\n"
+        + "\n".join(parts)
+        + "\n</body>\n</html>\n"
+    )
+    return page.encode(errors="replace").decode()
+
+
+def curves_of(pictures: Mapping[Curve, bytes], seeds: int) -> str:
+    """The pictures, embedded."""
+    if not pictures:
+        return "<p>No pictures: matplotlib was not installed.</p>"
+    images = "".join(
+        f'<img alt="{escape(curve.title)}, by step" src="data:image/png;base64,{base64.b64encode(png).decode()}">'
+        for curve, png in pictures.items()
+    )
+    band = "band: range over seeds" if seeds > 1 else "thin line: each step"
+    return f'<div class="curves">{images}</div><p class="soft">Thick line: running mean over 5 steps; {band}.</p>'
+
+
+def sides_of(trajectory: Trajectory) -> str:
+    """A trajectory as it was sampled, beside what is trained on."""
+    before = "".join(_before(turn) for turn in trajectory.turns)
+    after = "".join(block for turn in trajectory.turns for block in blocks_of(turn))
+    return (
+        f'<p class="soft"><code>{escape(trajectory.id)}</code>. Red: sampled, failed, and taken out. '
+        "Green: the later fix, put in its place.</p>"
+        f'<div class="wide">{prompt_of(trajectory)}</div>'
+        f'<div class="sides"><div><h3>As it was sampled</h3>{before}</div>'
+        f"<div><h3>As it is trained on</h3>{after}</div></div>"
+    )
+
+
+def _before(turn: Turn) -> str:
+    replaced = turn.repair is not None and turn.repair.decision in REPLACED
+    attempts = turn.raw()
+    return "".join(
+        "".join(blocks_of(attempt, written="removed" if replaced and n < len(attempts) - 1 else ""))
+        for n, attempt in enumerate(attempts)
+    )
+
+
+def prompt_of(trajectory: Trajectory) -> str:
+    """All that the model was given before its first turn."""
+    return f"<pre>{escape(''.join(s.text for s in trajectory.prompt).strip())}</pre>"
+
+
+def table_of(columns: Mapping[str, Look], body: str) -> str:
+    """A table whose first column holds labels. columns: the heads of the others, each with its colour. body: rows."""
+    heads = "".join(
+        f'<th><span class="swatch" style="background:{look.colour}"></span>{escape(name)}</th>'
+        for name, look in columns.items()
+    )
+    return f'<div class="wide"><table><thead><tr><th></th>{heads}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def blocks_of(turn: Turn, written: str = "") -> Iterator[str]:
+    """What the model wrote and what the tools answered, one block each; the template's glue is left out."""
+    statuses = iter(o.status for o in turn.observations if o.text)  # an empty observation has no segment
+    for segment in turn.segments:
+        if segment.kind == "observation":
+            kind = "observation" if next(statuses, "ok") == "ok" else "failed"
+        elif segment.kind in ("sampled", "spliced"):
+            kind = written or segment.kind
+        else:
+            continue
+        text = segment.text.strip("\n")
+        if text:
+            yield f'<pre class="{kind}">{escape(text)}</pre>'
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What the quickstart's page shows. pictures: PNG files. shown: a repaired trajectory."""
+
+    comparison: Comparison
+    pictures: Mapping[Curve, bytes]
+    shown: Trajectory | None
+    commands: Sequence[str]
+
+
+def comparison_page(report: Report) -> str:
+    """HTML page of a quickstart. Texts that come from a run are escaped, pictures are embedded."""
+    compared = report.comparison
+    cold, arms = figures([compared.cold_start]), {arm: figures(runs) for arm, runs in compared.arms.items()}
+    names, seeds = ", ".join(arms), len(compared.seeds)
+    body = "".join(_figure_row(row, cold, arms, ends=ends) for row, ends in measured_rows(cold, arms))
+    legend = "".join(f"<li><code>{escape(name)}</code>: {escape(about)}</li>" for name, about in ABOUT.items())
+    parts = [
+        "<h1>What purification changes</h1>",
+        f'<p class="soft">{escape(names)}: trained from one cold start with {seeds} '
+        f"seed{'s' if seeds > 1 else ''} each, in {compared.seconds / 60:.1f} minutes.</p>",
+        "<h2>Evaluation</h2>",
+        "<p>Purification is off and no training saw these problems. Failed calls are counted as they happen.</p>",
+        table_of({"cold start": COLD_START, **looks(arms)}, body),
+        f'<p class="soft">{escape(interval_note(seeds))}</p>',
+        "<h2>Learning curves</h2>",
+        "<p>Of the rollouts that training made. Where an arm is purified, a failed call may be gone from what is "
+        "trained on and from what the reward sees: compare arms by the calls as they happened, and by the table.</p>",
+        curves_of(report.pictures, seeds),
+        "<h2>A trajectory before and after</h2>",
+        sides_of(report.shown) if report.shown else "<p>No arm purified a trajectory that was also rewarded.</p>",
+        "<h2>Repeat it</h2>",
+        f"<pre>{escape(chr(10).join(report.commands))}</pre>",
+        "<h2>What the figures are</h2>",
+        f"<ul>{legend}</ul>",
+    ]
+    return document(names, parts)
+
+
+def _figure_row(row: Row, cold_start: Figures, arms: Mapping[str, Figures], *, ends: bool) -> str:
+    best = best_arms(row, arms)
+    cells = [_figure_cell(row, cold_start)] + [_figure_cell(row, f, best=arm in best) for arm, f in arms.items()]
+    label = escape(row.label).replace("  ", "&emsp;")
+    end = ' class="end"' if ends else ""
+    return f'<tr{end}><td title="{escape(ABOUT[row.figure])}">{label}</td>{"".join(cells)}</tr>'
+
+
+def _figure_cell(row: Row, of: Figures, *, best: bool = False) -> str:
+    interval = of[row.figure]
+    if interval is None:
+        return "<td>–</td>"
+    text = number(interval.mean, row.digits)
+    if interval.low != interval.high:
+        text += f' <span class="range">{span(interval, row.digits)}</span>'
+    return f'<td class="best">{text}</td>' if best else f"<td>{text}</td>"
+
 
 ALL = (
     Curve("held_out", HELD_OUT, "Held-out problems", "pass@1", top=1.0, smooth=False),
@@ -59,34 +207,25 @@ FIGURES = (
 FIRST = "<h2>Runs</h2>"
 """The first heading of such a page, and of no other."""
 PAGE = "report.html"
-MADE_BY = "retcon report"
-"""What such a picture says it was made by, and no other."""
 KINDS = {"sft": "supervised", "dpo": "preferences", "rl": "reinforcement learning", "eval": "evaluation"}
 
 
 def draw_runs(runs: Sequence[Viewed], out: Path) -> dict[Curve, Path]:
     """Writes `<name>.png` of every curve that some run has, all runs in one picture. Raises MissingExtra; RecordError,
-    before anything is written, where a picture that is of no such page would be replaced; StorageError."""
+    before anything is written, for a picture that is there without such a page; StorageError."""
     need_matplotlib()
     drawn: dict[Curve, dict[str, np.ndarray]] = {}
     for curve in ALL:
         series = {run.name: values for run in runs if (values := _values(run, curve)) is not None}
         if series:
             drawn[curve] = series
-    page = (out / PAGE).read_bytes() if is_runs_page(out / PAGE) else b""
-    for curve in drawn:
-        file = out / f"{curve.name}.png"
-        if os.path.lexists(file) and not _is_picture(file, page):
-            raise RecordError(f"{file} is there already, and not as a report wrote it: choose another --out")
+    for file in (out / f"{curve.name}.png" for curve in drawn):
+        if os.path.lexists(file) and not is_runs_page(out / PAGE):
+            raise RecordError(
+                f"{file} is there already, and not beside a page of `retcon report`: choose another --out"
+            )
     names, stages = [run.name for run in runs], {run.name: run.stages for run in runs}
-    made = {"Software": MADE_BY}
-    return {curve: draw(curve, series, names, out, stages=stages, about=made) for curve, series in drawn.items()}
-
-
-def _is_picture(file: Path, page: bytes) -> bool:
-    """Whether `draw_runs` made it, of this version or, where it stands in the page beside it, an earlier one."""
-    png = file.read_bytes() if file.is_file() else b""
-    return MADE_BY.encode() in png[:1000] or (bool(png) and base64.b64encode(png) in page)
+    return {curve: draw(curve, series, names, out, stages=stages) for curve, series in drawn.items()}
 
 
 def _values(run: Viewed, curve: Curve) -> np.ndarray | None:

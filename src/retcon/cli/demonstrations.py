@@ -11,8 +11,8 @@ import msgspec
 from retcon.build import build_chat, build_tasks, settle
 from retcon.chat.tokenizer import load_tokenizer
 from retcon.chat.types import Tokenizer
-from retcon.cli.common.arguments import names_demos
-from retcon.cli.common.progress import Tell
+from retcon.cli.arguments import names_demos
+from retcon.cli.progress import Tell
 from retcon.config.schema import Recipe
 from retcon.core.errors import CheckpointError, RecipeError, nearest
 from retcon.models.placing import model_folder

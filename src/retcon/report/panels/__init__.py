@@ -1,1 +1,0 @@
-"""The panels of report.html, one per file (`report/panel.py`)."""
