@@ -12,7 +12,7 @@ pytest.importorskip("matplotlib", reason="pictures need the [report] extra")
 
 from comparing import comparison, repaired
 from retcon.core.errors import StorageError
-from retcon.report.page import Report
+from retcon.report.page import Report, comparison_page
 from retcon.report.plots import CURVES, draw, draw_curves, top_of
 
 

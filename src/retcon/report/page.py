@@ -207,6 +207,8 @@ FIGURES = (
 FIRST = "<h2>Runs</h2>"
 """The first heading of such a page, and of no other."""
 PAGE = "report.html"
+MADE_BY = {"Software": "retcon report"}
+"""PNG text by which pictures of `retcon report` are known."""
 KINDS = {"sft": "supervised", "dpo": "preferences", "rl": "reinforcement learning", "eval": "evaluation"}
 
 
@@ -220,12 +222,11 @@ def draw_runs(runs: Sequence[Viewed], out: Path) -> dict[Curve, Path]:
         if series:
             drawn[curve] = series
     for file in (out / f"{curve.name}.png" for curve in drawn):
-        if os.path.lexists(file) and not is_runs_page(out / PAGE):
-            raise RecordError(
-                f"{file} is there already, and not beside a page of `retcon report`: choose another --out"
-            )
+        made_here = file.is_file() and MADE_BY["Software"].encode() in file.read_bytes()[:1000]
+        if os.path.lexists(file) and not made_here and not is_runs_page(out / PAGE):
+            raise RecordError(f"{file} is there already, and not as a report wrote it: choose another --out")
     names, stages = [run.name for run in runs], {run.name: run.stages for run in runs}
-    return {curve: draw(curve, series, names, out, stages=stages) for curve, series in drawn.items()}
+    return {curve: draw(curve, series, names, out, stages=stages, about=MADE_BY) for curve, series in drawn.items()}
 
 
 def _values(run: Viewed, curve: Curve) -> np.ndarray | None:

@@ -102,11 +102,13 @@ def draw(
     places: Mapping[str, np.ndarray] | None = None,
     formats: Sequence[str] = ("png",),
     stages: Mapping[str, Sequence[tuple[str, int, int]]] = MappingProxyType({}),
+    about: Mapping[str, str] = MappingProxyType({}),
 ) -> Path:
     """Writes `<name>.<format>` of one curve into `out`; the first file. series: name to (seeds, steps), NaN where a
     step has no value. names: of all that are compared, so that each looks alike in every picture. places: where each
     column of a series stands on the axis, (steps,); the step's number where None. stages: of a run, each with its name,
-    first and last step; where one begins that is not the first, there is a line. Raises StorageError."""
+    first and last step; where one begins that is not the first, there is a line. about: texts that stand in the file,
+    by the format's own keys (PNG: `Software`). Raises StorageError."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
@@ -161,7 +163,7 @@ def draw(
         files = [out / f"{curve.name}.{kind}" for kind in formats]
         for file, kind in zip(files, formats, strict=True):
             with whole_file(file) as whole:
-                figure.savefig(whole, format=kind)
+                figure.savefig(whole, format=kind, metadata=dict(about))
     return files[0]
 
 
