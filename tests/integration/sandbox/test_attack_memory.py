@@ -11,7 +11,7 @@ import pytest
 
 from jail import ALL, CALL, CONTAINED, LANDLOCK, NAMESPACES, Jail, contained_by
 from retcon.sandbox.jail import usage
-from retcon.sandbox.jail.confine.syscalls import ARCHITECTURES, number
+from retcon.sandbox.jail.confine.seccomp import ARCHITECTURES, number
 from retcon.sandbox.types import MOST
 
 MACHINE = os.uname().machine

@@ -15,7 +15,7 @@ import pytest
 
 from jail import ALL, CALL, CONTAINED, LANDLOCK, NAMESPACES, PROC_IS_OPEN, RLIMITS, Jail, contained_by, landlock_abi
 from retcon.sandbox.jail.confine.landlock import REFER_ABI
-from retcon.sandbox.jail.confine.syscalls import ARCHITECTURES, number
+from retcon.sandbox.jail.confine.seccomp import ARCHITECTURES, number
 
 MACHINE = os.uname().machine
 pytestmark = pytest.mark.skipif(MACHINE not in ARCHITECTURES, reason=f"no system call filter for {MACHINE}")

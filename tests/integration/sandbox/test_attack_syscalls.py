@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 
 import pytest
 
 from jail import ALL, CALL, CONTAINED, Jail, contained_by
-from retcon.sandbox.jail.confine.seccomp import ABSENT, DENIED, SKIPPED, UNSUPPORTED
-from retcon.sandbox.jail.confine.syscalls import ARCHITECTURES, HIGHEST, number
+from retcon.sandbox.jail.confine.seccomp import ABSENT, ARCHITECTURES, DENIED, HIGHEST, SKIPPED, UNSUPPORTED, number
 
 MACHINE = os.uname().machine
 pytestmark = pytest.mark.skipif(MACHINE not in ARCHITECTURES, reason=f"no system call filter for {MACHINE}")
 
 
-def numbers(names: list[str]) -> dict[str, int]:
+def numbers(names: Iterable[str]) -> dict[str, int]:
     return {name: found for name in names if (found := number(name, MACHINE)) is not None}
 
 
 @contained_by(*ALL)
 @pytest.mark.parametrize(("names", "answer"), [(DENIED, "EPERM"), (ABSENT, "ENOSYS"), (UNSUPPORTED, "ENOTSUP")])
-def test_what_no_program_needs_is_refused(jail: Jail, names: list[str], answer: str) -> None:
+def test_what_no_program_needs_is_refused(jail: Jail, names: Iterable[str], answer: str) -> None:
     wanted = numbers(names)
     result = jail.attack(CALL + f"for name, n in {wanted}.items(): print(name, call(n, 0, 0, 0, 0, 0, 0))")
     assert result.stdout.splitlines() == [f"{name} {answer}" for name in wanted]
@@ -65,6 +65,7 @@ def test_calls_by_the_gate_of_32_bits_end_the_process(jail: Jail) -> None:
 def test_no_privilege_comes_back_by_running_a_program(jail: Jail) -> None:
     result = jail.attack("""
         import os
+from collections.abc import Iterable
         for path in ('/usr/bin/su', '/bin/su', '/usr/bin/sudo', '/usr/bin/mount', '/usr/bin/newuidmap'):
             if os.path.exists(path) and os.stat(path).st_mode & 0o4000:
                 os.execv('/bin/sh', ['sh', '-c', 'grep NoNewPrivs /proc/self/status; id -u; exec ' + path + ' --version'])

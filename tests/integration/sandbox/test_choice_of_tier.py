@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from retcon.sandbox.jail.confine.syscalls import ARCHITECTURES
+from retcon.sandbox.jail.confine.seccomp import ARCHITECTURES
 from retcon.sandbox.pool import SandboxPool
 
 pytestmark = pytest.mark.skipif(os.uname().machine not in ARCHITECTURES, reason="no filter for this machine")

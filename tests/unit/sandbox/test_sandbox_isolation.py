@@ -13,12 +13,10 @@ from pathlib import Path
 import pytest
 
 from retcon.sandbox.jail import scratch
-from retcon.sandbox.jail.confine import cgroup, landlock, root, seccomp, syscalls
-from retcon.sandbox.jail.confine import seccomp as commands
+from retcon.sandbox.jail.confine import cgroup, landlock, root, seccomp
 from retcon.sandbox.jail.confine.confinement import Confinement
 from retcon.sandbox.jail.confine.isolate import attempt
-from retcon.sandbox.jail.confine.seccomp import ALLOW, ERRNO, KILL, Instruction
-from retcon.sandbox.jail.confine.syscalls import NUMBERS
+from retcon.sandbox.jail.confine.seccomp import ALLOW, ERRNO, KILL, NUMBERS, Instruction
 from retcon.sandbox.jail.confine.users import FIRST_UID, NOBODY, PASSING, UIDS, closed_to_others, pick_uid
 from retcon.sandbox.jail.messages import Bounds
 from retcon.sandbox.jail.watchdog import Watchdog
@@ -61,13 +59,13 @@ def test_the_base_filter_decides_as_it_says(machine: tuple[str, int]) -> None:
     program = seccomp.assemble(seccomp.base_rules(), name)
 
     def asked(call: str, *arguments: int) -> int:
-        number = syscalls.number(call, name)
+        number = seccomp.number(call, name)
         assert number is not None
         return verdict(program, arch, number, *arguments)
 
     assert verdict(program, arch ^ 1, 0) == KILL
-    assert verdict(program, arch, syscalls.HIGHEST + 1) == verdict(program, arch, 0x40000000) == ENOSYS
-    assert all(asked(call) == EPERM for call in seccomp.DENIED if syscalls.number(call, name) is not None)
+    assert verdict(program, arch, seccomp.HIGHEST + 1) == verdict(program, arch, 0x40000000) == ENOSYS
+    assert all(asked(call) == EPERM for call in seccomp.DENIED if seccomp.number(call, name) is not None)
     assert asked("clone3") == ENOSYS
     assert asked("clone", seccomp.CLONE_THREAD) == asked("clone", 17) == ALLOW
     for flag in (0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000):
@@ -88,16 +86,16 @@ def test_the_base_filter_decides_as_it_says(machine: tuple[str, int]) -> None:
     assert asked("ioctl", 0, 0x5401) == ALLOW
     assert asked("prctl", 1, 9) == asked("prctl", 38, 1) == asked("prctl", 4, 0) == asked("prctl", 15, 1) == ALLOW
     assert asked("prctl", 1, 0) == asked("prctl", 4, 1) == EPERM
-    assert {asked("prctl", option) for option in commands.PRCTL_REFUSED} == {EPERM}
+    assert {asked("prctl", option) for option in seccomp.PRCTL_REFUSED} == {EPERM}
 
 
 def test_commands_are_told_apart_by_what_the_kernel_reads_of_them(machine: tuple[str, int]) -> None:
     name, arch = machine
-    program = seccomp.assemble([*seccomp.base_rules(), *commands.no_allocation()], name)
+    program = seccomp.assemble([*seccomp.base_rules(), *seccomp.no_allocation()], name)
 
     def asked(call: str, place: int, value: int) -> int:
         """The answer to a value in that place, whatever its upper half, which the kernel does not read."""
-        number = syscalls.number(call, name)
+        number = seccomp.number(call, name)
         assert number is not None
         answers = {verdict(program, arch, number, *[0] * place, value | high << 32) for high in (0, 1, 0xFFFFFFFF)}
         assert len(answers) == 1
@@ -130,7 +128,7 @@ def test_the_filters_of_a_call_decide_as_they_say(machine: tuple[str, int]) -> N
     name, arch = machine
     rules = [*seccomp.no_sockets(), *seccomp.no_processes(), *seccomp.no_metadata(), *seccomp.own_signals(77)]
     program = seccomp.assemble(rules, name)
-    numbers = {call: number for call in NUMBERS if (number := syscalls.number(call, name)) is not None}
+    numbers = {call: number for call in NUMBERS if (number := seccomp.number(call, name)) is not None}
     assert verdict(program, arch, numbers["socket"], 1) == ERRNO | 13
     assert verdict(program, arch, numbers["socketpair"], 1, 1 | 0o2000000) == ALLOW
     assert verdict(program, arch, numbers["socketpair"], 1, 2) == ERRNO | 13
@@ -158,7 +156,7 @@ def test_the_numbers_are_those_of_the_kernels_headers(machine: tuple[str, int]) 
     given = {name: int(n) for name, n in re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)", text)}
     for name in NUMBERS:
         if name in given:  # the headers may be older than the table
-            assert syscalls.number(name, machine[0]) == given[name], name
+            assert seccomp.number(name, machine[0]) == given[name], name
 
 
 @pytest.mark.parametrize("version", range(1, 8))

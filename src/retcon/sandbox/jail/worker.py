@@ -17,7 +17,6 @@ import time
 
 from retcon.sandbox.jail import child, scratch, usage
 from retcon.sandbox.jail import messages as wire
-from retcon.sandbox.jail import scratch as fetch
 from retcon.sandbox.jail.capture import Capture, Record
 from retcon.sandbox.jail.confine.confinement import Confinement
 from retcon.sandbox.jail.confine.isolate import die_with_parent, isolate
@@ -116,7 +115,7 @@ class Worker:
         status, used = running.end()
         self.ran = True
         seconds = time.monotonic() - started
-        files = fetch.collect(self.setting.scratch, call.fetch)
+        files = scratch.collect(self.setting.scratch, call.fetch)
         self.clear()
         limits = call.limits
         raised, value = running.record()

@@ -20,9 +20,7 @@ from collections.abc import Callable
 
 from retcon.sandbox.jail import kernel
 from retcon.sandbox.jail.confine import cgroup, landlock, root, seccomp
-from retcon.sandbox.jail.confine import confinement as loopback
-from retcon.sandbox.jail.confine import seccomp as commands
-from retcon.sandbox.jail.confine.confinement import Confinement
+from retcon.sandbox.jail.confine.confinement import Confinement, bring_up
 from retcon.sandbox.jail.confine.users import (
     NOBODY,
     become,
@@ -160,7 +158,7 @@ def _namespaces(confinement: Confinement, uid: int | None) -> None:
             die_with_parent()
             _unshare_as_user()
     with contextlib.suppress(OSError):  # some containers let nobody set what bounds it
-        confinement.traffic = loopback.bring_up()
+        confinement.traffic = bring_up()
     _become_init()
     outside = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     entered = root.enter(confinement.root, os.getuid() if uid is None else uid, uid)
@@ -251,7 +249,7 @@ def _finish(confinement: Confinement) -> None:
     try:
         seccomp.Filter(seccomp.base_rules()).apply()
         if confinement.tier != "namespaces":
-            rules = seccomp.no_sockets() + commands.no_allocation()
+            rules = seccomp.no_sockets() + seccomp.no_allocation()
             if confinement.tier == "landlock" and not confinement.own_user:
                 rules += seccomp.no_metadata()
             confinement.only_own_signals |= confinement.tier == "rlimits" and may_be_shared(confinement.become)

@@ -16,7 +16,7 @@ import struct
 from collections.abc import Iterable
 
 from retcon.sandbox.jail import kernel
-from retcon.sandbox.jail.confine.syscalls import number
+from retcon.sandbox.jail.confine.seccomp import number
 
 # access to files, by the ABI that brought it
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3

@@ -16,11 +16,6 @@ import struct
 from collections.abc import Iterable, Sequence
 
 from retcon.sandbox.jail import kernel
-from retcon.sandbox.jail.confine.syscalls import ARCHITECTURES, HIGHEST, number
-
-# Classic BPF: the few instructions of which the system call filters (`seccomp`) are put together.
-#
-# Man page seccomp(2); kernel documentation userspace-api/seccomp_filter.
 
 KILL, ERRNO, ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
 NR, ARCH, ARGUMENTS = 0, 4, 16  # offsets in struct seccomp_data; both architectures are little-endian
@@ -177,115 +172,71 @@ _TCP, _UDP = 6, 17
 _SOCK_TYPE, _SOCK_STREAM = 0xF, 1
 _SOL_SOCKET, _SO_SNDBUF, _SO_RCVBUF, _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 1, 7, 8, 32, 33
 
-DENIED = [
-    "ptrace",
-    "process_vm_readv",
-    "process_vm_writev",
-    "process_madvise",
-    "process_mrelease",
-    "pidfd_getfd",
-    "kcmp",
-    "move_pages",
-    "migrate_pages",
-    "unshare",
-    "setns",
-    "mount",
-    "umount2",
-    "pivot_root",
-    "chroot",
-    "fsopen",
-    "fsconfig",
-    "fsmount",
-    "fspick",
-    "move_mount",
-    "open_tree",
-    "open_tree_attr",
-    "mount_setattr",
-    "statmount",
-    "listmount",
-    "swapon",
-    "swapoff",
-    "quotactl",
-    "quotactl_fd",
-    "bpf",
-    "perf_event_open",
-    "userfaultfd",
-    "add_key",
-    "request_key",
-    "keyctl",
-    "vmsplice",
-    "lookup_dcookie",
-    "fanotify_init",
-    "fanotify_mark",
-    "inotify_init",
-    "inotify_init1",
-    "inotify_add_watch",
-    "modify_ldt",
-    "uselib",
-    "sysfs",
-    "kexec_load",
-    "kexec_file_load",
-    "init_module",
-    "finit_module",
-    "delete_module",
-    "reboot",
-    "settimeofday",
-    "clock_settime",
-    "clock_adjtime",
-    "adjtimex",
-    "acct",
-    "syslog",
-    "vhangup",
-    "sethostname",
-    "setdomainname",
-    "iopl",
-    "ioperm",
-    "lsm_set_self_attr",
-    "open_by_handle_at",
-    "name_to_handle_at",
-    "shmget",
-    "shmat",
-    "shmctl",
-    "shmdt",
-    "semget",
-    "semctl",
-    "semop",
-    "semtimedop",
-    "msgget",
-    "msgctl",
-    "msgsnd",
-    "msgrcv",
-    "mq_open",
-    "mq_unlink",
-]
-ABSENT = [
-    "clone3",
-    "io_uring_setup",
-    "io_uring_enter",
-    "io_uring_register",
-    "memfd_create",
-    "memfd_secret",
-    "file_setattr",
-    "io_setup",
-]
-"""As if the kernel were older: libraries know what to do without (clone3's flags could not be looked at; requests of
-io_setup are a bounded number for the whole machine)."""
-UNSUPPORTED = [
-    "setxattr",
-    "lsetxattr",
-    "fsetxattr",
-    "setxattrat",
-    "removexattr",
-    "lremovexattr",
-    "fremovexattr",
-    "removexattrat",
-]
-"""As if the file system had no attributes: a default ACL on a shared folder would reach the next call."""
-SKIPPED = ["sync", "syncfs"]
-"""They seem to succeed: one that any descriptor allows has the machine's own file systems written out, time and again,
-and what a call writes need not outlive it."""
-OWN_ONLY = ["sched_setaffinity", "sched_setscheduler", "sched_setparam", "sched_setattr"]
+
+def _calls(table: str) -> dict[str, tuple[int | None, int | None]]:
+    """By name, the numbers on x86_64 and aarch64. A table has `name=both` or `name=x86_64/aarch64`, `-` for none."""
+    found: dict[str, tuple[int | None, int | None]] = {}
+    for name, numbers in (entry.split("=") for entry in table.split()):
+        x86, arm = (None if one == "-" else int(one) for one in (numbers.split("/") * 2)[:2])
+        found[name] = x86, arm
+    return found
+
+
+# From the kernel's own tables (arch/x86/entry/syscalls/syscall_64.tbl, include/uapi/asm-generic/unistd.h); a test
+# compares them with the headers of the machine where they are installed. From 424 on both are equal.
+HIGHEST = 469
+"""Highest number known here (Linux 6.17). What is above is answered as an older kernel would: ENOSYS."""
+DENIED = _calls("""
+    ptrace=101/117 process_vm_readv=310/270 process_vm_writev=311/271 process_madvise=440 process_mrelease=448
+    pidfd_getfd=438 kcmp=312/272 move_pages=279/239 migrate_pages=256/238 unshare=272/97 setns=308/268
+    mount=165/40 umount2=166/39 pivot_root=155/41 chroot=161/51 fsopen=430 fsconfig=431 fsmount=432 fspick=433
+    move_mount=429 open_tree=428 open_tree_attr=467 mount_setattr=442 statmount=457 listmount=458 swapon=167/224
+    swapoff=168/225 quotactl=179/60 quotactl_fd=443 bpf=321/280 perf_event_open=298/241 userfaultfd=323/282
+    add_key=248/217 request_key=249/218 keyctl=250/219 vmsplice=278/75 lookup_dcookie=212/18
+    fanotify_init=300/262 fanotify_mark=301/263 inotify_init=253/- inotify_init1=294/26 inotify_add_watch=254/27
+    modify_ldt=154/- uselib=134/- sysfs=139/- kexec_load=246/104 kexec_file_load=320/294 init_module=175/105
+    finit_module=313/273 delete_module=176/106 reboot=169/142 settimeofday=164/170 clock_settime=227/112
+    clock_adjtime=305/266 adjtimex=159/171 acct=163/89 syslog=103/116 vhangup=153/58 sethostname=170/161
+    setdomainname=171/162 iopl=172/- ioperm=173/- lsm_set_self_attr=460 open_by_handle_at=304/265
+    name_to_handle_at=303/264 shmget=29/194 shmat=30/196 shmctl=31/195 shmdt=67/197 semget=64/190 semctl=66/191
+    semop=65/193 semtimedop=220/192 msgget=68/186 msgctl=71/187 msgsnd=69/189 msgrcv=70/188 mq_open=240/180
+    mq_unlink=241/181
+""")
+ABSENT = _calls("""
+    clone3=435 io_uring_setup=425 io_uring_enter=426 io_uring_register=427 memfd_create=319/279 memfd_secret=447
+    file_setattr=469 io_setup=206/0
+""")
+"""Answered as if the kernel were older: libraries know what to do without (clone3's flags could not be looked at;
+requests of io_setup are a bounded number for the whole machine)."""
+UNSUPPORTED = _calls("""
+    setxattr=188/5 lsetxattr=189/6 fsetxattr=190/7 setxattrat=463 removexattr=197/14 lremovexattr=198/15
+    fremovexattr=199/16 removexattrat=466
+""")
+"""Answered as if the file system had no attributes: a default ACL on a shared folder would reach the next call."""
+SKIPPED = _calls("sync=162/81 syncfs=306/267")
+"""Seem to succeed: one that any descriptor allows has the machine's own file systems written out, time and again, and
+what a call writes need not outlive it."""
+OWN_ONLY = _calls("""
+    sched_setaffinity=203/122 sched_setscheduler=144/119 sched_setparam=142/118 sched_setattr=314/274
+""")
 """Allowed on the caller, whose id is 0 here; the worker has the same user in some tiers."""
+_CHECKED = _calls("""
+    prlimit64=302/261 setpriority=141/140 ioprio_set=251/30 kill=62/129 tkill=200/130 tgkill=234/131
+    rt_sigqueueinfo=129/138 rt_tgsigqueueinfo=297/240 pidfd_send_signal=424 timer_create=222/107 clone=56/220
+    fork=57/- vfork=58/- personality=135/92 chmod=90/- fchmod=91/52 fchmodat=268/53 fchmodat2=452 chown=92/-
+    fchown=93/55 lchown=94/- fchownat=260/54 utime=132/- utimes=235/- futimesat=261/- utimensat=280/88
+    truncate=76/45 fallocate=285/47 fcntl=72/25 flock=73/32 socket=41/198 socketpair=53/199 setsockopt=54/208
+    prctl=157/167 ioctl=16/29 mmap=9/222 madvise=28/233 setrlimit=160/164 landlock_create_ruleset=444
+    landlock_add_rule=445 landlock_restrict_self=446
+""")
+"""Judged by their arguments, or named by a filter of one tier."""
+NUMBERS = DENIED | ABSENT | UNSUPPORTED | SKIPPED | OWN_ONLY | _CHECKED
+ARCHITECTURES = ("x86_64", "aarch64")
+
+
+def number(name: str, machine: str) -> int | None:
+    """Number of a system call on `machine` (as `os.uname` names it), None where it has none. Raises KeyError."""
+    return NUMBERS[name][ARCHITECTURES.index(machine)] if machine in ARCHITECTURES else None
 
 
 def base_rules() -> list[Rule]:

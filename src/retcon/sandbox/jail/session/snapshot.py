@@ -18,7 +18,6 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from retcon.sandbox.jail import kernel, scratch
-from retcon.sandbox.jail import scratch as fetch
 from retcon.sandbox.jail.confine.confinement import Confinement
 from retcon.sandbox.jail.confine.isolate import die_with_parent
 
@@ -331,12 +330,12 @@ class Writable:
     """The writable folders of a worker, held by their descriptors: a session may move the scratch folder away, or put
     a link in its place."""
 
-    def __init__(self, confinement: Confinement, scratch: str) -> None:
-        """scratch: is made. To be called before anything of the session runs. Raises OSError."""
-        os.mkdir(scratch, 0o700)
-        self._scratch, self._user, self._bounded = scratch, confinement.become, confinement.bounded
+    def __init__(self, confinement: Confinement, folder: str) -> None:
+        """folder: for scratch, is made. To be called before anything of the session runs. Raises OSError."""
+        os.mkdir(folder, 0o700)
+        self._scratch, self._user, self._bounded = folder, confinement.become, confinement.bounded
         # where calls have a user of their own, all but the scratch folder is closed to it
-        paths = confinement.writable if confinement.become is None else (scratch,)
+        paths = confinement.writable if confinement.become is None else (folder,)
         self._folders = [os.open(path, FOLDER | os.O_NOFOLLOW | os.O_CLOEXEC) for path in paths]
         self._beneath = Beneath(confinement.proc)
 
@@ -361,9 +360,9 @@ class Writable:
             raise
 
     def collect(self, paths: list[str]) -> dict[str, str]:
-        """Path to content in base64, of those `paths` that can be handed back (`fetch.collect`). Raises OSError."""
+        """Path to content in base64, of those `paths` that can be handed back (`scratch.collect`). Raises OSError."""
         with self._as_user():
-            return fetch.collect(self._scratch, paths)
+            return scratch.collect(self._scratch, paths)
 
     @contextlib.contextmanager
     def _as_user(self) -> Iterator[None]:
