@@ -94,7 +94,7 @@ def test_the_limits_inside_are_those_outside() -> None:
 
 
 def test_an_outcome_is_a_result_but_for_what_the_host_knows_better() -> None:
-    assert [*Outcome._fields, "tier", "files"] == [field.name for field in fields(Result)]
+    assert list(Outcome._fields) == [field.name for field in fields(Result)]
     assert "outcome" in CallEnded._fields
 
 

@@ -92,7 +92,7 @@ class RunCall(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What became of a call or a cell: `sandbox.types.Result`, as far as a worker can say."""
+    """Result of a call or a cell: `sandbox.types.Result` field by field, with `files` in base64."""
 
     status: str
     error_type: str | None = None
@@ -102,15 +102,14 @@ class Outcome(NamedTuple):
     exit_code: int | None = None
     seconds: float = 0.0
     peak_memory: int = 0
+    tier: str | None = None
+    files: dict[str, str] = {}  # noqa: RUF012 - never changed
 
 
 class CallEnded(NamedTuple):
-    """Worker to host. files: those that were handed back, path to content in base64. ran: whether the program was
-    started. retire: whether the worker ends with this call."""
+    """Worker to host. retire: whether the worker ends with this call."""
 
     outcome: Outcome
-    files: dict[str, str]
-    ran: bool
     retire: bool
 
 
@@ -140,17 +139,15 @@ class Discard(NamedTuple):
     name: str
 
 
-class Kept(NamedTuple):
-    """Keeper to host, to whatever it was asked. outcome: of a cell that ran. memory: bytes that the session takes.
+class SessionReply(NamedTuple):
+    """Keeper to host, after each request. outcome: of a cell that ran. memory: bytes that the session takes.
 
-    files: that the cell handed back, path to content in base64. refused: why a checkpoint was. full: as there are too
-    many, or too large ones, already. lost: why the interpreter is gone, "" where it is there. fault: whether that is
-    the machine's fault, and the session is over.
+    refused: why a checkpoint was. full: as there are too many, or too large ones, already. lost: why the interpreter is
+    gone, "" where it is there. fault: whether that is the machine's fault, and the session is over.
     """
 
     memory: int
     outcome: Outcome | None = None
-    files: dict[str, str] | None = None
     refused: str = ""
     lost: str = ""
     fault: bool = False
@@ -169,14 +166,14 @@ Message: TypeAlias = (
     | MakeCheckpoint
     | RollBack
     | Discard
-    | Kept
+    | SessionReply
 )
 _BY_NAME: dict[str, Any] = {kind.__name__: kind for kind in get_args(Message)}
 _RECORDS: dict[Any, tuple[int, Any]] = {
     RunCall: (RunCall._fields.index("limits"), Bounds),
     OpenSession: (OpenSession._fields.index("limits"), Bounds),
     CallEnded: (CallEnded._fields.index("outcome"), Outcome),
-    Kept: (Kept._fields.index("outcome"), Outcome),
+    SessionReply: (SessionReply._fields.index("outcome"), Outcome),
 }
 """Where a message has a record within it, and of what kind."""
 

@@ -85,19 +85,19 @@ class Worker:
                 return
             if not isinstance(asked, RunCall):
                 raise ValueError(f"a worker runs calls, and was told to {type(asked).__name__}")
-            files: dict[str, str] = {}
             self.ran = False
             try:
-                outcome, files = self.call(asked)
+                outcome = self.call(asked)
             except OSError as error:  # no process, pipe or folder could be made: not the program's fault
-                outcome = Outcome("infrastructure", stderr=f"sandbox worker: {error}")
+                tier = self.setting.confinement.tier if self.ran else None
+                outcome = Outcome("infrastructure", stderr=f"sandbox worker: {error}", tier=tier)
                 self.dirty = True
             grown = self.setting.baseline - self.first_size
-            self.dirty |= grown > GROWN or _characters(outcome, files) > LARGE
-            wire.send(self.channel, CallEnded(outcome, files, self.ran, self.dirty))
+            self.dirty |= grown > GROWN or _characters(outcome) > LARGE
+            wire.send(self.channel, CallEnded(outcome, self.dirty))
             if self.dirty:
                 return
-            del asked, outcome, files  # the next call could read them in the frames that it inherits
+            del asked, outcome  # the next call could read them in the frames that it inherits
 
     def measure(self) -> None:
         """Before a process is forked."""
@@ -105,8 +105,8 @@ class Worker:
         if size != self.setting.baseline:
             self.setting = self.setting._replace(baseline=size)
 
-    def call(self, call: RunCall) -> tuple[Outcome, dict[str, str]]:
-        """How it ended, and the files that it hands back. Raises OSError."""
+    def call(self, call: RunCall) -> Outcome:
+        """Run one program. Raises OSError."""
         os.mkdir(self.setting.scratch, 0o700)
         self.setting.confinement.kills.note()
         started = time.monotonic()
@@ -128,7 +128,7 @@ class Worker:
             over=running.watchdog.said,
             machine=running.starved,
         )
-        outcome = Outcome(
+        return Outcome(
             status=name,
             error_type=error_type,
             stdout=running.stdout.text(),
@@ -137,8 +137,9 @@ class Worker:
             exit_code=exit_code,
             seconds=seconds,
             peak_memory=used.ru_maxrss << 10,
+            tier=self.setting.confinement.tier,
+            files=files,
         )
-        return outcome, files
 
     def sweep(self) -> None:
         """End every process that the call left behind."""
@@ -268,8 +269,8 @@ class Running:
         return raised[: child.NAME_CHARS] or None, value[1:] if value else None
 
 
-def _characters(outcome: Outcome, files: dict[str, str]) -> int:
-    return len(outcome.stdout) + len(outcome.stderr) + len(outcome.value or "") + sum(map(len, files.values()))
+def _characters(outcome: Outcome) -> int:
+    return len(outcome.stdout) + len(outcome.stderr) + len(outcome.value or "") + sum(map(len, outcome.files.values()))
 
 
 def _reap() -> bool:

@@ -38,6 +38,7 @@ from retcon.sandbox.types import Tier
 
 T = TypeVar("T", bound=Message)
 WORKER_START_SECONDS = 60.0
+BACKSTOP_SECONDS = 30.0  # beyond a program's wall limit, after which a worker that does not answer is given up
 
 
 class WorkerHandle:
@@ -105,11 +106,13 @@ class WorkerHandle:
     def alive(self) -> bool:
         return self._process is not None and not self._reader.at_eof()
 
-    async def ask(self, message: Message, kind: type[T]) -> T:
-        """The worker's answer, which is of that kind. Raises EOFError or OSError where the worker died."""
-        self._writer.write(pack(message))
-        await self._writer.drain()
-        answer = await self._receive()
+    async def ask(self, message: Message, kind: type[T], seconds: float) -> T:
+        """Send a message and return the answer. Raises EOFError or OSError where the worker died, TimeoutError (which
+        is an OSError) after `seconds`."""
+        async with asyncio.timeout(seconds):
+            self._writer.write(pack(message))
+            await self._writer.drain()
+            answer = await self._receive()
         if not isinstance(answer, kind):
             raise OSError(f"a sandbox worker answered {type(answer).__name__}, and not {kind.__name__}")
         return answer

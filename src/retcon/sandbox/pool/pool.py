@@ -12,15 +12,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Self, Unpack
 
-import msgspec
-
 from retcon.core.errors import SandboxBusy, SandboxUnavailable
 from retcon.core.machine import total_memory, usable_cores
 from retcon.sandbox.jail.messages import CallEnded, RunCall
 from retcon.sandbox.pool.fleet import Fleet
-from retcon.sandbox.pool.handles import WorkerHandle, check_python, find_python
+from retcon.sandbox.pool.handles import BACKSTOP_SECONDS, WorkerHandle, check_python, find_python
 from retcon.sandbox.pool.profiles import Chooser, check_limits, find, with_packages
-from retcon.sandbox.pool.session import PoolSession, Sessions, call
+from retcon.sandbox.pool.session import PoolSession, Sessions, as_result, call
 from retcon.sandbox.types import (
     Limits,
     Program,
@@ -32,7 +30,6 @@ from retcon.sandbox.types import (
     check_seed,
 )
 
-BACKSTOP_SECONDS = 30.0  # beyond the wall limit, after which a worker that does not answer is given up
 ATTEMPTS = 2  # of a call whose worker died: no call has an effect outside its worker
 
 
@@ -226,12 +223,9 @@ class SandboxPool:
         """Raises EOFError or OSError where the worker died, TimeoutError where it did not answer."""
         keep = False
         try:
-            async with asyncio.timeout(message.limits.wall_seconds + BACKSTOP_SECONDS):
-                answer = await worker.ask(message, CallEnded)
+            answer = await worker.ask(message, CallEnded, message.limits.wall_seconds + BACKSTOP_SECONDS)
             keep = not answer.retire
-            tier = self.tier if answer.ran else None
-            # the contents of files from base64, and what the worker has said to be one of the words that are known
-            return msgspec.convert({**answer.outcome._asdict(), "tier": tier, "files": answer.files}, Result)
+            return as_result(answer.outcome)
         finally:
             self._fleet.give(worker, keep=keep)
 

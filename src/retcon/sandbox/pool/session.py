@@ -19,14 +19,15 @@ from retcon.sandbox.jail.messages import (
     TOO_MANY,
     Bounds,
     Discard,
-    Kept,
     MakeCheckpoint,
     Message,
     OpenSession,
+    Outcome,
     RollBack,
     RunCall,
+    SessionReply,
 )
-from retcon.sandbox.pool.handles import WorkerHandle
+from retcon.sandbox.pool.handles import BACKSTOP_SECONDS, WorkerHandle
 from retcon.sandbox.pool.paths import check_room, inside_scratch, to_write
 from retcon.sandbox.types import Limits, Program, ProgramOptions, Result, SessionBounds, as_cell
 
@@ -57,6 +58,11 @@ def cell(program: Program, limits: Limits, file_mb: int, tier: str, folders: Seq
     return RunCall(program.code, program.stdin, bounds(limits), _encoded(program, "", ()), program.echo, fetch)
 
 
+def as_result(outcome: Outcome) -> Result:
+    """Decode a worker's result: files from base64, status and tier checked to be known words."""
+    return msgspec.convert(outcome._asdict(), Result)
+
+
 def bounds(limits: Limits) -> Bounds:
     return Bounds._make(getattr(limits, name) for name in Bounds._fields)
 
@@ -67,7 +73,6 @@ def _encoded(program: Program, tier: str, folders: Sequence[str]) -> dict[str, s
     return {name: base64.b64encode(files[name]).decode() for name in to_write(files, tier, folders)}
 
 
-BACKSTOP_SECONDS = 30.0  # beyond the wall limit, after which a worker that does not answer is given up
 OPERATION_SECONDS = 60.0  # for a checkpoint or a rollback, likewise
 FIXED = ("memory_mb", "file_mb", "open_files", "processes")  # the kernel lets nobody raise them again
 
@@ -127,8 +132,7 @@ class PoolSession:
                 if self._lost is not None and self._lost.by_own_code:  # since the rollback before it
                     raise self._lost
                 return Result("infrastructure", stderr=str(self._lost), tier=worker.tier if answer is None else None)
-            said = {**answer.outcome._asdict(), "tier": worker.tier, "files": answer.files or {}}
-            return msgspec.convert(said, Result)  # files from base64
+            return as_result(answer.outcome)
 
     async def _start(self, code: str) -> WorkerHandle:
         """Raises SandboxUnavailable, SessionLost."""
@@ -215,11 +219,10 @@ class PoolSession:
             if not self._ended:
                 self._sessions.rests(self)
 
-    async def _ask(self, worker: WorkerHandle, message: Message, seconds: float) -> Kept | None:
+    async def _ask(self, worker: WorkerHandle, message: Message, seconds: float) -> SessionReply | None:
         """The worker's answer; None where there is none, and the session has ended."""
         try:
-            async with asyncio.timeout(seconds):
-                answer = await worker.ask(message, Kept)
+            answer = await worker.ask(message, SessionReply, seconds)
         except (EOFError, OSError, TimeoutError) as error:  # a TimeoutError is an OSError, and told apart
             self.end("its worker did not answer" if isinstance(error, TimeoutError) else "its worker died")
             return None

@@ -28,13 +28,13 @@ from retcon.sandbox.jail.messages import (
     TOO_MANY,
     Bounds,
     Discard,
-    Kept,
     MakeCheckpoint,
     Message,
     OpenSession,
     Outcome,
     RollBack,
     RunCall,
+    SessionReply,
 )
 from retcon.sandbox.jail.session import processes
 from retcon.sandbox.jail.session.control import Control, Deadlines, HostGone, Output, Said, exchange, refuse_starved
@@ -107,14 +107,14 @@ class Keeper:
                 self._fault = f"the interpreter could not be started: {problem}"
 
     def serve(self) -> None:
-        wire.send(self._channel, Kept(self._memory()))
+        wire.send(self._channel, SessionReply(self._memory()))
         while (asked := wire.receive(self._channel)) is not None:
             wire.send(self._channel, self._do(asked)._replace(memory=self._memory()))
             self._keep_again()
             self._rest()
         self._tree.end(())
 
-    def _do(self, asked: Message) -> Kept:
+    def _do(self, asked: Message) -> SessionReply:
         """What comes of it, but for the memory that is held afterwards."""
         try:
             if self._fault:
@@ -122,8 +122,9 @@ class Keeper:
             match asked:
                 case RunCall():
                     outcome = self._cell(asked)
-                    files = self._writable.collect(asked.fetch) if asked.fetch else None
-                    return Kept(0, outcome, files, lost=self._cause, fault=outcome.status == "infrastructure")
+                    if asked.fetch:
+                        outcome = outcome._replace(files=self._writable.collect(asked.fetch))
+                    return SessionReply(0, outcome, lost=self._cause, fault=outcome.status == "infrastructure")
                 case MakeCheckpoint():
                     self._checkpoint(asked.name)
                 case RollBack():
@@ -133,12 +134,12 @@ class Keeper:
                 case _:
                     raise ValueError(f"a session's worker was told to {type(asked).__name__}")
         except CheckpointImpossible as refused:
-            return Kept(0, refused=str(refused), full=refused.full)
+            return SessionReply(0, refused=str(refused), full=refused.full)
         except InterpreterGone as gone:
-            return Kept(0, lost=str(gone))
+            return SessionReply(0, lost=str(gone))
         except OSError as error:  # no process, pipe or folder could be made: the machine's fault
-            return Kept(0, lost=f"sandbox worker: {error}", fault=True)
-        return Kept(0)
+            return SessionReply(0, lost=f"sandbox worker: {error}", fault=True)
+        return SessionReply(0)
 
     def _rest(self) -> None:
         """After an operation: nothing runs, and no more is held than may be. Else what the code left is ended."""
@@ -224,6 +225,7 @@ class Keeper:
             exit_code=code,
             seconds=time.monotonic() - started,
             peak_memory=peak,
+            tier=self._setting.confinement.tier,
         )
 
     def _checkpoint(self, name: str) -> None:
