@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from threading import Barrier
+from typing import Any, TypeVar
 
 import pytest
 
@@ -15,15 +16,14 @@ from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.config.load import load_recipe
 from retcon.core.errors import EngineError, SandboxUnavailable
-from retcon.core.types import Trajectory
+from retcon.core.types import Trajectory, ids_of
 from retcon.engine.openai.engine import OpenAIEngine, OpenAISettings
 from retcon.engine.openai.messages import StandIn
 from retcon.engine.types import SamplingParams
 from retcon.evaluate.runner import run_evaluation
 from retcon.http.asking import Answer as Given
 from retcon.models.locating import locate
-from retcon.models.refusals import said_by
-from retcon.models.remote import RemoteModel
+from retcon.models.remote import RemoteModel, RequestRefused, read_error
 from retcon.rollout.context import RolloutContext, RolloutLimits
 from retcon.rollout.loop import run_rollout
 from retcon.tasks.types import Task
@@ -68,89 +68,52 @@ def most_of(server: Server) -> list[int | None]:
     return [asked.body.get("max_tokens") for asked in server.asked]
 
 
-VLLM_OLD = (
-    "This model's maximum context length is 4096 tokens. However, you requested 4021 tokens (1096 in the messages, "
-    "3925 in the completion). Please reduce the length of the messages or completion."
-)
-VLLM_NEW = (
+VLLM = (
     "'max_tokens' or 'max_completion_tokens' is too large: 3925. This model's maximum context length is 4,096 tokens "
     "and your request has 1096 input tokens (3925 > 4096 - 1096)."
-)
-VLLM_NEWEST = (
-    "This model's maximum context length is 4096 tokens. However, you requested 5000 output tokens and your prompt "
-    "contains at least 1096 input tokens, for a total of at least 5096 tokens."
 )
 SGLANG = (
     "Requested token count exceeds the model's maximum context length of 4096 tokens. You requested a total of 5096 "
     "tokens: 1096 tokens from the input messages and 5000 tokens for the completion."
 )
-OPENROUTER = (
-    "This endpoint's maximum context length is 4096 tokens. However, you requested about 5096 tokens (1096 of text "
-    "input, 5000 in the output)."
-)
-TGI = "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4096. Given: 1096 `inputs` tokens and 5000"
+ANTHROPIC = "input length and `max_tokens` exceed context limit: 940 + 300 > 1000, decrease input length"
+LLAMA_CPP = error(500, "the request exceeds the available context", type="exceed_context_size_error", code=500)
+OPENAI = error(400, "Please reduce the length of the messages.", code="context_length_exceeded", param="messages")
+FULL = [LLAMA_CPP, OPENAI, *(error(400, words) for words in (VLLM, SGLANG, ANTHROPIC))]
 
 
-@pytest.mark.parametrize("message", [VLLM_OLD, VLLM_NEW, VLLM_NEWEST, SGLANG, OPENROUTER, TGI])
-def test_a_server_with_less_room_than_is_asked_for_is_asked_for_what_it_has(message: str) -> None:
-    """As many tokens as the limits leave may be more than its context does: no fault of the model."""
-    full = Answer({"object": "error", "message": message, "type": "BadRequestError", "code": 400}, 400)
-    with serving(scripted(full, said("42"))) as server:
-        (made,) = rolled(engine_of(server.url))
-    assert (made.stop, most_of(server)[1]) == ("answer", 3000)
+@pytest.mark.parametrize("full", FULL)
+def test_less_room_than_max_tokens_is_no_fault_of_the_model(full: Answer) -> None:
+    with serving(lambda asked: full if "max_tokens" in asked.body else said("42")) as server:
+        assert [made.stop for made in rolled(engine_of(server.url, attempts=1), 2)] == ["answer"] * 2
+    assert most_of(server) == [4000, None] * 2, "another history may leave the room"
 
 
-def test_a_server_that_does_not_tell_its_room_is_asked_for_as_much_as_there_is() -> None:
-    full = error(400, "the request exceeds the available context size", type="exceed_context_size_error", code=400)
-    with serving(scripted(full, said("42"))) as server:
-        (made,) = rolled(engine_of(server.url))
-    assert (made.stop, most_of(server)[1]) == ("answer", None)
-
-
-@pytest.mark.parametrize(
-    "refused",
-    [
-        error(400, "request (5000 tokens) exceeds the available context size", type="exceed_context_size_error"),
-        error(400, "The input (5000 tokens) is longer than the model's context length (4096 tokens)."),
-        error(400, "prompt is too long: 5000 tokens > 4096 maximum", type="invalid_request_error"),
-        error(400, VLLM_NEW.replace("1096 input", "4096 input")),
-    ],
-)
-def test_a_history_that_leaves_no_room_in_any_words_ends_its_rollout(refused: Answer) -> None:
-    with serving(lambda asked: refused if asked.body["messages"][-1]["role"] == "tool" else said("", python("1"))) as s:
-        (made,) = rolled(engine_of(s.url))
+@pytest.mark.parametrize("full", [*FULL, error(400, "prompt is too long: 5000 tokens > 4096 maximum")])
+def test_a_history_that_leaves_no_room_ends_its_rollout(full: Answer) -> None:
+    with serving(lambda asked: full if asked.body["messages"][-1]["role"] == "tool" else said("", python("1"))) as s:
+        (made,) = rolled(engine_of(s.url, attempts=1))
     assert (made.stop, len(made.turns)) == ("length", 2)
 
 
+@pytest.mark.parametrize("message", ["The request took too long", "context length of the worker failed"])
+def test_a_failure_in_similar_words_is_an_infrastructure_fault(message: str) -> None:
+    with serving(scripted(said("42"), *[error(500, message)] * 2)) as server:
+        assert [made.stop for made in rolled(engine_of(server.url, attempts=1), 2)] == ["answer", "infrastructure"]
+
+
 @pytest.mark.parametrize(
-    "message",
+    "refusal",
     [
-        "max_tokens is too large: 4000. This model supports at most 100 completion tokens, whereas you provided 4000.",
-        "Invalid max_tokens value, the valid range of max_tokens is [1, 100]",
-        "`max_tokens` must be less than or equal to `100`, the maximum value for `max_tokens`",
+        error(400, "max_tokens is too large: 4000. This model supports at most 100 completion tokens."),
+        error(400, "Invalid value", param="max_tokens", code="invalid_value"),
+        error(422, "`max_new_tokens` must be less than 100"),
     ],
 )
-def test_a_bound_on_one_message_is_kept_from_then_on(message: str) -> None:
-    def reply(asked: Asked) -> Answer:
-        return said("42") if asked.body["max_tokens"] <= 100 else error(400, message)
-
-    with serving(reply) as server:
+def test_a_server_that_bounds_one_message_is_no_longer_sent_max_tokens(refusal: Answer) -> None:
+    with serving(lambda asked: refusal if "max_tokens" in asked.body else said("42")) as server:
         assert [made.stop for made in rolled(engine_of(server.url), 2)] == ["answer"] * 2
-    assert most_of(server)[1:] == [100, 100]
-
-
-def test_models_that_call_max_tokens_otherwise_are_told_so_once() -> None:
-    def reply(asked: Asked) -> Answer:
-        if "max_tokens" not in asked.body:
-            return said("42")
-        told = (
-            "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead."
-        )
-        return error(400, told, param="max_tokens", code="unsupported_parameter")
-
-    with serving(reply) as server:
-        assert [made.stop for made in rolled(engine_of(server.url), 2)] == ["answer"] * 2
-    assert [asked.body.get("max_completion_tokens") for asked in server.asked] == [None, 4000, 4000]
+    assert most_of(server) == [4000, None, None]
 
 
 @pytest.mark.parametrize("finish", ["abort", "error", "insufficient_system_resource", "network_error"])
@@ -240,14 +203,12 @@ TOOLS_VLLM = '"auto" tool choice requires --enable-auto-tool-choice and --tool-c
         (error(400, TOOLS_VLLM), r"parser to be set; engine\.calls = 'fence' asks without"),
         (error(404, "No endpoints found that support tool use."), r"engine\.calls = 'fence'"),
         (error(400, "seed: Extra inputs are not permitted"), r"engine\.seeds = false"),
-        (error(400, "'temperature' does not support 0.5 with this model."), r"; rollout\.temperature"),
+        (error(400, "'temperature' does not support 0.5."), r"gets no temperature if rollout\.temperature = 1"),
         (Answer({"detail": [{"loc": ["body", "seed"], "msg": "extra"}]}, 422), r"engine\.seeds = false"),
         (Answer("", 307, {"Location": "https://x.example/v1"}), "it redirects to https://x.example/v1: give that URL"),
         (Answer("<html><style>a{}</style><h1>403</h1>Forbidden</html>", 403), "status 403: 403 Forbidden; no key"),
         (error(429, "You exceeded your current quota", code="insufficient_quota"), "status 429: You exceeded"),
         (error(429, "Your account is suspended", type="exceeded_current_quota_error"), "429: Your account is"),
-        (error(429, "Insufficient balance or no resource package.", code="1113"), "status 429: Insufficient balance"),
-        (error(429, "Request too large for big on tokens per min: Limit 9, Requested 12."), "429: Request too large"),
     ],
 )
 def test_a_refusal_says_what_to_do(monkeypatch: pytest.MonkeyPatch, answer: Answer, words: str) -> None:
@@ -255,7 +216,7 @@ def test_a_refusal_says_what_to_do(monkeypatch: pytest.MonkeyPatch, answer: Answ
     with serving(lambda _: answer) as server:
         with pytest.raises(EngineError, match=words):
             rolled(engine_of(server.url))
-        assert len(server.asked) == 1
+        assert len(server.asked) <= 2, "not retried"
 
 
 def listing(models: object, path: str = "/v1", reply: Reply | None = None) -> Reply:
@@ -303,7 +264,7 @@ def test_models_are_found_in_every_makers_list_and_beside_it(models: object, wan
 @pytest.mark.parametrize(
     ("reply", "model", "words"),
     [
-        (listing(ONE, "/api/v2"), "", r"status 404: Not Found: it does not say what it serves; is .*ends in /v1"),
+        (listing(ONE, "/api/v2"), "", r"status 404: Not Found: it lists no models; is .*ends in /v1"),
         (listing(ONE, "/api/v2"), "small", r"status 404: Not Found: is http.*/v1 the base of its API\?"),
         (lambda _: Answer("<html>Sign in</html>"), "", r"gives no JSON \(Sign in\): .* the base of its API\?"),
         (lambda _: Answer({"error": "Unexpected endpoint or method."}), "", "Unexpected endpoint or method"),
@@ -369,7 +330,7 @@ def test_a_whole_message_without_room_is_told_of_as_cut(caplog: pytest.LogCaptur
         engine = engine_of(server.url)
         assert [made.stop for made in rolled(engine, 2)] == ["length"] * 2
     (told,) = [record.getMessage() for record in caplog.records]
-    assert "4501 tokens as bytes counts them, and there is room for 4000: raise engine.context" in told
+    assert "4501 tokens by the tokenizer of bytes, and there is room for 4000; raise engine.context" in told
     assert engine.stats.cut == 2
 
 
@@ -391,7 +352,154 @@ def test_azures_own_name_of_the_key_is_sent_to_azure_alone(monkeypatch: pytest.M
 
 def test_an_error_of_any_shape_is_read() -> None:
     for body in ("", "[]", "null", "{", '{"error": null}', '{"error": ["x"]}', '{"detail": {"a": 1}}', "[" * 9999):
-        found = said_by(Given("http://x", 400, {}, body.encode()))
+        found = read_error(Given("http://x", 400, {}, body.encode()))
         assert found is not None
         assert found.status == 400
-    assert said_by(Given("http://x", 200, {}, b'{"choices": [], "error": null}')) is None
+    assert read_error(Given("http://x", 200, {}, b'{"choices": [], "error": null}')) is None
+
+
+T = TypeVar("T")
+RENAMED = error(
+    400,
+    "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead.",
+    param="max_tokens",
+    code="unsupported_parameter",
+)
+
+
+def asking(url: str, work: Callable[[RemoteModel], Awaitable[T]]) -> T:
+    """Run `work` with a model at `url`."""
+
+    async def main() -> T:
+        model = RemoteModel("model", url, "small", attempts=1, wait=0.001)
+        try:
+            return await asyncio.wait_for(work(model), 60)
+        finally:
+            await model.close()
+
+    return asyncio.run(main())
+
+
+def test_requests_refused_at_once_keep_max_tokens_under_its_new_name() -> None:
+    together = Barrier(4, timeout=30)
+
+    def reply(asked: Asked) -> Answer:
+        if "max_tokens" not in asked.body:
+            return said("42")
+        together.wait()
+        return RENAMED
+
+    async def work(model: RemoteModel) -> None:
+        await asyncio.gather(*(model.message([], max_tokens=100) for _ in range(4)))
+        await model.message([], max_tokens=100)
+
+    with serving(reply) as server:
+        asking(server.url, work)
+    taken = [asked.body for asked in server.asked if "max_tokens" not in asked.body]
+    assert [body.get("max_completion_tokens") for body in taken] == [100] * 5
+    assert len(server.asked) == 9
+
+
+BOTH = "`temperature` and `top_p` cannot both be specified for this model. Please use only one."
+NO_TEMPERATURE = "Unsupported parameter: 'temperature' is not supported with this model."
+EXTRA = [{"type": "extra_forbidden", "loc": ["body", "top_p"], "msg": "Extra inputs are not permitted", "input": 1.0}]
+
+
+def sampled(refusal: Answer, takes: Callable[[dict[str, Any]], bool], *asked: tuple[float, float]) -> list[Any]:
+    """Bodies that a server which takes some parameters alone has answered, of requests with temperature and top_p."""
+
+    async def work(model: RemoteModel) -> None:
+        for temperature, top_p in asked:
+            await model.message([], temperature=temperature, top_p=top_p)
+
+    with serving(lambda one: said("42") if takes(one.body) else refusal) as server:
+        asking(server.url, work)
+    sent = [{key: one.body[key] for key in ("temperature", "top_p") if key in one.body} for one in server.asked]
+    assert len(sent) <= len(asked) + 2, "remembered"
+    return [body for body in sent if takes(body)]
+
+
+def one_of_both(body: dict[str, Any]) -> bool:
+    return len({"temperature", "top_p"} & set(body)) < 2
+
+
+@pytest.mark.parametrize(
+    ("refusal", "takes", "asked", "sent"),
+    [
+        (error(400, BOTH), one_of_both, (0.7, 1), {"temperature": 0.7}),
+        (error(400, BOTH), one_of_both, (1, 0.9), {"top_p": 0.9}),
+        (error(400, BOTH), one_of_both, (1.0, 1.0), {"temperature": 1.0}),
+        (error(400, NO_TEMPERATURE), lambda body: "temperature" not in body, (1.0, 0.9), {"top_p": 0.9}),
+        (error(400, "no", param="top_p"), lambda body: "top_p" not in body, (0.7, 1.0), {"temperature": 0.7}),
+        (Answer({"detail": EXTRA}, 422), lambda body: "top_p" not in body, (0.7, 1.0), {"temperature": 0.7}),
+        (
+            error(400, "temperature and top_p are not supported with this model"),
+            lambda body: not {"temperature", "top_p"} & set(body),
+            (1.0, 1.0),
+            {},
+        ),
+    ],
+)
+def test_a_parameter_at_its_default_is_left_out_if_a_server_does_not_take_it(
+    refusal: Answer, takes: Any, asked: tuple[float, float], sent: dict[str, float]
+) -> None:
+    assert sampled(refusal, takes, asked, asked) == [sent, sent]
+
+
+def test_a_parameter_that_made_no_difference_is_sent_again() -> None:
+    async def work(model: RemoteModel) -> None:
+        with pytest.raises(RequestRefused):
+            await model.message([], temperature=1.0, tools=[1])
+        await model.message([], temperature=1.0)
+
+    with serving(lambda one: error(400, NO_TEMPERATURE) if "tools" in one.body else said("42")) as server:
+        asking(server.url, work)
+    assert [one.body.get("temperature") for one in server.asked] == [1.0, None, 1.0]
+
+
+def test_another_value_is_never_left_out() -> None:
+    with pytest.raises(RequestRefused, match="not supported"):
+        sampled(error(400, NO_TEMPERATURE), lambda body: "temperature" not in body, (1.0, 1.0), (0.5, 1.0))
+    with pytest.raises(RequestRefused, match="only one"):
+        sampled(error(400, BOTH), one_of_both, (0.7, 0.9))
+
+
+def generate(url: str, *asked: SamplingParams) -> None:
+    """One generation with each of these parameters, by an engine at `url`."""
+    tokenizer = StandIn(ByteTokenizer(), "bytes")
+    ids: Sequence[int] = ids_of(Chat(tokenizer, style="retcon.engine.openai.messages:NATIVE").prompt("hello"))
+
+    async def main() -> None:
+        engine = OpenAIEngine(OpenAISettings(url, attempts=1), tokenizer)
+        async with engine.connected():
+            for params in asked:
+                await engine.generate("r", ids, params)
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+SAMPLED = SamplingParams(temperature=0.7, top_p=0.9, max_tokens=10, seed=2**40 + 5)
+
+
+@pytest.mark.parametrize("owner", ["vllm", "openai"])
+def test_each_request_has_its_own_sampling_and_seed(owner: str) -> None:
+    listed = Answer({"data": [{"id": "small", "owned_by": owner}]})
+
+    def reply(asked: Asked) -> Answer:
+        return listed if asked.path.endswith("/models") else said("42")
+
+    with serving(reply, models=()) as server:
+        generate(server.url, SAMPLED, replace(SAMPLED, top_k=20, min_p=0.1, seed=7))
+    keys = ("temperature", "top_p", "top_k", "min_p", "seed")
+    sent = [tuple(asked.body.get(key) for key in keys) for asked in server.asked]
+    uncut = (-1, 0.0) if owner == "vllm" else (None, None)
+    assert sent == [(0.7, 0.9, *uncut, 5), (0.7, 0.9, 20, 0.1, 7)]
+
+
+@pytest.mark.parametrize("finish", ["model_length", "model_context_window_exceeded"])
+def test_finish_reasons_of_a_full_context_are_read_as_length(finish: str) -> None:
+    async def work(model: RemoteModel) -> None:
+        assert (await model.message([]))["finish_reason"] == "length"
+
+    with serving(lambda _: said("It is", finish=finish)) as server:
+        asking(server.url, work)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from retcon.core.errors import InfrastructureFault
-from retcon.models.remote import Failed, RemoteModel
+from retcon.models.remote import RemoteModel, ServerFailed
 from servers.answering import Answer, Asked, Reply, said, serving
 
 PATIENCE = 0.5
@@ -73,12 +73,12 @@ def test_a_request_over_the_rate_waits_for_its_turn_while_others_are_answered() 
 
 
 def test_it_does_not_wait_for_ever() -> None:
-    with pytest.raises(Failed, match="status 429: not now"):
+    with pytest.raises(ServerFailed, match="status 429: not now"):
         asked_beside_others(Limiting(60.0))
 
 
 def test_a_request_that_fails_otherwise_is_not_waited_for_on_account_of_others() -> None:
-    with pytest.raises(Failed, match="status 502: not now"):
+    with pytest.raises(ServerFailed, match="status 502: not now"):
         asked_beside_others(Limiting(60.0, status=502))
 
 

@@ -155,7 +155,7 @@ def test_weights_of_a_trainer_that_was_killed_are_removed(tmp_path: Path, monkey
     from engines import model_of
 
     monkeypatch.setattr("retcon.engine.vllm.engine.MEMORY", tmp_path)
-    script = "import pathlib, sys; from engines import model_of; from retcon.engine.vllm import weights\n"
+    script = "import pathlib, sys; from engines import model_of; from retcon.engine.vllm import engine as weights\n"
     script += "weights.MEMORY = pathlib.Path(sys.argv[1]); weights.write_weights(model_of('llama').save_pretrained)"
     path = os.pathsep.join(filter(None, sys.path))
     subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, env={**os.environ, "PYTHONPATH": path})

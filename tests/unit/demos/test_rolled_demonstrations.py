@@ -298,7 +298,7 @@ class Speaking:
         self.said = said
         self.asked: list[dict[str, Any]] = []
 
-    async def heard(self, messages: Sequence[Mapping[str, str]], **how: Any) -> tuple[str, bool]:
+    async def reply(self, messages: Sequence[Mapping[str, str]], **how: Any) -> tuple[str, bool]:
         self.asked.append({"messages": [dict(message) for message in messages], **how})
         return self.said, True
 

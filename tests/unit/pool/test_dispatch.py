@@ -10,8 +10,7 @@ import pytest
 from retcon.core.errors import EngineError, InfrastructureFault
 from retcon.engine.pool.engine import REPEATED, Dispatcher
 from retcon.engine.pool.policy import Policy, PoolSettings
-from retcon.models.refusals import Said
-from retcon.models.remote import Failed
+from retcon.models.remote import ServerError, ServerFailed
 
 Work = Callable[[int], Awaitable[int]]
 
@@ -71,7 +70,7 @@ def test_a_server_that_is_busy_with_others_says_nothing_against_a_request() -> N
             tries += 1
             await asked(pool, f"other {tries}", answers)
             if tries < 4 * REPEATED:
-                raise Failed("status 429: too many requests", Said(429, "too many requests"))
+                raise ServerFailed("status 429: too many requests", ServerError(429, "too many requests"))
             return 7
 
         return await asked(pool, "patient", has_room_at_last)

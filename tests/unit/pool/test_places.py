@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from retcon.engine.openai.engine import IN_A_ROW, Places
+from retcon.engine.openai.engine import IN_A_ROW, RequestSlots
 
 
-async def asks(places: Places, name: str, told: list[str]) -> None:
+async def asks(places: RequestSlots, name: str, told: list[str]) -> None:
     """A turn; of a rollout that is under way where its name says so."""
-    async with places.place(under_way=name.startswith("again")):
+    async with places.slot(under_way=name.startswith("again")):
         told.append(name)
         await asyncio.sleep(0)
 
@@ -19,14 +19,14 @@ def asked(names: Sequence[str], cancelled: str = "") -> list[str]:
     """In which order they come who wait for one place, of whom one is cancelled as the place becomes free."""
 
     async def main() -> list[str]:
-        places, told = Places(1), list[str]()
-        async with places.place(under_way=False):
+        places, told = RequestSlots(1), list[str]()
+        async with places.slot(under_way=False):
             waiting = {name: asyncio.create_task(asks(places, name, told)) for name in names}
             await asyncio.sleep(0)
         if cancelled:
             waiting[cancelled].cancel()
         await asyncio.gather(*waiting.values(), return_exceptions=True)
-        async with asyncio.timeout(60), places.place(under_way=False):
+        async with asyncio.timeout(60), places.slot(under_way=False):
             return told
 
     return asyncio.run(main())

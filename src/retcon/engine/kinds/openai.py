@@ -17,7 +17,7 @@ from retcon.core.types import ToolSpec
 from retcon.engine.openai.engine import OpenAIEngine, OpenAISettings
 from retcon.engine.openai.messages import INSTRUCTIONS, Fenced, Manner, StandIn
 from retcon.engine.types import EngineSetup
-from retcon.models.remote import USUAL_KEY, key_is_missing
+from retcon.models.remote import DEFAULT_KEY_ENV, key_is_missing
 
 
 class OpenAISection(EngineSection):
@@ -30,7 +30,7 @@ class OpenAISection(EngineSection):
     calls: Manner = Field("native", description="how the model calls tools: native (the request's `tools`) | fence (a "
                           "block of Python in its text)")  # fmt: skip
     instructions: str = Field(INSTRUCTIONS, description="with calls = 'fence': what the model is told about tools")
-    key_env: str = Field(USUAL_KEY, description="environment variable that holds the API's key; empty for none")
+    key_env: str = Field(DEFAULT_KEY_ENV, description="environment variable that holds the API's key; empty for none")
     context: Positive = Field(32768, description="tokens that the server takes, as model.path counts them")
     answer_tokens: NonNegative = Field(0, description="most tokens of one message; 0: what rollout.max_tokens leaves")
     seeds: bool = Field(True, description="send each request's seed; not every server takes one")

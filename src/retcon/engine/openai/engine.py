@@ -1,5 +1,7 @@
-"""Any OpenAI-compatible chat-completions server, which speaks text: for agents, evaluation, demonstrations and SAAR at
-inference. Nothing can be trained with it: it gives no ids, and no log-probs of what it would say."""
+"""Any OpenAI-compatible server of chat completions, for agents, evaluation, demonstrations and SAAR at inference.
+
+Nothing can be trained with it: the server returns text, without token ids or log-probs of other texts.
+"""
 
 from __future__ import annotations
 
@@ -15,65 +17,72 @@ from typing import Any
 from retcon.core.errors import EngineError, InfrastructureFault, nearest
 from retcon.engine.openai.messages import END, Manner, StandIn, pieces_of, request_of, with_objects
 from retcon.engine.types import Generation, SamplingParams, StopStrings, check_params
-from retcon.models.refusals import Said
-from retcon.models.remote import USUAL_KEY, Failed, Refused, RemoteModel, TooLong, Unreadable
+from retcon.models.remote import (
+    DEFAULT_KEY_ENV,
+    BadResponse,
+    ContextExceeded,
+    RemoteModel,
+    RequestRefused,
+    ServerError,
+    ServerFailed,
+)
 
 IN_A_ROW = 16
-"""Turns of rollouts that are under way, after which one that has yet to begin has its first: none waits for ever."""
+"""Turns of running rollouts between two first turns, so that no rollout waits for ever."""
 
 
-class Places:
-    """So many at a time. Rollouts that are under way go before others' first turns, so that they come to their ends one
-    after the other: what is kept of an evaluation that is interrupted are whole problems."""
+class RequestSlots:
+    """A semaphore that prefers rollouts under way to those that have yet to begin.
+
+    Rollouts then end one after the other, and an interrupted evaluation has whole problems.
+    """
 
     def __init__(self, count: int) -> None:
         self._free = count
-        self._again: deque[asyncio.Future[None]] = deque()
-        self._first: deque[asyncio.Future[None]] = deque()
+        self._running: deque[asyncio.Future[None]] = deque()
+        self._new: deque[asyncio.Future[None]] = deque()
         self._in_a_row = 0
 
     @asynccontextmanager
-    async def place(self, *, under_way: bool) -> AsyncIterator[None]:
-        """A place, for as long as the block lasts."""
+    async def slot(self, *, under_way: bool) -> AsyncIterator[None]:
+        """Hold a slot within the block."""
         if self._free:
             self._free -= 1
         else:
-            await self._turn(self._again if under_way else self._first)
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            (self._running if under_way else self._new).append(turn)
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if not turn.cancelled():  # it had just been given a slot
+                    self._release()
+                raise
         try:
             yield
         finally:
-            self._leave()
+            self._release()
 
-    async def _turn(self, queue: deque[asyncio.Future[None]]) -> None:
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        queue.append(turn)
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if not turn.cancelled():  # it had just been given one
-                self._leave()
-            raise
-
-    def _leave(self) -> None:
-        queues = (self._again, self._first) if self._in_a_row < IN_A_ROW else (self._first, self._again)
+    def _release(self) -> None:
+        queues = (self._running, self._new) if self._in_a_row < IN_A_ROW else (self._new, self._running)
         for queue in queues:
             while queue:
-                if not (turn := queue.popleft()).done():  # else nobody waits for it any more
-                    self._in_a_row = self._in_a_row + 1 if queue is self._again else 0
+                if not (turn := queue.popleft()).done():  # else its request was cancelled
+                    self._in_a_row = self._in_a_row + 1 if queue is self._running else 0
                     turn.set_result(None)
                     return
         self._free += 1
 
 
 LISTED = 8
-"""Names of models that a message has room for."""
+"""Names of models in an error message."""
 
 
-async def served_by(remote: RemoteModel) -> tuple[str, str]:
-    """The name of the model, found where it was not given, and who owns it. Raises EngineError.
+async def find_model(remote: RemoteModel) -> tuple[str, str]:
+    """Return the served model's name and its `owned_by`.
 
-    Where the URL lists no models, that with /v1 behind it is tried. A model that is not listed is asked for a word:
-    some servers list none, and Azure's deployments and OpenRouter's variants are in no list."""
+    If the URL lists no models, /v1 is appended. A model that is not listed gets a short request: some servers list
+    none, and Azure's deployments and OpenRouter's variants are not listed. Raises EngineError.
+    """
     cards, why = await _cards(remote)
     if cards is None and not remote.url.endswith("/v1"):
         base, remote.url = remote.url, f"{remote.url}/v1"
@@ -81,7 +90,7 @@ async def served_by(remote: RemoteModel) -> tuple[str, str]:
         if cards is None:
             remote.url = base
     if cards is None and not remote.model:
-        raise EngineError(f"{why}: it does not say what it serves; {_base(remote)}, and name the model") from why
+        raise EngineError(f"{why}: it lists no models; {_base(remote)}, and name the model") from why
     listed = cards or {}
     names = ", ".join(list(listed)[:LISTED]) or "none"
     if len(listed) > LISTED:
@@ -96,8 +105,8 @@ async def served_by(remote: RemoteModel) -> tuple[str, str]:
         return wanted, listed[wanted]
     try:
         await remote.message([{"role": "user", "content": "Say yes."}], max_tokens=16)
-    except Refused as refused:
-        if refused.said.status in (401, 403):
+    except RequestRefused as refused:
+        if refused.error.status in (401, 403):
             raise
         if cards is None:
             raise EngineError(f"{refused}: {_base(remote)}") from refused
@@ -116,15 +125,17 @@ def _base(remote: RemoteModel) -> str:
 
 
 async def _cards(remote: RemoteModel) -> tuple[dict[str, str] | None, EngineError | InfrastructureFault | None]:
-    """Of each model that is listed its name and who owns it; None, and why, for what is no list. Raises EngineError for
-    a server that does not answer, and for a key that it does not take."""
+    """Return `owned_by` of each listed model, or None and the reason.
+
+    Raises EngineError if the server does not answer or refuses the key.
+    """
     try:
         listed = await remote.get("/models")
-    except Refused as refused:
-        if refused.said.status in (401, 403):
+    except RequestRefused as refused:
+        if refused.error.status in (401, 403):
             raise
         return None, refused
-    except Unreadable as fault:
+    except BadResponse as fault:
         return None, fault
     except InfrastructureFault as fault:
         raise EngineError(str(fault)) from fault
@@ -132,7 +143,7 @@ async def _cards(remote: RemoteModel) -> tuple[dict[str, str] | None, EngineErro
         cards = listed["data"] if isinstance(listed, dict) else listed  # Together's is a list
         return {str(card["id"]): str(card.get("owned_by") or "") for card in cards or ()}, None
     except (LookupError, TypeError, AttributeError):
-        return None, remote.no_answer("no list of models")
+        return None, remote.bad_response("no list of models")
 
 
 log = logging.getLogger(__name__)
@@ -142,20 +153,27 @@ FULL_SAMPLING = {
     "sglang": {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0},
     "llamacpp": {"top_k": -1, "min_p": 0.0},
 }
-"""By who a server says owns its models: what it has to be told to sample as it is asked to. What is left out, these
-servers take from the model's generation_config.json, and llama.cpp from defaults of its own (top_k 40, min_p 0.05)."""
+"""By `owned_by` of a server's models: parameters that turn its own truncation off. Those that a request lacks, these
+servers take from the model's generation_config.json, and llama.cpp from its defaults (top_k 40, min_p 0.05)."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenAISettings:
-    """url: the API's base, such as http://127.0.0.1:8000/v1. model: its name there; empty: the only one that it serves.
-    manner: how calls are written. seeds: whether requests bring a seed, which not every server takes. answer_tokens: of
-    one message at most, 0 for what the limits leave. seconds, attempts, at_once, wait, key_env: as in `Remote`."""
+    """Settings of an `OpenAIEngine`.
+
+    Args:
+        url: the API's base, such as http://127.0.0.1:8000/v1.
+        model: its name there; empty: the only one that is served.
+        manner: how calls are written.
+        key_env, seconds, attempts, at_once, wait, patience: see `JsonClient`.
+        seeds: whether requests have a seed, which not every server accepts.
+        answer_tokens: most tokens of one message; 0: what the limits leave.
+    """
 
     url: str
     model: str = ""
     manner: Manner = "native"
-    key_env: str = USUAL_KEY
+    key_env: str = DEFAULT_KEY_ENV
     seconds: float = 120.0
     attempts: int = 4
     at_once: int = 16
@@ -167,8 +185,11 @@ class OpenAISettings:
 
 @dataclass(slots=True)
 class OpenAIStats:
-    """Counters since the engine was made. requests: that were answered; retried: after a fault of the way. told,
-    generated: tokens, as the server counts them. cut: messages that the server had ended and that did not fit."""
+    """Counters since the engine was made.
+
+    requests: answered; retried: after a fault. told, generated: tokens of prompts and of answers, by the server's
+    count. cut: complete messages that did not fit.
+    """
 
     requests: int = 0
     retried: int = 0
@@ -177,22 +198,21 @@ class OpenAIStats:
     cut: int = 0
 
     def since(self, before: OpenAIStats) -> OpenAIStats:
-        """The difference to an earlier copy."""
+        """Return the difference to an earlier copy."""
         earlier = asdict(before)
         return OpenAIStats(**{name: value - earlier[name] for name, value in asdict(self).items()})
 
     def metrics(self) -> dict[str, float]:
-        """By name, with `server_` before it."""
+        """Return the counters, prefixed with `server_`."""
         return {f"server_{name}": value for name, value in asdict(self).items()}
 
 
 class OpenAIEngine:
     """A `Generator` over histories that a chat of `engine.openai.messages` made with `tokenizer`.
 
-    A history is told to the server as messages, from its ids alone, so that whatever a repair made of it is told as it
-    is; what the server answers becomes ids of the tokenizer that stands in for its own. Log-probs are None. A message
-    that is cut off by the server's limit, or is longer than `max_tokens` of the stand-in's tokens, ends with stop
-    `length`, as does a history that is longer than the model takes.
+    The server gets a history as messages, recovered from its ids alone, so also what a repair made of it. Its answer is
+    encoded with the stand-in tokenizer. Log-probs are None. A message that reaches the server's limit or `max_tokens`
+    of the stand-in's tokens ends with stop `length`, as does a history that exceeds the model's context.
 
     It works within `connected`.
     """
@@ -202,22 +222,21 @@ class OpenAIEngine:
         self.encoded_by = tokenizer.name
         self.model = settings.model
         self._remote: RemoteModel | None = None
-        self._places = Places(settings.at_once)
+        self._slots = RequestSlots(settings.at_once)
         self._under_way: set[str] = set()
         self._always: Mapping[str, object] = {}
         self._only_objects = False
 
     @asynccontextmanager
     async def connected(self) -> AsyncIterator[None]:
-        """Within, connections are open, of the event loop that runs. Raises EngineError for a server that is down or
-        serves another model: the first request is made before any work."""
+        """Connect within the block. Raises EngineError if the server is down or does not serve the model."""
         about = self.settings
         remote = RemoteModel(
             "model", about.url, self.model, key_env=about.key_env, seconds=about.seconds, attempts=about.attempts,
             at_once=about.at_once, wait=about.wait,
         )  # fmt: skip
         try:
-            remote.model, owner = await served_by(remote)
+            remote.model, owner = await find_model(remote)
             self.model, self._always = remote.model, FULL_SAMPLING.get(owner, {})
             remote.patience = about.patience
             self._remote = remote
@@ -228,8 +247,11 @@ class OpenAIEngine:
             await remote.close()
 
     async def generate(self, request_id: str, ids: Sequence[int], params: SamplingParams) -> Generation:
-        """What the model says next to `ids`, (T,), its stop id among it. Raises EngineError where the server refuses,
-        InfrastructureFault where it stays away, gives no message, or refuses this request and has answered others."""
+        """Continue `ids`, (T,), up to and including a stop id.
+
+        Raises EngineError if the server refuses the request, InfrastructureFault if it stays unavailable, sends no
+        message, or refuses this request after it has answered others.
+        """
         check_params(request_id, params)
         if self._remote is None:
             raise EngineError(f"request {request_id}: the engine is not connected: see `OpenAIEngine.connected`")
@@ -237,52 +259,55 @@ class OpenAIEngine:
         under_way = request_id in self._under_way
         self._under_way.add(request_id)
         try:
-            async with self._places.place(under_way=under_way):
-                choice = await self._told(self._remote, request, self._params(params))
-        except TooLong as refused:
+            async with self._slots.slot(under_way=under_way):
+                choice = await self._complete(self._remote, request, self._params(params))
+        except ContextExceeded as refused:
             return Generation((), None, "length", too_long=str(refused))
-        except Refused as refused:
-            said, why = refused.said, f"request {request_id}: {refused}{_advice(refused.said, request)}"
-            if said.filtered or (self.stats.requests and said.status not in (401, 402)):
+        except RequestRefused as refused:
+            error, why = refused.error, f"request {request_id}: {refused}{_advice(refused.error, request)}"
+            if error.filtered or (self.stats.requests and error.status not in (401, 402)):
                 raise InfrastructureFault(why) from refused
             raise EngineError(why) from refused
-        except Failed as failed:  # llama.cpp refuses with status 500, too
-            raise InfrastructureFault(f"{failed}{_advice(failed.said, request)}") from failed
+        except ServerFailed as failed:  # llama.cpp also refuses with status 500
+            raise InfrastructureFault(f"{failed}{_advice(failed.error, request)}") from failed
         self.stats.requests += 1
         self.stats.told += _count(choice, "prompt_tokens")
         self.stats.generated += _count(choice, "completion_tokens")
         return self._generation(choice, params)
 
-    async def _told(self, remote: RemoteModel, request: dict[str, Any], params: dict[str, Any]) -> dict[str, Any]:
-        """The server's choice. Most servers that render a chat template take no history in which the arguments of a
-        call are not a JSON object, and say so with status 400 or 500: theirs are told as one, from then on."""
+    async def _complete(self, remote: RemoteModel, request: dict[str, Any], params: dict[str, Any]) -> dict[str, Any]:
+        """Return the server's choice.
+
+        Most servers that render a chat template refuse, with status 400 or 500, a history in which a call's arguments
+        are not a JSON object; from then on they are sent as text within one.
+        """
         whole = with_objects(request)
         if whole is None or self._only_objects:
             return await remote.message(**(whole or request), **params)
         try:
             return await remote.message(**request, **params)
-        except TooLong:
+        except ContextExceeded:
             raise
-        except (Refused, Failed) as refused:
-            if refused.said.away:
+        except (RequestRefused, ServerFailed) as refused:
+            if refused.error.unavailable:
                 raise
             try:
                 choice = await remote.message(**whole, **params)
-            except (Refused, InfrastructureFault):
+            except (RequestRefused, InfrastructureFault):
                 raise refused from None
             self._only_objects = True
             return choice
 
     async def score(self, request_id: str, ids: Sequence[int], start: int) -> None:
-        """None: what it would have said with which probability, the server does not tell."""
+        """Return None: the API gives no log-probs of a text."""
         return
 
     async def release(self, request_id: str) -> None:
-        """It is under way no longer; nothing else was kept."""
+        """Forget that the rollout is under way."""
         self._under_way.discard(request_id)
 
     def _params(self, params: SamplingParams) -> dict[str, Any]:
-        """The request's parameters; those that OpenAI's own API lacks only where they do something."""
+        """Parameters of a request; those that OpenAI's API lacks only if they are on."""
         found: dict[str, object] = {
             **self._always,
             "temperature": params.temperature,
@@ -297,13 +322,13 @@ class OpenAIEngine:
             found["seed"] = params.seed % 2**31
         return found
 
-    def _tell_cut(self, tokens: int, room: int) -> None:
-        """A message that is whole, and for which there is no room, is no shortcoming of the model."""
+    def _count_cut(self, tokens: int, room: int) -> None:
+        """Warn once of a complete message that is cut for lack of room."""
         if not self.stats.cut:
             log.warning(
-                "a message that the server had ended is cut, since it has %d tokens as %s counts them, and there is "
-                "room for %d: raise engine.context or rollout.max_tokens, or set model.path to the server's own model, "
-                "whose tokenizer then counts", tokens, self.encoded_by, room,
+                "a complete message is cut: it has %d tokens by the tokenizer of %s, and there is room for %d; raise "
+                "engine.context or rollout.max_tokens, or set model.path to the server's own model, whose tokenizer "
+                "then counts", tokens, self.encoded_by, room,
             )  # fmt: skip
         self.stats.cut += 1
 
@@ -312,7 +337,7 @@ class OpenAIEngine:
         try:
             pieces = pieces_of(choice["message"], self.settings.manner)
         except (LookupError, TypeError, AttributeError) as error:
-            raise self._remote.no_answer("a message that cannot be read") from error
+            raise self._remote.bad_response("a message that cannot be read") from error
         ids = [i for piece in pieces for i in self.tokenizer.encode(piece)]
         whole = choice.get("finish_reason") != "length"
         at = self._stopped(pieces, params.stop)
@@ -322,13 +347,13 @@ class OpenAIEngine:
             ids.append(END)
         if len(ids) > params.max_tokens:
             if whole:
-                self._tell_cut(len(ids), params.max_tokens)
+                self._count_cut(len(ids), params.max_tokens)
             ids, whole = ids[: params.max_tokens], False
         return Generation(tuple(ids), None, "stop" if whole else "length")
 
     def _stopped(self, pieces: Sequence[str], stop: tuple[str, ...]) -> int | None:
-        """How many tokens there are up to the end of a stop string in what the model said: native calls are none of its
-        words, nor is the line break before them."""
+        """Tokens up to the end of a stop string in the text; native calls, and the line break before them, are not
+        text."""
         apart = self.settings.manner == "native" and len(pieces) > 1
         said = pieces[0].removesuffix("\n") if apart else "".join(pieces)
         if not any(string in said for string in stop):
@@ -343,15 +368,12 @@ def _count(choice: Mapping[str, Any], name: str) -> int:
     return number if isinstance(number, int) else 0
 
 
-def _advice(said: Said, request: Mapping[str, object]) -> str:
-    """What to set where the server does not take what was sent."""
-    if "tools" in request and re.search(r"\btool", said.text):
+def _advice(error: ServerError, request: Mapping[str, object]) -> str:
+    """What to set so that the server accepts the request."""
+    if "tools" in request and re.search(r"\btool", error.message):
         return "; engine.calls = 'fence' asks without the API's tools"
-    if re.search(r"\bseed\b", said.text):
+    if error.names("seed"):
         return "; engine.seeds = false sends none"
-    if names := said.not_taken:
-        which = " or ".join(f"rollout.{name} = 1" for name in names)
-        return f"; {which} is not sent to a server that takes none"
-    if re.search(r"\btemperature\b", said.text):
-        return "; rollout.temperature says which is asked for"
+    if names := [name for name in ("top_p", "temperature") if error.names(name)]:
+        return f"; a server that does not support it gets no {' or '.join(names)} if rollout.{names[0]} = 1"
     return ""

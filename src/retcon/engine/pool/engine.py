@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from retcon.core.errors import EngineError, InfrastructureFault
 from retcon.engine.pool.policy import Policy, PoolSettings, Send
 from retcon.engine.types import Connects, FollowsWeights, Generation, Generator, SamplingParams, TakesWeights
-from retcon.models.remote import Failed
+from retcon.models.remote import ServerFailed
 
 T = TypeVar("T")
 FAULTS = (InfrastructureFault, ConnectionError, TimeoutError)
@@ -149,7 +149,7 @@ class Dispatcher:
             if not call.evicted:
                 call.last = str(fault)
                 self.policy.failed(id, self._loop.time())
-                busy = isinstance(fault, Failed) and fault.said.away
+                busy = isinstance(fault, ServerFailed) and fault.error.unavailable
                 if not busy and self._repeats(call, replica):
                     said = f"request {id} failed {REPEATED} times where others were answered: {fault}"
                     raise InfrastructureFault(said) from fault

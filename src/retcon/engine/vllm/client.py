@@ -14,7 +14,7 @@ from retcon.core.errors import EngineError, InfrastructureFault
 from retcon.core.together import cancelled
 from retcon.engine.types import Adapters
 from retcon.engine.vllm.process import start_line
-from retcon.models.remote import Failed, Refused, Remote, Unreadable
+from retcon.models.remote import BadResponse, JsonClient, RequestRefused, ServerFailed
 
 GRACE = 10.0
 """Seconds that an update has to end by itself when its engine does."""
@@ -58,7 +58,7 @@ class VLLMClient:
     one the server is looked at anew: it may be another one by then.
     """
 
-    def __init__(self, remote: Remote, wanted: Wanted, weights: Weights) -> None:
+    def __init__(self, remote: JsonClient, wanted: Wanted, weights: Weights) -> None:
         self.remote, self._wanted, self._weights = remote, wanted, weights
         self._model = ""
         self._checked = self._was_usable = False
@@ -100,7 +100,7 @@ class VLLMClient:
             self._model = str(card["id"])
             told = {"model": self._model, "prompt": PROBE, "add_special_tokens": False}
             tokens = (await self.remote.post("/tokenize", told))["tokens"]
-        except (Refused, LookupError, TypeError) as error:
+        except (RequestRefused, LookupError, TypeError) as error:
             self._may_be_away(error)
             other = "" if wanted.trained else "; engine.kind = 'openai' asks any server of chat completions"
             raise EngineError(f"{url} is not a usable vLLM server: {error}{other}") from error
@@ -126,7 +126,7 @@ class VLLMClient:
     def _may_be_away(self, error: Exception) -> None:
         """Raises InfrastructureFault where a way that was there is not: while a server is started anew, what stands
         before it may answer in its place."""
-        if self._was_usable and isinstance(error, Refused) and error.said.status in (404, 405):
+        if self._was_usable and isinstance(error, RequestRefused) and error.error.status in (404, 405):
             raise InfrastructureFault(str(error)) from error
 
     async def _check_how_started(self) -> None:
@@ -137,7 +137,7 @@ class VLLMClient:
             if not await self._has_route(GENERATE):
                 raise EngineError(f"{url} cannot be asked for tokens as it was started: start it as {how}")
             about = (await self.remote.get("/server_info?config_format=json"))["vllm_config"]
-        except (Refused, LookupError, TypeError) as error:
+        except (RequestRefused, LookupError, TypeError) as error:
             raise EngineError(f"{url} cannot be used as it was started ({error}): start it as {how}") from error
         on_cpu = "cpu" in str(about.get("device_config"))
         if wanted.seeds and on_cpu and about["scheduler_config"].get("enable_chunked_prefill"):
@@ -171,8 +171,8 @@ class VLLMClient:
         the server is paused, as one is whose trainer was killed in an update."""
         try:
             await self.remote.post(path, {})
-        except Refused as refused:
-            return refused.said.status not in (404, 405)
+        except RequestRefused as refused:
+            return refused.error.status not in (404, 405)
         return True
 
     async def generate(
@@ -180,7 +180,7 @@ class VLLMClient:
     ) -> tuple[dict[str, Any], list[str]]:
         """The first choice, with `prompt_logprobs` and `prompt_tokens`, and the version of the weights that made each
         of its tokens. version: that is asked for. Raises InfrastructureFault, also for tokens of weights that are not
-        to be taken; Refused."""
+        to be taken; RequestRefused."""
         await self.ready()
         body: dict[str, object] = {"model": self._model, "token_ids": list(ids), "sampling_params": dict(params)}
         adapter = None if self._wanted.adapters is None else version
@@ -188,7 +188,7 @@ class VLLMClient:
             body |= {"cache_salt": version, "model": adapter or self._model}
         try:
             answer = await self.remote.post(GENERATE, body)
-        except Refused as refused:
+        except RequestRefused as refused:
             self._may_be_away(refused)  # what it is now, it says when it is looked at anew
             raise
         try:
@@ -198,7 +198,7 @@ class VLLMClient:
                 spans = [(adapter, 0, len(choice["token_ids"]))]
             choice |= {"prompt_logprobs": answer.get("prompt_logprobs"), "prompt_tokens": _prompt_tokens(answer)}
         except (LookupError, TypeError, ValueError) as error:
-            raise self.remote.no_answer("no generation") from error
+            raise self.remote.bad_response("no generation") from error
         versions = {version for version, _, _ in spans}
         wanted = self._weights.version
         if self._weights.carried:
@@ -206,9 +206,9 @@ class VLLMClient:
         else:
             taken = len(versions) == 1 and versions <= {wanted or next(iter(versions))}
         if not taken:
-            raise self.remote.no_answer(f"tokens of the weights {sorted(versions)}, not {wanted}: it was restarted")
+            raise self.remote.bad_response(f"tokens of the weights {sorted(versions)}, not {wanted}: it was restarted")
         if choice.get("finish_reason") in ("abort", "error"):
-            raise self.remote.no_answer("up: it ended the request on its own account")
+            raise self.remote.bad_response("up: it ended the request on its own account")
         return choice, [version for version, start, end in spans for _ in range(start, end)]
 
     async def _update(self) -> None:
@@ -217,7 +217,7 @@ class VLLMClient:
             return
         try:
             await (self._load if self._wanted.adapters else self._transfer)(wanted, folder)
-        except (Refused, LookupError, TypeError) as error:
+        except (RequestRefused, LookupError, TypeError) as error:
             raise InfrastructureFault(f"{self.remote.url} does not take weights: {error}") from error
         self._has = wanted
 
@@ -228,7 +228,7 @@ class VLLMClient:
             await self.remote.post("/init_weight_transfer_engine", {"init_info": {}})
             try:
                 await self.remote.post("/start_weight_update", {})
-            except Failed:  # one has begun that nobody ended: its trainer was killed, perhaps
+            except ServerFailed:  # one has begun that nobody ended: its trainer was killed, perhaps
                 with suppress(InfrastructureFault):  # vLLM drops the connection on which it failed, and does not say so
                     await self.remote.get("/health")
                 await self.remote.post("/finish_weight_update", {"weight_version": "unfinished"})
@@ -246,8 +246,8 @@ class VLLMClient:
             return
         try:
             await self._tell(LOAD, {"lora_name": wanted, "lora_path": str(folder)})
-        except Failed as failed:
-            if failed.said.status != 500:
+        except ServerFailed as failed:
+            if failed.error.status != 500:
                 raise
             raise EngineError(f"{self.remote.url} cannot load the run's adapters: {failed}") from failed
         run = wanted.rpartition("-")[0]
@@ -255,7 +255,7 @@ class VLLMClient:
             await self._tell(UNLOAD, {"lora_name": old})
 
     async def _tell(self, path: str, body: Mapping[str, object]) -> None:
-        with suppress(Unreadable):  # its yes is a sentence, no JSON
+        with suppress(BadResponse):  # its yes is a sentence, no JSON
             await self.remote.post(path, body)
 
 

@@ -36,7 +36,7 @@ from retcon.engine.pool.policy import Policy
 from retcon.engine.types import Adapters, Generation, SamplingParams, check_params
 from retcon.engine.vllm.client import VLLMClient, Wanted, Weights
 from retcon.engine.vllm.process import Server
-from retcon.models.remote import Refused, Remote
+from retcon.models.remote import JsonClient, RequestRefused
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -149,9 +149,9 @@ class VLLMEngine:
                 await self._own.stop()
             self._forget_folders()
 
-    def _remote(self, url: str) -> Remote:
+    def _remote(self, url: str) -> JsonClient:
         about = self.settings
-        return Remote("vLLM", url, key_env=about.key_env, seconds=about.seconds, attempts=1, at_once=about.at_once)
+        return JsonClient("vLLM", url, key_env=about.key_env, seconds=about.seconds, attempts=1, at_once=about.at_once)
 
     async def generate(self, request_id: str, ids: Sequence[int], params: SamplingParams) -> Generation:
         """Continue `ids`, (T,), T < max_len. Raises EngineError for what the server refuses, InfrastructureFault where
@@ -270,7 +270,7 @@ class VLLMEngine:
 
         try:
             return await dispatcher.run(request_id, len(ids), limit, ask, made, group=hash(tuple(ids)))
-        except Refused as refused:
+        except RequestRefused as refused:
             raise EngineError(f"request {request_id}: {refused}") from refused
 
     async def _restart(self) -> None:

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from retcon.core.errors import EngineError, InfrastructureFault, RecipeError
-from retcon.models.remote import USUAL_KEY, Refused, RemoteModel, key_is_missing
+from retcon.models.remote import DEFAULT_KEY_ENV, RemoteModel, RequestRefused, key_is_missing
 from retcon.tasks.graders.text import final_answer
 from retcon.tasks.grading.registry import Host, Kind, Reply, Verdict
 from retcon.tasks.types import Task
@@ -47,7 +47,7 @@ class JudgeSettings:
         Field(description="what the judge is asked; {question}, {answer} and {reply} are put in", pattern=r"\{reply\}"),
     ] = PROMPT
     key_env: Annotated[str, Field(description="environment variable that holds the API's key; empty for none")] = (
-        USUAL_KEY
+        DEFAULT_KEY_ENV
     )
     seconds: Annotated[float, Field(gt=0, description="wall seconds of a request")] = 120.0
     attempts: Annotated[int, Field(ge=1, description="requests, where the way to the judge fails")] = 4
@@ -78,7 +78,7 @@ class JudgeGrader:
         """Asks for a word, as for a verdict. Raises EngineError where the judge is not there, or refuses."""
         try:
             await self._model.message(**self._request("Say yes."))
-        except (Refused, InfrastructureFault) as fault:
+        except (RequestRefused, InfrastructureFault) as fault:
             raise EngineError(f"grader judge: {fault}") from fault
 
     async def grade(self, task: Task, reply: Reply) -> Verdict:
@@ -86,7 +86,7 @@ class JudgeGrader:
         parts = {"question": task.question, "answer": task.answer, "reply": reply.text[-self._settings.reply_chars :]}
         # In one pass: braces of LaTeX stay, and a reply that says {answer} is not told it.
         prompt = _SLOT.sub(lambda slot: parts[slot[1]], self._settings.prompt)
-        said = await self._model.chat(**self._request(prompt))
+        said = await self._model.text(**self._request(prompt))
         verdict = read_verdict(said, self._settings.right_from)
         return Verdict(verdict.score, verdict.right, verdict.why, final_answer(reply.text))
 

@@ -15,7 +15,7 @@ from retcon.core.errors import EngineError, InfrastructureFault, RecipeError
 from retcon.core.types import Trajectory
 from retcon.engine.openai.messages import PRINTED
 from retcon.engine.types import Generation, SamplingParams
-from retcon.models.remote import Refused, RemoteModel, key_is_missing
+from retcon.models.remote import RemoteModel, RequestRefused, key_is_missing
 from retcon.rollout.lengths import fitting
 from retcon.tasks.types import Task
 from retcon.train.demos.rolling import (
@@ -57,7 +57,7 @@ class RemoteTeacher:
         if told[-1]["role"] == "assistant":
             told.append({"role": "user", "content": PRINTED + self._chat.observations_in(ids)[-1]})
         seed = {"seed": params.seed % 2**31} if self._seeds else {}
-        said, whole = await self._model.heard(
+        said, whole = await self._model.reply(
             told, temperature=params.temperature, top_p=params.top_p, max_tokens=params.max_tokens, **seed
         )
         if not whole and not _has_whole_block(said):
@@ -147,12 +147,12 @@ async def _takes_seeds(model: RemoteModel, sampling: SamplingParams) -> bool:
     try:
         try:
             await model.message(said, **asked, seed=0)  # of the tokens reasoning may take all
-        except Refused as refused:
-            if not re.search(r"\bseed\b", refused.said.text):
+        except RequestRefused as refused:
+            if not re.search(r"\bseed\b", refused.error.message):
                 raise
             await model.message(said, **asked)
             return False
-    except (Refused, InfrastructureFault) as fault:
+    except (RequestRefused, InfrastructureFault) as fault:
         raise EngineError(f"demos.url: {fault}") from fault
     finally:
         await model.close()
