@@ -14,7 +14,7 @@ import pytest
 
 from comparing import answer, trajectory
 from retcon import grade
-from retcon.core.errors import InfrastructureFault
+from retcon.core.errors import InfrastructureFault, RecipeError
 from retcon.core.types import Trajectory
 from retcon.sandbox.pool import SandboxPool
 from retcon.sandbox.types import Limits
@@ -380,8 +380,8 @@ def test_without_a_loop_of_ones_own() -> None:
     assert not grade(answer="1/2", reply=r"So it is \boxed{0.6}.")
     assert grade(answer="B", reply="the answer is (b)", kind="choice")
     assert grade(answer="Yes", reply="yes", kind="exact")
-    with pytest.raises(ValueError, match=r"no kind of grading 'maths' \(did you mean 'math'"):
-        grade(answer="1", reply="1", kind="maths")  # type: ignore[arg-type]
+    with pytest.raises(RecipeError, match=r"no grader 'maths' \(did you mean 'math'"):
+        grade(answer="1", reply="1", kind="maths")
 
 
 def test_from_within_a_running_loop() -> None:

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from comparing import answer, trajectory
+from retcon import grade
 from retcon.build import build_tasks, open_graded
 from retcon.config.load import load_recipe
-from retcon.core.errors import RecipeError
+from retcon.core.errors import InfrastructureFault, RecipeError
 from retcon.core.types import Trajectory
 from retcon.models.locating import BASE
 from retcon.tasks.data.settings import FileTaskSettings
@@ -117,6 +118,15 @@ def test_what_it_raises_is_told_with_its_line(module: str, tmp_path: Path) -> No
     assert raises.why.endswith(f"it raised ValueError: no idea ({tmp_path / 'my_rewards.py'}:{line})")
 
 
+def test_grade_without_an_event_loop_calls_a_function_by_its_import_path(module: str) -> None:
+    assert grade(answer="7", reply=" 7", kind=f"{module}:same")
+    assert not grade(answer="8", reply="7", kind=f"{module}:same")
+    with pytest.raises(RecipeError, match=r"cannot be imported: .* \(did you mean 'same'\?\)"):
+        grade(answer="7", reply="7", kind=f"{module}:sam")
+    with pytest.raises(InfrastructureFault, match="it raised ValueError: no idea"):
+        grade(answer="7", reply="raise", kind=f"{module}:odd")
+
+
 @pytest.mark.parametrize("name", ["points", "says_points"])
 def test_one_that_counts_beyond_one_ends_the_work_and_not_only_the_right_rollouts(module: str, name: str) -> None:
     with pytest.raises(RecipeError, match=rf"{module}:{name} gives a score of 10: it must be within \[0, 1\]"):
@@ -129,7 +139,7 @@ def test_one_that_counts_beyond_one_ends_the_work_and_not_only_the_right_rollout
         ("my_rewards:sam", r"cannot be imported: .* \(did you mean 'same'\?\)"),
         ("no_such_module:f", "cannot be imported: ModuleNotFoundError"),
         ("my_reward:same", r"cannot be imported: .* \(did you mean 'my_rewards'\?\)"),
-        ("my_rewards:NUMBER", "TypeError: my_rewards:NUMBER is not a function"),
+        ("my_rewards:NUMBER", "TypeError: my_rewards:NUMBER is int, expected a function"),
         ("my_rewards:other", "its parameter 'mood' is not known; there are: answer, reply"),
         ("my_rewards:trl", "its parameter 'prompts' is not known; there are: answer, reply"),
     ],
@@ -195,9 +205,14 @@ def test_it_is_told_the_data_source_that_the_row_names(module: str, row: dict[st
 
 
 def test_no_process_is_left(module: str) -> None:
+    before = _workers()
     said(f"{module}:odd", ["hang", "fine", "fine"], seconds=0.5, at_once=3)
+    assert _workers() <= before
+
+
+def _workers() -> set[Path]:
     children = [p for p in Path("/proc").iterdir() if p.name.isdigit() and _parent(p) == os.getpid()]
-    assert not [c for c in children if b"tasks.grading.worker" in _read(c / "cmdline")]
+    return {c for c in children if b"tasks.grading.worker" in _read(c / "cmdline")}
 
 
 def _parent(process: Path) -> int:

@@ -20,7 +20,7 @@ from retcon.tasks.graders.judge import read_verdict as judged
 from retcon.tasks.graders.mathematics import MathGrader
 from retcon.tasks.graders.mean import MeanGrader
 from retcon.tasks.grading.grading import GradeSettings, Grading, reward_of
-from retcon.tasks.grading.registry import Fault, Reply, ScoreError, Verdict, kinds
+from retcon.tasks.grading.registry import Fault, Kind, Reply, ScoreError, Verdict, kinds
 from retcon.tasks.grading.worker import read_verdict
 from retcon.tasks.registry import graded
 from retcon.tasks.types import Task
@@ -297,7 +297,7 @@ def test_a_process_that_is_forked_while_a_first_grade_begins_waits_for_no_thread
                 begun.set()
                 go.wait(60)
 
-        def equal(self, answer: str, reply: str) -> bool:
+        def right(self, answer: str, reply: str, kind: str) -> bool:
             return answer == reply
 
     monkeypatch.setattr(plain, "_cached", Slow)
@@ -317,3 +317,9 @@ def test_a_process_that_is_forked_while_a_first_grade_begins_waits_for_no_thread
         forked.join()
         go.set()
         first.join()
+
+
+@pytest.mark.parametrize("settings", [dict, {}, None, GradeSettings()])
+def test_a_grader_whose_settings_are_no_dataclass_is_refused_by_name(settings: Any) -> None:
+    with pytest.raises(TypeError, match="grader contains: settings must be a dataclass with a field for each setting"):
+        Kind("contains", settings, lambda *_: None)  # type: ignore[arg-type, return-value]

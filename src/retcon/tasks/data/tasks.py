@@ -193,5 +193,5 @@ async def _grade(task: Task, trajectory: Trajectory) -> Trajectory:
     if not trajectory.turns or trajectory.stop != "answer":
         return replace(trajectory, answer=None, reward=WRONG)
     reply = without_turn_end(trajectory.turns[-1].text)
-    right = await asyncio.to_thread(grade_text, answer=task.answer, reply=reply, kind=kind)  # type: ignore[arg-type]
+    right = await asyncio.to_thread(grade_text, answer=task.answer, reply=reply, kind=kind)
     return replace(trajectory, answer=final_answer(reply), reward=RIGHT if right else WRONG)

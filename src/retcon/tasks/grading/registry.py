@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import cache
 from importlib import import_module
 from typing import Any, Protocol
@@ -138,6 +138,13 @@ class Kind:
     ready: Callable[[Any], None] | None = None
     read: Callable[[str, Mapping[str, object]], object] | None = None
     asks: Callable[[Any], Iterable[str]] | None = None
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.settings, type) and is_dataclass(self.settings)):
+            raise TypeError(
+                f"grader {self.name}: settings must be a dataclass with a field for each setting, not "
+                f"{self.settings!r}; without settings write an empty dataclass"
+            )
 
 
 @cache
