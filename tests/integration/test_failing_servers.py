@@ -148,7 +148,7 @@ def test_vllm(fails: str) -> None:
 
 @pytest.fixture
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("retcon.sandbox.client.router.LONGEST_PAUSE", PAUSE)
+    monkeypatch.setattr("retcon.sandbox.client.LONGEST_PAUSE", PAUSE)
 
 
 def sandbox(asked: Asked) -> Answer:

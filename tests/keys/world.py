@@ -19,7 +19,7 @@ from retcon.core.types import Observation, ToolCall, ToolSpec
 from retcon.engine.kinds.scripted import ScriptedEngine
 from retcon.engine.types import SamplingParams
 from retcon.rollout.group import rollout_group
-from retcon.sandbox.client import client
+from retcon.sandbox import client
 from retcon.tasks.types import Task
 from retcon.tools.loading import ToolKind, ToolSetup
 from retcon.tools.scripted import ScriptedTool

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, Protocol, TypedDict, Unpack
+from types import TracebackType
+from typing import Any, Literal, Protocol, Self, TypedDict, Unpack
 
 from retcon.core.types import Status
 
@@ -274,3 +275,22 @@ class Sandbox(Protocol):
     async def close(self) -> None:
         """End all that runs, sessions too. Calls in flight get status `infrastructure`."""
         ...
+
+
+class StartedSandbox:
+    """Base of the sandboxes that `async with` starts and closes."""
+
+    async def start(self) -> None:
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        raise NotImplementedError
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()

@@ -13,9 +13,8 @@ import pytest
 
 from retcon.core.errors import SandboxUnavailable
 from retcon.http.asking import Answer, NoAnswer
-from retcon.sandbox.client import SandboxClient, SandboxRouter
-from retcon.sandbox.client.client import ServerUnavailable, read_result
-from retcon.sandbox.types import Limits
+from retcon.sandbox.client import SandboxClient, SandboxRouter, ServerUnavailable, decode
+from retcon.sandbox.types import Limits, Result
 
 PATIENCE = 900.0
 
@@ -356,5 +355,5 @@ def test_a_router_whose_servers_are_not_there_at_the_start_is_refused_at_once() 
 
 @pytest.mark.parametrize("body", [b"<html>", b'{"status": "ok", "stdout": "\xff"}'])
 def test_an_answer_that_is_no_result_is_the_servers_fault(body: bytes) -> None:
-    with pytest.raises(ServerUnavailable, match="http://there: not a result"):
-        read_result(Answer("http://there", 200, {}, body))
+    with pytest.raises(ServerUnavailable, match="http://there: unexpected body"):
+        decode(Answer("http://there", 200, {}, body), Result)

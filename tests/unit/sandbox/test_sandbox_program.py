@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from retcon.core.errors import SandboxUnavailable
-from retcon.sandbox.client import SandboxClient, SandboxRouter
-from retcon.sandbox.client.client import call_body, with_limits
+from retcon.sandbox.client import SandboxClient, SandboxRouter, request_body, with_limits
 from retcon.sandbox.pool import SandboxPool
 from retcon.sandbox.types import Limits, Program, ProgramOptions, Result, as_cell, as_program
 
@@ -70,8 +69,8 @@ def test_a_cell_has_neither_a_queue_nor_a_seed(option: str, value: object) -> No
 
 
 def test_the_body_of_a_call_says_what_was_given_and_leaves_the_rest_to_the_server() -> None:
-    assert call_body(Program("")) == {"code": "pass", "stdin": "", "echo": True}
-    whole = call_body(Program("1", timeout=1.0, memory=2, wait=3.0, seed=0, files={"a": b"\0"}, limits=Limits()))
+    assert request_body(Program("")) == {"code": "pass", "stdin": "", "echo": True}
+    whole = request_body(Program("1", timeout=1.0, memory=2, wait=3.0, seed=0, files={"a": b"\0"}, limits=Limits()))
     assert (whole["timeout"], whole["memory"], whole["wait"], whole["files"]) == (1.0, 2, 3.0, {"a": "AA=="})
     assert whole["seed"] == 0
     assert whole["limits"]["output_bytes"] == Limits().output_bytes

@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from types import TracebackType
-from typing import Self, Unpack
+from typing import Unpack
 
 from retcon.core.errors import SandboxBusy, SandboxUnavailable
 from retcon.core.machine import total_memory, usable_cores
@@ -25,6 +24,7 @@ from retcon.sandbox.types import (
     ProgramOptions,
     Result,
     SessionBounds,
+    StartedSandbox,
     Tier,
     as_program,
     check_seed,
@@ -33,7 +33,7 @@ from retcon.sandbox.types import (
 ATTEMPTS = 2  # of a call whose worker died: no call has an effect outside its worker
 
 
-class SandboxPool:
+class SandboxPool(StartedSandbox):
     """Runs calls in up to `workers` processes at a time; further calls wait their turn.
 
         async with SandboxPool() as sandbox:
@@ -85,15 +85,6 @@ class SandboxPool:
         )
         self._room = asyncio.Semaphore(queue + self._fleet.size)
         self._loop: asyncio.AbstractEventLoop | None = None
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     async def start(self) -> None:
         """Raises SandboxUnavailable, with nothing left running."""

@@ -1,0 +1,754 @@
+"""Sandboxes elsewhere: one `retcon sandbox serve` over HTTP (`SandboxClient`), or several as one (`SandboxRouter`)."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import logging
+import math
+import os
+import random
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from typing import Any, TypeVar, Unpack
+from urllib.parse import quote
+
+import msgspec
+from msgspec import Struct
+
+from retcon.core.breaker import CircuitBreaker
+from retcon.core.errors import CheckpointRefused, SandboxUnavailable, SessionLost
+from retcon.core.texts import is_url
+from retcon.core.together import together
+from retcon.http.asking import Answer, Connections, NoAnswer
+from retcon.sandbox.types import (
+    Limits,
+    Program,
+    ProgramOptions,
+    Result,
+    Session,
+    StartedSandbox,
+    Tier,
+    as_cell,
+    as_program,
+    check_seed,
+)
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+TOKEN = "RETCON_SANDBOX_TOKEN"
+"""The environment variable that commands take a server's token from."""
+FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0  # seconds between tries, doubled each time
+PROBE_SECONDS = 10.0
+LEAVE_SECONDS = 2.0
+"""How long the answer to a cancelled request for a session is waited for, so that the session can be closed."""
+SERVERS_FAULT = 500
+"""From this status of HTTP on not the request is at fault, but a server, or what stands before it."""
+LATER = (408, 425, 429)
+"""Statuses below it with which a proxy that limits the rate asks for another try."""
+NOT_OURS = (401, 403, 404)
+"""Statuses that say that no server of ours answers, whatever was asked."""
+FAILED = 3
+"""A program that gives no result on so many servers of a router is itself at fault."""
+WEAKEST_FIRST: tuple[Tier, ...] = ("rlimits", "landlock", "namespaces")
+
+
+class ServerUnavailable(Exception):
+    """A server did not answer, through no fault of the call. after: seconds that it asked to wait, 0 where it did not.
+
+    down: it could not be reached or broke off, rather than being busy.
+    """
+
+    def __init__(self, message: str, *, after: float = 0.0, down: bool = True) -> None:
+        super().__init__(message)
+        self.after = after
+        self.down = down
+
+
+class CallRefused(ValueError):
+    """The server refuses the request as invalid. field: at which it stopped, None where it names none."""
+
+    def __init__(self, message: str, field: str | None) -> None:
+        super().__init__(f"{field}: {message}" if field else message)
+
+
+class SessionForgotten(SessionLost):
+    """The server knows no such session: unlike one that is lost there, it cannot be rolled back."""
+
+
+class ServerBroken(SandboxUnavailable):
+    """The server met a fault of its own in this request: another try, or another server, would meet it again."""
+
+
+class NotOurs(SandboxUnavailable):
+    """What answers is no sandbox server, as a proxy is whose server is away, or it wants another token."""
+
+
+class LimitsRefused(SandboxUnavailable):
+    """The server allows calls less than the limits that all of them would ask for: it would refuse each."""
+
+
+class RequestAnswered(Exception):
+    """A request was refused, and the program in it has a result all the same."""
+
+    def __init__(self, result: Result) -> None:
+        super().__init__(result.error_type)
+        self.result = result
+
+
+class _Error(Struct):
+    type: str = ""
+    message: str = ""
+    field: str | None = None
+
+
+class _Refusal(Struct):
+    """The body of an error (`service.calls.as_own`)."""
+
+    error: _Error
+    result: Result | None = None
+    by_own_code: bool = False
+    full: bool = False
+
+
+class _Health(Struct):
+    tier: Tier
+
+
+class _Opened(Struct):
+    session: str
+    tier: Tier
+
+
+class _Checkpoint(Struct):
+    checkpoint: str
+
+
+def decode(response: Answer, kind: type[T]) -> T:
+    """Raises ServerUnavailable for another body: something between here and the server has answered."""
+    try:
+        return msgspec.json.decode(response.body, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ServerUnavailable(f"{response.url}: unexpected body: {error}") from error
+
+
+class Remote:
+    """HTTP connection to one server. connections: requests at a time, the others wait here. patience: seconds that an
+    answer may take beyond the call's own wall limit."""
+
+    def __init__(self, url: str, token: str | None, *, connections: int, patience: float) -> None:
+        self.url = url.rstrip("/")
+        self._patience = patience
+        self._turns = asyncio.Semaphore(connections)
+        # A proxy for the outside world has no business between a trainer and its sandbox.
+        self._connections = Connections(token or "", proxies=False)
+
+    async def close(self) -> None:
+        await self._connections.close()
+
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        seconds: float = 0.0,
+        patience: float | None = None,
+        key: str | None = None,
+    ) -> Answer:
+        """Send a request and return the answer of a success.
+
+        seconds: how long the work itself may take. patience: in place of the client's. key: marks repetitions.
+
+        Raises ServerUnavailable (no answer, `LATER`, any 5xx but the server's own `internal`), ServerBroken (that one),
+        CallRefused (the request is wrong, or too large), SessionLost (the session is gone), KeyError (no such
+        checkpoint), SandboxUnavailable (the server is no sandbox, or wants another token).
+        """
+        headers = {} if key is None else {"Idempotency-Key": key}
+        longest = seconds + (self._patience if patience is None else patience)
+        async with self._turns:
+            try:
+                response = await self._connections.ask(
+                    method, f"{self.url}{path}", body, seconds=longest, headers=headers
+                )
+            except NoAnswer as error:
+                raise ServerUnavailable(f"{self.url}: {error}") from error
+        if not response.ok:
+            self._raise(response)
+        return response
+
+    async def run(self, path: str, body: Mapping[str, Any], *, seconds: float, key: str | None = None) -> Result:
+        """Have a program run. Raises as `ask`; ServerBroken is a result of status `infrastructure`."""
+        try:
+            return decode(await self.ask("POST", path, body, seconds=seconds, key=key), Result)
+        except RequestAnswered as answered:
+            return answered.result
+        except ServerBroken as error:
+            return Result("infrastructure", stderr=str(error))
+
+    def _raise(self, response: Answer) -> None:
+        try:
+            refused = decode(response, _Refusal)
+        except ServerUnavailable:  # a proxy's page, say
+            refused = _Refusal(_Error())
+        kind, message = refused.error.type, refused.error.message or response.text[:200]
+        later = response.status in LATER
+        if later or (response.status >= SERVERS_FAULT and kind != "internal"):
+            after = response.headers.get("Retry-After", "")
+            raise ServerUnavailable(
+                f"{self.url}: {response.status} {message}",
+                after=float(after) if after.isdecimal() else 0.0,
+                down=not later and kind != "busy",
+            )
+        if refused.result is not None:
+            raise RequestAnswered(refused.result)
+        errors: dict[str, Exception] = {
+            "session_lost": SessionLost(message, by_own_code=refused.by_own_code),
+            "unknown_session": SessionForgotten(message),
+            "refused": CheckpointRefused(message, full=refused.full),
+            "unknown_checkpoint": KeyError(message),
+            **dict.fromkeys(("invalid", "invalid_json", "too_long"), CallRefused(message, refused.error.field)),
+            "internal": ServerBroken(f"{self.url}: {message}"),
+        }
+        if kind in errors:
+            raise errors[kind]
+        if response.status == 401:
+            raise NotOurs(f"{self.url} requires another token: put the server's into {TOKEN}, or give it as `token`")
+        fault = NotOurs if response.status in NOT_OURS else SandboxUnavailable
+        raise fault(f"{self.url} answers {response.status}: is it a retcon sandbox server? {message}")
+
+
+def with_limits(program: Program, limits: Limits | None) -> Program:
+    """Return the program, under `limits` where it gives none of its own."""
+    return program if program.limits is not None or limits is None else replace(program, limits=limits)
+
+
+def request_body(program: Program) -> dict[str, Any]:
+    """Return a program as the server's API has it."""
+    # The API takes an empty program for a mistake; here it is a program like others, that does nothing.
+    body: dict[str, Any] = {"code": program.code or "pass", "stdin": program.stdin, "echo": program.echo}
+    body |= {
+        name: value for name in ("timeout", "memory", "wait", "seed") if (value := getattr(program, name)) is not None
+    }
+    if program.limits is not None:
+        body["limits"] = asdict(program.limits)
+    if program.files:
+        body["files"] = {name: base64.b64encode(content).decode() for name, content in program.files.items()}
+    if program.fetch:
+        body["fetch"] = list(program.fetch)
+    return body
+
+
+def wall_seconds(program: Program) -> float:
+    """Return how long a call may run, 0 where only the server knows."""
+    return program.timeout or (program.limits.wall_seconds if program.limits is not None else 0.0)
+
+
+async def repeated(tries: int, ask: Callable[[], Awaitable[T]]) -> T:
+    """Call `ask`, and again after a ServerUnavailable; the last one is raised."""
+    pause = FIRST_PAUSE
+    while True:
+        tries -= 1
+        try:
+            return await ask()
+        except ServerUnavailable as fault:
+            if not tries:
+                raise
+            # Spread, so that clients that were refused together do not come back together.
+            await asyncio.sleep(max(fault.after, pause) * random.uniform(0.5, 1.5))
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+
+class _RemoteSandbox(StartedSandbox):
+    """What a client and a router share: calls and openings that are tried `tries` times."""
+
+    def __init__(self, tries: int, limits: Limits | None) -> None:
+        if tries < 1:
+            raise ValueError(f"{tries} tries: it must be 1 or more")
+        self._tries = tries
+        self._limits = limits
+
+    def _try_run(self, program: Program) -> Callable[[], Awaitable[Result]]:
+        """Return one try at a call. It raises ServerUnavailable."""
+        raise NotImplementedError
+
+    def _try_open(self, limits: Limits | None, seed: int | None, key: str) -> Callable[[], Awaitable[ClientSession]]:
+        """Return one try at opening a session. It raises ServerUnavailable."""
+        raise NotImplementedError
+
+    async def run(self, program: str | Program, /, **options: Unpack[ProgramOptions]) -> Result:
+        """See `Sandbox.run`."""
+        ask = self._try_run(with_limits(as_program(program, options), self._limits))
+        try:
+            return await repeated(self._tries, ask)
+        except ServerUnavailable as error:
+            return Result("infrastructure", stderr=str(error))
+
+    async def session(self, *, limits: Limits | None = None, seed: int | None = None) -> Session:
+        """See `Sandbox.session`."""
+        check_seed(seed)
+        ask = self._try_open(limits or self._limits, seed, uuid.uuid4().hex)
+        try:
+            return await repeated(self._tries, ask)
+        except ServerUnavailable as error:
+            raise SandboxUnavailable(f"no session: {error}") from error
+
+
+class SandboxClient(_RemoteSandbox):
+    """Implements `Sandbox` over a server.
+
+        async with SandboxClient("http://127.0.0.1:8088") as sandbox:
+            result = await sandbox.run("print(1 + 1)")
+
+    token: the server's, where it asks for one. tries: of a call whose server cannot be reached, breaks off or is busy
+    (429, any 5xx but its own `internal`), with growing pauses; after the last its result is `infrastructure`. A call
+    can be repeated since it leaves nothing behind; a session's requests carry a key, so that each is done once.
+    limits: of calls that give none, the server's own where None. connections: requests at a time, the others wait here.
+    patience: seconds that an answer may take beyond the call's wall limit, its time in the server's queue among them.
+
+    Raises SandboxUnavailable on entry where no server answers, or the server does not allow `limits` (LimitsRefused).
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str | None = None,
+        tries: int = 5,
+        limits: Limits | None = None,
+        connections: int = 256,
+        patience: float = 900.0,
+    ) -> None:
+        super().__init__(tries, limits)
+        if not is_url(url):
+            raise ValueError(f"{url!r} is not the URL of a sandbox server: write it as http://host:port")
+        self.url = url
+        self._remote: Remote | None = None
+        self._tier: Tier | None = None
+        self._leaving: set[asyncio.Task[None]] = set()
+        self._open = partial(Remote, url, token, connections=connections, patience=patience)
+
+    async def start(self) -> None:
+        """Connect. Raises SandboxUnavailable."""
+        if self._remote is not None:
+            return
+        self.connect()
+        try:
+            await repeated(self._tries, self.probe)
+        except BaseException as error:
+            await self.close()
+            if isinstance(error, ServerUnavailable):
+                raise SandboxUnavailable(f"no sandbox server answers: {error}") from error
+            raise
+
+    def connect(self) -> None:
+        """Be open, whether or not the server answers."""
+        if self._remote is None:
+            self._remote = self._open()
+
+    async def probe(self) -> None:
+        """Check that the server answers, takes the token and allows `limits`.
+
+        Raises ServerUnavailable, SandboxUnavailable where it is no sandbox's, LimitsRefused.
+        """
+        remote = self._connected()
+        health = await remote.ask("GET", "/health", patience=PROBE_SECONDS)
+        try:
+            tier = decode(health, _Health).tier
+        except ServerUnavailable as error:
+            raise SandboxUnavailable(f"{self.url} is not a retcon sandbox server") from error
+        await remote.ask("GET", "/v1/ping", patience=PROBE_SECONDS)  # wants the token, unlike /health
+        if self._limits is not None:
+            await _try_limits(remote, self._limits)
+        self._tier = tier
+
+    async def close(self) -> None:
+        remote, self._remote = self._remote, None
+        if remote is not None:
+            if self._leaving:
+                await asyncio.wait(self._leaving)
+            await remote.close()
+
+    @property
+    def tier(self) -> Tier:
+        """What holds around the server's calls. Raises SandboxUnavailable before a server answered."""
+        if self._tier is None:
+            raise SandboxUnavailable(f"{self.url}: no server has answered yet")
+        return self._tier
+
+    def _try_run(self, program: Program) -> Callable[[], Awaitable[Result]]:
+        return partial(self.once, program)
+
+    def _try_open(self, limits: Limits | None, seed: int | None, key: str) -> Callable[[], Awaitable[ClientSession]]:
+        return partial(self.open_session, limits, seed, key)
+
+    async def once(self, program: Program) -> Result:
+        """Ask for a call without repeating it. Raises ServerUnavailable, and as `run`."""
+        return await self._connected().run("/v1/run", request_body(program), seconds=wall_seconds(program))
+
+    async def open_session(
+        self, limits: Limits | None, seed: int | None, key: str, *, on_end: Callable[[], None] = lambda: None
+    ) -> ClientSession:
+        """Ask for a session without repeating it. key: under which a server opens one only. on_end: called once it is
+        closed or lost. Where this is cancelled, the session is closed if it is there all the same.
+
+        Raises ServerUnavailable, SandboxUnavailable.
+        """
+        remote = self._connected()
+        body = {} if limits is None else {"limits": msgspec.to_builtins(limits)}
+        if seed is not None:
+            body["seed"] = seed
+        opening = asyncio.ensure_future(_open(remote, body, key))
+        try:
+            opened = await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            leaving = asyncio.ensure_future(_leave(remote, opening))
+            self._leaving.add(leaving)
+            leaving.add_done_callback(self._leaving.discard)
+            raise
+        self._tier = opened.tier
+        return ClientSession(remote, opened.session, self._tries, on_end, limits)
+
+    def _connected(self) -> Remote:
+        if self._remote is None:
+            raise SandboxUnavailable("the sandbox client is not open: use `async with SandboxClient(...)`")
+        return self._remote
+
+
+async def _try_limits(remote: Remote, limits: Limits) -> None:
+    """Ask for a call under them: a server checks them before whether it has room. Raises LimitsRefused."""
+    body = request_body(Program("pass", limits=limits, wait=0.0))
+    try:
+        await remote.ask("POST", "/v1/run", body, patience=PROBE_SECONDS)
+    except (ServerUnavailable, ServerBroken):  # of the call alone: the server has answered
+        return
+    except CallRefused as error:
+        raise LimitsRefused(
+            f"{remote.url} does not allow calls the limits that they are to have: {error}; ask for less (a recipe: "
+            "in [sandbox]), or start the server with more (--max-timeout, --max-memory); one that does not know a "
+            "field is of an earlier version: update it"
+        ) from error
+
+
+async def _open(remote: Remote, body: Mapping[str, Any], key: str) -> _Opened:
+    """Raises as `open_session`."""
+    response = await remote.ask("POST", "/v1/sessions", body, key=key)
+    opened = decode(response, _Opened)
+    try:  # the server keeps for long only what its client is known to know of
+        await remote.ask("GET", f"/v1/sessions/{quote(opened.session, safe='')}")
+    except SessionLost as error:
+        raise ServerUnavailable(f"{response.url}: {error}", down=False) from error
+    return opened
+
+
+async def _leave(remote: Remote, opening: asyncio.Task[_Opened]) -> None:
+    """Close a session that was opened for a cancelled request; one that comes late the server ends by itself."""
+    await asyncio.wait((opening,), timeout=LEAVE_SECONDS)
+    if not opening.done():
+        opening.cancel()
+        await asyncio.wait((opening,))
+        return
+    with contextlib.suppress(ServerUnavailable, SandboxUnavailable, SessionLost, ValueError):
+        await remote.ask("DELETE", f"/v1/sessions/{quote(opening.result().session, safe='')}", patience=LEAVE_SECONDS)
+
+
+class ClientSession:
+    """Implements `Session` over a server. Each request is done once, however often the connection breaks.
+
+    limits: of cells that give none, the server's own where None. on_result: called with the result of each cell.
+    """
+
+    def __init__(
+        self, remote: Remote, id: str, tries: int, on_end: Callable[[], None], limits: Limits | None = None
+    ) -> None:
+        self.id = id
+        self._limits = limits
+        self._remote = remote
+        self._tries = tries
+        self._on_end = on_end
+        self.on_result: Callable[[Result], object] = lambda _: None
+        self._lost: str | None = None
+        self._may_be_there = False  # though it is lost
+
+    async def run(self, program: str | Program, /, **options: Unpack[ProgramOptions]) -> Result:
+        """See `Session.run`. Where the server stays away the result is `infrastructure`, and the session is lost."""
+        cell = as_cell(program, options)
+        seconds = wall_seconds(with_limits(cell, self._limits))  # the server has them since it opened the session
+        path, body, key = f"/v1/sessions/{self.id}/run", request_body(cell), uuid.uuid4().hex
+        try:
+            result = await self._repeat(lambda: self._remote.run(path, body, seconds=seconds, key=key))
+        except ServerUnavailable as error:
+            result = Result("infrastructure", stderr=str(error))
+        self.on_result(result)
+        return result
+
+    async def checkpoint(self) -> str:
+        response = await self._ask("POST", "/checkpoints")
+        try:
+            return decode(response, _Checkpoint).checkpoint
+        except ServerUnavailable as error:
+            raise SessionLost(f"session {self.id}: {error}") from error
+
+    async def rollback(self, checkpoint: str) -> None:
+        await self._ask("POST", "/rollback", {"checkpoint": checkpoint})
+
+    async def discard(self, checkpoint: str) -> None:
+        with contextlib.suppress(SessionLost, SandboxUnavailable):  # the session goes, and its checkpoints with it
+            await self._ask("DELETE", f"/checkpoints/{quote(checkpoint, safe='')}")
+
+    async def close(self) -> None:
+        if self._lost is None:
+            # A server that is away closes what is not used.
+            with contextlib.suppress(SandboxUnavailable, SessionLost):
+                await self._ask("DELETE", "")
+            self._end("it was closed")
+        elif self._may_be_there:
+            self._may_be_there = False
+            with contextlib.suppress(ServerUnavailable, SandboxUnavailable):
+                await self._remote.ask("DELETE", f"/v1/sessions/{self.id}", patience=LEAVE_SECONDS)
+
+    def _end(self, why: str) -> None:
+        if self._lost is None:
+            self._lost = why
+            self._on_end()
+
+    async def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Answer:
+        """Raises SessionLost where the server stays away, and as `Remote.ask`."""
+        path, key = f"/v1/sessions/{self.id}{path}", uuid.uuid4().hex
+        try:
+            return await self._repeat(lambda: self._remote.ask(method, path, body, key=key), closing=method == "DELETE")
+        except ServerUnavailable as error:
+            raise SessionLost(f"session {self.id}: {error}") from error
+
+    async def _repeat(self, ask: Callable[[], Awaitable[T]], *, closing: bool = False) -> T:
+        if self._lost is not None:
+            raise SessionLost(f"session {self.id}: {self._lost}")
+        try:
+            return await repeated(self._tries, ask)
+        except (ServerUnavailable, SessionForgotten) as error:
+            self._may_be_there = isinstance(error, ServerUnavailable) and not closing
+            self._end(str(error))
+            raise
+
+
+def token_from_environment() -> str | None:
+    return os.environ.get(TOKEN) or None
+
+
+class SandboxRouter(_RemoteSandbox):
+    """Implements `Sandbox` over the servers at `urls`; arguments as of `SandboxClient`.
+
+    A call goes to the server with the fewest calls and sessions of this router, and at once to another where that one
+    is busy, cannot be reached or breaks off. A server that cannot be reached, breaks off, wants another token or is
+    replaced by something else is taken out and probed after growing pauses until it answers again. One that answers
+    and fails its calls is passed over while others are up, for growing pauses after which one call probes it
+    (`CircuitBreaker`); what it failed goes to another, `FAILED` in all. Sessions stay with their server and are lost
+    with it. Where all are busy, they are asked again after pauses, `tries` times in all.
+    outage: seconds, from when the last server was taken out, for which calls and new sessions wait for one to come back
+    in. Requests of a session wait less: a server that was restarted does not know it.
+
+    Raises SandboxUnavailable on entry where none of the servers answers, or one of them does not allow `limits`
+    (LimitsRefused).
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        *,
+        token: str | None = None,
+        tries: int = 5,
+        limits: Limits | None = None,
+        connections: int = 256,
+        patience: float = 900.0,
+        outage: float = 0.0,
+    ) -> None:
+        super().__init__(tries, limits)
+        if not urls:
+            raise ValueError("a router needs one server at least")
+        self._servers = [
+            _Server(
+                SandboxClient(url, token=token, tries=tries, limits=limits, connections=connections, patience=patience)
+            )
+            for url in dict.fromkeys(urls)
+        ]
+        self._outage = outage
+        self._last_out = self._warned = -math.inf
+        self._is_open = False
+
+    async def start(self) -> None:
+        """Connect; servers that do not answer yet may come in later. Raises SandboxUnavailable."""
+        if self._is_open:
+            return
+        self._is_open = True
+        try:
+            await together(self._first_probe(server) for server in self._servers)
+        except BaseException:
+            await self.close()
+            raise
+        if not self.up:
+            why = "; ".join(server.why for server in self._servers)
+            await self.close()
+            raise SandboxUnavailable(f"no sandbox server answers: {why}")
+
+    async def close(self) -> None:
+        self._is_open = False
+        for server in self._servers:
+            server.up = False
+            await server.stop_probing()
+            await server.client.close()
+
+    @property
+    def tier(self) -> Tier:
+        """The weakest of the servers that have answered."""
+        tiers = [server.client.tier for server in self._servers if server.up]
+        if not tiers:
+            raise SandboxUnavailable("no sandbox server answers")
+        return min(tiers, key=WEAKEST_FIRST.index)
+
+    @property
+    def up(self) -> list[str]:
+        """The servers that calls go to."""
+        return [server.client.url for server in self._servers if server.up]
+
+    def _try_run(self, program: Program) -> Callable[[], Awaitable[Result]]:
+        lost = 0
+
+        async def once(server: _Server) -> Result:
+            nonlocal lost
+            server.load += 1
+            try:
+                result = await server.client.once(program)
+            finally:
+                server.less()
+            server.note(result)
+            lost += result.status == "infrastructure"
+            if result.status == "infrastructure" and lost < min(FAILED, len(self.up)):
+                raise ServerUnavailable(result.stderr, down=False)
+            return result
+
+        return lambda: self._ask_any(once)
+
+    def _try_open(self, limits: Limits | None, seed: int | None, key: str) -> Callable[[], Awaitable[ClientSession]]:
+        async def once(server: _Server) -> ClientSession:
+            server.load += 1
+            try:
+                opened = await server.client.open_session(limits, seed, key, on_end=server.less)
+            except BaseException:
+                server.less()
+                raise
+            opened.on_result = server.note
+            return opened
+
+        return lambda: self._ask_any(once)
+
+    async def _ask_any(self, ask: Callable[[_Server], Awaitable[T]]) -> T:
+        """Ask one server after another until one does not fail. Resting servers are asked only when all rest.
+
+        Where none is up, wait for one first. Raises as `_choose`, and ServerUnavailable where all of them fail; `after`
+        is then until the first has rested.
+        """
+        await self._await_server()
+        asked: set[_Server] = set()
+        while True:
+            server = self._choose(asked)
+            asked.add(server)
+            server.breaker.sent(time.monotonic())
+            try:
+                return await ask(server)
+            except (ServerUnavailable, NotOurs, ServerBroken) as error:
+                fault = error if isinstance(error, ServerUnavailable) else ServerUnavailable(str(error))
+                now = time.monotonic()
+                if fault.down:
+                    server.breaker.failed(now)
+                    if server.up and self._is_open and not isinstance(error, ServerBroken):
+                        server.take_out(str(fault))
+                        self._last_out = now
+                server.breaker.until = max(server.breaker.until, now + fault.after)
+                rests = {one: one.breaker.until - now for one in self._servers if one.up}
+                if all(one in asked or rest > 0 for one, rest in rests.items()):
+                    fault.after = min(rests.values(), default=0.0)
+                    raise fault from error
+
+    def _choose(self, asked: Container[_Server]) -> _Server:
+        """Return the server to ask next, one that is not among `asked` where there is any.
+
+        Raises ServerUnavailable where none is up, SandboxUnavailable where this is not open.
+        """
+        if not self._is_open:
+            raise SandboxUnavailable("the sandbox router is not open: use `async with SandboxRouter(...)`")
+        there = [server for server in self._servers if server.up]
+        if not there:
+            raise ServerUnavailable("none of the sandbox servers answers: " + "; ".join(s.why for s in self._servers))
+        now = time.monotonic()
+        return min(there, key=lambda server: (server in asked, not server.breaker.takes(now), server.load))
+
+    async def _await_server(self) -> None:
+        """Wait while no server is up, for `outage` seconds at most."""
+        while self._is_open and not self.up:
+            left = self._last_out + self._outage - time.monotonic()
+            probing = [task for server in self._servers if (task := server.probing) is not None and not task.done()]
+            if left <= 0 or not probing:
+                return
+            if self._warned != self._last_out:  # once an outage
+                self._warned = self._last_out
+                why = "; ".join(server.why for server in self._servers)
+                log.warning("no sandbox server answers (%s); calls wait for another %.0f seconds", why, left)
+            # A probe ends when its server is there.
+            await asyncio.wait(probing, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+
+    async def _first_probe(self, server: _Server) -> None:
+        server.client.connect()
+        try:
+            await server.client.probe()
+        except LimitsRefused:
+            raise  # unlike a server that is away, it would never come in
+        except (ServerUnavailable, SandboxUnavailable) as error:
+            server.take_out(str(error))
+        else:
+            server.up = True
+
+
+class _Server:
+    """A server of a router. load: calls and sessions in it. why: it is not `up`. probing: goes on until it
+    is. breaker: opens while its calls fail."""
+
+    def __init__(self, client: SandboxClient) -> None:
+        self.client = client
+        self.up = False
+        self.load = 0
+        self.breaker = CircuitBreaker(FIRST_PAUSE, LONGEST_PAUSE)
+        self.why = ""
+        self.probing: asyncio.Task[None] | None = None
+
+    def less(self) -> None:
+        self.load -= 1
+
+    def note(self, result: Result) -> None:
+        """Count a result for the circuit breaker."""
+        (self.breaker.failed if result.status == "infrastructure" else self.breaker.answered)(time.monotonic())
+
+    def take_out(self, why: str) -> None:
+        self.up, self.why = False, why
+        self.probing = asyncio.create_task(self._probe())
+
+    async def stop_probing(self) -> None:
+        task, self.probing = self.probing, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait((task,))
+
+    async def _probe(self) -> None:
+        pause = FIRST_PAUSE
+        while not self.up:
+            await asyncio.sleep(pause * random.uniform(0.5, 1.5))
+            pause = min(2 * pause, LONGEST_PAUSE)
+            try:
+                await self.client.probe()
+            except (ServerUnavailable, SandboxUnavailable) as error:
+                self.why = str(error)
+            else:
+                self.up = True
