@@ -12,7 +12,7 @@ import pytest
 from retcon.core.errors import SessionLost
 from retcon.http.server import listen, served
 from retcon.sandbox.client import SandboxClient
-from retcon.sandbox.service.apis import own as own_sessions
+from retcon.sandbox.service import own as own_sessions
 from retcon.sandbox.service.app import create_app
 from retcon.sandbox.service.calls import Settings
 from retcon.sandbox.types import Result, Session

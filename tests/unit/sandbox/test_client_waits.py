@@ -355,5 +355,5 @@ def test_a_router_whose_servers_are_not_there_at_the_start_is_refused_at_once() 
 
 @pytest.mark.parametrize("body", [b"<html>", b'{"status": "ok", "stdout": "\xff"}'])
 def test_an_answer_that_is_no_result_is_the_servers_fault(body: bytes) -> None:
-    with pytest.raises(ServerUnavailable, match="http://there: unexpected body"):
+    with pytest.raises(ServerUnavailable, match="http://there: the body is not what a sandbox server answers"):
         decode(Answer("http://there", 200, {}, body), Result)

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.types import Message
 
 from retcon.http.handling import RequestRefused
-from retcon.sandbox.service.apis.own import Answers
+from retcon.sandbox.service.own import KeyedTasks
 
 
 def asked_by(gone: asyncio.Event) -> Request:
@@ -22,7 +22,7 @@ def asked_by(gone: asyncio.Event) -> Request:
 
 def test_a_refusal_is_not_remembered_nor_does_it_make_what_is_begun_anew_forgotten() -> None:
     async def main() -> None:
-        answers, refused, done = Answers[int](), asyncio.Event(), []
+        answers, refused, done = KeyedTasks[int](), asyncio.Event(), []
 
         async def refusing() -> int:
             await refused.wait()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Coroutine
 from functools import partial
+from typing import Any
 
 from msgspec import Struct
 from starlette.applications import Starlette
@@ -13,23 +14,28 @@ from starlette.routing import Route
 
 from retcon import __version__
 from retcon.http.front import Draining, Front
-from retcon.http.handling import answer, serving, unserved
+from retcon.http.handling import Handler, answer, parse, read_body, serving, unless_gone, unserved
 from retcon.sandbox.pool.paths import WRITABLE
-from retcon.sandbox.service.apis.code_judge import (
+from retcon.sandbox.service.calls import CONTENT_TYPE, Calls, Counting, Settings, as_fastapi, as_own
+from retcon.sandbox.service.foreign import (
     BatchJudged,
     BatchRan,
     BatchSubmission,
     CodeJudgeApi,
+    CodeRan,
+    FusionApi,
     Judged,
+    JupyterRan,
+    Languages,
     Ran,
+    RunCode,
+    RunJupyter,
     Status,
     Submission,
+    busy_as_504,
 )
-from retcon.sandbox.service.apis.fusion import CodeRan, FusionApi, JupyterApi, JupyterRan, RunCode, RunJupyter
-from retcon.sandbox.service.apis.languages import Languages
-from retcon.sandbox.service.apis.own import Batch, Call, Cell, Checkpoint, Open, Opened, OwnApi, Results, SessionsApi
-from retcon.sandbox.service.calls import CONTENT_TYPE, Calls, Counting, Settings, as_fastapi, as_own
 from retcon.sandbox.service.openapi import Endpoint, document, page
+from retcon.sandbox.service.own import Batch, Call, Cell, Checkpoint, Open, Opened, OwnApi, Results, SessionsApi
 from retcon.sandbox.types import Result, Tier
 
 OPEN_PATHS = ("/health", "/docs", "/openapi.json")
@@ -54,7 +60,7 @@ def create_app(sandbox: Counting, tier: Tier, settings: Settings, folders: Colle
     calls = Calls(sandbox, tier, settings, folders)
     languages = Languages(calls)
     own, sessions = OwnApi(calls), SessionsApi(calls)
-    judge, fusion, jupyter = CodeJudgeApi(calls, languages), FusionApi(calls, languages), JupyterApi(calls)
+    judge, fusion = CodeJudgeApi(calls, languages), FusionApi(calls, languages)
 
     async def health(_: Request) -> Response:
         return answer(Health("ok", tier, settings.workers, __version__))
@@ -72,34 +78,55 @@ def create_app(sandbox: Counting, tier: Tier, settings: Settings, folders: Colle
         return answer("pong")
 
     session = "/v1/sessions/{session}"
-    ours, theirs = partial(Endpoint, "retcon"), partial(Endpoint, "code-judge")
-    fusions = partial(Endpoint, "SandboxFusion")
+    ours, theirs, fusions = (partial(Endpoint, api) for api in ("retcon", "code-judge", "SandboxFusion"))
+
+    def run(work: Callable[[Any], Coroutine[Any, Any, Struct | Result]], kind: type[Struct]) -> Handler:
+        """Parse the body as `kind` and answer what `work` makes of it, unless the client leaves before."""
+
+        async def handle(request: Request) -> Response:
+            body = parse(await read_body(request, settings.max_body), kind)
+            return answer(await unless_gone(request, work(body)))
+
+        return handle
+
+    run_code = busy_as_504(calls, run(fusion.run_code, RunCode), CodeRan)
+    run_jupyter = busy_as_504(calls, run(fusion.run_jupyter, RunJupyter), JupyterRan)
+    run_batch, run_long = judge.run_batch, partial(judge.run_batch, patient=True)
+    judge_batch, judge_long = judge.judge_batch, partial(judge.judge_batch, patient=True)
     endpoints = [  # looked through in this order at every request
-        ours("POST", "/v1/run", own.run, "Run a program.", Call, Result),
-        theirs("POST", "/run", judge.run, "Run a program.", Submission, Ran),
-        fusions("POST", "/run_code", fusion.run_code, "Run a program.", RunCode, CodeRan),
+        ours("POST", "/v1/run", run(own.run, Call), "Run a program.", Call, Result),
+        theirs("POST", "/run", run(judge.run, Submission), "Run a program.", Submission, Ran),
+        fusions("POST", "/run_code", run_code, "Run a program.", RunCode, CodeRan),
         ours("POST", f"{session}/run", sessions.run, "Run a cell.", Cell, Result),
-        fusions("POST", "/run_jupyter", jupyter.run_jupyter, "Run a notebook's cells.", RunJupyter, JupyterRan),
+        fusions("POST", "/run_jupyter", run_jupyter, "Run a notebook's cells.", RunJupyter, JupyterRan),
         ours("POST", "/v1/batch", own.batch, "Run programs; with `stream` a line for each as it ends.", Batch, Results),
         ours("POST", "/v1/sessions", sessions.open, "Open a session.", Open, Opened, 201),
         ours("POST", f"{session}/checkpoints", sessions.checkpoint, "Freeze its state.", None, Checkpoint, 201),
         ours("POST", f"{session}/rollback", sessions.rollback, "Go to a checkpoint.", Checkpoint, Checkpoint),
         ours("DELETE", f"{session}/checkpoints/{{checkpoint}}", sessions.discard, "Free a checkpoint.", status=204),
-        ours("GET", session, sessions.told, "Whether the session is there, and to keep one that is new.", None, Opened),
+        ours("GET", session, sessions.show, "Whether the session is there, and to keep one that is new.", None, Opened),
         ours("DELETE", session, sessions.close, "Close a session.", status=204),
         ours("GET", "/health", health, "Whether the server is there; no token is needed.", None, Health),
         ours("GET", "/metrics", metrics, "Counts, in Prometheus' text format.", None, str),
-        theirs("POST", "/run/batch", judge.run_batch, "Run programs.", BatchSubmission, BatchRan),
-        theirs("POST", "/run/long-batch", judge.run_long_batch, "Run many programs.", BatchSubmission, BatchRan),
-        theirs("POST", "/judge", judge.judge, "Run a program and compare its output.", Submission, Judged),
-        theirs("POST", "/judge/batch", judge.judge_batch, "Judge programs.", BatchSubmission, BatchJudged),
-        theirs("POST", "/judge/long-batch", judge.judge_long_batch, "Judge many.", BatchSubmission, BatchJudged),
+        theirs("POST", "/run/batch", run(run_batch, BatchSubmission), "Run programs.", BatchSubmission, BatchRan),
+        theirs(
+            "POST", "/run/long-batch", run(run_long, BatchSubmission), "Run many programs.", BatchSubmission, BatchRan
+        ),
+        theirs(
+            "POST", "/judge", run(judge.judge, Submission), "Run a program and compare its output.", Submission, Judged
+        ),
+        theirs(
+            "POST", "/judge/batch", run(judge_batch, BatchSubmission), "Judge programs.", BatchSubmission, BatchJudged
+        ),
+        theirs(
+            "POST", "/judge/long-batch", run(judge_long, BatchSubmission), "Judge many.", BatchSubmission, BatchJudged
+        ),
         theirs("GET", "/status", judge.status, "How many calls wait, and how many can run at a time.", None, Status),
         theirs("GET", "/ping", ping, 'Answers "pong".'),
         fusions("GET", "/v1/ping", ping, 'Answers "pong".'),
     ]
-    said = document(endpoints, __version__)
-    pages = {"/openapi.json": answer(said), "/docs": HTMLResponse(page(said))}
+    described = document(endpoints, __version__)
+    pages = {"/openapi.json": answer(described), "/docs": HTMLResponse(page(described))}
     routes = [Route(one.path, serving(one.handler, _SHAPES[one.api]), methods=[one.method]) for one in endpoints]
     routes += [Route(path, partial(_same, response), methods=["GET"]) for path, response in pages.items()]
     paths = [route.path for route in routes]

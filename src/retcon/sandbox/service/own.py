@@ -1,4 +1,4 @@
-"""This service's own API: one call, or a batch of them."""
+"""This service's own API: calls, batches and sessions."""
 
 from __future__ import annotations
 
@@ -93,14 +93,13 @@ class ProgramRefused(RequestRefused):
 
 
 class OwnApi:
-    """The handlers of `/v1/run` and `/v1/batch`."""
+    """`/v1/run` and `/v1/batch`."""
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
 
-    async def run(self, request: Request) -> Response:
-        call = parse(await read_body(request, self._calls.settings.max_body), Call)
-        return answer(await unless_gone(request, self._run(checked_call(self._calls, call))))
+    async def run(self, call: Call) -> Result:
+        return await self._run(checked_call(self._calls, call))
 
     async def batch(self, request: Request) -> Response:
         batch = parse(await read_body(request, self._calls.settings.max_body), Batch)
@@ -112,10 +111,14 @@ class OwnApi:
         return answer(Results(await results))
 
     async def _checked(self, calls: Sequence[Call]) -> list[Program | Result]:
-        """See `checked_one`. Other requests are served between any two: a call may have thousands of paths."""
-        programs = []
+        """What each call runs, or its result where Python takes no such program. Other requests are served between any
+        two: a call may have thousands of paths."""
+        programs: list[Program | Result] = []
         for i, call in enumerate(calls):
-            programs.append(checked_one(self._calls, call, f"calls[{i}]."))
+            try:
+                programs.append(checked_call(self._calls, call, f"calls[{i}]."))
+            except ProgramRefused as refused:
+                programs.append(refused.result)
             await asyncio.sleep(0)
         return programs
 
@@ -139,10 +142,10 @@ class OwnApi:
 
         async def one(index: int, program: Program | Result) -> bytes:
             try:
-                said: dict[str, Any] = {"index": index, "result": await self._of_batch(program)}
+                line: dict[str, Any] = {"index": index, "result": await self._of_batch(program)}
             except RequestRefused as refused:
-                said = {"index": index, **as_own(refused)}
-            return encoded(said) + b"\n"
+                line = {"index": index, **as_own(refused)}
+            return encoded(line) + b"\n"
 
         tasks = [asyncio.ensure_future(one(i, program)) for i, program in enumerate(programs)]
         try:
@@ -162,14 +165,6 @@ def checked_call(calls: Calls, call: Call, at: str = "") -> Program:
     return replace(program, wait=call.wait, seed=call.seed)
 
 
-def checked_one(calls: Calls, call: Call, at: str) -> Program | Result:
-    """As `checked_call`, of a batch: the result of a program that fails before it could run."""
-    try:
-        return checked_call(calls, call, at)
-    except ProgramRefused as refused:
-        return refused.result
-
-
 def checked_cell(calls: Calls, cell: Cell, limits: Limits, tier: str = "", at: str = "") -> Program:
     """As `checked_call`, for a session's cell. limits: of a cell that asks for none. tier: whose absolute paths its
     files may have; a session's have none."""
@@ -183,6 +178,7 @@ def checked_cell(calls: Calls, cell: Cell, limits: Limits, tier: str = "", at: s
         message = f"NUL at character {cell.code.index(chr(0))}: Python takes none in a program"
         raise ProgramRefused(message, field=f"{at}code", result=result)
     check_text(cell.stdin, f"{at}stdin", "surrogateescape")
+    calls.check_bounds({f"{at}timeout": cell.timeout}, {f"{at}memory": cell.memory})
     files = decode_files(cell.files, f"{at}files", tier, calls.folders)
     try:
         check_room(files, cell.stdin)
@@ -191,7 +187,7 @@ def checked_cell(calls: Calls, cell: Cell, limits: Limits, tier: str = "", at: s
     return Program(
         cell.code,
         stdin=cell.stdin,
-        limits=checked_limits(calls, cell.limits, limits, at).with_(*checked_clocks(calls, cell, at)),
+        limits=checked_limits(calls, cell.limits, limits, at).with_(cell.timeout, cell.memory),
         files=files,
         fetch=check_paths(cell.fetch, f"{at}fetch", calls.tier, calls.folders),
         echo=cell.echo,
@@ -206,12 +202,6 @@ def checked_limits(calls: Calls, asked: LimitFields | None, limits: Limits, at: 
     seconds = {f"{at}limits.{name}": given.get(name) for name in ("cpu_seconds", "wall_seconds")}
     calls.check_bounds(seconds, {f"{at}limits.memory_mb": given.get("memory_mb")})
     return replace(limits, **given)
-
-
-def checked_clocks(calls: Calls, cell: Cell, at: str) -> tuple[float | None, int | None]:
-    """(timeout, memory). Raises RequestRefused for one above what the service allows."""
-    calls.check_bounds({f"{at}timeout": cell.timeout}, {f"{at}memory": cell.memory})
-    return cell.timeout, cell.memory
 
 
 class Streamed(Response):
@@ -244,19 +234,20 @@ RECONNECT_SECONDS = 10.0
 """How long what a vanished client asked of a session, under a key, goes on: it may ask again."""
 
 
-class Answer(Generic[T]):
-    """What was asked under a key, and what comes of it.
+class KeyedTask(Generic[T]):
+    """Work of a request that carries an idempotency key.
 
-    patience: seconds that the work goes on without a reader. giving_up: set while there is none.
+    digest: of the request. patience: seconds that the work goes on without a reader. giving_up: set while there is
+    none.
     """
 
-    def __init__(self, asked: bytes, task: asyncio.Task[T], patience: float) -> None:
-        self.asked = asked
+    def __init__(self, digest: bytes, task: asyncio.Task[T], patience: float) -> None:
+        self.digest = digest
         self.task = task
         self.patience = patience
         self.readers = 0
         self.giving_up: asyncio.TimerHandle | None = None
-        self.given_up = "its work was abandoned: nobody waited for the answer"
+        self.given_up = "its work was abandoned: no client waited for the answer"
 
     async def read(self, request: Request) -> T:
         """Raises ClientGone, SessionLost where the work was given up, and what the work raises."""
@@ -281,50 +272,50 @@ class Answer(Generic[T]):
             raise
 
 
-class Answers(Generic[T]):
-    """By key. What is not done yet is never forgotten; of the rest the last `remembered` to come are known.
+class KeyedTasks(Generic[T]):
+    """Runs work once for each idempotency key. Unfinished work is kept, and the last `remembered` answers.
 
-    patience: seconds that work goes on when the last client that asked for it has gone. 0: at once it is given up,
-    which leaves nothing behind, and who asks again begins it anew.
+    patience: seconds that work goes on when the last client that asked for it has gone. 0: it is given up at once,
+    which leaves nothing behind, and a repeated request begins it anew.
     """
 
     def __init__(self, *, remembered: int = REMEMBERED, patience: float = RECONNECT_SECONDS) -> None:
         self._remembered = remembered
         self._patience = patience
-        self._known: dict[str, Answer[T]] = {}
+        self._known: dict[str, KeyedTask[T]] = {}
 
     async def once(
         self, request: Request, key: str, body: bytes, work: Callable[[], Coroutine[object, object, T]]
     ) -> T:
-        """What `work` comes to, or came to when it was asked for under this key before.
+        """Return what `work` returns, or returned under this key before.
 
-        Raises RequestRefused where the key was another request's, and as `Answer.read`.
+        Raises RequestRefused where the key was another request's, and as `KeyedTask.read`.
         """
-        asked = hashlib.sha256(request.url.path.encode() + body).digest()
+        digest = hashlib.sha256(request.url.path.encode() + body).digest()
         known = self._known.get(key)
         if known is None:
-            known = self._known[key] = Answer(asked, asyncio.ensure_future(work()), self._patience)
-            known.task.add_done_callback(lambda _: self._came(key))
-        elif known.asked != asked:
+            known = self._known[key] = KeyedTask(digest, asyncio.ensure_future(work()), self._patience)
+            known.task.add_done_callback(lambda _: self._finish(key))
+        elif known.digest != digest:
             raise RequestRefused(422, "invalid", f"the key '{key}' has been used for another request", field=KEY)
         return await known.read(request)
 
     def forget(self, key: str) -> None:
-        """What was answered under it: who asks again has the work done anew."""
+        """Drop the answer under a key: a repeated request has the work done anew."""
         known = self._known.get(key)
         if known is not None and known.task.done():
             del self._known[key]
 
     def give_up(self, why: str) -> None:
-        """End what is not done; who waits for it is told why."""
+        """End what is not done. Its readers get SessionLost with that reason."""
         for known in self._known.values():
             known.given_up = why
             known.task.cancel()
 
-    def _came(self, key: str) -> None:
+    def _finish(self, key: str) -> None:
         known = self._known.pop(key)  # to stand last
-        nothing = not self._patience if known.task.cancelled() else isinstance(known.task.exception(), RequestRefused)
-        if nothing:  # was done: who asks again may have more luck
+        undone = not self._patience if known.task.cancelled() else isinstance(known.task.exception(), RequestRefused)
+        if undone:  # another try may succeed
             return
         self._known[key] = known
         done = [name for name, one in self._known.items() if one.task.done()]
@@ -366,14 +357,14 @@ class Entry:
     def __init__(self, session: Ending, limits: Limits) -> None:
         self.session = session
         self.limits = limits
-        self.answers = Answers[Any]()
+        self.answers = KeyedTasks[Any]()
         self.used = time.monotonic()
         self.requests = 0
         self.key: str | None = None
         self.unused: asyncio.TimerHandle | None = None
 
-    def learnt(self) -> None:
-        """Its client knows that it has it."""
+    def confirm(self) -> None:
+        """Its client knows of it."""
         if self.unused is not None:
             self.unused.cancel()
 
@@ -384,52 +375,46 @@ class SessionsApi:
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
         self._entries: dict[str, Entry] = {}
-        self._openings = Answers[Entry](remembered=OPENINGS, patience=0.0)
+        self._openings = KeyedTasks[Entry](remembered=OPENINGS, patience=0.0)
         self._closing: set[asyncio.Task[None]] = set()
 
     async def open(self, request: Request) -> Response:
-        """A fresh session; those that nobody has used for long are closed first, and most that have ended forgotten."""
+        """Open a session. Those that were unused for long are closed first, and most that have ended forgotten."""
         body = await read_body(request, self._calls.settings.max_body)
-        asked = parse(body or b"{}", Open)
-        limits = checked_limits(self._calls, asked.limits, self._calls.settings.limits)
+        opening = parse(body or b"{}", Open)
+        limits = checked_limits(self._calls, opening.limits, self._calls.settings.limits)
         await self._make_room()
         key = request.headers.get(KEY)
         if key is None:
-            entry = await unless_gone(request, self._opened(limits, asked.seed), undo=self._close)
+            entry = await unless_gone(request, self._opened(limits, opening.seed), undo=self._close)
         else:
-            work = partial(self._opened, limits, asked.seed, key)
+            work = partial(self._opened, limits, opening.seed, key)
             try:
                 entry = await self._openings.once(request, key, body, work)
             except SessionLost as error:  # given up as this client came, with the one before it
                 raise unavailable(SandboxUnavailable(str(error)), "busy") from error
-        return answer(self._said(entry), 201)
+        return answer(Opened(entry.session.id, self._calls.tier), 201)
 
-    async def told(self, request: Request) -> Response:
-        """The session, whose client by this has learnt that it has it."""
-        entry, body = await self._asked(request)
+    async def show(self, request: Request) -> Response:
+        """Answer the session. Its client thereby confirms that it knows of it."""
+        entry, body = await self._read(request)
         if entry.session.ended:
             self._forget(entry)  # asked for again under its key, another one is opened
             await self._once(request, entry, body, entry.session.checkpoint)  # which says why it is lost
-        return answer(self._said(entry))
+        return answer(Opened(entry.session.id, self._calls.tier))
 
     async def run(self, request: Request) -> Response:
-        entry, body = await self._asked(request)
+        entry, body = await self._read(request)
         cell = checked_cell(self._calls, parse(body, Cell), entry.limits)
-        return answer(
-            await self._once(
-                request,
-                entry,
-                body,
-                lambda: self._calls.run("session", lambda: entry.session.run(cell)),
-            )
-        )
+        work = partial(self._calls.run, "session", lambda: entry.session.run(cell))
+        return answer(await self._once(request, entry, body, work))
 
     async def checkpoint(self, request: Request) -> Response:
-        entry, body = await self._asked(request)
+        entry, body = await self._read(request)
         return answer(Checkpoint(await self._once(request, entry, body, entry.session.checkpoint)), 201)
 
     async def rollback(self, request: Request) -> Response:
-        entry, body = await self._asked(request)
+        entry, body = await self._read(request)
         name = parse(body, Checkpoint).checkpoint
 
         async def work() -> None:
@@ -444,7 +429,7 @@ class SessionsApi:
         return answer(Checkpoint(name))
 
     async def discard(self, request: Request) -> Response:
-        entry, body = await self._asked(request)
+        entry, body = await self._read(request)
         name = request.path_params["checkpoint"]
         await self._once(request, entry, body, lambda: entry.session.discard(name))
         return Response(status_code=204)
@@ -474,15 +459,12 @@ class SessionsApi:
         task.add_done_callback(self._closing.discard)
 
     def _forget(self, entry: Entry) -> None:
-        """That it was opened under its key."""
+        """Forget that it was opened under its key."""
         if entry.key is not None:
             self._openings.forget(entry.key)
             entry.key = None
 
-    def _said(self, entry: Entry) -> Opened:
-        return Opened(entry.session.id, self._calls.tier)
-
-    async def _asked(self, request: Request) -> tuple[Entry, bytes]:
+    async def _read(self, request: Request) -> tuple[Entry, bytes]:
         name = request.path_params["session"]
         entry = self._entries.get(name)
         if entry is None:
@@ -490,13 +472,13 @@ class SessionsApi:
                 404, "unknown_session", f"no session '{name}': it was closed, or this server has restarted"
             )
         entry.used = time.monotonic()
-        entry.learnt()
+        entry.confirm()
         return entry, await read_body(request, self._calls.settings.max_body)
 
     async def _once(
         self, request: Request, entry: Entry, body: bytes, work: Callable[[], Coroutine[Any, Any, Any]]
     ) -> Any:
-        """Do it; where it has been asked before under the same key, what came of it then."""
+        """Do the work once for each idempotency key. Raises RequestRefused where the session is lost."""
         key = request.headers.get(KEY)
         entry.requests += 1
         try:
@@ -522,7 +504,7 @@ class SessionsApi:
 
     async def _close(self, entry: Entry) -> None:
         self._entries.pop(entry.session.id, None)
-        entry.learnt()
+        entry.confirm()
         self._forget(entry)
         entry.answers.give_up("it was closed")
         await entry.session.close()
