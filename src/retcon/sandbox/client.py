@@ -133,7 +133,7 @@ def decode(response: Answer, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(response.body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ServerUnavailable(f"{response.url}: unexpected body: {error}") from error
+        raise ServerUnavailable(f"{response.url}: the body is not what a sandbox server answers: {error}") from error
 
 
 class Remote:

@@ -89,13 +89,18 @@ def create_app(sandbox: Counting, tier: Tier, settings: Settings, folders: Colle
 
         return handle
 
+    def judging(
+        path: str, work: Callable[[Any], Coroutine[Any, Any, Struct]], says: str, *kinds: type[Struct]
+    ) -> Endpoint:
+        asks, answers = kinds
+        return theirs("POST", path, run(work, asks), says, asks, answers)
+
     run_code = busy_as_504(calls, run(fusion.run_code, RunCode), CodeRan)
     run_jupyter = busy_as_504(calls, run(fusion.run_jupyter, RunJupyter), JupyterRan)
-    run_batch, run_long = judge.run_batch, partial(judge.run_batch, patient=True)
-    judge_batch, judge_long = judge.judge_batch, partial(judge.judge_batch, patient=True)
+    run_long, judge_long = partial(judge.run_batch, patient=True), partial(judge.judge_batch, patient=True)
     endpoints = [  # looked through in this order at every request
         ours("POST", "/v1/run", run(own.run, Call), "Run a program.", Call, Result),
-        theirs("POST", "/run", run(judge.run, Submission), "Run a program.", Submission, Ran),
+        judging("/run", judge.run, "Run a program.", Submission, Ran),
         fusions("POST", "/run_code", run_code, "Run a program.", RunCode, CodeRan),
         ours("POST", f"{session}/run", sessions.run, "Run a cell.", Cell, Result),
         fusions("POST", "/run_jupyter", run_jupyter, "Run a notebook's cells.", RunJupyter, JupyterRan),
@@ -108,19 +113,11 @@ def create_app(sandbox: Counting, tier: Tier, settings: Settings, folders: Colle
         ours("DELETE", session, sessions.close, "Close a session.", status=204),
         ours("GET", "/health", health, "Whether the server is there; no token is needed.", None, Health),
         ours("GET", "/metrics", metrics, "Counts, in Prometheus' text format.", None, str),
-        theirs("POST", "/run/batch", run(run_batch, BatchSubmission), "Run programs.", BatchSubmission, BatchRan),
-        theirs(
-            "POST", "/run/long-batch", run(run_long, BatchSubmission), "Run many programs.", BatchSubmission, BatchRan
-        ),
-        theirs(
-            "POST", "/judge", run(judge.judge, Submission), "Run a program and compare its output.", Submission, Judged
-        ),
-        theirs(
-            "POST", "/judge/batch", run(judge_batch, BatchSubmission), "Judge programs.", BatchSubmission, BatchJudged
-        ),
-        theirs(
-            "POST", "/judge/long-batch", run(judge_long, BatchSubmission), "Judge many.", BatchSubmission, BatchJudged
-        ),
+        judging("/run/batch", judge.run_batch, "Run programs.", BatchSubmission, BatchRan),
+        judging("/run/long-batch", run_long, "Run many programs.", BatchSubmission, BatchRan),
+        judging("/judge", judge.judge, "Run a program and compare its output.", Submission, Judged),
+        judging("/judge/batch", judge.judge_batch, "Judge programs.", BatchSubmission, BatchJudged),
+        judging("/judge/long-batch", judge_long, "Judge many.", BatchSubmission, BatchJudged),
         theirs("GET", "/status", judge.status, "How many calls wait, and how many can run at a time.", None, Status),
         theirs("GET", "/ping", ping, 'Answers "pong".'),
         fusions("GET", "/v1/ping", ping, 'Answers "pong".'),
