@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""CPU time that a request over HTTP costs its client: `retcon.http.asking`, which the clients of sandbox and model
+"""CPU time that a request over HTTP costs its client: `retcon.http.client`, which the clients of sandbox and model
 servers use, against httpx.
 
     python benchmarks/studies/client.py [--rounds 3] [--requests 256] [--at-once 8 64 256]
@@ -23,7 +23,7 @@ from multiprocessing.connection import Connection
 
 import httpx
 
-from retcon.http.asking import Connections
+from retcon.http.client import Connections
 
 PROGRAM = {"code": "total = 0\nfor n in range(10):\n    total += n * n\nprint(total)\n", "timeout": 4.0}
 ANSWER = b'{"status": "ok", "stdout": "285\\n", "stderr": "", "value": null, "seconds": 0.0021, "cpu_seconds": 0.0017}'
@@ -81,7 +81,7 @@ async def measured(url: str, requests: int, at_once: int, rounds: int) -> dict[s
         async def by_httpx() -> int:
             return len((await theirs.post(url, json=PROGRAM, timeout=60)).content)
 
-        ways = {"retcon.http.asking": by_asking, "httpx": by_httpx}
+        ways = {"retcon.http.client": by_asking, "httpx": by_httpx}
         found: dict[str, list[float]] = {name: [] for name in ways}
         for _ in range(rounds + 1):
             for name, ask in ways.items():
@@ -107,7 +107,7 @@ def main() -> None:
         print(f"{at_once} at a time")
         for name, values in found.items():
             print(f"  {name:20} {middle[name]:5.2f}  ({min(values):.2f}…{max(values):.2f})")
-        print(f"  {'ratio':20} {middle['httpx'] / middle['retcon.http.asking']:5.1f}")
+        print(f"  {'ratio':20} {middle['httpx'] / middle['retcon.http.client']:5.1f}")
     server.kill()
 
 

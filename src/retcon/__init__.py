@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from retcon.rollout.context import RolloutContext, RolloutLimits
     from retcon.rollout.loop import run_rollout
     from retcon.sandbox.pool import SandboxPool
-    from retcon.serve.harness.solving import ModelEndpoint
+    from retcon.serve.harness import ModelEndpoint
     from retcon.tasks.graders.plain import grade
     from retcon.tasks.types import Task
     from retcon.tools.kinds.python import PythonTool
@@ -39,7 +39,7 @@ __version__ = "0.1.0"
 _FACE = {
     "ByteTokenizer": "retcon.chat.tokenizer",
     "Chat": "retcon.chat.chat",
-    "ModelEndpoint": "retcon.serve.harness.solving",
+    "ModelEndpoint": "retcon.serve.harness",
     "PythonTool": "retcon.tools.kinds.python",
     "RolloutContext": "retcon.rollout.context",
     "RolloutLimits": "retcon.rollout.context",

@@ -23,7 +23,7 @@ from retcon.rollout.strategy import Strategy
 from retcon.sandbox.client import SandboxRouter, token_from_environment
 from retcon.sandbox.pool import SandboxPool
 from retcon.sandbox.types import Limits, Sandbox, SessionBounds
-from retcon.serve.harness.solving import find_harness
+from retcon.serve.harness import find_harness
 from retcon.tasks.grading.grading import GradeSettings, Grading
 from retcon.tasks.grading.registry import refuse_unready
 from retcon.tasks.registry import CheckedGrades, TaskSet, Ungraded, grader_options, refuse_no_set
@@ -305,7 +305,7 @@ async def _harness(recipe: Recipe) -> AsyncIterator[Harness | None]:
         yield None
         return
     try:
-        from retcon.serve.harness.opening import open_harness
+        from retcon.serve.harness_server import open_harness
     except ModuleNotFoundError as missing:
         raise MissingExtra(f"rollout.harness needs {missing.name}: {how_to_install('serve')}") from missing
     async with open_harness(find_harness(section.harness), section.harness_seconds) as harness:

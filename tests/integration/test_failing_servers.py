@@ -17,7 +17,7 @@ import pytest
 from retcon.core.errors import InfrastructureFault, SandboxUnavailable
 from retcon.engine.pool.policy import PoolSettings
 from retcon.engine.types import SamplingParams
-from retcon.http.asking import Connections, NoAnswer
+from retcon.http.client import Connections, NoAnswer
 from retcon.plugins.verl.router import LONGEST_PAUSE, RetconRouter
 from retcon.plugins.verl.shared import ServerEngine
 from retcon.sandbox.client import SandboxRouter

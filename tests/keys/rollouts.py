@@ -19,7 +19,7 @@ from retcon.core.seeds import derive
 from retcon.core.types import Status, Trajectory, history_ids
 from retcon.engine.kinds.scripted import Reply, ScriptedEngine
 from retcon.models.placing import start_model
-from retcon.serve.harness.solving import ModelEndpoint
+from retcon.serve.harness import ModelEndpoint
 from retcon.tasks.types import Task
 from retcon.tools.scripted import ScriptedTool
 from retcon.train.rollouts import TrainingRollouts, open_rollouts

@@ -28,8 +28,8 @@ from retcon.chat.tokenizer import ByteTokenizer
 from retcon.core.types import Trajectory, ids_of
 from retcon.engine.kinds.scripted import ScriptedEngine
 from retcon.rollout.group import rollout_group
-from retcon.serve.harness.opening import open_harness
-from retcon.serve.harness.solving import ModelEndpoint
+from retcon.serve.harness import ModelEndpoint
+from retcon.serve.harness_server import open_harness
 from retcon.serve.recording import FILE
 from retcon.store import jsonl
 from retcon.tasks.graders.text import boxed

@@ -23,9 +23,9 @@ from retcon.purify.saar import Saar
 from retcon.purify.types import Repair
 from retcon.rollout.context import RolloutContext, RolloutLimits
 from retcon.serve import app
-from retcon.serve.answering import Agent
+from retcon.serve.agent import Agent
+from retcon.serve.errors import ServeSettings
 from retcon.serve.recording import Record
-from retcon.serve.refusing import ServeSettings
 from retcon.tools.schema import python_spec
 from retcon.tools.scripted import ScriptedTool
 

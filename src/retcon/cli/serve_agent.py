@@ -28,9 +28,9 @@ from retcon.core.texts import is_url
 if TYPE_CHECKING:
     from retcon.config.schema import Recipe
     from retcon.http.server import StopSignals
-    from retcon.serve.answering import Agent
+    from retcon.serve.agent import Agent
+    from retcon.serve.errors import ServeSettings
     from retcon.serve.recording import Record
-    from retcon.serve.refusing import ServeSettings
 
 LAST_SECONDS = 35
 """Beyond --grace: the sandbox's processes, and a server that the engine started, are ended in it."""
@@ -88,7 +88,7 @@ def serve_agent(
     """Serve a model behind OpenAI's API: it runs programs, repairs failed calls, and records what it says."""
     need_serving()
     from retcon.http.server import StopSignals, is_local, listen
-    from retcon.serve.refusing import ServeSettings
+    from retcon.serve.errors import ServeSettings
 
     given = [f"repair.kind={repair}", *(overrides or ())]
     recipe, folder = conversing(model, tool or ["python"], given, answer_tokens=0)  # --answer-tokens says it
@@ -132,7 +132,7 @@ async def _serve(
     from retcon.engine.types import Connects, NamesModel, SpeaksText
     from retcon.http import server
     from retcon.serve import app
-    from retcon.serve.answering import Agent
+    from retcon.serve.agent import Agent
     from retcon.serve.recording import Record
     from retcon.store.whole import alone
 

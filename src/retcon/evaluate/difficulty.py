@@ -20,7 +20,7 @@ from retcon.planning.needs import refuse_unfit_rollouts
 from retcon.rollout.context import MOST_LOST
 from retcon.rollout.group import rollout_groups
 from retcon.rollout.lengths import fitting
-from retcon.serve.harness.solving import code_of
+from retcon.serve.harness import code_of
 from retcon.store.fingerprint import fingerprint
 from retcon.store.pass_rates import PassRate, PassRateFile, of_model, read_pass_rates
 from retcon.tasks.registry import TaskSet, graded, training_prompts

@@ -48,7 +48,7 @@ from retcon.rollout.context import MOST_LOST, Faults
 from retcon.rollout.group import rollout_group
 from retcon.rollout.lengths import refuse_long
 from retcon.runs.manifest import as_now, is_immaterial
-from retcon.serve.harness.solving import code_of
+from retcon.serve.harness import code_of
 from retcon.store import jsonl
 from retcon.store.compression import SUFFIXES
 from retcon.store.fingerprint import fingerprint, template_fingerprint

@@ -16,7 +16,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from retcon.core.errors import RetconError
-from retcon.http.front import Draining
+from retcon.http.endpoints import Draining
 
 BACKLOG = 2048
 GRACE_SECONDS = 10

@@ -21,7 +21,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from retcon.core.errors import EngineError, InfrastructureFault
-from retcon.http.asking import Answer, Connections, NoAnswer
+from retcon.http.client import Answer, Connections, NoAnswer
 
 log = logging.getLogger(__name__)
 

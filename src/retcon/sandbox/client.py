@@ -24,7 +24,7 @@ from retcon.core.breaker import CircuitBreaker
 from retcon.core.errors import CheckpointRefused, SandboxUnavailable, SessionLost
 from retcon.core.texts import is_url
 from retcon.core.together import together
-from retcon.http.asking import Answer, Connections, NoAnswer
+from retcon.http.client import Answer, Connections, NoAnswer
 from retcon.sandbox.types import (
     Limits,
     Program,

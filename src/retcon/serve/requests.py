@@ -11,8 +11,8 @@ import msgspec
 
 from retcon.core.errors import RecipeError, nearest
 from retcon.core.types import ANYTHING, ToolSpec
-from retcon.http.handling import RequestRefused
-from retcon.serve.refusing import parsed, wrong
+from retcon.http.endpoints import RequestRefused
+from retcon.serve.errors import parsed, wrong
 from retcon.serve.sessions import Called, Role, Said
 from retcon.tools.schema import check
 

@@ -17,9 +17,8 @@ from retcon.core.errors import nearest
 from retcon.core.seeds import derive
 from retcon.core.texts import counted
 from retcon.core.types import Observation, Provenance, Segment, Stop, ToolCall, Trajectory, Turn, ids_of, token_count
-from retcon.http.front import RETRY_AFTER_SECONDS
-from retcon.http.handling import RequestRefused
-from retcon.serve.refusing import wrong
+from retcon.http.endpoints import RETRY_AFTER_SECONDS, RequestRefused
+from retcon.serve.errors import wrong
 from retcon.transcripts.failures.rules import judge
 
 Role = Literal["system", "user", "assistant", "tool"]

@@ -29,7 +29,7 @@ from retcon.rollout.context import lost_in_grading
 from retcon.runs.folder import RunFolder, open_run
 from retcon.runs.manifest import RENDERED
 from retcon.runs.metrics import mechanisms_of
-from retcon.serve.harness.solving import code_of
+from retcon.serve.harness import code_of
 from retcon.store.fingerprint import fingerprint
 from retcon.tasks.registry import TaskSet
 from retcon.train.objective.shaping import comparable, overlong_metrics, shaped_rewards

@@ -23,7 +23,7 @@ from retcon.chat.types import glue, words
 from retcon.config.load import find_line
 from retcon.core.errors import nearest
 from retcon.core.types import Segment, Trajectory
-from retcon.http.handling import RequestRefused, parse
+from retcon.http.endpoints import RequestRefused, parse
 from retcon.purify.noop import does_nothing
 from retcon.purify.reading import names, reads, trees
 from retcon.purify.reading.words import referring, referring_comments

@@ -18,7 +18,7 @@ pytest.importorskip("torch", reason="training needs the [train] extra")
 from retcon.build import build_strategy
 from retcon.config.schema import Recipe
 from retcon.core.types import Segment, Trajectory, Turn
-from retcon.serve.harness.solving import code_of
+from retcon.serve.harness import code_of
 from retcon.store.fingerprint import fingerprint
 from retcon.train import rl, rollouts
 from retcon.train.rollouts import TrainingRollouts

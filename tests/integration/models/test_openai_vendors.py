@@ -21,7 +21,7 @@ from retcon.engine.openai.engine import OpenAIEngine, OpenAISettings
 from retcon.engine.openai.messages import StandIn
 from retcon.engine.types import SamplingParams
 from retcon.evaluate.runner import run_evaluation
-from retcon.http.asking import Answer as Given
+from retcon.http.client import Answer as Given
 from retcon.models.locating import locate
 from retcon.models.remote import RemoteModel, RequestRefused, read_error
 from retcon.rollout.context import RolloutContext, RolloutLimits

@@ -84,7 +84,7 @@ def test_a_request_that_fails_otherwise_is_not_waited_for_on_account_of_others()
 
 def test_a_machine_that_takes_no_connection_is_away_and_not_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """As one that is started anew, which refuses nothing either: it is asked for as long as there is patience."""
-    monkeypatch.setattr("retcon.http.asking.CONNECT_SECONDS", 0.02)
+    monkeypatch.setattr("retcon.http.client.CONNECT_SECONDS", 0.02)
 
     async def main(url: str) -> tuple[str, int]:
         model = RemoteModel("model", url, "small", attempts=1, wait=0.01, patience=0.2)

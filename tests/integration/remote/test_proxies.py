@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from retcon.http import asking
-from retcon.http.asking import Connections, NoAnswer
+from retcon.http import client as asking
+from retcon.http.client import Connections, NoAnswer
 
 KEY = "Bearer secret"
 US = "Basic dXNAOnA6YXNz"

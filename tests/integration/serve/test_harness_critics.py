@@ -12,7 +12,7 @@ import httpx
 
 from integration.serve.test_harness_rollouts import ask, rolled
 from retcon.rollout.context import RolloutLimits
-from retcon.serve.harness.solving import ModelEndpoint
+from retcon.serve.harness import ModelEndpoint
 from retcon.tasks.types import Task
 from servers.agent import user
 

@@ -19,8 +19,8 @@ from retcon.core.types import Trajectory
 from retcon.engine.kinds.scripted import ScriptedEngine
 from retcon.rollout.context import RolloutLimits
 from retcon.rollout.group import rollout_member
-from retcon.serve.harness.opening import open_harness
-from retcon.serve.harness.solving import ModelEndpoint, Solve, find_harness
+from retcon.serve.harness import ModelEndpoint, Solve, find_harness
+from retcon.serve.harness_server import open_harness
 from retcon.tasks.types import Task
 from retcon.train.objective.shaping import has_void_turn
 from servers.agent import BYTES, SEARCH, context_of, said, user

@@ -23,8 +23,8 @@ from retcon.engine.kinds.scripted import Reply, ScriptedEngine
 from retcon.engine.types import SamplingParams
 from retcon.rollout.context import RolloutContext, RolloutLimits, lost_in_grading
 from retcon.rollout.group import rollout_group, rollout_member
-from retcon.serve.harness.opening import open_harness
-from retcon.serve.harness.solving import ModelEndpoint, Solve
+from retcon.serve.harness import ModelEndpoint, Solve
+from retcon.serve.harness_server import open_harness
 from retcon.tasks.graders.text import final_answer
 from retcon.tasks.registry import Grade
 from retcon.tasks.types import Task

@@ -25,7 +25,7 @@ from retcon.core.types import Trajectory, ids_of
 from retcon.evaluate.difficulty import run_difficulty
 from retcon.evaluate.runner import run_evaluation
 from retcon.runs.folder import RunFolder
-from retcon.serve.harness.solving import code_of, find_harness
+from retcon.serve.harness import code_of, find_harness
 from retcon.store import jsonl
 from retcon.train.rl import run_rl
 from retcon.train.sft import run_sft

@@ -20,9 +20,9 @@ from retcon.engine.kinds.scripted import ScriptedEngine
 from retcon.engine.types import Generation, SamplingParams
 from retcon.rollout.context import RolloutLimits
 from retcon.serve import app
-from retcon.serve.answering import Agent
+from retcon.serve.agent import Agent
+from retcon.serve.errors import ServeSettings
 from retcon.serve.recording import Record
-from retcon.serve.refusing import ServeSettings
 from retcon.serve.requests import read
 from servers.agent import MODEL, SAAR, SEARCH, Asking, Message, asked, context_of, said, serving, user
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from retcon.core.errors import SandboxUnavailable
-from retcon.http.asking import Answer, NoAnswer
+from retcon.http.client import Answer, NoAnswer
 from retcon.sandbox.client import SandboxClient, SandboxRouter, ServerUnavailable, decode
 from retcon.sandbox.types import Limits, Result
 

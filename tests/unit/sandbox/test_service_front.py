@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from retcon.http.front import Front
+from retcon.http.endpoints import Front
 from retcon.sandbox.service.calls import as_own
 
 

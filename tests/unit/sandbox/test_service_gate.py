@@ -4,8 +4,7 @@ import asyncio
 
 import pytest
 
-from retcon.http.front import Gate
-from retcon.http.handling import RequestRefused
+from retcon.http.endpoints import Gate, RequestRefused
 from retcon.sandbox.service.calls import Settings
 from retcon.sandbox.types import Limits
 

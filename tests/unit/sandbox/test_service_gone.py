@@ -8,7 +8,7 @@ import pytest
 from starlette.requests import Request
 from starlette.types import Message
 
-from retcon.http.handling import ClientGone, unless_gone
+from retcon.http.endpoints import ClientGone, unless_gone
 
 
 def asked_by(gone: asyncio.Event) -> Request:

@@ -8,7 +8,7 @@ import pytest
 from starlette.requests import Request
 from starlette.types import Message
 
-from retcon.http.handling import RequestRefused
+from retcon.http.endpoints import RequestRefused
 from retcon.sandbox.service.own import KeyedTasks
 
 

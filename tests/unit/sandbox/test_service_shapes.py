@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from retcon.http.handling import RequestRefused
+from retcon.http.endpoints import RequestRefused
 from retcon.sandbox.service.calls import as_fastapi, decode_files
 
 

@@ -8,7 +8,7 @@ from conversing import chat_of, text_of
 from retcon.chat.chat import Chat
 from retcon.chat.family import names
 from retcon.core.types import Turn
-from retcon.http.handling import RequestRefused
+from retcon.http.endpoints import RequestRefused
 from retcon.serve.sessions import Called, Said, followed, opened
 
 

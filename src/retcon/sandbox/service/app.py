@@ -13,8 +13,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from retcon import __version__
-from retcon.http.front import Draining, Front
-from retcon.http.handling import Handler, answer, parse, read_body, serving, unless_gone, unserved
+from retcon.http.endpoints import Draining, Front, Handler, answer, parse, read_body, serving, unless_gone, unserved
 from retcon.sandbox.pool.paths import WRITABLE
 from retcon.sandbox.service.calls import CONTENT_TYPE, Calls, Counting, Settings, as_fastapi, as_own
 from retcon.sandbox.service.foreign import (

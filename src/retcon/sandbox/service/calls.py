@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol
 
 from retcon.core.errors import SandboxBusy, SandboxUnavailable
-from retcon.http.front import RETRY_AFTER_SECONDS, Gate
-from retcon.http.handling import RequestRefused
+from retcon.http.endpoints import RETRY_AFTER_SECONDS, Gate, RequestRefused
 from retcon.sandbox.pool.paths import inside_scratch, to_write
 from retcon.sandbox.types import Limits, Result, Sandbox, Session, Tier
 

@@ -36,7 +36,7 @@ from starlette.responses import Response
 
 from retcon.core.errors import SandboxUnavailable, SessionLost, nearest
 from retcon.core.together import together
-from retcon.http.handling import Handler, RequestRefused, answer
+from retcon.http.endpoints import Handler, RequestRefused, answer
 from retcon.sandbox.jail.scratch import TOTAL_BYTES
 from retcon.sandbox.service.calls import Calls, check_paths, check_text, decode_files, own_stderr, room_for, unavailable
 from retcon.sandbox.types import Limits, Program, Result, Session

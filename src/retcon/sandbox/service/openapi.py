@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 from msgspec import Struct
 
-from retcon.http.handling import Handler
+from retcon.http.endpoints import Handler
 
 REFERENCE = "#/components/schemas/"
 JSON = "application/json"

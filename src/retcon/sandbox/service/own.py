@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from retcon.core.errors import CheckpointRefused, SandboxUnavailable, SessionLost
 from retcon.core.together import cancelled, together
-from retcon.http.handling import ClientGone, RequestRefused, answer, encoded, parse, read_body, unless_gone
+from retcon.http.endpoints import ClientGone, RequestRefused, answer, encoded, parse, read_body, unless_gone
 from retcon.sandbox.pool.paths import check_room
 from retcon.sandbox.service.calls import Calls, Ending, as_own, check_paths, check_text, decode_files, unavailable
 from retcon.sandbox.types import MOST, SEEDS, TOO_LONG, Limits, Program, Result, Tier

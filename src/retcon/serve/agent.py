@@ -15,11 +15,11 @@ from retcon.chat.family import Family
 from retcon.core.seeds import derive
 from retcon.core.types import Observation, Provenance, ToolCall, ToolSpec, Trajectory, Turn, ids_of, token_count
 from retcon.engine.types import Generation, Generator, SamplingParams, SetsAside, SpeaksText
-from retcon.http.handling import RequestRefused
+from retcon.http.endpoints import RequestRefused
 from retcon.rollout.context import Faults, RolloutContext
 from retcon.rollout.loop import run_rollout
+from retcon.serve.errors import ServeSettings, told, unavailable, wrong
 from retcon.serve.recording import Record
-from retcon.serve.refusing import ServeSettings, told, unavailable, wrong
 from retcon.serve.requests import Asked
 from retcon.serve.sessions import AgentSession, Called, Exchange, Node, Place, Said, Sessions, keys_of, standing_of
 from retcon.tasks.types import Task

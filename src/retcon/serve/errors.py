@@ -16,8 +16,7 @@ from retcon.core.errors import (
     SandboxUnavailable,
     StorageError,
 )
-from retcon.http.front import RETRY_AFTER_SECONDS
-from retcon.http.handling import Body, RequestRefused, parse
+from retcon.http.endpoints import RETRY_AFTER_SECONDS, Body, RequestRefused, parse
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
@@ -35,7 +34,7 @@ def wrong(field: str | None, message: str, kind: str = "invalid") -> RequestRefu
 
 
 def parsed(body: bytes, kind: type[Body]) -> Body:
-    """As `retcon.http.handling.parse`; what is refused is, as by OpenAI's servers, with status 400."""
+    """As `retcon.http.endpoints.parse`; what is refused is, as by OpenAI's servers, with status 400."""
     try:
         return parse(body, kind)
     except RequestRefused as refused:

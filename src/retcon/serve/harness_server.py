@@ -17,14 +17,14 @@ from retcon.core.errors import RecipeError
 from retcon.core.seeds import derive
 from retcon.core.texts import counted
 from retcon.core.types import Provenance, Stop, Trajectory
-from retcon.http.handling import RequestRefused, refusal
+from retcon.http.endpoints import RequestRefused, refusal
 from retcon.http.server import allow_many_connections, listen, served
 from retcon.rollout.context import Rolled, RolloutContext
 from retcon.serve import app
-from retcon.serve.answering import TOO_LONG, Agent, Reply, begins
-from retcon.serve.harness.solving import ModelEndpoint, Solve, solved
+from retcon.serve.agent import TOO_LONG, Agent, Reply, begins
+from retcon.serve.errors import ServeSettings, as_openai, wrong
+from retcon.serve.harness import ModelEndpoint, Solve, solved
 from retcon.serve.recording import Record
-from retcon.serve.refusing import ServeSettings, as_openai, wrong
 from retcon.serve.requests import Asked
 from retcon.serve.sessions import SESSION, first_of, joined, names_task
 from retcon.tasks.types import Task
