@@ -12,7 +12,7 @@ from retcon.chat.tokenizer import load_tokenizer
 from retcon.engine.local.engine import LocalEngine
 from retcon.engine.types import Generation, SamplingParams
 from retcon.models.loading import load_model
-from retcon.models.locating import kept
+from retcon.models.locating import packaged_folder
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 NAME, COUNT = "smollm2-135m", 64
@@ -31,7 +31,7 @@ QUESTIONS = (
 def test_greedy_tokens_equal_transformers() -> None:
     """8 × 64 tokens. Each must be the one that transformers' forward, over all of the text at once, has for its
     position: the same demand as its `generate`, which computes token by token for a minute."""
-    folder = kept(NAME)
+    folder = packaged_folder(NAME)
     if not folder.is_dir():
         pytest.skip(f"{NAME} has not been fetched: retcon model get {NAME}")
     model = load_model(folder)

@@ -29,9 +29,9 @@ def get_model(
 ) -> None:
     """Fetch a model once, so that recipes and commands can name it."""
     need_training()
-    from retcon.models.fetching import get
+    from retcon.models.locating import fetch_model
 
-    folder = get(name, lambda line: typer.echo(line, err=True))
+    folder = fetch_model(name, lambda line: typer.echo(line, err=True))
     typer.echo(folder)
     typer.echo(f"try: {command_line('retcon', 'model', 'check', name)}", err=True)
 
@@ -42,13 +42,13 @@ def list_models() -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from retcon.models.locating import PACKAGED, kept
+    from retcon.models.locating import PACKAGED, packaged_folder
 
     table = Table(box=None, pad_edge=False)
     for column in ("name", "what", "licence", "to fetch", "folder"):
         table.add_column(column, overflow="fold")
     for name, known in PACKAGED.items():
-        folder = kept(name)
+        folder = packaged_folder(name)
         place = str(folder) if folder.is_dir() else "not fetched"
         table.add_row(name, known.about, known.licence, f"{known.megabytes} MB", place)
     Console().print(table)

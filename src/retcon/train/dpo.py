@@ -16,7 +16,7 @@ from retcon.config.schema import DPOSection, Recipe
 from retcon.core.types import Sample
 from retcon.models.devices import OnPlace, Placement
 from retcon.models.loading import load_config, positions
-from retcon.models.locating import called, locate
+from retcon.models.locating import locate, name_of
 from retcon.models.placing import place_training, start_model
 from retcon.planning.needs import needs_of, refuse_unfit, warn_of_rate
 from retcon.runs.folder import open_run
@@ -76,7 +76,7 @@ def run_dpo(
     needs = needs_of("dpo", recipe, folder, where, longest=max(len(s.ids) for s in both_sides(preferences)))
     refuse_unfit(needs, out)
     warn_of_rate("dpo", recipe, needs.parameters)
-    run = open_run(out, kind="dpo", recipe=recipe, inputs=inputs, start=called(folder))
+    run = open_run(out, kind="dpo", recipe=recipe, inputs=inputs, start=name_of(folder))
     section = recipe.dpo
 
     known: Tensor

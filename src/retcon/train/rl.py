@@ -22,7 +22,7 @@ from retcon.core.errors import EngineError, SandboxUnavailable
 from retcon.core.seeds import derive
 from retcon.core.types import Trajectory
 from retcon.models.devices import OnPlace
-from retcon.models.locating import called, locate
+from retcon.models.locating import locate, name_of
 from retcon.models.placing import place_training
 from retcon.planning.needs import needs_of, refuse_unfit, warn_of_rate
 from retcon.rollout.context import lost_in_grading
@@ -109,7 +109,7 @@ def run_rl(
     inputs = {"start": start_id, **({} if over else {RENDERED: stages.rendered}), **stages.inputs}
     harnesses = {one.rollout.harness for one in (recipe, *(stage.recipe for stage, _ in stages.after(0)))} - {""}
     code = {path: code_of(path) for path in sorted(harnesses)}
-    run = open_run(out, kind="rl", recipe=written, inputs=inputs, tasks=stages.tasks.name, start=called(folder))
+    run = open_run(out, kind="rl", recipe=written, inputs=inputs, tasks=stages.tasks.name, start=name_of(folder))
 
     def steps(trainer: Trainer) -> None:
         asyncio.run(_train(run, trainer, folder, stages))

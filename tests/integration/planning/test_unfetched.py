@@ -17,7 +17,7 @@ from retcon.config.load import load_recipe, shipped_recipes
 from retcon.config.schema import LoraSection
 from retcon.core.errors import ComputeWarning, RecipeError
 from retcon.models.loading import load_config
-from retcon.models.locating import hub_name
+from retcon.models.locating import is_hub_name
 from retcon.planning.estimate import OFFLOADED, OPTIMISER_OFFLOADED, SHIPPED, published
 from retcon.planning.needs import count_parameters
 
@@ -148,7 +148,7 @@ def test_shipped_sizes_are_those_of_the_models(name: str) -> None:
 def test_the_sizes_of_every_model_that_a_recipe_names_are_shipped_or_known_to_be_missing() -> None:
     about = json.loads(SHIPPED.read_text())
     paths = {load_recipe(file).model.path for file in shipped_recipes().values()}
-    assert {path for path in paths if hub_name(path)} - OF_THE_HUB == {*about["of_one_size"], "Qwen/Qwen2.5-7B"}
+    assert {path for path in paths if is_hub_name(path)} - OF_THE_HUB == {*about["of_one_size"], "Qwen/Qwen2.5-7B"}
     assert set(about["of_one_size"].values()) == set(about["models"])
 
 

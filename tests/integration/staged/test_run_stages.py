@@ -19,7 +19,7 @@ from retcon.config.stages import Stage, stages_of
 from retcon.core.errors import RecipeError, RecordError
 from retcon.core.seeds import derive
 from retcon.engine.types import GREEDY_BELOW
-from retcon.models.locating import called
+from retcon.models.locating import name_of
 from retcon.runs.manifest import NOT_THERE
 from retcon.store import jsonl
 from retcon.tasks.types import Task
@@ -298,7 +298,7 @@ def test_a_session_goes_on_after_the_prompts_that_its_stage_has_drawn(base: Path
     run_rl(recipe, base, out)
     steps = [jsonl.read(out / f"trajectories/step-00000{step}.jsonl") for step in (1, 2, 3)]
     assert [{one.task for one in step} for step in steps] == [{"a"}, {"s"}, {"t"}]
-    assert json.loads((out / "run.json").read_text())["start"] == called(base)
+    assert json.loads((out / "run.json").read_text())["start"] == name_of(base)
 
 
 def test_overlap_that_a_recipe_allows_is_not_refused(base: Path, tmp_path: Path) -> None:

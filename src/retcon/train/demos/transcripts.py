@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from retcon.chat.chat import Chat
 from retcon.core.errors import MissingIds, RecipeError, RecordError, nearest
 from retcon.core.types import Trajectory, to_sample
-from retcon.models.locating import fetch_files, hub_name
+from retcon.models.locating import fetch_files, is_hub_name
 from retcon.store.fingerprint import fingerprint
 from retcon.store.records import KINDS, Record
 from retcon.train.datasets.demonstrations import files_of, read_rendered, refuse_other_texts
@@ -105,7 +105,7 @@ def _found(name: str) -> Path:
     path = Path(name)
     if path.is_file() or path.is_dir():
         return path
-    if hub_name(name) and not path.parent.is_dir() and not set(KINDS).intersection(path.suffixes):
+    if is_hub_name(name) and not path.parent.is_dir() and not set(KINDS).intersection(path.suffixes):
         return fetch_files(name, [f"*{kind}" for kind in KINDS], kind="dataset")
     beside = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
     raise RecipeError(f"demos.path: there is no file {path}{nearest(path.name, beside)}")
