@@ -17,7 +17,7 @@ from retcon.core.types import Provenance, Segment, Trajectory, Turn
 from retcon.engine.kinds.scripted import ScriptedEngine
 from retcon.purify.mixing import purified
 from retcon.purify.saar import Saar
-from retcon.rollout.context import Rolled, RolloutContext
+from retcon.rollout.context import HarnessResult, RolloutContext
 from retcon.rollout.group import rollout_group
 from retcon.tasks.types import Task
 
@@ -32,12 +32,12 @@ class Loop:
     reward: float | None = None
     given: list[tuple[Task, RolloutContext, str, int, Provenance]] = field(default_factory=list)
 
-    async def rolled(
+    async def run(
         self, task: Task, context: RolloutContext, *, id: str, seed: int, provenance: Provenance
-    ) -> Rolled:
+    ) -> HarnessResult:
         self.given.append((task, context, id, seed, provenance))
         made = Trajectory(id, task.id, (), SAID, reward=self.reward, stop="answer", provenance=provenance)
-        return Rolled(made, self.answer)
+        return HarnessResult(made, self.answer)
 
 
 Grading = Callable[[Task, Trajectory], Trajectory]

@@ -20,12 +20,12 @@ from retcon.rollout import lengths as prompts
 from retcon.rollout.lengths import (
     LOOK,
     PromptLengths,
+    check_lengths,
     context_of,
     derive_lengths,
     fitting,
     look_at,
     open_keys,
-    refuse_long,
     with_lengths,
 )
 from retcon.tasks.types import Task
@@ -176,8 +176,8 @@ def test_of_problems_that_leave_no_room_the_longest_is_named() -> None:
     tasks = [Task(id, "x" * length, "") for id, length in (("z", 30), ("a", 40), ("m", 35), ("b", 29))]
     told = rf"{GLUE + 30}: .* of 3 of 4 problems .* the longest, of a, has {GLUE + 40} tokens"
     with pytest.raises(RecipeError, match=told):
-        refuse_long(tasks, CHAT, GLUE + 30, "problems")
-    refuse_long(tasks, CHAT, GLUE + 41, "problems")
+        check_lengths(tasks, CHAT, GLUE + 30, "problems")
+    check_lengths(tasks, CHAT, GLUE + 41, "problems")
 
 
 def test_the_quickstart_has_the_lengths_that_were_chosen_for_it(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from retcon.models.locating import is_unfetched, locate
 from retcon.models.placing import model_folder, place_training
 from retcon.planning.estimate import USED, Speed, measure_speed, needs_on_gpus, published, step_seconds
 from retcon.planning.needs import Needs, free_on, gib, needs_of, refuse_overfull, refuse_unfit, table, warn_of_rate
-from retcon.rollout.lengths import Derived, context_of, open_keys, refuse_long
+from retcon.rollout.lengths import Derived, check_lengths, context_of, open_keys
 from retcon.runs.manifest import RunKind, check_free
 from retcon.tasks.registry import EVERY, TaskSet, evaluation_tasks, problems_of
 from retcon.train.measuring import Measured, measure_evaluation, measure_rl, measure_updates
@@ -159,7 +159,7 @@ def plan_evaluation(recipe: Recipe, folder: Path, out: Path) -> None:
     if is_whole(held_by(recipe, folder, out, problems, tasks), recipe, out):
         plain_console().print(f"result: {out / 'result.json'}, which is whole: nothing is left to measure")
         return
-    refuse_long(problems, build_engine_chat(recipe, folder, tasks), recipe.rollout.max_tokens, "problems")
+    check_lengths(problems, build_engine_chat(recipe, folder, tasks), recipe.rollout.max_tokens, "problems")
     recipe = recipe.model_copy(
         update={"evaluate": recipe.evaluate.model_copy(update={"problems": max(1, len(problems))})}
     )

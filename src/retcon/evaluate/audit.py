@@ -39,9 +39,9 @@ from retcon.evaluate.statistics import CONFIDENCE, RESAMPLES, Interval
 from retcon.planning.needs import refuse_unfit_rollouts
 from retcon.purify.failing import FAILURES, has_failed
 from retcon.purify.types import Repair
-from retcon.rollout.context import MOST_LOST, RolloutContext
+from retcon.rollout.context import MAX_LOST_SHARE, RolloutContext
 from retcon.rollout.group import rollout_groups
-from retcon.rollout.lengths import refuse_long
+from retcon.rollout.lengths import check_lengths
 from retcon.rollout.loop import run_rollout
 from retcon.runs.manifest import as_now, differing
 from retcon.store import jsonl
@@ -484,7 +484,7 @@ def run_audit(
     model = fingerprint(job.checkpoint) if recipe.engine.in_process else recipe.engine.subject(job.checkpoint)
     tasks = held_out(recipe, family, job.size.prompts)
     chat = build_engine_chat(recipe, job.checkpoint, family)
-    refuse_long(tasks, chat, recipe.rollout.max_tokens, "problems")
+    check_lengths(tasks, chat, recipe.rollout.max_tokens, "problems")
     _open(job, model, tasks, family.system)  # after what advises another recipe, which is to have the same folder
     if (job.out / RESULT).exists():
         return read_audit(job.out / RESULT)
@@ -532,7 +532,7 @@ async def audit(
             )
             made = [t for group in groups for t in group]
             lost = sum(t.reward is None for t in made)
-            if lost > MOST_LOST * len(made):
+            if lost > MAX_LOST_SHARE * len(made):
                 raise SandboxUnavailable(
                     f"{lost} of {len(made)} rollouts were lost to faults of the sandbox, the engine or a grader"
                     f"{context.faults.why}, too many for an audit; see `retcon doctor`, then run the same command again"

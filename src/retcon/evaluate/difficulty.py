@@ -17,7 +17,7 @@ from retcon.core.types import Trajectory
 from retcon.engine.types import Generator
 from retcon.evaluate.runner import OnPlace
 from retcon.planning.needs import refuse_unfit_rollouts
-from retcon.rollout.context import MOST_LOST
+from retcon.rollout.context import MAX_LOST_SHARE
 from retcon.rollout.group import rollout_groups
 from retcon.rollout.lengths import fitting
 from retcon.serve.harness import code_of
@@ -129,7 +129,7 @@ async def measure(
                 grade=counted,
             )
             lost += sum(t.reward is None for group in groups for t in group)
-            if lost > MOST_LOST * len(tasks) * rollouts:
+            if lost > MAX_LOST_SHARE * len(tasks) * rollouts:
                 raise SandboxUnavailable(
                     f"{lost} of {len(tasks) * rollouts} rollouts were lost to faults of the sandbox, the engine "
                     f"or a grader{context.faults.why}; what was measured is kept. See `retcon doctor`, then run the "

@@ -44,9 +44,9 @@ from retcon.evaluate.result import (
     write_result,
 )
 from retcon.planning.needs import refuse_unfit_rollouts
-from retcon.rollout.context import MOST_LOST, Faults
+from retcon.rollout.context import MAX_LOST_SHARE, Faults
 from retcon.rollout.group import rollout_group
-from retcon.rollout.lengths import refuse_long
+from retcon.rollout.lengths import check_lengths
 from retcon.runs.manifest import as_now, is_immaterial
 from retcon.serve.harness import code_of
 from retcon.store import jsonl
@@ -111,7 +111,7 @@ def run_evaluation(
     if not missing:
         return out / "result.json"
     chat = build_engine_chat(recipe, checkpoint, family)
-    refuse_long(tasks, chat, recipe.rollout.max_tokens, "problems")
+    check_lengths(tasks, chat, recipe.rollout.max_tokens, "problems")
     section = recipe.evaluate.model_copy(update={"problems": max(1, len(tasks))})
     refuse_unfit_rollouts(recipe.model_copy(update={"evaluate": section}), checkpoint, out)
     _make_folder(out)
@@ -133,7 +133,7 @@ def run_evaluation(
                     faults=faults, begun=begun,
                 )  # fmt: skip
                 groups, setting = runner.run(work)
-                if setting.lost > MOST_LOST * count:
+                if setting.lost > MAX_LOST_SHARE * count:
                     raise SandboxUnavailable(
                         f"{setting.lost} of {count} rollouts were lost to faults of the sandbox, the engine or a grader"
                         f"{faults.why}, too many for an evaluation; see `retcon doctor`, then run the same command "

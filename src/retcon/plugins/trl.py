@@ -28,7 +28,7 @@ from retcon.core.types import Trajectory, to_sample, token_count
 from retcon.models.locating import locate
 from retcon.plugins.losses import refuse_own_losses
 from retcon.rollout.group import rollout_group
-from retcon.rollout.lengths import fitting, prompt_ids, refuse_long, warn_of_long
+from retcon.rollout.lengths import check_lengths, fitting, prompt_ids, warn_of_long
 from retcon.store.fingerprint import fingerprint
 from retcon.tasks.registry import training_prompts
 from retcon.tasks.types import Task
@@ -187,7 +187,7 @@ class Rollouts:
         where some leave no room to answer."""
         problems = self._tasks.evaluation(count, self.recipe.evaluate.seed)
         chat = build_chat(self.recipe, self._folder, self._tasks)
-        refuse_long(problems, chat, self.recipe.rollout.max_tokens, "problems")
+        check_lengths(problems, chat, self.recipe.rollout.max_tokens, "problems")
         return self._dataset(problems)
 
     def _dataset(self, tasks: Sequence[Task]) -> datasets.Dataset:

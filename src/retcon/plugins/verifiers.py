@@ -200,10 +200,10 @@ class _Lookahead:
             _refuse_faults(made)
         return made
 
-    async def happened(self, turns: Sequence[Turn]) -> bool:
+    async def replays_identically(self, turns: Sequence[Turn]) -> bool:
         return False  # an answer without a call is asked for again, after the failure
 
-    def told(self, written: Any, calls: Any, observations: Any) -> tuple[Segment, ...]:
+    def render_observations(self, written: Any, calls: Any, observations: Any) -> tuple[Segment, ...]:
         return ()
 
     def fits(self, *turns: Turn) -> bool:

@@ -63,7 +63,9 @@ class Describe:
             ),
         )
         record = RepairRecord("described", 0, reason="" if aligned else UNALIGNED)
-        return (Turn((*kept, *lookahead.told(kept, calls, told)), calls, told, turn.stop, (turn,), record),)
+        return (
+            Turn((*kept, *lookahead.render_observations(kept, calls, told)), calls, told, turn.stop, (turn,), record),
+        )
 
 
 def described(call: ToolCall, observation: Observation, chars: int) -> str:

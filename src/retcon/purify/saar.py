@@ -71,7 +71,7 @@ class Saar:
                     reason = "the answer does not follow from the failure"
                 elif not lookahead.fits(*visible, attempt):
                     reason = "the answer does not fit"
-                elif not await lookahead.happened(visible):
+                elif not await lookahead.replays_identically(visible):
                     reason = "the answer follows from what the tools would not have said after the failure"
                 else:
                     return self._answered(turn, made, visible)

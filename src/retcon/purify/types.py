@@ -20,7 +20,7 @@ class Lookahead(Protocol):
         """
         ...
 
-    async def happened(self, turns: Sequence[Turn]) -> bool:
+    async def replays_identically(self, turns: Sequence[Turn]) -> bool:
         """Whether a history of these turns, the failure first, is one that the tools would have answered in that way.
 
         Each attempt ran in the state before the failure. Where tools keep state, they are asked once more: one call
@@ -28,7 +28,7 @@ class Lookahead(Protocol):
         """
         ...
 
-    def told(
+    def render_observations(
         self, written: Sequence[Segment], calls: Sequence[ToolCall], observations: Sequence[Observation]
     ) -> tuple[Segment, ...]:
         """What follows on h_t ⊕ written, where these observations answer these calls, up to where the model's next turn

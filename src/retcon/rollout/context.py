@@ -1,4 +1,4 @@
-"""What rollouts have in common."""
+"""Settings that rollouts share: limits, context, harness, and the reasons of lost rollouts."""
 
 from __future__ import annotations
 
@@ -20,42 +20,45 @@ from retcon.tools.types import AnyTool
 
 log = logging.getLogger(__name__)
 
-TOLD = 5
-"""Reasons that are told and kept: more say no more."""
-CHARS = 400
-MOST_LOST = 0.05  # share of rollouts; an evaluation that lost more says nothing
+MAX_REASONS = 5
+"""Distinct reasons of lost rollouts that are logged and kept."""
+MAX_CHARS = 400
+MAX_LOST_SHARE = 0.05
+"""Share of lost rollouts above which an evaluation is invalid."""
 _OF_ONE = re.compile(r"^(?:request|rollout) \S+: ")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Faults:
-    """The reasons of the rollouts of a context."""
+    """Counts the reasons for which rollouts of a context were lost."""
 
     _why: Counter[str] = field(default_factory=Counter)
 
     def add(self, id: str, why: str) -> None:
-        """A rollout cannot go on; why: what was said, of which what names the rollout is left out."""
-        why = " ".join(_OF_ONE.sub("", why).split())[:CHARS]
+        """Count the reason of one lost rollout, without the rollout's name; log a new one."""
+        why = " ".join(_OF_ONE.sub("", why).split())[:MAX_CHARS]
         if why not in self._why:
-            if len(self._why) >= TOLD:
+            if len(self._why) >= MAX_REASONS:
                 return
             log.warning("rollout %s is lost: %s", id, why)
         self._why[why] += 1
 
     @property
     def first(self) -> str:
-        """The first reason; empty where there was none."""
+        """The first reason; empty if there is none."""
         return next(iter(self._why), "")
 
     @property
     def why(self) -> str:
-        """The most frequent reason, as a part of a sentence; empty where there was none."""
+        """The most frequent reason, as a clause to append; empty if there is none."""
         return f", most often as {self._why.most_common(1)[0][0]}" if self._why else ""
 
 
-def lost_in_grading(rollouts: Iterable[Trajectory]) -> tuple[int, int]:
-    """Of how many rollouts that gave an answer no grader could tell whether it is right, and how many gave one: those
-    whose last turn ended by itself and calls nothing, and those whose harness returned text."""
+def count_ungraded(rollouts: Iterable[Trajectory]) -> tuple[int, int]:
+    """Return how many answers were not graded, and how many answers there are.
+
+    A rollout answered if its last turn is complete and calls nothing, or if its harness returned text.
+    """
     ends = [t for t in rollouts if isinstance(t.returned, str) or _answers(t)]
     return sum(t.reward is None for t in ends), len(ends)
 
@@ -67,10 +70,13 @@ def _answers(trajectory: Trajectory) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class RolloutLimits:
-    """How far a rollout may go. max_tokens: a history has no more, prompt and observations counted; what does not fit
-    of the last turn's observations is left out of its segments. max_turns: generations that are committed; a call in
-    the last one still runs. lookahead_tokens: room beyond max_tokens for what a repair tries. max_response_tokens: of
-    max_tokens, those after the prompt; 0: all that it leaves.
+    """Limits of one rollout.
+
+    Args:
+        max_tokens: of the whole history, prompt and observations included. Observations of the last turn are cut there.
+        max_turns: committed generations; a call in the last one still runs.
+        lookahead_tokens: beyond max_tokens, for a repair's attempts.
+        max_response_tokens: of max_tokens, those after the prompt; 0: all that remain.
     """
 
     max_tokens: int
@@ -83,41 +89,49 @@ class RolloutLimits:
             raise ValueError(f"max_tokens and max_turns must be 1 or more, the others 0 or more: {self}")
 
     def after(self, prompt: int) -> RolloutLimits:
-        """Return the limits of a rollout whose prompt has so many tokens."""
+        """Return the limits of a rollout whose prompt has `prompt` tokens."""
         most = prompt + (self.max_response_tokens or self.max_tokens)
         return replace(self, max_tokens=min(self.max_tokens, most))
 
 
 @dataclass(frozen=True, slots=True)
-class Rolled:
-    """A rollout that somebody else's loop has made. It has a reward where that loop gave one. answer: what is graded in
-    place of the model's last message, None for that."""
+class HarnessResult:
+    """Result of an external agent loop, with its reward if it gave one.
+
+    answer: graded in place of the model's last message, unless None.
+    """
 
     trajectory: Trajectory
     answer: str | None = None
 
 
 class Harness(Protocol):
-    """A loop of somebody else's, which asks the model and runs its tools in place of `run_rollout`."""
+    """An external agent loop that replaces `run_rollout`."""
 
-    async def rolled(
+    async def run(
         self, task: Task, context: RolloutContext, *, id: str, seed: int, provenance: Provenance
-    ) -> Rolled:
-        """One rollout, within the context's limits and sampled as it says. Ends with stop `infrastructure` where the
-        loop raises what no limit explains; context.faults are told why."""
+    ) -> HarnessResult:
+        """Run one rollout within the context's limits, with its sampling.
+
+        An error that no limit explains ends it with stop `infrastructure`, and is added to context.faults.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutContext:
-    """What many rollouts share: all but a task, its seed and its grader.
+    """Everything that a rollout needs besides its task, seed and grader.
 
-    tools: by name; those that keep state are opened for each trajectory alone. sampling: its seed and stop_ids are set
-    for each generation. repair: what to do about failed turns, None to leave them. probability: p, the share of a
-    group's rollouts that have the repair. probes: how p follows the group's own first rollouts, None where it does
-    not. model: who writes, for the record. strategy: where a group's rollouts branch; None: nowhere. harness: who makes
-    rollouts, None for `run_rollout`. faults: why rollouts were lost, of all contexts that were made of one. A frozen
-    value: `dataclasses.replace` makes another one of it.
+    Args:
+        tools: by name; stateful ones are opened for each trajectory.
+        sampling: its seed and stop_ids are set for each generation.
+        repair: handles failed turns; None leaves them.
+        probability: p, the share of a group's rollouts that have the repair.
+        probes: adapt p to the group's first rollouts.
+        model: name, for the record.
+        strategy: where a group's rollouts branch; None: nowhere.
+        harness: replaces `run_rollout`.
+        faults: reasons of lost rollouts, shared by contexts that `dataclasses.replace` makes of this one.
     """
 
     engine: Generator

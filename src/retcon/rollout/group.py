@@ -1,4 +1,4 @@
-"""Groups: the same task rolled out many times, everything at once."""
+"""Roll out a group of trajectories of one task, concurrently."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from retcon.core.together import cancelled, together
 from retcon.core.types import Branch, Provenance, Trajectory, token_count
 from retcon.engine.types import Forks, Generation, SpeaksText
 from retcon.purify.mixing import purified
-from retcon.rollout.context import Rolled, RolloutContext
+from retcon.rollout.context import HarnessResult, RolloutContext
 from retcon.rollout.loop import Watch, run_rollout
 from retcon.rollout.strategy import Measured, Point, Strategy, uncertainty
 from retcon.tasks.registry import Grade, as_returned, graded
@@ -34,11 +34,11 @@ async def rollout_member(
     after: Trajectory | None = None,
     watch: Watch | None = None,
 ) -> Trajectory:
-    """The rollout at `index` of a group, whoever makes the others, its id `{task.id}/{step}/{index}`. after, watch: as
-    in `run_rollout`; a context's harness knows neither.
+    """Run and grade one member of a group, `{task.id}/{step}/{index}`.
 
-    It is purified with the context's probability, a draw from (seed, step, task, index), and sampled from a seed that
-    does not depend on it. One that an infrastructure fault ended keeps reward None.
+    It has the repair with the context's probability, drawn from (seed, step, task, index); its sampling seed does not
+    depend on that draw. After an infrastructure fault its reward is None. after, watch: see `run_rollout`; a harness
+    supports neither.
     """
     encoded_by = context.engine.encoded_by if isinstance(context.engine, SpeaksText) else None
     armed = purified(context.probability, seed, step, task.id, index)
@@ -46,16 +46,14 @@ async def rollout_member(
     id, own = member_id(task, step, index), derive("rollout", seed, step, task.id, index)
     provenance = Provenance(step=step, index=index, model=context.model, encoded_by=encoded_by)
     if context.harness is not None:
-        rolled = await context.harness.rolled(task, context, id=id, seed=own, provenance=provenance)
-        return await _graded(task, rolled, context, grade)
-    trajectory = await run_rollout(
-        task, context, id=id, seed=own, provenance=provenance, after=after, watch=watch
-    )  # fmt: skip
+        result = await context.harness.run(task, context, id=id, seed=own, provenance=provenance)
+        return await _graded(task, result, context, grade)
+    trajectory = await run_rollout(task, context, id=id, seed=own, provenance=provenance, after=after, watch=watch)
     return await graded(task, trajectory, grade, context.faults.add)
 
 
-async def _graded(task: Task, rolled: Rolled, context: RolloutContext, grade: Grade) -> Trajectory:
-    """A harness's rollout with its reward, which may be the harness's own, and what was returned."""
+async def _graded(task: Task, rolled: HarnessResult, context: RolloutContext, grade: Grade) -> Trajectory:
+    """Grade a harness's result, unless it has a reward."""
     made = rolled.trajectory
     if made.reward is not None:
         return replace(made, returned=made.reward)
@@ -68,22 +66,23 @@ def member_id(task: Task, step: int, index: int) -> str:
     return f"{task.id}/{step}/{index}"
 
 
-# A group whose rollouts branch: trees, each of whose rollouts shares its beginning with the one that it left.
+# Branching groups are trees: a branch shares its beginning with its parent.
 #
-# How many rollouts a tree may have is dealt out before any is under way, and dealt on where one branches, so that
-# nothing depends on which rollout is quicker: none waits for another, and the same seed gives the same trees. What a
-# tree does not use is made up for by rollouts from the prompt, so that a group has as many as were asked for.
+# Each tree gets its number of rollouts before any starts, and divides it where it branches, so that results do not
+# depend on speed and the same seed gives the same trees. Rollouts from the prompt replace what a tree does not use.
 
 REPAIRED = 3
-"""States that a rollout keeps at most where failures are repaired: its own, that before its turn, that after it."""
+"""Most states of a repaired rollout: its current one, and those before and after its turn."""
 
 
 async def branching_group(
     task: Task, context: RolloutContext, *, count: int, seed: int, step: int, grade: Grade, first: int
 ) -> list[Trajectory]:
-    """`count` graded rollouts of one task, in the order of their indices, from `first` on, as the context's strategy
-    has them branch; a branch says so (`Trajectory.branch`). Which are purified is drawn for a tree as a whole. An
-    infrastructure fault ends the rollout that it meets alone; the first error ends all."""
+    """Return `count` graded rollouts of one task, branching by the context's strategy (`Trajectory.branch`).
+
+    Whether rollouts have the repair is drawn once for each tree. An infrastructure fault ends one rollout, any other
+    error all of them. first: index of the first rollout.
+    """
     if context.strategy is None:
         raise ValueError("the context has no strategy: use rollout_group")
     group = _Group(task, context, context.strategy, seed=seed, step=step, grade=grade, first=first)
@@ -92,8 +91,10 @@ async def branching_group(
 
 @dataclass(slots=True)
 class _Member:
-    """A rollout that is under way. index, root: from 0 in the group. slots: indices of those that may yet branch off
-    from it. first, later: see `Measured`. after, branch: where it began, for a branch. in_a_row: see `Point`."""
+    """A running rollout. index, root: from 0 in the group. slots: indices of its possible branches.
+
+    first, later: see `Measured`. after, branch: where a branch began. in_a_row: see `Point`.
+    """
 
     index: int
     root: int
@@ -145,7 +146,7 @@ class _Group:
 
     @property
     def _of_a_tree(self) -> int:
-        """Rollouts that one tool can have the states of, all of them under way."""
+        """Rollouts whose states one tool can hold at a time."""
         repair = self._context.repair
         return CHECKPOINTS // (REPAIRED if repair is not None and repair.attempts else 1)
 
@@ -154,7 +155,7 @@ class _Group:
         return self._context.chat.tokenizer.size
 
     async def _grow_all(self, members: Sequence[_Member]) -> None:
-        """Until these rollouts, and all that branch off, are over."""
+        """Run these rollouts and all their branches to their ends."""
         for member in members:
             self._begin(member)
         try:
@@ -195,10 +196,10 @@ class _Group:
         return member_id(self._task, self._step, self._first + index)
 
     async def _look(self, member: _Member, history: Trajectory, generation: Generation) -> None:
-        """The member has begun its next turn: have others branch off before it, where the strategy says so."""
+        """Let the strategy branch others off before the member's next turn, which was just generated."""
         turn = len(history.turns)
         if member.branch is not None and turn == member.branch.turns:
-            return  # its parent was asked about this point
+            return  # decided by its parent
         found = uncertainty(generation, self._strategy.entropy_tokens)
         if member.first is None:
             member.first = found.nats
@@ -229,8 +230,7 @@ class _Group:
                 self._begin(child)
 
     async def _forked(self, source: str, branch: str, tokens: int) -> bool:
-        """Whether the branch has what its parent's tools remember. Where a state is unavailable there is no branch, and
-        a rollout from the prompt will take its place."""
+        """Fork the tools and the engine's cache; False if a state is unavailable, so that there is no branch."""
         try:
             for tool in self._forkable:
                 await tool.fork(source, branch)
@@ -246,9 +246,11 @@ class _Group:
 async def rollout_group(
     task: Task, context: RolloutContext, *, count: int, seed: int, step: int, grade: Grade, first: int = 0
 ) -> list[Trajectory]:
-    """`count` graded rollouts of one task, in order (see `rollout_member`), which branch where the context's strategy
-    says so. Where the context has probes, these are rolled out first, and the others once they have ended. first: index
-    of the first one, where others of the task are made at once. The first error ends the others."""
+    """Return `count` graded rollouts of one task, in order; see `rollout_member` and `branching_group`.
+
+    The context's probes run first, and the others after them. The first error ends all. first: index of the first
+    rollout, if others of the task are made elsewhere.
+    """
 
     async def members(indices: range, context: RolloutContext) -> list[Trajectory]:
         return await together(
@@ -268,7 +270,7 @@ async def rollout_group(
 async def rollout_groups(
     tasks: Sequence[Task], context: RolloutContext, *, count: int, seed: int, step: int, grade: Grade
 ) -> list[list[Trajectory]]:
-    """A group for every task, in order, all of them at once; otherwise as `rollout_group`."""
+    """Return a group for every task, in order; all run concurrently. See `rollout_group`."""
     return await together(
         rollout_group(task, context, count=count, seed=seed, step=step, grade=grade) for task in tasks
     )

@@ -1,12 +1,11 @@
-"""Lengths where the recipe is silent: by the model's context and by the problems' prompts, not by a toy's.
+"""Derive token limits that the recipe leaves open, from the model's context and the tasks' prompts.
 
     context ├ prompt ┤├──────── room ────────┤├─ lookahead ─┤
             └────────── max_tokens ──────────┘
 
-Room for what the model writes is ROOM tokens (of a server whose own tokens are not known a quarter of its context,
-where that is more: those of the tokenizer that stands in are short), or two thirds of what the longest prompt leaves of
-the context, where that is less; a lookahead gets half as much again. Observations may fill half of the room, shared by
-the turns.
+The room is ROOM tokens (for a server with a stand-in tokenizer, whose tokens are short, a quarter of its context if
+that is more), at most two thirds of what the longest prompt leaves of the context. A lookahead gets half as much again.
+Observations may fill half of the room, shared by the turns.
 """
 
 from __future__ import annotations
@@ -28,26 +27,25 @@ from retcon.tasks.registry import TaskSet, evaluation_tasks, training_prompts
 from retcon.tasks.types import Task
 
 PATIENCE = 10_000
-"""Tasks in a row that may be left out before a stream is given up: it may be endless."""
+"""Consecutive tasks that may not fit before a stream, which may be endless, is given up."""
 
 
-class Unaskable(RecipeError):
-    """What tasks ask cannot be put to the model."""
+class PromptError(RecipeError):
+    """Prompts of tasks do not fit, or the model's template refuses them."""
 
 
 def prompt_ids(chat: Chat, task: Task) -> int:
-    """Ids of the task's prompt, the template's among them. Raises Unaskable where the model's own template refuses
-    it."""
+    """Return the number of ids of a task's prompt. Raises PromptError if the model's template refuses it."""
     try:
         return token_count(chat.prompt(task.question, task.system, task.before))
     except Refused as error:
-        raise Unaskable(f"task {task.id}: {error}") from error
+        raise PromptError(f"task {task.id}: {error}") from error
 
 
 def fitting(tasks: Iterable[Task], chat: Chat, max_tokens: int) -> Iterator[Task]:
-    """The tasks whose prompts leave room for one token at least, in their order.
+    """Yield the tasks whose prompts leave room for at least one token.
 
-    Raises Unaskable where so many in a row do not fit that none can be expected to, or none of all does.
+    Raises PromptError if PATIENCE tasks in a row do not fit, or none does.
     """
     left_out: list[int] = []
     any_fitted = False
@@ -61,14 +59,14 @@ def fitting(tasks: Iterable[Task], chat: Chat, max_tokens: int) -> Iterator[Task
         if len(left_out) == PATIENCE:
             break
     if left_out and (len(left_out) == PATIENCE or not any_fitted):
-        raise Unaskable(
+        raise PromptError(
             f"rollout.max_tokens = {max_tokens}: no room for an answer in {counted(len(left_out), 'prompt')} in a "
             f"row; the shortest has {counted(min(left_out), 'token')}: raise rollout.max_tokens"
         )
 
 
 def warn_of_long(long: Sequence[int], looked: int, max_tokens: int) -> None:
-    """Warns (TaskWarning) where prompts are left out for their length. long: their tokens, among `looked` prompts."""
+    """Warn (TaskWarning) of prompts that are left out. long: their lengths, among `looked` prompts."""
     if long:
         warnings.warn(
             f"rollout.max_tokens = {max_tokens}: the prompts of {len(long)} of the first {looked} tasks leave no room "
@@ -79,8 +77,8 @@ def warn_of_long(long: Sequence[int], looked: int, max_tokens: int) -> None:
         )
 
 
-def refuse_long(tasks: Sequence[Task], chat: Chat, max_tokens: int, what: str) -> None:
-    """Raises RecipeError where prompts leave no room to answer. what: names the tasks, such as `problems`."""
+def check_lengths(tasks: Sequence[Task], chat: Chat, max_tokens: int, what: str) -> None:
+    """Raises RecipeError if a prompt leaves no room to answer. what: names the tasks, such as `problems`."""
     lengths = {task.id: prompt_ids(chat, task) for task in tasks}
     long = {id: length for id, length in lengths.items() if length >= max_tokens}
     if long:
@@ -95,14 +93,14 @@ ROOM = 1024
 """Tokens of reasoning, calls and observations."""
 LEAST_CHARS = 100
 LOOK = 500
-"""Tasks that are looked at, of training and of evaluation each."""
+"""Tasks of training, and of evaluation, whose prompts are measured."""
 UNKNOWN_CONTEXT = 4096
-"""Tokens, for a model that does not say how many it takes."""
+"""Context of a model whose configuration names none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Derived:
-    """A key that the recipe left open. why: in words."""
+    """A derived value of a recipe's open key, with the reason."""
 
     key: str
     value: int
@@ -114,8 +112,7 @@ class Derived:
 
 @dataclass(frozen=True, slots=True)
 class PromptLengths:
-    """Of the tasks that were looked at. longest: tokens of the longest prompt that counts. chars: characters of a
-    token in them, mean."""
+    """Measured prompts. looked: their number. longest: tokens. chars: mean characters per token."""
 
     looked: int
     longest: int
@@ -123,8 +120,7 @@ class PromptLengths:
 
 
 def open_keys(recipe: Recipe) -> list[str]:
-    """The keys of lengths that the recipe leaves open; none where its defaults were chosen for its task family, and for
-    the model that learns it."""
+    """Return the length keys that the recipe leaves open; none if its task family has lengths of its own."""
     if recipe.task.own_lengths and recipe.engine.room() is None:
         return []
     keys = {"rollout": ("max_tokens", "lookahead_tokens"), "sandbox": ("output_chars",)}
@@ -132,8 +128,7 @@ def open_keys(recipe: Recipe) -> list[str]:
 
 
 def derive_lengths(recipe: Recipe, chat: Chat, tasks: TaskSet, context: int) -> list[Derived]:
-    """Values for `open_keys`. context: tokens that the model takes. Raises RecipeError where a prompt of ordinary
-    length leaves no room."""
+    """Derive values for `open_keys`. context: the model's, in tokens. Raises RecipeError if prompts leave no room."""
     missing = open_keys(recipe)
     if not missing:
         return []
@@ -170,7 +165,7 @@ def derive_lengths(recipe: Recipe, chat: Chat, tasks: TaskSet, context: int) -> 
 
 
 def with_lengths(recipe: Recipe, derived: Sequence[Derived]) -> Recipe:
-    """The recipe with these values, as if they had been written in it."""
+    """Return the recipe with these values set."""
     for one in derived:
         section, _, key = one.key.partition(".")
         about = getattr(recipe, section).model_copy(update={key: one.value})
@@ -179,8 +174,7 @@ def with_lengths(recipe: Recipe, derived: Sequence[Derived]) -> Recipe:
 
 
 def look_at(tasks: Sequence[Task], chat: Chat, context: int) -> PromptLengths:
-    """Prompts in the model's tokens. One in a hundred may be longer than `longest` where that would take half of the
-    context: an oddity should not decide for all."""
+    """Measure the tasks' prompts. If the longest takes half of the context, the 99th percentile counts instead."""
     lengths = sorted(prompt_ids(chat, task) for task in tasks)
     if not lengths:
         return PromptLengths(0, 0, 4.0)
@@ -191,12 +185,12 @@ def look_at(tasks: Sequence[Task], chat: Chat, context: int) -> PromptLengths:
 
 
 def context_of(folder: Path) -> int:
-    """Tokens that the model in a folder takes, by its config.json; UNKNOWN_CONTEXT where it does not say."""
+    """Return the context of a folder's model by its config.json, else UNKNOWN_CONTEXT."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         config = {**config, **(config.get("text_config") or {})}
     except (OSError, ValueError, TypeError):
-        return UNKNOWN_CONTEXT  # whoever loads the model says what is wrong with it
+        return UNKNOWN_CONTEXT  # loading the model will report the error
     for key in ("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length"):
         if isinstance(config.get(key), int):
             return int(config[key])
@@ -204,5 +198,5 @@ def context_of(folder: Path) -> int:
 
 
 def _some(tasks: TaskSet) -> list[Task]:
-    """The same for training and evaluation, so that both have the same lengths."""
+    """Tasks of training and of evaluation, so that both get the same lengths."""
     return [*islice(training_prompts(tasks, 0), LOOK), *evaluation_tasks(tasks, LOOK, 0)]

@@ -1,7 +1,6 @@
-"""The life of one trajectory.
+"""Run one trajectory from its prompt to its end.
 
-The same coroutine runs in training, in evaluation and at inference: it knows an engine, tools and a repair by their
-protocols alone.
+Training, evaluation and inference use the same coroutine, which knows the engine, tools and repair by their protocols.
 """
 
 from __future__ import annotations
@@ -33,15 +32,15 @@ from retcon.rollout.context import RolloutContext, RolloutLimits
 from retcon.rollout.state import TurnState, open_tools
 from retcon.tasks.types import Task
 
-Told = Callable[[Generation], Awaitable[None]]
-"""Is told what the model has written, before its calls are run."""
+OnGeneration = Callable[[Generation], Awaitable[None]]
+"""Called with a generation before its calls run."""
 Run = Callable[[Sequence[ToolCall]], Awaitable[tuple[Observation, ...]]]
-"""How calls are run: one observation per call, in order."""
+"""Runs calls: one observation per call, in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class TurnSampler:
-    """What the turns of one rollout have in common. id: the request id of all of them; seed: of all that is sampled."""
+    """Samples the turns of one rollout. id: its request id. seed: of its random streams."""
 
     id: str
     engine: Generator
@@ -50,13 +49,19 @@ class TurnSampler:
     seed: int
 
     async def turn(
-        self, history: Sequence[int], *, number: int, attempt: int, room: int, run: Run, told: Told | None = None
+        self,
+        history: Sequence[int],
+        *,
+        number: int,
+        attempt: int,
+        room: int,
+        run: Run,
+        on_generation: OnGeneration | None = None,
     ) -> Turn:
-        """The turn that follows `history` (ids, (T,)), of at most `room` ids that the model writes.
+        """Generate the turn after `history` (ids, (T,)), at most `room` ids, and run its calls.
 
-        number, attempt: which turn of the trajectory and which try at it (0 where nothing failed): they name the
-        random stream and the calls. run: what runs them; a generation that was cut off has none. Raises
-        InfrastructureFault where the engine cannot be reached, or a tool's state is unavailable.
+        number, attempt: index of the turn, and of the attempt at it (0 is the first); they name the random stream and
+        the calls. Raises InfrastructureFault if the engine cannot be reached or a tool's state is unavailable.
         """
         params = replace(
             self.sampling,
@@ -66,8 +71,8 @@ class TurnSampler:
         )
         with self._reaching_engine():
             generation = await self.engine.generate(self.id, history, params)
-        if told is not None:
-            await told(generation)
+        if on_generation is not None:
+            await on_generation(generation)
         entropy = fmean(generation.entropies) if generation.entropies else None
         parsed = self.chat.parse(generation.ids, prefix=f"{number}.{attempt}")
         written = Segment("sampled", parsed.text, generation.ids, generation.logprobs, generation.versions)
@@ -80,10 +85,9 @@ class TurnSampler:
         return Turn((written, *answered), parsed.calls, observations, stop="call", entropy=entropy)
 
     async def scored(self, history: Sequence[int], turn: Turn) -> Turn:
-        """The turn with log-probs on its spliced tokens, under `history` and what of the turn goes before them, as far
-        as the engine knows any.
+        """Return the turn with log-probs of its spliced tokens after `history`, None from an engine that has none.
 
-        Raises InfrastructureFault where the engine cannot be reached.
+        Raises InfrastructureFault if the engine cannot be reached.
         """
         ids = list(history)
         segments: list[Segment] = []
@@ -106,15 +110,15 @@ class TurnSampler:
             raise InfrastructureFault(f"rollout {self.id}: the engine cannot be reached: {error}") from error
 
 
-def broken(turn: Turn) -> bool:
-    """Whether a tool of this turn had a fault of its own."""
+def has_tool_fault(turn: Turn) -> bool:
+    """Whether a tool of this turn failed on its own account."""
     return any(o.status == "infrastructure" for o in turn.observations)
 
 
-def within(turns: Sequence[Turn], room: int, chat: Chat) -> Sequence[Turn]:
-    """These turns with no more than `room` ids: what is too much is cut from the end of the last one's segments.
+def truncate_to(turns: Sequence[Turn], room: int, chat: Chat) -> Sequence[Turn]:
+    """Return the turns with at most `room` ids, cut at the end of the last turn's segments.
 
-    Its observations stay whole. What the model wrote fits, so that no id of its own is lost; nothing follows a cut.
+    Its `observations` stay whole. Sampled ids always fit, so none of them is lost.
     """
     *before, last = turns
     room -= token_count(s for turn in before for s in turn.segments)
@@ -134,10 +138,9 @@ def within(turns: Sequence[Turn], room: int, chat: Chat) -> Sequence[Turn]:
 class TurnLookahead:
     """The lookahead at turn `number`, whose history h_t is `history`; implements `Lookahead`.
 
-    state: of the tools that keep one. Each attempt's calls run from the state that h_t left, as the attempt is to stand
-    right after h_t once it is the fix. The model has been shown the failure, though, and an attempt that leans on what
-    the failed call had set before it failed will fail in turn, and counts as an attempt. (The paper has no sessions.)
-    made: every attempt, in order, also where a fault cut the repair short.
+    Each attempt's calls run from the tools' state after h_t, since a fix will follow h_t directly. An attempt that
+    relies on what the failed call had set before it failed will fail, and counts. (The paper has no sessions.)
+    made: all attempts, also if a fault ended the repair.
     """
 
     def __init__(
@@ -163,14 +166,14 @@ class TurnLookahead:
             ids, number=self._number, attempt=len(self.made) + 1, room=room, run=self._state.run_again
         )
         self.made.append(turn)
-        if broken(turn):
+        if has_tool_fault(turn):
             raise InfrastructureFault(f"rollout {self._sampler.id}: a tool failed on its own account in a lookahead")
         return turn
 
-    async def happened(self, turns: Sequence[Turn]) -> bool:
-        return await self._state.would_repeat([(turn.calls, turn.observations) for turn in turns[1:]])
+    async def replays_identically(self, turns: Sequence[Turn]) -> bool:
+        return await self._state.replays_identically([(turn.calls, turn.observations) for turn in turns[1:]])
 
-    def told(
+    def render_observations(
         self, written: Sequence[Segment], calls: Sequence[ToolCall], observations: Sequence[Observation]
     ) -> tuple[Segment, ...]:
         chat, ids = self._sampler.chat, ids_of(written) or self._history
@@ -185,10 +188,9 @@ class TurnLookahead:
         return used < self._limits.max_tokens or (used == self._limits.max_tokens and turns[-1].stop == "answer")
 
     async def settle(self, failure: Turn, committed: Sequence[Turn]) -> list[Turn]:
-        """The turns that a repair commits, scored under the history that they get.
+        """Score the turns that a repair commits, and leave the tools as the last of their calls left them.
 
-        The tools are left as the last of their calls left them, which is the failure's own where no attempt's is among
-        them. Raises InfrastructureFault.
+        Raises InfrastructureFault.
         """
         ids = list(self._history)
         scored: list[Turn] = []
@@ -201,9 +203,9 @@ class TurnLookahead:
 
 
 NO_CHECKPOINT = "no checkpoint"
-"""How the reason begins for which a turn was not repaired, where a tool could not keep its state."""
+"""Prefix of a repair record's reason if a tool could not keep its state."""
 Watch = Callable[[Trajectory, Generation], Awaitable[None]]
-"""Is told of each turn, at its first try and before its calls run, what came before it and what the model wrote."""
+"""Called with the trajectory so far and each first attempt's generation, before its calls run."""
 
 
 async def run_rollout(
@@ -217,20 +219,21 @@ async def run_rollout(
     after: Trajectory | None = None,
     watch: Watch | None = None,
 ) -> Trajectory:
-    """One trajectory, ungraded. Generate, run the calls, and again, until the model answers or a limit is reached.
+    """Run one trajectory, ungraded: generate and run calls until the model answers or a limit is reached.
 
-    id: names the trajectory and, to the engine, all of its requests. The context's tools are shown to the model as its
-    chat's family does; those that keep state are opened for this trajectory alone, rolled back with its history, and
-    closed however the loop ends. The random stream of a generation depends on `seed`, the turn and the attempt alone,
-    so that without a failure a repair changes nothing. Whether the context has a repair decides; its probability is for
-    whoever rolls out many (`rollout_group`). on_turn: told each turn once it is committed. after: what has been said
-    and done before, up to where the model's next turn opens, in place of a prompt made of the task: the trajectory goes
-    on from its ids, its turns are the first, and count as such. watch: see `Watch`.
+    Stateful tools are opened for this trajectory, rolled back with its history, and closed however it ends; so is its
+    request at the engine. A generation's random stream depends on `seed`, turn and attempt alone, so that a repair
+    changes nothing without a failure. The context's repair always applies; `rollout_group` draws its probability.
 
-    A failed turn whose state a tool cannot keep (`CheckpointRefused`) is not repaired, and the rollout goes on. It
-    ends with stop `infrastructure` where a tool says so, a tool's state is unavailable or the engine cannot be reached
-    (ConnectionError, TimeoutError), with all turns so far. Raises EngineError where the engine refuses a request. The
-    engine is told to release the trajectory however the loop ends, cancellation included.
+    A failed turn whose state a tool cannot keep (`CheckpointRefused`) is not repaired. The trajectory ends with stop
+    `infrastructure`, and its turns so far, if a tool fails on its own account, its state is unavailable, or the engine
+    cannot be reached (ConnectionError, TimeoutError). Raises EngineError if the engine refuses a request.
+
+    Args:
+        id: of the trajectory, and of its requests at the engine.
+        on_turn: called with each committed turn.
+        after: a trajectory to continue from its ids, up to where the model's next turn opens.
+        watch: see `Watch`.
     """
     engine, repair = context.engine, context.repair
     chat = context.chat.showing([tool.spec for tool in context.tools.values()])
@@ -250,20 +253,20 @@ async def run_rollout(
                     attempt=0,
                     room=limits.max_tokens - len(history),
                     run=state.run if repair is not None and repair.attempts else opened.run,
-                    told=partial(watch, Trajectory(id, task.id, prompt, tuple(turns))) if watch else None,
+                    on_generation=partial(watch, Trajectory(id, task.id, prompt, tuple(turns))) if watch else None,
                 )
                 committed: Sequence[Turn] = [turn]
-                if repair is not None and not broken(turn) and repair.failed(turn):
+                if repair is not None and not has_tool_fault(turn) and repair.failed(turn):
                     lookahead = TurnLookahead(sampler, limits, history, len(turns), state)
                     committed, stop = await _repaired(repair, turn, lookahead, partial(context.faults.add, id))
-                committed = within(committed, limits.max_tokens - len(history), chat)
+                committed = truncate_to(committed, limits.max_tokens - len(history), chat)
                 turns.extend(committed)
                 for one in committed:
                     on_turn(one)
                 history.extend(ids_of(s for t in committed for s in t.segments))
                 stop = stop or _stop(turns, len(history), limits)
-                if broken(turns[-1]):
-                    context.faults.add(id, _told_by_tool(turns[-1]))
+                if has_tool_fault(turns[-1]):
+                    context.faults.add(id, _tool_fault_reason(turns[-1]))
                 if stop is None:
                     await state.discard()
     except InfrastructureFault as fault:
@@ -278,8 +281,10 @@ async def run_rollout(
 async def _repaired(
     repair: Repair, turn: Turn, lookahead: TurnLookahead, lost: Callable[[str], None]
 ) -> tuple[Sequence[Turn], Stop | None]:
-    """What to commit for a failed turn, scored; the failure as it is where the tools' state cannot be kept, and on an
-    infrastructure fault, which is an end."""
+    """Return the turns to commit for a failed turn: its repair, scored, or the failure itself if there is none.
+
+    An infrastructure fault also ends the rollout.
+    """
     stop: Stop | None = None
     try:
         if repair.attempts:
@@ -294,14 +299,14 @@ async def _repaired(
     return [replace(turn, abandoned=tuple(lookahead.made), repair=record)], stop
 
 
-def _told_by_tool(turn: Turn) -> str:
+def _tool_fault_reason(turn: Turn) -> str:
     return next(f"a tool's fault: {o.text}" for o in turn.observations if o.status == "infrastructure")
 
 
 def _stop(turns: Sequence[Turn], used: int, limits: RolloutLimits) -> Stop | None:
-    """Whether and why the rollout ends after its last turn; used: ids of the history."""
+    """Why the rollout ends after its last turn, None if it goes on. used: ids of the history."""
     last = turns[-1]
-    if broken(last):
+    if has_tool_fault(last):
         return "infrastructure"
     if last.stop == "length":
         return "length"

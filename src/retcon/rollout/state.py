@@ -1,4 +1,4 @@
-"""The tools of one trajectory, and how the state of those that have one is rolled back with the history."""
+"""Tools of one trajectory, and the rollback of stateful ones with its history."""
 
 from __future__ import annotations
 
@@ -14,22 +14,21 @@ from retcon.tools.schema import fault
 from retcon.tools.types import AnyTool, OpenTool, StatefulTool, TaskTool
 
 Handler = Callable[[ToolCall], Awaitable[Observation]]
-"""What answers the calls of one tool; every `Tool` is one."""
+"""Answers the calls of one tool, as every `Tool` does."""
 
 
 async def run_calls(
     calls: Sequence[ToolCall], tools: Mapping[str, Handler], specs: Mapping[str, ToolSpec] | None = None
 ) -> tuple[Observation, ...]:
-    """One observation per call, in order; one after the other, as a later call may build on an earlier one's state.
+    """Run calls one after the other, as a later one may need an earlier one's state; one observation each.
 
-    specs: of the tools whose arguments are checked before they are called.
+    specs: of tools whose arguments are checked first.
     """
     return tuple([await _run(call, tools, specs or {}) for call in calls])
 
 
 async def _run(call: ToolCall, tools: Mapping[str, Handler], specs: Mapping[str, ToolSpec]) -> Observation:
-    """What the call's tool says; a call that names none, cannot be read or has other arguments than the tool's schema
-    asks for is `malformed` and reaches no tool."""
+    """Run one call. An unknown tool, unreadable call or invalid arguments give a `malformed` observation."""
     if call.name not in tools:
         text = f"no tool named '{call.name}'{nearest(call.name, tools)}"
         return Observation(call.id, text, "malformed", "UnknownTool")
@@ -47,17 +46,16 @@ async def _run(call: ToolCall, tools: Mapping[str, Handler], specs: Mapping[str,
 
 
 class ToolRaised(InfrastructureFault):
-    """A tool raised what a tool does not, or gave what is no observation."""
+    """A tool raised an error, or returned something other than an observation."""
 
 
 def faults_of(tool: str) -> AbstractContextManager[None]:
-    """What a tool raises, which may be of one's own making: it costs this rollout alone. Raises ToolRaised, and errors
-    of Retcon's as they are."""
+    """Reraise a tool's error, which costs only this rollout, as ToolRaised; Retcon's own errors pass."""
     return told_as(ToolRaised, f"the tool '{tool}'")
 
 
 def _said(call: ToolCall, given: object) -> Observation:
-    """What a tool gave. Raises ToolRaised where that is no observation of the call."""
+    """Return the observation of a call; ToolRaised if it is not one."""
     if not isinstance(given, Observation) or given.call_id != call.id:
         what = f"{given!r:.80}, where an Observation of the call '{call.id}' belongs"
     elif not isinstance(given.text, str):
@@ -70,13 +68,13 @@ def _said(call: ToolCall, given: object) -> Observation:
 
 
 Checkpoint = Mapping[str, str]
-"""Of each stateful tool, by name, its checkpoint's name."""
+"""Name of a checkpoint of each stateful tool, by the tool's name."""
 
 
 class OpenTools:
-    """The tools of one trajectory. Those that keep state are opened for it, all at once when a call first reaches one.
+    """Tools of one trajectory. The stateful ones are opened together when a call first needs one of them.
 
-    Not before: rollouts that start together should reach the engine together, and many never call.
+    Not earlier, as many rollouts never call, and those that start together should reach the engine together.
     """
 
     def __init__(self, given: Mapping[str, AnyTool], trajectory: str, closing: AsyncExitStack, *, task: str) -> None:
@@ -93,16 +91,16 @@ class OpenTools:
         }
 
     async def run(self, calls: Sequence[ToolCall]) -> tuple[Observation, ...]:
-        """One observation per call, in order. Raises InfrastructureFault where a tool cannot be opened."""
+        """Run calls in order. Raises InfrastructureFault if a tool cannot be opened."""
         await self.reach(calls)
         return await run_calls(calls, self._handlers, self._specs)
 
     def reaches(self, calls: Sequence[ToolCall]) -> bool:
-        """Whether one of the calls goes to a tool that keeps state."""
+        """Whether one of the calls goes to a stateful tool."""
         return any(call.name in self._stateful and not call.malformed for call in calls)
 
     async def reach(self, calls: Sequence[ToolCall]) -> bool:
-        """The same; such a tool is open from here on."""
+        """Open the stateful tools if one of the calls needs one; return whether it does."""
         if not self.reaches(calls):
             return False
         for name, tool in self._stateful.items():
@@ -114,11 +112,11 @@ class OpenTools:
 
     @property
     def stateful(self) -> bool:
-        """Whether one that keeps state is open."""
+        """Whether a stateful tool is open."""
         return bool(self._opened)
 
     async def checkpoint(self) -> Checkpoint:
-        """Raises CheckpointRefused where the state of one cannot be kept; all go on as they were."""
+        """Checkpoint all open tools. Raises CheckpointRefused, without any checkpoint kept, if one cannot."""
         kept: dict[str, str] = {}
         for name, tool in self._opened.items():
             try:
@@ -147,10 +145,9 @@ class OpenTools:
 
 @asynccontextmanager
 async def open_tools(tools: Mapping[str, AnyTool], trajectory: str, *, task: str) -> AsyncIterator[OpenTools]:
-    """The tools for the trajectory of this id; what is open of them in the end is closed, whatever ended it. task: the
-    id of its task, with which some begin.
+    """Provide the tools of one trajectory, closed at the end. task: id of its task, which some tools need.
 
-    One that cannot be closed is gone, and so is what it held.
+    Errors on closing are ignored: such a tool is gone.
     """
     async with AsyncExitStack() as closing:
         yield OpenTools(tools, trajectory, closing, task=task)
@@ -161,15 +158,15 @@ async def _close(name: str, tool: OpenTool) -> None:
         await tool.close()
 
 
-def _told(observation: Observation) -> tuple[str, str, str | None]:
+def _shown(observation: Observation) -> tuple[str, str, str | None]:
     return observation.text, observation.status, observation.error_type
 
 
 class TurnState:
-    """The tools' state at one turn that may be repaired: as it was before the turn's calls, and after its failure.
+    """Checkpoints of the tools before a turn's calls and after its failure, for its repair.
 
-    Nothing is frozen before the calls where none reaches a tool that keeps state. A turn before or after which the
-    state cannot be kept is not repaired. All methods raise InfrastructureFault where a state is unavailable.
+    Without calls to stateful tools there are none. A turn whose state cannot be kept is not repaired. All methods raise
+    InfrastructureFault if a state is unavailable.
     """
 
     def __init__(self, tools: OpenTools) -> None:
@@ -180,7 +177,7 @@ class TurnState:
         self._left = False  # the state after the failure, for an attempt's
 
     async def run(self, calls: Sequence[ToolCall]) -> tuple[Observation, ...]:
-        """Run the calls of the turn, the state before them kept; where it cannot be, the observations say why."""
+        """Run the turn's calls after a checkpoint; if that is refused, the observations carry the reason."""
         if await self._tools.reach(calls):
             try:
                 self._before = await self._tools.checkpoint()
@@ -190,8 +187,7 @@ class TurnState:
         return await self._tools.run(calls)
 
     async def keep_failure(self) -> None:
-        """Keep the state after the turn's calls, before anything is tried. Raises CheckpointRefused where that, or the
-        state before them, cannot be kept."""
+        """Checkpoint the failure. Raises CheckpointRefused if that, or the one before the calls, is refused."""
         if self._refused is not None:
             raise self._refused
         if self._tools.stateful:
@@ -200,8 +196,7 @@ class TurnState:
                 self._before = self._after
 
     async def run_again(self, calls: Sequence[ToolCall]) -> tuple[Observation, ...]:
-        """Run the calls of another attempt at the turn, from the state before it, and where they change none leave
-        that one: the attempt may be the fix."""
+        """Roll back to the state before the turn and run another attempt's calls."""
         if await self._tools.reach(calls) and self._before is None:  # which opened the tools
             await self.keep_failure()
         if self._before is not None:
@@ -209,9 +204,11 @@ class TurnState:
             await self._tools.rollback(self._before)
         return await self._tools.run(calls)
 
-    async def would_repeat(self, said: Sequence[tuple[Sequence[ToolCall], Sequence[Observation]]]) -> bool:
-        """Whether the calls of other attempts, run one after the other where the turn's own left the tools, are told
-        again what they were told. The tools stay as they are after that."""
+    async def replays_identically(self, said: Sequence[tuple[Sequence[ToolCall], Sequence[Observation]]]) -> bool:
+        """Whether the attempts' calls, run again after the failure, give the same observations.
+
+        The tools stay as these calls leave them.
+        """
         await self.restore_failure()
         if not any(self._tools.reaches(calls) for calls, _ in said):
             return True
@@ -219,17 +216,17 @@ class TurnState:
             again = await self._tools.run(calls)
             if any(observation.status == "infrastructure" for observation in again):
                 raise InfrastructureFault("a tool failed on its own account in a repetition")
-            if list(map(_told, again)) != list(map(_told, observations)):
+            if list(map(_shown, again)) != list(map(_shown, observations)):
                 return False
         return True
 
     async def restore_failure(self) -> None:
-        """Back to how the turn's own calls left the tools, no other attempt having been made."""
+        """Roll back to the state after the turn's own calls."""
         if self._left and self._after is not None:
             await self._tools.rollback(self._after)
 
     async def discard(self) -> None:
-        """Free what was kept; the tools go on from the state that they are in."""
+        """Drop the checkpoints; the tools keep their state."""
         kept = [self._before] if self._before is self._after else [self._before, self._after]
         self._before = self._after = None
         for checkpoint in kept:

@@ -1,4 +1,4 @@
-"""Rollout strategies: how many rollouts of a prompt begin with it, and where others branch off."""
+"""Rollout strategies: how many rollouts start at the prompt, and where others branch off."""
 
 from __future__ import annotations
 
@@ -20,17 +20,21 @@ from retcon.engine.types import Generation
 
 @dataclass(frozen=True, slots=True)
 class Uncertainty:
-    """How unsure the model was at the first tokens of a turn: nats a token, mean. measure: the entropy of its
-    distributions, or, from an engine that tells none, the surprisal -log π of what was drawn, which has the entropy as
-    its mean at T = 1 where nothing is cut off."""
+    """Mean uncertainty of a turn's first tokens, in nats per token.
+
+    measure: entropy, or, from an engine without entropies, the surprisal -log π of the sampled tokens, whose mean it is
+    at T = 1 without truncation.
+    """
 
     nats: float
     measure: Measure
 
 
 def uncertainty(generation: Generation, tokens: int) -> Uncertainty:
-    """That of its first so many tokens, or of as many as there are. Raises EngineError where the engine tells neither
-    entropies nor log-probs."""
+    """Return the uncertainty of a generation's first `tokens` tokens.
+
+    Raises EngineError if the engine gives neither entropies nor log-probs.
+    """
     if generation.entropies:
         return Uncertainty(fmean(generation.entropies[:tokens]), "entropy")
     if not generation.logprobs:
@@ -40,10 +44,10 @@ def uncertainty(generation: Generation, tokens: int) -> Uncertainty:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Where a rollout may be branched from: after a tool's answer, once the model has begun its next turn.
+    """A possible branch point: after a tool's answer, once the model has begun its next turn.
 
-    turn: which one, from 0. nats: its uncertainty; first: that of the tree's first turn. vocabulary: tokens that there
-    are. in_a_row: points just before it on this path at which rollouts branched off. left: that may branch off.
+    turn: index from 0. nats: its uncertainty; first: that of the tree's first turn. vocabulary: its size. in_a_row:
+    consecutive branch points just before it on this path. left: branches that the tree may still have.
     """
 
     turn: int
@@ -56,8 +60,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One rollout of the prompt. first: uncertainty of its first turn, nats a token. later: of the turns that followed
-    a tool's answer. vocabulary: tokens that there are."""
+    """Uncertainty of one rollout: of its first turn, and of the turns after tools' answers (nats per token)."""
 
     first: float
     later: Sequence[float]
@@ -65,38 +68,36 @@ class Measured:
 
 
 class Strategy(Protocol):
-    """Decides where the rollouts of a group branch; it keeps no state, and is asked in no order that can be told."""
+    """Decides where the rollouts of a group branch. Stateless: calls come in any order."""
 
     @property
     def measures(self) -> bool:
-        """Whether one rollout is to be over before it is decided how many others begin with the prompt."""
+        """Whether one rollout must end before `from_start` is called."""
         ...
 
     @property
     def entropy_tokens(self) -> int:
-        """Tokens of a turn that are looked at."""
+        """Tokens of a turn whose uncertainty counts."""
         ...
 
     def from_start(self, count: int, measured: Measured | None) -> int:
-        """How many of `count` rollouts begin with the prompt. measured: the first of them, where that was asked for."""
+        """Return how many of `count` rollouts start at the prompt. measured: the first one, if `measures`."""
         ...
 
     def branches(self, point: Point, draw: random.Random) -> int:
-        """How many rollouts branch off here. draw: where what is random comes from."""
+        """Return how many rollouts branch off here. draw: source of randomness."""
         ...
 
 
-# What strategies have in common that branch where the model has become unsure: ARPO's rule (arXiv 2507.19849).
-#
-# P = α + β ΔH: H is the entropy of the first tokens after a tool's answer, ΔH its rise over that of the rollout's first
-# tokens, both summed over the tokens and divided by the logarithm of the vocabulary's size. The paper branches where P
-# is above a threshold; its code, with the scripts of the published models, branches with P as the probability (it takes
-# the entropies of the ten most probable tokens, and of the turn before the tool's answer, not of the one after it). A
-# turn that is shorter than the tokens that are looked at counts as if it went on like that.
+# ARPO's rule (arXiv 2507.19849): P = α + β ΔH. H is the entropy of the first tokens after a tool's answer, ΔH its rise
+# over that of the rollout's first tokens, both summed over the tokens and divided by the logarithm of the vocabulary.
+# The paper branches where P is above a threshold; its code, with the published models' scripts, branches with
+# probability P (with entropies of the ten most probable tokens, of the turn before the tool's answer). The mean of a
+# turn with fewer tokens stands for the missing ones.
 
 
-def refuse_more_than_made(initial: int, recipe: Recipe) -> None:
-    """Raises ValueError where more rollouts are to begin with a prompt than are made of it."""
+def check_initial(initial: int, recipe: Recipe) -> None:
+    """Raises ValueError if more rollouts are to start at a prompt than are made of it."""
     made = recipe.select.made(recipe.rl.group)
     if initial > made:
         raise ValueError(
@@ -106,7 +107,7 @@ def refuse_more_than_made(initial: int, recipe: Recipe) -> None:
 
 
 class UncertainSection(StrategySection):
-    """Keys and rule of such a strategy, which says how many rollouts begin with the prompt."""
+    """Keys and rule of strategies that branch where the model has become unsure."""
 
     branching: ClassVar[bool] = True
     mechanisms: ClassVar = {"kind": ("no rollout branched off another one", "branches")}
@@ -120,7 +121,7 @@ class UncertainSection(StrategySection):
                                    "with that as their probability, as in the published code")  # fmt: skip
 
     def summed(self, nats: float, vocabulary: int) -> float:
-        """An entropy, or a rise of one, of all tokens that are looked at. nats: of one."""
+        """Sum over entropy_tokens, in units of log(vocabulary). nats: per token."""
         return self.entropy_tokens * nats / math.log(vocabulary)
 
     def chance(self, point: Point) -> float:

@@ -19,7 +19,7 @@ from retcon.core.texts import counted
 from retcon.core.types import Provenance, Stop, Trajectory
 from retcon.http.endpoints import RequestRefused, refusal
 from retcon.http.server import allow_many_connections, listen, served
-from retcon.rollout.context import Rolled, RolloutContext
+from retcon.rollout.context import HarnessResult, RolloutContext
 from retcon.serve import app
 from retcon.serve.agent import TOO_LONG, Agent, Reply, begins
 from retcon.serve.errors import ServeSettings, as_openai, wrong
@@ -211,10 +211,10 @@ class ServedHarness:
     url: str
     _told: bool = False
 
-    async def rolled(
+    async def run(
         self, task: Task, context: RolloutContext, *, id: str, seed: int, provenance: Provenance
-    ) -> Rolled:
-        """See `Harness.rolled`. Raises RecipeError for what the function may not return."""
+    ) -> HarnessResult:
+        """See `Harness.run`. Raises RecipeError for what the function may not return."""
         session = f"{derive('harness', id):016x}"
         agent = RolloutAgent(context, session, task.id, seed)
         provenance = replace(provenance, seed=seed, purified=context.repair is not None)
@@ -257,14 +257,14 @@ class ServedHarness:
         if lost:
             context.faults.add(id, lost)
             made = made or Trajectory(id, task.id, (), (), provenance=provenance)
-            return Rolled(replace(made, stop="infrastructure"))
+            return HarnessResult(replace(made, stop="infrastructure"))
         assert made is not None
         if said is None:
-            return Rolled(made)
+            return HarnessResult(made)
         ended: Stop = "answer"
         if isinstance(said, str):
-            return Rolled(replace(made, stop=ended), said)
-        return Rolled(replace(made, stop=ended, reward=said, answer=agent.answered))
+            return HarnessResult(replace(made, stop=ended), said)
+        return HarnessResult(replace(made, stop=ended, reward=said, answer=agent.answered))
 
 
 @asynccontextmanager

@@ -16,7 +16,7 @@ from retcon.chat.chat import Chat
 from retcon.config.schema import Recipe, SelectSection
 from retcon.core.errors import RecipeError, TaskWarning
 from retcon.core.types import Trajectory, ids_of
-from retcon.rollout.lengths import Unaskable, fitting, prompt_ids, warn_of_long
+from retcon.rollout.lengths import PromptError, fitting, prompt_ids, warn_of_long
 from retcon.select.filters import DynamicSampling, informative, within
 from retcon.store.pass_rates import PassRate, of_model, read_pass_rates
 from retcon.tasks.registry import TaskSet, training_prompts
@@ -243,7 +243,7 @@ class PromptStream:
                 found += 1
                 if self._measured[task.id].content not in (None, fingerprint_of([task])):
                     changed.append(task.id)
-        except Unaskable:  # whatever the rates are
+        except PromptError:  # whatever the rates are
             raise
         except RecipeError as error:
             raise RecipeError(

@@ -25,7 +25,7 @@ from retcon.models.devices import OnPlace
 from retcon.models.locating import locate, name_of
 from retcon.models.placing import place_training
 from retcon.planning.needs import needs_of, refuse_unfit, warn_of_rate
-from retcon.rollout.context import lost_in_grading
+from retcon.rollout.context import count_ungraded
 from retcon.runs.folder import RunFolder, open_run
 from retcon.runs.manifest import RENDERED
 from retcon.runs.metrics import mechanisms_of
@@ -274,7 +274,7 @@ async def draw_groups(stream: GroupStream, *, step: int) -> Drawn:
                 f"{stream.rollouts.context.faults.why}; see `retcon doctor`, then run the same command again to "
                 "continue"
             )
-        lost, answered = lost_in_grading(t for group in drawn.made for t in group)
+        lost, answered = count_ungraded(t for group in drawn.made for t in group)
         if lost >= FEW and 2 * lost > answered:
             raise SandboxUnavailable(
                 f"step {step}: {lost} of the {answered} rollouts that gave an answer could not be graded"

@@ -30,7 +30,7 @@ from retcon.core.seeds import derive
 from retcon.core.together import cancelled
 from retcon.core.types import TRAINED, Trajectory, first_tries
 from retcon.engine.types import CarriesOver, FollowsWeights, TrainableEngine
-from retcon.rollout.context import MOST_LOST, RolloutContext
+from retcon.rollout.context import MAX_LOST_SHARE, RolloutContext
 from retcon.rollout.group import rollout_groups
 from retcon.tasks.registry import TaskSet
 from retcon.tasks.types import Task
@@ -71,7 +71,7 @@ class TrainingRollouts:
 
         eval_pass_rate: the mean over problems of pass@1; eval_failed_calls, eval_tokens (sampled): of a rollout, as
         they happened; eval_first_try_failure_rate: see `retcon.core.types`, None where none was made; eval_rollouts:
-        those that no fault ended; where faults took more than MOST_LOST, nothing is known of the others: None.
+        those that no fault ended; where faults took more than MAX_LOST_SHARE, nothing is known of the others: None.
         """
         section = self.recipe.evaluate
         groups = await rollout_groups(
@@ -85,7 +85,7 @@ class TrainingRollouts:
         kept = [[t for t in group if t.reward is not None] for group in groups]
         graded = [t for group in kept for t in group]
         count, made = len(graded), sum(map(len, groups))
-        if not count or made - count > MOST_LOST * made:
+        if not count or made - count > MAX_LOST_SHARE * made:
             return {**NOT_EVALUATED, "eval_rollouts": count}
         tries = [first_tries(t) for t in graded]
         tried = sum(t.made for t in tries)

@@ -22,7 +22,7 @@ from retcon.engine.types import GREEDY_BELOW
 from retcon.models.devices import Placement
 from retcon.models.placing import place_training
 from retcon.planning.needs import Needs, needs_of, refuse_hopeless
-from retcon.rollout.lengths import Derived, refuse_long
+from retcon.rollout.lengths import Derived, check_lengths
 from retcon.runs.manifest import NOT_THERE, WEIGHTS, check_free
 from retcon.store.fingerprint import fingerprint, ids_fingerprint
 from retcon.tasks.registry import TaskSet, evaluation_tasks, is_own, named, problems_of, training_prompts
@@ -143,7 +143,7 @@ class RunStages:
         elif apart or is_own(self.tasks):
             problems = evaluation_tasks(self.tasks, recipe.evaluate.problems, recipe.evaluate.seed)
         if recipe.evaluate.every:
-            refuse_long(problems, build_chat(recipe, folder, self.tasks), recipe.rollout.max_tokens, "problems")
+            check_lengths(problems, build_chat(recipe, folder, self.tasks), recipe.rollout.max_tokens, "problems")
         for number, (stage, tasks) in enumerate(self._each):
             if stage.recipe.task != recipe.task:
                 most = LOOK if look is None else self._steps(stage) * stage.recipe.rl.prompts

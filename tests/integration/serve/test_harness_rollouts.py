@@ -21,7 +21,7 @@ from retcon.core.errors import InfrastructureFault, RecipeError
 from retcon.core.types import Trajectory, ids_of
 from retcon.engine.kinds.scripted import Reply, ScriptedEngine
 from retcon.engine.types import SamplingParams
-from retcon.rollout.context import RolloutContext, RolloutLimits, lost_in_grading
+from retcon.rollout.context import RolloutContext, RolloutLimits, count_ungraded
 from retcon.rollout.group import rollout_group, rollout_member
 from retcon.serve.harness import ModelEndpoint, Solve
 from retcon.serve.harness_server import open_harness
@@ -128,7 +128,7 @@ def test_answers_that_no_grader_can_tell_of_are_counted_where_the_model_ended_wi
     call = '<tool_call>\n{"name": "search", "arguments": {"query": "42"}}\n</tool_call>'
     made, *_ = rolled(solve, [call], style="hermes", count=3, grade=down)
     assert {(t.stop, t.reward, t.returned, t.turns[-1].stop) for t in made} == {("infrastructure", None, "42", "call")}
-    assert lost_in_grading(made) == (3, 3)
+    assert count_ungraded(made) == (3, 3)
 
 
 @pytest.mark.parametrize("says", [float("nan"), ["42"], b"42"])

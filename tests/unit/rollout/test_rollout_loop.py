@@ -18,7 +18,7 @@ from retcon.purify.mixing import purified
 from retcon.purify.saar import Saar
 from retcon.rollout.context import RolloutContext, RolloutLimits
 from retcon.rollout.group import rollout_group, rollout_groups
-from retcon.rollout.loop import TurnLookahead, run_rollout, within
+from retcon.rollout.loop import TurnLookahead, run_rollout, truncate_to
 from retcon.tasks.types import Task
 from retcon.tools.scripted import ScriptedTool
 
@@ -388,4 +388,4 @@ def test_a_script_begins_anew_for_a_rollout_of_the_same_name():
 
 def test_what_is_too_much_is_cut_off_the_last_of_several_turns():
     one, last = (Turn((Segment("sampled", text, tuple(text.encode())),)) for text in ("first", "second"))
-    assert [turn.text for turn in within([one, last], 8, Chat(ByteTokenizer()))] == ["first", "sec"]
+    assert [turn.text for turn in truncate_to([one, last], 8, Chat(ByteTokenizer()))] == ["first", "sec"]

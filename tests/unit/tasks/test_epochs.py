@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.core.errors import RecipeError
-from retcon.rollout.lengths import PATIENCE, fitting, prompt_ids, refuse_long
+from retcon.rollout.lengths import PATIENCE, check_lengths, fitting, prompt_ids
 from retcon.tasks.types import Task, epochs
 
 CHAT = Chat(ByteTokenizer())
@@ -69,8 +69,8 @@ def test_prompts_that_leave_no_room_are_left_out_or_refused():
     room = prompt_ids(CHAT, worded(5)[0]) + 1  # for one id after a question of 5 letters
     assert [t.id for t in fitting(worded(5, 6, 4), CHAT, room)] == ["t0", "t2"]
     with pytest.raises(RecipeError, match=rf"max_tokens = {room}.* 2 of 3 problems .*t2, has {room + 4} tokens"):
-        refuse_long(worded(5, 6, 10), CHAT, room, "problems")
-    refuse_long(worded(5, 4), CHAT, room, "problems")
+        check_lengths(worded(5, 6, 10), CHAT, room, "problems")
+    check_lengths(worded(5, 4), CHAT, room, "problems")
 
 
 def test_a_prompts_length_counts_its_system_message():

@@ -17,7 +17,7 @@ from retcon.cli.quickstart.sets import DEFAULT, SETS
 from retcon.cli.quickstart.speed import measure_speed
 from retcon.config.load import toml_of
 from retcon.core.errors import RecipeError
-from retcon.rollout.lengths import prompt_ids, refuse_long
+from retcon.rollout.lengths import check_lengths, prompt_ids
 from retcon.tasks.registry import evaluation_tasks, training_prompts
 
 if TYPE_CHECKING:
@@ -130,5 +130,5 @@ def _prompt_length(plan: Plan, folder: Path) -> float:
             f"evaluate.problems = {section.problems}, and there are {len(problems)} to evaluate on: ask for fewer, or "
             "give more (--eval-data)"
         )
-    refuse_long(problems, chat, recipe.rollout.max_tokens, "problems")
+    check_lengths(problems, chat, recipe.rollout.max_tokens, "problems")
     return statistics.fmean(prompt_ids(chat, task) for task in islice(training_prompts(tasks, 0), LOOKED_AT))

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from retcon.config.schema import Recipe
 from retcon.config.section import NonNegative, Probability, Rate
-from retcon.rollout.strategy import Measured, Point, UncertainSection, refuse_more_than_made
+from retcon.rollout.strategy import Measured, Point, UncertainSection, check_initial
 
 
 class Aepo(UncertainSection):
@@ -31,7 +31,7 @@ class Aepo(UncertainSection):
         return not self.initial
 
     def check(self, recipe: Recipe) -> None:
-        refuse_more_than_made(self.initial, recipe)
+        check_initial(self.initial, recipe)
 
     def from_start(self, count: int, measured: Measured | None) -> int:
         if self.initial:

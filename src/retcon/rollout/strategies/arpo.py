@@ -7,7 +7,7 @@ from pydantic import Field
 
 from retcon.config.schema import Recipe
 from retcon.config.section import Positive
-from retcon.rollout.strategy import Measured, UncertainSection, refuse_more_than_made
+from retcon.rollout.strategy import Measured, UncertainSection, check_initial
 
 
 class Arpo(UncertainSection):
@@ -17,7 +17,7 @@ class Arpo(UncertainSection):
                               "branches off, or begins there too in the end")  # fmt: skip
 
     def check(self, recipe: Recipe) -> None:
-        refuse_more_than_made(self.initial, recipe)
+        check_initial(self.initial, recipe)
 
     def from_start(self, count: int, measured: Measured | None) -> int:
         return self.initial

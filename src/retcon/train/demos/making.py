@@ -159,7 +159,7 @@ class FileJournal(Journal):
         self._open.close()
 
 
-MOST_LOST = 0.05
+MAX_LOST_SHARE = 0.05
 """Of a stretch of candidates, through infrastructure faults."""
 FEW = 4
 """Of a stretch that may be lost whatever share of it they are, once some are kept: there are problems that a teacher
@@ -251,7 +251,7 @@ async def _make(recipe: Recipe, source: Source, journal: Journal, on_progress: O
         count = source.chunk if journal.rejected else min(source.chunk, wanted - progress.done)
         made = await source.make(journal.stop, journal.stop + count, len(journal.kept))
         lost = made.rejected.get(LOST, 0)
-        if lost > max(MOST_LOST * made.seen, FEW if journal.kept or made.kept else 0):
+        if lost > max(MAX_LOST_SHARE * made.seen, FEW if journal.kept or made.kept else 0):
             raise SandboxUnavailable(
                 f"{lost} of {made.seen} demonstrations were lost to faults of the sandbox or the model; what was made "
                 "before them is kept. See `retcon doctor`, then run the same command again"

@@ -18,7 +18,7 @@ from retcon.core.types import Trajectory
 from retcon.engine.types import Generation, Generator, SamplingParams
 from retcon.rollout.context import RolloutContext
 from retcon.rollout.group import rollout_groups
-from retcon.rollout.lengths import PATIENCE, prompt_ids, refuse_long
+from retcon.rollout.lengths import PATIENCE, check_lengths, prompt_ids
 from retcon.tasks.registry import TaskSet, Taught
 from retcon.tasks.types import Lesson, Task
 from retcon.train.demos.types import LOST, DemoSetup, Made
@@ -221,7 +221,7 @@ async def open_teacher(section: FamilyTeacher, setup: DemoSetup) -> AsyncIterato
         )
     lessons = Drawn(tasks.lessons(recipe.run.seed))
     first = [task for task, _ in lessons.part(0, recipe.sft.demonstrations)]
-    refuse_long(first, setup.chat, recipe.rollout.max_tokens, "training problems")
+    check_lengths(first, setup.chat, recipe.rollout.max_tokens, "training problems")
     nobody = Teacher({}, setup.chat)
     async with open_roller(setup, tasks, nobody, model="teacher") as roller:
         yield TeacherSource(lessons, roller, section.keep, section.tries)
