@@ -15,7 +15,7 @@ from retcon.chat.tokenizer import ByteTokenizer
 from retcon.core.types import Observation, ToolCall, ToolSpec, Trajectory, history_ids
 from retcon.engine.kinds.scripted import Reply, ScriptedEngine
 from retcon.purify.saar import Saar
-from retcon.rollout.context import CHARS, TOLD, Faults, RolloutContext
+from retcon.rollout.context import MAX_CHARS, MAX_REASONS, Faults, RolloutContext
 from retcon.rollout.loop import run_rollout
 from retcon.tools.scripted import ScriptedSession, ScriptedSessions
 
@@ -33,12 +33,12 @@ def test_a_reason_is_told_once_and_without_what_names_the_rollout(caplog: pytest
 
 def test_only_so_many_reasons_are_told_and_counted_and_long_ones_are_cut(caplog: pytest.LogCaptureFixture) -> None:
     faults = Faults()
-    for n in range(TOLD + 2):
-        faults.add(f"t/{n}", f"{n}" * 2 * CHARS)
+    for n in range(MAX_REASONS + 2):
+        faults.add(f"t/{n}", f"{n}" * 2 * MAX_CHARS)
     for _ in range(3):
-        faults.add("t/9", f"{TOLD}" * CHARS)
-    assert len(caplog.records) == TOLD
-    assert faults.why == f", most often as {'0' * CHARS}"
+        faults.add("t/9", f"{MAX_REASONS}" * MAX_CHARS)
+    assert len(caplog.records) == MAX_REASONS
+    assert faults.why == f", most often as {'0' * MAX_CHARS}"
 
 
 def test_a_rollout_whose_tool_fails_on_its_own_account_says_which_it_is(caplog: pytest.LogCaptureFixture) -> None:

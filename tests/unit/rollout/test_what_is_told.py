@@ -96,7 +96,7 @@ def told_after(chat: Chat, *written: str) -> str:
     """What stands between what a repair has the turn say, with one call, and the model's next turn."""
     lookahead = TurnLookahead(TurnSampler("t", None, chat, SamplingParams(), 0), LIMITS, (1, 2), 0, None)  # type: ignore[arg-type]
     said = [Segment("sampled", text, tuple(chat.tokenizer.encode(text, special=True))) for text in written]
-    told = lookahead.told(said, [ToolCall("0", "python", {}, 0)], [Observation("0", "1", "ok")])
+    told = lookahead.render_observations(said, [ToolCall("0", "python", {}, 0)], [Observation("0", "1", "ok")])
     return "".join(segment.text for segment in told)
 
 
