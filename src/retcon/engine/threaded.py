@@ -1,5 +1,4 @@
-"""An engine that computes in this process, in a thread of its own, so that a forward holds up none but those who wait
-for it."""
+"""Run an engine in a thread of its own, so that its forwards do not block the event loop."""
 
 from __future__ import annotations
 
@@ -15,11 +14,9 @@ T = TypeVar("T")
 
 
 class Threaded:
-    """Implements `Generator` and `SetsAside` by `engine`, all of whose work is done in one event loop, in one thread,
-    within `async with`: the engine need know nothing of threads, and gives what it gives in the caller's own.
+    """A `Generator` that runs `engine` in the event loop of another thread, within `async with`.
 
-    Calls reach it in the order in which they are made. At the end what is under way is cancelled; a forward that runs
-    is waited for.
+    Calls keep their order. On exit calls under way are cancelled, after the current forward.
     """
 
     def __init__(self, engine: Generator) -> None:
@@ -48,12 +45,12 @@ class Threaded:
         await self._there(self._engine.release(request_id))
 
     def set_aside(self, request_id: str) -> None:
-        """Nothing for an engine that waits for nobody."""
+        """Pass on to an engine that waits for requests."""
         if isinstance(self._engine, SetsAside):
             self._loop.call_soon_threadsafe(self._engine.set_aside, request_id)
 
     async def _there(self, work: Coroutine[Any, Any, T]) -> T:
-        """What `work` comes to; cancelled there when it is here."""
+        """Run `work` in the thread; cancelling it here cancels it there."""
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
     def _run(self) -> None:

@@ -1,4 +1,4 @@
-"""The Generator protocol: token ids in, token ids out; and what training asks of an engine besides."""
+"""Protocols of engines: token ids in, token ids out; and what training needs besides."""
 
 from __future__ import annotations
 
@@ -23,21 +23,23 @@ GREEDY_BELOW = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to sample one generation, in vLLM's terms and order: temperature, then min_p, then top_k, then top_p.
+    """Parameters of one generation, in vLLM's terms and order: temperature, min_p, top_k, top_p.
 
-    Each truncation sees what the ones before it left, renormalised; of tokens of equal probability the lower one ranks
-    first. (transformers applies min_p last, which keeps more where min_p and top_p are both set.)
+    Each truncation sees what the previous ones left, renormalised; of equally probable tokens the lower id ranks first.
+    (transformers applies min_p last, which keeps more if min_p and top_p are both set.)
 
-    temperature: the logits are divided by it; 0 is greedy (as vLLM, below 1e-5 is too), and truncates nothing.
-    min_p: keeps the tokens whose probability is at least min_p times that of the most probable one; 0 is off.
-    top_k: keeps the k most probable tokens; 0 is off. top_p: keeps the smallest set of tokens whose probability reaches
-    it; 1 is off.
-    max_tokens: tokens at most. stop_ids: generation ends after one of them. stop: generation ends after the token that
-    completes one of these strings in the text that was generated. What ended it is part of what was generated.
-    seed: of this request's own random stream; the same seed and the same ids give the same generation.
-    entropies: of how many tokens, from the first on, the entropy of their distribution is wanted; an engine that cannot
-    tell it does not. message_tokens: of the message at most, as the server counts, for an engine whose ids are another
-    tokenizer's (`SpeaksText`), which counts max_tokens in those; 0: max_tokens alone.
+    Args:
+        temperature: divides the logits; below 1e-5, as in vLLM, sampling is greedy and truncates nothing.
+        min_p: keeps tokens with at least min_p times the probability of the most probable one; 0 is off.
+        top_k: keeps the k most probable tokens; 0 is off.
+        top_p: keeps the smallest set of tokens whose probability reaches it; 1 is off.
+        max_tokens: most tokens.
+        stop_ids: end the generation, of which they are part.
+        stop: strings that end the generation after the token that completes one of them.
+        seed: of the request's random stream; equal seeds and ids give equal generations.
+        entropies: number of first tokens whose entropy is returned, by engines that know it.
+        message_tokens: most tokens by the server's count, for an engine with a stand-in tokenizer (`SpeaksText`); 0:
+            only max_tokens, by the stand-in's count.
     """
 
     temperature: float = 1.0
@@ -53,7 +55,7 @@ class SamplingParams:
 
 
 def check_params(request_id: str, params: SamplingParams) -> None:
-    """Raises EngineError that names the parameter that cannot be served, and its range."""
+    """Raises EngineError that names an invalid parameter and its range."""
     checks = (
         ("temperature", "a finite number ≥ 0", math.isfinite(params.temperature) and params.temperature >= 0),
         ("top_p", "in (0, 1]", 0 < params.top_p <= 1),
@@ -69,17 +71,16 @@ def check_params(request_id: str, params: SamplingParams) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """ids: (T,), the stop id or the ids of the stop string that ended it among them.
+    """A generated continuation. What an engine does not know is None.
 
-    logprobs: (T,) nats under the untempered, untruncated model; None where the engine knows none.
-    sampling_logprobs: (T,) nats under the distribution that was sampled from: tempered, truncated, renormalised, so 0
-    where it was greedy; None where the engine knows none.
-    version: of the weights that sampled all of it, where the engine tells. versions: (T,), of those that sampled each
-    token, from an engine that carries a generation over a change of weights (`CarriesOver`).
-    entropies: (up to SamplingParams.entropies,) nats, of the untempered, untruncated distributions that the first
-    tokens were drawn from; None where none were asked for, or the engine does not know them.
-    too_long: what a server said of a history that leaves no room, which only it could tell: nothing was generated, and
-    stop is `length`. Empty otherwise.
+    Args:
+        ids: (T,), including the stop id or the ids of the stop string.
+        logprobs: (T,) nats under the untempered, untruncated model.
+        sampling_logprobs: (T,) nats under the tempered, truncated, renormalised distribution; 0 if greedy.
+        version: of the weights that sampled all tokens.
+        versions: (T,), of the weights that sampled each token, from an engine that `CarriesOver`.
+        entropies: (up to SamplingParams.entropies,) nats, of the first tokens' untempered, untruncated distributions.
+        too_long: a server's message that the history leaves no room; then there are no ids, and stop is `length`.
     """
 
     ids: tuple[int, ...]
@@ -93,66 +94,65 @@ class Generation:
 
 
 class Generator(Protocol):
-    """An engine. A request id names one trajectory over its turns, so that the engine may keep its keys and values."""
+    """An engine. A request id names a trajectory, so that its keys and values can be kept over turns."""
 
     async def generate(self, request_id: str, ids: Sequence[int], params: SamplingParams) -> Generation:
-        """Continue `ids` (the whole history, (T,)). Raises EngineError for a request that cannot be served."""
+        """Continue `ids`, the whole history, (T,). Raises EngineError for an invalid request."""
         ...
 
     async def score(self, request_id: str, ids: Sequence[int], start: int) -> Sequence[float] | None:
-        """Log-probs of ids[start:], (T - start,) nats under the untempered model; start ≥ 1. None where the engine
-        knows none."""
+        """Return log-probs of ids[start:], (T - start,) nats under the untempered model, or None; start ≥ 1."""
         ...
 
     async def release(self, request_id: str) -> None:
-        """The trajectory is over: whatever is kept for it may go. Unknown ids are ignored."""
+        """Free what is kept for a trajectory that ended. Unknown ids are ignored."""
         ...
 
 
 @runtime_checkable
 class Connects(Protocol):
-    """An engine elsewhere, whose connections belong to an event loop."""
+    """An engine with connections, which belong to an event loop."""
 
     def connected(self) -> AbstractAsyncContextManager[None]:
-        """Within, it can be asked. Raises EngineError where it is down, or is not what it should be."""
+        """Connect within the block. Raises EngineError if a server is down or not the expected one."""
         ...
 
 
 @runtime_checkable
 class SpeaksText(Protocol):
-    """An engine whose model gives no ids: those of its rollouts are another tokenizer's, and not to be learnt from."""
+    """An engine of text, whose ids are a stand-in tokenizer's and cannot be trained on."""
 
     @property
     def encoded_by(self) -> str:
-        """Whose tokenizer stands in."""
+        """Name of the stand-in tokenizer."""
         ...
 
 
 @runtime_checkable
 class NamesModel(Protocol):
-    """An engine elsewhere that says what its model is called there."""
+    """An engine that knows its model's name on a server."""
 
     @property
     def model(self) -> str:
-        """Empty before it is connected, where nobody named it."""
+        """Empty until it is connected, unless configured."""
         ...
 
 
 class Statistics(Protocol):
-    """What an engine has done, in numbers; `copy.copy` keeps a state of it."""
+    """Counters of an engine; `copy.copy` makes a snapshot."""
 
     def since(self, before: Self) -> Self:
-        """The difference to an earlier copy."""
+        """Return the difference to an earlier copy."""
         ...
 
     def metrics(self) -> Mapping[str, float | None]:
-        """What a run logs of a step; None of what was not measured."""
+        """Return a step's metrics; None for those that were not measured."""
         ...
 
 
 @runtime_checkable
 class TellsStatistics(Protocol):
-    """An engine that counts what it does."""
+    """An engine with counters."""
 
     @property
     def stats(self) -> Any:
@@ -162,64 +162,69 @@ class TellsStatistics(Protocol):
 
 @runtime_checkable
 class SetsAside(Protocol):
-    """An engine that waits for the requests it has open, so that many are computed together."""
+    """An engine that waits for its open requests, to compute many together."""
 
     def set_aside(self, request_id: str) -> None:
-        """Nobody knows when this one is asked again: what is kept for it stays, and nothing waits for it until then."""
+        """Keep the request's cache, but do not wait for its next call."""
         ...
 
 
 @runtime_checkable
 class Forks(Protocol):
-    """An engine that can begin one trajectory with what it has kept of another."""
+    """An engine that can copy one trajectory's cache to another."""
 
     def fork(self, request_id: str, source_id: str, length: int) -> None:
-        """The first generation of `request_id` will follow the first `length` tokens of what `source_id` was asked
-        last, which is not under way now. Without room for it, and of unknown ids, nothing is kept."""
+        """Copy the cache of the first `length` tokens of `source_id`, which is at rest, for a new request.
+
+        Does nothing without room, and for unknown ids.
+        """
         ...
 
 
 @runtime_checkable
 class TakesWeights(Protocol):
-    """An engine over weights that somebody else changes in place: those of the model that it was built with."""
+    """An engine over the trainer's own weights, which change in place."""
 
     def invalidate(self) -> None:
-        """The weights have changed, or are about to: forget what was computed under the old ones, and free its memory.
-        Open requests stay open. Raises EngineError while something is being computed."""
+        """Drop and free everything computed with the old weights; open requests stay open.
+
+        Raises EngineError while a request is being computed.
+        """
         ...
 
 
 @runtime_checkable
 class CarriesOver(Protocol):
-    """An engine that goes on with a generation where other weights take over."""
+    """An engine that continues generations under way with new weights."""
 
     version: int | None
-    """Of the weights, as it is told: told once, each token says by which it was sampled."""
+    """Of the current weights, set by the trainer; once it is set, generations have `versions`."""
 
     def suspended(self) -> AbstractAsyncContextManager[None]:
-        """Within, nothing computes with the weights of this process, which may change. What is under way loses none of
-        its tokens; the engine says whether its keys and values are kept or computed anew."""
+        """Within the block no computation uses this process's weights, which may change; no tokens are lost."""
         ...
 
 
 @runtime_checkable
 class FollowsWeights(Protocol):
-    """An engine with weights of its own, elsewhere, which are to be those of the model that it was built with."""
+    """An engine with a copy of the trained model's weights elsewhere."""
 
     async def follow(self) -> None:
-        """The model has other weights: what is generated from here on comes from them alone."""
+        """Send the model's new weights; later generations use only these."""
         ...
 
 
 @runtime_checkable
 class TrainableEngine(Generator, TakesWeights, TellsStatistics, AbstractAsyncContextManager[Any], Protocol):
-    """What training needs: text, weights in, statistics out, and an end, at which waiting calls are given up."""
+    """What training needs of an engine; on exit, waiting calls are given up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Adapters:
-    """That are trained in place of a model's weights (`retcon.models.lora`). rank: theirs. targets: last names of the
-    layers that have one. save: writes them into a folder, in peft's format."""
+    """LoRA adapters under training (`retcon.models.lora`).
+
+    targets: last names of the adapted layers. save: writes them into a folder in peft's format.
+    """
 
     rank: int
     targets: tuple[str, ...]
@@ -228,12 +233,19 @@ class Adapters:
 
 @dataclass(frozen=True, slots=True)
 class EngineSetup:
-    """What an engine is built for. model: gives the weights, in this process, in evaluation mode, on their device; an
-    engine that has its own does not call it. max_len: tokens of a request, generated ones included. max_requests: that
-    are open at a time at most. kv_memory_mb: MiB for keys and values, 0 for as much as fits. reserved: bytes that
-    whoever shares the device has yet to take. folder: of a model with this tokenizer and configuration, for an engine
-    that loads it elsewhere; dtype: of its weights then, auto for the folder's own. threads: of a CPU. trained: whether
-    the weights will change. adapters: what changes of them, where it is not all; `model` has them merged."""
+    """What an engine is built from.
+
+    Args:
+        model: returns the model, in evaluation mode, on its device; not called by engines with their own weights.
+        max_len: tokens of a request, generated ones included.
+        max_requests: most open requests.
+        kv_memory_mb: MiB for keys and values, 0 for as much as fits.
+        reserved: bytes of the device that others have yet to allocate.
+        folder: of the model, for an engine that loads it elsewhere, with weights of `dtype` (auto: the folder's own).
+        threads: of a CPU.
+        trained: whether the weights will change.
+        adapters: those under training, merged in `model`.
+    """
 
     model: Callable[[], PreTrainedModel]
     tokenizer: Tokenizer
@@ -249,10 +261,10 @@ class EngineSetup:
 
 
 class StopStrings:
-    """Watches one generation for `strings`, none of them empty.
+    """Finds stop strings, none of them empty, in a growing generation.
 
-    Looks at no more tokens than the longest string has bytes: the cost of a token does not grow with the text. A
-    character whose bytes are spread over ids, or not yet whole at the end, does no harm.
+    It decodes no more tokens than the longest string has bytes, so that the cost per token is constant. A character may
+    be spread over several ids.
     """
 
     def __init__(self, tokenizer: Tokenizer, strings: Sequence[str]) -> None:
@@ -262,7 +274,7 @@ class StopStrings:
         self._tail: deque[int] = deque(maxlen=longest + 1)
 
     def completed_by(self, token: int) -> bool:
-        """Whether `token`, the next id that was generated, completes one of the strings."""
+        """Add the next id; return whether it completes one of the strings."""
         if not self._strings:
             return False
         if not self._tokenizer.decode((token, token)):  # beyond the vocabulary: it would push others out of the tail

@@ -149,7 +149,9 @@ def test_a_turn_without_ids_is_described_by_its_characters():
     )
 
     class Telling:
-        def render_observations(self, written: Sequence[Segment], calls: Sequence[ToolCall], observations: Sequence[Observation]):
+        def render_observations(
+            self, written: Sequence[Segment], calls: Sequence[ToolCall], observations: Sequence[Observation]
+        ):
             return (Segment("observation", "".join(o.text for o in observations)),)
 
     (described,) = asyncio.run(Describe().repair(bare, Telling()))

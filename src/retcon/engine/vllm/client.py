@@ -1,4 +1,4 @@
-"""One vLLM server: what it is, what it generates, and which weights it has."""
+"""Client of one vLLM server: checks it, generates, and keeps its weights up to date."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from retcon.engine.vllm.process import start_line
 from retcon.models.remote import BadResponse, JsonClient, RequestRefused, ServerFailed
 
 GRACE = 10.0
-"""Seconds that an update has to end by itself when its engine does."""
+"""Seconds that an update of weights may take after the engine was closed."""
 OLDEST = (0, 32)
-"""The first version that tells of each token by which weights it was sampled."""
+"""The first version whose tokens carry the version of their weights."""
 GENERATE = "/inference/v1/generate"
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 PROBE = "def area(r):\n    return 3.14 * r**2  # Größe 東京\n"
@@ -27,9 +27,14 @@ PROBE = "def area(r):\n    return 3.14 * r**2  # Größe 東京\n"
 
 @dataclass(slots=True)
 class Weights:
-    """What servers are to have. version: its name; None: what they were started with, whatever that is. folder: where
-    they are, None where nothing was written yet. steps: how many steps have made each version whose tokens are taken,
-    by its name; with `carried` those before the newest too: a generation then goes on where it takes over."""
+    """The weights that servers should have.
+
+    Args:
+        version: their name; None: those that a server was started with.
+        folder: where they are, None before the first were written.
+        steps: training steps of each version whose tokens are accepted, by name.
+        carried: whether generations under way continue with new weights, so that older versions are accepted too.
+    """
 
     version: str | None = None
     folder: Path | None = None
@@ -38,10 +43,12 @@ class Weights:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What a server is to be. model: its name there, empty for the only one. tokenizer: of the model. max_len: tokens
-    of a request. seeds: whether requests have one. trained: whether it will have to take weights. adapters: that it
-    will have to take in their place."""
+class Requirements:
+    """What a server must provide.
+
+    model: its name there, empty for the only one. max_len: tokens of a request. seeds: whether requests have one.
+    trained: whether it will be sent weights. adapters: sent instead of weights.
+    """
 
     model: str
     tokenizer: Tokenizer
@@ -52,31 +59,33 @@ class Wanted:
 
 
 class VLLMClient:
-    """A server that is asked for tokens; `weights` are those that it is to have when it answers.
+    """Requests to one server, which must have `weights` when it answers.
 
-    A fault of the way is raised at once: whether another server is asked, or this one again, the engine decides. After
-    one the server is looked at anew: it may be another one by then.
+    Faults are raised at once, as the engine decides which server to retry. After one the server is checked again, since
+    it may have been replaced.
     """
 
-    def __init__(self, remote: JsonClient, wanted: Wanted, weights: Weights) -> None:
+    def __init__(self, remote: JsonClient, wanted: Requirements, weights: Weights) -> None:
         self.remote, self._wanted, self._weights = remote, wanted, weights
         self._model = ""
         self._checked = self._was_usable = False
-        self._has: str | None = None  # the version of its weights, as far as we know
-        self.capacity: int | None = None  # tokens of keys and values that it holds, where it tells
+        self._has: str | None = None  # the last known version of its weights
+        self.capacity: int | None = None  # tokens that its KV cache holds, if known
         self._preparing: asyncio.Task[None] | None = None
 
     async def ready(self) -> None:
-        """Sees that the server is what it should be, and has the weights. Raises EngineError where it cannot serve what
-        it is asked for, InfrastructureFault where it does not answer. It goes on where who asked is cancelled: half of
-        an update leaves a server paused."""
+        """Check the server and update its weights.
+
+        Cancelling the caller does not stop it, as half an update leaves a server paused. Raises EngineError if the
+        server is unsuitable, InfrastructureFault if it does not answer.
+        """
         while not (self._checked and self._weights.version in (None, self._has)):
             if self._preparing is None or self._preparing.done():
                 self._preparing = asyncio.create_task(self._prepare())
             await asyncio.shield(self._preparing)
 
     async def close(self) -> None:
-        """Connections end, once an update that has begun is over."""
+        """Close the connections after an update under way."""
         if self._preparing is not None:
             await asyncio.wait([self._preparing], timeout=GRACE)
             await cancelled([self._preparing])
@@ -89,7 +98,7 @@ class VLLMClient:
         await self._update()
 
     def lost(self) -> None:
-        """Nothing is known of it any more."""
+        """Forget everything known about the server after a fault."""
         self._checked, self._has = False, None
 
     async def _check(self) -> None:
@@ -101,7 +110,7 @@ class VLLMClient:
             told = {"model": self._model, "prompt": PROBE, "add_special_tokens": False}
             tokens = (await self.remote.post("/tokenize", told))["tokens"]
         except (RequestRefused, LookupError, TypeError) as error:
-            self._may_be_away(error)
+            self._check_route(error)
             other = "" if wanted.trained else "; engine.kind = 'openai' asks any server of chat completions"
             raise EngineError(f"{url} is not a usable vLLM server: {error}{other}") from error
         if _numbers(version) < OLDEST:
@@ -119,13 +128,12 @@ class VLLMClient:
         await self._check_how_started()
 
     async def _cards(self) -> Sequence[Mapping[str, Any]]:
-        """Of the models that the server has, and of the adapters, each with its model as its `parent`."""
+        """Cards of the served models and of adapters, which have a `parent`."""
         cards: Sequence[Mapping[str, Any]] = (await self.remote.get("/v1/models"))["data"]
         return cards
 
-    def _may_be_away(self, error: Exception) -> None:
-        """Raises InfrastructureFault where a way that was there is not: while a server is started anew, what stands
-        before it may answer in its place."""
+    def _check_route(self, error: Exception) -> None:
+        """Raises InfrastructureFault if a known route is gone: a proxy answers while the server restarts."""
         if self._was_usable and isinstance(error, RequestRefused) and error.error.status in (404, 405):
             raise InfrastructureFault(str(error)) from error
 
@@ -159,7 +167,7 @@ class VLLMClient:
             raise EngineError(f"{url} cannot be given weights (its backend is {backend}); start it as {how}")
 
     async def _why_no_adapters(self, adapters: Adapters, about: Mapping[str, Any], *, on_cpu: bool) -> str | None:
-        """Why a server cannot be given adapters. about: what it says of those that it takes."""
+        """Why a server cannot take adapters, None if it can. about: its lora_config."""
         if int(about.get("max_lora_rank") or 0) < adapters.rank:
             return f"takes no adapters of rank {adapters.rank}"
         if on_cpu and not about.get("target_modules"):
@@ -167,8 +175,7 @@ class VLLMClient:
         return None if await self._has_route(LOAD) else "takes no adapters while it runs"
 
     async def _has_route(self, path: str) -> bool:
-        """Whether the server has a route. One that is there says that this is no request; a whole one would wait where
-        the server is paused, as one is whose trainer was killed in an update."""
+        """Whether the server has a route; an empty body is refused, also while the server is paused."""
         try:
             await self.remote.post(path, {})
         except RequestRefused as refused:
@@ -178,9 +185,10 @@ class VLLMClient:
     async def generate(
         self, ids: Sequence[int], params: Mapping[str, object], *, version: str | None
     ) -> tuple[dict[str, Any], list[str]]:
-        """The first choice, with `prompt_logprobs` and `prompt_tokens`, and the version of the weights that made each
-        of its tokens. version: that is asked for. Raises InfrastructureFault, also for tokens of weights that are not
-        to be taken; RequestRefused."""
+        """Return the first choice, with `prompt_logprobs` and `prompt_tokens`, and each token's version of weights.
+
+        version: that is requested. Raises RequestRefused, and InfrastructureFault, also for tokens of other weights.
+        """
         await self.ready()
         body: dict[str, object] = {"model": self._model, "token_ids": list(ids), "sampling_params": dict(params)}
         adapter = None if self._wanted.adapters is None else version
@@ -189,12 +197,12 @@ class VLLMClient:
         try:
             answer = await self.remote.post(GENERATE, body)
         except RequestRefused as refused:
-            self._may_be_away(refused)  # what it is now, it says when it is looked at anew
+            self._check_route(refused)  # checked again before the next request
             raise
         try:
             choice = dict(answer["choices"][0])
             spans = [(str(s["version"]), int(s["start"]), int(s["end"])) for s in choice["weight_versions"] or ()]
-            if adapter is not None:  # what the server tells is the version of the weights below it
+            if adapter is not None:  # the server names the version of the base weights
                 spans = [(adapter, 0, len(choice["token_ids"]))]
             choice |= {"prompt_logprobs": answer.get("prompt_logprobs"), "prompt_tokens": _prompt_tokens(answer)}
         except (LookupError, TypeError, ValueError) as error:
@@ -228,39 +236,39 @@ class VLLMClient:
             await self.remote.post("/init_weight_transfer_engine", {"init_info": {}})
             try:
                 await self.remote.post("/start_weight_update", {})
-            except ServerFailed:  # one has begun that nobody ended: its trainer was killed, perhaps
-                with suppress(InfrastructureFault):  # vLLM drops the connection on which it failed, and does not say so
+            except ServerFailed:  # an update is open, perhaps of a trainer that was killed
+                with suppress(InfrastructureFault):  # vLLM silently drops the connection on which it failed
                     await self.remote.get("/health")
                 await self.remote.post("/finish_weight_update", {"weight_version": "unfinished"})
                 await self.remote.post("/start_weight_update", {})
             await self.remote.post("/update_weights", {"update_info": {"folder": str(folder)}})
             await self.remote.post("/finish_weight_update", {"weight_version": wanted})
-        # Not before: half of the weights would sample under the old name. And also where it was not paused, or has them
-        # already: whoever paused it may be gone.
+        # Not earlier, as half of the weights would sample under the old name; and always, as a trainer that is gone may
+        # have paused it.
         await self.remote.post("/resume", {})
 
     async def _load(self, wanted: str, folder: Path | None) -> None:
-        """An adapter more: requests under way go on with theirs. Of this run's the server keeps the one before."""
+        """Load an adapter; requests under way keep theirs. Of this run's older ones one stays loaded."""
         there = [str(card["id"]) for card in await self._cards() if card.get("parent") is not None]
         if wanted in there:
             return
         try:
-            await self._tell(LOAD, {"lora_name": wanted, "lora_path": str(folder)})
+            await self._post(LOAD, {"lora_name": wanted, "lora_path": str(folder)})
         except ServerFailed as failed:
             if failed.error.status != 500:
                 raise
             raise EngineError(f"{self.remote.url} cannot load the run's adapters: {failed}") from failed
         run = wanted.rpartition("-")[0]
         for old in [name for name in there if name.rpartition("-")[0] == run][:-1]:
-            await self._tell(UNLOAD, {"lora_name": old})
+            await self._post(UNLOAD, {"lora_name": old})
 
-    async def _tell(self, path: str, body: Mapping[str, object]) -> None:
-        with suppress(BadResponse):  # its yes is a sentence, no JSON
+    async def _post(self, path: str, body: Mapping[str, object]) -> None:
+        with suppress(BadResponse):  # it answers with a sentence, not JSON
             await self.remote.post(path, body)
 
 
 def _only(cards: Sequence[Mapping[str, Any]], model: str, url: str) -> Mapping[str, Any]:
-    cards = [card for card in cards if card.get("parent") is None]  # the others are adapters
+    cards = [card for card in cards if card.get("parent") is None]  # adapters have one
     found = [card for card in cards if not model or card["id"] == model]
     if not found or (not model and len(found) > 1):
         names = ", ".join(str(card["id"]) for card in cards)

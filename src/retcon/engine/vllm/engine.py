@@ -1,16 +1,15 @@
-"""vLLM servers, token ids both ways, whose weights follow the trainer's without a restart.
+"""Engine over vLLM servers, with token ids both ways, whose weights follow the trainer's without a restart.
 
-**Weights.** After an update the trainer's weights are written to a folder in memory, once, and every server reads them
-through vLLM's own weight transfer (`extension/retcon_vllm.py`); or its adapters, as one more of those that vLLM serves.
-A version has a name that no other run uses; each answer says which weights sampled its tokens, and one of other weights
-is not taken: a server that was started anew in between is given the weights again first. What the server has cached is
-salted with the version.
+**Weights.** After an update the trainer's weights are written once to a folder in memory, and every server reads them
+through vLLM's weight transfer (`extension/retcon_vllm.py`); or its adapters, which vLLM loads as one more. A version's
+name is unique to the run. Tokens carry the version of their weights, and those of another one are rejected: a restarted
+server gets the weights first. Cached prefixes are salted with the version.
 
-**Several servers.** `retcon.engine.pool` says which one a request goes to, and when: where the trajectory's keys and
-values lie, as far as those of all that are there fit.
+**Several servers.** `retcon.engine.pool` chooses the server of each request: the one with the trajectory's cache, as
+far as it fits.
 
-**Faults.** A request whose way fails goes to another server at once. Where all are down it waits until one is back,
-`patience` seconds at most. A server of our own that has ended is started again meanwhile.
+**Faults.** A failed request goes to another server at once. If all are down it waits up to `patience` seconds. A server
+that this process started is restarted.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from retcon.core.errors import EngineError, InfrastructureFault
 from retcon.engine.pool.engine import Dispatcher
 from retcon.engine.pool.policy import Policy
 from retcon.engine.types import Adapters, Generation, SamplingParams, check_params
-from retcon.engine.vllm.client import VLLMClient, Wanted, Weights
+from retcon.engine.vllm.client import Requirements, VLLMClient, Weights
 from retcon.engine.vllm.process import Server
 from retcon.models.remote import JsonClient, RequestRefused
 
@@ -44,9 +43,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class VLLMSettings:
-    """urls: of servers that run already, their roots. model: its name there, empty for the only one. seconds: of a
-    request. patience: seconds that a request waits while all servers are down. at_once: requests of one server.
-    weights_folder: by which weights go to servers, None for memory, which those on this machine alone see."""
+    """Settings of a `VLLMEngine`.
+
+    Args:
+        urls: roots of servers that run already.
+        model: its name there, empty for the only one.
+        seconds: of a request.
+        patience: seconds that a request waits while all servers are down.
+        at_once: concurrent requests of one server.
+        weights_folder: where weights are written for the servers; None: shared memory, for servers on this machine.
+    """
 
     urls: tuple[str, ...] = ()
     model: str = ""
@@ -60,8 +66,10 @@ class VLLMSettings:
 
 @dataclass(slots=True)
 class VLLMStats:
-    """Counters since the engine was made. Ids: generated, told, scored. retried: requests after a fault of the way.
-    restarted: times that a server of our own had ended."""
+    """Counters since the engine was made.
+
+    generated, prefilled, scored: tokens. retried: requests after a fault. restarted: ends of the engine's own server.
+    """
 
     generated: int = 0
     prefilled: int = 0
@@ -70,20 +78,23 @@ class VLLMStats:
     restarted: int = 0
 
     def since(self, before: VLLMStats) -> VLLMStats:
-        """The difference to an earlier copy."""
+        """Return the difference to an earlier copy."""
         earlier = asdict(before)
         return VLLMStats(**{name: value - earlier[name] for name, value in asdict(self).items()})
 
     def metrics(self) -> dict[str, float]:
-        """What a run logs of a step."""
+        """Return a step's metrics."""
         return {"engine_prefilled": self.prefilled, "engine_retried": self.retried, "engine_restarted": self.restarted}
 
 
 class VLLMEngine:
-    """A `Generator` over servers, and what training needs of one. model: gives the weights that `follow` sends.
+    """A trainable `Generator` over vLLM servers. It works within `connected`.
 
-    trained: whether the servers will have to take weights. adapters: that they take in place of these. own: a server
-    that is started and ended with the connections, or None. It works within `connected`.
+    Args:
+        model: returns the model whose weights `follow` sends.
+        own: a server to start and stop with the connections.
+        trained: whether servers will be sent weights.
+        adapters: sent instead of weights.
     """
 
     def __init__(
@@ -105,32 +116,32 @@ class VLLMEngine:
         self._dispatcher: Dispatcher | None = None
         self._restarting = asyncio.Lock()
         self._trained, self._adapters = trained, adapters
-        self._folders: dict[str, Path] = {}  # of each version that a server may yet have to read
-        self._open: Counter[str | None] = Counter()  # requests, by the version that they ask for
+        self._folders: dict[str, Path] = {}  # by version, those that a server may still have to read
+        self._open: Counter[str | None] = Counter()  # requests under way, by requested version
         self.version: int | None = None  # see `CarriesOver`
 
     @property
     def weights(self) -> str | None:
-        """The name of those that are asked for; None before the first `follow`."""
+        """Name of the current version; None before the first `follow`."""
         return self._weights.version
 
     @asynccontextmanager
     async def suspended(self) -> AsyncIterator[None]:
-        """See `CarriesOver`. Servers go on with what they have until `follow`, and then with its keys and values: what
-        they tell of a token is what it was sampled from."""
+        """See `CarriesOver`. Servers keep generating until `follow`, and keep their caches then."""
         yield
 
     @asynccontextmanager
     async def connected(self) -> AsyncIterator[None]:
-        """Within, the servers can be asked; our own is up. Raises EngineError where one is not what it should be, or
-        none answers."""
+        """Connect within the block. Raises EngineError if a server is unsuitable, or none answers."""
         self._restarting = asyncio.Lock()
         try:
             if self._own is not None:
                 await self._own.start()
             urls = self.settings.urls if self._own is None else (self._own.url,)
             about = self.settings
-            wanted = Wanted(about.model, self._tokenizer, self.max_len, about.seeds, self._trained, self._adapters)
+            wanted = Requirements(
+                about.model, self._tokenizer, self.max_len, about.seeds, self._trained, self._adapters
+            )
             self._clients = [VLLMClient(self._remote(url), wanted, self._weights) for url in urls]
             faults = [fault for client in self._clients if (fault := await self._prepare(client)) is not None]
             if len(faults) == len(self._clients):
@@ -154,8 +165,10 @@ class VLLMEngine:
         return JsonClient("vLLM", url, key_env=about.key_env, seconds=about.seconds, attempts=1, at_once=about.at_once)
 
     async def generate(self, request_id: str, ids: Sequence[int], params: SamplingParams) -> Generation:
-        """Continue `ids`, (T,), T < max_len. Raises EngineError for what the server refuses, InfrastructureFault where
-        none answers in time."""
+        """Continue `ids`, (T,), T < max_len.
+
+        Raises EngineError for a refused request, InfrastructureFault if no server answers in time.
+        """
         check_params(request_id, params)
         if len(ids) >= self.max_len:
             raise EngineError(f"request {request_id}: {len(ids)} tokens leave no room within {self.max_len}")
@@ -178,7 +191,7 @@ class VLLMEngine:
         for what, many in (("weights", len(versions)), ("log-probs", len(logprobs))):
             if many != len(found):
                 raise InfrastructureFault(
-                    f"request {request_id}: vLLM tells the {what} of {many} tokens, and there are {len(found)}"
+                    f"request {request_id}: vLLM sent the {what} of {many} tokens, and {len(found)} tokens"
                 )
         self.stats.generated += len(found)
         return Generation(
@@ -190,7 +203,7 @@ class VLLMEngine:
         )
 
     async def score(self, request_id: str, ids: Sequence[int], start: int) -> tuple[float, ...]:
-        """Log-probs of ids[start:], (T - start,) nats under the untempered model. Raises as `generate`."""
+        """Return log-probs of ids[start:], (T - start,) nats under the untempered model. Raises as `generate`."""
         if not 1 <= start <= len(ids) <= self.max_len:
             raise EngineError(f"request {request_id}: start {start} of {len(ids)} tokens; at most {self.max_len} fit")
         if start == len(ids):
@@ -210,17 +223,18 @@ class VLLMEngine:
         return tuple(scores)
 
     async def release(self, request_id: str) -> None:
-        """The trajectory is over; its server evicts what nobody asks for."""
+        """Forget the trajectory's server, which evicts unused caches itself."""
         if self._dispatcher is not None:
             self._dispatcher.release(request_id)
 
     def invalidate(self) -> None:
-        """What a server has cached is of a version; `follow` makes another one."""
+        """Do nothing: caches belong to a version, and `follow` makes a new one."""
 
     async def follow(self) -> None:
-        """The model has new weights: servers get them now, those that are down before they are asked again.
+        """Send the model's new weights; servers that are down get them before their next request.
 
-        Raises EngineError where they cannot be written."""
+        Raises EngineError if they cannot be written.
+        """
         self._count += 1
 
         save = self._model().save_pretrained if self._adapters is None else self._adapters.save
@@ -261,7 +275,7 @@ class VLLMEngine:
                 raise
             finally:
                 self._open[version] -= 1
-            dispatcher.policy.resized(number, client.capacity)  # it may have been down when we connected
+            dispatcher.policy.resized(number, client.capacity)  # it may have been down before
             self.stats.prefilled += found[0]["prompt_tokens"]
             return found
 
@@ -282,7 +296,7 @@ class VLLMEngine:
                 self.stats.restarted += 1
 
     def _forget_folders(self) -> None:
-        """A server reads weights once. Adapters that it holds no more it reads again, for a request that has them."""
+        """Remove folders that are no longer read. Adapters are, while requests with them are open."""
         for version in [v for v in self._folders if self._adapters is None or not self._open[v]]:
             shutil.rmtree(self._folders.pop(version), ignore_errors=True)
         self._weights.folder = None
@@ -293,11 +307,11 @@ class VLLMEngine:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """What is open belongs to `connected`."""
+        """Do nothing: `connected` closes everything."""
 
 
 def _logprob(told: Mapping[str, Any]) -> float:
-    """In nats, at most 0 but for rounding. Raises ValueError for what is no number: it would count as certain."""
+    """A log-prob in nats, at most 0. Raises ValueError if it is not finite."""
     found = float(told["logprob"])
     if not math.isfinite(found):
         raise ValueError(f"a log-prob is {found}")
@@ -309,10 +323,9 @@ PREFIX = "retcon-weights-"
 
 
 def write_weights(save: Callable[[Path], object], parent: Path | None = None) -> Path:
-    """A new folder in `parent` with what `save` writes into it; without one in shared memory, where the machine has
-    that. What trainers of this machine that were killed have left there is removed.
+    """Return a new folder in `parent`, or in shared memory, into which `save` has written.
 
-    Raises EngineError where it cannot be written.
+    Folders of trainers that were killed are removed. Raises EngineError if it cannot be written.
     """
     from safetensors import SafetensorError
 
@@ -325,7 +338,7 @@ def write_weights(save: Callable[[Path], object], parent: Path | None = None) ->
     except OSError as error:
         raise EngineError(f"no folder for the weights can be made in {parent}: {error}") from error
     try:
-        folder.chmod(0o755)  # a server may be another user's
+        folder.chmod(0o755)  # a server may run as another user
         with without_bars():
             save(folder)
     except (OSError, SafetensorError) as error:
@@ -338,7 +351,7 @@ def write_weights(save: Callable[[Path], object], parent: Path | None = None) ->
 
 
 def _sweep(parent: Path) -> None:
-    """Remove what processes have left that are gone, of those whose ids can be told."""
+    """Remove folders of processes of this machine that have ended."""
     for folder in parent.glob(f"{PREFIX}*-*-*"):
         pid = folder.name.split("-")[-2]
         if pid.isdecimal() and folder.name.startswith(f"{PREFIX}{_process(pid)}-") and not Path("/proc", pid).exists():
@@ -346,7 +359,7 @@ def _sweep(parent: Path) -> None:
 
 
 def _process(pid: int | str) -> str:
-    """A process by its id and whose ids these are: containers and machines that share a folder number theirs apart."""
+    """Identify a process among containers and machines that share a folder."""
     space, boot = Path("/proc/self/ns/pid"), Path("/proc/sys/kernel/random/boot_id")
     if not (space.exists() and boot.exists()):
         return "unknown"

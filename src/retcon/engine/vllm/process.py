@@ -1,4 +1,4 @@
-"""A vLLM server of our own: how it is started, and that it ends."""
+"""Start and stop a vLLM server in a process of its own."""
 
 from __future__ import annotations
 
@@ -26,20 +26,27 @@ NO_PROXY = build_opener(ProxyHandler({}))  # a server on this machine
 EXTENSION = Path(__file__).parent / "extension"
 RUNTIME = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""Of adapters, as vLLM rounds them."""
+"""Ranks that vLLM rounds adapters' ranks up to."""
 NAME = "retcon"
-"""What the server calls the model."""
+"""The model's name on the server."""
 GRACE = 10.0
-"""Seconds that it has to end by itself."""
+"""Seconds between SIGTERM and SIGKILL."""
 PORTS = 4
-"""How many are tried where a server says that its own is in use."""
+"""Ports that are tried if a server finds its port in use."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """python: of an environment that has vLLM. folder: of the model. dtype: of its weights.
-    max_len: tokens of a request. kv_memory_mb: MiB for keys and values on a CPU, 0 for 1024. arguments: further ones of
-    the server, which win. adapters: that it is to take."""
+    """How to start a server.
+
+    Args:
+        python: of an environment that has vLLM.
+        folder: of the model, with weights of `dtype`.
+        max_len: tokens of a request.
+        kv_memory_mb: MiB for keys and values on a CPU, 0 for 1024.
+        arguments: further arguments of the server, which take precedence.
+        adapters: that it will have to load.
+    """
 
     python: str
     folder: Path
@@ -51,8 +58,11 @@ class Launch:
     adapters: Adapters | None = None
 
     def command(self, port: int) -> list[str]:
-        """What starts it. Prefills are whole: on a CPU a request's own seed together with a chunked prefill ends
-        vLLM's engine ("CPU Generator does not use offset")."""
+        """Return the command line.
+
+        Prefills are not chunked: on a CPU that ends vLLM's engine if requests have seeds ("CPU Generator does not use
+        offset").
+        """
         transfer = json.dumps({"backend": "retcon"})
         return [
             self.python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(self.folder), "--served-model-name",
@@ -63,7 +73,7 @@ class Launch:
         ]  # fmt: skip
 
     def environment(self) -> dict[str, str]:
-        """Of the server alone; what the user has set for vLLM stays."""
+        """Return the server's environment; the user's variables for vLLM take precedence."""
         gib = max(1, -(-self.kv_memory_mb // 1024))
         ours = {
             "VLLM_CPU_KVCACHE_SPACE": str(gib), "VLLM_NO_USAGE_STATS": "1", "OMP_NUM_THREADS": str(self.threads),
@@ -81,8 +91,7 @@ class Launch:
 
 
 class Server:
-    """A server in a process of its own, on the loopback interface, at a port that is free and that no other is given
-    while it is up; a server that is started again keeps it.
+    """A server process on the loopback interface, at a free port that it keeps when restarted.
 
     seconds: that it may take to start.
     """
@@ -97,12 +106,12 @@ class Server:
 
     @property
     def url(self) -> str:
-        """Of its root, once it was started."""
+        """Its root, once it was started."""
         return f"http://127.0.0.1:{self._port}"
 
     @property
     def pid(self) -> int | None:
-        """Of its process, None where none was started."""
+        """Of its process, None before the start."""
         return None if self._process is None else self._process.pid
 
     @property
@@ -110,8 +119,7 @@ class Server:
         return self._process is not None and self._process.poll() is None
 
     async def start(self) -> None:
-        """Returns once it answers; one that was started before is ended. Raises EngineError, with what it said last,
-        where it does not."""
+        """(Re)start the server and wait until it answers. Raises EngineError with its last lines."""
         await self._end()
         if self._held is not None:
             await self._started()
@@ -119,7 +127,7 @@ class Server:
         for left in reversed(range(PORTS)):
             self._held = _held_port()
             self._port = self._held.getsockname()[1]
-            if left < PORTS - 1:  # it may be one that takes no port which another holds
+            if left < PORTS - 1:  # some servers do not bind a port that is held
                 self._held.close()
             try:
                 await self._started()
@@ -153,7 +161,7 @@ class Server:
             await asyncio.sleep(0.25)
 
     async def stop(self) -> None:
-        """Ends it and all that it started."""
+        """End the server and its child processes."""
         try:
             await self._end()
         finally:
@@ -203,7 +211,7 @@ class Server:
 
 
 def _signal(process: subprocess.Popen[bytes], number: int) -> None:
-    """To the whole session, which outlives its leader."""
+    """Signal the whole session, which may outlive its leader."""
     try:
         os.killpg(process.pid, number)
     except ProcessLookupError:
@@ -211,8 +219,7 @@ def _signal(process: subprocess.Popen[bytes], number: int) -> None:
 
 
 def _held_port() -> socket.socket:
-    """Bound to a free port, which the system gives to nobody else then: only a server that is told that port, and that
-    takes one in spite of old connections, as vLLM's does, is let bind beside it."""
+    """Reserve a free port. A server that binds it with SO_REUSEPORT, as vLLM's does, can still use it."""
     held = socket.socket()
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if hasattr(socket, "SO_REUSEPORT"):
@@ -222,17 +229,19 @@ def _held_port() -> socket.socket:
 
 
 def for_adapters(adapters: Adapters | None) -> tuple[str, ...]:
-    """The arguments by which a server takes adapters: those of two versions at a time, as rollouts may run ahead. Their
-    layers are named, as it would otherwise adapt its output layer too, and score no prompt on a CPU."""
+    """Return a server's arguments for adapters of two versions at a time, as rollouts may run ahead.
+
+    Without target modules vLLM would adapt the output layer too, and fail to score prompts on a CPU.
+    """
     if adapters is None:
         return ()
-    rank = next((one for one in RANKS if one >= adapters.rank), adapters.rank)  # it says itself that none is larger
+    rank = next((one for one in RANKS if one >= adapters.rank), adapters.rank)  # vLLM rejects larger ones
     return ("--enable-lora", "--max-lora-rank", str(rank), "--max-loras", "2",
             "--lora-target-modules", *adapters.targets)  # fmt: skip
 
 
 def start_line(max_len: int, adapters: Adapters | None = None) -> str:
-    """How a user starts a server. adapters: that it has to take in place of weights."""
+    """Return the command by which a user starts a server. adapters: loaded instead of weights."""
     transfer = ("--weight-transfer-config", '{"backend": "retcon"}', "--worker-extension-cls", "retcon_vllm.Extension")
     taking = for_adapters(adapters) or transfer
     environment = f"{RUNTIME}=1" if adapters else f"PYTHONPATH={EXTENSION}"
