@@ -235,7 +235,7 @@ def test_log_probs_that_are_missing_or_no_numbers_are_a_fault_and_not_certain() 
         return Answer(body)
 
     changes = (
-        (list.pop, "tells the log-probs of 2 tokens, and there are 3"),
+        (list.pop, "sent the log-probs of 2 tokens, and 3 tokens"),
         (lambda told: told[0].update(logprob=math.nan), "a log-prob is nan"),
         (lambda told: told[0].update(logprob=-math.inf), "a log-prob is -inf"),
     )
