@@ -21,8 +21,8 @@ from retcon.models.loading import load_model
 from retcon.models.locating import locate
 from retcon.serve import app
 from retcon.serve.agent import Agent
-from retcon.serve.recording import Record
 from retcon.serve.errors import ServeSettings
+from retcon.serve.recording import Record
 from retcon.tasks.registry import training_prompts
 from retcon.train.optim import adamw
 from retcon.train.update import to_samples, update
