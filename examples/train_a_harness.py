@@ -16,7 +16,7 @@ import httpx
 from retcon.build import build_chat, build_repair, build_tasks, build_training_engine, open_context
 from retcon.config.load import load_recipe
 from retcon.core.types import Trajectory
-from retcon.http.server import listen, served
+from retcon.http.server import listen, run_in_loop
 from retcon.models.loading import load_model
 from retcon.models.locating import locate
 from retcon.serve import app
@@ -57,7 +57,7 @@ async def main() -> None:
     async with engine, open_context(recipe, engine, chat) as opened:
         context = replace(opened, repair=build_repair(recipe))
         agent = Agent(context, ServeSettings("learner"), Record(None))
-        async with app.opened(agent) as application, served(application, listen("127.0.0.1", 0)) as url:
+        async with app.open_app(agent) as application, run_in_loop(application, listen("127.0.0.1", 0)) as url:
             for step in range(1, STEPS + 1):
                 asked = [task.question for task in islice(prompts, TASKS)]
                 names = [[f"{step}-{n}-{index}" for index in range(GROUP)] for n in range(TASKS)]

@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from retcon.http.server import address_of, listen
+from retcon.http.server import listen, url_of
 
 
 def create_app(workers: int, timeout: float) -> Starlette:
@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("--timeout", type=float, required=True)
     arguments = parser.parse_args()
     opened = listen("127.0.0.1", 0)
-    print(f"listening on {address_of(opened)}", flush=True)
+    print(f"listening on {url_of(opened)}", flush=True)
     app = create_app(arguments.workers, arguments.timeout)
     config = uvicorn.Config(app, lifespan="off", ws="none", access_log=False, log_level="warning")
     asyncio.run(uvicorn.Server(config).serve(sockets=[opened]))

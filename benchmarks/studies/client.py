@@ -23,7 +23,7 @@ from multiprocessing.connection import Connection
 
 import httpx
 
-from retcon.http.client import Connections
+from retcon.http.client import HttpClient
 
 PROGRAM = {"code": "total = 0\nfor n in range(10):\n    total += n * n\nprint(total)\n", "timeout": 4.0}
 ANSWER = b'{"status": "ok", "stdout": "285\\n", "stderr": "", "value": null, "seconds": 0.0021, "cpu_seconds": 0.0017}'
@@ -71,7 +71,7 @@ async def milliseconds(ask: Callable[[], Awaitable[int]], requests: int, at_once
 
 
 async def measured(url: str, requests: int, at_once: int, rounds: int) -> dict[str, list[float]]:
-    ours = Connections()
+    ours = HttpClient()
     limits = httpx.Limits(max_connections=at_once, max_keepalive_connections=at_once)
     async with httpx.AsyncClient(limits=limits, trust_env=False) as theirs:
 

@@ -36,14 +36,14 @@ async def _pool(tier: str) -> AsyncIterator[Sandbox]:
 @asynccontextmanager
 async def _over_http() -> AsyncIterator[Sandbox]:
     """A client of a server that stands before a pool, all in this process."""
-    from retcon.http.server import listen, served
+    from retcon.http.server import listen, run_in_loop
     from retcon.sandbox.client import SandboxClient
     from retcon.sandbox.service.app import create_app
     from retcon.sandbox.service.calls import Settings
 
     async with SandboxPool(workers=1) as pool:
         app = create_app(pool, pool.tier, Settings(workers=1))
-        async with served(app, listen("127.0.0.1", 0)) as url, SandboxClient(url) as client:
+        async with run_in_loop(app, listen("127.0.0.1", 0)) as url, SandboxClient(url) as client:
             yield client
 
 

@@ -17,7 +17,7 @@ import pytest
 from retcon.core.errors import InfrastructureFault, SandboxUnavailable
 from retcon.engine.pool.policy import PoolSettings
 from retcon.engine.types import SamplingParams
-from retcon.http.client import Connections, NoAnswer
+from retcon.http.client import ConnectionFailed, HttpClient
 from retcon.plugins.verl.router import LONGEST_PAUSE, RetconRouter
 from retcon.plugins.verl.shared import ServerEngine
 from retcon.sandbox.client import SandboxRouter
@@ -244,19 +244,19 @@ class Remote:
 class Client:
     """verl's `LLMServerClient`: its router is told when a request is over, and never how it went."""
 
-    def __init__(self, router: RetconRouter, connections: Connections) -> None:
+    def __init__(self, router: RetconRouter, connections: HttpClient) -> None:
         self._load_balancer = SimpleNamespace(failed=Remote(router.failed)) if hasattr(router, "failed") else None
         self._router, self._connections = router, connections
 
     async def generate(self, request_id: str, *, prompt_ids: Sequence[int], sampling_params: dict[str, Any]) -> Any:
         name, url = self._router.acquire_server(request_id, prompt_ids, sampling_params)
         try:
-            answer = await self._connections.ask("POST", f"{url}/generate", {"ids": list(prompt_ids)}, seconds=30)
+            answer = await self._connections.request("POST", f"{url}/generate", {"ids": list(prompt_ids)}, seconds=30)
             if not answer.ok:
                 raise RayTaskError(answer.text)
             return SimpleNamespace(token_ids=[6], log_probs=None, stop_reason="completed", num_preempted=None,
                                    extra_fields={})  # fmt: skip
-        except NoAnswer as error:
+        except ConnectionFailed as error:
             raise RayError(str(error)) from error
         finally:
             self._router.release_server(name, request_id)
@@ -272,7 +272,7 @@ def test_verl(fails: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
         async def main() -> None:
             router = RetconRouter(dict(zip("abcd", fleet.urls, strict=True)), clock=lambda: fleet.begun / 20)
-            client = Client(router, Connections())
+            client = Client(router, HttpClient())
 
             async def one(number: int) -> bool:
                 engine, id = ServerEngine(client), f"r{fleet.begun}"
@@ -283,6 +283,6 @@ def test_verl(fails: str, monkeypatch: pytest.MonkeyPatch) -> None:
                 return [made.ids for made in turns] == [(6,)] * 2
 
             await checked(fleet, one, LONGEST_PAUSE, lambda: fleet.begun / 20)
-            await client._connections.close()
+            await client._http.close()
 
         run(fleet, main)

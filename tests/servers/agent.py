@@ -18,7 +18,7 @@ from retcon.chat.types import Tokenizer
 from retcon.core.types import Trajectory
 from retcon.engine.kinds.scripted import Reply, ScriptedEngine
 from retcon.engine.types import Generator, SamplingParams
-from retcon.http.server import listen, served
+from retcon.http.server import listen, run_in_loop
 from retcon.purify.saar import Saar
 from retcon.purify.types import Repair
 from retcon.rollout.context import RolloutContext, RolloutLimits
@@ -102,7 +102,7 @@ async def asking(
     engine = ScriptedEngine(tokenizer, replies)
     context = context_of(engine, style=style, repair=repair, limits=limits, tokenizer=tokenizer)
     agent = Agent(context, ServeSettings(MODEL, **settings), Record(record))
-    async with app.opened(agent) as application:
+    async with app.open_app(agent) as application:
         transport = httpx.ASGITransport(application, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://here") as http:
             yield Asking(http, engine, agent)
@@ -112,7 +112,7 @@ async def asking(
 async def serving(context: RolloutContext, record: Path | None = None, **settings: Any) -> AsyncIterator[str]:
     """Over a socket; its URL."""
     agent = Agent(context, ServeSettings(MODEL, **settings), Record(record))
-    async with app.opened(agent) as application, served(application, listen("127.0.0.1", 0)) as url:
+    async with app.open_app(agent) as application, run_in_loop(application, listen("127.0.0.1", 0)) as url:
         yield url
 
 

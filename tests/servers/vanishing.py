@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from retcon.http.server import listen, served
+from retcon.http.server import listen, run_in_loop
 from retcon.sandbox.service.app import create_app
 from retcon.sandbox.service.calls import Settings
 from servers.serving import MemorySandbox
@@ -71,7 +71,7 @@ def asking(work: Callable[[Asking], Awaitable[None]], **settings: Any) -> None:
         app = create_app(sandbox, "rlimits", Settings(**{"workers": 16, **settings}))
         once = httpx.Limits(max_keepalive_connections=0)  # the server closes what is kept as the clock goes forward
         async with (
-            served(app, listen("127.0.0.1", 0)) as url,
+            run_in_loop(app, listen("127.0.0.1", 0)) as url,
             httpx.AsyncClient(base_url=url, timeout=None, trust_env=False, limits=once) as http,
         ):
             await work(Asking(http, sandbox))

@@ -282,7 +282,7 @@ async def _serve(opened: socket.socket, settings: Settings, sandbox: SandboxPool
 
     files = server.allow_many_connections()
     async with sandbox:
-        url = server.address_of(opened)
+        url = server.url_of(opened)
         typer.echo(
             f"listening on {url} · tier {sandbox.tier} · {counted(settings.workers, 'worker')} · "
             f"{'a token is asked for' if settings.token else 'no token'} · up to {files} open files"

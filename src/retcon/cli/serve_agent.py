@@ -149,8 +149,8 @@ async def _serve(
         if name_there and isinstance(engine, NamesModel):
             settings = replace(settings, name=_last_part(engine.model))
         agent = Agent(context, settings, kept)
-        application = await stack.enter_async_context(app.opened(agent))
-        typer.echo(f"listening on {server.address_of(opened)}/v1 · {_about(recipe, settings, agent, kept)}")
+        application = await stack.enter_async_context(app.open_app(agent))
+        typer.echo(f"listening on {server.url_of(opened)}/v1 · {_about(recipe, settings, agent, kept)}")
         await server.serve(application, opened, signals, grace=grace)
 
 

@@ -20,7 +20,7 @@ from retcon.planning.needs import refuse_unfit_rollouts
 from retcon.rollout.context import MAX_LOST_SHARE
 from retcon.rollout.group import rollout_groups
 from retcon.rollout.lengths import fitting
-from retcon.serve.harness import code_of
+from retcon.serve.harness import harness_fingerprint
 from retcon.store.fingerprint import fingerprint
 from retcon.store.pass_rates import PassRate, PassRateFile, of_model, read_pass_rates
 from retcon.tasks.registry import TaskSet, graded, training_prompts
@@ -59,7 +59,7 @@ def run_difficulty(
     wanted = {t.id: t for t in islice(stream, tasks)}
     model = fingerprint(checkpoint) if recipe.engine.in_process else recipe.engine.subject(checkpoint)
     path = recipe.rollout.harness
-    harness = f"{path} {code_of(path)}" if path else ""
+    harness = f"{path} {harness_fingerprint(path)}" if path else ""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -48,7 +48,7 @@ from retcon.rollout.context import MAX_LOST_SHARE, Faults
 from retcon.rollout.group import rollout_group
 from retcon.rollout.lengths import check_lengths
 from retcon.runs.manifest import as_now, is_immaterial
-from retcon.serve.harness import code_of
+from retcon.serve.harness import harness_fingerprint
 from retcon.store import jsonl
 from retcon.store.compression import SUFFIXES
 from retcon.store.fingerprint import fingerprint, template_fingerprint
@@ -272,7 +272,7 @@ def _harness_code(recipe: Recipe, over: bool) -> dict[str, str]:
     """The fingerprint of a harness's file. over: whether all is measured: one that is gone is not missed then. Raises
     RecipeError."""
     try:
-        return {"harness code": code_of(recipe.rollout.harness)} if recipe.rollout.harness else {}
+        return {"harness code": harness_fingerprint(recipe.rollout.harness)} if recipe.rollout.harness else {}
     except RecipeError:
         if over:
             return {}

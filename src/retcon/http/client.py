@@ -23,7 +23,7 @@ IDLE_SECONDS = 4.0
 closes it, so that no request meets one that is being closed."""
 
 
-class NoAnswer(Exception):
+class ConnectionFailed(Exception):
     """No whole answer: the server could not be reached, broke off, or took too long (`late`)."""
 
     def __init__(self, message: str, *, late: bool = False) -> None:
@@ -32,7 +32,7 @@ class NoAnswer(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HttpResponse:
     """url: that was asked. status: of HTTP. headers: by name, in any case."""
 
     url: str
@@ -53,7 +53,7 @@ class Answer:
         return json.loads(self.body)
 
 
-class Connections:
+class HttpClient:
     """To any server, as many as there are requests at a time. Of one event loop; use `close` in the end.
 
     token: a bearer token that every request carries. proxies: whether those of the environment are used, never for a
@@ -66,7 +66,7 @@ class Connections:
         self._proxies = proxies
         self._session: aiohttp.ClientSession | None = None
 
-    async def ask(
+    async def request(
         self,
         method: str,
         url: str,
@@ -74,8 +74,8 @@ class Connections:
         *,
         seconds: float,
         headers: Mapping[str, str] | None = None,
-    ) -> Answer:
-        """body: sent as JSON. seconds: wall time that may pass without a byte of the answer. Raises NoAnswer."""
+    ) -> HttpResponse:
+        """body: sent as JSON. seconds: wall time that may pass without a byte of the answer. Raises ConnectionFailed."""
         import aiohttp  # takes a third of a second, and most commands ask no server
         from yarl import URL
 
@@ -109,13 +109,13 @@ class Connections:
                 ) as answer,
             ):
                 sending.reschedule(None)
-                return Answer(url, answer.status, answer.headers, await answer.read())
+                return HttpResponse(url, answer.status, answer.headers, await answer.read())
         except aiohttp.ConnectionTimeoutError as error:  # a machine that starts, say, whose kernel refuses nothing yet
-            raise NoAnswer(f"no connection within {CONNECT_SECONDS:g} s") from error
+            raise ConnectionFailed(f"no connection within {CONNECT_SECONDS:g} s") from error
         except TimeoutError as error:
-            raise NoAnswer(f"no answer in time ({type(error).__name__})", late=True) from error
+            raise ConnectionFailed(f"no answer in time ({type(error).__name__})", late=True) from error
         except (aiohttp.ClientError, OSError, ValueError) as error:  # ValueError: what is no URL
-            raise NoAnswer(f"{type(error).__name__}: {' '.join(str(error).split())}") from error
+            raise ConnectionFailed(f"{type(error).__name__}: {' '.join(str(error).split())}") from error
 
     @cached_property
     def _trusted(self) -> ssl.SSLContext:

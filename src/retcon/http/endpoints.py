@@ -64,7 +64,7 @@ DISCARDED_BODIES = 4
 _encoder = msgspec.json.Encoder()
 
 
-def encoded(value: Any) -> bytes:
+def encode_json(value: Any) -> bytes:
     """JSON. Text that is no Unicode (lone surrogates, which JSON can carry and UTF-8 cannot) is escaped."""
     try:
         return _encoder.encode(value)
@@ -72,30 +72,32 @@ def encoded(value: Any) -> bytes:
         return json.dumps(msgspec.to_builtins(value)).encode()
 
 
-def answer(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(encoded(value), status, headers, "application/json")
+def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(encode_json(value), status, headers, "application/json")
 
 
-def refusal(refused: RequestRefused, shape: Shape, headers: Mapping[str, str] | None = None) -> Response:
+def error_response(refused: RequestRefused, shape: Shape, headers: Mapping[str, str] | None = None) -> Response:
     """The answer to a request that is not served. headers: beside the refusal's own."""
-    return answer(shape(refused), refused.status, {**refused.headers, **(headers or {})})
+    return json_response(shape(refused), refused.status, {**refused.headers, **(headers or {})})
 
 
-def serving(handler: Handler, shape: Shape) -> Handler:
+def with_error_responses(handler: Handler, shape: Shape) -> Handler:
     """The handler, its refusals answered in the shape that its API has for errors."""
 
     async def endpoint(request: Request) -> Response:
         try:
             return await handler(request)
         except RequestRefused as refused:
-            return refusal(refused, shape)
-        except ClientGone:
+            return error_response(refused, shape)
+        except ClientDisconnected:
             return Response(status_code=499)
 
     return endpoint
 
 
-def unserved(paths: Sequence[str], shape: Shape) -> dict[Any, Callable[[Request, Exception], Awaitable[Response]]]:
+def exception_handlers(
+    paths: Sequence[str], shape: Shape
+) -> dict[Any, Callable[[Request, Exception], Awaitable[Response]]]:
     """Handlers of an application's exceptions: for what none of its routes takes, as the path or the method is wrong,
     and for faults of this program, whose traceback goes to the log, not to the client. paths: of the routes."""
 
@@ -107,23 +109,23 @@ def unserved(paths: Sequence[str], shape: Shape) -> dict[Any, Callable[[Request,
             said = f"nothing is at {request.url.path}{nearest(request.url.path, paths)}"
         elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
             said = f"{request.url.path} does not take {request.method}"
-        return refusal(RequestRefused(error.status_code, "no_such_endpoint", said), shape, error.headers)
+        return error_response(RequestRefused(error.status_code, "no_such_endpoint", said), shape, error.headers)
 
     async def broken(_: Request, error: Exception) -> Response:
         said = f"{type(error).__name__}: see the server's log"
-        return refusal(RequestRefused(500, "internal", said), shape)
+        return error_response(RequestRefused(500, "internal", said), shape)
 
     return {HTTPException: no_such, Exception: broken}
 
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """Raises RequestRefused (413) where it is longer than `limit` bytes, ClientGone where it breaks off."""
+    """Raises RequestRefused (413) where it is longer than `limit` bytes, ClientDisconnected where it breaks off."""
     parts: list[bytes] = []
     size = 0
     while True:
         message = await request.receive()
         if message["type"] == "http.disconnect":
-            raise ClientGone
+            raise ClientDisconnected
         part = message.get("body", b"")
         size += len(part)
         if size > limit:
@@ -146,24 +148,24 @@ def _too_long(size: int, limit: int, *, at_least: bool = False) -> RequestRefuse
     )
 
 
-class ClientGone(Exception):
+class ClientDisconnected(Exception):
     """Whoever asked has closed the connection."""
 
 
-async def unless_gone(
+async def cancel_on_disconnect(
     request: Request, work: Coroutine[Any, Any, T], *, undo: Callable[[T], Awaitable[None]] | None = None
 ) -> T:
-    """What `work` comes to. It is cancelled, and ClientGone raised, when the client closes the connection.
+    """What `work` comes to. It is cancelled, and ClientDisconnected raised, when the client closes the connection.
 
     undo: of a result that came and that nobody is there to read.
     """
     task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(closed(request.receive))
+    gone = asyncio.ensure_future(wait_for_disconnect(request.receive))
     read = False
     try:
         await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
         if gone.done():
-            raise ClientGone
+            raise ClientDisconnected
         read = True
         return task.result()
     finally:
@@ -175,7 +177,7 @@ async def unless_gone(
             await undo(task.result())
 
 
-async def closed(receive: Receive) -> None:
+async def wait_for_disconnect(receive: Receive) -> None:
     """Waits until the client closes the connection; what it sends before is passed over."""
     while (await receive())["type"] != "http.disconnect":
         pass
@@ -193,7 +195,7 @@ SHOWN = 100
 """Characters of a name or value of the caller's that an error repeats."""
 
 
-def parse(body: bytes, kind: type[Body]) -> Body:
+def parse_body(body: bytes, kind: type[Body]) -> Body:
     """The body as a `kind`.
 
     Read by the standard library's parser: it takes lone surrogates, which a model's program may hold, and whose error
@@ -431,7 +433,7 @@ class Front:
         await self._refuse(refused, scope, receive, counted)
 
     async def _refuse(self, refused: RequestRefused, scope: Scope, receive: Receive, send: Send) -> None:
-        response = refusal(refused, self._shape, {"Connection": "close"})
+        response = error_response(refused, self._shape, {"Connection": "close"})
         await response(scope, receive, send)
 
     def _refused(self, scope: Scope) -> RequestRefused | None:

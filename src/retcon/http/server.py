@@ -49,7 +49,7 @@ def listen(host: str, port: int) -> socket.socket:
     return opened
 
 
-def address_of(opened: socket.socket) -> str:
+def url_of(opened: socket.socket) -> str:
     """The URL of a listening socket."""
     host, port = opened.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -115,12 +115,12 @@ async def serve(
 
 
 @asynccontextmanager
-async def served(app: ASGIApp, opened: socket.socket) -> AsyncIterator[str]:
+async def run_in_loop(app: ASGIApp, opened: socket.socket) -> AsyncIterator[str]:
     """A server in this event loop for as long as the block lasts; its URL. Signals stay with whoever handles them."""
     server = _server(app)
     task = asyncio.create_task(server.serve(sockets=[opened]))
     try:
-        yield address_of(opened)
+        yield url_of(opened)
     finally:
         server.should_exit = server.force_exit = True
         await task

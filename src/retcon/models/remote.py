@@ -21,7 +21,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from retcon.core.errors import EngineError, InfrastructureFault
-from retcon.http.client import Answer, Connections, NoAnswer
+from retcon.http.client import ConnectionFailed, HttpClient, HttpResponse
 
 log = logging.getLogger(__name__)
 
@@ -166,7 +166,7 @@ class JsonClient:
         self._key = os.environ.get(key_env, "").strip() if key_env else ""
         self._seconds, self._attempts, self._wait = seconds, attempts, wait
         self._slots = asyncio.Semaphore(at_once)
-        self._connections = Connections(self._key, proxies=True)
+        self._http = HttpClient(self._key, proxies=True)
         self._unavailable_since: float | None = None
         self._warned: float | None = None
         self.patience = patience
@@ -192,7 +192,7 @@ class JsonClient:
 
     async def close(self) -> None:
         """Close its connections."""
-        await self._connections.close()
+        await self._http.close()
 
     async def _request(
         self,
@@ -253,11 +253,11 @@ class JsonClient:
         url = f"{self.url}{path}{query}"
         try:
             async with asyncio.timeout(self._seconds):
-                answer = await self._connections.ask(method, url, body, seconds=self._seconds, headers=self._headers())
+                answer = await self._http.request(method, url, body, seconds=self._seconds, headers=self._headers())
         except TimeoutError as error:
             why = f"no answer in {self._seconds:g} seconds (`seconds` says how long)"
             raise _Retryable(why, unavailable=False) from error
-        except NoAnswer as error:
+        except ConnectionFailed as error:
             raise _Retryable(str(error), unavailable=not error.late) from error
         if (refusal := read_error(answer)) is not None:
             why = f"status {refusal.status}: {self._without_key(refusal.message)}"
@@ -400,7 +400,7 @@ def key_is_missing(key_env: str) -> bool:
     return bool(key_env) and key_env != DEFAULT_KEY_ENV and key_env not in os.environ
 
 
-def read_error(answer: Answer) -> ServerError | None:
+def read_error(answer: HttpResponse) -> ServerError | None:
     """Read the error in a response; None for a success.
 
     An `error` in place of the result in a response with status 200, as OpenRouter sends, counts as the status that it
@@ -459,7 +459,7 @@ def _incomplete(answer: Any) -> str | None:
     return f"it broke the answer off ({finish}{f': {why}' if why else ''})"
 
 
-def _retry_after(answer: Answer) -> float | None:
+def _retry_after(answer: HttpResponse) -> float | None:
     """Seconds by the header Retry-After, a number or a date."""
     value = answer.headers.get("Retry-After", "").strip()
     if re.fullmatch(r"\d{1,9}(\.\d+)?", value, re.ASCII):

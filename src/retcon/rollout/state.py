@@ -10,7 +10,7 @@ from typing import get_args
 
 from retcon.core.errors import CheckpointRefused, InfrastructureFault, nearest, told_as
 from retcon.core.types import Observation, Status, ToolCall, ToolSpec
-from retcon.tools.schema import fault
+from retcon.tools.schema import argument_error
 from retcon.tools.types import AnyTool, OpenTool, StatefulTool, TaskTool
 
 Handler = Callable[[ToolCall], Awaitable[Observation]]
@@ -35,7 +35,7 @@ async def _run(call: ToolCall, tools: Mapping[str, Handler], specs: Mapping[str,
     if call.malformed:
         return Observation(call.id, "malformed call", "malformed", "MalformedCall")
     if call.name in specs and not isinstance(call.arguments, str):
-        wrong = fault(specs[call.name], call.arguments)
+        wrong = argument_error(specs[call.name], call.arguments)
         if wrong is not None:
             return Observation(call.id, f"malformed call: {wrong}", "malformed", "MalformedCall")
     try:

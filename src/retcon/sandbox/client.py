@@ -24,7 +24,7 @@ from retcon.core.breaker import CircuitBreaker
 from retcon.core.errors import CheckpointRefused, SandboxUnavailable, SessionLost
 from retcon.core.texts import is_url
 from retcon.core.together import together
-from retcon.http.client import Answer, Connections, NoAnswer
+from retcon.http.client import ConnectionFailed, HttpClient, HttpResponse
 from retcon.sandbox.types import (
     Limits,
     Program,
@@ -128,7 +128,7 @@ class _Checkpoint(Struct):
     checkpoint: str
 
 
-def decode(response: Answer, kind: type[T]) -> T:
+def decode(response: HttpResponse, kind: type[T]) -> T:
     """Raises ServerUnavailable for another body: something between here and the server has answered."""
     try:
         return msgspec.json.decode(response.body, type=kind)
@@ -145,7 +145,7 @@ class Remote:
         self._patience = patience
         self._turns = asyncio.Semaphore(connections)
         # A proxy for the outside world has no business between a trainer and its sandbox.
-        self._connections = Connections(token or "", proxies=False)
+        self._connections = HttpClient(token or "", proxies=False)
 
     async def close(self) -> None:
         await self._connections.close()
@@ -159,7 +159,7 @@ class Remote:
         seconds: float = 0.0,
         patience: float | None = None,
         key: str | None = None,
-    ) -> Answer:
+    ) -> HttpResponse:
         """Send a request and return the answer of a success.
 
         seconds: how long the work itself may take. patience: in place of the client's. key: marks repetitions.
@@ -172,10 +172,10 @@ class Remote:
         longest = seconds + (self._patience if patience is None else patience)
         async with self._turns:
             try:
-                response = await self._connections.ask(
+                response = await self._connections.request(
                     method, f"{self.url}{path}", body, seconds=longest, headers=headers
                 )
-            except NoAnswer as error:
+            except ConnectionFailed as error:
                 raise ServerUnavailable(f"{self.url}: {error}") from error
         if not response.ok:
             self._raise(response)
@@ -190,7 +190,7 @@ class Remote:
         except ServerBroken as error:
             return Result("infrastructure", stderr=str(error))
 
-    def _raise(self, response: Answer) -> None:
+    def _raise(self, response: HttpResponse) -> None:
         try:
             refused = decode(response, _Refusal)
         except ServerUnavailable:  # a proxy's page, say
@@ -516,7 +516,7 @@ class ClientSession:
             self._lost = why
             self._on_end()
 
-    async def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Answer:
+    async def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> HttpResponse:
         """Raises SessionLost where the server stays away, and as `Remote.ask`."""
         path, key = f"/v1/sessions/{self.id}{path}", uuid.uuid4().hex
         try:

@@ -18,15 +18,25 @@ from retcon.engine.types import Generation, Generator, SamplingParams, SetsAside
 from retcon.http.endpoints import RequestRefused
 from retcon.rollout.context import Faults, RolloutContext
 from retcon.rollout.loop import run_rollout
-from retcon.serve.errors import ServeSettings, told, unavailable, wrong
+from retcon.serve.errors import ServeSettings, invalid_request, reraise_as_refusal, unavailable
 from retcon.serve.recording import Record
-from retcon.serve.requests import Asked
-from retcon.serve.sessions import AgentSession, Called, Exchange, Node, Place, Said, Sessions, keys_of, standing_of
+from retcon.serve.requests import ChatRequest
+from retcon.serve.sessions import (
+    AgentSession,
+    ChatMessage,
+    Exchange,
+    MessageCall,
+    Node,
+    Place,
+    Sessions,
+    message_keys,
+    render_history,
+)
 from retcon.tasks.types import Task
 from retcon.tools.types import AnyTool
 
 
-class Lasting:
+class HeldEngine:
     """Implements `Generator`: what a rollout releases stays open until `end`."""
 
     def __init__(self, engine: Generator) -> None:
@@ -75,7 +85,7 @@ def client_tools(specs: Sequence[ToolSpec], family: Family) -> ClientTools:
         return ClientTools({spec.name: ClientTool(spec) for spec in specs}, {spec.name: spec.name for spec in specs})
     runs = [spec for spec in specs if _takes_code(spec)]
     if len(runs) != 1:
-        raise wrong(
+        raise invalid_request(
             "tools",
             f"this model's calls are blocks of Python that name no tool (chat style '{family.name}'): there must be "
             f"exactly one tool that takes 'code', and there are {len(runs)}",
@@ -88,7 +98,9 @@ def _takes_code(spec: ToolSpec) -> bool:
     return isinstance(arguments, Mapping) and "code" in arguments
 
 
-def shown_of(turn: Turn, chat: Chat, names: Mapping[str, str] | None, stops: Sequence[str]) -> tuple[Said, str]:
+def client_message(
+    turn: Turn, chat: Chat, names: Mapping[str, str] | None, stops: Sequence[str]
+) -> tuple[ChatMessage, str]:
     """The message that a client is given of a turn, and its text with the stop string that ended it.
 
     names: what the client calls its tools; None where calls are nobody's but ours. (OpenAI's API leaves the stop string
@@ -100,14 +112,14 @@ def shown_of(turn: Turn, chat: Chat, names: Mapping[str, str] | None, stops: Seq
     if turn.calls:
         said = family.shown(text[: turn.calls[0].char]).rstrip()
         calls = () if names is None else tuple(_called(call, names) for call in turn.calls)
-        return Said("assistant", said, calls), said
+        return ChatMessage("assistant", said, calls), said
     cuts = [at for stop in stops if (at := text.find(stop)) >= 0]
-    return Said("assistant", family.shown(text[: min(cuts, default=len(text))])), family.shown(text)
+    return ChatMessage("assistant", family.shown(text[: min(cuts, default=len(text))])), family.shown(text)
 
 
-def _called(call: ToolCall, names: Mapping[str, str]) -> Called:
+def _called(call: ToolCall, names: Mapping[str, str]) -> MessageCall:
     given = call.arguments if isinstance(call.arguments, str) else json.dumps(call.arguments, ensure_ascii=False)
-    return Called(f"call_{secrets.token_hex(12)}", names.get(call.name, call.name), given)
+    return MessageCall(f"call_{secrets.token_hex(12)}", names.get(call.name, call.name), given)
 
 
 TOO_LONG = "context_length_exceeded"
@@ -130,20 +142,20 @@ class Agent:
 
     def __init__(self, context: RolloutContext, settings: ServeSettings, record: Record) -> None:
         self.settings, self.sessions = settings, Sessions(settings.sessions, settings.idle, record.numbers)
-        self.engine, self._record = Lasting(context.engine), record
+        self.engine, self._record = HeldEngine(context.engine), record
         self._context = replace(context, engine=self.engine)
         encoded_by = context.engine.encoded_by if isinstance(context.engine, SpeaksText) else None
         self.provenance = Provenance(
             model=context.model, purified=context.repair is not None, encoded_by=encoded_by
         )  # fmt: skip
 
-    async def answer(self, asked: Asked, session: str | None, task: str | None) -> Reply:
+    async def answer(self, asked: ChatRequest, session: str | None, task: str | None) -> Reply:
         """Raises RequestRefused; a caller that is gone cancels it, which frees what the engine keeps for it."""
         await self.end_idle()
         context, names = self._for(asked)
-        place = self.sessions.find(session, task, begins(asked), asked.messages)
+        place = self.sessions.find(session, task, conversation_scope(asked), asked.messages)
         async with self._running(place) as (id, number):
-            with told():
+            with reraise_as_refusal():
                 reply = await self._exchanged(asked, place, context, names, id, number)
             node = place.session.add(place, reply.exchange, id)
             try:
@@ -156,12 +168,12 @@ class Agent:
     def keep(self, session: AgentSession, node: Node | None = None) -> None:
         """Keeps what an open session has come to, for a server that takes it in if this one is killed. node: the
         exchange that is new, where one is. Raises RequestRefused."""
-        with told():
+        with reraise_as_refusal():
             self._record.keep(session, self.provenance, node)
 
     async def _exchanged(
         self,
-        asked: Asked,
+        asked: ChatRequest,
         place: Place,
         context: RolloutContext,
         names: Mapping[str, str] | None,
@@ -169,13 +181,13 @@ class Agent:
         number: int,
     ) -> Reply:
         chat = context.chat.showing([tool.spec for tool in context.tools.values()])
-        standing = standing_of(place, chat, asked.messages)
+        standing = render_history(place, chat, asked.messages)
         before, history = standing.trajectory, token_count(standing.trajectory.segments)
         room, turns = context.limits.max_tokens, len(standing.trajectory.turns)
         if history >= room:
             # in OpenAI's words, by which litellm and the harnesses over it know that a history must be condensed
             said = f"This model's maximum context length is {room} tokens. However, your messages have {history}."
-            raise wrong("messages", said, TOO_LONG)
+            raise invalid_request("messages", said, TOO_LONG)
         most = 1 if asked.alone else asked.turns or context.limits.max_turns
         faults = Faults()
         made = await run_rollout(
@@ -198,9 +210,9 @@ class Agent:
         if asked.alone:
             own = (_alone(own[-1], calls=names is not None),)
             stop = "turns" if own[-1].calls else _ended(own[-1])
-        shown, whole = shown_of(own[-1], chat, names, asked.stop)
+        shown, whole = client_message(own[-1], chat, names, asked.stop)
         exchange = Exchange(
-            keys_of(asked.messages[place.start :]),
+            message_keys(asked.messages[place.start :]),
             standing.given,
             standing.observations,
             own,
@@ -212,7 +224,7 @@ class Agent:
         )
         return Reply(place.session.id, exchange, history, history - token_count(standing.given))
 
-    def _for(self, asked: Asked) -> tuple[RolloutContext, Mapping[str, str] | None]:
+    def _for(self, asked: ChatRequest) -> tuple[RolloutContext, Mapping[str, str] | None]:
         """The context of one request, and what the client calls its own tools, None where it has none."""
         if asked.tools:
             given = client_tools(asked.tools, self._context.chat.family)
@@ -220,14 +232,14 @@ class Agent:
             return replace(self._context, tools=tools), given.names
         return (replace(self._context, tools={}, repair=None) if asked.plain else self._context), None
 
-    def _sampling(self, asked: Asked, place: Place) -> SamplingParams:
+    def _sampling(self, asked: ChatRequest, place: Place) -> SamplingParams:
         """What the request asks for, within what the server allows. Raises RequestRefused."""
         own, most = self._context.sampling, self.settings.answer_tokens
         if self.settings.session_tokens:
             left = self.settings.session_tokens - place.session.tokens
             if left < 1:
                 said = f"the session has been given {place.session.tokens} tokens, which is all that it gets"
-                raise wrong("session", said, "session_tokens")
+                raise invalid_request("session", said, "session_tokens")
             most = min(most, left)
         wanted = min(most, asked.max_tokens or most)
         as_text = self.provenance.encoded_by is not None  # by tokens of the client's kind, and not of the stand-in's
@@ -241,7 +253,7 @@ class Agent:
             message_tokens=wanted if as_text else 0,
         )
 
-    def _seed(self, asked: Asked, session: AgentSession, number: int) -> int:
+    def _seed(self, asked: ChatRequest, session: AgentSession, number: int) -> int:
         if asked.seed is not None:
             return derive("asked", asked.seed)
         return derive("served", self.settings.seed, session.id, session.after, session.first, number)
@@ -294,7 +306,7 @@ class Agent:
 
     async def _finished(self, session: AgentSession) -> list[Trajectory]:
         found = session.trajectories(self.provenance)
-        with told():
+        with reraise_as_refusal():
             self._record.finish(session.id, found)
         self.sessions.close(session)
         await self._freed(session)
@@ -309,10 +321,10 @@ async def _refuse_too_long(turns: int, history: Trajectory, generation: Generati
     """Raises RequestRefused where a server that counts for itself has no room for what the client sent, turns: so many
     of them; what tools have added since is cut off with what was made, as by this server's own limit."""
     if generation.too_long and len(history.turns) == turns:
-        raise wrong("messages", generation.too_long, TOO_LONG)
+        raise invalid_request("messages", generation.too_long, TOO_LONG)
 
 
-def begins(asked: Asked) -> list[str]:
+def conversation_scope(asked: ChatRequest) -> list[str]:
     """What a conversation is another one for, besides its messages."""
     plain = "plain" if asked.plain and not asked.tools else ""
     return [plain, *(json.dumps(spec.as_function(), sort_keys=True) for spec in asked.tools)]

@@ -26,18 +26,18 @@ from retcon.http.endpoints import (
     Gate,
     Handler,
     RequestRefused,
-    answer,
-    closed,
-    encoded,
+    cancel_on_disconnect,
+    encode_json,
+    error_response,
+    exception_handlers,
+    json_response,
     read_body,
-    refusal,
-    serving,
-    unless_gone,
-    unserved,
+    wait_for_disconnect,
+    with_error_responses,
 )
 from retcon.serve.agent import Agent, Reply
-from retcon.serve.errors import as_openai, parsed, wrong
-from retcon.serve.requests import PLAIN, Asked, read
+from retcon.serve.errors import invalid_request, openai_error_body, parse_request
+from retcon.serve.requests import PLAIN, ChatRequest, read_request
 from retcon.serve.sessions import SESSION, TASK, AgentSession, Exchange
 from retcon.store import jsonl
 
@@ -48,7 +48,7 @@ WORKING = b": working\n\n"
 """A comment, by which nobody gives up on a connection."""
 
 
-def completion(asked: Asked, reply: Reply, id: str) -> dict[str, Any]:
+def completion(asked: ChatRequest, reply: Reply, id: str) -> dict[str, Any]:
     """A chat completion."""
     exchange = reply.exchange
     message: dict[str, Any] = {"role": "assistant", "content": _content(exchange), "refusal": None}
@@ -59,7 +59,7 @@ def completion(asked: Asked, reply: Reply, id: str) -> dict[str, Any]:
     return {**about, "choices": [choice], "usage": _usage(reply), "retcon": retcon(reply)}
 
 
-def chunks(asked: Asked, reply: Reply, id: str) -> Iterator[bytes]:
+def chunks(asked: ChatRequest, reply: Reply, id: str) -> Iterator[bytes]:
     """The same as server-sent events. The message stands before its first chunk: what a repair takes out is in none."""
     exchange, about = reply.exchange, _reply_head(asked, id, "chat.completion.chunk")
 
@@ -80,7 +80,7 @@ def chunks(asked: Asked, reply: Reply, id: str) -> Iterator[bytes]:
 
 
 def event(value: object) -> bytes:
-    return b"data: " + encoded(value) + b"\n\n"
+    return b"data: " + encode_json(value) + b"\n\n"
 
 
 def retcon(reply: Reply) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def _made(turn: Turn) -> list[dict[str, Any]]:
     return found
 
 
-def _reply_head(asked: Asked, id: str, kind: str) -> dict[str, Any]:
+def _reply_head(asked: ChatRequest, id: str, kind: str) -> dict[str, Any]:
     return {"id": id, "object": kind, "created": int(time.time()), "model": asked.model}
 
 
@@ -166,7 +166,7 @@ PATIENCE = 5.0
 _HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
 
 
-class Events(Response):
+class EventStream(Response):
     """The events that `work` comes to. An error after the response began is an event itself. When the client closes the
     connection, `work` is cancelled. done: called in the end, whatever it was."""
 
@@ -174,7 +174,7 @@ class Events(Response):
         self._work, self._done = work, done
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        task, gone = asyncio.ensure_future(self._work), asyncio.ensure_future(closed(receive))
+        task, gone = asyncio.ensure_future(self._work), asyncio.ensure_future(wait_for_disconnect(receive))
         begun = False
         try:
             while not (task.done() or gone.done()):
@@ -188,9 +188,9 @@ class Events(Response):
                 parts = task.result()
             except RequestRefused as refused:
                 if not begun:
-                    await refusal(refused, as_openai)(scope, receive, send)
+                    await error_response(refused, openai_error_body)(scope, receive, send)
                     return
-                parts = [event(as_openai(refused))]
+                parts = [event(openai_error_body(refused))]
             await self._send(send, b"".join(parts), begin=not begun, more=False)
         finally:
             gone.cancel()
@@ -235,24 +235,24 @@ class Endpoint:
         ]
 
     async def chat(self, request: Request) -> Response:
-        asked = read(await read_body(request, self._settings.max_body), self._settings.name)
+        asked = read_request(await read_body(request, self._settings.max_body), self._settings.name)
         id = f"chatcmpl-{secrets.token_hex(12)}"
         names = request.headers.get(SESSION), _as_sent(request.headers.get(TASK))
         self._gate.enter()
         if asked.stream:
-            return Events(self._streamed(asked, names, id), self._gate.leave)
+            return EventStream(self._streamed(asked, names, id), self._gate.leave)
         try:
-            reply = await unless_gone(request, self._agent.answer(asked, *names))
+            reply = await cancel_on_disconnect(request, self._agent.answer(asked, *names))
         finally:
             self._gate.leave()
-        return answer(completion(asked, reply, id), headers={SESSION: reply.session})
+        return json_response(completion(asked, reply, id), headers={SESSION: reply.session})
 
-    async def _streamed(self, asked: Asked, names: tuple[str | None, str | None], id: str) -> Iterable[bytes]:
+    async def _streamed(self, asked: ChatRequest, names: tuple[str | None, str | None], id: str) -> Iterable[bytes]:
         return chunks(asked, await self._agent.answer(asked, *names), id)
 
     async def models(self, _: Request) -> Response:
         name = self._settings.name
-        return answer({"object": "list", "data": [self._model(one) for one in (name, name + PLAIN)]})
+        return json_response({"object": "list", "data": [self._model(one) for one in (name, name + PLAIN)]})
 
     async def model(self, request: Request) -> Response:
         name, names = request.path_params["model"], (self._settings.name, self._settings.name + PLAIN)
@@ -260,34 +260,34 @@ class Endpoint:
             return await self.models(request)
         if name not in names:
             raise RequestRefused(404, "model_not_found", f"there is no model '{name}'{nearest(name, names)}")
-        return answer(self._model(name))
+        return json_response(self._model(name))
 
     def _model(self, name: str) -> dict[str, Any]:
         return {"id": name, "object": "model", "created": self._began, "owned_by": "retcon"}
 
     async def health(self, _: Request) -> Response:
         about = {"status": "ok", "version": __version__, "model": self._settings.name}
-        return answer({**about, "sessions": len(self._agent.sessions), "running": self._gate.inside})
+        return json_response({**about, "sessions": len(self._agent.sessions), "running": self._gate.inside})
 
     async def sessions(self, _: Request) -> Response:
-        return answer({"object": "list", "data": [_about(one) for one in self._agent.sessions]})
+        return json_response({"object": "list", "data": [_about(one) for one in self._agent.sessions]})
 
     async def session(self, request: Request) -> Response:
-        return answer(_about(self._named(request)))
+        return json_response(_about(self._named(request)))
 
     async def trajectories(self, request: Request) -> Response:
         lines = map(jsonl.line_of, self._named(request).trajectories(self._agent.provenance))
         return Response(b"".join(lines), media_type="application/jsonl")
 
     async def reward(self, request: Request) -> Response:
-        body = parsed(await read_body(request, self._settings.max_body), RewardBody)
+        body = parse_request(await read_body(request, self._settings.max_body), RewardBody)
         session = self._named(request)
         if not math.isfinite(body.reward):
-            raise wrong("reward", f"{body.reward} is no finite number")
+            raise invalid_request("reward", f"{body.reward} is no finite number")
         known = [t.id for t in session.trajectories(self._agent.provenance)]
         if body.trajectory is not None and body.trajectory not in known:
             hint = nearest(body.trajectory, known)
-            raise wrong("trajectory", f"the session has no trajectory '{body.trajectory}'{hint}")
+            raise invalid_request("trajectory", f"the session has no trajectory '{body.trajectory}'{hint}")
         if body.end:  # before anything is noted: what is refused changes nothing
             self._agent.sessions.refuse_running(session)
         before = dict(session.rewards)
@@ -299,36 +299,38 @@ class Endpoint:
         except RequestRefused:
             session.rewards = before
             raise
-        return answer(_about(session))
+        return json_response(_about(session))
 
     async def end(self, request: Request) -> Response:
         session = self._named(request)
-        return answer({**_about(session), "open": False, "data": list(map(_brief, await self._agent.end(session)))})
+        return json_response(
+            {**_about(session), "open": False, "data": list(map(_brief, await self._agent.end(session)))}
+        )
 
     async def discard(self, request: Request) -> Response:
         session = self._named(request)
         await self._agent.discard(session)
-        return answer({**_about(session), "open": False})
+        return json_response({**_about(session), "open": False})
 
     def _named(self, request: Request) -> AgentSession:
         return self._agent.sessions.get(request.path_params["session"])
 
 
 @asynccontextmanager
-async def opened(agent: Agent) -> AsyncIterator[ASGIApp]:
+async def open_app(agent: Agent) -> AsyncIterator[ASGIApp]:
     """The application over an agent, for as long as the block lasts; in the end all sessions are."""
     endpoint = Endpoint(agent)
     routes = endpoint.routes()
     paths = [route.path for route in routes]
-    app = Starlette(routes=routes, exception_handlers=unserved(paths, as_openai))
+    app = Starlette(routes=routes, exception_handlers=exception_handlers(paths, openai_error_body))
     try:
-        yield Front(app, agent.settings.token, ("/health",), as_openai, Counter())
+        yield Front(app, agent.settings.token, ("/health",), openai_error_body, Counter())
     finally:
         await agent.end_all()
 
 
 def _route(method: str, path: str, handler: Handler) -> Route:
-    return Route(path, serving(handler, as_openai), methods=[method])
+    return Route(path, with_error_responses(handler, openai_error_body), methods=[method])
 
 
 def _as_sent(header: str | None) -> str | None:

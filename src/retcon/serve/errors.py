@@ -16,29 +16,29 @@ from retcon.core.errors import (
     SandboxUnavailable,
     StorageError,
 )
-from retcon.http.endpoints import RETRY_AFTER_SECONDS, Body, RequestRefused, parse
+from retcon.http.endpoints import RETRY_AFTER_SECONDS, Body, RequestRefused, parse_body
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
-def as_openai(refused: RequestRefused) -> dict[str, Any]:
+def openai_error_body(refused: RequestRefused) -> dict[str, Any]:
     """The body: `type` by the status, `code` a word that programs can rely on, `param` the field that is wrong."""
     kind = _TYPES.get(refused.status) or ("server_error" if refused.status >= 500 else "invalid_request_error")
     said = {"message": refused.message, "type": kind, "param": refused.field, "code": refused.kind}
     return {"error": said, **refused.extra}
 
 
-def wrong(field: str | None, message: str, kind: str = "invalid") -> RequestRefused:
+def invalid_request(field: str | None, message: str, kind: str = "invalid") -> RequestRefused:
     """A request that is wrong in a field."""
     return RequestRefused(400, kind, message, field=field)
 
 
-def parsed(body: bytes, kind: type[Body]) -> Body:
-    """As `retcon.http.endpoints.parse`; what is refused is, as by OpenAI's servers, with status 400."""
+def parse_request(body: bytes, kind: type[Body]) -> Body:
+    """As `retcon.http.endpoints.parse_body`; what is refused is, as by OpenAI's servers, with status 400."""
     try:
-        return parse(body, kind)
+        return parse_body(body, kind)
     except RequestRefused as refused:
-        raise wrong(refused.field, refused.message, refused.kind) from refused
+        raise invalid_request(refused.field, refused.message, refused.kind) from refused
 
 
 def unavailable(why: object) -> RequestRefused:
@@ -48,7 +48,7 @@ def unavailable(why: object) -> RequestRefused:
 
 
 @contextmanager
-def told() -> Iterator[None]:
+def reraise_as_refusal() -> Iterator[None]:
     """What Retcon raises within, as RequestRefused: faults of the machinery 503, what a chat cannot render 400, an
     engine's or a disk's refusal 500."""
     try:
@@ -56,7 +56,7 @@ def told() -> Iterator[None]:
     except (InfrastructureFault, SandboxUnavailable) as fault:
         raise unavailable(fault) from fault
     except CheckpointError as error:  # of the chat: a template that refuses the conversation
-        raise wrong("messages", str(error)) from error
+        raise invalid_request("messages", str(error)) from error
     except EngineError as error:
         raise RequestRefused(500, "engine", str(error)) from error
     except (RecordError, StorageError) as error:

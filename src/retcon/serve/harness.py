@@ -31,12 +31,12 @@ class ModelEndpoint:
     key: str = "none"
 
 
-Said = str | SupportsFloat | None
+HarnessReturn = str | SupportsFloat | None
 """What a harness returns: the answer to grade, the rollout's reward, or None: the model's last message answers."""
-Solve = Callable[[Task, ModelEndpoint], Said | Awaitable[Said]]
+HarnessFunction = Callable[[Task, ModelEndpoint], HarnessReturn | Awaitable[HarnessReturn]]
 
 
-def find_harness(path: str) -> Solve:
+def find_harness(path: str) -> HarnessFunction:
     """The function that an import path names. Raises RecipeError where it leads nowhere, or to what cannot be called
     with a task and an endpoint."""
     if ":" not in path:
@@ -51,11 +51,11 @@ def find_harness(path: str) -> Solve:
         fits = False
     if not fits:
         raise RecipeError(f"{KEY}: '{path}' is {found!r:.80}, where a function solve(task, endpoint) belongs")
-    solve: Solve = found
+    solve: HarnessFunction = found
     return solve
 
 
-def code_of(path: str) -> str:
+def harness_fingerprint(path: str) -> str:
     """A short hash of the file that an import path names, and of that in which its function stands; what they import is
     not looked at. Raises RecipeError as `find_harness`."""
     found = inspect.unwrap(find_harness(path))
@@ -65,7 +65,7 @@ def code_of(path: str) -> str:
     return files_fingerprint(Path(file) for file in files if file)
 
 
-async def solved(solve: Solve, task: Task, endpoint: ModelEndpoint) -> str | float | None:
+async def run_harness(solve: HarnessFunction, task: Task, endpoint: ModelEndpoint) -> str | float | None:
     """What the function says. One that is no coroutine runs in a thread of its own, which goes on where this is
     cancelled. Raises whatever the function raises, RecipeError for what cannot be an answer or a reward."""
     if inspect.iscoroutinefunction(solve) or inspect.iscoroutinefunction(getattr(solve, "__call__", None)):  # noqa: B004

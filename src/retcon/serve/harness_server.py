@@ -17,16 +17,16 @@ from retcon.core.errors import RecipeError
 from retcon.core.seeds import derive
 from retcon.core.texts import counted
 from retcon.core.types import Provenance, Stop, Trajectory
-from retcon.http.endpoints import RequestRefused, refusal
-from retcon.http.server import allow_many_connections, listen, served
+from retcon.http.endpoints import RequestRefused, error_response
+from retcon.http.server import allow_many_connections, listen, run_in_loop
 from retcon.rollout.context import HarnessResult, RolloutContext
 from retcon.serve import app
-from retcon.serve.agent import TOO_LONG, Agent, Reply, begins
-from retcon.serve.errors import ServeSettings, as_openai, wrong
-from retcon.serve.harness import ModelEndpoint, Solve, solved
+from retcon.serve.agent import TOO_LONG, Agent, Reply, conversation_scope
+from retcon.serve.errors import ServeSettings, invalid_request, openai_error_body
+from retcon.serve.harness import HarnessFunction, ModelEndpoint, run_harness
 from retcon.serve.recording import Record
-from retcon.serve.requests import Asked
-from retcon.serve.sessions import SESSION, first_of, joined, names_task
+from retcon.serve.requests import ChatRequest
+from retcon.serve.sessions import SESSION, conversation_key, is_task_name, join_exchanges
 from retcon.tasks.types import Task
 
 MODEL = "model"
@@ -50,7 +50,7 @@ class RolloutAgent(Agent):
         most = context.limits.max_tokens
         settings = ServeSettings(MODEL, seed=seed, answer_tokens=most, at_once=AT_ONCE, idle=FOR_EVER)
         super().__init__(context, settings, Record(None))
-        self._named = task if names_task(task) else None
+        self._named = task if is_task_name(task) else None
         self.session, self._task, self._limits = session, task, context.limits
         self.over: Limit | None = None
         self.beyond: Limit | None = None
@@ -61,13 +61,13 @@ class RolloutAgent(Agent):
         self._settled = asyncio.Event()  # set for a moment when one of these is over
         self._last: Reply | None = None
 
-    async def answer(self, asked: Asked, session: str | None, task: str | None) -> Reply:
+    async def answer(self, asked: ChatRequest, session: str | None, task: str | None) -> Reply:
         """As `Agent.answer`; a session that is none of the rollout's own is told apart from other rollouts'. Whatever a
         request names, the task is the rollout's. Raises RequestRefused."""
         own = session is None or session == self.session  # as replies name it, which clients may send back
         name = self.session if own else f"{self.session}.{(session or '').removeprefix(f'{self.session}.')}"
         self.asked = self.asked or own
-        talk = name, first_of(begins(asked), asked.messages)
+        talk = name, conversation_key(conversation_scope(asked), asked.messages)
         async with self._turns_for(asked, own) as turns:
             plain = replace(asked, temperature=None, top_p=None, top_k=None, min_p=None, seed=None, turns=turns)
             try:
@@ -89,7 +89,7 @@ class RolloutAgent(Agent):
         return reply
 
     @asynccontextmanager
-    async def _turns_for(self, asked: Asked, own: bool) -> AsyncIterator[int]:
+    async def _turns_for(self, asked: ChatRequest, own: bool) -> AsyncIterator[int]:
         """How many turns a request may take: none that others of the rollout's, which are being answered, may need. It
         waits where these might leave none. Calls that run here take all that are left. Raises RequestRefused."""
         most = self._limits.max_turns
@@ -100,7 +100,9 @@ class RolloutAgent(Agent):
             await self._settled.wait()
         if self._turns >= most:
             self._refused_by("turns", own)
-            raise wrong("messages", f"the rollout has had its {self._turns} turns (rollout.max_turns)", OUT_OF_TURNS)
+            raise invalid_request(
+                "messages", f"the rollout has had its {self._turns} turns (rollout.max_turns)", OUT_OF_TURNS
+            )
         turns = 1 if asked.alone else most - self._turns - self._held
         self._held += turns
         try:
@@ -127,7 +129,7 @@ class RolloutAgent(Agent):
             return None
         exchange = self._last.exchange
         leaf = next(node for node in self.sessions.get(self.session).nodes() if node.exchange is exchange)
-        prompt, turns = joined([node.exchange for node in leaf.path])
+        prompt, turns = join_exchanges([node.exchange for node in leaf.path])
         stop: Stop = self.over or exchange.stop
         return Trajectory(id, self._task, prompt, turns, stop=stop, provenance=provenance)
 
@@ -148,7 +150,7 @@ LOG = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
-class Doors:
+class RolloutRouter:
     """The application of all rollouts: the first part of a path names the one that a request is for."""
 
     _behind: dict[str, ASGIApp] = field(default_factory=dict)
@@ -161,11 +163,11 @@ class Doors:
         behind, running = self._behind.get(name), asyncio.current_task()
         if behind is None or running is None:
             gone = RequestRefused(404, "no_such_rollout", "this URL was a rollout's, which is over")
-            await refusal(gone, as_openai)(scope, receive, send)
+            await error_response(gone, openai_error_body)(scope, receive, send)
             return
         if rest.startswith("v1/sessions"):
             said = "a rollout has no sessions to end: its harness returns the reward (rollout.harness)"
-            await refusal(RequestRefused(404, "no_such_endpoint", said), as_openai)(scope, receive, send)
+            await error_response(RequestRefused(404, "no_such_endpoint", said), openai_error_body)(scope, receive, send)
             return
         unfinished = False
 
@@ -189,7 +191,7 @@ class Doors:
     async def opened(self, agent: RolloutAgent) -> AsyncIterator[str]:
         """The path of an agent's own door. What is still asked there when it closes is cancelled."""
         name = secrets.token_urlsafe(12)
-        async with app.opened(agent) as behind:
+        async with app.open_app(agent) as behind:
             self._behind[name], self._running[name] = behind, set()
             try:
                 yield name
@@ -205,9 +207,9 @@ class Doors:
 class ServedHarness:
     """Implements `retcon.rollout.context.Harness`. url: where `doors` are served. seconds: that a rollout may take."""
 
-    solve: Solve
+    solve: HarnessFunction
     seconds: float
-    doors: Doors
+    doors: RolloutRouter
     url: str
     _told: bool = False
 
@@ -224,7 +226,7 @@ class ServedHarness:
             endpoint = ModelEndpoint(f"{self.url}/{name}/v1", MODEL)
             try:
                 async with asyncio.timeout(self.seconds) as clock:
-                    said = await solved(self.solve, task, endpoint)
+                    said = await run_harness(self.solve, task, endpoint)
             except RecipeError:
                 raise
             except (Exception, SystemExit, asyncio.CancelledError) as error:
@@ -268,15 +270,15 @@ class ServedHarness:
 
 
 @asynccontextmanager
-async def open_harness(solve: Solve, seconds: float) -> AsyncIterator[ServedHarness]:
+async def open_harness(solve: HarnessFunction, seconds: float) -> AsyncIterator[ServedHarness]:
     """Rollouts by a function, the server listening on this machine alone. Raises AddressUnavailable."""
-    doors = Doors()
+    doors = RolloutRouter()
     allow_many_connections()
-    async with served(doors, listen("127.0.0.1", 0)) as url:
+    async with run_in_loop(doors, listen("127.0.0.1", 0)) as url:
         yield ServedHarness(solve, seconds, doors, url)
 
 
-def _raised(error: BaseException, solve: Solve) -> str:
+def _raised(error: BaseException, solve: HarnessFunction) -> str:
     """What a harness raised, and where; of a group of errors the first."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
@@ -284,7 +286,7 @@ def _raised(error: BaseException, solve: Solve) -> str:
     return f"the harness raised {type(error).__name__}{said}{_where(error, solve)}"
 
 
-def _where(error: BaseException, solve: Solve) -> str:
+def _where(error: BaseException, solve: HarnessFunction) -> str:
     """The line of the function's own file that it came from, where it is one; empty otherwise."""
     own = getattr(getattr(solve, "__code__", None), "co_filename", None)
     lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == own]

@@ -12,7 +12,7 @@ import msgspec
 
 from retcon.core.errors import RecordError
 from retcon.core.types import Provenance, Trajectory, Turn
-from retcon.serve.sessions import AgentSession, Exchange, Node, Said
+from retcon.serve.sessions import AgentSession, ChatMessage, Exchange, Node
 from retcon.store import jsonl
 from retcon.store.jsonl import all_ids
 from retcon.store.whole import explained
@@ -177,7 +177,9 @@ def _node(one: Trajectory, before: Sequence[Node], where: str) -> Node:
     if not one.turns or not (after is None or (isinstance(after, int) and 0 <= after < len(before))):
         raise RecordError(f"{where}: no exchange of a session")
     first, *turns = one.turns
-    exchange = Exchange((), first.segments, first.observations, tuple(turns), Said("assistant", ""), "", one.stop)
+    exchange = Exchange(
+        (), first.segments, first.observations, tuple(turns), ChatMessage("assistant", ""), "", one.stop
+    )
     node = Node(exchange, None if after is None else before[after], "", _parts(one.id)[1])
     if node.parent is not None:
         node.parent.children.append(node)

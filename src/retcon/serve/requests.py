@@ -12,9 +12,9 @@ import msgspec
 from retcon.core.errors import RecipeError, nearest
 from retcon.core.types import ANYTHING, ToolSpec
 from retcon.http.endpoints import RequestRefused
-from retcon.serve.errors import parsed, wrong
-from retcon.serve.sessions import Called, Role, Said
-from retcon.tools.schema import check
+from retcon.serve.errors import invalid_request, parse_request
+from retcon.serve.sessions import ChatMessage, MessageCall, Role
+from retcon.tools.schema import check_schema
 
 
 class PartBody(msgspec.Struct):
@@ -123,14 +123,14 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ChatRequest:
     """What a request asks for. plain: nothing is run here, and no call is looked for. tools: the client's own, which it
     runs itself; none: those of this server. max_tokens: of a message, None for as many as the server allows.
     temperature, top_p, …: None where the server decides. usage: whether a stream ends with a chunk of it. turns: that
     calls which run here may come to, None where the server decides; no body says it."""
 
     model: str
-    messages: tuple[Said, ...]
+    messages: tuple[ChatMessage, ...]
     tools: tuple[ToolSpec, ...]
     plain: bool
     stream: bool
@@ -150,9 +150,9 @@ class Asked:
         return bool(self.tools) or self.plain
 
 
-def read(body: bytes, model: str) -> Asked:
+def read_request(body: bytes, model: str) -> ChatRequest:
     """The request in a body. model: the name of the one that is served. Raises RequestRefused that names the field."""
-    asked = parsed(body, ChatBody)
+    asked = parse_request(body, ChatBody)
     names = (model, model + PLAIN)
     if asked.model not in names:
         known = f"there is no model '{asked.model}'{nearest(asked.model, names)}; there are {' and '.join(names)}"
@@ -161,10 +161,10 @@ def read(body: bytes, model: str) -> Asked:
     for field, neutral in NEUTRAL.items():
         value = getattr(asked, field)
         if value is not None and value not in neutral:
-            raise wrong(field, f"{field} is served only as {neutral[0]!r}", "unsupported")
+            raise invalid_request(field, f"{field} is served only as {neutral[0]!r}", "unsupported")
     limits = [v for v in (asked.max_tokens, asked.max_completion_tokens) if v is not None]
     stops = (asked.stop,) if isinstance(asked.stop, str) else tuple(asked.stop or ())
-    return Asked(
+    return ChatRequest(
         asked.model,
         tuple(_said(message, n) for n, message in enumerate(asked.messages)),
         () if asked.tool_choice == "none" else _tools(asked.tools or ()),
@@ -195,7 +195,7 @@ def _check_numbers(asked: ChatBody) -> None:
     )
     for field, allowed, holds in checks:
         if not holds:
-            raise wrong(field, f"{field} is {getattr(asked, field)!r}; it must be {allowed}")
+            raise invalid_request(field, f"{field} is {getattr(asked, field)!r}; it must be {allowed}")
 
 
 def _holds(value: float | None, least: float, most: float) -> bool:
@@ -210,35 +210,35 @@ def _tools(bodies: Sequence[ToolBody]) -> tuple[ToolSpec, ...]:
     specs: dict[str, ToolSpec] = {}
     for n, body in enumerate(bodies):
         if body.type != "function" or body.function is None:
-            raise wrong(f"tools[{n}].type", f"a tool of type '{body.type}': functions alone are served")
+            raise invalid_request(f"tools[{n}].type", f"a tool of type '{body.type}': functions alone are served")
         shape = body.function
         if shape.name in specs:
-            raise wrong(f"tools[{n}].function.name", f"'{shape.name}' is the name of another tool too")
+            raise invalid_request(f"tools[{n}].function.name", f"'{shape.name}' is the name of another tool too")
         spec = ToolSpec(shape.name, shape.description or "", shape.parameters or ANYTHING)
         try:
-            check(spec)
+            check_schema(spec)
         except RecipeError as error:
-            raise wrong(f"tools[{n}].function.parameters", str(error)) from error
+            raise invalid_request(f"tools[{n}].function.parameters", str(error)) from error
         specs[shape.name] = spec
     return tuple(specs.values())
 
 
-def _said(message: MessageBody, at: int) -> Said:
+def _said(message: MessageBody, at: int) -> ChatMessage:
     where = f"messages[{at}]"
     role = _ROLES.get(message.role)
     if role is None:
-        raise wrong(
+        raise invalid_request(
             f"{where}.role", f"'{message.role}' is not one of {', '.join(_ROLES)}{nearest(message.role, _ROLES)}"
         )
     if message.tool_calls and role != "assistant":
-        raise wrong(f"{where}.tool_calls", f"a message of the {message.role} calls no tools")
+        raise invalid_request(f"{where}.tool_calls", f"a message of the {message.role} calls no tools")
     if role == "tool" and not message.tool_call_id:
-        raise wrong(f"{where}.tool_call_id", "a tool's message must say which call it answers")
-    calls = tuple(Called(c.id, c.function.name, c.function.arguments) for c in message.tool_calls or ())
+        raise invalid_request(f"{where}.tool_call_id", "a tool's message must say which call it answers")
+    calls = tuple(MessageCall(c.id, c.function.name, c.function.arguments) for c in message.tool_calls or ())
     text = _text(message.content, where)
     if role == "user" and message.content is None:
-        raise wrong(f"{where}.content", "the user's message has no content")
-    return Said(role, text, calls, message.tool_call_id, message.is_error, at)
+        raise invalid_request(f"{where}.content", "the user's message has no content")
+    return ChatMessage(role, text, calls, message.tool_call_id, message.is_error, at)
 
 
 def _text(content: str | list[PartBody] | None, where: str) -> str:
@@ -247,6 +247,6 @@ def _text(content: str | list[PartBody] | None, where: str) -> str:
     parts = []
     for n, part in enumerate(content):
         if part.type not in ("text", "input_text", "output_text") or part.text is None:
-            raise wrong(f"{where}.content[{n}].type", f"a part of type '{part.type}': text alone is served")
+            raise invalid_request(f"{where}.content[{n}].type", f"a part of type '{part.type}': text alone is served")
         parts.append(part.text)
     return "\n".join(parts)

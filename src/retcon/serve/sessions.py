@@ -18,7 +18,7 @@ from retcon.core.seeds import derive
 from retcon.core.texts import counted
 from retcon.core.types import Observation, Provenance, Segment, Stop, ToolCall, Trajectory, Turn, ids_of, token_count
 from retcon.http.endpoints import RETRY_AFTER_SECONDS, RequestRefused
-from retcon.serve.errors import wrong
+from retcon.serve.errors import invalid_request
 from retcon.transcripts.failures.rules import judge
 
 Role = Literal["system", "user", "assistant", "tool"]
@@ -26,7 +26,7 @@ Key = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Called:
+class MessageCall:
     """A call in a message: arguments are text, JSON or not."""
 
     id: str
@@ -47,13 +47,13 @@ class Called:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class ChatMessage:
     """A message. call_id: of a tool's, which call it answers. failed: whether its sender says that the call failed,
     None where it does not say. at: its place in the request."""
 
     role: Role
     text: str
-    calls: tuple[Called, ...] = ()
+    calls: tuple[MessageCall, ...] = ()
     call_id: str = ""
     failed: bool | None = None
     at: int = field(default=0, compare=False)
@@ -65,11 +65,11 @@ class Said:
         return (self.role, text, *(part for call in self.calls for part in call.key))
 
 
-def keys_of(messages: Sequence[Said]) -> tuple[Key, ...]:
+def message_keys(messages: Sequence[ChatMessage]) -> tuple[Key, ...]:
     return tuple(message.key for message in messages)
 
 
-def after(count: int, text: str) -> str:
+def text_after(count: int, text: str) -> str:
     """What a text says after its first `count` characters that are no white space."""
     spots = [n for n, char in enumerate(text) if not char.isspace()]
     return text[spots[count - 1] + 1 :] if count else text
@@ -95,7 +95,7 @@ class Exchange:
     given: tuple[Segment, ...]
     observations: tuple[Observation, ...]
     turns: tuple[Turn, ...]
-    shown: Said
+    shown: ChatMessage
     whole: str
     stop: Stop
     refused: bool = False
@@ -105,7 +105,7 @@ class Exchange:
     def __post_init__(self) -> None:
         object.__setattr__(self, "_says", (replace(self.shown, text=self.whole).key, self.shown.key))
 
-    def goes_on(self, said: Said, key: Key) -> str | None:
+    def goes_on(self, said: ChatMessage, key: Key) -> str | None:
         """What a message, of this key, adds to the one that the client was answered with: nothing where it says the
         same; None where it is another one.
 
@@ -121,7 +121,7 @@ class Exchange:
             return None
         for _, begins, *_ in self._says:
             if key[1].startswith(begins) and (begins or self.shown.calls):
-                return after(len(begins), said.text).rstrip() or None
+                return text_after(len(begins), said.text).rstrip() or None
         return None
 
     @property
@@ -161,22 +161,22 @@ class Node:
             left.extend(reversed(node.children))
 
 
-def joined(exchanges: Sequence[Exchange]) -> tuple[tuple[Segment, ...], tuple[Turn, ...]]:
+def join_exchanges(exchanges: Sequence[Exchange]) -> tuple[tuple[Segment, ...], tuple[Turn, ...]]:
     """Prompt and turns of exchanges that follow one another; what follows a turn stands in it."""
     first, *others = exchanges
     turns = list(first.turns)
     for exchange in others:
-        turns[-1] = continued(turns[-1], exchange.observations, exchange.given)
+        turns[-1] = continue_turn(turns[-1], exchange.observations, exchange.given)
         turns.extend(exchange.turns)
     return first.given, tuple(turns)
 
 
-def continued(turn: Turn, observations: Sequence[Observation], given: Sequence[Segment]) -> Turn:
+def continue_turn(turn: Turn, observations: Sequence[Observation], given: Sequence[Segment]) -> Turn:
     """A turn with what follows it now, in place of what followed it."""
     return replace(turn, segments=(*turn.generated, *given), observations=tuple(observations))
 
 
-def recorded(leaf: Node, *, id: str, task: str, reward: float | None, provenance: Provenance) -> Trajectory:
+def leaf_trajectory(leaf: Node, *, id: str, task: str, reward: float | None, provenance: Provenance) -> Trajectory:
     """The trajectory that ends with a node. What another one began with, and this one branches off from, stands in its
     prompt: it is learnt there, and not again here."""
     path = leaf.path
@@ -185,10 +185,10 @@ def recorded(leaf: Node, *, id: str, task: str, reward: float | None, provenance
     )  # of what is its own
     prompt: tuple[Segment, ...] = ()
     if start:
-        told, before = joined([node.exchange for node in path[:start]])
+        told, before = join_exchanges([node.exchange for node in path[:start]])
         seen = (*told, *(s for turn in before for s in turn.segments), *path[start].exchange.given)
         prompt = tuple(Segment("prompt", s.text, s.ids) for s in seen)
-    own_prompt, turns = joined([node.exchange for node in path[start:]])
+    own_prompt, turns = join_exchanges([node.exchange for node in path[start:]])
     return Trajectory(
         id, task, prompt or own_prompt, turns, reward=reward, stop=leaf.exchange.stop, provenance=provenance
     )  # fmt: skip
@@ -254,7 +254,7 @@ class AgentSession:
     def _trajectory(self, leaf: Node, provenance: Provenance) -> Trajectory:
         id = f"{self.id}/{leaf.number}"
         reward = self.rewards.get(id, self.rewards.get(""))
-        return recorded(leaf, id=id, task=self.task, reward=reward, provenance=provenance)
+        return leaf_trajectory(leaf, id=id, task=self.task, reward=reward, provenance=provenance)
 
     def take_number(self) -> int:
         """A request's own: the smallest, from 1, that none has which is under way or was answered. It is `freed` of one
@@ -331,7 +331,7 @@ class Sessions:
             raise RequestRefused(404, "no_such_session", f"no session '{id}' is open", field="session")
         return self._open[id]
 
-    def find(self, name: str | None, task: str | None, begins: Sequence[str], messages: Sequence[Said]) -> Place:
+    def find(self, name: str | None, task: str | None, begins: Sequence[str], messages: Sequence[ChatMessage]) -> Place:
         """Where a request goes on. name: of its session, None where it names none: one that has said the same, and has
         no other task than it names, else a new one. begins: what its conversation began with besides messages (tools,
         mode).
@@ -339,15 +339,17 @@ class Sessions:
         Raises RequestRefused for a name or task that is none, a task that is not the session's, and where too many
         sessions are open.
         """
-        keys, first = keys_of(messages), first_of(begins, messages)
+        keys, first = message_keys(messages), conversation_key(begins, messages)
         named, task = task is not None, _task(task, first)
         if name is not None:
             if not _NAME.fullmatch(name):
-                raise wrong(SESSION, f"{SESSION}: up to 100 letters, digits, '_', '-' and '.', not '{name[:120]}'")
+                raise invalid_request(
+                    SESSION, f"{SESSION}: up to 100 letters, digits, '_', '-' and '.', not '{name[:120]}'"
+                )
             session = self._open.get(name) or self._new(name, task)
             if named and session.named and session.task != task:
                 said = f"{TASK}: the session '{name}' is one of the task '{session.task}', not of '{task}'"
-                raise wrong(TASK, f"{said}: give each its own {SESSION}", "another_task")
+                raise invalid_request(TASK, f"{said}: give each its own {SESSION}", "another_task")
             found = self._place(session, first, messages, keys)
         else:
             there = reversed(self._nameless.get(first, []))
@@ -406,7 +408,7 @@ class Sessions:
         return session
 
     @staticmethod
-    def _place(session: AgentSession, first: str, messages: Sequence[Said], keys: Sequence[Key]) -> Place:
+    def _place(session: AgentSession, first: str, messages: Sequence[ChatMessage], keys: Sequence[Key]) -> Place:
         """After the exchange that says the most of the messages again. keys: theirs."""
         found = [Place(session, None, 0, first)]
         ends = [(0, "", session.roots.get(first, []))]
@@ -430,14 +432,14 @@ def _fit(place: Place) -> tuple[int, int, bool, bool, float]:
     return (place.start, -len(place.added), place.same_calls, free, place.session.used)
 
 
-def first_of(begins: Sequence[str], messages: Sequence[Said]) -> str:
+def conversation_key(begins: Sequence[str], messages: Sequence[ChatMessage]) -> str:
     """Names what a conversation began with: `begins` (see `Sessions.find`), and what was told before the model's first
     message."""
     spoken = next((n for n, message in enumerate(messages) if message.role == "assistant"), len(messages))
-    return f"{derive(*begins, *(part for key in keys_of(messages[:spoken]) for part in key)):016x}"
+    return f"{derive(*begins, *(part for key in message_keys(messages[:spoken]) for part in key)):016x}"
 
 
-def names_task(text: str) -> bool:
+def is_task_name(text: str) -> bool:
     """Whether a session may have this as its task."""
     return text.isprintable() and 0 < len(text) <= _LONGEST_TASK
 
@@ -445,8 +447,8 @@ def names_task(text: str) -> bool:
 def _task(task: str | None, first: str) -> str:
     if task is None:
         return f"asked/{first}"
-    if not names_task(task):
-        raise wrong(TASK, f"{TASK}: up to {_LONGEST_TASK} printable characters")
+    if not is_task_name(task):
+        raise invalid_request(TASK, f"{TASK}: up to {_LONGEST_TASK} printable characters")
     return task
 
 
@@ -454,13 +456,13 @@ def _task(task: str | None, first: str) -> str:
 class _Block:
     """A message of the assistant (None: one that stands already, or none yet), and what follows it."""
 
-    assistant: Said | None
-    tools: tuple[Said, ...]
-    users: tuple[Said, ...]
+    assistant: ChatMessage | None
+    tools: tuple[ChatMessage, ...]
+    users: tuple[ChatMessage, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class History:
     """What a request goes on from: all turns so far, with what it adds to them."""
 
     trajectory: Trajectory
@@ -468,31 +470,33 @@ class Standing:
     given: tuple[Segment, ...]
 
 
-def standing_of(place: Place, chat: Chat, messages: Sequence[Said]) -> Standing:
+def render_history(place: Place, chat: Chat, messages: Sequence[ChatMessage]) -> History:
     """Raises RequestRefused for messages in an order that no conversation has."""
     session, new = place.session, messages[place.start :]
     if place.parent is None:
-        given = opened(chat, new)
-        return Standing(Trajectory(session.id, session.task, given, ()), (), given)
-    prompt, (*turns, last) = joined([node.exchange for node in place.parent.path])
-    observations, given = followed(chat, last, messages[place.start - 1].calls, new, added=place.added)
-    last = continued(last, observations, given)
-    return Standing(Trajectory(session.id, session.task, prompt, (*turns, last)), observations, given)
+        given = render_opening(chat, new)
+        return History(Trajectory(session.id, session.task, given, ()), (), given)
+    prompt, (*turns, last) = join_exchanges([node.exchange for node in place.parent.path])
+    observations, given = render_continuation(chat, last, messages[place.start - 1].calls, new, added=place.added)
+    last = continue_turn(last, observations, given)
+    return History(Trajectory(session.id, session.task, prompt, (*turns, last)), observations, given)
 
 
-def opened(chat: Chat, messages: Sequence[Said]) -> tuple[Segment, ...]:
+def render_opening(chat: Chat, messages: Sequence[ChatMessage]) -> tuple[Segment, ...]:
     """All that is told before the model's turn. What an assistant says in it was not sampled here: of kind `prompt`,
     and nothing that is learnt. Raises RequestRefused that names the message."""
     first, *others = _blocks(messages)
     head = [message for message in messages if message.role == "system"] + list(first.users)
     if not messages or first.tools or not first.users:
-        raise wrong("messages", "a conversation begins with a message of the user, after the system's if there is one")
+        raise invalid_request(
+            "messages", "a conversation begins with a message of the user, after the system's if there is one"
+        )
     segments = list(chat.opened([(message.role, message.text) for message in head]))
     return (*segments, *_written_elsewhere(chat, others))
 
 
-def followed(
-    chat: Chat, turn: Turn, called: Sequence[Called], messages: Sequence[Said], *, added: str = ""
+def render_continuation(
+    chat: Chat, turn: Turn, called: Sequence[MessageCall], messages: Sequence[ChatMessage], *, added: str = ""
 ) -> tuple[tuple[Observation, ...], tuple[Segment, ...]]:
     """What follows a turn of the model's: the observations of its calls, and all segments up to its next turn.
 
@@ -503,7 +507,7 @@ def followed(
     """
     first, *others = _blocks(messages)
     if first.assistant is not None:
-        raise wrong(f"messages[{first.assistant.at}]", "two messages of the assistant in a row")
+        raise invalid_request(f"messages[{first.assistant.at}]", "two messages of the assistant in a row")
     open_calls = () if added or turn.observations else turn.calls
     observations = _observations(open_calls, called if open_calls else (), first) or turn.observations
     last, told = ids_of(turn.generated)[-1:], [(message.role, message.text) for message in first.users]
@@ -535,29 +539,29 @@ def _written_elsewhere(chat: Chat, blocks: Sequence[_Block]) -> Iterator[Segment
             yield from chat.answered(told, last_id=last)
 
 
-def _arguments(call: Called) -> Mapping[str, object] | str:
+def _arguments(call: MessageCall) -> Mapping[str, object] | str:
     found = read_arguments(call.arguments)
     return call.arguments if found is None else found
 
 
-def _observations(calls: Sequence[ToolCall], called: Sequence[Called], block: _Block) -> tuple[Observation, ...]:
+def _observations(calls: Sequence[ToolCall], called: Sequence[MessageCall], block: _Block) -> tuple[Observation, ...]:
     """One for each call, in the calls' order: calls of one id are answered in the order of the messages."""
     known = [call.id for call in called]
-    answers: dict[str, deque[Said]] = {id: deque() for id in known}
+    answers: dict[str, deque[ChatMessage]] = {id: deque() for id in known}
     for message in block.tools:
         if message.call_id not in known:
             said = f"no call '{message.call_id}' is open{nearest(message.call_id, known)}"
-            raise wrong(f"messages[{message.at}].tool_call_id", said)
+            raise invalid_request(f"messages[{message.at}].tool_call_id", said)
         if len(answers[message.call_id]) == known.count(message.call_id):
             said = f"the call '{message.call_id}' has been answered already"
-            raise wrong(f"messages[{message.at}].tool_call_id", said)
+            raise invalid_request(f"messages[{message.at}].tool_call_id", said)
         answers[message.call_id].append(message)
     if missing := [id for id in known if len(answers[id]) < known.count(id)]:
-        raise wrong("messages", f"no message of a tool answers the call {missing[0]}")
+        raise invalid_request("messages", f"no message of a tool answers the call {missing[0]}")
     return tuple(_observation(call, answers[id].popleft()) for call, id in zip(calls, known, strict=True))
 
 
-def _observation(call: ToolCall, message: Said) -> Observation:
+def _observation(call: ToolCall, message: ChatMessage) -> Observation:
     if message.failed is not None:
         return Observation(call.id, message.text, "error" if message.failed else "ok")
     verdict = judge(message.text, (call,))
@@ -568,26 +572,28 @@ def _observation(call: ToolCall, message: Said) -> Observation:
     )  # fmt: skip
 
 
-def _blocks(messages: Sequence[Said]) -> list[_Block]:
+def _blocks(messages: Sequence[ChatMessage]) -> list[_Block]:
     """In order. Raises RequestRefused for an order that no conversation has."""
     blocks = [_Block(None, (), ())]
     for n, message in enumerate(messages):
         last, where = blocks[-1], f"messages[{message.at}]"
         if message.role == "system":
             if any(m.role != "system" for m in messages[:n]) or message.at != n:
-                raise wrong(f"{where}.role", "a message of the system stands before all others")
+                raise invalid_request(f"{where}.role", "a message of the system stands before all others")
         elif message.role == "assistant":
             if last.assistant is not None and not (last.tools or last.users):
-                raise wrong(where, "two messages of the assistant in a row")
+                raise invalid_request(where, "two messages of the assistant in a row")
             blocks.append(_Block(message, (), ()))
         elif message.role == "tool":
             if last.users:
-                raise wrong(
+                raise invalid_request(
                     f"{where}.role", "a tool's message stands right after the assistant's whose call it answers"
                 )
             blocks[-1] = replace(last, tools=(*last.tools, message))
         else:
             blocks[-1] = replace(last, users=(*last.users, message))
     if not (blocks[-1].tools or blocks[-1].users):
-        raise wrong("messages", "the last message must be the user's or a tool's: the model's turn follows it")
+        raise invalid_request(
+            "messages", "the last message must be the user's or a tool's: the model's turn follows it"
+        )
     return blocks

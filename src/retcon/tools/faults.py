@@ -11,7 +11,7 @@ from retcon.core.errors import InfrastructureFault
 from retcon.core.seeds import derive
 from retcon.core.types import Observation, ToolCall
 from retcon.sandbox.types import Result
-from retcon.tools.kinds.python import Wording
+from retcon.tools.kinds.python import ObservationFormatter
 from retcon.tools.types import AnyTool, OpenTool, StatefulTool, TaskTool, Tool
 
 HICCUPS = (
@@ -76,7 +76,7 @@ class _OpenFaultyTool:
             return await self._tool(call)
         kind, said = HICCUPS[derive("hiccup", drawn) % len(HICCUPS)]
         result = Result("error", kind, stderr=f"{kind}: {said}\n")
-        return Wording(self.name, self._setup.output_chars).observation(call, result)
+        return ObservationFormatter(self.name, self._setup.output_chars).observation(call, result)
 
 
 class _Stateless:

@@ -10,7 +10,7 @@ from retcon.core.errors import RecipeError, told_as
 from retcon.core.registry import Registry, at_path
 from retcon.core.types import ToolSpec
 from retcon.sandbox.types import Limits, Sandbox
-from retcon.tools.schema import check
+from retcon.tools.schema import check_schema
 from retcon.tools.types import StatefulTool, Tool
 
 
@@ -91,5 +91,5 @@ def _find(name: str) -> ToolKind:
         )
     if getattr(tool, "name", None) != spec.name:
         raise RecipeError(f"rollout.tools: {name!r} is called {getattr(tool, 'name', None)!r} and {spec.name!r}")
-    check(spec)
+    check_schema(spec)
     return _Own(tool)

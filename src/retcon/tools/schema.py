@@ -38,7 +38,7 @@ def python_spec(name: str = "python", *, keeps_state: bool = False) -> ToolSpec:
     return ToolSpec(name, f"Runs a Python program and returns what it prints. {kept}", _CODE)
 
 
-def fault(spec: ToolSpec, arguments: Mapping[str, object]) -> str | None:
+def argument_error(spec: ToolSpec, arguments: Mapping[str, object]) -> str | None:
     """What is wrong with a call's arguments by the tool's schema, in words for the model; None where nothing is.
 
     Raises RecipeError where the schema itself is none.
@@ -55,7 +55,7 @@ def fault(spec: ToolSpec, arguments: Mapping[str, object]) -> str | None:
     return None if found is None else _worded(found)
 
 
-def check(spec: ToolSpec) -> None:
+def check_schema(spec: ToolSpec) -> None:
     """Raises RecipeError where the tool's schema is no JSON schema, or refers to what is not in it."""
     if spec.parameters is not ANYTHING:
         _validator(_encoded(spec), spec.name)

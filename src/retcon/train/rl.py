@@ -29,7 +29,7 @@ from retcon.rollout.context import count_ungraded
 from retcon.runs.folder import RunFolder, open_run
 from retcon.runs.manifest import RENDERED
 from retcon.runs.metrics import mechanisms_of
-from retcon.serve.harness import code_of
+from retcon.serve.harness import harness_fingerprint
 from retcon.store.fingerprint import fingerprint
 from retcon.tasks.registry import TaskSet
 from retcon.train.objective.shaping import comparable, overlong_metrics, shaped_rewards
@@ -108,7 +108,7 @@ def run_rl(
     # What is over makes no rollouts any more, whatever its tools have become.
     inputs = {"start": start_id, **({} if over else {RENDERED: stages.rendered}), **stages.inputs}
     harnesses = {one.rollout.harness for one in (recipe, *(stage.recipe for stage, _ in stages.after(0)))} - {""}
-    code = {path: code_of(path) for path in sorted(harnesses)}
+    code = {path: harness_fingerprint(path) for path in sorted(harnesses)}
     run = open_run(out, kind="rl", recipe=written, inputs=inputs, tasks=stages.tasks.name, start=name_of(folder))
 
     def steps(trainer: Trainer) -> None:

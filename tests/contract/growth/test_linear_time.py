@@ -23,7 +23,7 @@ from retcon.chat.types import glue, words
 from retcon.config.load import find_line
 from retcon.core.errors import nearest
 from retcon.core.types import Segment, Trajectory
-from retcon.http.endpoints import RequestRefused, parse
+from retcon.http.endpoints import RequestRefused, parse_body
 from retcon.purify.noop import does_nothing
 from retcon.purify.reading import names, reads, trees
 from retcon.purify.reading.words import referring, referring_comments
@@ -35,7 +35,7 @@ from retcon.tasks.data.fields import canonical
 from retcon.tasks.data.load import EvaluationIndex
 from retcon.tasks.graders.mathematics import in_words
 from retcon.tasks.graders.text import boxed
-from retcon.tools.kinds.python import Wording
+from retcon.tools.kinds.python import ObservationFormatter
 from retcon.transcripts.failures.rules import judge
 from retcon.transcripts.formats.hermes import HermesInText
 from retcon.transcripts.formats.markdown import Markdown
@@ -57,7 +57,7 @@ class Body(msgspec.Struct, forbid_unknown_fields=True):
 
 def refused(body: Any) -> None:
     with suppress(RequestRefused):
-        parse(msgspec.json.encode(body), Body)
+        parse_body(msgspec.json.encode(body), Body)
 
 
 def paths(text: str) -> None:
@@ -132,7 +132,7 @@ READERS: dict[str, tuple[Callable[[str], object], tuple[str, ...]]] = {
     "service.field": (lambda text: refused({text: 1}), (" - at `$", " - at `$.inner", "[", "`", ".", "code", "é\n")),
     "service.inner": (lambda text: refused({"inner": {text: 1}}), (" - at `$", " - at `$.inner", "[", "`", ".")),
     "tools.wording": (
-        lambda text: Wording("python", 100)._text(Result("error", "ValueError", stderr=text), ""),
+        lambda text: ObservationFormatter("python", 100)._text(Result("error", "ValueError", stderr=text), ""),
         ("\n", "ValueError\n", "a.b:", " ", "x\n"),
     ),
     "config.find_line": (lambda text: find_line(text, "rl", "steps"), (" ", "a", "[", "a.", 'a = "', "\n", '"')),

@@ -18,7 +18,7 @@ pytest.importorskip("torch", reason="training needs the [train] extra")
 from retcon.build import build_strategy
 from retcon.config.schema import Recipe
 from retcon.core.types import Segment, Trajectory, Turn
-from retcon.serve.harness import code_of
+from retcon.serve.harness import harness_fingerprint
 from retcon.store.fingerprint import fingerprint
 from retcon.train import rl, rollouts
 from retcon.train.rollouts import TrainingRollouts
@@ -172,8 +172,8 @@ def test_a_run_notes_what_it_is_before_it_begins(base: Path, tmp_path: Path, mon
     assert (given["on_step"], given["on_place"]) == (told, print)
     given["first"]()
     manifest = json.loads((tmp_path / "out" / "run.json").read_text())
-    assert manifest["harnesses"] == {path: [code_of(path)] for path in paths}
-    assert code_of(paths[0]) != code_of(paths[1])
+    assert manifest["harnesses"] == {path: [harness_fingerprint(path)] for path in paths}
+    assert harness_fingerprint(paths[0]) != harness_fingerprint(paths[1])
 
 
 def test_a_finished_run_does_without_its_harnesses_and_keeps_their_names() -> None:

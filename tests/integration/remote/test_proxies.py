@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from retcon.http import client as asking
-from retcon.http.client import Connections, NoAnswer
+from retcon.http.client import ConnectionFailed, HttpClient
 
 KEY = "Bearer secret"
 US = "Basic dXNAOnA6YXNz"
@@ -55,10 +55,10 @@ def asked_through(
         async with proxy() as there:
             for name in ("http_proxy", "https_proxy"):
                 monkeypatch.setenv(name, f"{before}127.0.0.1:{there.port}")
-            connections = Connections("secret", proxies=True)
+            connections = HttpClient("secret", proxies=True)
             try:
-                came = str((await connections.ask("GET", url, seconds=10)).status)
-            except NoAnswer as error:
+                came = str((await connections.request("GET", url, seconds=10)).status)
+            except ConnectionFailed as error:
                 came = str(error)
             finally:
                 await connections.close()
@@ -107,11 +107,11 @@ def test_a_server_that_has_stopped_and_takes_no_more_of_a_request_is_given_up(mo
     """Its kernel takes connections, and nobody reads: a body that is larger than the buffers is never sent."""
 
     async def main(stopped: socket.socket, size: int) -> None:
-        connections, before = Connections(), open_files()
+        connections, before = HttpClient(), open_files()
         url = f"http://127.0.0.1:{stopped.getsockname()[1]}"
         try:
-            with pytest.raises(NoAnswer, match="no answer in time") as raised:
-                await connections.ask("POST", url, {"code": "#" * size}, seconds=0.2)
+            with pytest.raises(ConnectionFailed, match="no answer in time") as raised:
+                await connections.request("POST", url, {"code": "#" * size}, seconds=0.2)
             assert raised.value.late
         finally:
             stopped.accept()[0].close()

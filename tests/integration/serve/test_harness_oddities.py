@@ -19,7 +19,7 @@ from retcon.core.types import Trajectory
 from retcon.engine.kinds.scripted import ScriptedEngine
 from retcon.rollout.context import RolloutLimits
 from retcon.rollout.group import rollout_member
-from retcon.serve.harness import ModelEndpoint, Solve, find_harness
+from retcon.serve.harness import HarnessFunction, ModelEndpoint, find_harness
 from retcon.serve.harness_server import open_harness
 from retcon.tasks.types import Task
 from retcon.train.objective.shaping import has_void_turn
@@ -60,7 +60,7 @@ async def in_a_group(task: Task, endpoint: ModelEndpoint) -> None:
         (in_a_group, "the harness raised LookupError: no such tool ("),
     ],
 )
-def test_whatever_a_harness_raises_costs_its_rollout_alone(solve: Solve, why: str) -> None:
+def test_whatever_a_harness_raises_costs_its_rollout_alone(solve: HarnessFunction, why: str) -> None:
     (made,), _, context = rolled(solve, ["Never."])
     assert (made.stop, made.reward) == ("infrastructure", None)
     assert context.faults.first.startswith(why)
@@ -286,7 +286,7 @@ class Like:
         return self.value
 
 
-def returns(says: Any) -> Solve:
+def returns(says: Any) -> HarnessFunction:
     async def solve(task: Task, endpoint: ModelEndpoint) -> Any:
         await once(task, endpoint)
         return says

@@ -23,7 +23,7 @@ from retcon.engine.kinds.scripted import Reply, ScriptedEngine
 from retcon.engine.types import SamplingParams
 from retcon.rollout.context import RolloutContext, RolloutLimits, count_ungraded
 from retcon.rollout.group import rollout_group, rollout_member
-from retcon.serve.harness import ModelEndpoint, Solve
+from retcon.serve.harness import HarnessFunction, ModelEndpoint
 from retcon.serve.harness_server import open_harness
 from retcon.tasks.graders.text import final_answer
 from retcon.tasks.registry import Grade
@@ -53,7 +53,7 @@ async def once(task: Task, endpoint: ModelEndpoint) -> None:
 
 
 def rolled(
-    solve: Solve,
+    solve: HarnessFunction,
     replies: Sequence[Reply] | Callable[[str, str, int], str],
     *,
     count: int = 1,
@@ -238,7 +238,7 @@ def test_a_second_try_of_the_same_history_is_learnt_with_what_came_before() -> N
         (lambda task, endpoint: next(iter(())), "the harness raised RuntimeError: StopIteration"),
     ],
 )
-def test_a_harness_that_breaks_costs_its_rollout_and_says_why(solve: Solve, why: str) -> None:
+def test_a_harness_that_breaks_costs_its_rollout_and_says_why(solve: HarnessFunction, why: str) -> None:
     made, _, context = rolled(solve, ["Never."], count=2)
     assert [(t.stop, t.reward, t.turns) for t in made] == [("infrastructure", None, ())] * 2
     with pytest.raises(InfrastructureFault, match=why):

@@ -25,7 +25,7 @@ from retcon.core.types import Trajectory, ids_of
 from retcon.evaluate.difficulty import run_difficulty
 from retcon.evaluate.runner import run_evaluation
 from retcon.runs.folder import RunFolder
-from retcon.serve.harness import code_of, find_harness
+from retcon.serve.harness import find_harness, harness_fingerprint
 from retcon.store import jsonl
 from retcon.train.rl import run_rl
 from retcon.train.sft import run_sft
@@ -165,7 +165,7 @@ def test_pass_rates_tell_the_harness_that_they_were_measured_through_and_are_of_
         return [one.harness for one in run_difficulty(recipe, model, out, tasks=1, rollouts=1)]
 
     told = measure(recipe)
-    assert told == measure(recipe) == [f"{module}:solve {code_of(f'{module}:solve')}"]
+    assert told == measure(recipe) == [f"{module}:solve {harness_fingerprint(f'{module}:solve')}"]
     with pytest.raises(
         RecordError, match=rf"of this model .* with rollout\.harness = {module}:solve \w+, now no harness"
     ):

@@ -23,7 +23,7 @@ from retcon.serve import app
 from retcon.serve.agent import Agent
 from retcon.serve.errors import ServeSettings
 from retcon.serve.recording import Record
-from retcon.serve.requests import read
+from retcon.serve.requests import read_request
 from servers.agent import MODEL, SAAR, SEARCH, Asking, Message, asked, context_of, said, serving, user
 
 NAMED = {"type": "function", "function": {"name": "search"}}
@@ -140,7 +140,7 @@ def test_bodies_paths_and_names_that_are_none() -> None:
 def test_a_model_whose_name_has_a_slash_is_found() -> None:
     async def main() -> None:
         agent = Agent(context_of(ScriptedEngine(ByteTokenizer(), ["Yes."])), ServeSettings("acme/small"), Record(None))
-        async with app.opened(agent) as application:
+        async with app.open_app(agent) as application:
             transport = httpx.ASGITransport(application)
             async with httpx.AsyncClient(transport=transport, base_url="http://here") as http:
                 for path in ("acme/small", "acme%2Fsmall:chat"):
@@ -257,7 +257,7 @@ def test_no_two_requests_of_a_session_share_a_random_stream() -> None:
 
         async def begun() -> asyncio.Task[Any]:
             count = len(engine.seeds)
-            one = read(json.dumps(body()).encode(), MODEL)
+            one = read_request(json.dumps(body()).encode(), MODEL)
             asking = asyncio.create_task(agent.answer(one, "s", None))
             while len(engine.seeds) == count:
                 await asyncio.sleep(0)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import pytest
 
 from retcon.core.types import Observation, ToolCall, Trajectory
-from retcon.http.server import listen, served
+from retcon.http.server import listen, run_in_loop
 from retcon.sandbox.client import SandboxClient
 from retcon.sandbox.pool import SandboxPool
 from retcon.sandbox.service.app import create_app
@@ -34,7 +34,7 @@ def behind_a_server(work: Callable[[SandboxClient], Awaitable[T]], max_code: int
     async def main() -> T:
         async with SandboxPool(workers=1) as pool:
             app = create_app(pool, pool.tier, Settings(workers=1, max_code=max_code))
-            async with served(app, listen("127.0.0.1", 0)) as url, SandboxClient(url) as client:
+            async with run_in_loop(app, listen("127.0.0.1", 0)) as url, SandboxClient(url) as client:
                 return await work(client)
 
     return asyncio.run(main())

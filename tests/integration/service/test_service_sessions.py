@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from retcon.core.errors import SessionLost
-from retcon.http.server import listen, served
+from retcon.http.server import listen, run_in_loop
 from retcon.sandbox.client import SandboxClient
 from retcon.sandbox.service import own as own_sessions
 from retcon.sandbox.service.app import create_app
@@ -24,7 +24,7 @@ def using(work: Callable[[SandboxClient, httpx.AsyncClient, MemorySandbox], Awai
         sandbox = MemorySandbox()
         app = create_app(sandbox, "rlimits", Settings(**settings))
         async with (
-            served(app, listen("127.0.0.1", 0)) as url,
+            run_in_loop(app, listen("127.0.0.1", 0)) as url,
             SandboxClient(url, tries=3) as client,
             httpx.AsyncClient(base_url=url) as http,
         ):
@@ -36,7 +36,7 @@ def using(work: Callable[[SandboxClient, httpx.AsyncClient, MemorySandbox], Awai
 def test_a_session_that_has_ended_by_itself_is_not_waited_for() -> None:
     async def work() -> None:
         app = create_app(MemorySandbox(), "rlimits", Settings(drain=600))
-        async with served(app, listen("127.0.0.1", 0)) as url, SandboxClient(url) as client:
+        async with run_in_loop(app, listen("127.0.0.1", 0)) as url, SandboxClient(url) as client:
             sessions = [await client.session() for _ in range(2)]
             assert app.draining is not None
             app.draining.begin()
@@ -254,7 +254,7 @@ def test_a_fault_of_the_servers_own_is_infrastructure_and_is_not_asked_for_again
     async def work() -> None:
         sandbox = Broken()
         app = create_app(sandbox, "rlimits", Settings())
-        async with served(app, listen("127.0.0.1", 0)) as url, SandboxClient(url) as client:
+        async with run_in_loop(app, listen("127.0.0.1", 0)) as url, SandboxClient(url) as client:
             result = await client.run("1")
             assert (result.status, sandbox.runs) == ("infrastructure", 1)
             assert "see the server's log" in result.stderr

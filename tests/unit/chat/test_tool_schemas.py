@@ -24,7 +24,7 @@ from retcon.rollout.context import RolloutContext
 from retcon.rollout.loop import run_rollout
 from retcon.rollout.state import run_calls
 from retcon.tools.loading import find_tools
-from retcon.tools.schema import check, fault, python_spec
+from retcon.tools.schema import argument_error, check_schema, python_spec
 from retcon.tools.scripted import ScriptedSessions, ScriptedTool
 
 SPEC = ToolSpec(
@@ -71,14 +71,14 @@ class Search:
     ],
 )
 def test_the_fault_is_named(arguments: dict[str, Any], wrong: str | None) -> None:
-    assert fault(SPEC, arguments) == wrong
+    assert argument_error(SPEC, arguments) == wrong
 
 
 def test_the_nearest_argument_is_named() -> None:
     loose = ToolSpec("python", "", python_spec().parameters)
-    assert fault(loose, {"cod": "1"}) == "no 'code' argument (did you mean 'cod'?)"
-    assert fault(loose, {"code": 1}) == "'code' is not a string"
-    assert fault(ToolSpec("any"), {"x": object()}) is None
+    assert argument_error(loose, {"cod": "1"}) == "no 'code' argument (did you mean 'cod'?)"
+    assert argument_error(loose, {"code": 1}) == "'code' is not a string"
+    assert argument_error(ToolSpec("any"), {"x": object()}) is None
 
 
 def spec_of(**about: object) -> ToolSpec:
@@ -103,7 +103,7 @@ def spec_of(**about: object) -> ToolSpec:
 )
 def test_a_schema_by_which_no_call_could_be_checked_is_refused_before_one_is(about: Any, why: str) -> None:
     with pytest.raises(RecipeError, match=f"the tool 't': its parameters are not a JSON schema: .*{why}"):
-        check(spec_of(**about))
+        check_schema(spec_of(**about))
 
 
 def test_a_schema_may_refer_to_its_own_parts_and_to_the_standards() -> None:
@@ -114,31 +114,31 @@ def test_a_schema_may_refer_to_its_own_parts_and_to_the_standards() -> None:
         default={"properties": {"q": {"$ref": "a word"}}},
         **{"$defs": {"tree": tree}, "$id": "https://example.org/t"},
     )
-    check(spec)
-    assert fault(spec, {"tree": {"left": {"value": 1}}, "schema": {"type": "string"}}) is None
-    assert fault(spec, {"tree": {"left": {"value": "one"}}}) == "'tree.left.value' is not an integer"
-    assert fault(spec, {"schema": {"type": "strin"}}) is not None
+    check_schema(spec)
+    assert argument_error(spec, {"tree": {"left": {"value": 1}}, "schema": {"type": "string"}}) is None
+    assert argument_error(spec, {"tree": {"left": {"value": "one"}}}) == "'tree.left.value' is not an integer"
+    assert argument_error(spec, {"schema": {"type": "strin"}}) is not None
 
 
 def test_a_reference_that_fails_at_a_call_is_told_as_its_fault() -> None:
     spec = spec_of(properties={"q": {"$id": "https://example.org/q", "$ref": "#/no"}})
-    check(spec)
-    assert str(fault(spec, {"q": 1})).startswith("the arguments cannot be checked: ")
+    check_schema(spec)
+    assert str(argument_error(spec, {"q": 1})).startswith("the arguments cannot be checked: ")
 
 
 def test_a_schema_in_a_schema_refers_to_its_own_parts() -> None:
     size = {"$id": "https://example.org/size", "$defs": {"n": {"type": "integer"}}, "$ref": "#/$defs/n"}
     spec = spec_of(properties={"size": size})
-    check(spec)
-    assert fault(spec, {"size": 1}) is None
-    assert fault(spec, {"size": "one"}) == "'size' is not an integer"
+    check_schema(spec)
+    assert argument_error(spec, {"size": 1}) is None
+    assert argument_error(spec, {"size": "one"}) == "'size' is not an integer"
 
 
 def test_nobody_asks_the_network_for_a_schema(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[object] = []
     monkeypatch.setattr(urllib.request, "urlopen", lambda *about: asked.append(about) or io.BytesIO(b"{}"))
     with pytest.raises(RecipeError, match=r"'http://example\.org/x', to which it refers, is not in it"):
-        check(spec_of(properties={"q": {"$ref": "http://example.org/x"}}))
+        check_schema(spec_of(properties={"q": {"$ref": "http://example.org/x"}}))
     assert not asked
 
 
@@ -146,9 +146,9 @@ def test_arguments_that_break_the_check_are_the_calls_fault() -> None:
     deep: dict[str, Any] = {}
     for _ in range(2000):
         deep = {"a": deep}
-    assert "cannot be checked" in str(fault(spec_of(additionalProperties={"$ref": "#"}), deep))
+    assert "cannot be checked" in str(argument_error(spec_of(additionalProperties={"$ref": "#"}), deep))
     money = spec_of(properties={"q": {"type": "number", "multipleOf": 0.1}})
-    assert "cannot be checked" in str(fault(money, {"q": 10**400}))
+    assert "cannot be checked" in str(argument_error(money, {"q": 10**400}))
 
 
 def rolled(replies: list[str], **tools: Any) -> tuple[Trajectory, ScriptedEngine]:
@@ -257,19 +257,19 @@ def test_a_tool_is_described_as_openai_does() -> None:
 )
 def test_an_argument_that_is_nullable_may_be_null(may_be_null: dict[str, Any], wrong: str) -> None:
     spec = ToolSpec("find", "", {"type": "object", "properties": {"top": {**may_be_null, "nullable": True}}})
-    check(spec)
-    assert fault(spec, {"top": None}) is None
-    assert wrong in str(fault(spec, {"top": 1.5}))
+    check_schema(spec)
+    assert argument_error(spec, {"top": None}) is None
+    assert wrong in str(argument_error(spec, {"top": 1.5}))
     plain = ToolSpec("find", "", {"type": "object", "properties": {"top": {**may_be_null, "nullable": False}}})
-    assert fault(plain, {"top": None}) is not None
+    assert argument_error(plain, {"top": None}) is not None
 
 
 def test_an_argument_may_be_called_nullable() -> None:
     properties = {"nullable": {"type": "boolean"}, "type": {"type": "string"}}
     spec = ToolSpec("find", "", {"type": "object", "properties": properties, "required": ["nullable"]})
-    assert fault(spec, {"nullable": True, "type": "x"}) is None
-    assert "no 'nullable' argument" in str(fault(spec, {}))
-    assert "'type' is not a string" in str(fault(spec, {"nullable": True, "type": None}))
+    assert argument_error(spec, {"nullable": True, "type": "x"}) is None
+    assert "no 'nullable' argument" in str(argument_error(spec, {}))
+    assert "'type' is not a string" in str(argument_error(spec, {"nullable": True, "type": None}))
 
 
 @pytest.mark.parametrize("written", ["null", "None"])

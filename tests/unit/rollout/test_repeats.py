@@ -10,7 +10,7 @@ import pytest
 
 from retcon.core.types import Observation, ToolCall
 from retcon.sandbox.types import Limits, Result
-from retcon.tools.kinds.python import LONGEST, Python, PythonSessions, PythonTool, Repeats, follows_from_text
+from retcon.tools.kinds.python import LONGEST, Python, PythonSessions, PythonTool, ResultCache, follows_from_text
 from retcon.tools.loading import ToolSetup
 
 OK = Result("ok", stdout="2\n", exit_code=0, seconds=0.5)
@@ -169,7 +169,7 @@ def test_where_the_one_that_runs_comes_to_nothing_each_runs_by_itself() -> None:
 
 def test_a_caller_that_is_gone_takes_nobody_with_it() -> None:
     async def run() -> tuple[Result, bool]:
-        repeats, begun = Repeats(LIMITS), asyncio.Event()
+        repeats, begun = ResultCache(LIMITS), asyncio.Event()
 
         async def endless() -> Result:
             begun.set()
@@ -189,7 +189,7 @@ def test_a_caller_that_is_gone_takes_nobody_with_it() -> None:
 
 def test_the_program_that_was_called_the_longest_ago_is_forgotten() -> None:
     async def run() -> list[float]:
-        repeats = Repeats(LIMITS, most=2)
+        repeats = ResultCache(LIMITS, most=2)
         return [(await repeats.run(code, _gives(OK))).seconds for code in ("a", "b", "a", "c", "a", "b")]
 
     assert asyncio.run(run()) == [0.5, 0.5, 0.0, 0.5, 0.0, 0.5]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from retcon.core.errors import SandboxUnavailable
-from retcon.http.client import Answer, NoAnswer
+from retcon.http.client import ConnectionFailed, HttpResponse
 from retcon.sandbox.client import SandboxClient, SandboxRouter, ServerUnavailable, decode
 from retcon.sandbox.types import Limits, Result
 
@@ -38,7 +38,7 @@ class Connected:
         self.breaks = False
         self.strange, self.status = 0.0, 404
 
-    async def ask(
+    async def request(
         self,
         method: str,
         url: str,
@@ -46,29 +46,29 @@ class Connected:
         *,
         seconds: float,
         headers: Mapping[str, str] | None = None,
-    ) -> Answer:
+    ) -> HttpResponse:
         if self.away:
             self.away -= 1
-            raise NoAnswer("connection refused")
+            raise ConnectionFailed("connection refused")
         if self.strange:
             self.strange -= 1
-            return Answer(url, self.status, {}, b"404 page not found")
+            return HttpResponse(url, self.status, {}, b"404 page not found")
         if body is not None:
             self.sent.append(body)
             if self.busy:
                 said = {"error": {"type": "busy", "message": "later"}}
-                return Answer(url, 503, {"Retry-After": str(self.busy.pop(0))}, json.dumps(said).encode())
+                return HttpResponse(url, 503, {"Retry-After": str(self.busy.pop(0))}, json.dumps(said).encode())
         if url.endswith("/run"):
             self.waits.append(seconds - PATIENCE)
             self.running += 1
             self.most = max(self.most, self.running)
             if self.breaks:
-                raise NoAnswer("connection reset")
+                raise ConnectionFailed("connection reset")
             if self.let is not None:
                 await self.let.wait()
             self.running -= 1
-            return Answer(url, 200, {}, json.dumps({"status": "ok"}).encode())
-        return Answer(url, 200, {}, json.dumps({"session": "s", "tier": "landlock"}).encode())
+            return HttpResponse(url, 200, {}, json.dumps({"status": "ok"}).encode())
+        return HttpResponse(url, 200, {}, json.dumps({"session": "s", "tier": "landlock"}).encode())
 
     async def close(self) -> None:
         """Nothing is open."""
@@ -356,4 +356,4 @@ def test_a_router_whose_servers_are_not_there_at_the_start_is_refused_at_once() 
 @pytest.mark.parametrize("body", [b"<html>", b'{"status": "ok", "stdout": "\xff"}'])
 def test_an_answer_that_is_no_result_is_the_servers_fault(body: bytes) -> None:
     with pytest.raises(ServerUnavailable, match="http://there: the body is not what a sandbox server answers"):
-        decode(Answer("http://there", 200, {}, body), Result)
+        decode(HttpResponse("http://there", 200, {}, body), Result)

@@ -8,7 +8,7 @@ import pytest
 from starlette.requests import Request
 from starlette.types import Message
 
-from retcon.http.endpoints import ClientGone, unless_gone
+from retcon.http.endpoints import ClientDisconnected, cancel_on_disconnect
 
 
 def asked_by(gone: asyncio.Event) -> Request:
@@ -31,14 +31,14 @@ def test_what_is_ready_in_the_moment_that_the_client_goes_is_undone(stays: bool)
         async def undo(result: str) -> None:
             undone.append(result)
 
-        asked = asyncio.create_task(unless_gone(asked_by(gone), work(), undo=undo))
+        asked = asyncio.create_task(cancel_on_disconnect(asked_by(gone), work(), undo=undo))
         await asyncio.sleep(0)
         made.set()
         if stays:
             assert (await asked, undone) == ("made", [])
         else:
             gone.set()
-            with pytest.raises(ClientGone):
+            with pytest.raises(ClientDisconnected):
                 await asked
             assert undone == ["made"]
 
@@ -61,8 +61,8 @@ def test_of_work_that_is_cancelled_or_fails_as_the_client_goes_there_is_nothing_
         async def undo(result: None) -> None:
             raise AssertionError
 
-        with pytest.raises(ClientGone):
-            await unless_gone(asked_by(gone), work(), undo=undo)
+        with pytest.raises(ClientDisconnected):
+            await cancel_on_disconnect(asked_by(gone), work(), undo=undo)
         assert not faults
 
     asyncio.run(main())

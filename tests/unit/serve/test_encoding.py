@@ -9,7 +9,7 @@ from retcon.chat.chat import Chat
 from retcon.chat.family import names
 from retcon.core.types import Turn
 from retcon.http.endpoints import RequestRefused
-from retcon.serve.sessions import Called, Said, followed, opened
+from retcon.serve.sessions import ChatMessage, MessageCall, render_continuation, render_opening
 
 
 def turn_of(chat: Chat, text: str, calls: bool = False) -> Turn:
@@ -21,7 +21,7 @@ def turn_of(chat: Chat, text: str, calls: bool = False) -> Turn:
 def test_what_a_client_added_stands_between_the_turn_and_the_users_words(family: str) -> None:
     chat = chat_of(family)
     turn = turn_of(chat, "sampled")
-    _, segments = followed(chat, turn, (), [Said("user", "and then")], added="Calling tools: f")
+    _, segments = render_continuation(chat, turn, (), [ChatMessage("user", "and then")], added="Calling tools: f")
     text = text_of(segments)
     assert "sampled" not in text
     assert text.index("Calling tools: f") < text.index("and then")
@@ -34,8 +34,8 @@ def test_what_a_client_added_stands_between_the_turn_and_the_users_words(family:
 def test_results_are_told_as_a_rollout_tells_them(family: str) -> None:
     chat = chat_of(family)
     turn = turn_of(chat, "I run it.", calls=True)
-    said = [Said("tool", "1", call_id="a"), Said("user", "Go on.")]
-    observations, segments = followed(chat, turn, [Called("a", "python", "{}")], said)
+    said = [ChatMessage("tool", "1", call_id="a"), ChatMessage("user", "Go on.")]
+    observations, segments = render_continuation(chat, turn, [MessageCall("a", "python", "{}")], said)
     assert [(o.call_id, o.text, o.status) for o in observations] == [(turn.calls[0].id, "1", "ok")]
     last = (turn.segments[0].ids or (0,))[-1]
     told = chat.observations(turn.calls, observations, last_id=last, told=[("user", "Go on.")], written=turn.text)
@@ -47,38 +47,40 @@ def test_a_conversation_of_elsewhere_reads_as_one_of_here(family: str) -> None:
     """The text of a history that was told is that of one that was sampled in the same words."""
     chat = chat_of(family)
     turn = turn_of(chat, "I run it.", calls=True)
-    _, here = followed(chat, turn, [Called("a", "python", "")], [Said("tool", "1", call_id="a", at=2)])
-    call = Called("a", "python", '{"code": "print(1)"}')
+    _, here = render_continuation(
+        chat, turn, [MessageCall("a", "python", "")], [ChatMessage("tool", "1", call_id="a", at=2)]
+    )
+    call = MessageCall("a", "python", '{"code": "print(1)"}')
     told = [
-        Said("system", "Solve it.", at=0),
-        Said("user", "What?", at=1),
-        Said("assistant", "I run it.", (call,), at=2),
-        Said("tool", "1", call_id="a", at=3),
+        ChatMessage("system", "Solve it.", at=0),
+        ChatMessage("user", "What?", at=1),
+        ChatMessage("assistant", "I run it.", (call,), at=2),
+        ChatMessage("tool", "1", call_id="a", at=3),
     ]
-    there = opened(chat, told)
+    there = render_opening(chat, told)
     before = text_of(chat.opened([("system", "Solve it."), ("user", "What?")]))
     assert text_of(there) == before + turn.text + text_of(here)
     assert {s.kind for s in there} <= {"prompt", "scaffold", "observation"}
 
 
-SAME = (Called("a", "python", '{"code": "print(1)"}'), Called("a", "python", '{"code": "print(2)"}'))
+SAME = (MessageCall("a", "python", '{"code": "print(1)"}'), MessageCall("a", "python", '{"code": "print(2)"}'))
 
 
-def told(*results: str) -> list[Said]:
+def told(*results: str) -> list[ChatMessage]:
     """A conversation of elsewhere whose two calls have one id."""
-    tools = [Said("tool", result, call_id="a", at=n) for n, result in enumerate(results, 2)]
-    return [Said("user", "Go."), Said("assistant", "", SAME, at=1), *tools]
+    tools = [ChatMessage("tool", result, call_id="a", at=n) for n, result in enumerate(results, 2)]
+    return [ChatMessage("user", "Go."), ChatMessage("assistant", "", SAME, at=1), *tools]
 
 
 def test_calls_of_one_id_are_answered_in_order() -> None:
-    text = text_of(opened(chat_of("hermes"), told("first", "second")))
+    text = text_of(render_opening(chat_of("hermes"), told("first", "second")))
     assert 0 < text.index("first") < text.index("second")
 
 
 def test_as_many_results_as_calls_are_needed_of_an_id() -> None:
     chat = chat_of("hermes")
     with pytest.raises(RequestRefused, match="no message of a tool answers the call a"):
-        opened(chat, told("first"))
+        render_opening(chat, told("first"))
     with pytest.raises(RequestRefused, match="the call 'a' has been answered already") as refused:
-        opened(chat, told("first", "second", "third"))
+        render_opening(chat, told("first", "second", "third"))
     assert refused.value.field == "messages[4].tool_call_id"

@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 
 from retcon.core.types import Provenance, Segment, Turn
-from retcon.serve.sessions import AgentSession, Exchange, Node, Place, Said
+from retcon.serve.sessions import AgentSession, ChatMessage, Exchange, Node, Place
 
 
 def exchange(text: str) -> Exchange:
     turn = Turn((Segment("sampled", text, (2,), (-0.5,)),), stop="answer")
     prompt = (Segment("prompt", "?", (1,)),)
-    return Exchange((("user", text),), prompt, (), (turn,), Said("assistant", text), text, "answer")
+    return Exchange((("user", text),), prompt, (), (turn,), ChatMessage("assistant", text), text, "answer")
 
 
 def added(session: AgentSession, parent: Node | None, text: str) -> Node:

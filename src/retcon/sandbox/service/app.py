@@ -13,9 +13,26 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from retcon import __version__
-from retcon.http.endpoints import Draining, Front, Handler, answer, parse, read_body, serving, unless_gone, unserved
+from retcon.http.endpoints import (
+    Draining,
+    Front,
+    Handler,
+    cancel_on_disconnect,
+    exception_handlers,
+    json_response,
+    parse_body,
+    read_body,
+    with_error_responses,
+)
 from retcon.sandbox.pool.paths import WRITABLE
-from retcon.sandbox.service.calls import CONTENT_TYPE, Calls, Counting, Settings, as_fastapi, as_own
+from retcon.sandbox.service.calls import (
+    CONTENT_TYPE,
+    Calls,
+    ServedSandbox,
+    Settings,
+    fastapi_error_body,
+    own_error_body,
+)
 from retcon.sandbox.service.foreign import (
     BatchJudged,
     BatchRan,
@@ -40,9 +57,9 @@ from retcon.sandbox.types import Result, Tier
 OPEN_PATHS = ("/health", "/docs", "/openapi.json")
 """Answered without a token: they say what every server of this version does."""
 _SHAPES = {
-    "retcon": as_own,
-    "code-judge": as_fastapi,
-    "SandboxFusion": as_fastapi,
+    "retcon": own_error_body,
+    "code-judge": fastapi_error_body,
+    "SandboxFusion": fastapi_error_body,
 }
 
 
@@ -53,7 +70,7 @@ class Health(Struct):
     version: str
 
 
-def create_app(sandbox: Counting, tier: Tier, settings: Settings, folders: Collection[str] = WRITABLE) -> Front:
+def create_app(sandbox: ServedSandbox, tier: Tier, settings: Settings, folders: Collection[str] = WRITABLE) -> Front:
     """The service over a sandbox, which the caller opens and closes. tier: what holds around its calls. folders: where
     they take files by an absolute path, in the tier `namespaces`."""
     calls = Calls(sandbox, tier, settings, folders)
@@ -62,7 +79,7 @@ def create_app(sandbox: Counting, tier: Tier, settings: Settings, folders: Colle
     judge, fusion = CodeJudgeApi(calls, languages), FusionApi(calls, languages)
 
     async def health(_: Request) -> Response:
-        return answer(Health("ok", tier, settings.workers, __version__))
+        return json_response(Health("ok", tier, settings.workers, __version__))
 
     async def metrics(_: Request) -> Response:
         gauges = {
@@ -74,7 +91,7 @@ def create_app(sandbox: Counting, tier: Tier, settings: Settings, folders: Colle
         return Response(calls.metrics.text(gauges), media_type=CONTENT_TYPE)
 
     async def ping(_: Request) -> Response:
-        return answer("pong")
+        return json_response("pong")
 
     session = "/v1/sessions/{session}"
     ours, theirs, fusions = (partial(Endpoint, api) for api in ("retcon", "code-judge", "SandboxFusion"))
@@ -83,8 +100,8 @@ def create_app(sandbox: Counting, tier: Tier, settings: Settings, folders: Colle
         """Parse the body as `kind` and answer what `work` makes of it, unless the client leaves before."""
 
         async def handle(request: Request) -> Response:
-            body = parse(await read_body(request, settings.max_body), kind)
-            return answer(await unless_gone(request, work(body)))
+            body = parse_body(await read_body(request, settings.max_body), kind)
+            return json_response(await cancel_on_disconnect(request, work(body)))
 
         return handle
 
@@ -122,13 +139,15 @@ def create_app(sandbox: Counting, tier: Tier, settings: Settings, folders: Colle
         fusions("GET", "/v1/ping", ping, 'Answers "pong".'),
     ]
     described = document(endpoints, __version__)
-    pages = {"/openapi.json": answer(described), "/docs": HTMLResponse(page(described))}
-    routes = [Route(one.path, serving(one.handler, _SHAPES[one.api]), methods=[one.method]) for one in endpoints]
+    pages = {"/openapi.json": json_response(described), "/docs": HTMLResponse(page(described))}
+    routes = [
+        Route(one.path, with_error_responses(one.handler, _SHAPES[one.api]), methods=[one.method]) for one in endpoints
+    ]
     routes += [Route(path, partial(_same, response), methods=["GET"]) for path, response in pages.items()]
     paths = [route.path for route in routes]
-    app = Starlette(routes=routes, exception_handlers=unserved(paths, as_own))
+    app = Starlette(routes=routes, exception_handlers=exception_handlers(paths, own_error_body))
     draining = Draining(settings.drain, lambda: calls.gate.inside + calls.gate.waiting + sandbox.open_sessions)
-    return Front(app, settings.token, OPEN_PATHS, as_own, calls.metrics.requests, draining)
+    return Front(app, settings.token, OPEN_PATHS, own_error_body, calls.metrics.requests, draining)
 
 
 async def _same(response: Response, _: Request) -> Response:

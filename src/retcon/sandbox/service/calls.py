@@ -118,26 +118,26 @@ def _escaped(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-class Ending(Session, Protocol):
+class ServedSession(Session, Protocol):
     """A session that knows whether it has ended, by whatever cause."""
 
     @property
     def ended(self) -> bool: ...
 
 
-class Counting(Sandbox, Protocol):
+class ServedSandbox(Sandbox, Protocol):
     """A sandbox that can be served: it knows how many of its sessions have not ended."""
 
     @property
     def open_sessions(self) -> int: ...
 
-    async def session(self, *, limits: Limits | None = None, seed: int | None = None) -> Ending: ...
+    async def session(self, *, limits: Limits | None = None, seed: int | None = None) -> ServedSession: ...
 
 
 class Calls:
     """The sandbox, and the count of what runs in it. tier, folders: of its calls, as `create_app` has them."""
 
-    def __init__(self, sandbox: Counting, tier: Tier, settings: Settings, folders: Collection[str]) -> None:
+    def __init__(self, sandbox: ServedSandbox, tier: Tier, settings: Settings, folders: Collection[str]) -> None:
         self.sandbox = sandbox
         self.tier = tier
         self.settings = settings
@@ -251,12 +251,12 @@ _FILES = "files."
 _STEP = re.compile(r"\[([0-9]+)]|[^].[]+")
 
 
-def as_own(refused: RequestRefused) -> dict[str, Any]:
+def own_error_body(refused: RequestRefused) -> dict[str, Any]:
     """The body in this service's own API."""
     return {"error": {"type": refused.kind, "field": refused.field, "message": refused.message}, **refused.extra}
 
 
-def as_fastapi(refused: RequestRefused) -> dict[str, Any]:
+def fastapi_error_body(refused: RequestRefused) -> dict[str, Any]:
     """The body as code-judge and SandboxFusion give it: both are built on FastAPI."""
     field = refused.field or ""
     where: list[str | int] = ["body"]

@@ -36,7 +36,7 @@ from starlette.responses import Response
 
 from retcon.core.errors import SandboxUnavailable, SessionLost, nearest
 from retcon.core.together import together
-from retcon.http.endpoints import Handler, RequestRefused, answer
+from retcon.http.endpoints import Handler, RequestRefused, json_response
 from retcon.sandbox.jail.scratch import TOTAL_BYTES
 from retcon.sandbox.service.calls import Calls, check_paths, check_text, decode_files, own_stderr, room_for, unavailable
 from retcon.sandbox.types import Limits, Program, Result, Session
@@ -266,7 +266,7 @@ class CodeJudgeApi:
         return BatchJudged(ran.sub_id, [_judged(one) for one in ran.results])
 
     async def status(self, _: Request) -> Response:
-        return answer(Status(self._calls.queued, self._calls.settings.workers))
+        return json_response(Status(self._calls.queued, self._calls.settings.workers))
 
     async def _run_of_batch(self, submission: Submission, *, patient: bool) -> Ran:
         """As `_run`; a refusal is that submission's result alone."""
@@ -470,7 +470,7 @@ def busy_as_504(calls: Calls, handler: Handler, kind: Callable[..., Struct]) -> 
                 raise
             calls.metrics.answered(FUSION, refused.kind, 0.0)
             body = kind(status="SandboxError", message=refused.message, executor_pod_name=pod())
-            return answer(body, HTTPStatus.GATEWAY_TIMEOUT, dict(refused.headers or {}))
+            return json_response(body, HTTPStatus.GATEWAY_TIMEOUT, dict(refused.headers or {}))
 
     return handle
 

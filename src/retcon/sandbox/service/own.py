@@ -20,9 +20,25 @@ from starlette.types import Receive, Scope, Send
 
 from retcon.core.errors import CheckpointRefused, SandboxUnavailable, SessionLost
 from retcon.core.together import cancelled, together
-from retcon.http.endpoints import ClientGone, RequestRefused, answer, encoded, parse, read_body, unless_gone
+from retcon.http.endpoints import (
+    ClientDisconnected,
+    RequestRefused,
+    cancel_on_disconnect,
+    encode_json,
+    json_response,
+    parse_body,
+    read_body,
+)
 from retcon.sandbox.pool.paths import check_room
-from retcon.sandbox.service.calls import Calls, Ending, as_own, check_paths, check_text, decode_files, unavailable
+from retcon.sandbox.service.calls import (
+    Calls,
+    ServedSession,
+    check_paths,
+    check_text,
+    decode_files,
+    own_error_body,
+    unavailable,
+)
 from retcon.sandbox.types import MOST, SEEDS, TOO_LONG, Limits, Program, Result, Tier
 
 Seconds = Annotated[float, Meta(gt=0)]
@@ -102,13 +118,15 @@ class OwnApi:
         return await self._run(checked_call(self._calls, call))
 
     async def batch(self, request: Request) -> Response:
-        batch = parse(await read_body(request, self._calls.settings.max_body), Batch)
+        batch = parse_body(await read_body(request, self._calls.settings.max_body), Batch)
         self._calls.check_count(batch.calls, "calls")
-        programs = await unless_gone(request, self._checked(batch.calls))
+        programs = await cancel_on_disconnect(request, self._checked(batch.calls))
         if batch.stream:
             return Streamed(self._stream(programs))
-        results = unless_gone(request, together([self._settled(i, program) for i, program in enumerate(programs)]))
-        return answer(Results(await results))
+        results = cancel_on_disconnect(
+            request, together([self._settled(i, program) for i, program in enumerate(programs)])
+        )
+        return json_response(Results(await results))
 
     async def _checked(self, calls: Sequence[Call]) -> list[Program | Result]:
         """What each call runs, or its result where Python takes no such program. Other requests are served between any
@@ -144,8 +162,8 @@ class OwnApi:
             try:
                 line: dict[str, Any] = {"index": index, "result": await self._of_batch(program)}
             except RequestRefused as refused:
-                line = {"index": index, **as_own(refused)}
-            return encoded(line) + b"\n"
+                line = {"index": index, **own_error_body(refused)}
+            return encode_json(line) + b"\n"
 
         tasks = [asyncio.ensure_future(one(i, program)) for i, program in enumerate(programs)]
         try:
@@ -215,8 +233,8 @@ class Streamed(Response):
         self._lines = lines
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with contextlib.suppress(ClientGone):
-            await unless_gone(Request(scope, receive), self._send(send))
+        with contextlib.suppress(ClientDisconnected):
+            await cancel_on_disconnect(Request(scope, receive), self._send(send))
 
     async def _send(self, send: Send) -> None:
         async with contextlib.aclosing(self._lines):
@@ -250,13 +268,13 @@ class KeyedTask(Generic[T]):
         self.given_up = "its work was abandoned: no client waited for the answer"
 
     async def read(self, request: Request) -> T:
-        """Raises ClientGone, SessionLost where the work was given up, and what the work raises."""
+        """Raises ClientDisconnected, SessionLost where the work was given up, and what the work raises."""
         self.readers += 1
         if self.giving_up is not None:
             self.giving_up.cancel()
         try:
-            return await unless_gone(request, self._shielded())
-        except ClientGone:
+            return await cancel_on_disconnect(request, self._shielded())
+        except ClientDisconnected:
             if self.readers == 1:
                 self.giving_up = asyncio.get_running_loop().call_later(self.patience, self.task.cancel)
             raise
@@ -354,7 +372,7 @@ class Entry:
     """An open session, the limits of its cells, and its latest answers. requests: that are being served.
     key: under which it was opened. unused: ends it, until its client has asked something of it."""
 
-    def __init__(self, session: Ending, limits: Limits) -> None:
+    def __init__(self, session: ServedSession, limits: Limits) -> None:
         self.session = session
         self.limits = limits
         self.answers = KeyedTasks[Any]()
@@ -381,19 +399,19 @@ class SessionsApi:
     async def open(self, request: Request) -> Response:
         """Open a session. Those that were unused for long are closed first, and most that have ended forgotten."""
         body = await read_body(request, self._calls.settings.max_body)
-        opening = parse(body or b"{}", Open)
+        opening = parse_body(body or b"{}", Open)
         limits = checked_limits(self._calls, opening.limits, self._calls.settings.limits)
         await self._make_room()
         key = request.headers.get(KEY)
         if key is None:
-            entry = await unless_gone(request, self._opened(limits, opening.seed), undo=self._close)
+            entry = await cancel_on_disconnect(request, self._opened(limits, opening.seed), undo=self._close)
         else:
             work = partial(self._opened, limits, opening.seed, key)
             try:
                 entry = await self._openings.once(request, key, body, work)
             except SessionLost as error:  # given up as this client came, with the one before it
                 raise unavailable(SandboxUnavailable(str(error)), "busy") from error
-        return answer(Opened(entry.session.id, self._calls.tier), 201)
+        return json_response(Opened(entry.session.id, self._calls.tier), 201)
 
     async def show(self, request: Request) -> Response:
         """Answer the session. Its client thereby confirms that it knows of it."""
@@ -401,21 +419,21 @@ class SessionsApi:
         if entry.session.ended:
             self._forget(entry)  # asked for again under its key, another one is opened
             await self._once(request, entry, body, entry.session.checkpoint)  # which says why it is lost
-        return answer(Opened(entry.session.id, self._calls.tier))
+        return json_response(Opened(entry.session.id, self._calls.tier))
 
     async def run(self, request: Request) -> Response:
         entry, body = await self._read(request)
-        cell = checked_cell(self._calls, parse(body, Cell), entry.limits)
+        cell = checked_cell(self._calls, parse_body(body, Cell), entry.limits)
         work = partial(self._calls.run, "session", lambda: entry.session.run(cell))
-        return answer(await self._once(request, entry, body, work))
+        return json_response(await self._once(request, entry, body, work))
 
     async def checkpoint(self, request: Request) -> Response:
         entry, body = await self._read(request)
-        return answer(Checkpoint(await self._once(request, entry, body, entry.session.checkpoint)), 201)
+        return json_response(Checkpoint(await self._once(request, entry, body, entry.session.checkpoint)), 201)
 
     async def rollback(self, request: Request) -> Response:
         entry, body = await self._read(request)
-        name = parse(body, Checkpoint).checkpoint
+        name = parse_body(body, Checkpoint).checkpoint
 
         async def work() -> None:
             try:
@@ -426,7 +444,7 @@ class SessionsApi:
                 ) from error
 
         await self._once(request, entry, body, work)
-        return answer(Checkpoint(name))
+        return json_response(Checkpoint(name))
 
     async def discard(self, request: Request) -> Response:
         entry, body = await self._read(request)
@@ -483,7 +501,7 @@ class SessionsApi:
         entry.requests += 1
         try:
             if key is None:
-                return await unless_gone(request, work())
+                return await cancel_on_disconnect(request, work())
             return await entry.answers.once(request, key, body, work)
         except SessionLost as error:
             extra = {"by_own_code": error.by_own_code}

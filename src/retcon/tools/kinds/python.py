@@ -45,7 +45,7 @@ LONGEST = 4000
 """Characters of a program, and of what it came to, that are kept at most."""
 
 
-class Repeats:
+class ResultCache:
     """What up to `most` programs came to, those that were called last. limits: under which all of them run."""
 
     def __init__(self, limits: Limits, most: int = 8192) -> None:
@@ -131,7 +131,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]{6,16}>")
 """As a repr has it, `<function f at 0x7f51411e20c0>`: another one in every process."""
 
 
-class Wording:
+class ObservationFormatter:
     """The observations of a tool called `name`, of `output_chars` characters at most.
 
     From 200 on they show stdout, the value of the last expression and, after a failure, the traceback, the middle cut
@@ -213,8 +213,8 @@ class PythonTool:
         self.name = name
         self.spec = python_spec(name)
         self._sandbox = sandbox
-        self._wording = Wording(name, output_chars)
-        self._repeats = None if reuse is None else Repeats(reuse)
+        self._wording = ObservationFormatter(name, output_chars)
+        self._repeats = None if reuse is None else ResultCache(reuse)
 
     async def __call__(self, call: ToolCall) -> Observation:
         malformed = self._wording.malformed(call)
@@ -250,7 +250,7 @@ class PythonSessions:
         self.name = name
         self.spec = python_spec(name, keeps_state=True)
         self._sandbox = sandbox
-        self._wording = Wording(name, output_chars)
+        self._wording = ObservationFormatter(name, output_chars)
         self._limits = limits
 
     async def open(self, trajectory: str) -> OpenTool:
@@ -272,7 +272,7 @@ class PythonSession:
     """
 
     def __init__(
-        self, sandbox: Sandbox, session: Session, wording: Wording, limits: Limits | None, trajectory: str
+        self, sandbox: Sandbox, session: Session, wording: ObservationFormatter, limits: Limits | None, trajectory: str
     ) -> None:
         self.name = wording.name
         self.spec = python_spec(self.name, keeps_state=True)

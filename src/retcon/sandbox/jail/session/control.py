@@ -29,7 +29,7 @@ NEVER = bytes(16)  # a `timeval`
 SPARE = 4096  # bytes of an answer besides the value
 
 
-class Said(NamedTuple):
+class InterpreterReply(NamedTuple):
     """What the interpreter said of a command. early: the name of an exception, before it was shown. done: the rest,
     None where it has not said that."""
 
@@ -47,7 +47,7 @@ class Control:
         self._heard = bytearray()
         self._token = b""
         self._cap = 0
-        self.said = Said()
+        self.said = InterpreterReply()
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -61,7 +61,7 @@ class Control:
         command["token"] = self._token = os.urandom(16)
         self._cap = 16 * (command["output"] if command["op"] == "cell" else 0) + SPARE
         self._heard.clear()
-        self.said = Said()
+        self.said = InterpreterReply()
         self._unsent = memoryview(wire.framed(marshal.dumps(dict(command))))
 
     def send(self) -> None:

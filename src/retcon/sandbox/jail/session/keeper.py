@@ -37,7 +37,15 @@ from retcon.sandbox.jail.messages import (
     SessionReply,
 )
 from retcon.sandbox.jail.session import processes
-from retcon.sandbox.jail.session.control import Control, Deadlines, HostGone, Output, Said, exchange, refuse_starved
+from retcon.sandbox.jail.session.control import (
+    Control,
+    Deadlines,
+    HostGone,
+    InterpreterReply,
+    Output,
+    exchange,
+    refuse_starved,
+)
 from retcon.sandbox.jail.session.interpreter import (
     FAILED,
     OBSTACLES,
@@ -359,7 +367,9 @@ class Keeper:
         copies = self._copies.values()
         return Deadlines(self._alive.pid, self._tree, copies, cpu_limit=cpu, wall_limit=wall, watchdog=self._watchdog)
 
-    def _ask(self, command: CellCommand | FreezeCommand, wake: Collection[int], deadlines: Deadlines) -> Said:
+    def _ask(
+        self, command: CellCommand | FreezeCommand, wake: Collection[int], deadlines: Deadlines
+    ) -> InterpreterReply:
         """What the interpreter said to a command. wake: the processes that go on meanwhile, of those that are stopped.
 
         All have got the signal to stop when it returns. Raises InterpreterGone where there is no interpreter.
