@@ -283,6 +283,6 @@ def test_verl(fails: str, monkeypatch: pytest.MonkeyPatch) -> None:
                 return [made.ids for made in turns] == [(6,)] * 2
 
             await checked(fleet, one, LONGEST_PAUSE, lambda: fleet.begun / 20)
-            await client._http.close()
+            await client._connections.close()
 
         run(fleet, main)

@@ -75,7 +75,7 @@ class HttpClient:
         seconds: float,
         headers: Mapping[str, str] | None = None,
     ) -> HttpResponse:
-        """body: sent as JSON. seconds: wall time that may pass without a byte of the answer. Raises ConnectionFailed."""
+        """body: sent as JSON. seconds: wall time without a byte of the answer. Raises ConnectionFailed."""
         import aiohttp  # takes a third of a second, and most commands ask no server
         from yarl import URL
 
