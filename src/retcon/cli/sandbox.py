@@ -287,7 +287,7 @@ async def _serve(opened: socket.socket, settings: Settings, sandbox: SandboxPool
             f"listening on {url} · tier {sandbox.tier} · {counted(settings.workers, 'worker')} · "
             f"{'a token is asked for' if settings.token else 'no token'} · up to {files} open files"
         )
-        for line in sandbox.worker.unprotected:
+        for line in sandbox.worker.facts.unprotected:
             typer.echo(f"tier {sandbox.tier} leaves open in {line}", err=True)
         if not server.is_local(opened) and settings.token is None:
             warning = (

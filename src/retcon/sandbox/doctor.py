@@ -68,13 +68,13 @@ async def _probe(seconds: float, tier: Tier | None) -> Probe:
         while (elapsed := time.perf_counter() - started) < seconds or not calls:
             await sandbox.run("print(1 + 1)")
             calls += 1
-        facts = sandbox.worker
+        facts = sandbox.worker.facts
         return Probe(
             tier=sandbox.tier,
             network=facts.network,
             files=facts.files,
             own_user=facts.own_user,
-            unprotected=facts.unprotected,
+            unprotected=tuple(facts.unprotected),
             no_cgroup=facts.no_cgroup,
             fork_ms=1000 * statistics.median(empty),
             calls_per_second=calls / elapsed,

@@ -301,7 +301,7 @@ def test_workers_look_for_a_cgroup_where_they_are_told_to(tmp_path: Path, monkey
     async def main() -> tuple[str, str]:
         async with SandboxPool(workers=1) as pool:
             ran = await pool.run("import os\nprint('RETCON_CGROUP' in os.environ)")
-            return ran.stdout, pool.worker.no_cgroup
+            return ran.stdout, pool.worker.facts.no_cgroup
 
     assert asyncio.run(main()) == ("False\n", f"cgroup {tmp_path} does not pass on memory and pids")
     assert sorted(path.name for path in tmp_path.iterdir()) == [

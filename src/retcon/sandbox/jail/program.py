@@ -238,7 +238,7 @@ def _give(module: ModuleType, seed: int) -> None:
 
 # Processes that `multiprocessing` starts as new interpreters, which read the program from a file.
 #
-# Standard library only. A call gets that file when it first starts one. A session's code is in no file: there
+# A call gets that file when it first starts one. A session's code is in no file: there
 # `multiprocessing` forks, and the other start methods are refused as on a system that lacks them.
 
 MAIN = "init_main_from_path"

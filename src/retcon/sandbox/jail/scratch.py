@@ -207,7 +207,7 @@ def _open_folder(name: str, parent: int) -> _Folder | None:
         os.close(place)
 
 
-# Handing back files that a call has written. Standard library only: the workers import it.
+# Handing back files that a call has written.
 #
 # The worker reads them, with more rights than the call had and after all processes of the call have ended. So it
 # follows no symbolic link, on no component of a path, and opens nothing but ordinary files.
@@ -215,7 +215,6 @@ def _open_folder(name: str, parent: int) -> _Folder | None:
 TOTAL_BYTES = 8 << 20
 """What one call may hand back, all its files together."""
 
-_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a FIFO must not block the worker
 
 
@@ -238,10 +237,10 @@ def collect(scratch: str, paths: Sequence[str], room: int = TOTAL_BYTES) -> dict
 
 def _read(scratch: str, path: str, room: int) -> bytes | None:
     *folders, name = [part for part in path.split("/") if part not in ("", ".")]
-    where = os.open("/" if path.startswith("/") else scratch, _FOLDER_FLAGS)
+    where = os.open("/" if path.startswith("/") else scratch, _FOLDER)
     try:
         for folder in folders:
-            inner = os.open(folder, _FOLDER_FLAGS, dir_fd=where)
+            inner = os.open(folder, _FOLDER, dir_fd=where)
             os.close(where)
             where = inner
         file = os.open(name, _FILE, dir_fd=where)
@@ -280,7 +279,7 @@ def remove(folder: str) -> None:
     What a call has left may be deeper than Python recurses, and closed to its owner.
     """
     with contextlib.suppress(OSError):  # it is gone, or what is still ending writes to it: a later pool removes it
-        top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        top = os.open(folder, _FOLDER)
         try:
             empty_open(top)
         finally:

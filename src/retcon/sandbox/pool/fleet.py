@@ -189,9 +189,9 @@ class Fleet:
         self._idle: dict[str, list[WorkerHandle]] = {}
         self._forking: Counter[str] = Counter()
         self._places = size  # fewer while the machine refuses more
-        self._again: asyncio.TimerHandle | None = None  # when they are `size` once more
+        self._retry_timer: asyncio.TimerHandle | None = None  # when they are `size` once more
         self._zygotes: dict[str, ZygoteHandle] = {}
-        self._heating: dict[str, asyncio.Event] = {}  # set once there is a zygote, or why there is none
+        self._starting: dict[str, asyncio.Event] = {}  # set once there is a zygote, or why there is none
         self._deaths: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -243,7 +243,7 @@ class Fleet:
             if worker.tier == "rlimits":
                 warnings.warn(
                     f"sandbox tier {worker.tier!r} limits calls and does not contain them. Open to them: "
-                    + "; ".join(worker.unprotected),
+                    + "; ".join(worker.facts.unprotected),
                     SandboxWarning,
                     stacklevel=2,
                 )
@@ -266,9 +266,9 @@ class Fleet:
             for future in self._waiting.clear():
                 if not future.done():
                     future.set_exception(_closed())
-            if self._again is not None:
-                self._again.cancel()
-                self._again, self._places = None, self.size
+            if self._retry_timer is not None:
+                self._retry_timer.cancel()
+                self._retry_timer, self._places = None, self.size
             for task in self._tasks:
                 task.cancel()
             for worker in self.workers:
@@ -286,9 +286,9 @@ class Fleet:
             self._busy.clear()
             self._idle.clear()
             self._zygotes.clear()
-            for heated in self._heating.values():  # of those that were cancelled before they began
-                heated.set()
-            self._heating.clear()
+            for started in self._starting.values():  # of those that were cancelled before they began
+                started.set()
+            self._starting.clear()
             folder.remove()
 
     async def take(self, profile: str) -> WorkerHandle:
@@ -298,7 +298,7 @@ class Fleet:
         """
         if self._folder is None:
             raise _closed()
-        profile = self._served_by(profile)
+        profile = self._profile_or_bare(profile)
         if not self._waiting.count(profile) and (worker := self._pop_idle(profile)) is not None:
             self._busy.add(worker)
             return worker
@@ -331,25 +331,25 @@ class Fleet:
         Raises SandboxUnavailable where neither can be had, or the fleet is closed.
         """
         while self._folder is not None:
-            profile = self._served_by(profile)
+            profile = self._profile_or_bare(profile)
             zygote = self._zygotes.get(profile)
             if zygote is not None and zygote.alive:
                 return zygote
-            await self._heated(profile).wait()
+            await self._zygote_started(profile).wait()
             if profile == BARE.name and profile not in self._ready() and profile in self.faults:
                 raise SandboxUnavailable(self.faults[profile])
         raise _closed()
 
-    def _served_by(self, profile: str) -> str:
+    def _profile_or_bare(self, profile: str) -> str:
         """That profile, or `bare` where it was given up: a call may have chosen it before, or be run once more."""
         return BARE.name if profile in self.faults and profile not in self._ready() else profile
 
-    def _heated(self, profile: str) -> asyncio.Event:
+    def _zygote_started(self, profile: str) -> asyncio.Event:
         """Start the profile's zygote, unless that is under way; set once it is ready, or once it has failed."""
-        if profile not in self._heating:
-            self._heating[profile] = asyncio.Event()
-            self._spawn(profile, self._heat(profile))
-        return self._heating[profile]
+        if profile not in self._starting:
+            self._starting[profile] = asyncio.Event()
+            self._spawn(profile, self._start_profile(profile))
+        return self._starting[profile]
 
     def give(self, worker: WorkerHandle, *, keep: bool) -> None:
         """Give a worker back. keep: whether it may serve again."""
@@ -391,7 +391,7 @@ class Fleet:
             return
         for profile in self._waiting.profiles():
             if profile not in self._ready():
-                self._heated(profile)
+                self._zygote_started(profile)
         open_to = self._ready()
         while (turn := self._waiting.oldest(open_to)) is not None:
             wanted = min(self._waiting.count(turn), FORKS) - self._forking[turn]
@@ -421,9 +421,9 @@ class Fleet:
     def _spawn(self, profile: str, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(partial(self._worked, profile))
+        task.add_done_callback(partial(self._on_task_done, profile))
 
-    def _worked(self, profile: str, task: asyncio.Task[None]) -> None:
+    def _on_task_done(self, profile: str, task: asyncio.Task[None]) -> None:
         """Work for those who wait is over: what it did not foresee must not leave them waiting for ever."""
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
@@ -433,7 +433,7 @@ class Fleet:
             self._fail(profile, message, everyone=True)
             self._grow()
 
-    async def _heat(self, profile: str) -> None:
+    async def _start_profile(self, profile: str) -> None:
         """Start the zygote of a profile for those who wait; where it cannot be started they go to another."""
         try:
             if self._deaths[profile] >= ZYGOTE_DEATHS:
@@ -454,8 +454,8 @@ class Fleet:
                 while self._waiting.count(BARE.name) and (worker := self._pop_idle(BARE.name)) is not None:
                     self._place(worker)
         finally:
-            if (heated := self._heating.pop(profile, None)) is not None:
-                heated.set()
+            if (started := self._starting.pop(profile, None)) is not None:
+                started.set()
         self._grow()
 
     async def _start_zygote(self, profile: str) -> None:
@@ -482,14 +482,14 @@ class Fleet:
             worker = await self._start_worker(zygote)
         except (SandboxUnavailable, OSError) as error:
             if zygote.alive:  # the machine's fault
-                self._refused(profile, str(error))
+                self._on_fork_refused(profile, str(error))
         else:
             self._place(worker)
         finally:
             self._forking[profile] -= 1
         self._grow()
 
-    def _refused(self, profile: str, message: str) -> None:
+    def _on_fork_refused(self, profile: str, message: str) -> None:
         """The machine has no room for a worker, which is still counted. Whoever waits gets one of the others in time,
         or its place; where there are none, one of them must not wait for ever."""
         others = self._count() - 1
@@ -497,17 +497,17 @@ class Fleet:
             self._fail(profile, message, everyone=False)
             return
         self._places = others
-        if self._again is None:
-            self._again = asyncio.get_running_loop().call_later(AGAIN_SECONDS, self._ask_again)
+        if self._retry_timer is None:
+            self._retry_timer = asyncio.get_running_loop().call_later(AGAIN_SECONDS, self._retry_size)
 
-    def _ask_again(self) -> None:
-        self._again, self._places = None, self.size
+    def _retry_size(self) -> None:
+        self._retry_timer, self._places = None, self.size
         self._grow()
 
     async def _start_worker(self, zygote: ZygoteHandle) -> WorkerHandle:
         self._made += 1
         worker = await zygote.fork(self.folder / f"w{self._made}", self.tier or self._asked or "", self._uids)
-        self.tier, self.folders = worker.tier, worker.folders
+        self.tier, self.folders = worker.tier, tuple(worker.facts.folders)
         self._deaths[zygote.profile] = 0
         return worker
 

@@ -44,11 +44,11 @@ BACKSTOP_SECONDS = 30.0  # beyond a program's wall limit, after which a worker t
 class WorkerHandle:
     """A worker and the channel to it.
 
-    pid: of the worker's first process. profile: of the zygote that forked it. network, files, own_user: whether calls
-    are kept from the network, from writing outside their scratch folder, and from the rights of the user who started
-    the pool. unprotected: in words, what they are not kept from. no_cgroup: why the kernel does not bound their memory,
-    "" where it does. folders: where their files may be put by an absolute path.
+    pid: of the worker's first process. profile: of the zygote that forked it. facts: what holds around its calls.
     """
+
+    facts: Facts
+    tier: Tier
 
     def __init__(
         self,
@@ -59,11 +59,6 @@ class WorkerHandle:
     ) -> None:
         self.pid = pid
         self.profile = profile
-        self.tier: Tier = "rlimits"
-        self.network = self.files = self.own_user = False
-        self.unprotected: tuple[str, ...] = ()
-        self.no_cgroup = ""
-        self.folders: tuple[str, ...] = ()
         self._process: int | None = process
         self._reader, self._writer = channel
 
@@ -97,9 +92,7 @@ class WorkerHandle:
             worker.kill()
             why = hello.error if isinstance(hello, Failed) else f"it said {type(hello).__name__}"
             raise SandboxUnavailable(f"a sandbox worker could not set itself up: {why}")
-        worker.tier, worker.network = msgspec.convert(hello.tier, Tier), hello.network
-        worker.files, worker.own_user, worker.no_cgroup = hello.files, hello.own_user, hello.no_cgroup
-        worker.unprotected, worker.folders = tuple(hello.unprotected), tuple(hello.folders)
+        worker.facts, worker.tier = hello, msgspec.convert(hello.tier, Tier)
         return worker
 
     @property

@@ -19,7 +19,7 @@ from retcon.sandbox.jail.usage import MachineKills, children
 
 # The loopback interface of a network namespace of one's own: programs may talk to themselves, over it alone.
 #
-# Standard library only: the workers import it. It is brought up only where the kernel's memory for what waits in its
+# It is brought up only where the kernel's memory for what waits in its
 # connections can be bounded: that counts nowhere else, and TCP lets it grow to some ten MiB for each connection.
 
 BUFFERS = "4096 65536 131072"

@@ -239,8 +239,6 @@ def refuse_starved(interpreter: Child, watchdog: Watchdog) -> None:
 
 
 # One command to a session's interpreter: handed over, watched, until it is answered or the interpreter has ended.
-#
-# Standard library only: the workers import it.
 
 READY = select.POLLIN | select.POLLHUP
 

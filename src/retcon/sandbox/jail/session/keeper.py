@@ -93,10 +93,10 @@ class Keeper:
         self._cause = ""
         self._baseline = baseline
         self._first = 0  # the number of the first interpreter, once it has ended and is not to be reaped
-        self._dying: Child | None = None
+        self._exiting: Child | None = None
         self._at_rest = False  # nothing was woken since all was seen stopped
         self._left: list[int] = []  # what is stopped, and no copy
-        self._owed: tuple[str, list[Snapshot]] | None = None  # a checkpoint without a copy, and its files
+        self._pending_refreeze: tuple[str, list[Snapshot]] | None = None  # a checkpoint without a copy, and its files
         self._fault = ""  # of the machine, to be told
         self._writable = Writable(setting.confinement, setting.scratch)
         self._control = Control()
@@ -118,7 +118,7 @@ class Keeper:
         wire.send(self._channel, SessionReply(self._memory()))
         while (asked := wire.receive(self._channel)) is not None:
             wire.send(self._channel, self._do(asked)._replace(memory=self._memory()))
-            self._keep_again()
+            self._refreeze_after_rollback()
             self._rest()
         self._tree.end(())
 
@@ -151,7 +151,7 @@ class Keeper:
 
     def _rest(self) -> None:
         """After an operation: nothing runs, and no more is held than may be. Else what the code left is ended."""
-        self._collect_dying()
+        self._collect_exiting()
         if self._at_rest:
             return
         try:
@@ -172,7 +172,7 @@ class Keeper:
         while True:
             self._tree.stop()
             before = still(self._copies)
-            self._left = self._tree.settle(self._frozen())
+            self._left = self._tree.settle(self._frozen_numbers())
             if None not in before.values() and before == still(self._copies):  # they stood still as all others did
                 unfit = [copy for copy in self._copies.values() if not (copy.is_over or copy.is_fit(self._tree))]
                 self._at_rest = not unfit
@@ -191,9 +191,9 @@ class Keeper:
         if self._interpreter is not None:
             self._cause = cause
             self._interpreter.signal(signal.SIGKILL)
-            self._bury(self._interpreter)
+            self._reap_interpreter(self._interpreter)
         else:
-            self._tree.end(self._frozen())
+            self._tree.end(self._frozen_numbers())
 
     @property
     def _alive(self) -> Child:
@@ -217,7 +217,7 @@ class Keeper:
             peak, code = processes.peak(self._proc, interpreter.number), None
         else:
             value, raised = "", early
-            end, peak = self._bury(interpreter)
+            end, peak = self._reap_interpreter(interpreter)
             status, error_type, code, line = verdict(end, 0.0, None, None, early, machine=deadlines.starved(end))
             if deadlines.over:
                 status, error_type, line = cell_verdict(None, deadlines.over)
@@ -247,11 +247,11 @@ class Keeper:
 
     def _rollback(self, name: str) -> None:
         copy = self._copies.get(name)
-        if copy is None:  # see `_keep_again`
+        if copy is None:  # see `_refreeze_after_rollback`
             raise InterpreterGone(f"{name} was gone back to, and kept from being copied again")
         self._end_interpreter()
-        if self._dying is None:  # else there was nothing but it, and nothing ran since all was seen stopped
-            if not self._tree.end(self._frozen()):
+        if self._exiting is None:  # else there was nothing but it, and nothing ran since all was seen stopped
+            if not self._tree.end(self._frozen_numbers()):
                 raise OSError("processes of a session would not end")
             with contextlib.suppress(OSError):  # what ended may have woken a copy: one that would not stop is ended
                 self._settle()
@@ -267,14 +267,14 @@ class Keeper:
         self._output.take()
         self._control.forget()
         self._interpreter, self._cause = copy, ""
-        self._owed = name, copy.folders
+        self._pending_refreeze = name, copy.folders
 
-    def _keep_again(self) -> None:
+    def _refreeze_after_rollback(self) -> None:
         """Have the interpreter that a rollback went back to make another copy of itself, once that is answered and
         nobody waits for it. What keeps it from that is told to the next operation."""
-        if self._owed is None:
+        if self._pending_refreeze is None:
             return
-        (name, folders), self._owed = self._owed, None
+        (name, folders), self._pending_refreeze = self._pending_refreeze, None
         self._at_rest, self._left = False, []
         self._alive.signal(signal.SIGSTOP)  # with which a SIGCONT of a cell's that waits there is gone
         self._alive.signal(signal.SIGCONT)  # which, unlike a real-time signal, has its sender where a queue is full
@@ -295,23 +295,23 @@ class Keeper:
         alone = self._at_rest and self._left == [ending.number] and ending.is_stopped
         ending.signal(signal.SIGKILL)
         if alone:
-            self._interpreter, self._dying = None, ending
+            self._interpreter, self._exiting = None, ending
         else:
-            self._bury(ending)
+            self._reap_interpreter(ending)
 
-    def _collect_dying(self) -> None:
-        if self._dying is not None:
-            self._collect(self._dying)
-            self._dying = None
+    def _collect_exiting(self) -> None:
+        if self._exiting is not None:
+            self._collect(self._exiting)
+            self._exiting = None
 
     def _put_back(self, copy: Copy) -> None:
         """Raises as `Writable.restore` does."""
         try:
             self._writable.restore(copy.folders)
         except (FilesNotRestored, OSError):  # what ends may still have held the room that was missing
-            if self._dying is None:
+            if self._exiting is None:
                 raise
-            self._collect_dying()
+            self._collect_exiting()
             self._writable.restore(copy.folders)
 
     def _discard(self, name: str) -> None:
@@ -363,7 +363,7 @@ class Keeper:
     def _deadlines(self, cpu: float, wall: float, limits: Bounds) -> Deadlines:
         refuse_starved(self._alive, self._watchdog)  # while it rested
         self._setting.confinement.kills.note()
-        self._watchdog = Watchdog(self._setting.confinement, limits, self._baseline, frozenset(self._frozen()))
+        self._watchdog = Watchdog(self._setting.confinement, limits, self._baseline, frozenset(self._frozen_numbers()))
         copies = self._copies.values()
         return Deadlines(self._alive.pid, self._tree, copies, cpu_limit=cpu, wall_limit=wall, watchdog=self._watchdog)
 
@@ -396,13 +396,13 @@ class Keeper:
 
     def _reap(self) -> None:
         """What has ended of the children that are neither the interpreter nor copies."""
-        for number in set(self._tree.children()) - self._frozen() - {self._alive.number}:
+        for number in set(self._tree.children()) - self._frozen_numbers() - {self._alive.number}:
             self._tree.reap(number)
 
-    def _bury(self, interpreter: Child) -> tuple[int, int]:
+    def _reap_interpreter(self, interpreter: Child) -> tuple[int, int]:
         """It has ended or was killed: end what it left. As `_collect`."""
         self._interpreter, found = None, self._collect(interpreter)
-        self._tree.end(self._frozen())
+        self._tree.end(self._frozen_numbers())
         return found
 
     def _collect(self, interpreter: Child) -> tuple[int, int]:
@@ -416,12 +416,14 @@ class Keeper:
             return interpreter.await_end()
         return interpreter.collect()
 
-    def _frozen(self) -> set[int]:
+    def _frozen_numbers(self) -> set[int]:
         """Children that are not among what a cell runs."""
-        ended = {self._first, self._dying.number if self._dying else 0} - {0}
+        ended = {self._first, self._exiting.number if self._exiting else 0} - {0}
         return {copy.number for copy in self._copies.values()} | ended
 
     def _memory(self) -> int:
         """Bytes that this session takes at most, besides what it shares with every other."""
-        own = sum(max(0, resident(self._proc, number) - self._baseline) for number in self._tree.below(self._frozen()))
+        own = sum(
+            max(0, resident(self._proc, number) - self._baseline) for number in self._tree.below(self._frozen_numbers())
+        )
         return own + held(self._copies.values())

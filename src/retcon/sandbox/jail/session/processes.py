@@ -210,7 +210,7 @@ def _whole(fd: int) -> bytes:
     return found
 
 
-# The frozen copies of a session's interpreter, as the kernel has them. Standard library only: the workers import it.
+# The frozen copies of a session's interpreter, as the kernel has them.
 #
 # The session's code owns its interpreter, so that any process of its own can take a copy's place. Nothing rests on a
 # copy being genuine: it is a child of this process that was made while only the interpreter ran, with one thread and no

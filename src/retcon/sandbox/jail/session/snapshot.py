@@ -23,7 +23,7 @@ from retcon.sandbox.jail.confine.isolate import die_with_parent
 
 # A folder that hostile code has filled: names in it are opened one by one, through no link and into no other mount.
 #
-# Standard library only. What is opened is held by its descriptor, and whatever is done to it is done by that: a name is
+# What is opened is held by its descriptor, and whatever is done to it is done by that: a name is
 # never used twice. Kernel documentation: openat2(2), open(2) on O_PATH, proc_pid_fd(5).
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY
