@@ -116,22 +116,6 @@ def test_a_large_budget_cuts_the_middle_and_says_so() -> None:
     assert observe(Result("ok", stdout="abc" * 50), output_chars=7).text == "abcabca"
 
 
-@pytest.mark.parametrize(
-    ("call", "problem"),
-    [
-        (ToolCall("c1", "python", "print(", 0), "arguments cannot be parsed"),
-        (ToolCall("c1", "python", {"cod": "1"}, 0), "no 'code' argument"),
-        (ToolCall("c1", "python", {"code": 1}, 0), "'code' is not a string"),
-        (ToolCall("c1", "pyton", {"code": "1"}, 0), "no tool 'pyton', only 'python'"),
-    ],
-)
-def test_a_malformed_call_is_not_run(call: ToolCall, problem: str) -> None:
-    sandbox = Answers(Result("ok"))
-    seen = asyncio.run(PythonTool(sandbox)(call))
-    assert seen == Observation("c1", f"malformed call: {problem}", "malformed")
-    assert sandbox.asked == []
-
-
 @pytest.mark.parametrize("fault", [SandboxUnavailable("gone"), ConnectionResetError("gone"), ValueError("gone")])
 def test_a_fault_of_the_sandbox_is_told_and_not_raised(fault: Exception) -> None:
     seen = observe(fault)

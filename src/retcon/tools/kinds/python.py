@@ -132,7 +132,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]{6,16}>")
 
 
 class ObservationFormatter:
-    """The observations of a tool called `name`, of `output_chars` characters at most.
+    """Formats results as observations of `output_chars` characters at most.
 
     From 200 on they show stdout, the value of the last expression and, after a failure, the traceback, the middle cut
     where it is too long. Below, where there is no room for both ends: the head of the output, or Python's own last line
@@ -146,31 +146,13 @@ class ObservationFormatter:
         self.name = name
         self._output_chars = output_chars
 
-    def malformed(self, call: ToolCall) -> Observation | None:
-        """What to say to a call that cannot be run, None where it can."""
-        problem = self._problem(call)
-        if problem is None:
-            return None
-        return Observation(call.id, self._cut(f"malformed call: {problem}"), "malformed")
-
     def fault(self, call: ToolCall, error: Exception) -> Observation:
-        """A fault of ours is nobody's failure: it is told, not raised."""
+        """Report a sandbox fault as an observation."""
         return Observation(call.id, self._cut(f"sandbox fault: {error}"), "infrastructure", type(error).__name__)
 
     def observation(self, call: ToolCall, result: Result, notice: str = "") -> Observation:
-        """notice: a line to stand above what came out."""
+        """notice: a line above the output."""
         return Observation(call.id, self._text(result, notice), result.status, result.error_type, result.seconds)
-
-    def _problem(self, call: ToolCall) -> str | None:
-        if call.name != self.name:
-            return f"no tool {call.name!r}, only {self.name!r}"
-        if isinstance(call.arguments, str):
-            return "arguments cannot be parsed"
-        if "code" not in call.arguments:
-            return "no 'code' argument"
-        if not isinstance(call.arguments["code"], str):
-            return "'code' is not a string"
-        return None
 
     def _text(self, result: Result, notice: str) -> str:
         if result.status == "ok":
@@ -213,21 +195,18 @@ class PythonTool:
         self.name = name
         self.spec = python_spec(name)
         self._sandbox = sandbox
-        self._wording = ObservationFormatter(name, output_chars)
+        self._formatter = ObservationFormatter(name, output_chars)
         self._repeats = None if reuse is None else ResultCache(reuse)
 
     async def __call__(self, call: ToolCall) -> Observation:
-        malformed = self._wording.malformed(call)
-        if malformed is not None:
-            return malformed
         try:
             if self._repeats is None:
                 result = await self._run(call)
             else:
                 result = await self._repeats.run(call.code, partial(self._run, call))
         except FAULTS as error:
-            return self._wording.fault(call, error)
-        return self._wording.observation(call, result)
+            return self._formatter.fault(call, error)
+        return self._formatter.observation(call, result)
 
     async def _run(self, call: ToolCall) -> Result:
         return await self._sandbox.run(call.code, seed=derive("python", call.id, call.code))
@@ -250,7 +229,7 @@ class PythonSessions:
         self.name = name
         self.spec = python_spec(name, keeps_state=True)
         self._sandbox = sandbox
-        self._wording = ObservationFormatter(name, output_chars)
+        self._formatter = ObservationFormatter(name, output_chars)
         self._limits = limits
 
     async def open(self, trajectory: str) -> OpenTool:
@@ -258,7 +237,7 @@ class PythonSessions:
             session = await self._sandbox.session(limits=self._limits, seed=derive("python", trajectory))
         except FAULTS as error:
             raise InfrastructureFault(f"no interpreter for trajectory {trajectory}: {error}") from error
-        return PythonSession(self._sandbox, session, self._wording, self._limits, trajectory)
+        return PythonSession(self._sandbox, session, self._formatter, self._limits, trajectory)
 
 
 class PythonSession:
@@ -272,13 +251,18 @@ class PythonSession:
     """
 
     def __init__(
-        self, sandbox: Sandbox, session: Session, wording: ObservationFormatter, limits: Limits | None, trajectory: str
+        self,
+        sandbox: Sandbox,
+        session: Session,
+        formatter: ObservationFormatter,
+        limits: Limits | None,
+        trajectory: str,
     ) -> None:
-        self.name = wording.name
+        self.name = formatter.name
         self.spec = python_spec(self.name, keeps_state=True)
         self._sandbox = sandbox
         self._session = session
-        self._wording = wording
+        self._formatter = formatter
         self._limits = limits
         self._trajectory = trajectory
         self._restarts = 0
@@ -287,9 +271,6 @@ class PythonSession:
         self._checkpoints: dict[str, tuple[Session, str, str, int]] = {}  # session, its name there, notice, restarts
 
     async def __call__(self, call: ToolCall) -> Observation:
-        malformed = self._wording.malformed(call)
-        if malformed is not None:
-            return malformed
         try:
             try:
                 result = await self._session.run(call.code)
@@ -297,9 +278,9 @@ class PythonSession:
                 await self._restart(error)
                 result = await self._session.run(call.code)
         except FAULTS as error:
-            return self._wording.fault(call, error)
+            return self._formatter.fault(call, error)
         notice, self._notice = self._notice, ""
-        return self._wording.observation(call, result, notice)
+        return self._formatter.observation(call, result, notice)
 
     async def checkpoint(self) -> str:
         try:
