@@ -28,7 +28,7 @@ from retcon.rollout.context import RolloutContext, RolloutLimits
 from retcon.rollout.loop import run_rollout
 from retcon.tasks.types import Task
 from retcon.tools.scripted import ScriptedTool
-from servers.answering import Asked, HttpResponse, Reply, Server, python, said, serving
+from servers.answering import Answer, Asked, Reply, Server, python, said, serving
 
 TASK = Task("t", "What is 6 times 7?", "42")
 TOKENIZER = StandIn(ByteTokenizer(), "bytes")
@@ -55,11 +55,11 @@ def rolled(engine: OpenAIEngine, times: int = 1) -> list[Trajectory]:
     return asyncio.run(asyncio.wait_for(main(), 60))
 
 
-def error(status: int, message: str, **more: Any) -> HttpResponse:
-    return HttpResponse({"error": {"message": message, **more}}, status)
+def error(status: int, message: str, **more: Any) -> Answer:
+    return Answer({"error": {"message": message, **more}}, status)
 
 
-def scripted(*answers: HttpResponse) -> Reply:
+def scripted(*answers: Answer) -> Reply:
     left = list(answers)
     return lambda _: left.pop(0)
 
@@ -83,14 +83,14 @@ FULL = [LLAMA_CPP, OPENAI, *(error(400, words) for words in (VLLM, SGLANG, ANTHR
 
 
 @pytest.mark.parametrize("full", FULL)
-def test_less_room_than_max_tokens_is_no_fault_of_the_model(full: HttpResponse) -> None:
+def test_less_room_than_max_tokens_is_no_fault_of_the_model(full: Answer) -> None:
     with serving(lambda asked: full if "max_tokens" in asked.body else said("42")) as server:
         assert [made.stop for made in rolled(engine_of(server.url, attempts=1), 2)] == ["answer"] * 2
     assert most_of(server) == [4000, None] * 2, "another history may leave the room"
 
 
 @pytest.mark.parametrize("full", [*FULL, error(400, "prompt is too long: 5000 tokens > 4096 maximum")])
-def test_a_history_that_leaves_no_room_ends_its_rollout(full: HttpResponse) -> None:
+def test_a_history_that_leaves_no_room_ends_its_rollout(full: Answer) -> None:
     with serving(lambda asked: full if asked.body["messages"][-1]["role"] == "tool" else said("", python("1"))) as s:
         (made,) = rolled(engine_of(s.url, attempts=1))
     assert (made.stop, len(made.turns)) == ("length", 2)
@@ -110,7 +110,7 @@ def test_a_failure_in_similar_words_is_an_infrastructure_fault(message: str) -> 
         error(422, "`max_new_tokens` must be less than 100"),
     ],
 )
-def test_a_server_that_bounds_one_message_is_no_longer_sent_max_tokens(refusal: HttpResponse) -> None:
+def test_a_server_that_bounds_one_message_is_no_longer_sent_max_tokens(refusal: Answer) -> None:
     with serving(lambda asked: refusal if "max_tokens" in asked.body else said("42")) as server:
         assert [made.stop for made in rolled(engine_of(server.url), 2)] == ["answer"] * 2
     assert most_of(server) == [4000, None, None]
@@ -136,25 +136,25 @@ def test_what_a_content_filter_cut_is_no_answer_and_no_end_of_the_work() -> None
 @pytest.mark.parametrize(
     "passing",
     [
-        HttpResponse({"error": {"message": "Provider returned error", "code": 502}}),
-        HttpResponse({"error": {"message": "Rate limit", "code": 429}}),
-        HttpResponse({"error": {"message": "Overloaded", "type": "overloaded_error"}}),
+        Answer({"error": {"message": "Provider returned error", "code": 502}}),
+        Answer({"error": {"message": "Rate limit", "code": 429}}),
+        Answer({"error": {"message": "Overloaded", "type": "overloaded_error"}}),
         error(529, "Overloaded"),
         error(409, "conflict"),
-        HttpResponse("<html>521</html>", 521),
-        HttpResponse('{"choices": [{"message": {"content": "It'),
-        HttpResponse("\n\n\n"),
-        HttpResponse(""),
-        HttpResponse({}, 429, {"Retry-After": "0.01"}),
+        Answer("<html>521</html>", 521),
+        Answer('{"choices": [{"message": {"content": "It'),
+        Answer("\n\n\n"),
+        Answer(""),
+        Answer({}, 429, {"Retry-After": "0.01"}),
     ],
 )
-def test_what_passes_is_asked_again_however_it_is_said(passing: HttpResponse) -> None:
+def test_what_passes_is_asked_again_however_it_is_said(passing: Answer) -> None:
     with serving(scripted(passing, said("42"))) as server:
         assert rolled(engine_of(server.url))[0].stop == "answer"
 
 
 def test_a_refusal_with_status_200_says_what_it_said() -> None:
-    with serving(lambda _: HttpResponse({"error": {"message": "No such thing", "code": 400}})) as server:
+    with serving(lambda _: Answer({"error": {"message": "No such thing", "code": 400}})) as server:
         with pytest.raises(EngineError, match="status 400: No such thing"):
             rolled(engine_of(server.url))
         assert len(server.asked) == 1
@@ -176,7 +176,7 @@ def test_one_request_that_is_refused_is_no_end_of_the_others() -> None:
 def test_arguments_that_a_server_cannot_take_back_are_told_within_an_object(status: int, wrote: str) -> None:
     """vLLM, SGLang, llama.cpp and Ollama read the arguments of past calls as JSON before they render them."""
 
-    def reply(asked: Asked) -> HttpResponse:
+    def reply(asked: Asked) -> Answer:
         calls = [call for message in asked.body["messages"] for call in message.get("tool_calls", ())]
         if not calls:
             return said(None, {"name": "python", "arguments": wrote, "id": "c"})
@@ -204,20 +204,14 @@ TOOLS_VLLM = '"auto" tool choice requires --enable-auto-tool-choice and --tool-c
         (error(404, "No endpoints found that support tool use."), r"engine\.calls = 'fence'"),
         (error(400, "seed: Extra inputs are not permitted"), r"engine\.seeds = false"),
         (error(400, "'temperature' does not support 0.5."), r"gets no temperature if rollout\.temperature = 1"),
-        (HttpResponse({"detail": [{"loc": ["body", "seed"], "msg": "extra"}]}, 422), r"engine\.seeds = false"),
-        (
-            HttpResponse("", 307, {"Location": "https://x.example/v1"}),
-            "it redirects to https://x.example/v1: give that URL",
-        ),
-        (
-            HttpResponse("<html><style>a{}</style><h1>403</h1>Forbidden</html>", 403),
-            "status 403: 403 Forbidden; no key",
-        ),
+        (Answer({"detail": [{"loc": ["body", "seed"], "msg": "extra"}]}, 422), r"engine\.seeds = false"),
+        (Answer("", 307, {"Location": "https://x.example/v1"}), "it redirects to https://x.example/v1: give that URL"),
+        (Answer("<html><style>a{}</style><h1>403</h1>Forbidden</html>", 403), "status 403: 403 Forbidden; no key"),
         (error(429, "You exceeded your current quota", code="insufficient_quota"), "status 429: You exceeded"),
         (error(429, "Your account is suspended", type="exceeded_current_quota_error"), "429: Your account is"),
     ],
 )
-def test_a_refusal_says_what_to_do(monkeypatch: pytest.MonkeyPatch, answer: HttpResponse, words: str) -> None:
+def test_a_refusal_says_what_to_do(monkeypatch: pytest.MonkeyPatch, answer: Answer, words: str) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     with serving(lambda _: answer) as server:
         with pytest.raises(EngineError, match=words):
@@ -228,12 +222,12 @@ def test_a_refusal_says_what_to_do(monkeypatch: pytest.MonkeyPatch, answer: Http
 def listing(models: object, path: str = "/v1", reply: Reply | None = None) -> Reply:
     """A server whose API is at `path` alone, and says of its models what is given."""
 
-    def answer(asked: Asked) -> HttpResponse:
+    def answer(asked: Asked) -> Answer:
         if asked.path == f"{path}/models":
-            return HttpResponse(models)
+            return Answer(models)
         if asked.path.startswith(f"{path}/chat/completions"):
             return reply(asked) if reply is not None else said("42")
-        return HttpResponse({"detail": "Not Found"}, 404)
+        return Answer({"detail": "Not Found"}, 404)
 
     return answer
 
@@ -243,9 +237,9 @@ ONE = {"data": [{"id": "small"}]}
 
 @pytest.mark.parametrize("given", ["", "/", "/v1", "/v1/", "/v1/chat/completions", "/v1?api-version=1"])
 def test_the_api_is_found_however_its_url_is_given(given: str) -> None:
-    def reply(asked: Asked) -> HttpResponse:
+    def reply(asked: Asked) -> Answer:
         path, _, query = asked.path.partition("?")
-        return listing(ONE)(replace(asked, path=path)) if query == given.partition("?")[2] else HttpResponse({}, 404)
+        return listing(ONE)(replace(asked, path=path)) if query == given.partition("?")[2] else Answer({}, 404)
 
     with serving(reply, models=()) as server:
         engine = engine_of(server.url.removesuffix("/v1") + given)
@@ -272,8 +266,8 @@ def test_models_are_found_in_every_makers_list_and_beside_it(models: object, wan
     [
         (listing(ONE, "/api/v2"), "", r"status 404: Not Found: it lists no models; is .*ends in /v1"),
         (listing(ONE, "/api/v2"), "small", r"status 404: Not Found: is http.*/v1 the base of its API\?"),
-        (lambda _: HttpResponse("<html>Sign in</html>"), "", r"gives no JSON \(Sign in\): .* the base of its API\?"),
-        (lambda _: HttpResponse({"error": "Unexpected endpoint or method."}), "", "Unexpected endpoint or method"),
+        (lambda _: Answer("<html>Sign in</html>"), "", r"gives no JSON \(Sign in\): .* the base of its API\?"),
+        (lambda _: Answer({"error": "Unexpected endpoint or method."}), "", "Unexpected endpoint or method"),
         (
             listing({"data": [{"id": f"m{n}"} for n in range(400)]}, reply=lambda _: error(404, "no such model")),
             "big",
@@ -302,7 +296,7 @@ def test_servers_with_defaults_of_their_own_are_told_that_nothing_is_cut(owner: 
 
 
 def test_a_server_that_is_back_in_time_loses_no_rollout() -> None:
-    down = [HttpResponse(status=None)] * 5 + [error(503, "Loading model", type="unavailable_error")] * 2
+    down = [Answer(status=None)] * 5 + [error(503, "Loading model", type="unavailable_error")] * 2
     with serving(scripted(said("42"), *down, said("42"))) as server:
         engine = engine_of(server.url, attempts=2, patience=30)
         assert [made.stop for made in rolled(engine, 2)] == ["answer"] * 2
@@ -312,7 +306,7 @@ def test_a_server_that_is_back_in_time_loses_no_rollout() -> None:
 def test_patience_is_with_the_server_and_not_with_each_request() -> None:
     """One that stays away is not waited for anew by every rollout."""
     left = [said("42")]
-    with serving(lambda _: left.pop() if left else HttpResponse(status=None)) as server:
+    with serving(lambda _: left.pop() if left else Answer(status=None)) as server:
         made = rolled(engine_of(server.url, attempts=2, patience=0.05), 4)
     assert [one.stop for one in made] == ["answer", *["infrastructure"] * 3]
     assert len(server.asked) < 1 + 15 + 2 * 2
@@ -389,7 +383,7 @@ def asking(url: str, work: Callable[[RemoteModel], Awaitable[T]]) -> T:
 def test_requests_refused_at_once_keep_max_tokens_under_its_new_name() -> None:
     together = Barrier(4, timeout=30)
 
-    def reply(asked: Asked) -> HttpResponse:
+    def reply(asked: Asked) -> Answer:
         if "max_tokens" not in asked.body:
             return said("42")
         together.wait()
@@ -411,7 +405,7 @@ NO_TEMPERATURE = "Unsupported parameter: 'temperature' is not supported with thi
 EXTRA = [{"type": "extra_forbidden", "loc": ["body", "top_p"], "msg": "Extra inputs are not permitted", "input": 1.0}]
 
 
-def sampled(refusal: HttpResponse, takes: Callable[[dict[str, Any]], bool], *asked: tuple[float, float]) -> list[Any]:
+def sampled(refusal: Answer, takes: Callable[[dict[str, Any]], bool], *asked: tuple[float, float]) -> list[Any]:
     """Bodies that a server which takes some parameters alone has answered, of requests with temperature and top_p."""
 
     async def work(model: RemoteModel) -> None:
@@ -437,7 +431,7 @@ def one_of_both(body: dict[str, Any]) -> bool:
         (error(400, BOTH), one_of_both, (1.0, 1.0), {"temperature": 1.0}),
         (error(400, NO_TEMPERATURE), lambda body: "temperature" not in body, (1.0, 0.9), {"top_p": 0.9}),
         (error(400, "no", param="top_p"), lambda body: "top_p" not in body, (0.7, 1.0), {"temperature": 0.7}),
-        (HttpResponse({"detail": EXTRA}, 422), lambda body: "top_p" not in body, (0.7, 1.0), {"temperature": 0.7}),
+        (Answer({"detail": EXTRA}, 422), lambda body: "top_p" not in body, (0.7, 1.0), {"temperature": 0.7}),
         (
             error(400, "temperature and top_p are not supported with this model"),
             lambda body: not {"temperature", "top_p"} & set(body),
@@ -447,7 +441,7 @@ def one_of_both(body: dict[str, Any]) -> bool:
     ],
 )
 def test_a_parameter_at_its_default_is_left_out_if_a_server_does_not_take_it(
-    refusal: HttpResponse, takes: Any, asked: tuple[float, float], sent: dict[str, float]
+    refusal: Answer, takes: Any, asked: tuple[float, float], sent: dict[str, float]
 ) -> None:
     assert sampled(refusal, takes, asked, asked) == [sent, sent]
 
@@ -489,9 +483,9 @@ SAMPLED = SamplingParams(temperature=0.7, top_p=0.9, max_tokens=10, seed=2**40 +
 
 @pytest.mark.parametrize("owner", ["vllm", "openai"])
 def test_each_request_has_its_own_sampling_and_seed(owner: str) -> None:
-    listed = HttpResponse({"data": [{"id": "small", "owned_by": owner}]})
+    listed = Answer({"data": [{"id": "small", "owned_by": owner}]})
 
-    def reply(asked: Asked) -> HttpResponse:
+    def reply(asked: Asked) -> Answer:
         return listed if asked.path.endswith("/models") else said("42")
 
     with serving(reply, models=()) as server:
