@@ -15,9 +15,8 @@ import pytest
 from rich.console import Console
 
 from comparing import FAILED, FIX, result, trajectory
-from retcon.cli.compare.arms import read_arms
-from retcon.cli.compare.command import compare
-from retcon.cli.compare.plan import CompareOptions, make_plan, open_ledger
+from retcon.cli.compare import CompareOptions, make_plan, read_arms
+from retcon.cli.experiments import compare
 from retcon.config.load import find_recipe
 from retcon.evaluate.result import Result, score, write_result
 from retcon.evaluate.statistics import Interval, Paired, exactly
@@ -307,9 +306,7 @@ def test_names_with_brackets_and_colons_are_told_as_they_are(
     shutil.copy(find_recipe("mini/cleaner"), own)
     words = ["mini/dapo-baseline", str(own), "evaluate.top_p=1.0"]
     plan = make_plan(CompareOptions(out, 1, "rollouts", start="base", faults=0.0), read_arms(words), words[2:])
-    ledger = open_ledger(plan)
-    ledger.begin()
-    ledger.end()
+    plan.open().save()
     for target in plan.targets:
         target.makes.parent.mkdir(parents=True, exist_ok=True)
         if target.makes.suffix == ".json":

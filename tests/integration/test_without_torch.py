@@ -82,7 +82,7 @@ def test_all_that_is_left_of_training_imports(python: Python) -> None:
         "retcon.engine.kinds.local",
         "retcon.evaluate.runner",
         "retcon.report.page",
-        "retcon.cli.quickstart.command",
+        "retcon.cli.experiments",
     ):
         assert name in done.stdout.splitlines()
 

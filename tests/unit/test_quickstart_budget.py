@@ -1,19 +1,14 @@
 """How long a quickstart is reckoned to take, and how its steps are fitted to a time."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from retcon.cli.quickstart.budget import Lengths, budget_of, budget_table, scaled
-from retcon.cli.quickstart.ledger import fitted_before, open_ledger
-from retcon.cli.quickstart.plan import Plan, make_plan
-from retcon.cli.quickstart.prepare import Wish, prepare
-from retcon.cli.quickstart.sets import SETS, chosen
-from retcon.cli.quickstart.speed import Speed
+from retcon.cli.quickstart import SETS, Quickstart, QuickstartOptions, choose_set, make_plan, prepare
+from retcon.cli.quickstart_budget import Lengths, Speed, budget_of, budget_table, fit_steps
 from retcon.core.errors import RecipeError
 
 LENGTHS = Lengths(prompt=60.0, sampled=40.0)
@@ -24,7 +19,7 @@ SMALL = (
 )  # fmt: skip
 
 
-def plan(out: Path, *overrides: str, arms: Sequence[str] = ("baseline", "saar")) -> Plan:
+def plan(out: Path, *overrides: str, arms: Sequence[str] = ("baseline", "saar")) -> Quickstart:
     return make_plan(
         out,
         arms=arms,
@@ -36,17 +31,17 @@ def plan(out: Path, *overrides: str, arms: Sequence[str] = ("baseline", "saar"))
 
 
 def test_the_first_word_names_the_quickstart_and_changes_nothing_else() -> None:
-    assert chosen(["smollm2", "rl.steps=5"]) == ("smollm2", ["rl.steps=5"])
-    assert chosen(["rl.steps=5"]) == ("numbers", ["rl.steps=5"])
-    assert chosen([]) == ("numbers", [])
+    assert choose_set(["smollm2", "rl.steps=5"]) == ("smollm2", ["rl.steps=5"])
+    assert choose_set(["rl.steps=5"]) == ("numbers", ["rl.steps=5"])
+    assert choose_set([]) == ("numbers", [])
     with pytest.raises(RecipeError, match=r"no quickstart 'smolm2' \(did you mean 'smollm2'\?\).*numbers, smollm2"):
-        chosen(["smolm2"])
+        choose_set(["smolm2"])
     with pytest.raises(RecipeError, match="'numbers' is not an override"):
-        chosen(["smollm2", "numbers"])
+        choose_set(["smollm2", "numbers"])
 
 
 def test_the_arms_of_smollm2_differ_in_what_they_are_named_after_alone(tmp_path: Path) -> None:
-    arms = plan(tmp_path, arms=SETS["smollm2"].arms).arms
+    arms = plan(tmp_path, arms=SETS["smollm2"].arms).trained
     recipes = {arm: training.recipe.model_dump() for (arm, _), (training, _) in arms.items()}
     own = {arm: (recipe.pop("repair")["kind"], recipe.pop("select")["kind"]) for arm, recipe in recipes.items()}
     assert own == {
@@ -63,7 +58,7 @@ def test_the_arms_of_smollm2_differ_in_what_they_are_named_after_alone(tmp_path:
 
 def test_all_jobs_of_smollm2_ask_and_measure_alike(tmp_path: Path) -> None:
     made = plan(tmp_path, "model.style=hermes")
-    measured = [made.cold[1], *(evaluation for _, evaluation in made.arms.values())]
+    measured = [made.cold_targets[1], *(evaluation for _, evaluation in made.trained.values())]
     for section in ("task", "rollout", "sandbox", "evaluate"):
         assert len({getattr(target.recipe, section).model_dump_json() for target in measured}) == 1, section
     assert {target.recipe.model.style for target in made.targets} == {"hermes"}
@@ -88,16 +83,16 @@ def test_every_job_is_reckoned_by_its_tokens(tmp_path: Path) -> None:
 def test_steps_are_fitted_to_a_time(tmp_path: Path, hours: float) -> None:
     made = plan(tmp_path)
     budget = budget_of(made, SPEED, LENGTHS, at_once=2)
-    fitted = plan(tmp_path, *scaled(made, budget, hours))
+    fitted = plan(tmp_path, *fit_steps(made, budget, hours, 6000))
     assert budget_of(fitted, SPEED, LENGTHS, at_once=2).seconds() == pytest.approx(hours * 3600, rel=0.05)
-    recipe = fitted.cold[0].recipe
+    recipe = fitted.cold_targets[0].recipe
     assert recipe.sft.demonstrations == min(recipe.sft.steps * 20, SETS["smollm2"].demonstrations)
 
 
 def test_hours_in_which_nothing_is_learnt_are_refused(tmp_path: Path) -> None:
     budget = budget_of(plan(tmp_path), SPEED, LENGTHS, at_once=2)
     with pytest.raises(RecipeError, match=r"--hours 0\.01 is too short here: evaluations take 0\.02 hours"):
-        scaled(plan(tmp_path), budget, 0.01)
+        fit_steps(plan(tmp_path), budget, 0.01, 6000)
 
 
 def test_the_plan_is_printed_a_stage_a_row(tmp_path: Path) -> None:
@@ -110,15 +105,6 @@ def test_the_plan_is_printed_a_stage_a_row(tmp_path: Path) -> None:
     assert rows["in all, 2 at once"][-1] == "7"
 
 
-def test_a_folder_goes_on_with_the_steps_that_it_was_begun_with(tmp_path: Path) -> None:
-    assert fitted_before(tmp_path, 2.0) is None
-    fitted = ("sft.steps=7",)
-    open_ledger(replace(plan(tmp_path, *fitted), hours=2.0, fitted=fitted)).begin()
-    assert fitted_before(tmp_path, 2.0) == fitted
-    assert fitted_before(tmp_path, 3.0) is None  # measured anew, and refused by what differs
-    assert fitted_before(tmp_path, None) is None
-
-
 def test_what_an_arm_makes_besides_and_a_second_setting_are_reckoned_too(tmp_path: Path) -> None:
     """RoC makes twice the rollouts that it trains on; with another top-p all problems are measured twice."""
     made = plan(tmp_path, "evaluate.top_p=0.6", arms=("baseline", "roc"))
@@ -127,12 +113,12 @@ def test_what_an_arm_makes_besides_and_a_second_setting_are_reckoned_too(tmp_pat
     assert measured.sampled == 2 * 100 * 4 * 40
 
 
-def wished(tmp_path: Path, hours: float | None) -> Wish:
+def wished(tmp_path: Path, hours: float | None) -> QuickstartOptions:
     """For the base model, on 60 problems of one's own."""
     data = tmp_path / "data.jsonl"
     data.write_text("".join(f'{{"question": "What is {n} plus 1?", "answer": "{n + 1}"}}\n' for n in range(60)))
     small = ("model.path=base", "evaluate.problems=4", "evaluate.samples=2")
-    return Wish("smollm2", tmp_path / "out", arms=("baseline",), overrides=small, data=data, hours=hours)
+    return QuickstartOptions("smollm2", tmp_path / "out", arms=("baseline",), overrides=small, data=data, hours=hours)
 
 
 @pytest.mark.torch
@@ -144,22 +130,22 @@ def test_hours_are_fitted_once_by_a_measurement_and_kept(tmp_path: Path, monkeyp
         asked.append(tuple(overrides))
         return Speed(2000.0, 4000.0, 1000.0)
 
-    monkeypatch.setattr("retcon.cli.quickstart.prepare.measure_speed", measured)
+    monkeypatch.setattr("retcon.cli.quickstart.measure_speed", measured)
     shown = StringIO()
     console = Console(file=shown, width=100)
     free = prepare(wished(tmp_path, None), console)
     few, many = (prepare(wished(tmp_path, hours), console) for hours in (0.5, 4))
-    steps = [made.cold[0].recipe.sft.steps for made in (free, few, many)]
+    steps = [made.cold_targets[0].recipe.sft.steps for made in (free, few, many)]
     assert steps[1] < steps[2] != steps[0]
-    assert few.fitted
-    assert f"rl.steps={next(iter(few.arms.values()))[0].recipe.rl.steps}" in few.fitted
+    assert few.settings["fitted"]
+    assert f"rl.steps={next(iter(few.trained.values()))[0].recipe.rl.steps}" in few.settings["fitted"]
     assert len(asked) == 3
     assert "The plan" in shown.getvalue()
-    open_ledger(many).save()
-    assert prepare(wished(tmp_path, 4), console).fitted == many.fitted
+    many.save()
+    assert prepare(wished(tmp_path, 4), console).settings["fitted"] == many.settings["fitted"]
     assert len(asked) == 3, "a folder that was begun goes on as it was fitted"
 
 
 def test_hours_are_of_a_quickstart_that_is_measured(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="--hours is not for the quickstart 'numbers'; it is for: smollm2"):
-        prepare(Wish("numbers", tmp_path, ("baseline",), hours=1.0), Console(file=StringIO()))
+        prepare(QuickstartOptions("numbers", tmp_path, ("baseline",), hours=1.0), Console(file=StringIO()))

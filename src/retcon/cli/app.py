@@ -15,15 +15,13 @@ import typer
 from retcon import __version__
 from retcon.cli.arguments import Interrupted
 from retcon.cli.ask import ask
-from retcon.cli.compare.command import compare
 from retcon.cli.data import data, export
 from retcon.cli.doctor import doctor
 from retcon.cli.eval import audit, difficulty, evaluate, regrade
+from retcon.cli.experiments import compare, quickstart, reproduce
 from retcon.cli.learn import demos, dpo, sft, train
 from retcon.cli.model import model
-from retcon.cli.quickstart.command import quickstart
 from retcon.cli.recipes import recipes
-from retcon.cli.reproduce.command import reproduce
 from retcon.cli.sandbox import sandbox
 from retcon.cli.serve_agent import serve_agent
 from retcon.cli.show import report, show

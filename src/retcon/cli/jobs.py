@@ -302,7 +302,7 @@ class Remaining:
 
 
 @contextmanager
-def board_for(console: Console, jobs: Sequence[Job], at_once: int = 1) -> Iterator[Board]:
+def display_jobs(console: Console, jobs: Sequence[Job], at_once: int = 1) -> Iterator[Board]:
     """A board for these jobs, of which so many run at once, shown as long as the block lasts."""
     remaining = Remaining(jobs, at_once)
     if not console.is_terminal:

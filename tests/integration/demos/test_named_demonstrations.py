@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from retcon.cli import demonstrations
 from retcon.cli.app import app
 from retcon.cli.arguments import names_demos
-from retcon.cli.common.targets import cold_start
+from retcon.cli.runner import cold_start
 from retcon.config.load import load_recipe, recipe_to_toml
 from retcon.core.errors import CheckpointError, RecipeError, RecordError
 from training import make_base, make_demonstrations

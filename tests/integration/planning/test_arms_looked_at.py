@@ -19,10 +19,9 @@ pytest.importorskip("torch", reason="training needs the [train] extra")
 from rich.console import Console
 
 from retcon.build import build_tasks
-from retcon.cli.common.targets import NotReady, make_targets, refuse_apart, refuse_unready, training
-from retcon.cli.compare.arms import read_arms
-from retcon.cli.compare.plan import CompareOptions, make_plan, open_ledger
-from retcon.cli.quickstart.plan import make_plan as quickstart_plan
+from retcon.cli.compare import CompareOptions, make_plan, read_arms
+from retcon.cli.quickstart import make_plan as quickstart_plan
+from retcon.cli.runner import NotReady, check_same_inputs, check_trainable, training
 from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe, TaskSection
 from retcon.config.stages import stages_of
@@ -57,7 +56,7 @@ def test_arms_that_do_not_fit_or_lack_their_harness_are_named_before_their_cold_
             CompareOptions(out, 2, "rollouts", cold=str(cold), faults=0.0), read_arms(words, cold=str(cold)), keys
         )
     with pytest.raises(RetconError) as told:
-        make_targets(plan.targets, open_ledger(plan), at_once=1, console=Console(stderr=True), out=out)
+        plan.open().run(at_once=1, console=Console(stderr=True))
     refused = str(told.value).split(", seed ")
     assert len(refused) == 3, "one of two seeds is looked at, and what nothing is in the way of is not named"
     assert refused[1].startswith(f"0 ({tmp_path}/second.toml): compute.kv_memory_mb = 1: one rollout of")
@@ -73,7 +72,7 @@ def test_runs_that_have_begun_are_not_looked_at_again(tmp_path: Path) -> None:
     for targets in plan.trained.values():
         targets[0].makes.parent.mkdir(parents=True)
         (targets[0].makes.parent / "run.json").write_text(json.dumps({}))
-    refuse_unready(plan.targets)
+    check_trainable(plan.targets)
 
 
 def test_an_arm_that_is_added_once_its_problems_or_the_model_are_others_is_refused(tmp_path: Path) -> None:
@@ -92,14 +91,14 @@ def test_an_arm_that_is_added_once_its_problems_or_the_model_are_others_is_refus
     write_result(measured.makes, Result(str(model), {}, {}, inputs={"problems": problems}))
     manifest = {"inputs": {"start": fingerprint(model)}}
     (first.makes.parent / "run.json").write_text(json.dumps(manifest))
-    made = refuse_apart(plan.targets)
+    made = check_same_inputs(plan.targets)
     asked = [("second", second.given, second.overrides, str(model), True, str(second.makes.parent))]
     then = {"second": [(what, value, str(by)) for (what, _), (value, by) in made.items()]}
     assert list(unready(asked, then)) == []
 
     data.write_text("".join(json.dumps({**row, "answer": "7"}) + "\n" for row in rows))
     with pytest.raises(NotReady, match=rf"cleaner, seed 0 .*: {measured.makes} is of other problems: .* --out"):
-        refuse_unready([second], made)
+        check_trainable([second], made)
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     make_base(model, positions=600)
     ((_, why, refused),) = unready(asked, then)
@@ -161,10 +160,10 @@ def test_what_tasks_print_start_or_fail_with_refuses_nothing(tmp_path: Path, mon
         )
         for name, (kind, *own) in arms.items()
     ]  # fmt: skip
-    refuse_unready(targets[:1])
+    check_trainable(targets[:1])
     try:
         with pytest.raises(NotReady) as told:
-            refuse_unready(targets)
+            check_trainable(targets)
     finally:
         os.kill(int((tmp_path / "fifo.pid").read_text()), signal.SIGKILL)  # it is still there
     said = str(told.value)
@@ -181,9 +180,9 @@ def test_a_folder_that_another_command_is_at_work_in_is_told_before_the_look(tmp
     out = tmp_path / "out"
     plan = make_plan(CompareOptions(out, 1, "rollouts", start="base"), read_arms(words))
     with alone(out), pytest.raises(CheckpointError, match="another command is at work in"):
-        make_targets(plan.targets, open_ledger(plan), at_once=1, console=Console(stderr=True), out=out)
+        plan.open().run(at_once=1, console=Console(stderr=True))
     with pytest.raises(NotReady):
-        make_targets(plan.targets, open_ledger(plan), at_once=1, console=Console(stderr=True), out=out)
+        plan.open().run(at_once=1, console=Console(stderr=True))
 
 
 def test_memory_that_others_have_taken_may_be_free_by_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,7 +205,7 @@ def test_an_arm_is_looked_at_with_the_model_of_its_cold_start(tmp_path: Path) ->
     keys = ("compute.kv_memory_mb=1", "rollout.lookahead_tokens=2000", "sandbox.workers=1", "compute.device=cpu")
     assert list(unready([("saar", "quickstart/saar", keys, str(BASE), True, str(tmp_path / "run"))]))
     overrides = [*keys, f'model.path="{small}"']
-    refuse_unready(quickstart_plan(tmp_path / "out", arms=["saar"], seeds=1, overrides=overrides).targets)
+    check_trainable(quickstart_plan(tmp_path / "out", arms=["saar"], seeds=1, overrides=overrides).targets)
 
 
 DRAWN: list[int] = []

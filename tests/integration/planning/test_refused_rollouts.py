@@ -14,10 +14,9 @@ import pytest
 pytest.importorskip("torch", reason="training needs the [train] extra")
 
 from retcon.cli.arguments import conversing
-from retcon.cli.common.targets import training
-from retcon.cli.compare.arms import read_arms
-from retcon.cli.compare.plan import CompareOptions, make_plan
+from retcon.cli.compare import CompareOptions, make_plan, read_arms
 from retcon.cli.dry_run import plan_evaluation, plan_rl, plan_sft
+from retcon.cli.runner import training
 from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe, TaskSection
 from retcon.core.errors import RecipeError, TaskWarning

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from retcon.cli.app import app
-from retcon.cli.common.targets import Book, Ledger, cold_start, make_targets, training
+from retcon.cli.runner import Experiment, cold_start, training
 from retcon.core.errors import RateWarning
 from retcon.planning import needs as rates
 from training import make_base, make_demonstrations
@@ -61,9 +61,10 @@ def test_many_jobs_rates_are_told_once_each_by_the_command_itself(
     arms = [training(tmp_path, tmp_path / f"arm/{n}", "quickstart/baseline", [f"model.path={base}", *SMALL],
                      name=f"arm {n}", start=str(cold[n].makes), needs=()) for n in range(2)]  # fmt: skip
     jobs = [replace(one, job=replace(one.job, words=("--version",))) for one in (*cold, *arms)]
-    ledger = Ledger(tmp_path / "out/book.json", jobs, Book)
+    experiment = Experiment(tmp_path / "out", "book.json", "experiment", targets=jobs)
+    experiment.record.seconds = 100.0
     with pytest.warns(RateWarning) as caught:
-        make_targets(jobs, ledger, at_once=2, console=Console(stderr=True), out=tmp_path / "out")
+        assert experiment.run(at_once=2, console=Console(stderr=True)) > 100.0, "sessions add up"
     said = [str(one.message) for one in caught if one.category is RateWarning]
     assert [one.partition(" =")[0] for one in said] == ["sft.lr", "rl.lr"]
     assert all("0 M parameters" in one for one in said)

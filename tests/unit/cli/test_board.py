@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from retcon.cli.jobs import Job, board_for
+from retcon.cli.jobs import Job, display_jobs
 
 
 @pytest.mark.parametrize("terminal", [False, True])
 def test_a_job_that_still_finishes_its_step_is_told_of_with_what_ends_it_at_once(terminal: bool) -> None:
     console = Console(file=io.StringIO(), force_terminal=terminal, width=80)
     job = Job("saar/seed-0", ("train",), Path("saar.log"))
-    with board_for(console, [job]) as board:
+    with display_jobs(console, [job]) as board:
         board.started(job)
         board.ending(job)
     said = console.file.getvalue()

@@ -7,24 +7,32 @@ from pathlib import Path
 
 import pytest
 
-from retcon.cli.compare.arms import named, read_arms
-from retcon.cli.compare.finish import _next
-from retcon.cli.compare.matching import MOST, Match
-from retcon.cli.compare.plan import CompareOptions, ComparePlan, arms_in, make_plan, open_ledger
+from retcon.cli.compare import (
+    MOST,
+    CompareOptions,
+    Comparison,
+    Match,
+    arms_in,
+    make_plan,
+    name_arms,
+    next_commands,
+    read_arms,
+)
 from retcon.config.load import find_recipe
 from retcon.config.stages import stages_of
 from retcon.core.errors import CheckpointError, RecipeError
 from retcon.report.comparison import run_folder
 
+OPTIONS = CompareOptions(Path(), 2, "rollouts")
 THREE = ("mini/dapo-baseline", "mini/cleaner", "mini/rstar2")
 
 
-def planned(out: Path, *words: str, seeds: int = 2, match: Match = "rollouts", **options: object) -> ComparePlan:
+def planned(out: Path, *words: str, seeds: int = 2, match: Match = "rollouts", **options: object) -> Comparison:
     given = CompareOptions(out, seeds, match, **options)  # type: ignore[arg-type]
     return make_plan(given, read_arms(words, arms_in(out)), [word for word in words if "=" in word])
 
 
-def named_jobs(plan: ComparePlan) -> list[str]:
+def named_jobs(plan: Comparison) -> list[str]:
     return [target.job.name for target in plan.targets]
 
 
@@ -70,11 +78,11 @@ def test_an_arm_is_measured_with_its_own_repair_and_all_under_the_share_of_fault
 
 def test_what_is_next_is_the_same_command_with_seeds_enough_and_then_another_match(tmp_path: Path) -> None:
     words = ["compare", *THREE[:2], "--seeds", "2", "rl.steps=8", f"--out={tmp_path}"]
-    *_, more = _next(planned(tmp_path, *THREE[:2]), words)
+    *_, more = next_commands(planned(tmp_path, *THREE[:2]), OPTIONS, words)
     assert more.startswith(f"retcon compare {' '.join(THREE[:2])} rl.steps=8 --out={tmp_path} --seeds 5 ")
-    *_, other = _next(planned(tmp_path, *THREE[:2], seeds=5), words)
+    *_, other = next_commands(planned(tmp_path, *THREE[:2], seeds=5), OPTIONS, words)
     assert other == f"retcon compare {' '.join(THREE[:2])} --seeds 2 rl.steps=8 --match tokens --out {tmp_path}-tokens"
-    refused = _next(planned(tmp_path, *THREE[:2], "rl.schedule=cosine", seeds=5), words)
+    refused = next_commands(planned(tmp_path, *THREE[:2], "rl.schedule=cosine", seeds=5), OPTIONS, words)
     assert not any("--match" in line for line in refused), "no budget of tokens goes with it"
 
 
@@ -121,7 +129,7 @@ def test_trackers_get_cold_starts_and_arms_under_names_of_their_own(tmp_path: Pa
 
 def test_overrides_go_where_they_belong(tmp_path: Path) -> None:
     plan = planned(tmp_path, *THREE, "sft.steps=9", "repair.gamma=0.7", "run.seed=4", seeds=1)
-    assert plan.seeds == (4,)
+    assert list(plan.seeds) == [4]
     assert plan.cold["", 4].recipe.sft.steps == 9
     assert not any("repair.gamma" in word for word in plan.cold["", 4].job.words)
     assert plan.trained["cleaner", 4][0].recipe.repair.gamma == 0.7
@@ -252,10 +260,10 @@ def test_overrides_of_a_stage_go_to_arms_that_have_it(tmp_path: Path, staged: st
 
 def test_a_comparison_keeps_the_stages_it_was_made_with(tmp_path: Path, staged: str) -> None:
     arms = ("mini/dapo-baseline", staged)
-    open_ledger(planned(tmp_path / "out", *arms)).save()
-    open_ledger(planned(tmp_path / "out", *arms)).save()
+    planned(tmp_path / "out", *arms).open().save()
+    planned(tmp_path / "out", *arms).open().save()
     with pytest.raises(CheckpointError, match=r"stages\.2\.rl\.lr was None, is 0\.5"):
-        open_ledger(planned(tmp_path / "out", *arms, "stages.2.rl.lr=0.5"))
+        planned(tmp_path / "out", *arms, "stages.2.rl.lr=0.5").open()
 
 
 @pytest.mark.parametrize(
@@ -278,17 +286,21 @@ def test_a_budget_that_the_first_arm_sets_is_told_once_it_is_trained(tmp_path: P
 
 
 def test_names_are_as_short_as_tells_them_apart() -> None:
-    assert list(named(["mini/cleaner", "mini/rstar2"]).values()) == ["cleaner", "rstar2"]
-    assert list(named(["mini/grpo", "grpo", "own/x.toml"]).values()) == ["mini-grpo", "grpo", "own-x"]
+    assert list(name_arms(["mini/cleaner", "mini/rstar2"]).values()) == ["cleaner", "rstar2"]
+    assert list(name_arms(["mini/grpo", "grpo", "own/x.toml"]).values()) == ["mini-grpo", "grpo", "own-x"]
     words = ["quickstart/cold_start", "logs.toml", "cold start.toml"]
-    assert list(named(words).values()) == ["arm-cold_start", "arm-logs", "arm-cold start"]
+    assert list(name_arms(words).values()) == ["arm-cold_start", "arm-logs", "arm-cold start"]
 
 
 def test_arms_that_are_there_keep_their_names() -> None:
     there = ("baseline", "saar")
-    assert list(named(["a/baseline", "a/saar", "b/saar.toml"], there).values()) == ["baseline", "saar", "b-saar"]
-    assert list(named(["a/saar", "a/baseline", "b/saar.toml"], there).values()) == ["a-saar", "a-baseline", "b-saar"]
-    assert list(named(["a/x", "b/x"], ("a-x",)).values()) == ["a-x", "x"]
+    assert list(name_arms(["a/baseline", "a/saar", "b/saar.toml"], there).values()) == ["baseline", "saar", "b-saar"]
+    assert list(name_arms(["a/saar", "a/baseline", "b/saar.toml"], there).values()) == [
+        "a-saar",
+        "a-baseline",
+        "b-saar",
+    ]
+    assert list(name_arms(["a/x", "b/x"], ("a-x",)).values()) == ["a-x", "x"]
 
 
 @pytest.mark.parametrize(
@@ -345,9 +357,9 @@ def test_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:
 
 def test_a_folder_takes_further_arms_and_seeds_and_no_other_comparison(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    open_ledger(planned(out, *THREE[:2])).begin()
-    open_ledger(planned(out, *THREE, seeds=3))
-    open_ledger(planned(out, *THREE, "sandbox.url=http://a:1", "sandbox.workers=7"))
+    planned(out, *THREE[:2]).open().save()
+    planned(out, *THREE, seeds=3).open()
+    planned(out, *THREE, "sandbox.url=http://a:1", "sandbox.workers=7").open()
     for words, options, said in [
         ((THREE[1], THREE[0]), {}, r"compares mini/dapo-baseline, mini/cleaner: name these first"),
         ((THREE[0], THREE[2]), {}, "name these first"),
@@ -357,35 +369,35 @@ def test_a_folder_takes_further_arms_and_seeds_and_no_other_comparison(tmp_path:
         (THREE, {"faults": 0.2}, r"--faults 0\.1, not 0\.2"),
     ]:
         with pytest.raises(CheckpointError, match=said):
-            open_ledger(planned(out, *words, **options))  # type: ignore[arg-type]
+            planned(out, *words, **options).open()  # type: ignore[arg-type]
 
 
 def test_a_folder_takes_an_arm_whose_short_name_it_has(tmp_path: Path) -> None:
     own = tmp_path / "mine" / "cleaner.toml"
     own.parent.mkdir()
     own.write_text(find_recipe(THREE[1]).read_text().replace("attempts = 3", "attempts = 9"))
-    open_ledger(planned(tmp_path / "out", *THREE[:2])).begin()
-    ledger = open_ledger(planned(tmp_path / "out", *THREE[:2], str(own)))
-    assert list(ledger.book.arms) == ["dapo-baseline", "cleaner", "mine-cleaner"]
-    ledger.begin()
+    planned(tmp_path / "out", *THREE[:2]).open().save()
+    plan = planned(tmp_path / "out", *THREE[:2], str(own)).open()
+    assert list(plan.record.arms) == ["dapo-baseline", "cleaner", "mine-cleaner"]
+    plan.save()
     assert arms_in(tmp_path / "out") == ("dapo-baseline", "cleaner", "mine-cleaner")
-    open_ledger(planned(tmp_path / "out", *THREE[:2], str(own)))
+    planned(tmp_path / "out", *THREE[:2], str(own)).open()
 
 
 def test_a_folder_goes_on_however_a_recipes_file_is_spelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     own = tmp_path / "own.toml"
     own.write_text(find_recipe(THREE[1]).read_text())
-    open_ledger(planned(Path("out"), THREE[0], "own.toml")).begin()
-    open_ledger(planned(tmp_path / "out", THREE[0], str(own)))
+    planned(Path("out"), THREE[0], "own.toml").open().save()
+    planned(tmp_path / "out", THREE[0], str(own)).open()
     own.write_text(own.read_text().replace("attempts = 3", "attempts = 9"))
     with pytest.raises(CheckpointError, match=r"repair\.attempts was 3, is 9"):
-        open_ledger(planned(Path("out"), THREE[0], "own.toml"))
+        planned(Path("out"), THREE[0], "own.toml").open()
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(CheckpointError, match="holds no comparison"):
-        open_ledger(planned(tmp_path, *THREE))
+        planned(tmp_path, *THREE).open()
     with pytest.raises(CheckpointError, match="is a file"):
-        open_ledger(planned(tmp_path / "notes.txt", *THREE))
+        planned(tmp_path / "notes.txt", *THREE).open()

@@ -8,10 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from retcon.cli.common.targets import Target, refuse_apart, to_make
-from retcon.cli.compare.arms import read_arms
-from retcon.cli.compare.matching import Match, late_words
-from retcon.cli.compare.plan import CompareOptions, ComparePlan, make_plan
+from retcon.cli.compare import CompareOptions, Comparison, Match, budget_words, make_plan, read_arms
+from retcon.cli.runner import Target, check_same_inputs, pending
 from retcon.core.errors import CheckpointError, RecordError
 from retcon.evaluate.result import Result, read_result, score, setting_names, write_result
 from retcon.report.comparison import read_compared, run_folder
@@ -23,8 +21,8 @@ def test_a_budget_that_the_first_arm_no_longer_tells_is_not_taken_for_none(
     tmp_path: Path, match: Match, metric: str, lines: list[dict[str, float]]
 ) -> None:
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    with pytest.raises(RecordError, match=rf"metrics\.jsonl tells no {metric}: remove .*trains that run again"):
-        late_words(match, tmp_path)()
+    with pytest.raises(RecordError, match=rf"metrics\.jsonl has no {metric}: remove .*trains that run again"):
+        budget_words(match, tmp_path)
 
 
 def test_a_run_without_a_step_has_no_figures_of_0(tmp_path: Path) -> None:
@@ -48,7 +46,7 @@ def test_a_result_that_cannot_be_read_can_be_measured_again(tmp_path: Path) -> N
         read_result(tmp_path / "result.json")
 
 
-def planned(out: Path, *arms: str, match: Match = "rollouts") -> ComparePlan:
+def planned(out: Path, *arms: str, match: Match = "rollouts") -> Comparison:
     return make_plan(CompareOptions(out, 1, match), read_arms(arms))
 
 
@@ -71,21 +69,21 @@ def names(targets: list[Target]) -> list[str]:
 def test_a_model_that_was_removed_is_made_again_only_for_what_still_needs_it(tmp_path: Path) -> None:
     arms = ("mini/dapo-baseline", "mini/cleaner")
     plan = planned(tmp_path, *arms)
-    assert names(to_make(plan.targets)) == names(plan.targets), "nothing is there"
+    assert names(pending(plan.targets)) == names(plan.targets), "nothing is there"
     for target in plan.targets:
         make(target)
-    assert not to_make(plan.targets)
+    assert not pending(plan.targets)
     for target in plan.targets:
         if target.trains:
             target.makes.rmdir()
-    assert not to_make(plan.targets), "all that was to come of them is there"
+    assert not pending(plan.targets), "all that was to come of them is there"
     more = planned(tmp_path, *arms, "mini/rstar2")
     of_rstar2 = [name for name in names(more.targets) if name.startswith("rstar2")]
-    assert names(to_make(more.targets)) == ["cold start, seed 0", *of_rstar2]
+    assert names(pending(more.targets)) == ["cold start, seed 0", *of_rstar2]
     training, *evaluations = plan.trained["cleaner", 0]
     evaluations[-1].makes.unlink()
     again = ["cold start, seed 0", training.job.name, evaluations[-1].job.name]
-    assert names(to_make(plan.targets)) == again
+    assert names(pending(plan.targets)) == again
 
 
 @pytest.mark.parametrize("match", ["tokens", "wall"])
@@ -98,10 +96,10 @@ def test_an_arm_whose_budget_is_the_firsts_needs_the_cold_start_and_of_the_first
     for target in plan.trained["dapo-baseline", 0]:
         make(target)
     second = names(list(plan.trained["cleaner", 0]))
-    assert names(to_make(plan.targets)) == ["cold start, seed 0", *second]
+    assert names(pending(plan.targets)) == ["cold start, seed 0", *second]
     make(plan.cold["", 0])
     plan.trained["dapo-baseline", 0][0].makes.rmdir()
-    assert names(to_make(plan.targets)) == second
+    assert names(pending(plan.targets)) == second
 
 
 def test_runs_of_what_has_changed_under_its_name_are_not_compared(tmp_path: Path) -> None:
@@ -113,12 +111,12 @@ def test_runs_of_what_has_changed_under_its_name_are_not_compared(tmp_path: Path
     runs = [target.makes.parent for target in targets if target.trains]
     for target in targets:
         make(target)
-    refuse_apart(targets)  # of an earlier version, which told nothing
+    check_same_inputs(targets)  # of an earlier version, which told nothing
     for file in results:
         write_result(file, msgspec.structs.replace(read_result(file), inputs={"problems": "before"}))
     for run in runs:
         (run / "run.json").write_text(json.dumps({"inputs": {"start": "before"}}))
-    made = refuse_apart(targets)
+    made = check_same_inputs(targets)
     assert sorted((what, value) for (what, _), (value, _) in made.items()) == [
         ("problems", "before"), ("weights", "before"),
     ]  # fmt: skip
@@ -126,8 +124,8 @@ def test_runs_of_what_has_changed_under_its_name_are_not_compared(tmp_path: Path
     write_result(results[-1], msgspec.structs.replace(read_result(results[-1]), inputs={"problems": "after"}))
     told = rf"{results[0]} and {results[-1]} are of different problems: .*Remove the runs .*or choose another --out"
     with pytest.raises(CheckpointError, match=told):
-        refuse_apart(targets)
+        check_same_inputs(targets)
     results[-1].unlink()
     (runs[1] / "run.json").write_text(json.dumps({"inputs": {"start": "after"}}))
     with pytest.raises(CheckpointError, match=f"{runs[0]} and {runs[1]} are of different weights"):
-        refuse_apart(targets)
+        check_same_inputs(targets)

@@ -11,7 +11,7 @@ pytest.importorskip("torch", reason="the quickstart needs the [train] extra")
 
 from retcon.cli.eval import SAMPLES, _of_files
 from retcon.cli.learn import _beside
-from retcon.cli.quickstart.prepare import Wish, _data_overrides
+from retcon.cli.quickstart import QuickstartOptions
 from retcon.config.load import load_recipe
 from retcon.tasks.registry import EVERY
 
@@ -73,8 +73,8 @@ def test_a_file_that_the_recipe_evaluates_on_has_no_subset_of_its_data_set(tmp_p
 
 @pytest.mark.parametrize("name", NAMES, ids=["emoji", "quoted", "backslash", "delete"])
 def test_the_quickstart_takes_a_file_by_any_name(name: str) -> None:
-    wish = Wish("smollm2", Path("out"), (), data=Path(name), eval_data=Path(name))
-    task = load_recipe(None, ["task.kind=file", *_data_overrides(wish)]).model_dump()["task"]
+    options = QuickstartOptions("smollm2", Path("out"), (), data=Path(name), eval_data=Path(name))
+    task = load_recipe(None, ["task.kind=file", *options.data_overrides]).model_dump()["task"]
     assert (task["path"], task["evaluation_path"]) == (name, name)
 
 

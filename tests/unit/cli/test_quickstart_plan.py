@@ -7,9 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from retcon.cli.app import app
-from retcon.cli.quickstart.ledger import open_ledger
-from retcon.cli.quickstart.plan import make_plan
-from retcon.cli.quickstart.sets import SETS, arms_of
+from retcon.cli.quickstart import SETS, make_plan
 from retcon.core.errors import CheckpointError, RecipeError
 from retcon.evaluate.result import Result, Setting, write_result
 
@@ -18,11 +16,11 @@ OVERRIDES = ("rl.steps=3", "sft.steps=5", "evaluate.samples=9")
 
 def test_arms_differ_in_their_recipe_and_seeds_in_nothing_else(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, arms=["baseline", "saar"], seeds=2, overrides=["run.seed=0"])
-    assert list(plan.arms) == [("baseline", 0), ("saar", 0), ("baseline", 1), ("saar", 1)]
-    one, other = (plan.arms["saar", seed][0].recipe.model_dump() for seed in (0, 1))
+    assert list(plan.trained) == [("baseline", 0), ("saar", 0), ("baseline", 1), ("saar", 1)]
+    one, other = (plan.trained["saar", seed][0].recipe.model_dump() for seed in (0, 1))
     assert one["run"].pop("seed") + 1 == other["run"].pop("seed")
     assert one == other
-    words = plan.arms["saar", 1][0].job.words
+    words = plan.trained["saar", 1][0].job.words
     assert words[:2] == ("train", "quickstart/saar")
     assert "run.seed=1" in words
     assert words[-4:] == ("--from", str(tmp_path / "cold_start"), "--out", str(tmp_path / "saar" / "seed-1"))
@@ -30,8 +28,8 @@ def test_arms_differ_in_their_recipe_and_seeds_in_nothing_else(tmp_path: Path) -
 
 def test_an_override_reaches_the_jobs_that_it_concerns(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, arms=["saar"], seeds=1, overrides=["run.seed=0", *OVERRIDES])
-    sft, cold_eval = plan.cold
-    train, arm_eval = plan.arms["saar", 0]
+    sft, cold_eval = plan.cold_targets
+    train, arm_eval = plan.trained["saar", 0]
     assert "sft.steps=5" in sft.job.words
     assert "rl.steps=3" not in sft.job.words
     assert "rl.steps=3" in train.job.words
@@ -44,7 +42,7 @@ def test_arms_and_cold_start_are_trained_and_measured_under_the_same_changes(tmp
     of_jobs = {"trained": {**shared, "lora.rank": 4}, "measured": {**shared, "evaluate.problems": 5}}
     words = [f"{key}={value}" for keys in of_jobs.values() for key, value in keys.items()]
     plan = make_plan(tmp_path, arms=["baseline", "saar"], seeds=1, overrides=[*dict.fromkeys(words)])
-    pairs = [plan.cold, *plan.arms.values()]
+    pairs = [plan.cold_targets, *plan.trained.values()]
     for at, keys in enumerate(of_jobs.values()):
         for pair in pairs:
             told = pair[at].recipe.model_dump()
@@ -54,12 +52,12 @@ def test_arms_and_cold_start_are_trained_and_measured_under_the_same_changes(tmp
 def test_every_override_reaches_a_job_or_is_refused(tmp_path: Path) -> None:
     words = ["strategy.kind=arpo", "run.threads=3", "engine.kind=local", "demos.kind=engine", "run.seed=7"]
     plan = make_plan(tmp_path, arms=["baseline", "saar"], seeds=2, overrides=words)
-    trained = [train for train, _ in plan.arms.values()]
+    trained = [train for train, _ in plan.trained.values()]
     assert {train.recipe.strategy.kind for train in trained} == {"arpo"}
     assert [train.recipe.run.seed for train in trained] == [7, 7, 8, 8]
     assert {target.recipe.run.threads for target in plan.targets} == {3}
     assert {target.job.threads for target in plan.targets if target.job.words[0] != "eval"} == {3}
-    assert "engine.kind=local" in plan.cold[0].job.words, "the demonstrations' teacher"
+    assert "engine.kind=local" in plan.cold_targets[0].job.words, "the demonstrations' teacher"
     with pytest.raises(RecipeError, match=r"'dpo\.beta=0\.3': no job of a quickstart has a use for dpo\.beta"):
         make_plan(tmp_path, arms=["saar"], seeds=1, overrides=["dpo.beta=0.3"])
 
@@ -72,8 +70,8 @@ def test_a_kind_and_its_keys_go_together(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, arms=["baseline", "saar"], seeds=1, overrides=[*server, *teacher, *limits])
     assert {target.recipe.engine.kind for target in plan.targets} == {"vllm"}
     assert all(set(server) <= set(target.job.words) for target in plan.targets)
-    assert plan.cold[0].recipe.demos.model_dump()["model"] == "smollm2"
-    assert {train.recipe.strategy.model_dump()["initial"] for train, _ in plan.arms.values()} == {3}
+    assert plan.cold_targets[0].recipe.demos.model_dump()["model"] == "smollm2"
+    assert {train.recipe.strategy.model_dump()["initial"] for train, _ in plan.trained.values()} == {3}
     for alone, kinds in (
         ("engine.url=http://127.0.0.1:1", "kind = .*vllm"),
         ("demos.model=smollm2", "kind = .*engine"),
@@ -87,7 +85,7 @@ def test_a_kind_and_its_keys_go_together(tmp_path: Path) -> None:
 def test_keys_of_the_cold_starts_own_kind_of_demonstrations_reach_it(tmp_path: Path) -> None:
     changes = ["demos.reasoning=before"]
     plan = make_plan(tmp_path, arms=["saar"], seeds=1, overrides=changes, about=SETS["smollm2"])
-    assert plan.cold[0].recipe.demos.model_dump()["reasoning"] == "before"
+    assert plan.cold_targets[0].recipe.demos.model_dump()["reasoning"] == "before"
     with pytest.raises(RecipeError, match=r"'demos\.keep=right': demos\.keep belongs to kind = .*teacher"):
         make_plan(tmp_path, arms=["saar"], seeds=1, overrides=["demos.keep=right"], about=SETS["smollm2"])
 
@@ -128,7 +126,7 @@ def test_without_overrides_the_jobs_are_the_recipes_own(tmp_path: Path) -> None:
 def test_trackers_get_every_training_under_a_name_of_its_own(tmp_path: Path) -> None:
     words = ("track.to=tests:Mine", "track.project=mine")
     plan = make_plan(tmp_path, arms=["baseline", "saar"], seeds=2, overrides=words)
-    trained = [plan.cold[0], *(pair[0] for pair in plan.arms.values())]
+    trained = [plan.cold_targets[0], *(pair[0] for pair in plan.trained.values())]
     assert all(word in target.job.words for target in trained for word in words)
     names = ["cold_start", "baseline-seed-1", "saar-seed-1", "baseline-seed-2", "saar-seed-2"]
     assert [target.recipe.track.name for target in trained] == names
@@ -140,14 +138,14 @@ def test_trackers_get_every_training_under_a_name_of_its_own(tmp_path: Path) -> 
 
 
 def test_trackers_may_change_from_session_to_session(tmp_path: Path) -> None:
-    open_ledger(make_plan(tmp_path, arms=["saar"], seeds=1)).begin()
-    open_ledger(make_plan(tmp_path, arms=["saar"], seeds=1, overrides=["track.to=tensorboard"])).begin()
-    open_ledger(make_plan(tmp_path, arms=["saar"], seeds=1))
+    make_plan(tmp_path, arms=["saar"], seeds=1).open().save()
+    make_plan(tmp_path, arms=["saar"], seeds=1, overrides=["track.to=tensorboard"]).open().save()
+    make_plan(tmp_path, arms=["saar"], seeds=1).open()
 
 
 def test_an_override_of_a_kind_reaches_the_arms_of_that_kind(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, arms=["baseline", "saar"], seeds=1, overrides=["repair.gamma=0.3", "rl.clip_high=0.4"])
-    (baseline, _), (saar, _) = plan.arms.values()
+    (baseline, _), (saar, _) = plan.trained.values()
     assert "repair.gamma=0.3" in saar.job.words
     assert "repair.gamma=0.3" not in baseline.job.words
     assert all("rl.clip_high=0.4" in target.job.words for target in (baseline, saar))
@@ -157,7 +155,7 @@ def test_an_override_of_a_kind_reaches_the_arms_of_that_kind(tmp_path: Path) -> 
 
 def test_both_checkpoints_are_measured_alike(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, arms=["baseline", "saar", "roc"], seeds=1)
-    measured = [plan.cold[1], *(pair[1] for pair in plan.arms.values())]
+    measured = [plan.cold_targets[1], *(pair[1] for pair in plan.trained.values())]
     for section in ("task", "rollout", "sandbox", "evaluate"):
         assert len({getattr(s.recipe, section).model_dump_json() for s in measured}) == 1, section
     assert {s.recipe.run.threads for s in measured} == {1}
@@ -165,8 +163,8 @@ def test_both_checkpoints_are_measured_alike(tmp_path: Path) -> None:
 
 def test_from_scratch_gives_way_to_the_users_own(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, arms=["saar"], seeds=1, overrides=["sft.steps=5"], from_scratch=True)
-    assert plan.cold[0].recipe.model.path == "scratch"
-    assert plan.cold[0].recipe.sft.steps == 5
+    assert plan.cold_targets[0].recipe.model.path == "scratch"
+    assert plan.cold_targets[0].recipe.sft.steps == 5
     assert plan.options == ("sft.steps=5", "--from-scratch")
 
 
@@ -182,42 +180,39 @@ def test_what_is_no_arm_is_refused(tmp_path: Path, arm: str) -> None:
 
 
 def test_the_ledger_refuses_other_recipes_and_takes_further_arms(tmp_path: Path) -> None:
-    open_ledger(make_plan(tmp_path, arms=["saar"], seeds=1)).begin()
-    open_ledger(make_plan(tmp_path, arms=["saar", "roc"], seeds=2))
+    make_plan(tmp_path, arms=["saar"], seeds=1).open().save()
+    make_plan(tmp_path, arms=["saar", "roc"], seeds=2).open()
     with pytest.raises(CheckpointError, match=r"rl\.steps was 80, is 5.*choose another --out"):
-        open_ledger(make_plan(tmp_path, arms=["saar"], seeds=1, overrides=["rl.steps=5"]))
+        make_plan(tmp_path, arms=["saar"], seeds=1, overrides=["rl.steps=5"]).open()
 
 
 def test_the_ledger_of_a_version_with_fewer_keys_is_taken(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, arms=["saar"], seeds=1)
-    open_ledger(plan).begin()
+    plan.open().save()
     path = tmp_path / "quickstart.json"
     book = json.loads(path.read_text())
     for recipe in book["recipes"].values():
         del recipe["rl"]["shared_advantage"]
         recipe.get("repair", {}).pop("lookahead", None)
     path.write_text(json.dumps(book))
-    open_ledger(plan)
+    plan.open()
     with pytest.raises(CheckpointError, match=r"repair\.lookahead was None, is 'first'"):
-        open_ledger(make_plan(tmp_path, arms=["saar"], seeds=1, overrides=["repair.lookahead=first"]))
+        make_plan(tmp_path, arms=["saar"], seeds=1, overrides=["repair.lookahead=first"]).open()
 
 
-def test_the_ledger_adds_up_sessions(tmp_path: Path) -> None:
+def test_a_broken_record_is_refused(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, arms=["saar"], seeds=1)
-    open_ledger(plan).begin()
+    plan.open().save()
     path = tmp_path / "quickstart.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "seconds": 100.0}))
-    ledger = open_ledger(plan)
-    assert ledger.seconds == 100.0  # looking at a finished run takes no time
-    ledger.begin()
-    assert ledger.seconds > 100.0
+    assert plan.open().record.seconds == 100.0
     path.write_text("{")
     with pytest.raises(CheckpointError, match=r"quickstart\.json cannot be read"):
-        open_ledger(plan)
+        plan.open()
 
 
 def test_an_evaluation_has_finished_once_both_settings_are_there(tmp_path: Path) -> None:
-    target = make_plan(tmp_path, arms=["saar"], seeds=1).cold[1]
+    target = make_plan(tmp_path, arms=["saar"], seeds=1).cold_targets[1]
     target.makes.parent.mkdir(parents=True)
     assert not target.finished
     result = Result("c", {}, {})
@@ -229,24 +224,24 @@ def test_an_evaluation_has_finished_once_both_settings_are_there(tmp_path: Path)
 
 
 def test_with_top_p_1_an_evaluation_has_one_setting(tmp_path: Path) -> None:
-    target = make_plan(tmp_path, arms=["saar"], seeds=1, overrides=["evaluate.top_p=1.0"]).cold[1]
+    target = make_plan(tmp_path, arms=["saar"], seeds=1, overrides=["evaluate.top_p=1.0"]).cold_targets[1]
     target.makes.parent.mkdir(parents=True)
     write_result(target.makes, Result("c", {}, {}).with_setting("t1", Setting(1.0, 1.0, [], 0, {}, {}, 0.0, 0.0)))
     assert target.finished
 
 
 def test_the_arms_are_the_usual_ones_or_those_that_are_named_once() -> None:
-    assert arms_of(None, SETS["numbers"]) == ("baseline", "saar", "blame")
-    assert arms_of("roc, saar,,roc", SETS["numbers"]) == ("roc", "saar")
+    assert SETS["numbers"].parse_arms(None) == ("baseline", "saar", "blame")
+    assert SETS["numbers"].parse_arms("roc, saar,,roc") == ("roc", "saar")
     with pytest.raises(RecipeError, match="--arms names no arm; there are: baseline, blame, roc, saar"):
-        arms_of(" ,", SETS["numbers"])
+        SETS["numbers"].parse_arms(" ,")
 
 
 @pytest.mark.parametrize("name", SETS)
 def test_every_quickstart_has_recipes_of_its_usual_arms(tmp_path: Path, name: str) -> None:
     about = SETS[name]
     assert set(about.usual) <= set(about.arms)
-    assert [arm for arm, _ in make_plan(tmp_path, arms=about.usual, seeds=1, about=about).arms] == list(about.usual)
+    assert [arm for arm, _ in make_plan(tmp_path, arms=about.usual, seeds=1, about=about).trained] == list(about.usual)
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:

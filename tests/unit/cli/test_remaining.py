@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from retcon.cli.jobs import Job, Remaining, board_for
+from retcon.cli.jobs import Job, Remaining, display_jobs
 
 
 class Clock:
@@ -97,7 +97,7 @@ def test_a_job_that_begins_another_part_is_reckoned_by_that_part_alone() -> None
 def test_the_board_says_how_long_all_will_take(terminal: bool) -> None:
     console = Console(file=io.StringIO(), force_terminal=terminal, width=120, color_system=None)
     jobs = jobs_of("train", "train")
-    with board_for(console, jobs, 2) as board:
+    with display_jobs(console, jobs, 2) as board:
         for job in jobs:
             board.started(job)
             board.moved(job, "training", 1, 80)
@@ -108,7 +108,7 @@ def test_the_board_says_how_long_all_will_take(terminal: bool) -> None:
 def test_nothing_is_said_of_the_time_left_while_it_is_not_known() -> None:
     console = Console(file=io.StringIO(), width=120)
     jobs = jobs_of("train", "eval")
-    with board_for(console, jobs, 1) as board:
+    with display_jobs(console, jobs, 1) as board:
         board.started(jobs[0])
         board.moved(jobs[0], "training", 1, 80)
         board.ended(jobs[0])
@@ -118,7 +118,7 @@ def test_nothing_is_said_of_the_time_left_while_it_is_not_known() -> None:
 def test_nothing_is_said_of_it_when_all_are_done() -> None:
     console = Console(file=io.StringIO(), width=120)
     (job,) = jobs_of("train")
-    with board_for(console, [job], 1) as board:
+    with display_jobs(console, [job], 1) as board:
         board.started(job)
         board.ended(job)
     assert console.file.getvalue().endswith("train-0: done (1 of 1)\n")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from retcon.cli.compare.plan import CompareOptions
-from retcon.cli.reproduce.plan import (
+from retcon.cli.compare import CompareOptions
+from retcon.cli.reproduce import (
     PAPERS,
     Reproduction,
     find_paper,
@@ -55,12 +55,11 @@ def test_only_the_arms_of_the_wanted_studies_are_trained(tmp_path: Path) -> None
 
 def test_a_later_session_can_be_about_other_studies(tmp_path: Path) -> None:
     first = planned(tmp_path, "cleaner", "recovery")
-    first.ledger.begin()
-    first.ledger.end()
+    first.compared.save()
     later = planned(tmp_path, "cleaner", "gamma")
     names = [arm.name for arm in later.compared.arms]
     assert names[:3] == ["baseline", "cleaner", "recovery"]
-    assert names[3:] == [name for name in later.arms if name.startswith("gamma")]
+    assert names[3:] == [name for name in later.about if name.startswith("gamma")]
     assert not any("recovery" in target.job.name for target in later.targets)
 
 
@@ -185,7 +184,7 @@ def test_an_unknown_role_or_recipe_is_refused(given: str, told: str) -> None:
 def test_an_arm_that_switches_needs_two_steps(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"rl\.steps = 1: recovery changes its \[repair\] halfway, which takes 2"):
         planned(tmp_path, "cleaner", "recovery", "rl.steps=1")
-    assert planned(tmp_path, "cleaner", "switch", "rl.steps=1").arms == ("baseline", "cleaner")
+    assert planned(tmp_path, "cleaner", "switch", "rl.steps=1").about.keys() == {"baseline", "cleaner"}
 
 
 def test_arms_that_a_change_makes_alike_are_named(tmp_path: Path) -> None:
@@ -204,8 +203,7 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
 
 def test_a_command_that_is_refused_leaves_the_recipes_of_an_unfinished_one(tmp_path: Path) -> None:
     first = planned(tmp_path, "cleaner", "recovery")
-    first.ledger.begin()
-    first.ledger.end()
+    first.compared.save()
     recipe = tmp_path / "recipes" / "recovery.toml"
     before = recipe.read_bytes()
     with pytest.raises(CheckpointError, match=r"rl\.steps was 80, is 8"):

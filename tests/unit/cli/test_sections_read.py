@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from retcon.cli.app import app
 from retcon.cli.arguments import READS, conversing
-from retcon.cli.common.targets import cold_start, training
-from retcon.cli.compare.arms import read_arms
+from retcon.cli.compare import read_arms
+from retcon.cli.runner import cold_start, training
 from retcon.config.load import ALL, load_recipe
 from retcon.core.errors import RecipeError
 

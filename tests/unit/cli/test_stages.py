@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from retcon.cli.jobs import FEW, Job, board_for
+from retcon.cli.jobs import FEW, Job, display_jobs
 from retcon.core.errors import CheckpointError
 from retcon.runs.folder import RunFolder
 from retcon.store.whole import alone
@@ -18,7 +18,7 @@ def test_a_job_is_shown_by_its_very_name() -> None:
     text = io.StringIO()
     console = Console(file=text, force_terminal=True, width=120, color_system=None)
     job = Job("own[v1], seed 1", (), Path("log"))
-    with board_for(console, [job]) as board:
+    with display_jobs(console, [job]) as board:
         board.started(job)
         board.moved(job, "evaluating [runs]/a", 1, 2)
     assert "own[v1], seed 1" in text.getvalue()
@@ -30,7 +30,7 @@ def shown(count: int, *, terminal: bool) -> str:
     text = io.StringIO()
     console = Console(file=text, force_terminal=terminal, width=120, color_system=None)
     jobs = [Job(f"job-{n}", (), Path("log")) for n in range(count)]
-    with board_for(console, jobs) as board:
+    with display_jobs(console, jobs) as board:
         board.started(jobs[0])
         board.moved(jobs[0], "working", 1, 2)
         board.ended(jobs[0])

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from comparing import FAILED, FIX, answer, comparison, repaired, trajectory
-from retcon.cli.reproduce.plan import PAPERS
+from retcon.cli.reproduce import PAPERS
 from retcon.config.load import load_recipe
 from retcon.core.types import Trajectory
 from retcon.evaluate.result import Result, score

@@ -1,4 +1,4 @@
-"""What `retcon reproduce` trains, a paper's variants as the arms of a comparison, and what it prints of them."""
+"""Plan and end of `retcon reproduce`: a paper's variants as the arms of a comparison, beside the paper's values."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from retcon.cli.arguments import command_line, of_sections, refuse_untaken, split_overrides, taken
-from retcon.cli.common.targets import Ledger, Target, read_book
-from retcon.cli.compare.arms import Arm, arm_of, refuse_incomparable, with_curve
-from retcon.cli.compare.finish import print_end
-from retcon.cli.compare.plan import FILE, CompareBook, CompareOptions, ComparePlan, make_plan, open_ledger
+from retcon.cli.compare import Arm, CompareOptions, Comparison, add_curve, arms_in, finish_arms, make_arm, make_plan
+from retcon.cli.runner import Target, print_end
 from retcon.config.load import complaint, find_recipe, load_recipe, recipe_to_toml
 from retcon.config.schema import Recipe
 from retcon.core.errors import RecipeError, nearest
@@ -29,28 +27,28 @@ from retcon.store.whole import alone, explained, write_whole
 
 PAPERS = {paper.name: paper for paper in (CLEANER, RSTAR2)}
 SWITCHED = "recipes"
-"""Folder for the recipes that are made here, of arms that change their [repair] on the way."""
+"""Folder of generated recipes, of arms that change their [repair] halfway."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reproduction:
-    """compared: all arms of the folder. arms: of those, the names that the studies are about. about: name to what an
-    arm is trained with, in words."""
+    """Some studies of a paper, and the comparison that trains their arms.
+
+    Args:
+        compared: all arms of the folder, those of earlier sessions among them.
+        about: name of each arm of the studies to what it is trained with.
+    """
 
     paper: Paper
     studies: tuple[Study, ...]
-    compared: ComparePlan
-    ledger: Ledger[CompareBook]
-    arms: tuple[str, ...]
+    compared: Comparison
     about: dict[str, str]
 
     @property
     def targets(self) -> list[Target]:
-        """In the order in which they are to be done, seed by seed; evaluations with purification on are made of the
-        arms alone whose studies read them."""
+        """Targets of the studies' arms; evaluations with purification on only where a study reads them."""
         repaired = {arm for study in self.studies if study.repaired for arm in self.paper.compared(study)}
-        mine = [target for arm in self.arms for seed in self.compared.seeds
-                for target in self.compared.trained[arm, seed]
+        mine = [target for (arm, _), targets in self.compared.trained.items() if arm in self.about for target in targets
                 if arm in repaired or target.makes.parent.name != REPAIRED]  # fmt: skip
         named = {name for target in mine for name in (target.job.name, *target.job.needs)}
         return [target for target in self.compared.targets if target.job.name in named]
@@ -59,25 +57,24 @@ class Reproduction:
 def make_reproduction(
     options: CompareOptions, paper: Paper, studies: tuple[Study, ...], recipes: Mapping[str, str], words: Sequence[str]
 ) -> Reproduction:
-    """Plan a reproduction, and write the recipes that are made for it once nothing refuses it.
+    """Plan a reproduction, and write its generated recipes once nothing refuses it.
 
-    Arms that the folder has already come first, in its order, so that a session can be about other studies than the one
-    before. words: overrides. Raises as `make_plan`, `open_ledger` and `write_recipes` do.
+    Arms that the folder has already come first, so that a session can be about other studies than the one before.
+    words: overrides. Raises RecipeError, CheckpointError, StorageError.
     """
     wanted = {variant.name for variant in paper.arms_of(studies)}
-    there = list(read_book(options.out / FILE, CompareBook).arms)
     known = {variant.name: variant for variant in paper.variants}
-    order = [name for name in there if name in known]
+    order = [name for name in arms_in(options.out) if name in known]
     order += [name for name in known if name in wanted and name not in order]
     variants = [known[name] for name in order]
     if all(variant.start for variant in variants) and (options.start or options.cold):
         flag = "--from" if options.start else "--cold-start"
         raise RecipeError(f"{flag}: the arms {', '.join(order)} begin at a model of their own: leave it out")
     compared = make_plan(options, make_arms(variants, recipes, words, options.out), words)
-    ledger = open_ledger(compared, ours=(SWITCHED,))
-    write_recipes(compared.arms, options.out)
+    compared.open(ours=(SWITCHED,))
+    _write_recipes(compared.arms, options.out)
     about = {variant.name: describe(variant, recipes) for variant in paper.variants if variant.name in wanted}
-    return Reproduction(paper, studies, compared, ledger, tuple(about), about)
+    return Reproduction(paper, studies, compared, about)
 
 
 def quick_overrides(paper: Paper, studies: tuple[Study, ...], recipes: Mapping[str, str]) -> list[str]:
@@ -87,8 +84,7 @@ def quick_overrides(paper: Paper, studies: tuple[Study, ...], recipes: Mapping[s
 
 
 def find_paper(words: Sequence[str]) -> tuple[Paper, list[str]]:
-    """The words after `retcon reproduce`: a paper, and overrides. Raises RecipeError for an unknown paper, with the
-    nearest, and for a further word that is no override."""
+    """Read the words after `retcon reproduce`: a paper, and overrides. Raises RecipeError with the nearest name."""
     name, overrides = split_overrides(words)
     if name not in PAPERS:
         hint = nearest(name, PAPERS) if name else ""
@@ -97,8 +93,7 @@ def find_paper(words: Sequence[str]) -> tuple[Paper, list[str]]:
 
 
 def select_studies(paper: Paper, only: str | None) -> tuple[Study, ...]:
-    """The studies of a list such as `main,gamma`, in the paper's order; all of them where there is none. Raises
-    RecipeError for one that the paper does not have."""
+    """The studies of a list such as `main,gamma`, all without one. Raises RecipeError with the nearest name."""
     if only is None:
         return paper.studies
     wanted = [word for word in only.replace(" ", "").split(",") if word]
@@ -114,8 +109,7 @@ def select_studies(paper: Paper, only: str | None) -> tuple[Study, ...]:
 
 
 def recipes_of(paper: Paper, given: Sequence[str]) -> dict[str, str]:
-    """Role to recipe, with those of `ROLE=RECIPE` in place of the miniature's. Raises RecipeError for an unknown role
-    or recipe."""
+    """Role to recipe, `given` ones (ROLE=RECIPE) in place of the miniature's. Raises RecipeError."""
     found = dict(paper.recipes)
     for word in given:
         role, sign, recipe = word.partition("=")
@@ -133,21 +127,18 @@ def recipes_of(paper: Paper, given: Sequence[str]) -> dict[str, str]:
 def make_arms(
     variants: Sequence[Variant], recipes: Mapping[str, str], overrides: Sequence[str], out: Path
 ) -> list[Arm]:
-    """An arm a variant, in their order; overrides go to all that have the key. Those that switch have recipes in `out`
-    that are not written yet. Raises RecipeError where a variant cannot be made of its recipe, or arms cannot be
-    compared."""
+    """Make an arm of each variant; overrides go to all that have the key.
+
+    Arms that switch have recipes in `out` that are not written yet. Raises RecipeError.
+    """
     takers = [(recipes[v.role], [*v.keys, *_own(v, recipes, overrides)]) for v in variants]
     takers += [(recipes[v.switches_to], _later(v, recipes, overrides)) for v in variants if v.switches_to]
     refuse_untaken(overrides, takers)
-    arms = [_arm(variant, recipes, overrides, out) for variant in variants]
-    arms = [with_curve(arm, arms[0]) for arm in arms]
-    refuse_incomparable(arms)
-    return arms
+    return finish_arms([_arm(variant, recipes, overrides, out) for variant in variants])
 
 
-def write_recipes(arms: Sequence[Arm], out: Path) -> None:
-    """Writes those that the arms bring, unless they are there. Raises CheckpointError where another command is at work
-    in `out`, StorageError."""
+def _write_recipes(arms: Sequence[Arm], out: Path) -> None:
+    """Write the recipes that arms bring, where they changed. Raises CheckpointError, StorageError."""
     todo = [(Path(arm.recipe), arm.text) for arm in arms if arm.text is not None]
     todo = [(path, text) for path, text in todo if not path.is_file() or path.read_text(encoding="utf-8") != text]
     if not todo:
@@ -172,26 +163,26 @@ def _arm(variant: Variant, recipes: Mapping[str, str], overrides: Sequence[str],
         own.append(f"rl.lr={variant.rate * load_recipe(recipes[variant.role], [*variant.keys, *own]).rl.lr:.6g}")
     if variant.switches_to:
         path, later = out / SWITCHED / f"{variant.name}.toml", _later(variant, recipes, overrides)
-        return arm_of(variant.name, str(path), (), recipe_to_toml(_switched(variant, recipes, own, later)))
-    return arm_of(variant.name, recipes[variant.role], (*variant.keys, *own), start=variant.start)
+        return make_arm(variant.name, str(path), (), recipe_to_toml(_switched(variant, recipes, own, later)))
+    return make_arm(variant.name, recipes[variant.role], (*variant.keys, *own), start=variant.start)
 
 
 def _own(variant: Variant, recipes: Mapping[str, str], overrides: Sequence[str]) -> list[str]:
-    """Of its recipe, but not over what it is about."""
+    """Overrides of a variant's recipe, except of the keys that it is about."""
     about = [key.partition("=")[0] for key in variant.keys]
     free = [o for o in overrides if o.partition("=")[0] not in about]
     return taken(recipes[variant.role], free, variant.keys)
 
 
 def _later(variant: Variant, recipes: Mapping[str, str], overrides: Sequence[str]) -> list[str]:
-    """Of the [repair] that it switches to."""
+    """Overrides of the [repair] that a variant switches to."""
     return taken(recipes[variant.switches_to], of_sections(overrides, ("repair",)))
 
 
 def _switched(variant: Variant, recipes: Mapping[str, str], overrides: Sequence[str], later: Sequence[str]) -> Recipe:
     """A recipe of two stages: the variant's own, then with the other's [repair]. later: overrides of that one."""
-    before = arm_of(variant.name, recipes[variant.role], overrides)
-    base = with_curve(before, before).settings  # written out whole, where nothing can be left to be added
+    before = make_arm(variant.name, recipes[variant.role], overrides)
+    base = add_curve(before, before).settings  # written out whole, so nothing can be added later
     other = load_recipe(recipes[variant.switches_to], later)
     if base.stages:
         raise RecipeError(f"{recipes[variant.role]} has stages already: {variant.name} cannot switch its [repair]")
@@ -209,10 +200,12 @@ def _switched(variant: Variant, recipes: Mapping[str, str], overrides: Sequence[
         raise RecipeError(f"{variant.name}, of {recipes[variant.role]}: {reason}") from error
 
 
-def finish(plan: Reproduction, seconds: float, command: str, console: Console, *, quick: bool = False) -> None:
-    """Write the page of the plan's runs into its folder, and print its tables."""
-    out, seeds = plan.compared.options.out, plan.compared.seeds
-    runs = {arm: [read_compared(out, arm, seed) for seed in seeds] for arm in plan.arms}
+def print_reproduction(
+    plan: Reproduction, seconds: float, command: str, console: Console, *, quick: bool = False
+) -> None:
+    """Write the page of the runs into the folder, and print its tables."""
+    out, seeds, arms = plan.compared.out, plan.compared.seeds, list(plan.about)
+    runs = {arm: [read_compared(out, arm, seed) for seed in seeds] for arm in arms}
     recipes = {arm.name: arm.settings for arm in plan.compared.arms if arm.name in runs}
     found = Reproduced(plan.paper, plan.studies, runs, recipes, plan.about, command, seconds, quick)
     for report in write_reproduced(found, out):
@@ -225,23 +218,22 @@ def finish(plan: Reproduction, seconds: float, command: str, console: Console, *
         for table in (*report.sheet.tables(console), beside):
             console.print(table)
             console.print()
-    console.print(f"{seconds / 60:.1f} minutes in all. Where everything is, in {out}:", highlight=False, soft_wrap=True)
-    places = {
+    files = {
         "page": PAGE,
         "figures": FIGURES,
         "pictures": f"{PICTURES}/<study>/*.png",
         "models": "<arm>/seed-<n>/final",
     }
-    folders = [run_folder(out, arm, seeds[0]) for arm in plan.arms[:2]]
-    lines = [
+    folders = [run_folder(out, arm, seeds[0]) for arm in arms[:2]]
+    commands = [
         command_line("retcon", "report", *folders),
         command_line("retcon", "show", folders[-1] / "eval" / "trajectories-t1.jsonl"),
     ]
-    print_end(console, places, found.caveat, lines)
+    print_end(console, out, seconds, files, commands, found.caveat)
 
 
 def print_studies(paper: Paper, studies: tuple[Study, ...], recipes: Mapping[str, str], console: Console) -> None:
-    """Print what there is to run, and with which arms."""
+    """Print what can be run, and with which arms."""
     console.print(f"{paper.title} (arXiv {paper.arxiv})", highlight=False, soft_wrap=True)
     for study in studies:
         arms = ", ".join(paper.compared(study))
