@@ -36,9 +36,10 @@ IMPORT_ALL = """
 import importlib, pkgutil, retcon
 
 RIGHT = (  # [train], [serve], TRL
-    "retcon.train", "retcon.__main__", "retcon.basemodel", "retcon.cli.demonstrations", "retcon.cli.dry_run",
-    "retcon.engine.local", "retcon.http", "retcon.models", "retcon.planning", "retcon.plugins",
-    "retcon.sandbox.service", "retcon.serve",
+    "retcon.train", "retcon.__main__", "retcon.basemodel", "retcon.cli.compare", "retcon.cli.demonstrations",
+    "retcon.cli.dry_run", "retcon.cli.quickstart", "retcon.cli.reproduce", "retcon.cli.runner",
+    "retcon.engine.local", "retcon.http", "retcon.models", "retcon.planning.estimate", "retcon.planning.needs",
+    "retcon.plugins", "retcon.sandbox.service", "retcon.serve",
 )  # fmt: skip
 for module in pkgutil.walk_packages(retcon.__path__, "retcon."):
     name = module.name

@@ -36,7 +36,7 @@ from retcon.core.together import together
 from retcon.core.types import REPLACED, Observation, Provenance, ToolCall, Trajectory, Turn
 from retcon.evaluate.runner import OnPlace
 from retcon.evaluate.statistics import CONFIDENCE, RESAMPLES, Interval
-from retcon.planning.needs import refuse_unfit_rollouts
+from retcon.planning.rollouts import check_rollouts_fit
 from retcon.purify.failing import FAILURES, has_failed
 from retcon.purify.types import Repair
 from retcon.rollout.context import MAX_LOST_SHARE, RolloutContext
@@ -488,7 +488,7 @@ def run_audit(
     _open(job, model, tasks, family.system)  # after what advises another recipe, which is to have the same folder
     if (job.out / RESULT).exists():
         return read_audit(job.out / RESULT)
-    refuse_unfit_rollouts(recipe, job.checkpoint)
+    check_rollouts_fit(recipe, job.checkpoint)
     engine = build_policy(recipe, job.checkpoint, chat, on_place)
 
     async def audited() -> Audit:

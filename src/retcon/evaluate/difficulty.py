@@ -16,7 +16,7 @@ from retcon.core.seeds import derive
 from retcon.core.types import Trajectory
 from retcon.engine.types import Generator
 from retcon.evaluate.runner import OnPlace
-from retcon.planning.needs import refuse_unfit_rollouts
+from retcon.planning.rollouts import check_rollouts_fit
 from retcon.rollout.context import MAX_LOST_SHARE
 from retcon.rollout.group import rollout_groups
 from retcon.rollout.lengths import fitting
@@ -86,7 +86,7 @@ def run_difficulty(
                 on_progress(done, len(wanted))
 
         if todo:
-            refuse_unfit_rollouts(recipe, checkpoint)
+            check_rollouts_fit(recipe, checkpoint)
             engine = build_policy(recipe, checkpoint, chat, on_place)
             asyncio.run(measure(recipe, todo, rollouts=rollouts, engine=engine, chat=chat, on_task=add, family=family))
     return [known[id] for id in wanted if id in known]

@@ -43,7 +43,7 @@ from retcon.evaluate.result import (
     setting_names,
     write_result,
 )
-from retcon.planning.needs import refuse_unfit_rollouts
+from retcon.planning.rollouts import check_rollouts_fit
 from retcon.rollout.context import MAX_LOST_SHARE, Faults
 from retcon.rollout.group import rollout_group
 from retcon.rollout.lengths import check_lengths
@@ -113,7 +113,7 @@ def run_evaluation(
     chat = build_engine_chat(recipe, checkpoint, family)
     check_lengths(tasks, chat, recipe.rollout.max_tokens, "problems")
     section = recipe.evaluate.model_copy(update={"problems": max(1, len(tasks))})
-    refuse_unfit_rollouts(recipe.model_copy(update={"evaluate": section}), checkpoint, out)
+    check_rollouts_fit(recipe.model_copy(update={"evaluate": section}), checkpoint, out)
     _make_folder(out)
     engine = build_policy(recipe, checkpoint, chat, on_place)
     count = len(tasks) * recipe.evaluate.samples

@@ -360,26 +360,6 @@ def table(parts: Sequence[Part]) -> list[tuple[str, str, str]]:
     return [(p.name, gib(p.bytes), "; ".join(t for t in (p.about, when[p.phase]) if t)) for p in parts]
 
 
-def refuse_unfit_rollouts(recipe: Recipe, checkpoint: Path, out: Path | None = None) -> None:
-    """Raises RecipeError where memory does not hold rollouts of the model in `checkpoint`, `compute.kv_memory_mb` not
-    one of them, or the disk of `out` not those of an evaluation that is kept there; None: none is."""
-    if not recipe.engine.in_process:
-        return
-    try:
-        from retcon.models.devices import place
-        from retcon.models.loading import load_config
-    except ImportError:  # without torch, of which `build_policy` speaks where the engine needs it
-        return
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ComputeWarning)  # they come when the model is loaded
-        where = place(recipe, load_config(checkpoint), ("rollout_dtype",))
-    needs = needs_of("eval", recipe, checkpoint, where)
-    if out is None:
-        refuse_overfull(needs)
-    else:
-        refuse_unfit(needs, out)
-
-
 LARGE = 50_000_000
 """Parameters from which a model is warned for. The defaults are for the packaged one, which has 0.7 M: ten steps of SFT
 at 4e-3 leave a model of 135 M no English (`benchmarks/studies/rates.py`)."""

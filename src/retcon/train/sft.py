@@ -29,7 +29,8 @@ from retcon.engine.kinds.local import LocalSection
 from retcon.models.devices import OnPlace
 from retcon.models.loading import load_config, positions
 from retcon.models.placing import model_folder, place_training
-from retcon.planning.needs import needs_of, refuse_unfit, refuse_unfit_rollouts, warn_of_rate
+from retcon.planning.needs import needs_of, refuse_unfit, warn_of_rate
+from retcon.planning.rollouts import check_rollouts_fit
 from retcon.rollout.group import rollout_groups
 from retcon.rollout.lengths import fitting
 from retcon.runs.folder import RunFolder, open_run
@@ -80,7 +81,7 @@ def to_sample(recipe: Recipe, folder: Path, out: Path) -> ToSample | None:
     recipe, _ = settle(recipe, folder, family)
     _refuse_beyond(recipe, folder)
     if not RunFolder(out).finished:
-        refuse_unfit_rollouts(recipe, folder)
+        check_rollouts_fit(recipe, folder)
     asked = held_out(recipe, family, recipe.sft.samples)
     fit = fitting(asked, build_chat(recipe, folder, family), recipe.rollout.max_tokens)
     return ToSample(recipe, family, tuple(fit))

@@ -18,7 +18,7 @@ from retcon.config.load import apply_override
 from retcon.core.errors import RecipeError
 from retcon.core.types import TRAINED, Segment, Trajectory
 from retcon.engine.types import Generator
-from retcon.planning.needs import refuse_unfit_rollouts
+from retcon.planning.rollouts import check_rollouts_fit
 from retcon.rollout.lengths import fitting, prompt_ids
 from retcon.store.fingerprint import fingerprint
 from retcon.tasks.types import Task
@@ -95,7 +95,7 @@ async def open_engine(section: Engine, setup: DemoSetup) -> AsyncIterator[Engine
         told = section.style == AUTO and source is not None and THINKING in source.text
         own = recipe if told else apply_override(recipe, "model.thinking=default")  # it is said to the learner alone
         chat = build_chat(apply_override(own, f"model.style={section.style}"), folder, tasks)
-    refuse_unfit_rollouts(recipe, folder)
+    check_rollouts_fit(recipe, folder)
     engine = build_policy(recipe, folder, chat, setup.on_place)
     fit = fitting(drawn_tasks(tasks, recipe.run.seed), chat, recipe.rollout.max_tokens)
     name = section.model or recipe.model.path
