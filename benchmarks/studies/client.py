@@ -76,7 +76,7 @@ async def measured(url: str, requests: int, at_once: int, rounds: int) -> dict[s
     async with httpx.AsyncClient(limits=limits, trust_env=False) as theirs:
 
         async def by_asking() -> int:
-            return len((await ours.ask("POST", url, PROGRAM, seconds=60)).body)
+            return len((await ours.request("POST", url, PROGRAM, seconds=60)).body)
 
         async def by_httpx() -> int:
             return len((await theirs.post(url, json=PROGRAM, timeout=60)).content)
