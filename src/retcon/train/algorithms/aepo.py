@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from retcon.train.objective.advantage import grpo
-from retcon.train.objective.loss import ClippedSection
+from retcon.train.objective.clipping import ClippedSection
 
 if TYPE_CHECKING:  # the list of algorithms is read where there is no torch
     from torch import Tensor

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from retcon.config.section import Rate
 from retcon.train.objective.advantage import grpo
-from retcon.train.objective.loss import ClippedSection
+from retcon.train.objective.clipping import ClippedSection
 
 
 class Dapo(ClippedSection):

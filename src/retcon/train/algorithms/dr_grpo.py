@@ -11,7 +11,7 @@ from pydantic import Field
 
 from retcon.config.section import Aggregate, Positive
 from retcon.train.objective.advantage import dr_grpo
-from retcon.train.objective.loss import ClippedSection
+from retcon.train.objective.clipping import ClippedSection
 
 
 class DrGrpo(ClippedSection):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from retcon.config.section import Aggregate
 from retcon.train.objective.advantage import grpo
-from retcon.train.objective.loss import ClippedSection
+from retcon.train.objective.clipping import ClippedSection
 
 
 class Grpo(ClippedSection):

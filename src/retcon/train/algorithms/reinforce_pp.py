@@ -11,7 +11,7 @@ from typing import Literal
 from pydantic import Field
 
 from retcon.train.objective.advantage import dr_grpo, normalised, scaled
-from retcon.train.objective.loss import ClippedSection
+from retcon.train.objective.clipping import ClippedSection
 
 
 class ReinforcePP(ClippedSection):

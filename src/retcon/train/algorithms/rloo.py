@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from retcon.train.objective.advantage import rloo
-from retcon.train.objective.loss import ClippedSection
+from retcon.train.objective.clipping import ClippedSection
 
 
 class Rloo(ClippedSection):

@@ -4,20 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
 
 import torch
-from pydantic import Field, field_validator
 from torch import Tensor
 
-from retcon.config.schema import RLSection
-from retcon.config.section import Aggregate, Rate
+from retcon.config.section import Aggregate
 from retcon.train.batch import Batch
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from retcon.train.batch import Batch
 
 # What a token's share of the policy loss is: the ratio π_θ / π_old, and what is made of it and the advantage.
 #
@@ -175,29 +167,3 @@ def imitation(logprobs: Tensor, batch: Batch) -> Tensor:
     if batch.weights is not None:
         value = value * batch.weights
     return value.masked_fill(~(batch.spliced & batch.mask), 0.0)
-
-
-class ClippedSection(RLSection):
-    """An algorithm that clips each token's ratio: it says what its advantages are, and over what it averages."""
-
-    mechanisms: ClassVar = {
-        **RLSection.mechanisms,
-        "dual_clip": ("no token of negative advantage had a ratio above it", "dual_clip_tokens"),
-    }
-    clip_low: float = Field(0.2, gt=0, le=1, description="ε_low: the ratio is clipped to 1 - ε_low … 1 + ε_high")
-    clip_high: Rate = Field(0.2, description="ε_high")
-    dual_clip: float = Field(0.0, ge=0, description="c of the dual clip (arXiv 1912.09729): a token of negative "
-                             "advantage adds at most c times that to the loss; verl: 3; 0: off")  # fmt: skip
-
-    @field_validator("dual_clip")
-    @classmethod
-    def _beyond_one(cls, value: float) -> float:
-        if 0 < value <= 1:
-            raise ValueError("it must be more than 1, or 0 for none")
-        return value
-
-    def loss(self, logprobs: Tensor, batch: Batch, totals: Totals, *, masked: Tensor | None = None) -> Loss:
-
-        clip = (self.clip_low, self.clip_high)
-        dual = self.dual_clip or None
-        return batch_loss(logprobs, batch, totals, clip=clip, aggregate=self.aggregate, dual=dual, masked=masked)
