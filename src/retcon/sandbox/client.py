@@ -43,6 +43,7 @@ T = TypeVar("T")
 TOKEN = "RETCON_SANDBOX_TOKEN"
 """The environment variable that commands take a server's token from."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0  # seconds between tries, doubled each time
+PROBE_PAUSE = FIRST_PAUSE  # seconds until a server that is down is asked again, doubled each time
 PROBE_SECONDS = 10.0
 LEAVE_SECONDS = 2.0
 """How long the answer to a cancelled request for a session is waited for, so that the session can be closed."""
@@ -720,7 +721,7 @@ class _Server:
         self.client = client
         self.up = False
         self.load = 0
-        self.breaker = CircuitBreaker(FIRST_PAUSE, LONGEST_PAUSE)
+        self.breaker = CircuitBreaker(PROBE_PAUSE, LONGEST_PAUSE)
         self.why = ""
         self.probing: asyncio.Task[None] | None = None
 
@@ -742,7 +743,7 @@ class _Server:
             await asyncio.wait((task,))
 
     async def _probe(self) -> None:
-        pause = FIRST_PAUSE
+        pause = PROBE_PAUSE
         while not self.up:
             await asyncio.sleep(pause * random.uniform(0.5, 1.5))
             pause = min(2 * pause, LONGEST_PAUSE)

@@ -302,7 +302,7 @@ def test_a_stage_has_a_course_of_its_own():
 def test_what_comes_before_the_updates_is_computed_as_they_are(model, monkeypatch):
     """The log-probs of the reference, old ones, and weights by entropy, by that alone."""
     computed = []
-    for place in (old_logprobs, entropy_weights, reference):
+    for place in (old_logprobs, entropy_weights):  # the first holds the reference, too
         monkeypatch.setattr(place, "forwards", lambda of, samples, how, kept=place.forwards, **named: (
             computed.append((of, how)), kept(of, samples, how, **named)
         )[1])  # fmt: skip

@@ -146,6 +146,12 @@ class ObservationFormatter:
         self.name = name
         self._output_chars = output_chars
 
+    def malformed(self, call: ToolCall) -> Observation | None:
+        """Report a call that holds no program, which must not be run; rollouts check the whole schema before."""
+        if isinstance(call.arguments, dict) and isinstance(call.arguments.get("code"), str):
+            return None
+        return Observation(call.id, self._cut("malformed call: the arguments hold no 'code' that is text"), "malformed")
+
     def fault(self, call: ToolCall, error: Exception) -> Observation:
         """Report a sandbox fault as an observation."""
         return Observation(call.id, self._cut(f"sandbox fault: {error}"), "infrastructure", type(error).__name__)
@@ -199,6 +205,8 @@ class PythonTool:
         self._repeats = None if reuse is None else ResultCache(reuse)
 
     async def __call__(self, call: ToolCall) -> Observation:
+        if (malformed := self._formatter.malformed(call)) is not None:
+            return malformed
         try:
             if self._repeats is None:
                 result = await self._run(call)
@@ -271,6 +279,8 @@ class PythonSession:
         self._checkpoints: dict[str, tuple[Session, str, str, int]] = {}  # session, its name there, notice, restarts
 
     async def __call__(self, call: ToolCall) -> Observation:
+        if (malformed := self._formatter.malformed(call)) is not None:
+            return malformed
         try:
             try:
                 result = await self._session.run(call.code)
