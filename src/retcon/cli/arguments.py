@@ -24,8 +24,6 @@ from retcon.core.texts import is_url
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from retcon.config.schema import Recipe
-
 
 def _elsewhere(flag: str, key: str) -> object:
     """A flag of other commands, which here is a key of the recipe."""
@@ -156,8 +154,6 @@ def refuse_idle(flag: str, idle: bool, why: str) -> None:
 
 def need_training() -> None:
     """Raises MissingExtra unless the packages that training needs are installed; imports none of them."""
-    from importlib.util import find_spec
-
     missing = [name for name in ("torch", "transformers", "tokenizers", "safetensors") if find_spec(name) is None]
     if missing:
         raise MissingExtra(f"this needs {', '.join(missing)}: {how_to_install('train')}")
@@ -273,7 +269,6 @@ def _recipe(
     url: str | None, folder: Path, tools: Sequence[str], overrides: Sequence[str], answer_tokens: int
 ) -> Recipe:
     """url: of a server of chat completions, None for the model in `folder`."""
-    from retcon.config.load import load_recipe
     from retcon.rollout.lengths import context_of
 
     given = [f"rollout.tools={json.dumps(list(tools))}", f"sandbox.output_chars={CHARS}", "sandbox.patience=0"]

@@ -28,8 +28,6 @@ from retcon.core.errors import RecipeError
 from retcon.core.texts import counted, is_url
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from rich.table import Table
 
     from retcon.config.schema import Recipe
@@ -228,8 +226,6 @@ def difficulty(
 
 def _only_measures(recipe: Recipe) -> bool:
     """Whether its engine gives nothing to train on, such as a server of text."""
-    from retcon.core.errors import RecipeError
-
     try:
         recipe.engine.refuse_training(recipe)
     except RecipeError:
@@ -293,7 +289,6 @@ def audit(
     from retcon.build import build_limits
     from retcon.cli.arguments import READS
     from retcon.config.load import load_recipe
-    from retcon.core.errors import RecipeError
     from retcon.models.locating import locate
 
     name, overrides = split_overrides(words or [])

@@ -135,7 +135,6 @@ def report(
 ) -> None:
     """Make a page about runs, finished or not: curves, figures, trajectories, how to repeat them."""
     from retcon.config.load import recipe_to_toml
-    from retcon.core.errors import RecordError
     from retcon.report.page import PAGE, draw_runs, is_runs_page, runs_page
     from retcon.report.plots import need_matplotlib
     from retcon.report.runs import named, some_trajectories, view
@@ -192,7 +191,7 @@ def _marked(recipe: str) -> str:
 def _is_to_be_written(file: Path, recipe: Recipe) -> bool:
     """Not where it says that recipe already. Raises RecordError where it says something else that no report wrote."""
     from retcon.config.load import load_recipe, recipe_to_toml
-    from retcon.core.errors import RecipeError, RecordError
+    from retcon.core.errors import RecipeError
 
     if not os.path.lexists(file):
         return True

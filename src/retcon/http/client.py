@@ -57,8 +57,8 @@ class HttpClient:
     """To any server, as many as there are requests at a time. Of one event loop; use `close` in the end.
 
     token: a bearer token that every request carries. proxies: whether those of the environment are used, never for a
-    server on this machine, which no proxy reaches. A request that is cancelled closes its connection, by which servers
-    know that nobody waits any more.
+    server on this machine, which no proxy reaches. A request that is cancelled closes its connection, which tells the
+    server to stop.
     """
 
     def __init__(self, token: str = "", *, proxies: bool = False) -> None:

@@ -36,7 +36,6 @@ from retcon.train.optim import adamw, torch_settings
 from retcon.train.sync import EngineWeights
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
     from transformers import PreTrainedModel
 

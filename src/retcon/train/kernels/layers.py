@@ -19,7 +19,6 @@ from torch.utils.checkpoint import checkpoint
 from retcon.models.devices import cpu_name
 
 if TYPE_CHECKING:
-    from torch import nn
     from transformers import PreTrainedModel
 
 AVAILABLE: Final = (
