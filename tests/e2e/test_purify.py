@@ -295,7 +295,7 @@ def test_ctrl_c_keeps_what_is_done_and_resume_gives_what_one_run_gives(tmp_path:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--format", "hermez"), "unknown format 'hermez' (did you mean 'hermes'?)"),
+        (("--format", "hermez"), "no transcript format 'hermez' (did you mean 'hermes'?)"),
         (("--format", "hermes"), "line 1: no transcript of format 'hermes'"),
         (("--resume",), "nothing to resume"),
     ],

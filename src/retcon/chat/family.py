@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from importlib import import_module
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from retcon.chat.types import END_OF_TEXT, TURN_END, TURN_START, Answer, FoundCall, Piece, Told, glue, words
 from retcon.core.errors import RecipeError
-from retcon.core.registry import at_path, modules_of, unknown
+from retcon.core.registry import InstanceRegistry
 from retcon.core.types import ToolSpec
 
 Written = tuple[str, Mapping[str, object] | str]
@@ -37,6 +36,7 @@ class Framing(Protocol):
         return None if text else []
 
 
+@runtime_checkable
 class Family(Framing, Protocol):
     """One family, in a file of its own under `retcon.chat.families`, or in yours, named `my_package.my_module:MINE`.
 
@@ -111,28 +111,17 @@ def joined(text: str, calls: Iterable[str]) -> list[Piece]:
 
 
 AUTO = "auto"
-FAMILIES = "retcon.chat.families"
+FAMILIES = InstanceRegistry("chat_family", besides=(AUTO,), base=Family)  # type: ignore[type-abstract]
 
 
 def names() -> tuple[str, ...]:
-    """What the families are called, in the order of the alphabet."""
-    return modules_of(FAMILIES)
+    """The names of the families in alphabetical order."""
+    return FAMILIES.names
 
 
 def named(style: str) -> Family:
-    """The family of a name, or of an import path such as `my_package.my_module:MINE`. Raises RecipeError."""
-    if style in names():
-        family: Family = import_module(f"{FAMILIES}.{style}").FAMILY
-        return family
-    if ":" not in style:
-        raise RecipeError(unknown("chat style", style, (AUTO, *names()), "my_package.my_module:MINE"))
-    try:
-        family = at_path(style)
-    except ImportError as error:
-        raise RecipeError(f"the chat style {style!r} cannot be imported: {error}") from error
-    if not hasattr(family, "find_calls"):
-        raise RecipeError(f"the chat style {style!r} is not a family: see retcon.chat.family.Family")
-    return family
+    """The family of a name or import path. Raises RecipeError."""
+    return FAMILIES.find(style)
 
 
 def template_of(style: str) -> str:
@@ -146,7 +135,7 @@ def recognised(has: str | Collection[str], where: str) -> Family:
 
     Raises RecipeError that names the nearest family otherwise.
     """
-    families = [named(name) for name in names()]
+    families = FAMILIES.all()
     for family in families:
         if family.template and family.template == has:
             return family

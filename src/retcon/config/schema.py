@@ -35,7 +35,7 @@ from retcon.config.section import (
     Section,
     Several,
     Work,
-    named,
+    plugin_names,
     server_urls,
 )
 from retcon.config.stages import StageSection, check_stages, written
@@ -43,7 +43,7 @@ from retcon.core.errors import RecipeError, nearest
 from retcon.core.types import ToolSpec
 
 
-class DemosSection(Chosen, what="source of demonstrations", kinds="retcon.train.demos.kinds"):
+class DemosSection(Chosen, plugin="demos_source"):
     """What a cold start learns from, and how it is made. A kind has `open(setup)`, which makes its
     `retcon.train.demos.types.Source` of a `DemoSetup`. How many are wanted says sft.demonstrations.
 
@@ -80,7 +80,7 @@ class SFTSection(Section):
                                  "trajectories of the last step")  # fmt: skip
 
 
-class RLSection(Chosen, what="algorithm", kinds="retcon.train.algorithms", chosen_by="algorithm"):
+class RLSection(Chosen, plugin="algorithm", chosen_by="algorithm"):
     """An algorithm is a kind of this section: it has `advantages` and `loss`, and ε's of its own."""
 
     matters_to: ClassVar = {"rl": None}
@@ -234,9 +234,9 @@ DEVICES = ("auto", "cpu", "cuda", "cuda:0", "cuda:1")
 ALL_LINEAR = "all-linear"
 AUTO = "auto"
 
-ChatStyle = Annotated[str, named("chat style", "retcon.chat.families", "my_package.my_module:MINE", AUTO)]
-ToolNames = Annotated[Several, named("tool", "retcon.tools.kinds", "my_package.my_module:MyTool")]
-TrackerNames = Annotated[Several, named("tracker", "retcon.runs.trackers", "my_package.my_module:MyTracker")]
+ChatStyle = Annotated[str, plugin_names("chat_family", AUTO)]
+ToolNames = Annotated[Several, plugin_names("tool")]
+TrackerNames = Annotated[Several, plugin_names("tracker")]
 
 
 class RunSection(Section):
@@ -265,7 +265,7 @@ class ModelSection(Section):
         return value
 
 
-class TaskSection(Chosen, what="task family", kinds="retcon.tasks.kinds"):
+class TaskSection(Chosen, plugin="task_family"):
     """A kind has `build(count_tokens=None)`, which makes its `retcon.tasks.registry.TaskSet`; count_tokens gives the
     tokens of a task's prompt, where a model is known. own_lengths: whether the defaults of lengths in [rollout] and
     [sandbox] were chosen for it; else they follow the model and its prompts (`retcon.rollout.lengths`)."""
@@ -290,7 +290,7 @@ class TaskSection(Chosen, what="task family", kinds="retcon.tasks.kinds"):
         trains: nobody else's do."""
 
 
-class EngineSection(Chosen, what="engine", kinds="retcon.engine.kinds"):
+class EngineSection(Chosen, plugin="engine"):
     """A kind has `build(setup)`, which makes a `retcon.engine.types.Generator` of an `EngineSetup`. in_process: whether
     it computes here, with the weights of the model's folder. carries_over: whether its engine is one that
     `CarriesOver`."""
@@ -350,7 +350,7 @@ class RolloutSection(Section):
                              "strategy.kind to independent")  # fmt: skip
 
 
-class RepairSection(Chosen, what="repair", kinds="retcon.purify.kinds"):
+class RepairSection(Chosen, plugin="repair"):
     """Which rollouts are purified is drawn before any of them fails, whatever purifies them: those keys are here. A
     kind has `build()`, which makes its `retcon.purify.types.Repair`, or None."""
 
@@ -386,7 +386,7 @@ class RepairSection(Chosen, what="repair", kinds="retcon.purify.kinds"):
         raise self.lacks("build()")
 
 
-class StrategySection(Chosen, what="rollout strategy", kinds="retcon.rollout.strategies"):
+class StrategySection(Chosen, plugin="strategy"):
     """How the rollouts of a training prompt come to be. branching: whether some begin where others have come to; such a
     kind is itself what decides (`retcon.rollout.strategy.Strategy`)."""
 
@@ -400,7 +400,7 @@ class StrategySection(Chosen, what="rollout strategy", kinds="retcon.rollout.str
         return False
 
 
-class SelectSection(Chosen, what="selection", kinds="retcon.select.kinds"):
+class SelectSection(Chosen, plugin="selection"):
     """Which prompts are drawn is settled before their rollouts are chosen from, however that is done: those keys are
     here. A kind has `made` and `select`; it keeps no state, and is itself what selects. reasons: words of `why`."""
 

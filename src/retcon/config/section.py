@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, ValidationError, core_schema
 
 from retcon.core.errors import RecipeError
-from retcon.core.registry import Registry, modules_of, unknown
+from retcon.core.registry import PluginNames, Registry
 from retcon.core.texts import is_url
 
 if TYPE_CHECKING:
@@ -44,15 +44,17 @@ Several = Annotated[tuple[str, ...], BeforeValidator(_one_or_several)]
 """Strings; one alone, where a list of them belongs, is a list of one."""
 
 
-def named(what: str, package: str, own: str, *besides: str) -> AfterValidator:
-    """Refuses names, one or several, that are neither of a module of the package, nor `besides`, nor an import path,
-    such as `own`. Nothing is imported: what a path leads to is found out by whoever builds it."""
+def plugin_names(kind: str, *besides: str) -> AfterValidator:
+    """Check one or several names of plug-ins of a kind, without importing them; `besides` are allowed too."""
+
+    registry = PluginNames(kind, besides=besides)
 
     def check(value: Any) -> Any:
-        known = (*besides, *modules_of(package))
         for name in [value] if isinstance(value, str) else value:
-            if ":" not in name and name not in known:
-                raise ValueError(unknown(what, name, known, own))
+            try:
+                registry.check(name)
+            except RecipeError as error:
+                raise ValueError(str(error)) from None
         return value
 
     return AfterValidator(check)
@@ -109,18 +111,19 @@ class Section(BaseModel):
 
 
 class Chosen(Section):
-    """A section of which there are several kinds; one of its keys names the kind. A direct subclass has what all kinds
-    have in common, and says in which package its kinds are; where a recipe has a field of it (`OneKind`), what is read
-    is of the kind that is named, with that one's keys and no others.
+    """A section of which there are several kinds; one of its keys names the kind.
+
+    A direct subclass has what all kinds share, and names its kind of plug-in (`retcon.core.registry.FOLDERS`). A field
+    of it in a recipe (`OneKind`) is read as the kind that is named, with that kind's keys and no others.
     """
 
     kinds: ClassVar[Registry[Any]]
     chosen_by: ClassVar[str]
 
-    def __init_subclass__(cls, *, kinds: str = "", what: str = "", chosen_by: str = "kind", **options: Any) -> None:
+    def __init_subclass__(cls, *, plugin: str = "", chosen_by: str = "kind", **options: Any) -> None:
         super().__init_subclass__(**options)
-        if kinds:
-            cls.kinds, cls.chosen_by = Registry(what, kinds, cls), chosen_by
+        if plugin:
+            cls.kinds, cls.chosen_by = Registry(plugin, base=cls), chosen_by
 
     @classmethod
     def __pydantic_init_subclass__(cls, **options: Any) -> None:

@@ -1,98 +1,266 @@
-"""What can be chosen by name, without a list of it: a kind is a module of its room's folder, or an import path."""
+"""Plug-ins by name: a module of a folder here, an entry point of an installed package, or an import path."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from pkgutil import iter_modules
-from types import ModuleType
+from pkgutil import iter_modules, walk_packages
+from types import MappingProxyType, ModuleType
 from typing import Any, Generic, TypeVar
 
-from retcon.core.errors import RecipeError, nearest, raised
+from retcon.core.errors import RecipeError, RetconError, nearest, raised
 
 T = TypeVar("T")
 
+GROUP = "retcon.plugins"
+"""The entry points of other packages: `repair.once = "my_package.once:Once"` offers a repair by the name `once`."""
+FOLDERS: Mapping[str, str] = {
+    "repair": "retcon.purify.kinds",
+    "strategy": "retcon.rollout.strategies",
+    "selection": "retcon.select.kinds",
+    "algorithm": "retcon.train.algorithms",
+    "engine": "retcon.engine.kinds",
+    "tool": "retcon.tools.kinds",
+    "task_family": "retcon.tasks.kinds",
+    "grader": "retcon.tasks.graders",
+    "convention": "retcon.tasks.data.conventions",
+    "demos_source": "retcon.train.demos.kinds",
+    "chat_family": "retcon.chat.families",
+    "transcript_format": "retcon.transcripts.formats",
+    "dialect": "retcon.transcripts.formats",
+    "tracker": "retcon.runs.trackers",
+}
+"""Each kind of plug-in, with the package (or module) that holds those shipped."""
+
 
 @dataclass(frozen=True)
-class Registry(Generic[T]):
-    """The subclasses of `base` that can be named: one in each module of `package`, called as its module is; any other
-    by its import path, `my_package.my_module:MyClass`.
+class PluginNames:
+    """The names of a kind's plug-ins; nothing is imported for them."""
 
-    what: a kind in one word, for messages, such as `repair`. Nothing is imported before it is asked for, so that a room
-    may have kinds that need packages which others do without.
-    """
+    kind: str
+    error: type[RetconError] = RecipeError
+    besides: tuple[str, ...] = ()
+    """Further names that its place in a recipe takes, such as `auto`."""
+    own: str = ""
+    """What a user's own is called in the example of an import path; by default after the kind."""
 
-    what: str
-    package: str
-    base: type[T]
+    @property
+    def what(self) -> str:
+        """The kind in words, for messages."""
+        return self.kind.replace("_", " ")
 
     @cached_property
+    def shipped(self) -> tuple[str, ...]:
+        return modules_of(FOLDERS[self.kind])
+
+    @property
     def names(self) -> tuple[str, ...]:
-        """Those in the package, in the order of the alphabet."""
-        return modules_of(self.package)
+        """Shipped ones, then those of installed packages, each in alphabetical order."""
+        return (*self.shipped, *sorted(installed(self.kind)))
 
-    def find(self, name: str) -> type[T]:
-        """The class of that name or import path.
+    @property
+    def example(self) -> str:
+        """An import path such as a user's own plug-in has."""
+        return f"my_package.my_module:{self.own or 'My' + self.what.title().replace(' ', '')}"
 
-        Raises RecipeError: with the nearest name where there is none, and where an import path leads nowhere or to what
-        is no subclass of `base`.
-        """
-        if name in self.names:
-            return self._only_one_in(import_module(f"{self.package}.{name}"))
-        if ":" not in name:
-            own = f"my_package.my_module:My{self.what.title().replace(' ', '')}"
-            raise RecipeError(unknown(self.what, name, self.names, own))
+    def check(self, name: str) -> None:
+        """Raises the registry's error unless `name` is known, or has the form of an import path."""
+        if not (":" in name or name in self.besides or name in self.shipped or name in installed(self.kind)):
+            raise self.unknown(name)
+
+    def unknown(self, name: str) -> RetconError:
+        """The error for a name that is not known."""
+        known = (*self.besides, *self.names)
+        there = f"{', '.join(known)}, and by import path your own, such as {self.example}"
+        return self.error(f"no {self.what} '{name}'{nearest(name, known)}; there are: {there}")
+
+    def load(self, name: str) -> Any:
+        """The object at an import path, or behind an installed package's entry point, unchecked."""
+        points = installed(self.kind).get(name, ())
+        if len(points) > 1:
+            packages = " and ".join(_package(point) for point in points)
+            raise self.error(f"{self.what} '{name}' is offered by {packages}: uninstall one, or give an import path")
+        if not points and ":" not in name:
+            raise self.unknown(name)
+        path, source = (points[0].value, f" (of package {_package(points[0])})") if points else (name, "")
         try:
-            found = at_path(name)
+            return at_path(path)
         except ImportError as error:
-            raise RecipeError(f"{self.what} '{name}' cannot be imported: {error}") from error
-        if not (isinstance(found, type) and issubclass(found, self.base)):
-            base = f"{self.base.__module__}.{self.base.__qualname__}"
-            raise RecipeError(f"{self.what} '{name}' is not a subclass of {base}")
-        return found
+            raise self.error(f"{self.what} '{name}'{source} cannot be imported: {error}") from error
 
-    def name_of(self, kind: type[T]) -> str:
-        """What `find` finds this class by."""
-        package, _, module = kind.__module__.rpartition(".")
-        return module if package == self.package else f"{kind.__module__}:{kind.__qualname__}"
+
+@dataclass(frozen=True)
+class _Plugins(PluginNames, Generic[T]):
+    def _fits(self, value: object) -> bool:
+        raise NotImplementedError
+
+    @property
+    def _expected(self) -> str:
+        raise NotImplementedError
+
+    def _checked(self, name: str, found: object) -> T:
+        """Raises the registry's error, with what was expected and found, where it does not fit."""
+        if isinstance(found, ModuleType):
+            values = self._members(found)
+            if len(values) != 1:
+                raise self.error(
+                    f"{found.__name__} must define one {self._expected.partition(' ')[2]}, not {len(values)}"
+                )
+            return values[0]
+        if not self._fits(found):
+            is_class = f"the class {found.__module__}.{found.__qualname__}" if isinstance(found, type) else ""
+            raise self.error(f"{self.what} '{name}' is not {self._expected}: "
+                             f"it is {is_class or f'{type(found).__name__} {found!r:.80}'}")  # fmt: skip
+        return found  # type: ignore[return-value]
+
+    def _members(self, module: ModuleType) -> list[T]:
+        raise NotImplementedError
+
+    def find(self, name: str) -> T:
+        """The plug-in of that name or import path.
+
+        Raises the registry's error: with the nearest name where there is none, and where the import fails or finds
+        something else.
+        """
+        if name in self.shipped:
+            return self._checked(name, import_module(f"{FOLDERS[self.kind]}.{name}"))
+        return self._checked(name, self.load(name))
+
+
+@dataclass(frozen=True)
+class Registry(_Plugins[type[T]]):
+    """The subclasses of `base` that can be named; each shipped one is alone in the module of its name."""
+
+    base: type[T] = object  # type: ignore[assignment]
 
     def all(self) -> Iterator[tuple[str, type[T]]]:
-        """(name, class) of all in the package, imported."""
+        """(name, class) of all, imported."""
         return ((name, self.find(name)) for name in self.names)
 
-    def _only_one_in(self, module: ModuleType) -> type[T]:
-        found = [
-            value
-            for value in vars(module).values()
-            if isinstance(value, type) and issubclass(value, self.base) and value.__module__ == module.__name__
-        ]
-        if len(found) != 1:
-            raise RecipeError(
-                f"{module.__name__} must define one subclass of {self.base.__qualname__}, not {len(found)}"
-            )
-        return found[0]
+    def name_of(self, kind: type[T]) -> str:
+        """The name that `find` finds this class by."""
+        package, _, module = kind.__module__.rpartition(".")
+        return module if package == FOLDERS[self.kind] else f"{kind.__module__}:{kind.__qualname__}"
+
+    @property
+    def _expected(self) -> str:
+        return f"a subclass of {self.base.__module__}.{self.base.__qualname__}"
+
+    def _fits(self, value: object) -> bool:
+        return isinstance(value, type) and issubclass(value, self.base)
+
+    def _members(self, module: ModuleType) -> list[type[T]]:
+        return [v for v in vars(module).values() if self._fits(v) and v.__module__ == module.__name__]
+
+
+@dataclass(frozen=True)
+class InstanceRegistry(_Plugins[T]):
+    """The instances of `base` that can be named, by their attribute `name`, or one of their `aliases`.
+
+    A module, also one behind an entry point, offers its public variables that are such instances, or tuples of them.
+    """
+
+    base: type[T] = object  # type: ignore[assignment]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names and aliases in alphabetical order; everything is imported."""
+        return tuple(sorted({name for value in self.all() for name in _names_of(value)}))
+
+    @property
+    def example(self) -> str:
+        return f"my_package.my_module:{self.own or f'MY_{self.kind.upper()}'}"
+
+    @cached_property
+    def _shipped_values(self) -> tuple[T, ...]:
+        folder = import_module(FOLDERS[self.kind])
+        within = walk_packages(getattr(folder, "__path__", ()), f"{folder.__name__}.")
+        modules = [folder, *(import_module(module.name) for module in within)]
+        return tuple({id(value): value for module in modules for value in self._members(module)}.values())
+
+    def all(self) -> tuple[T, ...]:
+        """Shipped ones in the order of their modules, then those of installed packages."""
+        return (*self._shipped_values, *(v for name in sorted(installed(self.kind)) for v in self._installed(name)))
+
+    def _installed(self, name: str) -> Sequence[T]:
+        found = self.load(name)
+        return self._members(found) if isinstance(found, ModuleType) else [self._checked(name, found)]
+
+    def find(self, name: str) -> T:
+        return self.find_all(name)[0]
+
+    def find_all(self, name: str) -> Sequence[T]:
+        """All of that name, of which a module may have several; by import path one. Raises as `find` does."""
+        if ":" in name:
+            return [self._checked(name, self.load(name))]
+        if name in self.shipped:
+            module = import_module(f"{FOLDERS[self.kind]}.{name}")
+            if found := [value for value in self._members(module) if name in _names_of(value)]:
+                return found
+        found = [value for value in self.all() if name in _names_of(value)]
+        if not found and name in installed(self.kind):
+            found = list(self._installed(name))
+        if not found:
+            raise self.unknown(name)
+        return found
+
+    @property
+    def _expected(self) -> str:
+        return f"an instance of {self.base.__module__}.{self.base.__qualname__}"
+
+    def _fits(self, value: object) -> bool:
+        return isinstance(value, self.base) and not isinstance(value, type)
+
+    def _members(self, module: ModuleType) -> list[T]:
+        public = [value for name, value in vars(module).items() if not name.startswith("_")]
+        values = [one for value in public for one in (value if isinstance(value, tuple) else (value,))]
+        return [value for value in values if self._fits(value)]
+
+
+def _names_of(value: object) -> tuple[str, ...]:
+    return (value.name, *getattr(value, "aliases", ()))  # type: ignore[attr-defined]
+
+
+def installed(kind: str) -> Mapping[str, Sequence[EntryPoint]]:
+    """Name to entry points, of the installed packages that offer plug-ins of this kind."""
+    return _installed().get(kind, MappingProxyType({}))
+
+
+@cache
+def _installed() -> Mapping[str, Mapping[str, Sequence[EntryPoint]]]:
+    """Raises RecipeError for an entry point that names no kind of plug-in, with the nearest."""
+    found: dict[str, dict[str, list[EntryPoint]]] = {}
+    for point in entry_points(group=GROUP):
+        kind, _, name = point.name.partition(".")
+        if kind not in FOLDERS or not name:
+            raise RecipeError(f"package {_package(point)} has the entry point '{point.name}' in {GROUP}: it must be "
+                f"kind.name, such as repair.once{nearest(kind, FOLDERS)}; kinds: {', '.join(FOLDERS)}")  # fmt: skip
+        found.setdefault(kind, {}).setdefault(name, []).append(point)
+    return found
+
+
+def _package(point: EntryPoint) -> str:
+    return point.dist.name if point.dist is not None else "unknown"
 
 
 def modules_of(package: str) -> tuple[str, ...]:
-    """The modules of a package in the order of the alphabet, but for those that begin with `_`; none is imported."""
+    """The public modules of a package in alphabetical order; none is imported."""
     spec = find_spec(package)
     found = iter_modules(spec.submodule_search_locations or ()) if spec is not None else ()
     return tuple(sorted(module.name for module in found if not module.name.startswith("_")))
 
 
-def unknown(what: str, name: str, known: Collection[str], own: str) -> str:
-    """What to say of a name that is not among the known ones. own: an import path such as a user's own would have."""
-    there = ", ".join(known)
-    return f"no {what} '{name}'{nearest(name, known)}; there are: {there}, and by import path your own, such as {own}"
-
-
 def at_path(path: str) -> Any:
-    """What an import path names, `my_package.my_module:MINE` or `…:Mine.part`. Raises ImportError that says why not."""
+    """What an import path names: `my_package.my_module:MINE`, `…:Mine.part`, or the module alone.
+
+    Raises ImportError with the reason, and the line of the user's code that raised it.
+    """
     name, _, attribute = path.partition(":")
     try:
         module = imported(name)
@@ -104,7 +272,7 @@ def at_path(path: str) -> Any:
     except (Exception, SystemExit) as error:  # a user's module may raise anything while it is imported
         raise ImportError(raised(error)) from error
     found: Any = module
-    for part in attribute.split("."):
+    for part in attribute.split(".") if ":" in path else ():
         if not hasattr(found, part):
             raise ImportError(f"{name} has no '{attribute}'{nearest(attribute, vars(module))}")
         found = getattr(found, part)

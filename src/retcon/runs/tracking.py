@@ -56,7 +56,7 @@ class Tracker:
         """No further step will come, of this session at least."""
 
 
-Tracker.kinds = Registry("tracker", "retcon.runs.trackers", Tracker)
+Tracker.kinds = Registry("tracker", base=Tracker)
 
 
 ID = "track.id"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from retcon.core.errors import RecipeError, told_as
-from retcon.core.registry import Registry, at_path
+from retcon.core.registry import Registry
 from retcon.core.types import ToolSpec
 from retcon.sandbox.types import Limits, Sandbox
 from retcon.tools.schema import check_schema
@@ -40,7 +40,7 @@ class ToolKind:
         raise NotImplementedError
 
 
-ToolKind.kinds = Registry("tool", "retcon.tools.kinds", ToolKind)
+ToolKind.kinds = Registry("tool", base=ToolKind)
 
 
 def find_tools(names: Iterable[str]) -> list[ToolKind]:
@@ -74,12 +74,9 @@ class _Own(ToolKind):
 
 
 def _find(name: str) -> ToolKind:
-    if ":" not in name:
+    if name in ToolKind.kinds.shipped:
         return ToolKind.kinds.find(name)()
-    try:
-        tool = at_path(name)
-    except (ImportError, TypeError) as error:
-        raise RecipeError(f"rollout.tools: {name!r} cannot be imported: {error}") from error
+    tool = ToolKind.kinds.load(name)
     with told_as(RecipeError, f"rollout.tools: {name!r}"):
         tool = tool() if isinstance(tool, type) else tool
     if isinstance(tool, ToolKind):

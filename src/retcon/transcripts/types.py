@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
@@ -70,6 +70,7 @@ class Reading(Protocol):
         ...
 
 
+@runtime_checkable
 class Format(Protocol):
     """A format by its layout. Records are JSON objects, or lists where a transcript is nothing but its messages.
 

@@ -120,7 +120,7 @@ def test_where_no_problem_is_solved_it_says_why(tmp_path: Path) -> None:
 
 
 def test_an_unknown_kind_names_the_nearest() -> None:
-    with pytest.raises(RecipeError, match=r"no source of demonstrations 'anotated' \(did you mean 'annotated'\?\)"):
+    with pytest.raises(RecipeError, match=r"no demos source 'anotated' \(did you mean 'annotated'\?\)"):
         load_recipe(None, ["demos.kind=anotated"])
 
 

@@ -267,10 +267,10 @@ def test_text_that_spells_a_stop_token_is_no_stop() -> None:
 
 
 def test_a_style_that_is_not_there() -> None:
-    with pytest.raises(RecipeError, match=r"no chat style 'hermès' \(did you mean 'hermes'\?\); there are: auto, "):
+    with pytest.raises(RecipeError, match=r"no chat family 'hermès' \(did you mean 'hermes'\?\); there are: auto, "):
         Chat(ByteTokenizer(), style="hermès")
     for place, why in (("no_such:X", "No module named"), ("retcon.chat.hermes:X", "has no 'X'"),
-                       ("retcon.chat.hermes:OPEN", "is not a family")):  # fmt: skip
+                       ("retcon.chat.hermes:OPEN", "is not an instance of retcon.chat.family.Family")):  # fmt: skip
         with pytest.raises(RecipeError, match=why):
             Chat(ByteTokenizer(), style=place)
 

@@ -364,7 +364,7 @@ def test_where_to_compute_said_wrong(override: str, parts: list[str]) -> None:
         ('[rollout]\ntools = "serch"', "rollout.tools = \"serch\" is not allowed: no tool 'serch'"),
         (
             '[model]\nstyle = "qwenn"',
-            "model.style = \"qwenn\" is not allowed: no chat style 'qwenn' (did you mean 'qwen'?)",
+            "model.style = \"qwenn\" is not allowed: no chat family 'qwenn' (did you mean 'qwen'?)",
         ),
         (
             '[track]\nto = ["wandbb"]',

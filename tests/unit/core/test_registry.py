@@ -3,28 +3,36 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from importlib import invalidate_caches
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from retcon.chat.family import FAMILIES
 from retcon.chat.family import named as chat_style
-from retcon.config.schema import RepairSection, RLSection
+from retcon.config.load import load_recipe
+from retcon.config.schema import RepairSection, RLSection, TaskSection
+from retcon.core import registry
 from retcon.core.errors import RecipeError, RetconError
-from retcon.core.registry import Registry, at_path, modules_of
+from retcon.core.registry import FOLDERS, GROUP, Registry, at_path, modules_of
 from retcon.purify.kinds.saar import SaarSection
 from retcon.tasks.data.rows import imported_tasks
 from retcon.tools.loading import find_tools
 from retcon.transcripts.registry import named as transcript_format
 
 ANYTHING = """
+from retcon.chat.families.qwen import Qwen
 from retcon.core.types import ToolSpec
 
 
-class Anything:
-    name, system = "anything", None
+class Anything(Qwen):
+    name, system, aliases = "anything", None, ()
+    certainty, marks = 0, ()
+    matches = read = clean = print
     spec = ToolSpec("anything", "", {"type": "object", "properties": {}})
-    find_calls = train = evaluation = grade = None
+    train = evaluation = grade = None
 
     async def __call__(self):
         pass
@@ -38,7 +46,7 @@ def test_names_are_those_of_files_and_nothing_is_imported_for_them() -> None:
     module = "retcon.train.algorithms.grpo"
     known = sys.modules.pop(module, None)
     try:
-        assert Registry("algorithm", "retcon.train.algorithms", RLSection).names[:3] == ("aepo", "cispo", "dapo")
+        assert Registry("algorithm", base=RLSection).names[:3] == ("aepo", "cispo", "dapo")
         assert module not in sys.modules
     finally:
         if known is not None:
@@ -61,7 +69,9 @@ def test_a_class_is_found_by_its_name_and_by_its_import_path_and_named_again() -
             "sar",
             r"no repair 'sar' \(did you mean 'saar'\?\); there are: branch, describe, none, saar, .*my_module:MyRepair",
         ),
-        ("os:path", "repair 'os:path' is not a subclass of retcon.config.schema.RepairSection"),
+        ("os:path", "posixpath must define one subclass of retcon.config.schema.RepairSection, not 0"),
+        ("os:name", "repair 'os:name' is not a subclass of retcon.config.schema.RepairSection: it is str 'posix'"),
+        ("os:PathLike", "is not a subclass of retcon.config.schema.RepairSection: it is the class os.PathLike"),
         ("os:nothing", "repair 'os:nothing' cannot be imported: .*nothing"),
         ("os.nothing:X", "repair 'os.nothing:X' cannot be imported"),
         ("os:path:X", "repair 'os:path:X' cannot be imported: os has no 'path:X'"),
@@ -131,14 +141,92 @@ def test_a_module_of_a_package_may_lie_in_that_folder_too(tmp_path: Path, monkey
         sys.modules.pop("lies_deep", None)
 
 
-def test_a_file_of_a_folder_must_define_one_class() -> None:
-    with pytest.raises(RecipeError, match=r"retcon\.core\.seeds must define one subclass of RepairSection, not 0"):
-        Registry("repair", "retcon.core", RepairSection).find("seeds")
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Installs a package with entry points; its code is a module `of_<package>`."""
+
+    def add(package: str, code: str, **points: str) -> None:
+        (tmp_path / f"of_{package}.py").write_text(code)
+        about = tmp_path / f"{package}-1.0.dist-info"
+        about.mkdir()
+        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+        lines = [f"{name.replace('__', '.')} = of_{package}{value}" for name, value in points.items()]
+        (about / "entry_points.txt").write_text("\n".join([f"[{GROUP}]", *lines]))
+        invalidate_caches()
+        registry._installed.cache_clear()
+
+    monkeypatch.syspath_prepend(tmp_path)
+    yield add
+    registry._installed.cache_clear()
+    for path in tmp_path.glob("of_*.py"):
+        sys.modules.pop(path.stem, None)
 
 
-def test_a_class_of_one_s_own_is_called_after_all_words_of_its_kind() -> None:
-    with pytest.raises(RecipeError, match=r"such as my_package\.my_module:MyChatStyle$"):
-        Registry("chat style", "retcon.core", RepairSection).find("none such")
+REPAIR = "from retcon.purify.kinds.none import *\nclass Once(RepairSection):\n    attempts: int = 1\n"
+
+
+def test_an_installed_package_offers_plug_ins_by_name(install: Callable[..., None]) -> None:
+    families = "from retcon.chat.families.qwen import Qwen\nclass Mine(Qwen):\n    name = 'mine'\nMINE = Mine()\n"
+    install("scratch", f"{REPAIR}\n{families}", repair__once=":Once", repair__same="", chat_family__mine=":MINE")
+    assert RepairSection.kinds.names[-2:] == ("once", "same")
+    once = RepairSection.kinds.find("once")
+    assert once is RepairSection.kinds.find("same")
+    assert load_recipe(None, ["repair.kind=once", "repair.attempts=3"]).repair == once(kind="once", attempts=3)
+    assert dict(RepairSection.kinds.all())["once"] is once
+    load_recipe(None, ["model.style=mine"])
+    assert chat_style("mine").name == "mine"
+    assert chat_style("mine") in FAMILIES.all()
+    with pytest.raises(
+        RecipeError, match=r"no repair 'onec' \(did you mean 'once'\?\); there are: branch, .*once, same"
+    ):
+        RepairSection.kinds.find("onec")
+
+
+@pytest.mark.parametrize(
+    ("points", "said"),
+    [
+        ({"repair__one": ":MINE"}, "repair 'one' is not a subclass of retcon.config.schema.RepairSection: it is int 1"),
+        ({"repair__one": ":YOURS"}, r"repair 'one' \(of package wrong\) cannot be imported: of_wrong has no 'YOURS'"),
+        ({"repair__one": "_gone"}, r"repair 'one' \(of package wrong\) cannot be imported: No module named"),
+        ({"repair__one": ""}, r"of_wrong must define one subclass of retcon\.config\.schema\.RepairSection, not 0"),
+        (
+            {"repiar__one": ":MINE"},
+            r"package wrong has the entry point 'repiar\.one' .*\(did you mean 'repair'",
+        ),
+        ({"one": ":MINE"}, "package wrong has the entry point 'one' .*it must be kind.name, such as repair.once"),
+    ],
+)
+def test_a_wrong_entry_point_is_named_with_its_package(
+    install: Callable[..., None], points: dict[str, str], said: str
+) -> None:
+    install("wrong", "MINE = 1", **points)
+    with pytest.raises(RecipeError, match=said):
+        RepairSection.kinds.find("one")
+
+
+def test_a_name_that_two_packages_offer_is_refused_with_both(install: Callable[..., None]) -> None:
+    install("first", REPAIR, repair__once=":Once")
+    install("second", REPAIR, repair__once=":Once")
+    with pytest.raises(RecipeError, match=r"repair 'once' is offered by (first and second|second and first)"):
+        RepairSection.kinds.find("once")
+    assert RepairSection.kinds.find("of_first:Once").__name__ == "Once"
+
+
+@pytest.mark.parametrize("kind", FOLDERS)
+def test_every_kind_of_plug_in_stands_in_the_table_of_contributing_with_its_folder(kind: str) -> None:
+    """One table shows what can be added, and where."""
+    table = (Path(__file__).parents[3] / "CONTRIBUTING.md").read_text()
+    folder = FOLDERS[kind].removeprefix("retcon.").replace(".", "/")
+    (row,) = [line for line in table.splitlines() if line.startswith(f"| `{kind}` |")]
+    assert f"`{folder}/`" in row or f"`{folder}.py`" in row
+    assert find_spec(FOLDERS[kind]) is not None
+
+
+def test_an_own_plug_in_s_example_is_called_after_all_words_of_its_kind() -> None:
+    with pytest.raises(RecipeError, match=r"such as my_package\.my_module:MY_CHAT_FAMILY$"):
+        chat_style("none such")
+    with pytest.raises(RecipeError, match=r"such as my_package\.my_module:MyTaskFamily$"):
+        TaskSection.kinds.find("none such")
 
 
 def test_a_package_that_is_not_there_has_no_modules() -> None:

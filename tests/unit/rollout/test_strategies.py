@@ -91,5 +91,5 @@ def test_more_rollouts_from_the_start_than_are_made_are_refused(kind: str) -> No
 def test_an_own_strategy_is_named_by_its_import_path() -> None:
     recipe = load_recipe(None, ["strategy.kind=retcon.rollout.strategies.arpo:Arpo", "strategy.initial=2"])
     assert isinstance(recipe.strategy, Arpo)
-    with pytest.raises(RecipeError, match=r"rollout strategy.*did you mean 'arpo'"):
+    with pytest.raises(RecipeError, match=r"no strategy .*did you mean 'arpo'"):
         load_recipe(None, ["strategy.kind=arpa"])

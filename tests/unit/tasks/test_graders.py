@@ -76,7 +76,7 @@ def test_graders_are_found_in_their_folder() -> None:
             GradeSettings("maths"),
             r"no grader 'maths' \(did you mean 'math'\?\); there are: choice, .*my_module:my_grade",
         ),
-        (GradeSettings("function"), "no grader 'function'"),
+        (GradeSettings("function"), "grader function: give the function's import path"),
         (GradeSettings(options={"cod": {}}), "no grader 'cod'"),
         (GradeSettings(options={"code": {"second": 1}}), r"grader code: no key 'second' \(did you mean 'seconds'\?\)"),
         (GradeSettings(options={"code": {"seconds": 0}}), "grader code: seconds: .*greater than 0"),

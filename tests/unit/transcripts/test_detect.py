@@ -256,7 +256,7 @@ def test_a_format_is_one_file_that_registers_itself_or_is_named_by_its_place() -
     assert {NAMES.get(name, name) for name in FORMATS} <= names
     (found,) = named("retcon.transcripts.formats.notations:MINT")
     assert found.name == "mint"
-    with pytest.raises(RecordError, match=r"the format 'no\.such:THING' cannot be imported"):
+    with pytest.raises(RecordError, match=r"transcript format 'no\.such:THING' cannot be imported"):
         named("no.such:THING")
 
 

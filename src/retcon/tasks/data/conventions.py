@@ -1,7 +1,6 @@
 """The ways in which data sets name their columns: each is recognised by its columns alone, the most particular first.
 
-A convention is registered here or in `programs.py`; adding one is adding one. What no convention fits is mapped by the
-settings' `columns`.
+Rows that fit no convention are mapped by the settings' `columns`.
 """
 
 from __future__ import annotations
@@ -9,12 +8,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from retcon.core.errors import MissingExtra, nearest
 from retcon.core.installing import how_to_install
+from retcon.core.registry import InstanceRegistry
 from retcon.core.seeds import derive
 from retcon.store.whole import explained, refuse_special, whole_file
 from retcon.tasks.data.fields import (
@@ -171,26 +172,18 @@ class Untold(DataError):
     """A row without tests where they tell the convention: those of another row may."""
 
 
-_ALL: list[Convention] = []
+CONVENTIONS = InstanceRegistry("convention", DataError, ("auto",), base=Convention)
 
 
-def register(convention: Convention) -> Convention:
-    """Make a convention known."""
-    _ALL.append(convention)
-    return convention
-
-
+@cache
 def conventions() -> Sequence[Convention]:
-    """All of them, what is unmistakable first."""
-    return sorted(_ALL, key=lambda one: one.certainty)
+    """All conventions, the most certain first."""
+    return sorted(CONVENTIONS.all(), key=lambda one: one.certainty)
 
 
 def named(name: str) -> Convention:
-    """The convention of that name. Raises DataError with the nearest."""
-    names = [one.name for one in conventions()]
-    if name not in names:
-        raise DataError(f"no convention '{name}'{nearest(name, names)}; there are: auto, {', '.join(names)}")
-    return next(one for one in conventions() if one.name == name)
+    """The convention of that name, or at an import path. Raises DataError with the nearest."""
+    return CONVENTIONS.find(name)
 
 
 def recognised(row: Columns, where: str, mapped: Mapping[str, str]) -> Convention:
@@ -391,20 +384,20 @@ def _place_of(said: str, options: Sequence[object], value: object, column: str) 
     return text, "text"
 
 
-ASKED = Convention("asked", ("|".join(QUESTIONS),), _plain)
-"""Of rows that only ask, as do an evaluation's without its answers: it is recognised nowhere."""
-register(Convention("verl", ("prompt", "reward_model"), _verl,
-                    fits=lambda row: isinstance(written_out(row["reward_model"]), dict)))  # fmt: skip
-register(Convention("choices", ("|".join(QUESTIONS), "|".join(OPTIONS), "|".join(CHOSEN)),
-                    _choices, "choice", certainty=2))  # fmt: skip
-register(Convention("gpqa", ("Question", *GPQA), _gpqa, "choice"))
-register(Convention("gsm8k", ("question", "answer"), _plain, certainty=3,
-                    fits=lambda row: isinstance(row["answer"], str) and ends_in_mark(row["answer"])))  # fmt: skip
-register(Convention("math", ("problem", "answer|solution"), _math, certainty=3,
-                    fits=lambda row: "expected_answer" not in row and _of_math(row)))  # fmt: skip
-register(Convention("aime", ("problem|Problem", "expected_answer|Answer"), _plain, certainty=3))
-register(Convention("trl", ("prompt", "answer|solution|ground_truth"), _plain, certainty=4))
-register(Convention("plain", ("|".join(QUESTIONS), "|".join(ANSWERS)), _plain, certainty=5))
+VERL = Convention(
+    "verl", ("prompt", "reward_model"), _verl, fits=lambda row: isinstance(written_out(row["reward_model"]), dict)
+)
+CHOICES = Convention(
+    "choices", ("|".join(QUESTIONS), "|".join(OPTIONS), "|".join(CHOSEN)), _choices, "choice", certainty=2
+)
+GPQA_OPTIONS = Convention("gpqa", ("Question", *GPQA), _gpqa, "choice")
+GSM8K = Convention("gsm8k", ("question", "answer"), _plain, certainty=3,
+                   fits=lambda row: isinstance(row["answer"], str) and ends_in_mark(row["answer"]))  # fmt: skip
+MATH = Convention("math", ("problem", "answer|solution"), _math, certainty=3,
+                  fits=lambda row: "expected_answer" not in row and _of_math(row))  # fmt: skip
+AIME = Convention("aime", ("problem|Problem", "expected_answer|Answer"), _plain, certainty=3)
+TRL = Convention("trl", ("prompt", "answer|solution|ground_truth"), _plain, certainty=4)
+PLAIN = Convention("plain", ("|".join(QUESTIONS), "|".join(ANSWERS)), _plain, certainty=5)
 
 
 def whole(row: Columns, column: str, asked: str) -> tuple[str, tuple[str, ...]]:
@@ -538,11 +531,9 @@ def _with_how(read: Item, row: Columns) -> Item:
     return replace(read, question=f"{read.question.strip()}\n\n{how}", bare=read.question)
 
 
-register(Convention("humaneval", ("prompt", "test", "entry_point"), _humaneval, CODE))
-register(
-    Convention("livecodebench", ("question_content", "public_test_cases|private_test_cases"), _livecodebench, CODE)
+HUMANEVAL = Convention("humaneval", ("prompt", "test", "entry_point"), _humaneval, CODE)
+LIVECODEBENCH = Convention(
+    "livecodebench", ("question_content", "public_test_cases|private_test_cases"), _livecodebench, CODE
 )
-register(Convention("mbpp", ("|".join(_ASKS), "|".join(_MBPP_TESTS)), _mbpp, CODE, _of_mbpp, 1,
-                    untold=_untold))  # fmt: skip
-register(Convention("apps", ("|".join(QUESTIONS), "|".join(_APPS_TESTS)), _apps, CODE, _of_apps, 1,
-                    untold=_untold))  # fmt: skip
+MBPP = Convention("mbpp", ("|".join(_ASKS), "|".join(_MBPP_TESTS)), _mbpp, CODE, _of_mbpp, 1, untold=_untold)
+APPS = Convention("apps", ("|".join(QUESTIONS), "|".join(_APPS_TESTS)), _apps, CODE, _of_apps, 1, untold=_untold)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from retcon.core.errors import RecipeError, TaskWarning, nearest
 from retcon.core.texts import counted
-from retcon.tasks.data.conventions import ASKED, CODE, QUESTIONS, Convention, Untold, named, others, recognised
+from retcon.tasks.data.conventions import CODE, PLAIN, QUESTIONS, Convention, Untold, named, others, recognised
 from retcon.tasks.data.fields import NAMED, Columns, DataError, Item, Misfit, Row, empty, key, marks, words
 from retcon.tasks.data.rows import (
     TRAIN,
@@ -372,6 +372,8 @@ def _combined(hashes: Iterable[str]) -> str:
 
 _ASKED = ("question", "context", "input")
 """What `columns` may map that is asked."""
+_ONLY_ASKED = replace(PLAIN, name="asked", needs=("|".join(QUESTIONS),))
+"""Reads a row with a question and no answer, such as an evaluation's; never recognised by columns."""
 MOST_ANSWER = 20_000
 MOST_QUESTION = 1_000_000
 """Characters. What is longer is no answer or question, but a column that was mistaken for one."""
@@ -575,8 +577,8 @@ def _item(row: Row, columns: Columns, convention: Convention, *, asked: bool = F
     counts, by whatever name. Raises DataError where another column may be meant, or it has nothing that the convention
     needs."""
     lacking = convention.lacking(columns)
-    if asked and ASKED.has(columns) and any(not set(QUESTIONS).isdisjoint(need.split("|")) for need in lacking):
-        convention, lacking = ASKED, []  # which reads a question by any of its names
+    if asked and _ONLY_ASKED.has(columns) and any(not set(QUESTIONS).isdisjoint(need.split("|")) for need in lacking):
+        convention, lacking = _ONLY_ASKED, []  # which reads a question by any of its names
     for need in lacking:
         names = need.split("|")
         counts = not asked or not set(QUESTIONS).isdisjoint(names)

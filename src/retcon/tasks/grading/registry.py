@@ -8,14 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
-from functools import cache
-from importlib import import_module
 from typing import Any, Protocol
 
 from pydantic import TypeAdapter, ValidationError
 
 from retcon.core.errors import RecipeError, nearest
-from retcon.core.registry import modules_of, unknown
+from retcon.core.registry import InstanceRegistry
 from retcon.core.types import Trajectory
 from retcon.sandbox.types import Sandbox
 from retcon.tasks.types import Task
@@ -106,7 +104,6 @@ class Host(Protocol):
         ...
 
 
-GRADERS = "retcon.tasks.graders"
 Options = Mapping[str, Mapping[str, object]]
 """Settings of graders, by name; those of `function` are for all import paths."""
 FUNCTION = "function"
@@ -147,22 +144,19 @@ class Kind:
             )
 
 
-@cache
+GRADERS = InstanceRegistry("grader", own="my_grade", base=Kind)
+
+
 def kinds() -> Mapping[str, Kind]:
-    """All of them by name, in the order of the alphabet."""
-    modules = [import_module(f"{GRADERS}.{name}") for name in modules_of(GRADERS)]
-    found: list[Kind] = [module.GRADER for module in modules if hasattr(module, "GRADER")]
-    return {kind.name: kind for kind in sorted(found, key=lambda kind: kind.name)}
+    """All graders by name, in alphabetical order."""
+    return {kind.name: kind for kind in sorted(GRADERS.all(), key=lambda kind: kind.name)}
 
 
 def kind_of(name: str) -> Kind:
     """The kind of that name, or what calls the function of that import path. Raises RecipeError with the nearest."""
-    if ":" in name:
-        return kinds()[FUNCTION]
-    if name not in kinds() or name == FUNCTION:
-        named = [known for known in kinds() if known != FUNCTION]
-        raise RecipeError(unknown("grader", name, named, _SOME_PATH))
-    return kinds()[name]
+    if name == FUNCTION:
+        raise RecipeError(f"grader {FUNCTION}: give the function's import path instead, such as {_SOME_PATH}")
+    return GRADERS.find(FUNCTION if ":" in name else name)
 
 
 def settings_for(name: str, given: Mapping[str, object]) -> Any:

@@ -14,7 +14,6 @@ from retcon.transcripts.failures.rules import looks_clean
 from retcon.transcripts.reading.dialects import Dialect, Fragment, JsonCall, all_clean
 from retcon.transcripts.reading.in_messages import InText, in_messages
 from retcon.transcripts.reading.pieces import Call, ToolOutput
-from retcon.transcripts.registry import register, register_dialect
 from retcon.transcripts.types import NOT_JSON, Certainty
 
 MARKS = ("tool_call", "tool_response")
@@ -163,10 +162,12 @@ class HermesInText(Hermes):
         return Dialect.clean_inside(self, text) if self._opens in text else 0
 
 
-register_dialect(Hermes())
-register(in_messages(Hermes(), marks=MARKS))
-for _dialect in (HermesInText(), HermesInText("interpreter")):
-    register(InText(_dialect, _dialect.signs, Certainty.TAGGED_TEXT, MARKS, ("verl", "slime")))
+HERMES = Hermes()
+HERMES_MESSAGES = in_messages(HERMES, marks=MARKS)
+HERMES_TEXT = tuple(
+    InText(dialect, dialect.signs, Certainty.TAGGED_TEXT, MARKS, ("verl", "slime"))
+    for dialect in (HermesInText(), HermesInText("interpreter"))
+)
 
 
 class Qwen3Coder(Hermes):
@@ -191,7 +192,7 @@ class Qwen3CoderInText(Qwen3Coder, HermesInText):
     certainty = Certainty.TAGGED_TEXT
 
 
-register_dialect(Qwen3Coder())
-register(in_messages(Qwen3Coder(), marks=(*MARKS, "function")))
+QWEN3_CODER = Qwen3Coder()
+QWEN3_CODER_MESSAGES = in_messages(QWEN3_CODER, marks=(*MARKS, "function"))
 _in_text = Qwen3CoderInText()
-register(InText(_in_text, (FUNCTION, *_in_text.signs), Certainty.TAGGED_TEXT, MARKS, ("verl",)))
+QWEN3_CODER_TEXT = InText(_in_text, (FUNCTION, *_in_text.signs), Certainty.TAGGED_TEXT, MARKS, ("verl",))

@@ -19,7 +19,6 @@ from retcon.transcripts.reading.itemwise import (
     string,
 )
 from retcon.transcripts.reading.pieces import Call, Piece, Stretch, ToolOutput, awaits_output, shown_call
-from retcon.transcripts.registry import register
 from retcon.transcripts.types import Json
 
 _INSIDE = ("data", "kwargs")
@@ -146,4 +145,4 @@ def _output(inside: Item, text: str) -> ToolOutput:
     return flagged(text, some_id(inside.get("tool_call_id")), failed=inside.get("status") == "error" or None)
 
 
-register(LangChain())
+FORMAT = LangChain()

@@ -9,7 +9,6 @@ from retcon.transcripts.failures.rules import looks_clean
 from retcon.transcripts.reading.dialects import Dialect, Fragment, all_clean, is_feedback
 from retcon.transcripts.reading.in_messages import InText, in_messages
 from retcon.transcripts.reading.pieces import Call, ToolOutput
-from retcon.transcripts.registry import register, register_dialect
 from retcon.transcripts.types import Certainty
 
 
@@ -128,6 +127,6 @@ def _closing(text: str, start: int) -> tuple[int, int]:
     return len(text), len(text)
 
 
-register_dialect(Markdown())
-register(in_messages(Markdown(), marks=("python", "output")))
-register(InText(Markdown(), ("```output",), Certainty.TEXT, ("output",)))
+MARKDOWN = Markdown()
+MARKDOWN_MESSAGES = in_messages(MARKDOWN, marks=("python", "output"))
+MARKDOWN_TEXT = InText(MARKDOWN, ("```output",), Certainty.TEXT, ("output",))

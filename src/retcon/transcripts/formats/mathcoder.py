@@ -10,7 +10,6 @@ from retcon.transcripts.reading.items import find_items, text_of, with_text
 from retcon.transcripts.reading.itemwise import objects
 from retcon.transcripts.reading.pieces import Call, Piece, PieceReading, ToolOutput
 from retcon.transcripts.reading.roles import speaker_of
-from retcon.transcripts.registry import register
 from retcon.transcripts.types import Certainty, Format, Json, Reading
 
 Item = dict[str, Json]
@@ -70,4 +69,4 @@ def _whole(item: Json, pieces: Sequence[Piece]) -> Json:
     return {**item, "content": with_text(item.get("content"), text)}
 
 
-register(Blocks())
+FORMAT = Blocks()

@@ -23,7 +23,6 @@ from retcon.transcripts.reading.items import (
 )
 from retcon.transcripts.reading.itemwise import objects, part_of, some_id
 from retcon.transcripts.reading.pieces import Call, Piece, PieceReading, ToolOutput, awaits_output, shown_call
-from retcon.transcripts.registry import register
 from retcon.transcripts.types import NOT_JSON, Certainty, Json, Reading
 
 Item = dict[str, Json]
@@ -307,4 +306,4 @@ def _is_thought(key: str, value: Json) -> bool:
     return key in REASONING and isinstance(value, str) and bool(value)
 
 
-register(Messages())
+FORMAT = Messages()

@@ -14,7 +14,7 @@ from retcon.transcripts.reading.in_messages import InMessages, InText, in_messag
 from retcon.transcripts.reading.items import text_of
 from retcon.transcripts.reading.pieces import Call, ToolOutput
 from retcon.transcripts.reading.roles import SAID
-from retcon.transcripts.registry import dialects, register, register_dialect
+from retcon.transcripts.registry import dialects
 from retcon.transcripts.types import NOT_JSON, Certainty, Json
 
 _FENCED = re.compile(r"\s*```(?:[Pp]ython3?|py)?[ \t]*\r?\n(?P<code>.*?)\r?\n?```\s*", re.DOTALL)
@@ -236,11 +236,8 @@ NOTATIONS = (
     ),
 )  # fmt: skip
 
-for _notation in NOTATIONS:
-    register_dialect(_notation)
-    register(in_messages(_notation, marks=_notation.marks, aliases=_notation.aliases))
-    if _notation.whole:
-        register(InText(_notation, _notation.whole, Certainty.TAGGED_TEXT, _notation.marks))
+MESSAGES = tuple(in_messages(one, marks=one.marks, aliases=one.aliases) for one in NOTATIONS)
+TEXTS = tuple(InText(one, one.whole, Certainty.TAGGED_TEXT, one.marks) for one in NOTATIONS if one.whole)
 
 
 class Execute(Dialect):
@@ -282,8 +279,8 @@ class Execute(Dialect):
         return end
 
 
-register_dialect(Execute())
-MINT = register(in_messages(Execute(), marks=("execute", "history", "state")))
+EXECUTE = Execute()
+MINT = in_messages(EXECUTE, marks=("execute", "history", "state"))
 
 
 def _shared(items: Sequence[Mapping[str, Json]]) -> bool:
@@ -295,6 +292,6 @@ def _shared(items: Sequence[Mapping[str, Json]]) -> bool:
     return any(one.used(said, told) for one in dialects())
 
 
-register(
-    InMessages("sharegpt", "from", "value", Certainty.LAYOUT, _shared, marks=("conversations", "from", "value", "gpt"))
+SHAREGPT = InMessages(
+    "sharegpt", "from", "value", Certainty.LAYOUT, _shared, marks=("conversations", "from", "value", "gpt")
 )

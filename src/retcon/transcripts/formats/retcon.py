@@ -11,7 +11,6 @@ from retcon.core.codec import from_dict, to_dict
 from retcon.core.types import Pair, Trajectory
 from retcon.purify.offline import Purified
 from retcon.purify.pairs import preference_pairs
-from retcon.transcripts.registry import register
 from retcon.transcripts.types import Certainty, Json, Reading, Speakers
 
 
@@ -80,4 +79,4 @@ class _OwnReading:
         yield from preference_pairs(replace(result.trajectory, turns=tuple(turns), branch=None))
 
 
-register(Ours())
+FORMAT = Ours()

@@ -10,7 +10,6 @@ from retcon.core.errors import RecordError
 from retcon.purify.offline import Purified
 from retcon.transcripts.formats.messages import pieces_of, rebuilt
 from retcon.transcripts.reading.pieces import Piece, PieceReading, RecordReading, awaits_output
-from retcon.transcripts.registry import register
 from retcon.transcripts.types import Certainty, Format, Json, Reading
 
 Node = dict[str, Json]
@@ -183,4 +182,4 @@ def _with(value: Json, path: Sequence[str | int], new: Callable[[Node], Node]) -
     return {**record, path[0]: _with(record[path[0]], path[1:], new)}
 
 
-register(Traces())
+FORMAT = Traces()

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from retcon.transcripts.reading.items import replaced, text_of
 from retcon.transcripts.reading.itemwise import Item, ItemList, Steps, called, objects, part_of, some_id, string
 from retcon.transcripts.reading.pieces import Call, ToolOutput
-from retcon.transcripts.registry import register
 from retcon.transcripts.types import Json
 
 _REASONING = "reasoning_content"
@@ -171,4 +170,4 @@ def _results(item: Json) -> Sequence[Item]:
     return objects(part_of(item, "observation").get("results"))
 
 
-register(Atif())
+FORMAT = Atif()

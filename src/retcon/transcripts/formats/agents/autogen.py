@@ -19,7 +19,6 @@ from retcon.transcripts.reading.itemwise import (
     string,
 )
 from retcon.transcripts.reading.pieces import Call, Piece, ToolOutput, is_shell
-from retcon.transcripts.registry import register
 from retcon.transcripts.types import Json
 
 _CALLS = ("ToolCallRequestEvent", "CodeGenerationEvent")
@@ -166,5 +165,5 @@ def _ran(result: Item) -> ToolOutput:
     return ToolOutput(string(result.get("output")), None, verdict, typed=type(code) is int)
 
 
-register(Team())
-register(Chat02())
+TEAM = Team()
+CHAT_02 = Chat02()

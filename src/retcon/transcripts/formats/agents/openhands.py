@@ -21,7 +21,6 @@ from retcon.transcripts.reading.itemwise import (
     string,
 )
 from retcon.transcripts.reading.pieces import Call, Piece, Stretch, ToolOutput
-from retcon.transcripts.registry import register
 from retcon.transcripts.types import Json
 
 _RUNS = ("run", "run_ipython", "read", "write", "edit", "browse", "browse_interactive", "call_tool_mcp", "execute_bash")
@@ -261,4 +260,4 @@ def _reworded(response: Json, said: Item) -> Json:
     return {**response, "choices": choices}
 
 
-register(OpenHands())
+FORMAT = OpenHands()

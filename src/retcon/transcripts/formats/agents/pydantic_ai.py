@@ -17,7 +17,6 @@ from retcon.transcripts.reading.itemwise import (
     string,
 )
 from retcon.transcripts.reading.pieces import Call, PieceKind, ToolOutput
-from retcon.transcripts.registry import register
 from retcon.transcripts.types import Json
 
 _CALLS, _RETURNS = ("tool-call", "builtin-tool-call"), ("tool-return", "builtin-tool-return")
@@ -112,4 +111,4 @@ def _kind(part: Json) -> str:
     return string(part.get("part_kind")) if isinstance(part, dict) else ""
 
 
-register(PydanticAI())
+FORMAT = PydanticAI()

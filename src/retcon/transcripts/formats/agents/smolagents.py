@@ -26,7 +26,6 @@ from retcon.transcripts.reading.itemwise import (
 )
 from retcon.transcripts.reading.pieces import Call, Piece, Stretch, ToolOutput
 from retcon.transcripts.reading.roles import role_of
-from retcon.transcripts.registry import register
 from retcon.transcripts.types import NOT_JSON, Json
 
 _TOLD = ("task", "plan", "system_prompt")
@@ -173,4 +172,4 @@ def _outputs(item: Item, calls: Sequence[Call]) -> list[ToolOutput]:
     return [ToolOutput(text if n == 0 else "", call.id, verdict, typed=True) for n, call in enumerate(calls)]
 
 
-register(Smolagents())
+FORMAT = Smolagents()

@@ -22,7 +22,6 @@ from retcon.transcripts.reading.itemwise import (
 )
 from retcon.transcripts.reading.pieces import Call, Piece, Stretch, ToolOutput
 from retcon.transcripts.reading.roles import speaker_of
-from retcon.transcripts.registry import register
 from retcon.transcripts.types import Json, Reading
 
 _REPEATED = ("query", "messages")
@@ -154,4 +153,4 @@ def _rounds(messages: Sequence[dict[str, Json]]) -> tuple[list[Json], list[list[
     return head, rounds
 
 
-register(SweAgent())
+FORMAT = SweAgent()

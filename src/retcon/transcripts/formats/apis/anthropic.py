@@ -17,7 +17,6 @@ from retcon.transcripts.reading.itemwise import (
     string,
 )
 from retcon.transcripts.reading.pieces import Call, Piece, PieceKind, ToolOutput
-from retcon.transcripts.registry import register
 from retcon.transcripts.types import Json
 
 _CALLS = ("tool_use", "server_tool_use", "mcp_tool_use")
@@ -99,4 +98,4 @@ def _listed(piece: Piece) -> list[Json]:
     return [call for call in calls if isinstance(call, dict) and some_id(call.get("id")) in ids]
 
 
-register(Anthropic())
+FORMAT = Anthropic()

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from retcon.transcripts.reading.items import APART, Thought, as_text
 from retcon.transcripts.reading.itemwise import Blockwise, Item, called, flagged, objects, part_of, some_id, string
 from retcon.transcripts.reading.pieces import Call, PieceKind, ToolOutput
-from retcon.transcripts.registry import register
 from retcon.transcripts.types import Json
 
 _CALL, _RESULT = "toolUse", "toolResult"
@@ -63,4 +62,4 @@ def _thought(block: Json) -> Item:
     return part_of(part_of(block, _REASONING), _THOUGHT)
 
 
-register(Bedrock())
+FORMAT = Bedrock()

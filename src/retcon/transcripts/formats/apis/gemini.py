@@ -24,7 +24,6 @@ from retcon.transcripts.reading.itemwise import (
 )
 from retcon.transcripts.reading.pieces import Call, PieceKind, ToolOutput
 from retcon.transcripts.reading.roles import role_of, speaker_of
-from retcon.transcripts.registry import register
 from retcon.transcripts.types import Json, Reading
 
 _FUNCTION, _CODE = ("functionCall", "function_call"), ("executableCode", "executable_code")
@@ -212,4 +211,4 @@ def _given(response: Item, own_id: str | None) -> ToolOutput:
     return ToolOutput(as_text(response) if response else "", own_id)
 
 
-register(Gemini())
+FORMAT = Gemini()

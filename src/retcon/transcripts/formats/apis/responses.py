@@ -22,7 +22,6 @@ from retcon.transcripts.reading.itemwise import (
 )
 from retcon.transcripts.reading.pieces import Call, Piece, Stretch, ToolOutput
 from retcon.transcripts.reading.roles import speaker_of
-from retcon.transcripts.registry import register
 from retcon.transcripts.types import Json
 
 _NAMED = {"function_call", "custom_tool_call", "mcp_call"}
@@ -250,4 +249,4 @@ def _own_output(item: Item, kind: str) -> ToolOutput | None:
     return flagged("\n".join(string(one.get("logs")) for one in objects(outputs)), own_id, failed=failed or None)
 
 
-register(Responses())
+FORMAT = Responses()

@@ -12,7 +12,6 @@ from retcon.transcripts.reading.items import text_of
 from retcon.transcripts.reading.itemwise import Item, ItemList, home_of, nobody_s, part_of, string
 from retcon.transcripts.reading.pieces import Piece, PieceKind, ToolOutput
 from retcon.transcripts.reading.roles import role_of
-from retcon.transcripts.registry import register
 from retcon.transcripts.types import Json
 
 _SPEAKERS = ("user", "assistant")
@@ -271,4 +270,4 @@ def _linked(item: dict[str, Json], gone: Mapping[str, Json]) -> dict[str, Json]:
     return {**item, **new} if new else item
 
 
-register(ClaudeCode())
+FORMAT = ClaudeCode()

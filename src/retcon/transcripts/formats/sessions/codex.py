@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from retcon.transcripts.formats.apis.responses import Responses, words_in
 from retcon.transcripts.reading.items import text_of
 from retcon.transcripts.reading.itemwise import Item, ItemList, lists, part_of, string
-from retcon.transcripts.registry import register
 from retcon.transcripts.types import Json
 
 _ITEM, _EVENT, _META, _COMPACTED = "response_item", "event_msg", "session_meta", "compacted"
@@ -100,4 +99,4 @@ def _without(item: Json, cut: set[str]) -> Json:
     return {**item, "payload": {**own, **stale}} if stale else item
 
 
-register(Codex())
+FORMAT = Codex()

@@ -18,7 +18,6 @@ from retcon.transcripts.reading.itemwise import (
     string,
 )
 from retcon.transcripts.reading.pieces import Call, ToolOutput
-from retcon.transcripts.registry import register
 from retcon.transcripts.types import Json
 
 _CALLS, _THOUGHTS, _ANSWER = "toolCalls", "thoughts", "functionResponse"
@@ -112,4 +111,4 @@ def _last_of_each(items: Sequence[Item]) -> list[Item]:
     ]
 
 
-register(GeminiCli())
+FORMAT = GeminiCli()
