@@ -1,4 +1,4 @@
-"""Whether a model folder is whole and its parts belong together, found out before any work is done with it."""
+"""Check that a model folder is complete and its parts belong together."""
 
 from __future__ import annotations
 
@@ -33,14 +33,15 @@ TOOL = {
     },
 }
 CONTINUATION = 24
-"""Tokens of the continuation that is shown."""
+"""Tokens of the greedy answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """parameters: their number. vocabulary: tokens of the tokenizer. continuation: what the model answers to QUESTION,
-    greedily, asked as by every other command. nats: mean loss over the tokens of plain English. warnings: what will not
-    work as one might expect.
+    """Findings about a model folder.
+
+    parameters, vocabulary: numbers of the model's parameters and of the tokenizer's tokens. continuation: the greedy
+    answer to QUESTION. nats: mean loss per token of plain English. warnings: what may not work as expected.
     """
 
     folder: Path
@@ -54,10 +55,9 @@ class Checked:
 
 
 def check_model_folder(folder: Path) -> Checked:
-    """Loads the model in `folder` in float32 and tries it: all tensors there and finite, tokenizer of the model's
-    vocabulary and lossless, template that renders, logits that are finite.
+    """Load the model in float32 and check weights, tokenizer, chat template and logits.
 
-    Raises CheckpointError, which names the file, for what cannot be used at all.
+    Raises CheckpointError, which names the file, for a model that cannot be used.
     """
     config = load_config(folder)
     tokenizer = _tokenizer(folder)
@@ -97,7 +97,7 @@ def check_model_folder(folder: Path) -> Checked:
 
 
 def _source(folder: Path) -> dict[str, Any]:
-    """Whence it was fetched, where that is known."""
+    """Where it was fetched from, if known."""
     file = folder / "source.json"
     try:
         return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}
@@ -126,7 +126,7 @@ def _content(token: Any) -> str:
 
 
 def _special_tokens(folder: Path, tokenizer: PreTrainedTokenizerFast, config: Any) -> Iterator[str]:
-    """Raises CheckpointError where the configuration's ids are outside the tokenizer. Yields what is odd."""
+    """Yield warnings about end-of-text tokens. Raises CheckpointError for ids outside the tokenizer."""
     ends = config.get_text_config().eos_token_id
     generation = folder / "generation_config.json"
     try:
@@ -154,7 +154,7 @@ def _round_trip(tokenizer: PreTrainedTokenizerFast) -> Iterator[str]:
 
 
 def _chat(folder: Path) -> tuple[Chat | None, list[str]]:
-    """The chat through which the model is asked, None where its family cannot be told; and what is odd about it."""
+    """Return the model's chat, None if its family is unknown, and warnings."""
     try:
         chat = open_chat(folder)
     except RecipeError as error:
@@ -165,7 +165,7 @@ def _chat(folder: Path) -> tuple[Chat | None, list[str]]:
 
 
 def _template(template: Template | None) -> Iterator[str]:
-    """Raises CheckpointError for a template that cannot be rendered. Yields what it leaves out."""
+    """Yield what the template leaves out. Raises CheckpointError if it cannot be rendered."""
     if template is None:
         return
     user = {"role": "user", "content": QUESTION}
@@ -196,7 +196,7 @@ def _loss(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> float:
 
 
 def _asked(tokenizer: PreTrainedTokenizerFast, chat: Chat | None, template: Template | None) -> Sequence[int]:
-    """QUESTION as every other command asks it; by the folder's own template where its family cannot be told."""
+    """Ids of QUESTION, by the model's chat, else by the folder's template."""
     if chat is not None:
         return ids_of(chat.prompt(QUESTION))
     text = QUESTION if template is None else template.render([{"role": "user", "content": QUESTION}])

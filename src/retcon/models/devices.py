@@ -1,4 +1,4 @@
-"""Where, and in which precision, a run computes: chosen once, before work starts, and told in one line."""
+"""Choose the device, precision and threads of a run, once, before work starts."""
 
 from __future__ import annotations
 
@@ -29,20 +29,19 @@ from retcon.models.loading import empty_model
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-# How torch's threads wait for each other: asleep, not spinning.
-#
-# Torch's operations are shared out by OpenMP, whose threads spin between two of them, by default for milliseconds. On
-# cores that others use too, the one that is waited for is not running meanwhile: decoding then takes ten times the CPU
-# time. `OMP_WAIT_POLICY=PASSIVE` ends that, as the command sets it, but is read once, when torch is loaded, which in
-# other people's programs has happened by the time that anyone asks us.
+# OpenMP's threads spin for milliseconds between torch's operations. On shared cores the awaited thread cannot run
+# meanwhile, and decoding takes ten times the CPU time. `OMP_WAIT_POLICY=PASSIVE`, which the commands set, ends that. It
+# is read when torch is loaded, which in programs that import Retcon may have happened before.
 
 DECIDED = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
-"""Variables with which a user says how threads are to wait."""
+"""Variables with which a user chooses how threads wait."""
 
 
 def calm_threads() -> None:
-    """From here on, OpenMP's threads in this process spin for microseconds at most before they sleep. Nothing happens
-    where a user has decided otherwise (DECIDED), or where OpenMP is of no kind that can be told."""
+    """Stop OpenMP's threads in this process from spinning while they wait.
+
+    Does nothing if the user has chosen (DECIDED), or for an unknown OpenMP library.
+    """
     if any(name in os.environ for name in DECIDED):
         return
     for path in _loaded():
@@ -55,23 +54,25 @@ def calm_threads() -> None:
 
 @functools.cache
 def _crowd(path: str) -> None:
-    """GNU's cannot be told once it is loaded. But it spins 100 times, not 300,000, where there are more OpenMP threads
-    than cores (its manual, on GOMP_SPINCOUNT): so a team of as many as there are cores is made, and put to sleep for
-    good. Its work is `free(NULL)`, which is none."""
+    """Oversubscribe GNU's OpenMP, which has no setting once it is loaded.
+
+    With more OpenMP threads than cores it spins 100 times, not 300,000 (its manual, on GOMP_SPINCOUNT). So a team of as
+    many threads as cores runs `free(NULL)` and sleeps for good.
+    """
     library, work = ctypes.CDLL(path), ctypes.CDLL(None).free
     made = threading.Event()
 
     def sleep() -> None:
         library.GOMP_parallel(work, None, ctypes.c_uint(usable_cores()), ctypes.c_uint(0))
         made.set()
-        threading.Event().wait()  # the team lives as long as the thread that made it
+        threading.Event().wait()  # the team lives as long as this thread
 
     threading.Thread(target=sleep, name="retcon-openmp", daemon=True).start()
     made.wait()
 
 
 def _loaded() -> Iterator[str]:
-    """Files of the OpenMP libraries that this process has loaded."""
+    """Paths of the OpenMP libraries of this process."""
     maps = Path("/proc/self/maps")
     lines = os.fsdecode(maps.read_bytes()).split("\n") if maps.is_file() else []
     paths = dict.fromkeys(line.split(maxsplit=5)[5] for line in lines if line.count("/") and len(line.split()) > 5)
@@ -84,37 +85,37 @@ Attention = Literal["sdpa", "eager"]
 BF16_TRAINS, BF16_DECODES = 64, 256
 """Widths from which bfloat16 is quicker on a CPU whose products are quicker in it (docs/training/compute.md)."""
 QUICKER, SLOWER = 1.3, 0.8
-"""How quick products in bfloat16 must be, in float32's speed, to be advised, and to be advised against."""
+"""Speeds of bfloat16, relative to float32, from which it is advised, and below which it is advised against."""
 ROUNDS, ROWS, SIZE = 5, 256, 512
-"""Of the products that `bfloat16_speed` times."""
+"""Sizes of the products that `bfloat16_speed` times."""
 DTYPES = torch.float32, torch.bfloat16
 TOKENS, TOKENS_GPU = 2048, 16384
-"""Padded ids of a micro-batch where the recipe says nothing: what suits a CPU's cache, and the most on a GPU, which
-waits for its kernels to be started where they are few. There they are halved until they fit, down to a CPU's."""
+"""Default padded ids of a micro-batch: what suits a CPU's cache, and the most on a GPU, where they are halved until
+they fit, down to a CPU's."""
 CHUNK, CHUNK_GPU = 1 << 24, 1 << 28
-"""Likewise logits that exist at once: on a GPU as many as LOGITS of its memory hold, with what comes of them."""
+"""Default logits that exist at once; on a GPU as many as fit in LOGITS of its memory."""
 ACTIVATIONS, FILLED, LOGITS = 0.4, 0.85, 0.05
-"""Activations fit in the first share of a GPU's memory, and with the model in the second."""
+"""Shares of a GPU's memory for activations, for these and the model, and for logits."""
 HELD, HELD_FROZEN, REFERENCE = 22, 10, 4
 """Bytes of a parameter during an update: weights, gradients and two moments in float32, and copies in bfloat16 for
-products, for rollouts, and laid side by side for these; where adapters are trained, of a weight as it is and these
-copies alone. A reference model has it in float32 once more."""
+products, for rollouts, and of their fused layers; with adapters only the weights and these copies; of a reference
+model."""
 LOGIT = 12
-"""Bytes of a logit in a step: itself, its gradient, and one more copy, all in float32."""
+"""Bytes of a logit in a step: float32, its gradient, and one more copy."""
 VALUE = {"float32": 4.0, "bfloat16": 2.75}
-"""Bytes of an activation on a CPU, in the mean: norms, and what they get, stay float32."""
+"""Mean bytes of an activation on a CPU, where norms and their inputs stay float32."""
 VALUE_GPU = 3.0
-"""The same in bfloat16 on a GPU, where norms keep more: one H100 took .9 of it for the shape of SmolLM2-135M, and .7 to
-1.1 of it for Qwen3-0.6B's."""
+"""In bfloat16 on a GPU, where norms keep more: an H100 took .9 of it for SmolLM2-135M's shape, .7 to 1.1 for
+Qwen3-0.6B's."""
 PAGE = "docs/training/compute.md"
 CPUINFO = Path("/proc/cpuinfo")
 CROWDED = 3
-"""Threads and sandbox workers for each core beyond which they are in each other's way. Workers mostly wait."""
+"""Most threads and sandbox workers per core. Workers mostly wait."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A CUDA device. bf16: whether it has bfloat16 units. memory: bytes, all of it."""
+    """A CUDA device. bf16: whether it has bfloat16 units. memory: total bytes."""
 
     name: str
     bf16: bool
@@ -123,7 +124,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """cpu: its name. bf16_speed: as `bfloat16_speed` has it. cores: that this process may use. gpus: by index."""
+    """This machine. bf16_speed: see `bfloat16_speed`. cores: usable by this process. gpus: by index."""
 
     cpu: str
     bf16_speed: float
@@ -133,9 +134,11 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """dtype: of a training step's products. rollout_dtype: of the weights that rollouts decode with. name: of what
-    computes. hints: what the recipe could gain here. micro_batch_tokens, logits_chunk: as `kernels.computing` has
-    them."""
+    """Where and how a run computes.
+
+    dtype: of a training step's products. rollout_dtype: of the weights in rollouts. name: of the CPU or GPU. hints:
+    what the recipe could gain. micro_batch_tokens, logits_chunk: see `kernels.computing`.
+    """
 
     device: str
     dtype: TrainDtype
@@ -158,17 +161,17 @@ class Placement:
 
 OnPlace = Callable[[Placement], None]
 Use = Literal["dtype", "rollout_dtype"]
-"""Of which of the keys a command makes use: it trains, it rolls out."""
+"""Keys that a command uses: it trains, it rolls out."""
 USES: tuple[Use, ...] = ("dtype", "rollout_dtype")
 
 
 def place(
     recipe: Recipe, config: PretrainedConfig, uses: Sequence[Use] = USES, *, reference: bool = False
 ) -> Placement:
-    """The placement of a recipe's work on this machine, for the model that `config` describes. uses: what hints are
-    given for. reference: whether a reference model lies beside it.
+    """Choose the placement of a recipe on this machine for a model's `config`.
 
-    Raises RecipeError as `choose` does. Warns (ComputeWarning) where threads and sandbox workers crowd the cores.
+    uses: what hints are given for. reference: whether there is a reference model too. Raises RecipeError as `choose`
+    does. Warns (ComputeWarning) of too many threads and sandbox workers.
     """
     machine = look_at_machine()
     workers = 0 if recipe.sandbox.url else recipe.sandbox.workers
@@ -187,8 +190,10 @@ def choose(
     uses: Sequence[Use] = USES,
     held: int = HELD,
 ) -> Placement:
-    """What `section` means on `machine`. held: bytes of each of the model's parameters during an update. Raises
-    RecipeError for a device, dtype or attention that is unavailable."""
+    """Choose the placement of `section` on `machine`. held: bytes per parameter during an update.
+
+    Raises RecipeError for an unavailable device, dtype or attention.
+    """
     device, gpu = _device(section.device, machine)
     auto: TrainDtype = "bfloat16" if gpu is not None and gpu.bf16 else "float32"
     dtype = auto if section.dtype == "auto" else section.dtype
@@ -210,18 +215,18 @@ def choose(
 
 
 def supports(device: str, dtype: torch.dtype) -> bool:
-    """Whether the operations of a transformer's layer exist there; runs them once."""
+    """Try whether a device can run a transformer layer's operations in a dtype."""
     try:
         x = torch.ones(2, 4, 8, device=device).to(dtype)
         x = functional.layer_norm(functional.silu(functional.linear(x, x[0, :, :].T @ x[0])), (8,))
         functional.scaled_dot_product_attention(x, x, x).softmax(-1).float().sum().item()
-    except RuntimeError:  # "not implemented for", by torch's kernels
+    except RuntimeError:  # "not implemented for"
         return False
     return True
 
 
 def crowding(threads: int, workers: int, cores: int) -> str | None:
-    """What is wrong with so many torch threads and sandbox workers on so many cores; None where nothing is."""
+    """Describe too many torch threads and sandbox workers for the cores; None if they are not too many."""
     if threads <= cores and threads + workers <= CROWDED * cores:
         return None
     return (
@@ -231,18 +236,18 @@ def crowding(threads: int, workers: int, cores: int) -> str | None:
 
 
 def set_threads(threads: int) -> None:
-    """`threads` threads within an operation of torch, and one between operations, of which ours have nothing."""
+    """Use `threads` threads within torch's operations, and one between them."""
     torch.set_num_threads(threads)
     if threads > 1:
         calm_threads()
     if torch.get_num_interop_threads() != 1:
-        with suppress(RuntimeError):  # can be set only before they have worked
+        with suppress(RuntimeError):  # can be set only before their first work
             torch.set_num_interop_threads(1)
 
 
 @contextmanager
 def torch_threads(threads: int) -> Iterator[None]:
-    """`set_threads` for a while; those within an operation then come back to what they were."""
+    """`set_threads` within the block; afterwards threads within operations are restored."""
     with _threads_kept():
         set_threads(threads)
         yield
@@ -258,13 +263,13 @@ def _threads_kept() -> Iterator[None]:
 
 
 def cpu_name(cpuinfo: Path = CPUINFO) -> str:
-    """The processor's name. cpuinfo: where the kernel describes it; without it the name is the architecture's."""
+    """Return the processor's name by the file `cpuinfo`, else the architecture's."""
     name = re.search(r"^model name\s*: (.+)$", _read(cpuinfo), re.MULTILINE)
     return name[1].strip() if name else platform.machine()
 
 
 def look_at_machine(cpuinfo: Path = CPUINFO) -> Machine:
-    """This machine. cpuinfo: as in `cpu_name`."""
+    """Describe this machine. cpuinfo: see `cpu_name`."""
     gpus = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
     return Machine(
         cpu_name(cpuinfo),
@@ -280,10 +285,12 @@ def look_at_machine(cpuinfo: Path = CPUINFO) -> Machine:
 
 @cache
 def bfloat16_speed() -> float:
-    """The speed of a linear layer in bfloat16 on this CPU, in that of float32, with one thread. It is timed, for
-    milliseconds: there are CPUs that have instructions for bfloat16 and are slower with them."""
+    """Time a linear layer in bfloat16 on this CPU, relative to float32, with one thread.
+
+    It takes milliseconds. Some CPUs that have instructions for bfloat16 are slower with them.
+    """
     with torch.inference_mode(), _threads_kept():
-        torch.set_num_threads(1)  # a pool of more would begin to wait here, before anybody has said how
+        torch.set_num_threads(1)  # before `calm_threads`, further threads would spin
         layers = [(torch.ones(ROWS, SIZE, dtype=kind), torch.ones(SIZE, SIZE, dtype=kind)) for kind in DTYPES]
         best = [math.inf, math.inf]
         for _ in range(ROUNDS + 1):  # the first one warms up
@@ -322,23 +329,23 @@ def _attention(wanted: Literal["auto", "sdpa", "eager"], config: PretrainedConfi
 
 
 def _hints(section: ComputeSection, config: PretrainedConfig, machine: Machine, uses: Sequence[Use]) -> tuple[str, ...]:
-    """Of what was left to `auto`: what bfloat16 would speed up. Of what was not: what it slows down."""
+    """What bfloat16 would speed up where the recipe has `auto`, and slows down where it does not."""
     width, speed = getattr(config.get_text_config(), "hidden_size", 0), machine.bf16_speed
     work = {"dtype": ("training", BF16_TRAINS), "rollout_dtype": ("rollouts", BF16_DECODES)}
     hints = []
     for key, (what, least) in work.items():
         if key not in uses or width < (least if speed >= QUICKER else BF16_TRAINS):
             continue
-        told = f"this CPU's products in bfloat16 are {speed:.1f} times as quick as in float32: compute.{key}="
+        speedup = f"this CPU's products in bfloat16 are {speed:.1f} times as quick as in float32: compute.{key}="
         if getattr(section, key) == "auto" and speed >= QUICKER:
-            hints.append(f"{told}bfloat16 makes {what} of a model of width {width} quicker, and less exact ({PAGE})")
+            hints.append(f"{speedup}bfloat16 makes {what} of a model of width {width} quicker, and less exact ({PAGE})")
         if getattr(section, key) == "bfloat16" and speed <= SLOWER:
-            hints.append(f"{told}float32 makes {what} quicker, and more exact ({PAGE})")
+            hints.append(f"{speedup}float32 makes {what} quicker, and more exact ({PAGE})")
     return tuple(hints)
 
 
 def _tokens(section: ComputeSection, config: PretrainedConfig, dtype: TrainDtype, gpu: Gpu | None, held: int) -> int:
-    """By the whole memory of the card, not by what is free just now: a run that is repeated has the same."""
+    """By the card's whole memory, not the free one, so that a repeated run has the same value."""
     if gpu is None:
         return TOKENS
     each = activations(config.get_text_config(), section.checkpointing, value_bytes("cuda", dtype))
@@ -360,24 +367,26 @@ def _chunk(gpu: Gpu | None) -> int:
 
 
 def value_bytes(device: str, dtype: TrainDtype) -> float:
-    """Of an activation, in the mean."""
+    """Return the mean bytes of an activation."""
     return VALUE[dtype] if device == "cpu" or dtype == "float32" else VALUE_GPU
 
 
 def kv_heads(text: Any) -> tuple[int, int]:
-    """(heads of keys and values, size of each) of a text model's configuration."""
+    """Return (number of KV heads, head size) of a text model's configuration."""
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     return heads, getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
 
 
 def activations(text: Any, checkpointing: bool, value: float, keys: int = 0) -> int:
-    """Bytes of a token that a forward and backward have at once at most, in all layers. value: bytes of one activation.
-    keys: of a row of attention whose weights are kept, 0 where torch's fused attention keeps none.
+    """Return the peak bytes of activations per token, over a forward and backward.
 
-    Of a layer, in values: the inputs of its norms and of their products, queries, keys and values before and after
-    their rotation, what attention gives, and four of the width inside the feed-forward part; beside them the gradient
-    that comes into the last layer. With checkpointing there is one such layer, beside its widest gradients, and what
-    goes into each of the others.
+    A layer keeps the inputs of its norms and products, queries, keys and values before and after rotation, the output
+    of attention, and four times the feed-forward width. With checkpointing it is one such layer with its widest
+    gradients, and the inputs of the others.
+
+    Args:
+        value: bytes of one activation.
+        keys: of a row of attention whose weights are kept; 0 with torch's fused attention.
     """
     hidden, layers = text.hidden_size, text.num_hidden_layers
     heads, size = kv_heads(text)

@@ -1,8 +1,7 @@
-"""A GGUF file as a Hugging Face folder: weights in float32, exactly what the quantised ones stand for.
+"""Convert a GGUF file to a Hugging Face folder, with weights dequantised to float32.
 
-The `gguf` package reads the file and undoes the quantisation; names, shapes and the configuration are mapped here,
-rather than by transformers' own reader, which loses how the tokenizer cuts text (see `tokenizer`) and leaves out
-tensors that it does not know.
+The `gguf` package reads and dequantises; names, shapes and the configuration are mapped here. transformers' own reader
+loses the pre-tokenizer and drops unknown tensors.
 """
 
 from __future__ import annotations
@@ -24,16 +23,13 @@ if TYPE_CHECKING:
     from gguf import GGUFReader
     from numpy.typing import NDArray
 
-# The tokenizer in a GGUF file as a `tokenizer.json`.
-#
-# How text is cut before byte pairs are merged stands in a GGUF as a name alone (`tokenizer.ggml.pre`); the rules are
-# llama.cpp's. transformers does not look at that name when it reads a GGUF, and cuts every text as GPT-2 does: SmolLM2,
-# which sees every digit on its own, would be shown ids that it was not trained on.
+# A GGUF names its pre-tokenizer (`tokenizer.ggml.pre`); the rules are llama.cpp's. transformers ignores the name and
+# splits every text as GPT-2 does: SmolLM2, which splits digits, would get ids that it was not trained on.
 
 NAMED = "tokenizer.chat_template."
-"""What stands before the names of chat templates, where there are others than the default one."""
+"""Prefix of the names of further chat templates."""
 CONTROL, USER_DEFINED = 3, 4
-"""Types of tokens that are matched as a whole in text; the first are markup."""
+"""Types of tokens that are matched as a whole; the first are markup."""
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
@@ -50,14 +46,11 @@ PRE: Mapping[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
     "qwen2": lambda: _split(_WORDS % r"\p{N}"),
     "llama-bpe": lambda: _split(_WORDS % r"\p{N}{1,3}"),
 }
-"""How a text is cut into the pieces within which byte pairs are merged, by the name in the file."""
+"""Pre-tokenizers by their names in the file."""
 
 
 def tokenizer_of(fields: Mapping[str, Any], file: Path) -> Tokenizer:
-    """The tokenizer that the metadata `fields` of the GGUF `file` describes.
-
-    Raises CheckpointError for a kind of tokenizer, or a way to cut text, that is not known.
-    """
+    """Build the tokenizer of a GGUF file's metadata. Raises CheckpointError for an unknown kind or pre-tokenizer."""
     kind, pre = fields.get("tokenizer.ggml.model"), str(fields.get("tokenizer.ggml.pre", "default"))
     advice = f"put the model's own tokenizer.json beside {file.name}, and it is taken instead"
     if kind != "gpt2":
@@ -74,11 +67,6 @@ def tokenizer_of(fields: Mapping[str, Any], file: Path) -> Tokenizer:
     vocabulary = {token: i for i, token in enumerate(tokens)}
     first_id = fields.get("tokenizer.ggml.bos_token_id") if fields.get("tokenizer.ggml.add_bos_token") else None
     types = fields["tokenizer.ggml.token_type"]
-    strange = [pair for pair in merges if len(pair) != 2 or not {*pair, "".join(pair)} <= vocabulary.keys()]
-    wrong = f"of its merges, {len(strange)} join what it has not, such as {' '.join(strange[0])!r}" if strange else ""
-    wrong = wrong or (f"token_type has {len(types)} of {len(tokens)} tokens" if len(types) != len(tokens) else "")
-    if wrong or (first_id is not None and not 0 <= first_id < len(tokens)):
-        raise CheckpointError(f"{file}: its tokenizer contradicts itself: {wrong or f'bos_token_id is {first_id}'}")
     built = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=pre == "llama-bpe"))
     if pre == "qwen2":
         built.normalizer = normalizers.NFC()
@@ -88,9 +76,6 @@ def tokenizer_of(fields: Mapping[str, Any], file: Path) -> Tokenizer:
         if kind in (CONTROL, USER_DEFINED):
             add = built.add_special_tokens if kind == CONTROL else built.add_tokens
             add([AddedToken(token, normalized=False, special=kind == CONTROL)])
-    moved = [token for token, i in vocabulary.items() if built.token_to_id(token) != i]
-    if moved or len(vocabulary) != len(tokens):
-        raise CheckpointError(f"{file}: its list of tokens contradicts itself, at {moved[:3] or 'a repeated token'}")
     if first_id is not None:
         first = tokens[first_id]
         built.post_processor = processors.TemplateProcessing(
@@ -100,7 +85,7 @@ def tokenizer_of(fields: Mapping[str, Any], file: Path) -> Tokenizer:
 
 
 def tokenizer_config(fields: Mapping[str, Any], positions: int) -> dict[str, object]:
-    """A `tokenizer_config.json`: names of the special tokens and the chat template. positions: the model's."""
+    """Return a `tokenizer_config.json` with special tokens and chat template. positions: the model's."""
     tokens = fields.get("tokenizer.ggml.tokens", ())
     about: dict[str, object] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -121,7 +106,7 @@ def tokenizer_config(fields: Mapping[str, Any], positions: int) -> dict[str, obj
 
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-"""By `general.architecture`, the class of transformers that computes it. Mistral's models are `llama` there."""
+"""transformers' class by `general.architecture`. Mistral's models are `llama`."""
 _NEEDED = {
     "max_position_embeddings": "context_length",
     "num_hidden_layers": "block_count",
@@ -148,11 +133,10 @@ _TENSOR = re.compile(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)")
 
 
 def convert(file: Path, folder: Path) -> None:
-    """Writes config.json, generation_config.json, model.safetensors, tokenizer.json and tokenizer_config.json.
+    """Write the Hugging Face files of `file` into `folder`.
 
-    A `tokenizer.json` beside the file goes before the one in it. Weights take four bytes a parameter, on the disk and,
-    meanwhile, in memory. Raises CheckpointError for a file that is broken or of an architecture that is not known,
-    MissingExtra without the `gguf` package.
+    A `tokenizer.json` beside the file takes precedence. Weights take four bytes per parameter, on disk and in memory.
+    Raises CheckpointError for a broken file or unknown architecture, MissingExtra without the `gguf` package.
     """
     from safetensors.numpy import save_file
 
@@ -180,7 +164,7 @@ def convert(file: Path, folder: Path) -> None:
 
 
 def _read(file: Path) -> tuple[GGUFReader, dict[str, Any]]:
-    """The file, and its metadata by name."""
+    """Return a reader of the file, and its metadata by name."""
     try:
         from gguf import GGUFReader
     except ImportError as error:
@@ -188,7 +172,7 @@ def _read(file: Path) -> tuple[GGUFReader, dict[str, Any]]:
     try:
         reader = GGUFReader(file)
         return reader, {name: field.contents() for name, field in reader.fields.items()}
-    except (OSError, ValueError, KeyError, IndexError) as error:  # what its reader raises for bytes that are no GGUF
+    except (OSError, ValueError, KeyError, IndexError) as error:  # raised for bytes that are not GGUF
         raise CheckpointError(f"{file} cannot be read as a GGUF file: {error}") from error
 
 
@@ -223,7 +207,7 @@ def _config(fields: Mapping[str, Any], file: Path) -> dict[str, Any]:
 
 
 def _weights(reader: GGUFReader, config: Mapping[str, Any], file: Path) -> Iterator[tuple[str, NDArray[np.float32]]]:
-    """Names and float32 tensors as transformers has them. Raises CheckpointError for those that it would not have."""
+    """Yield tensors in float32 under transformers' names. Raises CheckpointError for unknown ones."""
     from gguf import dequantize
 
     for tensor in reader.tensors:
@@ -245,7 +229,7 @@ def _weights(reader: GGUFReader, config: Mapping[str, Any], file: Path) -> Itera
 
 
 def _check_names(weights: Mapping[str, NDArray[np.float32]], config: Mapping[str, Any], file: Path) -> None:
-    """Raises CheckpointError unless these are the tensors, of the shapes, that transformers' model has."""
+    """Raises CheckpointError unless the tensors' names and shapes are those of transformers' model."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -264,13 +248,13 @@ def _check_names(weights: Mapping[str, NDArray[np.float32]], config: Mapping[str
 
 
 def _halves(values: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
-    """Rows of each head (heads · size, …) from llama.cpp's order, in which the two that are rotated together are
-    neighbours, to transformers', in which they are half a head apart."""
+    """Reorder the rows of each head (heads · size, …): rotated pairs are neighbours in llama.cpp, half a head apart in
+    transformers."""
     return values.reshape(heads, -1, 2, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
 
 
 def _decimal(value: float) -> float:
-    """A float32 as the decimal number that it was: 1e-05 and not 9.999999747378752e-06."""
+    """Round a float32 to its shortest decimal: 1e-05, not 9.999999747378752e-06."""
     return float(str(np.float32(value)))
 
 

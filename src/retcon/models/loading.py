@@ -1,4 +1,4 @@
-"""Loading a model from a Hugging Face folder, never from the network."""
+"""Load a model from a Hugging Face folder, never from the network."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ WEIGHTS = ("model.safetensors", "model.safetensors" + INDEX, "pytorch_model.bin"
 
 
 def lacking(folder: Path) -> str:
-    """What to say of a folder without weights, or without all files that its index names; empty where they are there.
-    An index that cannot be read is left to whoever loads it."""
+    """Describe missing weights of a folder, or missing files of its index; empty if there are none."""
     found = _loaded(folder)
     if found is None:
         return f"has no weights: none of {', '.join(WEIGHTS)}"
@@ -39,7 +38,7 @@ def lacking(folder: Path) -> str:
 
 
 def ambiguous(folder: Path) -> str:
-    """Describe shards beside a single file, which transformers loads instead; empty where there are none."""
+    """Describe shards beside a single file, which transformers loads instead; empty if there are none."""
     single = _loaded(folder) or folder
     index = single.with_name(single.name + INDEX)
     shards = [name for name in _named(index) if (folder / name).is_file()]
@@ -56,7 +55,7 @@ def _loaded(folder: Path) -> Path | None:
 
 
 def _named(index: Path) -> list[str]:
-    """The files that an index names; none of what is no index, or cannot be read."""
+    """Files that an index names; none if it cannot be read."""
     try:
         weights = json.loads(index.read_text(encoding="utf-8"))["weight_map"] if index.name.endswith(INDEX) else {}
         return sorted({str(name) for name in weights.values()})
@@ -64,26 +63,19 @@ def _named(index: Path) -> list[str]:
         return []
 
 
-SIZES = (
-    "vocab_size", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim",
-    "n_embd", "n_head", "d_model", "n_heads", "num_heads",  # of GPT-2, MPT, GPT-Neo and their like
-)  # fmt: skip
-"""Keys of a configuration that are above 0 in each model that has them."""
 UNUSABLE = (
     OSError, ValueError, LookupError, RuntimeError, ImportError, ArithmeticError, AttributeError, TypeError,
     AssertionError, SafetensorError, StrictDataclassError,
 )  # fmt: skip
-"""What transformers raises for a folder that it can make no model of, on purpose or not."""
+"""What transformers raises, on purpose or not, for a folder that it cannot load."""
 
 
 def load_config(path: str | Path) -> PretrainedConfig:
-    """What the model is that `locate` finds. Raises CheckpointError where there is none, it cannot be read, or no model
-    has such sizes."""
+    """Load the configuration of the model that `locate` finds. Raises CheckpointError."""
     from transformers import AutoConfig
 
     folder = locate(path)
     file = folder / "config.json"
-    _refuse_sizes(file)
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(str(folder), local_files_only=True)
         config.get_text_config()
@@ -93,27 +85,13 @@ def load_config(path: str | Path) -> PretrainedConfig:
 
 
 def positions(config: PretrainedConfig) -> int | None:
-    """How many tokens a text may have, None where the model does not say."""
+    """Return the most tokens of a text, None if the configuration names no limit."""
     found: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
     return found
 
 
-def _refuse_sizes(file: Path) -> None:
-    """Raises CheckpointError for a size that transformers would divide by, or take for a shape, without a word on it.
-    Of what is no configuration at all, transformers says what it is."""
-    try:
-        about = json.loads(file.read_text(encoding="utf-8"))
-        sizes = {**about, **about.get("text_config", {})}
-    except (OSError, ValueError, TypeError, AttributeError):
-        return
-    for name in SIZES:
-        if isinstance(size := sizes.get(name), int) and size < 1:
-            raise CheckpointError(f"{file}: {name} is {size}: it must be above 0")
-
-
 def empty_model(config: PretrainedConfig) -> PreTrainedModel:
-    """The causal LM of a configuration, of shapes without weights. Raises CheckpointError where transformers can make
-    none of it."""
+    """Make the causal LM of a configuration on the meta device, without weights. Raises CheckpointError."""
     from transformers import AutoModelForCausalLM
 
     try:
@@ -126,11 +104,13 @@ def empty_model(config: PretrainedConfig) -> PreTrainedModel:
 
 
 def load_model(path: str | Path, dtype: str = "float32", *, attention: str | None = None) -> PreTrainedModel:
-    """The causal LM that `locate` finds, in evaluation mode, on the CPU. dtype: a torch dtype's name. attention: an
-    implementation's name, None for transformers' own choice.
+    """Load the causal LM that `locate` finds, in evaluation mode, on the CPU.
 
-    Raises CheckpointError where there is none, a file of it is missing or broken, no model can be made of its
-    configuration, or its weights are quantised in a way that needs a package which is not here.
+    Raises CheckpointError if there is none, a file is missing or broken, or its quantisation needs another package.
+
+    Args:
+        dtype: name of a torch dtype.
+        attention: name of an implementation; None: transformers' choice.
     """
     from transformers import AutoModelForCausalLM
 
@@ -150,7 +130,7 @@ def load_model(path: str | Path, dtype: str = "float32", *, attention: str | Non
     except UNUSABLE as error:
         raise CheckpointError(f"the model in {folder} cannot be loaded: {error}") from error
     model: PreTrainedModel = loaded[0]
-    if missing := sorted(loaded[1]["missing_keys"]):  # transformers makes them up, at random
+    if missing := sorted(loaded[1]["missing_keys"]):  # transformers initialises them at random
         said = f"the weights in {folder} lack {counted(len(missing), 'tensor')} of the model, such as {missing[0]}"
         if strange := sorted(loaded[1]["unexpected_keys"]):
             said += f", and have {len(strange)} that it has not, such as {strange[0]}: are they another model's?"
@@ -161,7 +141,7 @@ def load_model(path: str | Path, dtype: str = "float32", *, attention: str | Non
 
 @contextmanager
 def without_bars() -> Iterator[None]:
-    """Within, transformers shows no progress bars of its own: they break the lines of whoever shows progress."""
+    """Hide transformers' progress bars, which would break ours."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()

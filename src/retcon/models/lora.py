@@ -1,4 +1,4 @@
-"""LoRA: adapters that are trained in place of a model's weights, with peft, which is imported when there are any."""
+"""LoRA adapters, with peft, which is imported only if there are any."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ NAME = "default"  # peft's, of a model's only adapter
 
 
 class Adapter:
-    """Low-rank adapters (arXiv 2106.09685) in `model`, which is changed: a linear layer W x becomes
-    W x + (α / r) B A x, and A (r, in) and B (out, r) alone are trained. B begins as zeros, A at random from `seed`.
+    """Low-rank adapters (arXiv 2106.09685), added to `model` in place.
 
-    Raises MissingExtra without peft.
+    A linear layer W x becomes W x + (α / r) B A x, and only A (r, in), random from `seed`, and B (out, r), zeros at
+    first, are trained. Raises MissingExtra without peft.
     """
 
     def __init__(self, model: PreTrainedModel, section: LoraSection, *, seed: int) -> None:
@@ -49,8 +49,7 @@ class Adapter:
             task_type="CAUSAL_LM",
         )
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-            # peft 0.21 asks transformers 5 for attributes that are on their way out, and says that ranks which it gives
-            # to tensors of experts are of no layer.
+            # peft 0.21 uses deprecated attributes of transformers 5, and warns of its own rank patterns for experts.
             warnings.simplefilter("ignore", FutureWarning)
             warnings.filterwarnings("ignore", "The following .*_pattern keys", RuntimeWarning)
             torch.manual_seed(derive("lora", seed))
@@ -59,18 +58,18 @@ class Adapter:
         self.rank = section.rank
 
     def save(self, folder: Path) -> None:
-        """The adapters in peft's format, which `PeftModel.from_pretrained` loads, into `folder`."""
+        """Write the adapters into `folder` in peft's format, for `PeftModel.from_pretrained`."""
         tensors = _peft().get_peft_model_state_dict(self._model, save_embedding_layers=False)
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / WEIGHTS)
         config = copy.copy(self._model.peft_config[NAME])
         config.inference_mode = True
-        for key in ("target_modules", "target_parameters"):  # sets: their order would differ from run to run
+        for key in ("target_modules", "target_parameters"):  # sets, whose order differs between runs
             if found := getattr(config, key):
                 setattr(config, key, sorted(found))
         config.save_pretrained(folder)
 
     def load(self, folder: Path) -> None:
-        """Take over the adapters that `save` wrote. Raises CheckpointError where they cannot be read or do not fit."""
+        """Load adapters that `save` wrote. Raises CheckpointError if they cannot be read or do not fit."""
         peft = _peft()
         try:
             tensors = load_file(folder / WEIGHTS)
@@ -82,36 +81,35 @@ class Adapter:
         peft.set_peft_model_state_dict(self._model, tensors)
 
     def layers(self) -> Iterator[tuple[str, Any, nn.Parameter]]:
-        """(name, peft's module, the weight W that it adapts). A module of experts has one in the other for each of its
-        tensors."""
+        """Yield (name, peft's module, adapted weight W). Modules of experts are nested, one for each tensor."""
         for name, module in self._model.get_base_model().named_modules():
             if hasattr(module, "get_delta_weight"):
                 yield name, module, module.get_param() if _is_tensor(module) else module.get_base_layer().weight
 
     def plain(self, memo: dict[int, object]) -> PreTrainedModel:
-        """A copy of the model without adapters. memo: parameters by id that stand for those of the model."""
+        """Copy the model without adapters. memo: replacements of the model's parameters, by id."""
         model: PreTrainedModel = copy.deepcopy(self._model, memo).unload()
         return model
 
 
 def merged_weight(layer: Any, weight: nn.Parameter) -> Tensor:
-    """W + (α / r) B A of an adapted layer, as it lies in the plain one."""
+    """Return W + (α / r) B A of an adapted layer."""
     merged: Tensor = weight + layer.get_delta_weight(NAME)
     return merged
 
 
 def check_lora(section: LoraSection, config: PretrainedConfig, *, served: bool = False) -> None:
-    """Refuse adapters that could not be trained or merged, on a model without weights.
+    """Check, on a model without weights, that adapters can be trained and merged.
 
-    served: whether vLLM servers will be given them as such. Raises MissingExtra without peft, RecipeError for targets
-    that the model has not, that peft cannot adapt or that share a weight, and what `empty_model` does.
+    served: whether vLLM servers will load them. Raises MissingExtra without peft, RecipeError for targets that the
+    model lacks, that peft cannot adapt or that share a weight, and what `empty_model` does.
     """
     if section.rank == 0:
         return
     from transformers.pytorch_utils import Conv1D
 
     model, kind = empty_model(config), config.model_type
-    # The output layer is left out: it may be the embedding too, which no merge could change for one of them alone.
+    # Without the output layer: it may share the embedding's weight, and could not be merged.
     names = {
         name.rpartition(".")[2]
         for name, module in model.named_modules()
@@ -127,10 +125,10 @@ def check_lora(section: LoraSection, config: PretrainedConfig, *, served: bool =
     try:
         adapter = Adapter(model, section, seed=0)
         places = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
-        for where, layer, weight in adapter.layers():  # noqa: B007 - named in what is raised
+        for where, layer, weight in adapter.layers():  # noqa: B007 - named in the error
             if places[id(weight)] > 1:
                 raise ValueError("its weight is another layer's too, and adapters of one could not be merged")
-            if not _is_tensor(layer):  # some routers are linear layers that return something else
+            if not _is_tensor(layer):  # some routers are linear layers with other outputs
                 layer(torch.empty(1, layer.in_features, device="meta"))
             elif served:
                 raise ValueError("servers get no adapters of tensors; engine.lora=false sends them merged weights")
@@ -140,7 +138,7 @@ def check_lora(section: LoraSection, config: PretrainedConfig, *, served: bool =
 
 
 def _is_tensor(layer: nn.Module) -> bool:
-    """Whether peft adapts a tensor of a module that is no layer: of experts, or of a router."""
+    """Whether peft adapts a tensor of a module that is not a layer, such as experts."""
     return hasattr(layer, "get_param")
 
 

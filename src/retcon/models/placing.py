@@ -1,4 +1,4 @@
-"""The model that a run starts from: the base model in the package, a new one, or any that `locate` finds."""
+"""Load the model that a run starts from, and check that it can be trained."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ from retcon.models.lora import check_lora
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
-# What a model makes of its output layer's products before they are its logits, as far as training can follow it.
-#
-# Training never has all logits, and computes those that it needs from the hidden states and the output layer.
+# Training computes the logits that it needs from the hidden states and the output layer. Some models scale them.
 
 _MULTIPLIED: Mapping[str, str] = {
     "cohere": "logit_scale", "cohere2": "logit_scale", "cohere2_moe": "logit_scale",
@@ -33,30 +31,30 @@ _MULTIPLIED: Mapping[str, str] = {
 _DIVIDED: Mapping[str, str] = dict.fromkeys(
     ("granite", "granite_swa", "granitemoe", "granitemoe_swa", "granitemoehybrid", "granitemoeshared"), "logits_scaling"
 )
-"""By `model_type`: the key of what logits are multiplied or divided by."""
+"""Configuration key of the factor or divisor of logits, by `model_type`."""
 TOLERANCE = 1e-4
-"""How far logits may be off, relative to the largest: rounding, and no more."""
+"""Largest difference of logits by rounding, relative to the largest logit."""
 _IDS = 8
 
 
 def factor(config: PretrainedConfig) -> float:
-    """What the model multiplies its logits by; 1 of one that is not known to."""
+    """Return what the model multiplies its logits by; 1 if unknown."""
     own = config.get_text_config()
     multiplied, divided = _MULTIPLIED.get(own.model_type, ""), _DIVIDED.get(own.model_type, "")
     return float(getattr(own, multiplied, 1.0) or 1.0) / float(getattr(own, divided, 1.0) or 1.0)
 
 
 def before_head(model: PreTrainedModel, hidden: Tensor) -> Tensor:
-    """The hidden states, (N, d), such that the output layer alone makes the model's logits of them."""
+    """Scale hidden states, (N, d), so that the output layer gives the model's logits."""
     scale = factor(model.config)
     return hidden if scale == 1.0 else hidden * scale
 
 
 @torch.no_grad()
 def check_logits(model: PreTrainedModel, name: object) -> None:
-    """Computes the logits of a few ids both ways. name: of the model, in messages.
+    """Raises CheckpointError if the output layer does not give the model's logits, or they are capped.
 
-    Raises CheckpointError where they differ, or are capped, which small logits do not show.
+    name: of the model, in messages.
     """
     kind = type(model).__name__
     if cap := getattr(model.config.get_text_config(), "final_logit_softcapping", None):
@@ -77,19 +75,18 @@ def check_logits(model: PreTrainedModel, name: object) -> None:
 
 
 def model_folder(path: str | Path) -> Path:
-    """Where configuration and tokenizer of a run's model are: of `scratch` the base model's, else as `locate` finds it.
+    """Return the folder with a run's configuration and tokenizer, for `scratch` the base model's.
 
-    Raises CheckpointError, with the nearest name or the command that fetches it, where there is no such model.
+    Raises CheckpointError as `locate` does.
     """
     return BASE if str(path) == SCRATCH else locate(path)
 
 
 def place_training(recipe: Recipe, folder: Path, uses: Sequence[Use] = USES, *, reference: bool = False) -> Placement:
-    """Where a training of the model in `folder` computes; all that can be refused before work starts, is. uses,
-    reference: as in `place`.
+    """Choose where a training of the model in `folder` computes. uses, reference: see `place`.
 
-    Raises RecipeError for a device, dtype, attention or adapters that are unavailable, MissingExtra for adapters
-    without peft, CheckpointError for a broken configuration.
+    Raises RecipeError for an unavailable device, dtype, attention or adapters, MissingExtra for adapters without peft,
+    CheckpointError for a broken configuration.
     """
     config = load_config(folder)
     check_lora(recipe.lora, config, served="rollout_dtype" in uses and getattr(recipe.engine, "lora", False))
@@ -97,15 +94,15 @@ def place_training(recipe: Recipe, folder: Path, uses: Sequence[Use] = USES, *, 
 
 
 def move(model: PreTrainedModel, device: str) -> None:
-    """Its weights to a device, in place."""
+    """Move the model's weights to a device, in place."""
     model.to(torch.device(device))  # type: ignore[arg-type]  # nn.Module.to, wrapped by transformers
 
 
 def start_model(path: str | Path, seed: int, attention: str | None = None, device: str = "cpu") -> PreTrainedModel:
-    """The model to start from, fp32, in evaluation mode. `scratch`: the base model's configuration, fresh weights.
-    attention: as in `load_model`.
+    """Load the model to start from in float32, in evaluation mode.
 
-    Raises CheckpointError for a model whose logits are not those of its output layer, times a factor that is known.
+    `scratch` is the base model's configuration with fresh weights. attention: see `load_model`. Raises CheckpointError
+    as `check_logits` does.
     """
     from transformers import AutoModelForCausalLM
 
@@ -125,15 +122,17 @@ def start_model(path: str | Path, seed: int, attention: str | None = None, devic
 
 
 def deepen(source: Path, folder: Path) -> None:
-    """Write the model in `source`, with an idle copy behind each of its layers, into `folder`: block expansion (LLaMA
-    Pro, arXiv 2401.02415, section 3.2). Raises OSError, SafetensorError."""
+    """Write the model in `source` into `folder` with an idle copy behind each of its layers.
+
+    This is block expansion (LLaMA Pro, arXiv 2401.02415, section 3.2). Raises OSError, SafetensorError.
+    """
     made = {}
     for name, value in load_file(source / "model.safetensors").items():
         outer, layer, rest = name.partition("layers.")
         number, _, part = rest.partition(".")
         first = f"{outer}{layer}{2 * int(number)}.{part}" if layer else name
         made[first] = value
-        if layer:  # what a layer adds to its input goes through these two
+        if layer:  # a layer's outputs, which are zero in its idle copy
             idle = part.endswith(("o_proj.weight", "down_proj.weight"))
             made[f"{outer}{layer}{2 * int(number) + 1}.{part}"] = 0 * value if idle else value
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))

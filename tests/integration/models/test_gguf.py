@@ -171,19 +171,3 @@ def test_a_file_that_ends_early_is_refused(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:-500])
     with pytest.raises(CheckpointError, match=r"short\.gguf cannot be read as a GGUF file"):
         convert(file, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "said"),
-    [
-        ("merges", ["t h", "th x"], r"merges.*such as 'th x'"),
-        ("merges", ["th"], r"merges.*such as 'th'"),
-        ("token_type", [1], r"token_type has 1"),
-        ("bos_token_id", 9999, r"bos_token_id is 9999"),
-    ],
-)
-def test_a_tokenizer_that_contradicts_itself_is_refused(key: str, value: object, said: str) -> None:
-    fields = {"model": "gpt2", "pre": "smollm", "tokens": TOKENS, "merges": ["t h"], "token_type": [1] * len(TOKENS)}
-    changed = {**fields, "bos_token_id": 1, "add_bos_token": True, key: value}
-    with pytest.raises(CheckpointError, match=rf"damaged\.gguf: .*{said}"):
-        tokenizer_of({f"tokenizer.ggml.{name}": one for name, one in changed.items()}, Path("damaged.gguf"))
