@@ -14,6 +14,8 @@
 # make verl-resolve  pip resolves the environment of recipes/verl/requirements.txt; needs a package index
 # make figures     the tables of README and docs anew, from the results in benchmarks/results; says which are stale
 # make mutants     tests the tests: do they notice faults? (docs/develop/testing.md)
+# make goldens     writes anew what Retcon does, as values and hashes (tests/golden); make goldens-compare BASE=COMMIT
+#                  compares this tree with a commit instead, weights to the bit
 # make base        makes the base model inside the package anew (under an hour)
 PYTHON ?= python3.11
 # the first that runs: on PATH (a shim of pyenv may not), of pyenv, of uv
@@ -33,7 +35,7 @@ INSTALL := -m pip --disable-pip-version-check install --quiet
 PIP := $(INSTALL) --constraint constraints.txt
 
 .PHONY: setup quickstart test lint types imports tests unit snippets cuda integration openhands newest verl-resolve \
-	figures mutants base clean integration-clients integration-environments integration-tasksets integration-trl \
+	figures mutants goldens goldens-compare base clean integration-clients integration-environments integration-tasksets integration-trl \
 	integration-verl integration-vllm integration-openhands
 
 setup: $(VENV)/.ready
@@ -187,6 +189,12 @@ figures: setup
 mutants: setup
 	$(BIN)/python $(PIP) --editable '.[mutants]'
 	$(BIN)/python tests/mutation/mutants.py $(ARGS)
+
+goldens: setup
+	$(BIN)/python tests/golden/make.py $(ARGS)
+
+goldens-compare: setup
+	$(BIN)/python tests/golden/make.py --base $(BASE) $(ARGS)
 
 base: setup
 	$(BIN)/python -m retcon.basemodel.make $(ARGS)
