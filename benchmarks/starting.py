@@ -31,7 +31,7 @@ if __name__ == "__main__":
     model = LlamaForCausalLM(config).eval().to(getattr(torch, dtype))
     with torch.inference_mode():
         kept = shapes(model)
-        decoder = LeanDecoder(model, kept.products, MAX_LEN)
-        comparison = least(lambda: compare(decoder, model, kept, TRIED_IDS))
+        decoder = LeanDecoder(model, kept, MAX_LEN)
+        comparison = least(lambda: compare(decoder, model, TRIED_IDS))
     whole = least(lambda: LocalEngine(model, max_len=MAX_LEN))
     print(f"{machine()}\n{dtype}: engine {whole:.2f}, comparison {comparison:.2f} CPU-s")

@@ -1,4 +1,4 @@
-"""Tiny models of many architectures: served with the log-probs of their own forward, or refused with the reason."""
+"""Tiny models of many architectures: served with the log-probs of their own forward, packed or by that forward."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import transformers
 from tests.engines import plain, run
 from transformers import AutoModelForCausalLM
 
-from retcon.core.errors import EngineError
+from retcon.core.errors import ComputeWarning, EngineError
 from retcon.engine.local.engine import LocalEngine
+from retcon.engine.local.own import WAYS
 from retcon.engine.types import SamplingParams
 
 pytestmark = pytest.mark.torch
@@ -54,25 +55,24 @@ SERVED: dict[str, dict[str, Any]] = {
         "qk_nope_head_dim": 8, "v_head_dim": 12, "first_k_dense_replace": 1,
     },
 }  # fmt: skip
-DIFFERS = (
-    r"differ from those of the model's own forward, by up to [\d.]+ nats \(on average by \d+\.\d% of their standard"
-)
-FULL = ["full_attention"] * 2
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "DiffLlama": (GROUPED, f"DiffLlamaForCausalLM.*{DIFFERS}"),
-    "Gemma2": ({**GROUPED, "head_dim": 16}, "Gemma2Attention asks for softcap"),
-    "GptOss": (
-        {**GROUPED, "head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2, "layer_types": FULL},
-        "GptOssAttention asks for s_aux",
+CROPPED, HISTORIES, TURNS_ANEW = (way.about for way in WAYS[:3])
+SHORT_WINDOW = {**GROUPED, "head_dim": 8, "sliding_window": 8, "num_local_experts": 4, "num_experts_per_tok": 2}
+OWN: dict[str, tuple[dict[str, Any], str]] = {
+    "DiffLlama": (GROUPED, rf"log-probs that differ .*by up to [\d.]+ nats .*; {CROPPED}"),
+    "Gemma2": ({**GROUPED, "head_dim": 16}, f"Gemma2Attention asks for softcap.*; {CROPPED}"),
+    "GptOss": (SHORT_WINDOW, f"GptOssForCausalLM attends over a window of 8 tokens.*; {CROPPED}"),
+    "Falcon": (SIZES, rf"FalconForCausalLM over stored keys .*modeling_falcon\.py:\d+.*; {CROPPED}"),
+    "Bloom": (SHORT, f"BloomForCausalLM does not run its attention through .*; {CROPPED}"),
+    "Mamba": ({**SIZES, "state_size": 8, "time_step_rank": 4}, f"MambaForCausalLM .*; {TURNS_ANEW}"),
+    "Lfm2": (
+        {**GROUPED, "layer_types": ["conv", "full_attention"]}, f"Lfm2ForCausalLM has conv layers; {HISTORIES}",
     ),
-    "StableLm": (GROUPED, "StableLmAttention does not hand options on"),
-    "Falcon": (SIZES, r"FalconForCausalLM over stored keys and values raised TypeError: .*modeling_falcon\.py:\d+"),
-    "Bloom": (SHORT, "BloomForCausalLM does not run its attention through transformers' attention interface"),
-    "Mpt": (
-        {"vocab_size": VOCAB, "d_model": 32, "n_layers": 2, "n_heads": 4},
-        r"MptForCausalLM over stored keys and values raised AttributeError: .*modeling_mpt\.py:\d+",
+    "Qwen3Next": (
+        {**EXPERTS, "head_dim": 8, "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2,
+         "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+         "shared_expert_intermediate_size": 16},
+        f"Qwen3NextForCausalLM has linear_attention layers; {HISTORIES}",
     ),
-    "Jamba": ({**GROUPED, "attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2}, "linear_attention layers"),
 }  # fmt: skip
 
 
@@ -128,19 +128,45 @@ def test_log_probs_over_turns_are_those_of_the_models_own_forward(name: str) -> 
     assert run(worst_difference(model, LocalEngine(model, max_len=MAX_LEN))) < 1e-4
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_would_differ_is_refused_with_the_reason(name: str) -> None:
-    sizes, words = REFUSED[name]
-    with pytest.raises(EngineError, match=words):
-        LocalEngine(make(name, sizes), max_len=MAX_LEN)
+@pytest.mark.parametrize("name", OWN)
+def test_what_the_packed_forward_cannot_do_the_models_own_does(name: str) -> None:
+    sizes, reason = OWN[name]
+    model = make(name, sizes)
+    with pytest.warns(ComputeWarning, match=f"decode more slowly, with the model's own forward: .*{reason}"):
+        engine = LocalEngine(model, max_len=MAX_LEN)
+    assert run(worst_difference(model, engine)) < 1e-4
+
+
+def test_requests_of_equal_length_share_a_forward_of_the_models_own() -> None:
+    model = make("Gemma2", OWN["Gemma2"][0])
+    shapes: list[tuple[int, ...]] = []
+    model.register_forward_pre_hook(
+        lambda _, args, options: shapes.append(tuple(options["input_ids"].shape)), with_kwargs=True
+    )
+
+    async def main() -> None:
+        engine = LocalEngine(model, max_len=MAX_LEN)
+        shapes.clear()
+        some = [engine.generate(str(n), [5, 6, 7 + n], SamplingParams(max_tokens=3, seed=n)) for n in range(6)]
+        await asyncio.gather(*some, engine.generate("longer", [5] * 9, SamplingParams(max_tokens=3)))
+
+    with pytest.warns(ComputeWarning):
+        run(main())
+    assert shapes == [(6, 3), (1, 9), (6, 1), (1, 1), (6, 1), (1, 1)]
+
+
+def test_a_model_that_sees_what_follows_is_refused_with_the_reason() -> None:
+    with pytest.raises(EngineError, match=r"BertLMHeadModel cannot be served: .* differ .* by up to [\d.]+ nats"):
+        LocalEngine(make("Bert", {**SIZES, "pad_token_id": 0}), max_len=MAX_LEN)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_rounding_is_served_and_another_attention_refused(dtype: torch.dtype) -> None:
+def test_rounding_is_no_other_attention(dtype: torch.dtype) -> None:
     for name in ("Llama", "Qwen3Moe", "Cohere"):
         LocalEngine(make(name, SERVED[name]).to(dtype), max_len=MAX_LEN)
-    with pytest.raises(EngineError, match=DIFFERS):
-        LocalEngine(make("DiffLlama", GROUPED).to(dtype), max_len=MAX_LEN)
+    for name, way in (("DiffLlama", CROPPED), ("Qwen3Next", TURNS_ANEW)):  # rounding hides what a recurrent state loses
+        with pytest.warns(ComputeWarning, match=way):
+            LocalEngine(make(name, OWN[name][0]).to(dtype), max_len=MAX_LEN)
 
 
 def test_a_lean_forward_that_differs_gives_way_to_transformers_own() -> None:

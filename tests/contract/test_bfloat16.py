@@ -12,7 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import PreTrainedModel
 
 from engines import make_model, plain, prompts, run
-from retcon.engine.local import decoder, forward, lean
+from retcon.engine.local import forward, lean
 from retcon.engine.local import slabs as scores
 from retcon.engine.local.engine import LocalEngine
 from retcon.engine.local.slabs import BLOCK, attend_by_products
@@ -84,9 +84,9 @@ def test_log_probs_do_not_depend_on_how_many_are_made_together(
 ) -> None:
     texts = prompts(3, LENGTHS)
     expected = scored(wide, texts), scored(model, texts)
-    monkeypatch.setattr(decoder, "SCORED", 48)
-    monkeypatch.setattr(decoder, "SCORED_LOGITS", 1)
-    monkeypatch.setattr(decoder, "CHUNK", 7 * wide.config.vocab_size)
+    monkeypatch.setattr(forward, "SCORED", 48)
+    monkeypatch.setattr(forward, "SCORED_LOGITS", 1)
+    monkeypatch.setattr(forward, "CHUNK", 7 * wide.config.vocab_size)
     monkeypatch.setattr(lean, "TOGETHER", 128)
     assert scored(wide, texts) == expected[0]
     assert scored(model, texts) == expected[1]

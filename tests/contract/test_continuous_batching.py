@@ -316,7 +316,7 @@ def test_a_history_that_a_sibling_holds_is_copied_to_who_had_no_room_to_grow(qwe
     async def main() -> tuple[LocalEngine, list[Generation]]:
         engine = LocalEngine(qwen3, max_len=WINDOW)
         memory = engine._scheduler._memory
-        memory.budget = 256 * memory.id_bytes  # for two slots of 128, and for no third one
+        memory.budget = memory.slot_bytes(256)  # for two slots of 128, and for no third one
         await engine.generate("grows", ids[:40], mixed(0, 1))
         sibling = asyncio.create_task(engine.generate("sibling", ids, first))
         await until(lambda: engine.stats.steps > 0)

@@ -160,10 +160,9 @@ def test_a_norm_is_torch_s_own_also_after_a_change_of_its_weights(dtype: torch.d
 
 @pytest.mark.parametrize(("size", "slots"), [(16, 64), (4096, 16)], ids=["small", "large"])
 def test_a_slab_holds_more_requests_where_each_is_small(size: int, slots: int) -> None:
-    layers = {0: (1, size, size)}
-    memory = slabs.Memory(
-        layers, dtype=torch.float32, device=torch.device("cpu"), max_len=512, max_slots=128, budget=2**34
-    )
+    device = torch.device("cpu")
+    layout = slabs.KeysAndValues({0: (1, size, size)}, torch.float32, device)
+    memory = slabs.Memory(layout, device=device, max_len=512, max_slots=128, budget=2**34)
     place = memory.take(500)
     assert place is not None
     assert place.slab.slots == slots
@@ -173,10 +172,11 @@ def test_a_slab_holds_more_requests_where_each_is_small(size: int, slots: int) -
 @pytest.mark.parametrize("requests", [16, 64, 128])
 def test_slabs_leave_room_for_those_of_every_other_class(requests: int) -> None:
     """In the budget that an engine gives itself, and of which one request of each class needs little."""
-    layers, longest, nowhere = {0: (1, 16, 16)}, 4096, torch.device("meta")
-    memory = slabs.Memory(layers, dtype=torch.float32, device=nowhere, max_len=longest, max_slots=requests, budget=0)
-    memory.budget = slabs.budget_for(longest * memory.id_bytes, requests, 2**40)
+    longest, nowhere = 4096, torch.device("meta")
+    layout = slabs.KeysAndValues({0: (1, 16, 16)}, torch.float32, nowhere)
+    memory = slabs.Memory(layout, device=nowhere, max_len=longest, max_slots=requests, budget=0)
+    memory.budget = slabs.budget_for(memory.slot_bytes(longest), requests, 2**40)
     lengths = sorted({slabs.capacity_for(n, longest) for n in range(1, longest + 1)})
-    assert sum(lengths) * memory.id_bytes < memory.budget
+    assert sum(map(memory.slot_bytes, lengths)) < memory.budget
     places = [memory.take(n) for n in lengths]
     assert None not in places

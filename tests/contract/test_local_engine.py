@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GPT2Config, MambaConfig, MistralConfig, Phi3Config, Qwen2Config
+from transformers import AutoModelForCausalLM, GPT2Config, Phi3Config, Qwen2Config
 
 from engines import GREEDY, MAX_LEN, VOCAB, assert_exact, make_model, model_of, plain_logits, prompts, run
-from retcon.core.errors import EngineError
+from retcon.core.errors import ComputeWarning, EngineError
 from retcon.engine.local.engine import LocalEngine
 from retcon.engine.types import Generation, SamplingParams
 
@@ -347,21 +348,13 @@ def test_an_engine_outlives_its_event_loop(qwen3: Any) -> None:
             assert_exact(qwen3, [4, 5, 6], run(engine.generate(name, [4, 5, 6], GREEDY)))
 
 
-@pytest.mark.parametrize(
-    ("config", "words"),
-    [
-        (MambaConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1), "linear_attention layers, whose state"),
-        (MistralConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1,
-                       intermediate_size=8, sliding_window=16), "sliding window of 16"),
-        (GPT2Config(vocab_size=9, n_embd=8, n_layer=1, n_head=1, n_positions=32), "32 positions"),
-    ],
-)  # fmt: skip
-def test_a_model_that_the_cache_cannot_hold_is_refused(config: Any, words: str) -> None:
-    with pytest.raises(EngineError, match=words):
+def test_more_tokens_than_a_model_has_positions_are_refused() -> None:
+    config = GPT2Config(vocab_size=9, n_embd=8, n_layer=1, n_head=1, n_positions=32)
+    with pytest.raises(EngineError, match=r"32 positions .*; lower max_len .*to 32"):
         LocalEngine(AutoModelForCausalLM.from_config(config), max_len=MAX_LEN)
 
 
-def test_a_window_of_any_layer_counts_and_one_that_holds_a_request_is_none() -> None:
+def test_a_window_of_any_layer_counts_unless_it_holds_a_request() -> None:
     config = Qwen2Config(
         vocab_size=VOCAB, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
         num_key_value_heads=1, max_position_embeddings=64, use_sliding_window=True, sliding_window=16,
@@ -369,9 +362,10 @@ def test_a_window_of_any_layer_counts_and_one_that_holds_a_request_is_none() -> 
     )  # fmt: skip
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config).eval()
-    with pytest.raises(EngineError, match=r"window of 16 tokens, less than max_len 17; lower max_len .*to 16"):
-        LocalEngine(model, max_len=17)
     (ids,) = prompts(18, (10,))
+    with pytest.warns(ComputeWarning, match="own forward: .*window of 16 tokens, less than max_len 60;"):
+        engine = LocalEngine(model, max_len=60)
+    assert_exact(model, ids, run(engine.generate("a", ids, replace(GREEDY, max_tokens=40))))
     assert_exact(model, ids, run(LocalEngine(model, max_len=16).generate("a", ids, GREEDY)))
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from engines import GREEDY, MAX_LEN, MODELS, assert_exact, kept_ids, model_of, plain, plain_logits, prompts, run
-from retcon.engine.local import forward, scheduler
+from retcon.engine.local import decoder, forward, scheduler
 from retcon.engine.local.engine import LocalEngine
 from retcon.engine.local.forward import Step, Stretch
 from retcon.engine.types import Generation, SamplingParams
@@ -140,7 +140,7 @@ def test_what_is_fed_in_many_pieces_comes_out_as_in_one(model: Any, monkeypatch:
 
 def test_texts_of_many_logits_are_scored_a_few_in_a_forward(qwen3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where transformers computes, all logits of a forward are there at once: 2 GiB of 2,048 tokens, 262,144 words."""
-    bound, kept, made = 40, [], scheduler.plan
+    bound, kept, made = 40, [], decoder.plan
     for module in (forward, scheduler):
         monkeypatch.setattr(module, "STRETCH_LOGITS", bound * qwen3.config.vocab_size)
 
@@ -148,11 +148,12 @@ def test_texts_of_many_logits_are_scored_a_few_in_a_forward(qwen3: Any, monkeypa
         kept.append(sum(stretch.keep for stretch in stretches))
         return made(steps, stretches, *about)
 
-    monkeypatch.setattr(scheduler, "plan", noting)
+    monkeypatch.setattr(decoder, "plan", noting)
     batch = prompts(17, (30,) * 8)
 
     async def main() -> list[Sequence[float]]:
         engine = LocalEngine(qwen3, max_len=MAX_LEN)
+        kept.clear()
         return await asyncio.gather(*(engine.score(str(n), ids, 1) for n, ids in enumerate(batch)))
 
     for ids, scores in zip(batch, run(main()), strict=True):

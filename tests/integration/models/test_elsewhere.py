@@ -20,7 +20,7 @@ from retcon.engine.local.attention import forward
 from retcon.engine.local.forward import Invariance, Step, Stretch, plan
 from retcon.engine.local.machine import attend_without_cudnn, free_memory
 from retcon.engine.local.sampling import Sampler
-from retcon.engine.local.slabs import Memory
+from retcon.engine.local.slabs import KeysAndValues, Memory
 from retcon.engine.types import SamplingParams
 from retcon.planning.needs import free_on
 from retcon.train.kernels.computing import Computing
@@ -106,7 +106,7 @@ def test_a_forward_of_the_engine_lies_on_the_models_device(faked: pytest.MonkeyP
     stretch = (3, 1, 4, 1, 5, 9, 2)
     found(faked, len(stretch))
     policy, layers = model(dtype), dict.fromkeys(range(2), (2, 8, 8))
-    memory = Memory(layers, dtype=dtype, device=ELSEWHERE, max_len=256, max_slots=8, budget=2**24)
+    memory = Memory(KeysAndValues(layers, dtype, ELSEWHERE), device=ELSEWHERE, max_len=256, max_slots=8, budget=2**24)
     places = [memory.take(20) for _ in range(3)]
     first, second, third = (place for place in places if place is not None)
     with torch.no_grad():

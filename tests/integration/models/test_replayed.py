@@ -16,11 +16,11 @@ import torch
 from engines import MAX_LEN, assert_exact, make_model, model_of
 from retcon.engine.local import engine as local_engine
 from retcon.engine.local import graphs, scheduler
-from retcon.engine.local.decoder import Decoder, Kept, decoder_for
+from retcon.engine.local.decoder import Decoder, decoder_for
 from retcon.engine.local.engine import LocalEngine
-from retcon.engine.local.forward import Invariance, Step, fixed
+from retcon.engine.local.forward import Invariance, Kept, Step, fixed
 from retcon.engine.local.graphs import APART, SEEN, Replayed
-from retcon.engine.local.slabs import Memory
+from retcon.engine.local.slabs import KeysAndValues, Memory
 from retcon.engine.types import Generation, SamplingParams
 
 pytestmark = pytest.mark.torch
@@ -248,7 +248,8 @@ class Echo:
 def test_of_too_many_forms_those_long_out_of_use_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs, "FORMS", 2)
     device = torch.device("cpu")
-    memory = Memory({0: (1, 4, 4)}, dtype=torch.float32, device=device, max_len=1024, max_slots=4, budget=2**20)
+    layout = KeysAndValues({0: (1, 4, 4)}, torch.float32, device)
+    memory = Memory(layout, device=device, max_len=1024, max_slots=4, budget=2**20)
     place, again = memory.take(1024), Again()
     assert place is not None
 
@@ -280,7 +281,8 @@ class InPlace:
 def test_all_graphs_write_to_the_same_memory() -> None:
     """Logits of each form would lie beside each other, up to FORMS of them."""
     device = torch.device("cpu")
-    memory = Memory({0: (1, 4, 4)}, dtype=torch.float32, device=device, max_len=1024, max_slots=8, budget=2**24)
+    layout = KeysAndValues({0: (1, 4, 4)}, torch.float32, device)
+    memory = Memory(layout, device=device, max_len=1024, max_slots=8, budget=2**24)
     places = [place for _ in range(6) if (place := memory.take(1024)) is not None]
     for counts, kept in (((6, 1, 4), {8}), ((1, 6, 4), {1, 8})):
         record = InPlace()

@@ -270,7 +270,7 @@ def attention(
         raise EngineError(f"{type(module).__name__} does not hand options on to its attention function")
     asked = [name for name in UNKNOWN if options.get(name) is not None]
     if asked:
-        raise EngineError(f"{type(module).__name__} asks for {', '.join(asked)}, which the local engine cannot do")
+        raise EngineError(f"{type(module).__name__} asks for {', '.join(asked)}, which packed forwards do not do")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     q, k, v = (x.transpose(1, 2)[0] for x in (query, key, value))
     return retcon_plan.attend(module.layer_idx, q, k, v, scale)[None], None  # type: ignore[arg-type]

@@ -1,21 +1,24 @@
-"""What computes a packed forward: the model as transformers has it, or the lean one where that is known to agree."""
+"""What computes the engine's forwards: the quickest decoder that is known to give what the model's own forward gives.
+
+The lean one and the model's modules around attention over slabs compute packed forwards; for any other model, its own
+forward and cache (`own`).
+"""
 
 from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from retcon.core.errors import ComputeWarning, EngineError, told_as
-from retcon.engine.local.attention import ForwardPlan, Shapes, forward
+from retcon.engine.local.attention import ForwardPlan, Shapes, forward, shapes
 from retcon.engine.local.forward import (
-    Attended,
     Invariance,
+    Kept,
     Planned,
     Probes,
     Products,
@@ -25,8 +28,8 @@ from retcon.engine.local.forward import (
     plan,
 )
 from retcon.engine.local.lean import Lean, room, why_not
-from retcon.engine.local.sampling import CHUNK
-from retcon.engine.local.slabs import Place, Slab, padded
+from retcon.engine.local.own import WAYS, OwnForward
+from retcon.engine.local.slabs import KeysAndValues, Layout, Place, padded
 from retcon.models.loading import positions
 
 if TYPE_CHECKING:
@@ -36,61 +39,26 @@ _LOG = logging.getLogger(__name__)
 
 TRIED_IDS = 6
 """Tokens of a history with which a decoder is compared."""
+TRIED_OWN = (6, 24)
+"""Those with which a model's own cache is: fewer and more than its convolutions see."""
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.2, torch.float16: 0.05}
 """How far log-probs may be apart (see `compare`). Rounding makes .04, in 24 layers of bfloat16; other attention .5."""
-SCORED, SCORED_LOGITS = 64, 2**22
-"""Tokens whose logits are computed together for their log-probs: so many at least, and else so many logits at most. All
-logits of some long texts would be hundreds of MB, and their page faults cost more than the products."""
+OWN_TOLERANCE = {**TOLERANCE, torch.float32: 5e-5}
+"""Of the model's own forward, which adds up in nearly the same order. Lost recurrent states make 2e-4 or more."""
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """What a forward gave of the K tokens that are kept. states: (K, W), of which `head` makes logits (K, V).
-
-    rows: `head` is given so many at least.
-    """
-
-    states: Tensor
-    head: Callable[[Tensor], Tensor]
-    vocabulary: int
-    rows: int = 1
-
-    def logits(self, tokens: Sequence[int]) -> Tensor:
-        """Of those tokens: (N, V)."""
-        count = max(len(tokens), self.rows)
-        if len(self.states) == count and list(tokens) == list(range(len(tokens))):
-            return self.head(self.states)[: len(tokens)]
-        padded = [*tokens, *[0] * (count - len(tokens))]
-        index = torch.tensor(padded, dtype=torch.long, device=self.states.device)
-        return self.head(self.states.index_select(0, index))[: len(tokens)]
-
-    def logprobs(self, first: int, nexts: Sequence[int]) -> list[float]:
-        """Of the ids that follow the tokens from `first` on, in nats."""
-        found: list[float] = []
-        while len(found) < len(nexts):
-            start = len(found)
-            count = min(len(nexts) - start, max(SCORED, SCORED_LOGITS // self.vocabulary))
-            logits = self.logits(range(first + start, first + start + count))
-            ids = torch.tensor(nexts[start : start + count], device=logits.device)
-            together = CHUNK * torch.get_num_threads() if logits.device.type == "cpu" else logits.numel()
-            pieces = max(1, together // logits.shape[-1])
-            for some, of in zip(logits.split(pieces), ids[:, None].split(pieces), strict=True):
-                found += some.float().log_softmax(-1).gather(1, of)[:, 0].tolist()
-        return found
-
-    def is_nan(self, token: int) -> bool:
-        """Whether its logits are: what is not finite before the last norm is nan after it."""
-        return bool(self.states[token].isnan().any())
-
-
-class Decoder(Planned, Protocol):
-    """about: which it is, and why, in words."""
+class Decoder(Protocol):
+    """about: which it is, and why, in words. layout: of the slabs whose places it is given."""
 
     @property
     def about(self) -> str: ...
+    @property
+    def layout(self) -> Layout: ...
+    @property
+    def invariance(self) -> Invariance: ...
 
-    def __call__(self, plan: ForwardPlan) -> Kept:
-        """What the plan keeps of its ids, their keys and values stored."""
+    def feed(self, steps: Sequence[Step], stretches: Sequence[Stretch], device: torch.device) -> Kept:
+        """What is kept of the steps, then of the stretches, in their order (`plan`); what they feed is stored."""
         ...
 
     def feeds(self, decoding: bool, full: bool) -> bool:
@@ -107,7 +75,23 @@ class Decoder(Planned, Protocol):
         ...
 
 
-class _AtOnce:
+@runtime_checkable
+class PackedDecoder(Decoder, Planned, Protocol):
+    """Computes packed forwards."""
+
+    def __call__(self, plan: ForwardPlan) -> Kept:
+        """What the plan keeps of its ids, their keys and values stored."""
+        ...
+
+
+class Packing:
+    """Feeds all with one packed forward."""
+
+    def feed(self: PackedDecoder, steps: Sequence[Step], stretches: Sequence[Stretch], device: torch.device) -> Kept:
+        return self(plan(steps, stretches, self, device))
+
+
+class _AtOnce(Packing):
     """What feeds with the next forward whatever there is."""
 
     replays = False
@@ -122,10 +106,11 @@ class _AtOnce:
 class Transformers(_AtOnce):
     """The model's own modules, around attention over slabs."""
 
-    def __init__(self, model: PreTrainedModel, attended: Attended, reason: str) -> None:
+    def __init__(self, model: PreTrainedModel, kept: Shapes, reason: str) -> None:
         self._model = model
         self.about = f"transformers' own forward: {reason}"
-        self._probes = Probes(lambda: linear_layers(model), attended, model.dtype, model.device)
+        self.layout = KeysAndValues(kept.layers, model.dtype, model.device)
+        self._probes = Probes(lambda: linear_layers(model), kept.products, model.dtype, model.device)
         # Experts are not tried: how many rows one of them gets depends on the rest of the batch.
         self._tried = all(parameter.ndim < 3 for parameter in model.parameters())
         self.refresh()
@@ -148,9 +133,10 @@ class LeanDecoder(_AtOnce):
 
     about = "the lean forward, which gives what transformers' own gives"
 
-    def __init__(self, model: PreTrainedModel, attended: Attended, max_len: int) -> None:
+    def __init__(self, model: PreTrainedModel, kept: Shapes, max_len: int) -> None:
         self._lean = Lean(model, max_len)
-        self._probes = Probes(self._of_each_shape, attended, model.dtype, model.device)
+        self.layout = KeysAndValues(kept.layers, model.dtype, model.device)
+        self._probes = Probes(self._of_each_shape, kept.products, model.dtype, model.device)
         self.invariance = self._probes.now()
 
     def __call__(self, plan: ForwardPlan) -> Kept:
@@ -166,41 +152,74 @@ class LeanDecoder(_AtOnce):
         return ((shape[1], p) for shape, p in of_each_shape.items())
 
 
-def decoder_for(model: PreTrainedModel, kept: Shapes, max_len: int, reserved: int = 0) -> Decoder:
+def decoder_for(model: PreTrainedModel, max_len: int, reserved: int = 0) -> Decoder:
     """Choose the quickest decoder with the log-probs of the model's own forward; log which.
 
-    kept: what the model keeps of a token (`attention.shapes`). reserved: bytes of a GPU that are not free for it.
+    reserved: bytes of a GPU that are not free for it.
 
-    Raises EngineError where all differ, with the number. Warns (ComputeWarning) where the lean one lacks only memory.
+    Raises EngineError where all differ, with the number. Warns (ComputeWarning) of a slower one than the model's kind
+    would have with more memory, or with layers of another kind.
     """
     with torch.inference_mode():
-        for decoder in _decoders(model, kept.products, max_len, reserved):
-            worst, relative = compare(decoder, model, kept, min(TRIED_IDS, max_len))
-            if relative <= TOLERANCE.get(model.dtype, 0.2):
-                _LOG.info("decoding with %s", decoder.about)
-                return decoder
+        try:
+            check_packed(model, max_len)
+            decoder = _agreeing(
+                _packed(model, shapes(model), max_len, reserved), model, [min(TRIED_IDS, max_len)], TOLERANCE
+            )
+        except EngineError as error:
+            decoder = _own(model, max_len, str(error))
+            warnings.warn(f"rollouts decode more slowly, with {decoder.about}", ComputeWarning, stacklevel=3)
+    _LOG.info("decoding with %s", decoder.about)
+    return decoder
+
+
+def _agreeing(
+    decoders: Iterable[Decoder], model: PreTrainedModel, lengths: Sequence[int], tolerance: Mapping[torch.dtype, float]
+) -> Decoder:
+    """The first of `decoders` whose log-probs are those of the model, over histories of each length."""
+    for decoder in decoders:
+        apart = [compare(decoder, model, length) for length in lengths]
+        if all(relative <= tolerance.get(model.dtype, 0.2) for _, relative in apart):
+            return decoder
+    worst, relative = max(apart)
     raise EngineError(
         f"{type(model).__name__}: attention over stored keys and values gives log-probs that differ from those of the "
-        f"model's own forward, by up to {worst:.2g} nats (on average by {relative:.1%} of their standard deviation); "
-        "use a model whose layers all have standard attention, or a vLLM server"
+        f"model's own forward, by up to {worst:.2g} nats (on average by {relative:.1%} of their standard deviation)"
     )
 
 
-def _decoders(model: PreTrainedModel, attended: Attended, max_len: int, reserved: int) -> Iterator[Decoder]:
-    """Those that may decode the model, the quickest first."""
+def _packed(model: PreTrainedModel, kept: Shapes, max_len: int, reserved: int) -> Iterator[Decoder]:
+    """Those that may decode the model with packed forwards, the quickest first."""
     if (reason := why_not(model)) is None:
         needed, free = room(model, reserved)
         if needed <= free:
-            yield LeanDecoder(model, attended, max_len)
+            yield LeanDecoder(model, kept, max_len)
             reason = f"the lean one's log-probs differ from those of {type(model).__name__}"
         else:
             reason = f"the lean one wants {needed / 2**30:.2f} GiB of free memory, and there are {free / 2**30:.2f}"
             slower = f"rollouts decode with transformers' own forward, which is slower: {reason}"
-            warnings.warn(slower, ComputeWarning, stacklevel=4)
-    yield Transformers(model, attended, reason)
+            warnings.warn(slower, ComputeWarning, stacklevel=5)
+    yield Transformers(model, kept, reason)
 
 
-def compare(decoder: Decoder, model: PreTrainedModel, kept: Shapes, length: int) -> tuple[float, float]:
+def _own(model: PreTrainedModel, max_len: int, reason: str) -> Decoder:
+    """The model's own forward, with the most of its cache that can be used."""
+    name, last = type(model).__name__, ""
+    for way in WAYS:
+        if way.exact and model.dtype is not torch.float32:
+            continue
+        decoder = OwnForward(model, way, reason)
+        try:
+            with told_as(EngineError, name):
+                found = _agreeing([decoder], model, sorted({min(n, max_len) for n in TRIED_OWN}), OWN_TOLERANCE)
+                decoder.measure()
+            return found
+        except EngineError as error:
+            last = str(error)
+    raise EngineError(f"{name} cannot be served: {last}")
+
+
+def compare(decoder: Decoder, model: PreTrainedModel, length: int) -> tuple[float, float]:
     """Compare a decoder's log-probs with those of the model's own forward.
 
     The decoder feeds two prompts in one forward. In the next it feeds the first a second chunk, decodes two tokens of
@@ -216,7 +235,7 @@ def compare(decoder: Decoder, model: PreTrainedModel, kept: Shapes, length: int)
     with told_as(EngineError, f"the forward of {type(model).__name__}"):
         logits: Tensor = model(input_ids=histories.to(model.device), use_cache=False).logits
     expected = logits.float().log_softmax(-1).nan_to_num(0, 0, 0)
-    slab = Slab(padded(length), 3, kept.layers, model.dtype, model.device)
+    slab = decoder.layout.slab(padded(length), 3)
     apart: list[Tensor] = []
     for decoded, fed in (  # tokens of each forward: history, slot, start, end
         ([], [(0, 0, 0, half), (1, 1, 0, half + 2)]),
@@ -226,13 +245,23 @@ def compare(decoder: Decoder, model: PreTrainedModel, kept: Shapes, length: int)
         stretches = [Stretch(Place(slab, slot), a, histories[n, a:b].tolist(), b - a - 1) for n, slot, a, b in fed]
         rows = [expected[n, a:b] for n, _, a, b in decoded] + [expected[n, a + 1 : b] for n, _, a, b in fed]
         want = torch.cat(rows)
-        got = decoder(plan(steps, stretches, decoder, model.device)).logits(range(len(want))).float().log_softmax(-1)
+        got = decoder.feed(steps, stretches, model.device).logits(range(len(want))).float().log_softmax(-1)
         apart.append(got.nan_to_num(0, 0, 0) - want)
         slab.show(1, half)
-        for tensor in slab.tensors:
-            tensor[2, :, :half] = tensor[1, :, :half]
+        slab.copy_from(slab, [1], [2], [half])
     found, spread = torch.cat(apart), expected.std(-1).mean().clamp_min(1e-3)
     return float(found.abs().max()), float(found.square().mean(-1).sqrt().mean() / spread)
+
+
+def check_packed(model: PreTrainedModel, max_len: int) -> None:
+    """Refuse (EngineError) for packed forwards what a comparison over few tokens does not show."""
+    name, config = type(model).__name__, model.config.get_text_config()
+    window = getattr(config, "sliding_window", None)
+    for kind in getattr(config, "layer_types", None) or ["sliding_attention"]:  # all or none, where it lists no layers
+        if kind not in ("full_attention", "sliding_attention"):
+            raise EngineError(f"{name} has {kind} layers")
+        if kind == "sliding_attention" and window and max_len > window:
+            raise EngineError(f"{name} attends over a window of {window} tokens, less than max_len {max_len}")
 
 
 def check_model(model: PreTrainedModel, max_len: int) -> None:
@@ -241,13 +270,6 @@ def check_model(model: PreTrainedModel, max_len: int) -> None:
     lower = "lower max_len (in a recipe: rollout.max_tokens + rollout.lookahead_tokens) to"
     if (limit := positions(config)) is not None and max_len > limit:
         raise EngineError(f"max_len {max_len} is more than the {limit} positions of {name}; {lower} {limit}")
-    window = getattr(config, "sliding_window", None)
-    for kind in getattr(config, "layer_types", None) or ["sliding_attention"]:  # all or none, where it lists no layers
-        if kind not in ("full_attention", "sliding_attention"):
-            raise EngineError(f"{name} has {kind} layers, whose state the slotted cache cannot hold")
-        if kind == "sliding_attention" and window and max_len > window:
-            raise EngineError(f"{name} attends over a sliding window of {window} tokens, less than max_len {max_len}; "
-                              f"{lower} {window}")  # fmt: skip
     rope = getattr(config, "rope_parameters", None) or {}
     for one in (rope, *(kind for kind in rope.values() if isinstance(kind, dict))):  # some have one for a kind of layer
         original = "original_max_position_embeddings"

@@ -15,6 +15,9 @@ was generated before (see `drawing.drafts`).
 
 **Keys and values** stay in a request's slot from turn to turn. A call feeds only what differs from what is cached: a
 rollback is a crop to the longest common prefix. Equal prompts are computed once and copied.
+
+**Any architecture.** Where packed forwards do not give what the model's own forward gives, that forward and its cache
+do the work behind the same scheduler, more slowly (see `own`).
 """
 
 from __future__ import annotations
@@ -31,8 +34,7 @@ import torch
 
 from retcon.chat.types import Tokenizer
 from retcon.core.errors import EngineError
-from retcon.engine.local.attention import shapes
-from retcon.engine.local.decoder import Decoder, check_model, decoder_for
+from retcon.engine.local.decoder import Decoder, PackedDecoder, check_model, decoder_for
 from retcon.engine.local.graphs import CudaRecorder, Replayed
 from retcon.engine.local.machine import attend_without_cudnn, bound_kernels, free_memory, keep_pages, kept_at_rest
 from retcon.engine.local.requests import GenerateCall, Request, ScoreCall
@@ -67,9 +69,9 @@ class LocalEngine:
     `decoding` says what computes the forwards, and why; it is logged too (`retcon.engine.local.decoder`, INFO). With
     more than one thread on a CPU, torch's are made to sleep while they wait (see `calm_threads`).
 
-    Raises EngineError for a model whose state the cache cannot hold, or a budget that does not hold one request. After
-    a change of the weights call `invalidate`. One event loop at a time: a call from a new loop forgets the requests of
-    the old one, whose callers are gone.
+    Raises EngineError for a model that sees what follows a token or has fewer than max_len positions, or a budget that
+    does not hold one request. After a change of the weights call `invalidate`. One event loop at a time: a call from a
+    new loop forgets the requests of the old one, whose callers are gone.
     """
 
     def __init__(
@@ -94,20 +96,18 @@ class LocalEngine:
         self.model, self.max_len, self.max_requests, self.tokenizer = model, max_len, max_requests, tokenizer
         self.stats = EngineStats()
         with _evaluating(model):
-            shape = shapes(model)
-            self._decoder: Decoder = decoder_for(model, shape, max_len, reserved)
-        if model.device.type == "cuda":
+            self._decoder: Decoder = decoder_for(model, max_len, reserved)
+        if model.device.type == "cuda" and isinstance(self._decoder, PackedDecoder):
             self._decoder = Replayed(self._decoder, CudaRecorder(model.device), partial(_addresses, model))
         memory = Memory(
-            shape.layers,
-            dtype=model.dtype,
+            self._decoder.layout,
             device=model.device,
             max_len=max_len,
             max_slots=max_requests,
             budget=0,
             keeps=kept_at_rest(model.device),
         )
-        least = capacity_for(max_len, max_len) * memory.id_bytes
+        least = memory.slot_bytes(capacity_for(max_len, max_len))
         self._memory = memory
         memory.budget = kv_memory_mb * 2**20 or budget_for(least, max_requests, free_memory(model.device) - reserved)
         if memory.budget < least:

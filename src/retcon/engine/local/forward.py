@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from retcon.engine.local.attention import DecodeJob, Form, ForwardPlan, FreshJob, PastJob, Store
+from retcon.engine.local.sampling import CHUNK
 from retcon.engine.local.slabs import LINE, Place, Slab, padded
 
 if TYPE_CHECKING:
@@ -201,6 +202,51 @@ def sparing(steps: Sequence[Step], most: int) -> Sequence[Step]:
         few = sum(len(step.ids) > 1 for step in run) < DRAFTING * len(run)
         kept += [replace(step, ids=step.ids[:1]) for step in run] if few else run
     return kept
+
+
+SCORED, SCORED_LOGITS = 64, 2**22
+"""Tokens whose logits are computed together for their log-probs: so many at least, and else so many logits at most. All
+logits of some long texts would be hundreds of MB, and their page faults cost more than the products."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a forward gave of the K tokens that are kept. states: (K, W), of which `head` makes logits (K, V).
+
+    rows: `head` is given so many at least.
+    """
+
+    states: Tensor
+    head: Callable[[Tensor], Tensor]
+    vocabulary: int
+    rows: int = 1
+
+    def logits(self, tokens: Sequence[int]) -> Tensor:
+        """Of those tokens: (N, V)."""
+        count = max(len(tokens), self.rows)
+        if len(self.states) == count and list(tokens) == list(range(len(tokens))):
+            return self.head(self.states)[: len(tokens)]
+        padded = [*tokens, *[0] * (count - len(tokens))]
+        index = torch.tensor(padded, dtype=torch.long, device=self.states.device)
+        return self.head(self.states.index_select(0, index))[: len(tokens)]
+
+    def logprobs(self, first: int, nexts: Sequence[int]) -> list[float]:
+        """Of the ids that follow the tokens from `first` on, in nats."""
+        found: list[float] = []
+        while len(found) < len(nexts):
+            start = len(found)
+            count = min(len(nexts) - start, max(SCORED, SCORED_LOGITS // self.vocabulary))
+            logits = self.logits(range(first + start, first + start + count))
+            ids = torch.tensor(nexts[start : start + count], device=logits.device)
+            together = CHUNK * torch.get_num_threads() if logits.device.type == "cpu" else logits.numel()
+            pieces = max(1, together // logits.shape[-1])
+            for some, of in zip(logits.split(pieces), ids[:, None].split(pieces), strict=True):
+                found += some.float().log_softmax(-1).gather(1, of)[:, 0].tolist()
+        return found
+
+    def is_nan(self, token: int) -> bool:
+        """Whether its logits are: what is not finite before the last norm is nan after it."""
+        return bool(self.states[token].isnan().any())
 
 
 class Planned(Protocol):

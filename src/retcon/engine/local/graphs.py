@@ -24,9 +24,9 @@ import torch
 from torch import Tensor
 
 from retcon.engine.local.attention import Form, ForwardPlan
-from retcon.engine.local.decoder import Decoder, Kept
-from retcon.engine.local.forward import Invariance, fixed_as
-from retcon.engine.local.slabs import Slab
+from retcon.engine.local.decoder import PackedDecoder, Packing
+from retcon.engine.local.forward import Invariance, Kept, fixed_as
+from retcon.engine.local.slabs import Layout, Slab
 
 _LOG = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class _Graph:
         return replace(self.kept, states=self.kept.states.index_select(0, plan.keep))
 
 
-class Replayed:
+class Replayed(Packing):
     """`decoder`, whose forwards of one form are recorded after the first few, and replayed from then on. addresses:
     tells where the weights lie; graphs outlast new ones in the same place.
 
@@ -73,7 +73,7 @@ class Replayed:
     replayed, is left to `decoder` for good, and `about` says so.
     """
 
-    def __init__(self, decoder: Decoder, record: Recorder, addresses: Callable[[], Hashable]) -> None:
+    def __init__(self, decoder: PackedDecoder, record: Recorder, addresses: Callable[[], Hashable]) -> None:
         self._decoder, self._record, self._addresses = decoder, record, addresses
         self._known = addresses()
         self._graphs: dict[Form, _Graph] = {}
@@ -85,6 +85,10 @@ class Replayed:
     @property
     def invariance(self) -> Invariance:
         return self._decoder.invariance
+
+    @property
+    def layout(self) -> Layout:
+        return self._decoder.layout
 
     @property
     def about(self) -> str:

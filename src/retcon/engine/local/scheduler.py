@@ -18,9 +18,9 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor
 
-from retcon.engine.local.decoder import Decoder, Kept
+from retcon.engine.local.decoder import Decoder
 from retcon.engine.local.drafts import Drafts
-from retcon.engine.local.forward import AT_ONCE, FORWARD_IDS, STRETCH_LOGITS, Step, Stretch, plan, sparing, stretch_end
+from retcon.engine.local.forward import AT_ONCE, FORWARD_IDS, STRETCH_LOGITS, Kept, Step, Stretch, sparing, stretch_end
 from retcon.engine.local.requests import AHEAD, Drawn, GenerateCall, PromptCache, Request, ScoreCall, common_prefix
 from retcon.engine.local.sampling import Sampler, entropies
 from retcon.engine.local.slabs import Memory, Place
@@ -435,7 +435,7 @@ class Scheduler:
                 return
 
     def _forward(self, steps: Sequence[Step], stretches: Sequence[Stretch]) -> Kept:
-        kept = self._decoder(plan(steps, stretches, self._decoder, self._device))
+        kept = self._decoder.feed(steps, stretches, self._device)
         for stretch in stretches:
             stretch.place.slab.show(stretch.place.slot, stretch.start + len(stretch.ids))
         self._forwards += 1

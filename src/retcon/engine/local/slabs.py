@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import count
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -156,6 +157,43 @@ class Slab:
             for tensor in self.tensors:
                 tensor[slot] = 0
 
+    def copy_from(self, source: Slab, sources: Sequence[int], targets: Sequence[int], lengths: Sequence[int]) -> None:
+        """Copy the first lengths[i] positions of slot sources[i] of `source` to slot targets[i]."""
+        old_slots, new_slots = (torch.tensor(slots, device=self.mask.device) for slots in (sources, targets))
+        most = max(lengths)
+        for old, new in zip(source.tensors, self.tensors, strict=True):
+            new[:, :, :most].index_copy_(0, new_slots, old[:, :, :most].index_select(0, old_slots))
+        for slot, length in zip(targets, lengths, strict=True):
+            self.show(slot, length)
+
+    def permute(self, here: Sequence[int], there: Sequence[int]) -> None:
+        """Move what lies in slot there[i] to slot here[i], for the same slots in another order."""
+        to, source = (torch.tensor(slots, device=self.mask.device) for slots in (here, there))
+        for tensor in (*self.tensors, self.mask):
+            tensor.index_copy_(0, to, tensor.index_select(0, source))  # half the time of tensor[to] = tensor[source]
+
+
+class Layout(Protocol):
+    """What a slot holds: how many bytes, and slabs of such slots."""
+
+    def slot_bytes(self, capacity: int) -> int: ...
+    def slab(self, capacity: int, slots: int) -> Slab: ...
+
+
+class KeysAndValues:
+    """The `Layout` of a packed forward. layers: by layer, (heads of keys, size of a key, size of a value)."""
+
+    def __init__(self, layers: Mapping[int, tuple[int, int, int]], dtype: torch.dtype, device: torch.device) -> None:
+        self._layers, self._dtype, self._device = layers, dtype, device
+        # of an id: its keys, its values and its place in the mask
+        self._id_bytes = dtype.itemsize * (1 + sum(h * (k + v) for h, k, v in layers.values()))
+
+    def slot_bytes(self, capacity: int) -> int:
+        return capacity * self._id_bytes
+
+    def slab(self, capacity: int, slots: int) -> Slab:
+        return Slab(capacity, slots, self._layers, self._dtype, self._device)
+
 
 @dataclass(slots=True, eq=False)
 class Place:
@@ -180,19 +218,16 @@ class Memory:
 
     def __init__(
         self,
-        layers: Mapping[int, tuple[int, int, int]],
+        layout: Layout,
         *,
-        dtype: torch.dtype,
         device: torch.device,
         max_len: int,
         max_slots: int,
         budget: int,
         keeps: int = 0,
     ) -> None:
-        self._layers, self._dtype, self._device = layers, dtype, device
+        self._layout, self._device, self.slot_bytes = layout, device, layout.slot_bytes
         self.max_len, self._max_slots, self.budget, self.keeps = max_len, max_slots, budget, keeps
-        # of an id: its keys, its values and its place in the mask
-        self.id_bytes = dtype.itemsize * (1 + sum(h * (k + v) for h, k, v in layers.values()))
         self.slabs: list[Slab] = []
         self.used = self.peak = 0
 
@@ -210,14 +245,14 @@ class Memory:
     def scarce(self, length: int, headroom: float) -> bool:
         """Whether a slot for `length` ids would leave less than that share of the budget to those that grow."""
         capacity = self._capacity(length)
-        taken = sum(len(slab.places) * slab.capacity for slab in self.slabs) * self.id_bytes
-        return taken + capacity * self.id_bytes > (1 - headroom) * self.budget
+        taken = sum(len(slab.places) * self.slot_bytes(slab.capacity) for slab in self.slabs)
+        return taken + self.slot_bytes(capacity) > (1 - headroom) * self.budget
 
     def _capacity(self, length: int) -> int:
         """`capacity_for`; on GPUs the greatest for all, where the budget holds as many as are computed: there each slab
         of a forward costs the starts of its kernels, and attending in vain costs little."""
         greatest = capacity_for(self.max_len, self.max_len)
-        whole = self._device.type != "cpu" and self._max_slots * greatest * self.id_bytes <= self.budget
+        whole = self._device.type != "cpu" and self._max_slots * self.slot_bytes(greatest) <= self.budget
         return greatest if whole else capacity_for(length, self.max_len)
 
     def give(self, place: Place) -> None:
@@ -230,14 +265,8 @@ class Memory:
         for move in moves:
             by_slabs.setdefault((id(move[0].slab), id(move[1].slab)), []).append(move)
         for group in by_slabs.values():
-            length = max(positions for _, _, positions in group)
-            source, target = group[0][0].slab, group[0][1].slab
-            sources = torch.tensor([old.slot for old, _, _ in group], device=self._device)
-            targets = torch.tensor([new.slot for _, new, _ in group], device=self._device)
-            for old, new in zip(source.tensors, target.tensors, strict=True):
-                new[:, :, :length].index_copy_(0, targets, old[:, :, :length].index_select(0, sources))
-            for _, place, positions in group:
-                target.show(place.slot, positions)
+            old, new, lengths = zip(*group, strict=True)
+            new[0].slab.copy_from(old[0].slab, [place.slot for place in old], [place.slot for place in new], lengths)
 
     def compact(self, active: Iterable[Place], share: float) -> None:
         """Exchange slots where those of `active` are less than `share` of the slots up to the last of them."""
@@ -254,9 +283,7 @@ class Memory:
     def _swap(self, slab: Slab, first: Sequence[int], second: Sequence[int]) -> None:
         """Exchange slots first[i] and second[i], all distinct, and whoever holds them."""
         here, there = [*first, *second], [*second, *first]
-        to, source = (torch.tensor(slots, device=self._device) for slots in (here, there))
-        for tensor in (*slab.tensors, slab.mask):
-            tensor.index_copy_(0, to, tensor.index_select(0, source))  # half the time of tensor[to] = tensor[source]
+        slab.permute(here, there)
         held = {slot: slab.places.pop(slot) for slot in here if slot in slab.places}
         for old, new in zip(there, here, strict=True):
             if old in held:
@@ -274,7 +301,7 @@ class Memory:
         return next((slab for slab in self.slabs if slab.capacity == capacity and not slab.full), None)
 
     def _grow(self, capacity: int) -> Slab | None:
-        one = capacity * self.id_bytes
+        one = self.slot_bytes(capacity)
         few = min(SLAB_BYTES, (self.budget - self.used) // 8)  # more, and eight classes leave nothing to the others
         most = max(SLAB_IDS // capacity, few // one)
         wanted = max(1, min(SLAB_SLOTS, most, self.budget // 8 // one, self._max_slots))
@@ -285,7 +312,7 @@ class Memory:
         slots = min(wanted, (self.budget - self.used) // one)
         if slots < 1:
             return None
-        slab = Slab(capacity, slots, self._layers, self._dtype, self._device)
+        slab = self._layout.slab(capacity, slots)
         self.slabs.append(slab)
         self.used += slots * one
         self.peak = max(self.peak, self.used)
@@ -293,4 +320,4 @@ class Memory:
 
     def _give_up_empty(self) -> None:
         self.slabs = [slab for slab in self.slabs if slab.places]
-        self.used = sum(slab.slots * slab.capacity * self.id_bytes for slab in self.slabs)
+        self.used = sum(slab.slots * self.slot_bytes(slab.capacity) for slab in self.slabs)

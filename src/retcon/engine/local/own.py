@@ -1,0 +1,316 @@
+"""A model's own forward and cache, for what the packed forward cannot compute: recurrent states, sinks, windows, caps.
+
+Each request has a cache of transformers'. Requests that feed equally many ids after equally many go through one
+forward. A rollback crops the cache where every layer of it keeps all keys and values; otherwise, and where the model
+continues a cache by one id at a time at most, the history is computed again from its first id.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from retcon.core.errors import EngineError
+from retcon.engine.local.forward import FORWARD_IDS, STRETCH_LOGITS, Invariance, Kept, Step, Stretch
+from retcon.engine.local.slabs import Slab
+
+if TYPE_CHECKING:
+    from transformers import Cache, PretrainedConfig, PreTrainedModel
+
+CACHES = ("past_key_values", "cache_params")
+"""What models call the cache in their forward and in its result."""
+MEASURED = (8, 24)
+"""Ids of the two histories whose caches are measured."""
+
+
+def _keys_and_values(_: PretrainedConfig) -> Cache:
+    from transformers import DynamicCache
+
+    return DynamicCache()
+
+
+def _of_each_kind(config: PretrainedConfig) -> Cache:
+    from transformers import DynamicCache
+
+    return DynamicCache(config=config)
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How a model's cache is used. about: in words. cache: an empty one, None for none. stretches: whether several ids
+    at once continue it. exact: whether a comparison must be exact: some models lose recurrent states that way, which
+    rounding to fewer bits would hide."""
+
+    about: str
+    cache: Callable[[PretrainedConfig], Cache] | None
+    stretches: bool = False
+    exact: bool = False
+
+
+WAYS = (
+    Way("its cache is cropped at a rollback", _keys_and_values, stretches=True),
+    Way("a rollback computes the history again", _of_each_kind, stretches=True, exact=True),
+    Way("each turn computes the history again", _of_each_kind),
+    Way("each token computes the history again", None),
+)
+"""The quickest first. A cache without the model's configuration keeps the keys and values of every layer, of windows
+too, and the model's masks hide those outside."""
+
+
+@dataclass(slots=True, eq=False)
+class History:
+    """What a slot holds: ids, of which the first `done` lie in the row of `batch` that is its place in `batch.rows`."""
+
+    ids: list[int] = field(default_factory=list)
+    done: int = 0
+    batch: Batch | None = None
+
+    def start_anew(self) -> None:
+        """Nothing is cached."""
+        self.done, self.batch = 0, None
+
+    def crop(self, length: int) -> None:
+        """Keep the first `length` ids, and of the cache as much of them as can be."""
+        del self.ids[length:]
+        if self.done > length:
+            cache = self.alone()
+            if length and cache is not None and _croppable(cache):
+                cache.crop(length - self.done)
+                self.done = length
+            else:
+                self.start_anew()
+
+    def alone(self) -> Cache | None:
+        """The cache of this history and no other: its batch is taken apart."""
+        if self.batch is None:
+            return None
+        if len(self.batch.rows) > 1:
+            whole = self.batch
+            for number, history in enumerate(whole.rows):
+                if history.batch is whole:
+                    history.batch = Batch(_row(whole.cache, number), [history])
+        return self.batch.cache
+
+    def copy(self, length: int) -> History:
+        """Another one of the first `length` ids."""
+        cache = self.alone()
+        other = History(list(self.ids), self.done)
+        if cache is not None:
+            other.batch = Batch(_row(cache, 0), [other])
+        other.crop(length)
+        return other
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """A cache, and the histories in its rows."""
+
+    cache: Cache
+    rows: Sequence[History]
+
+
+def _croppable(kept: Cache) -> bool:
+    """Whether all layers keep all keys and values."""
+    from transformers.cache_utils import DynamicLayer
+
+    return all(type(layer) is DynamicLayer for layer in kept.layers)
+
+
+@cache
+def _kinds() -> tuple[type, ...]:
+    """What a cache consists of."""
+    from transformers.cache_utils import Cache, CacheLayerMixin, DummyLayer, LinearAttentionCacheLayerMixin
+
+    return Cache, CacheLayerMixin, LinearAttentionCacheLayerMixin, DummyLayer
+
+
+def _row(kept: Cache, number: int) -> Cache:
+    """A copy of one row."""
+    row: Cache = _joined([kept], lambda parts: parts[0][number : number + 1].clone())
+    return row
+
+
+def _concatenated(parts: Sequence[Tensor]) -> Tensor:
+    if any(len(part) != 1 for part in parts):
+        raise EngineError("its cache holds tensors that are not by row")
+    return torch.cat(list(parts))
+
+
+def _joined(parts: Sequence[Any], join: Callable[[Sequence[Tensor]], Tensor]) -> Any:
+    """Caches of equally many ids, or what lies in the same place of them, made one: its tensors are joined."""
+    first = parts[0]
+    if isinstance(first, Tensor):
+        return join(parts) if first.ndim and first.numel() else first
+    if isinstance(first, dict):
+        return {key: _joined([part[key] for part in parts], join) for key in first}
+    if isinstance(first, list):
+        return [_joined(some, join) for some in zip(*parts, strict=True)]
+    if not isinstance(first, _kinds()):
+        return first
+    made = copy.copy(first)
+    for name in vars(first):
+        setattr(made, name, _joined([getattr(part, name) for part in parts], join))
+    return made
+
+
+def _bytes(kept: Cache | None) -> int:
+    """Of all tensors of a cache."""
+    sizes: list[int] = []
+    if kept is not None:
+        _joined([kept], lambda parts: sizes.append(parts[0].nbytes) or parts[0])  # type: ignore[func-returns-value]
+    return sum(sizes)
+
+
+class HistorySlab(Slab):
+    """A slab whose slots hold histories."""
+
+    def __init__(self, capacity: int, slots: int) -> None:
+        self.capacity, self.slots = capacity, slots
+        self.places = {}
+        self.histories: dict[int, History] = {}
+
+    def show(self, slot: int, length: int) -> None:
+        if slot in self.histories:
+            self.histories[slot].crop(length)
+
+    def wipe(self, slot: int) -> None:
+        self.histories.pop(slot, None)
+
+    def copy_from(self, source: Slab, sources: Sequence[int], targets: Sequence[int], lengths: Sequence[int]) -> None:
+        assert isinstance(source, HistorySlab)
+        for old, new, length in zip(sources, targets, lengths, strict=True):
+            self.histories[new] = source.histories[old].copy(length)
+
+    def permute(self, here: Sequence[int], there: Sequence[int]) -> None:
+        held = {slot: self.histories.pop(slot) for slot in here if slot in self.histories}
+        self.histories |= {to: held[source] for to, source in zip(here, there, strict=True) if source in held}
+
+
+class Histories:
+    """The `Layout` of such slabs. What a history takes is measured."""
+
+    def __init__(self) -> None:
+        self._id_bytes, self._fixed_bytes = 8.0, 0.0
+
+    def slot_bytes(self, capacity: int) -> int:
+        return int(self._fixed_bytes + capacity * self._id_bytes)
+
+    def slab(self, capacity: int, slots: int) -> HistorySlab:
+        return HistorySlab(capacity, slots)
+
+    def measure(self, sizes: Sequence[int]) -> None:
+        """Bytes of caches of MEASURED ids."""
+        grown = (sizes[1] - sizes[0]) / (MEASURED[1] - MEASURED[0])
+        self._id_bytes, self._fixed_bytes = 8 + grown, max(0.0, sizes[0] - grown * MEASURED[0])
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What one request feeds: `history` up to its last id; the logits of the last `keep` are wanted."""
+
+    history: History
+    keep: int
+
+    @property
+    def alike(self) -> tuple[int, int, int]:
+        """Jobs that agree in this can share a forward."""
+        return self.history.done, len(self.history.ids), self.keep
+
+
+class OwnForward:
+    """A `Decoder`: the model's own forward, over caches that are used in one of WAYS."""
+
+    def __init__(self, model: PreTrainedModel, way: Way, reason: str) -> None:
+        self._model, self._way = model, way
+        self.about = f"the model's own forward: {reason}; {way.about}"
+        self.layout, self.invariance = Histories(), Invariance()
+        self._vocabulary: int = model.config.get_text_config().vocab_size
+        known = inspect.signature(model.forward).parameters
+        self._cached = next((name for name in CACHES if name in known), None) if way.cache else None
+        self._keeps = "logits_to_keep" in known
+        if way.cache and self._cached is None:
+            raise EngineError("its forward takes no cache")
+
+    def feed(self, steps: Sequence[Step], stretches: Sequence[Stretch], device: torch.device) -> Kept:
+        """See `Decoder`."""
+        jobs = [self._job(step, step.length, len(step.ids)) for step in steps]
+        jobs += [self._job(stretch, stretch.start, stretch.keep) for stretch in stretches]
+        alike: dict[tuple[int, int, int], list[int]] = {}
+        for number, job in enumerate(jobs):
+            alike.setdefault(job.alike, []).append(number)
+        found: dict[int, Tensor] = {}
+        for (done, length, keep), numbers in alike.items():
+            for some in self._fitting(numbers, length - done):
+                logits = self._forward([jobs[n].history for n in some], keep, device)
+                found |= dict(zip(some, logits, strict=True))
+        logits = torch.cat([found[n] for n in range(len(jobs))])
+        return Kept(logits, lambda states: states, logits.shape[-1])
+
+    def feeds(self, decoding: bool, full: bool) -> bool:
+        """With the next forward whatever there is."""
+        return True
+
+    def refresh(self) -> None:
+        """The model holds the weights itself."""
+
+    def forget(self) -> None:
+        """Caches go with their slabs."""
+
+    def _job(self, fed: Step | Stretch, start: int, keep: int) -> _Job:
+        slab = fed.place.slab
+        assert isinstance(slab, HistorySlab)
+        history = slab.histories[fed.place.slot] if start else History()
+        slab.histories[fed.place.slot] = history
+        history.ids += fed.ids
+        if self._cached is None or (not self._way.stretches and len(history.ids) - history.done > 1):
+            history.start_anew()
+        return _Job(history, keep)
+
+    def _fitting(self, numbers: Sequence[int], length: int) -> Iterator[Sequence[int]]:
+        """As many jobs of so many ids at once as a forward should have."""
+        most = FORWARD_IDS if self._keeps else min(FORWARD_IDS, STRETCH_LOGITS // self._vocabulary)
+        rows = max(1, most // length)
+        for first in range(0, len(numbers), rows):
+            yield numbers[first : first + rows]
+
+    def _forward(self, histories: Sequence[History], keep: int, device: torch.device) -> Tensor:
+        """Logits (B, keep, V) after the last ids of histories of one length, of which equally many are cached."""
+        done = histories[0].done
+        ids = torch.tensor([history.ids[done:] for history in histories], device=device)
+        options: dict[str, Any] = {"logits_to_keep": max(keep, 1)} if self._keeps else {}
+        if self._cached is not None:
+            options[self._cached] = self._cache_of(histories)
+        logits: Tensor = self._model(input_ids=ids, use_cache=self._cached is not None, **options).logits
+        for history in histories:
+            history.done = len(history.ids)
+        return logits[:, logits.shape[1] - keep :]
+
+    def _cache_of(self, histories: Sequence[History]) -> Cache:
+        batch = histories[0].batch
+        if batch is None or any(h.batch is not batch for h in histories) or len(batch.rows) != len(histories):
+            caches = [history.alone() for history in histories]
+            if caches[0] is None and self._way.cache is not None:
+                batch = Batch(self._way.cache(self._model.config), histories)
+            else:
+                batch = Batch(_joined(caches, _concatenated), histories)
+            for history in histories:
+                history.batch = batch
+        return batch.cache
+
+    def measure(self) -> None:
+        """Let the layout know what a history takes."""
+        if self._cached is None:
+            return
+        sizes = []
+        for length in MEASURED:
+            history = History([0] * length)
+            self._forward([history], 1, self._model.device)
+            sizes.append(_bytes(history.alone()))
+        self.layout.measure(sizes)
