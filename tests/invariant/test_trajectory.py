@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import FrozenInstanceError, fields, replace
+from dataclasses import fields, replace
 
 import pytest
 from hypothesis import given
@@ -90,7 +90,7 @@ def test_records_are_frozen(trajectory: Trajectory) -> None:
     records += [c for t in trajectory.turns for c in (*t.calls, *t.observations)]
     for record in records:
         for field in fields(record):
-            with pytest.raises(FrozenInstanceError):
+            with pytest.raises(AttributeError):
                 setattr(record, field.name, None)
             assert not isinstance(getattr(record, field.name), list)
         with pytest.raises((AttributeError, TypeError)):

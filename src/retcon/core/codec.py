@@ -7,13 +7,14 @@ from. `Sample` has no form here: it is derived, and never stored.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from functools import cache
-from operator import attrgetter
 from typing import Any, TypeVar, get_args
 
 from retcon.core.errors import RecordError, nearest
 from retcon.core.types import (
+    NO_PROVENANCE,
+    NO_SECONDS,
     Branch,
     Cut,
     Decision,
@@ -22,6 +23,7 @@ from retcon.core.types import (
     Observation,
     Origin,
     Provenance,
+    Record,
     RepairRecord,
     Segment,
     Status,
@@ -36,10 +38,6 @@ MOST_NAMED = 6
 """Fields that a message names at most, of an object that is no trajectory."""
 
 T = TypeVar("T")
-Record = Segment | ToolCall | Observation | Cut | RepairRecord | Turn | Provenance | Origin | Branch | Trajectory
-
-
-_RECORDS = get_args(Record)
 
 
 def to_dict(trajectory: Trajectory) -> dict[str, object]:
@@ -56,37 +54,28 @@ def from_dict(obj: object, where: str = "") -> Trajectory:
 
 
 def _write(record: Record) -> dict[str, object]:
-    kind: Any = type(record)
-    required, required_of, optional, optional_of, defaults = _layout(kind)
-    values = zip(required, required_of(record), strict=False)
-    out = {name: value if type(value) is str else _plain(value) for name, value in values}
-    if (given := optional_of(record)) != defaults:
-        found = zip(optional, given, defaults, strict=False)
-        out |= {name: _plain(value) for name, value, default in found if value != default}
-        out |= {name: value for name, value in record.extra.items() if name not in (*required, *optional, "extra")}
+    required, optional = _fields_of(type(record))
+    out = {name: _plain(getattr(record, name)) for name in required}
+    out |= {name: _plain(value) for name, default in optional if (value := getattr(record, name)) != default}
+    if extra := record.extra:
+        out |= {name: value for name, value in extra.items() if name not in record.__struct_fields__}
     return out
 
 
-_Getter = Callable[[Record], tuple[object, ...]]
-
-
 @cache
-def _layout(kind: type[Record]) -> tuple[Sequence[str], _Getter, Sequence[str], _Getter, tuple[object, ...]]:
-    """Names and values of the fields without a default, and of those with one; and the defaults. `extra` ends both
-    values. kind: a record's, or one that is made from it."""
-    own = [field for field in fields(kind) if field.name != "extra"]
-    required = [field.name for field in own if field.default is MISSING]
-    optional = {field.name: field.default for field in own if field.default is not MISSING}
-    getters = attrgetter(*required, "extra"), attrgetter(*optional, "extra")
-    return required, getters[0], list(optional), getters[1], (*optional.values(), {})
+def _fields_of(kind: type[Record]) -> tuple[Sequence[str], Sequence[tuple[str, object]]]:
+    """Names of the fields without a default; and of those with one, but for `extra`, with their defaults."""
+    names, defaults = kind.__struct_fields__, kind.__struct_defaults__
+    optional = names[len(names) - len(defaults) :]
+    return names[: len(names) - len(defaults)], [pair for pair in zip(optional, defaults, strict=True) if pair[0] != "extra"]
 
 
 def _plain(value: object) -> object:
     if isinstance(value, str | int | float):
         return value
     if isinstance(value, tuple):
-        return [_write(item) for item in value] if value and isinstance(value[0], _RECORDS) else list(value)
-    if isinstance(value, _RECORDS):  # as a tuple, which is many times as fast
+        return [_write(item) for item in value] if value and isinstance(value[0], Record) else list(value)
+    if isinstance(value, Record):  # as a tuple, which is many times as fast
         return _write(value)
     return dict(value) if isinstance(value, Mapping) else value
 
@@ -152,7 +141,7 @@ def _trajectory(value: object, at: _At) -> Trajectory:
         turns=obj.required("turns", _tuple_of(_turn)),
         reward=obj.nullable("reward", _number),
         stop=obj.optional("stop", _choice(Stop), "answer"),
-        provenance=obj.optional("provenance", _provenance, Provenance()),
+        provenance=obj.optional("provenance", _provenance, NO_PROVENANCE),
         answer=obj.nullable("answer", _text),
         origin=obj.nullable("origin", _origin),
         branch=obj.nullable("branch", _branch),
@@ -250,7 +239,7 @@ def _observation(value: object, at: _At) -> Observation:
         text=obj.required("text", _text),
         status=obj.required("status", _choice(Status)),
         error_type=obj.nullable("error_type", _text),
-        seconds=obj.optional("seconds", _number, 0.0),
+        seconds=obj.optional("seconds", _number, NO_SECONDS),
         rule=obj.nullable("rule", _text),
         line=obj.nullable("line", _integer),
         no_checkpoint=obj.nullable("no_checkpoint", _text),
@@ -330,7 +319,7 @@ def _choice(literal: Any) -> Read[Any]:
         if value not in valid:
             hint = nearest(value, valid) if isinstance(value, str) else ""
             raise at.error(f"expected one of {', '.join(valid)}, found {_describe(value)}{hint}")
-        return value
+        return valid[valid.index(value)]  # type: ignore[arg-type]  # the very object, as a default is left out by identity
 
     return read
 

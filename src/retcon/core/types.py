@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Literal, get_args
+from dataclasses import Field, dataclass, field, make_dataclass
+from typing import Any, ClassVar, Literal, get_args
+
+import msgspec
+from msgspec.structs import replace
 
 from retcon.core.errors import MissingIds, UnscoredTokens
 from retcon.core.texts import counted
@@ -26,12 +29,20 @@ TRAINED: frozenset[Kind] = frozenset({"sampled", "spliced"})
 REPLACED: frozenset[Decision] = frozenset({"shallow", "deep", "resampled"})
 """Decisions that put what worked in the place of a failed turn."""
 
+NO_SECONDS = 0.0
+"""The default of `Observation.seconds`: left out where it is this object, as any default is."""
+
 Extra = Mapping[str, object]
 """Fields that a newer version wrote and this one does not know: kept, and written back."""
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Record(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An immutable value; `dataclasses.replace` and `dataclasses.fields` take it as well."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]] = {}
+
+
+class Segment(Record, frozen=True, omit_defaults=True):
     """A stretch of text with one origin.
 
     ids: (T,) token ids, None where the engine speaks text only. logprobs: (T,) nats, of the untempered model, None
@@ -44,7 +55,7 @@ class Segment:
     ids: tuple[int, ...] | None = None
     logprobs: tuple[float, ...] | None = None
     versions: tuple[int, ...] | None = None
-    extra: Extra = field(default_factory=dict)
+    extra: Extra = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -60,8 +71,7 @@ class Segment:
             raise ValueError(f"{counted(len(self.versions), 'version')} for {counted(len(self.ids or ()), 'token')}")
 
 
-@dataclass(frozen=True, slots=True)
-class ToolCall:
+class ToolCall(Record, frozen=True, omit_defaults=True):
     """A call that the model wrote.
 
     arguments: the parsed arguments, or the raw text where they could not be parsed. start: index into the turn's
@@ -76,7 +86,7 @@ class ToolCall:
     char: int
     start: int | None = None
     language: str | None = None
-    extra: Extra = field(default_factory=dict)
+    extra: Extra = msgspec.field(default_factory=dict)
 
     @property
     def malformed(self) -> bool:
@@ -90,8 +100,7 @@ class ToolCall:
         return str(self.arguments.get("code", ""))
 
 
-@dataclass(frozen=True, slots=True)
-class Observation:
+class Observation(Record, frozen=True, omit_defaults=True):
     """What a tool answered; `status` comes from the tool, typed, and is never read out of the text. seconds: wall.
 
     no_checkpoint: why the tool's state before the call's turn could not be kept, so that no repair could go back to it.
@@ -104,15 +113,14 @@ class Observation:
     text: str
     status: Status
     error_type: str | None = None
-    seconds: float = 0.0
+    seconds: float = NO_SECONDS
     rule: str | None = None
     line: int | None = None
     no_checkpoint: str | None = None
-    extra: Extra = field(default_factory=dict)
+    extra: Extra = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
+class Cut(Record, frozen=True, omit_defaults=True):
     """A sentence or comment that a repair left out, as it spoke of what the repair took out.
 
     turn: of the raw trajectory, 0-based. rule: by which it was seen to speak of that (`purify.words`).
@@ -121,14 +129,13 @@ class Cut:
     turn: int
     rule: str
     text: str
-    extra: Extra = field(default_factory=dict)
+    extra: Extra = msgspec.field(default_factory=dict)
 
     def __lt__(self, other: Cut) -> bool:
         return (self.turn, self.rule, self.text) < (other.turn, other.rule, other.text)
 
 
-@dataclass(frozen=True, slots=True)
-class RepairRecord:
+class RepairRecord(Record, frozen=True, omit_defaults=True):
     """Why a turn is as it is after a failure: the audit trail of a purifier.
 
     similarity: Sim(c_t, c'), None where no fix was compared. reason: a short phrase. attempts: how many attempts were
@@ -143,11 +150,10 @@ class RepairRecord:
     reason: str = ""
     fresh: int = 0
     cut: tuple[Cut, ...] = ()
-    extra: Extra = field(default_factory=dict)
+    extra: Extra = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
+class Turn(Record, frozen=True, omit_defaults=True):
     """One generation of the model and what the tools answered.
 
     segments: what the model wrote (`sampled`, `spliced`), then for each call its observation, with the template's glue
@@ -166,7 +172,7 @@ class Turn:
     abandoned: tuple[Turn, ...] = ()
     repair: RepairRecord | None = None
     entropy: float | None = None
-    extra: Extra = field(default_factory=dict)
+    extra: Extra = msgspec.field(default_factory=dict)
 
     @property
     def generated(self) -> tuple[Segment, ...]:
@@ -192,8 +198,7 @@ class Turn:
         return self.abandoned
 
 
-@dataclass(frozen=True, slots=True)
-class Provenance:
+class Provenance(Record, frozen=True, omit_defaults=True):
     """Where a trajectory comes from. purified: whether a purifier was armed for this rollout. encoded_by: whose
     tokenizer stood in for that of a model that speaks text only: the ids are not those that the model saw, and nothing
     is to be learnt from them. None: they are."""
@@ -204,11 +209,13 @@ class Provenance:
     model: str | None = None
     purified: bool = False
     encoded_by: str | None = None
-    extra: Extra = field(default_factory=dict)
+    extra: Extra = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Branch:
+NO_PROVENANCE = Provenance()
+
+
+class Branch(Record, frozen=True, omit_defaults=True):
     """Where a rollout left another one, whose beginning is its own: those turns were sampled once, for `parent`.
 
     parent, root: ids of the trajectory that it left, and of the one that its tree began with. turns, tokens: that it
@@ -224,11 +231,10 @@ class Branch:
     uncertainty: float
     rise: float
     measure: Measure = "entropy"
-    extra: Extra = field(default_factory=dict)
+    extra: Extra = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(Record, frozen=True, omit_defaults=True):
     """Which record of a file a trajectory was read from.
 
     source: file and line, or number. format: the name of the transcript's format. record: as it was, where nothing else
@@ -238,11 +244,10 @@ class Origin:
     source: str
     format: str
     record: object = None
-    extra: Extra = field(default_factory=dict)
+    extra: Extra = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Trajectory:
+class Trajectory(Record, frozen=True, omit_defaults=True):
     """A whole rollout. reward is None until graded, and stays None after an infrastructure fault.
 
     prompt: what the model was given before its first turn; it belongs to no turn, so that an attempt at the first turn
@@ -259,13 +264,13 @@ class Trajectory:
     turns: tuple[Turn, ...]
     reward: float | None = None
     stop: Stop = "answer"
-    provenance: Provenance = Provenance()
+    provenance: Provenance = NO_PROVENANCE
     answer: str | None = None
     origin: Origin | None = None
     branch: Branch | None = None
     returned: str | float | None = None
     selection: str | None = None
-    extra: Extra = field(default_factory=dict)
+    extra: Extra = msgspec.field(default_factory=dict)
 
     @property
     def segments(self) -> Iterator[Segment]:
@@ -317,6 +322,10 @@ class Trajectory:
     def sampled_tokens(self) -> int:
         """Tokens that the model generated for this trajectory, abandoned attempts among them."""
         return sum(len(s.ids or ()) for t in self.own_turns for a in t.raw() for s in a.generated)
+
+
+for _kind in Record.__subclasses__():
+    _kind.__dataclass_fields__ = make_dataclass(_kind.__name__, _kind.__struct_fields__).__dataclass_fields__
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,13 +111,13 @@ def read(path: str | Path, *, on_bad: Callable[[RecordError], None] | None = Non
 
 def line_of(trajectory: Trajectory) -> bytes:
     """One line of a file, its line end included. Raises RecordError for a number that is not finite."""
-    value = to_dict(trajectory)
     try:
-        line = msgspec.json.encode(value)
-        if b"null" not in line:  # which a number that is not finite becomes
+        line = msgspec.json.encode(trajectory)
+        if b"null" not in line and b'"extra":' not in line:  # numbers that are not finite; unknown fields
             return line + b"\n"
     except (UnicodeEncodeError, TypeError, msgspec.MsgspecError):
-        pass  # a lone surrogate; or what is no JSON, as is said below
+        pass  # a lone surrogate, or a value that JSON does not have
+    value = to_dict(trajectory)
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except (ValueError, TypeError) as error:
