@@ -7,7 +7,9 @@ history that has lost those words and not the failure: nothing is taken out of o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from retcon.core.programs import error_line
 from retcon.core.types import Observation, RepairRecord, Segment, Status, ToolCall, Turn, token_count

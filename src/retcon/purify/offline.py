@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 from typing import Literal
+
+from msgspec.structs import replace
 
 from retcon.core.types import Cut, RepairRecord, Segment, ToolCall, Trajectory, Turn
 from retcon.purify.failing import failed, half_answered, run_end, run_starts, spoken_after, turn_does_nothing, works

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, get_args
+
+from msgspec.structs import replace
 
 from retcon.core.types import RepairRecord, Status, Turn
 from retcon.purify.failing import FAILURES, check_failures, has_failed, is_fix

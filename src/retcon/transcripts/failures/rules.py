@@ -13,12 +13,12 @@ import builtins
 import re
 import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from retcon.core.errors import RecordError
 from retcon.core.programs import FILENAME

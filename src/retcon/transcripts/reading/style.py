@@ -22,6 +22,8 @@ _HUGE = re.compile(rb"\d[eE]\+?\d{3}")
 _EXPONENT = re.compile(rb"\d[eE][-+]\d")
 """Of a number that Python's own writer gives so, and msgspec otherwise."""
 _HEAD = 4096
+_IN_TEXT = b'[{\\"'
+"""How a list of objects begins that is JSON text."""
 SESSION = "session"
 """The kind of a record that is all lines of a file."""
 _T = TypeVar("_T")
@@ -39,12 +41,13 @@ def decoded_with_standard(record: Record) -> tuple[Json, bool]:
         return [decoded(line) for line in _lines_of(record)], False
     try:
         value: Json = msgspec.json.decode(record.data)
-        return (_unpacked(value), False) if b'[{\\"' in record.data else (value, True)
+        return (_unpacked(value), False) if _IN_TEXT in record.data else (value, True)
     except RecursionError:
         raise RecordError(f"{record.where}: nested too deeply") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         try:
-            return _unpacked(json.loads(record.data)), False
+            value = json.loads(record.data)
+            return _unpacked(value) if _IN_TEXT in record.data else value, False
         except (ValueError, RecursionError):
             raise RecordError(f"{record.where}: not JSON: {error}") from error
 
@@ -55,7 +58,8 @@ def encoded(value: Json, like: Record) -> bytes:
     if like.kind == SESSION:
         return _session(value, like)
     like = like._replace(data=like.data.removeprefix(codecs.BOM_UTF8))
-    value = _packed(value, like.data)
+    if _IN_TEXT in like.data:
+        value = _packed(value, like.data)
     head = like.data.lstrip()[:_HEAD]
     broken = _INDENT.match(head)
     colon = _COLON.search(head)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import compress
 from operator import not_
+
+from msgspec.structs import replace
 
 from retcon.core.types import Trajectory
 from retcon.transcripts.failures.rules import Verdict
