@@ -95,9 +95,8 @@ class ToolCall(Record, frozen=True, omit_defaults=True):
     @property
     def code(self) -> str:
         """The program alone: no wrapper, no escapes. Of a malformed call, the raw text."""
-        if isinstance(self.arguments, str):
-            return self.arguments
-        return str(self.arguments.get("code", ""))
+        arguments = self.arguments
+        return arguments if isinstance(arguments, str) else str(arguments.get("code", ""))
 
 
 class Observation(Record, frozen=True, omit_defaults=True):

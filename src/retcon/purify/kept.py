@@ -74,19 +74,19 @@ class Refused(NamedTuple):
 
 
 class _Index:
-    """Where texts that are added from the last to the first have each token first; they are read when one is asked for.
+    """Where turns that are folded in from the last to the first have each token first.
 
-    read: the tokens of a text.
+    folded: numbers of the turns, each with that of the turn whose words it has; more come. They are read when a token
+    is looked up. read: the tokens of such a turn, each set with its place, the first place last.
     """
 
-    def __init__(self, read: Callable[[str], Iterable[str]]) -> None:
+    def __init__(
+        self, folded: Sequence[tuple[int, int]], read: Callable[[int, int], Iterable[tuple[Iterable[str], int]]]
+    ) -> None:
+        self._folded = folded
         self._read = read
         self._places: dict[str, int] = {}
-        self._unread: list[tuple[str, int]] = []
-
-    def add(self, text: str, place: int) -> None:
-        if text:
-            self._unread.append((text, place))
+        self._done = 0
 
     def get(self, token: str) -> int | None:
         """The first place of a token, None where no text has it."""
@@ -94,9 +94,10 @@ class _Index:
 
     def places(self) -> dict[str, int]:
         """All tokens with their first places."""
-        for text, place in self._unread:
-            self._places.update(dict.fromkeys(self._read(text), place))
-        self._unread.clear()
+        for number, words in self._folded[self._done :]:
+            for found, place in self._read(number, words):
+                self._places.update(dict.fromkeys(found, place))
+        self._done = len(self._folded)
         return self._places
 
 
@@ -112,11 +113,20 @@ class Kept:
         self._cuts: dict[tuple[int, Place], list[_Flag]] = {}
         self.cut: list[Cut] = []
         self._cut_for: dict[int, list[Cut]] = {}
-        self._mentioned = _Index(mentions)
-        self._bare = _Index(lambda said: bare_words(unreferring(said, "later")))
-        self._asked = _Index(_named)
-        self._relied = _Index(relied_on)
-        self._told = _Index(tokens)
+        self._folded: list[tuple[int, int]] = []
+        """The turns that follow, each with the turn whose words it has."""
+        self._mentioned = _Index(self._folded, lambda n, words: [(mentions(prose(turns[words])), 2 * n)])
+        self._bare = _Index(
+            self._folded, lambda n, words: [(bare_words(unreferring(prose(turns[words]), "later")), 2 * n)]
+        )
+        self._asked = _Index(self._folded, lambda n, _: [(_named(_asked(turns[n])), 2 * n + 1)])
+        self._relied = _Index(
+            self._folded, lambda n, words: [(relied_on(prose(turns[words]) + _arguments(turns[n])), 2 * n)]
+        )
+        self._told = _Index(
+            self._folded,
+            lambda n, _: [(tokens(_asked(turns[n])), 2 * n + 1), *((tokens(one), 2 * n) for one in _shown(turns[n]))],
+        )
         """Where what follows speaks first of names and numbers, of words that may be names, where a user does of names
         and exceptions, where it has an entity, and where an output, a program or a user tells of a token."""
         self._first: dict[str, int] | None = None
@@ -125,7 +135,7 @@ class Kept:
         """Of each turn those with the same outputs, between the same words of users."""
         self._firsts_of: dict[int, dict[tuple[str, ...], int]] = {}
         """Of such turns, by the first of them, the first with each program."""
-        self._ids = any(map(_has_ids, turns))
+        self._ids = any([s.ids is not None for turn in turns for s in turn.segments if s.kind in TRAINED])
 
     def fold(self, number: int, words: int, *, trouble: bool, stays: bool) -> None:
         """Take in that turn `number` stays, with the words of turn `words`. trouble: whether what comes after its words
@@ -137,21 +147,15 @@ class Kept:
         said = prose(self._turns[words])
         own = [_Flag(words, "words", one, fixed) for one in referring(said, "later")]
         self._later.append((words, fixed))
-        alone = len(turn.calls) == 1
+        self._folded.append((number, words))
         for call in turn.calls:
             own += [
-                _Flag(number, "comments", one, fixed or not alone) for one in referring_comments(call.code, "later")
+                _Flag(number, "comments", one, fixed or len(turn.calls) > 1)
+                for one in referring_comments(call.code, "later")
             ]
         own += [_Flag(number, "tail", one, True) for one in referring(_tail(turn), "later")]
-        self._flags += [flag for flag in own if not self._is_cut(flag)]
-        if asked := _asked(turn):
-            self._told.add(asked, 2 * number + 1)
-            self._asked.add(asked, 2 * number + 1)
-        self._mentioned.add(said, 2 * number)
-        self._bare.add(said, 2 * number)
-        self._relied.add(said + _arguments(turn), 2 * number)
-        for text in _shown(turn):
-            self._told.add(text, 2 * number)
+        if own:
+            self._flags += [flag for flag in own if not self._is_cut(flag)]
 
     def told_more(self) -> None:
         """Something comes in between that all later words may refer to."""
@@ -241,9 +245,9 @@ class Kept:
             for token in sorted(made_up):
                 if not any(seen.startswith(token) for seen in has) and self._new(token, first):
                     return Refused("value", token)
-        own, now = mentions(said), _named(asked)
+        own, now = mentions(said), _named(asked) if asked else set[str]()
         missing = {t for o in failed for t in absent(o.text)}
-        results = set[str]().union(*(entities(_result(o)) for turn in gone for o in turn.observations))
+        results = set[str]().union(*[entities(text) for t in gone for o in t.observations if (text := _result(o))])
         named = relied_on(said + _arguments(fix)) if results else set()
         spoken = own or now or missing or results or self._mentioned.places() or self._asked.places()
         if not spoken:
@@ -396,7 +400,7 @@ def _tail(turn: Turn) -> str:
         return ""
     text = turn.text[turn.calls[0].char :]
     codes = [call.code for call in turn.calls]
-    if all(code and code in text for code in codes):
+    if all([code and code in text for code in codes]):
         for code in codes:
             text = text.replace(code, "\n", 1)
         return text
@@ -431,12 +435,14 @@ def _result(observation: Observation) -> str:
     """What an output has beside the traceback that ends it, which is no result."""
     if observation.rule in ("syntax", "exception-line", "exception-repr", "frames"):
         return ""
-    return _HEADING.split(observation.text, maxsplit=1)[0]
+    text = observation.text
+    return _HEADING.split(text, maxsplit=1)[0] if "Traceback" in text else text
 
 
 def _asked(turn: Turn) -> str:
     """What a user says after it."""
-    return "\n".join([s.text for s in turn.segments if s.kind == "prompt"])
+    asked = [s.text for s in turn.segments if s.kind == "prompt"]
+    return "\n".join(asked) if asked else ""
 
 
 def _named(asked: str) -> set[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
+from functools import lru_cache
 from heapq import heapify, heappop, heappush
 from typing import Any
 
@@ -48,6 +49,7 @@ def similarity(a: str, b: str) -> float:
     return _ratio(matched, len(a) + len(b))
 
 
+@lru_cache(maxsize=16)
 def at_least(a: str, b: str, gamma: float) -> bool:
     """Whether similarity(a, b) ≥ gamma, the same for every gamma; computed no further than decides it."""
     if a == b:

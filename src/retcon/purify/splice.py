@@ -43,10 +43,11 @@ def purify(attempts: Sequence[Turn], gamma: float) -> Turn:
 
 def program(calls: Sequence[ToolCall]) -> str:
     """What similarity compares: the code of a turn's calls, no wrapper; of a call without code, its arguments."""
-    return "\n".join(
+    texts = [
         call.code if call.malformed or "code" in call.arguments else json.dumps(call.arguments, sort_keys=True)
         for call in calls
-    )
+    ]
+    return texts[0] if len(texts) == 1 else "\n".join(texts)
 
 
 def can_be_shallow(failure: Turn, fix: Turn) -> bool:
@@ -56,7 +57,7 @@ def can_be_shallow(failure: Turn, fix: Turn) -> bool:
 
 def _can_cut(turn: Turn) -> bool:
     """Text can be cut anywhere, ids only where the call begins on a token boundary."""
-    return turn.calls[0].start is not None or all(s.ids is None for s in turn.generated)
+    return turn.calls[0].start is not None or all([s.ids is None for s in turn.segments if s.kind in TRAINED])
 
 
 def _can_follow(failure: Turn, fix: Turn) -> bool:

@@ -57,9 +57,8 @@ def split(code: str) -> list[Part] | None:
     parts: list[Part] = []
     at = 0
     for text in _STATEMENT.split(code):
-        found = _LITERAL.fullmatch(text)
-        if found is not None and not iskeyword(found[1]):
-            parts.append(Part(at, text, 1, found[1]))
+        if name := _bound_literal(text):
+            parts.append(Part(at, text, 1, name))
             at += 1
         elif parse(text) is None:
             return None
@@ -68,6 +67,13 @@ def split(code: str) -> list[Part] | None:
             parts.append(Part(at, text, lines, None))
             at += lines
     return parts
+
+
+@lru_cache(maxsize=512)
+def _bound_literal(text: str) -> str | None:
+    """The name that a statement binds to a literal; None of any other."""
+    found = _LITERAL.fullmatch(text)
+    return None if found is None or iskeyword(found[1]) else found[1]
 
 
 _STATEMENT = re.compile(r"\n(?=[A-Za-z_](?!(?:lse|lif|xcept|inally)\b))")
