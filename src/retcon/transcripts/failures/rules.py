@@ -404,13 +404,16 @@ def entry(text: str) -> int | None:
     old = text.find("<ipython-input")
     if old >= 0 and (found := _ARROW.search(text, old)):
         return max(map(int, _OLD_CELL.findall(text)), default=int(found[1]))
-    if lines := _OWN_FRAME.findall(text):
+    if lines := _OWN_FRAME.findall(text) if 'File "<' in text else ():
         return max(map(int, lines))
-    if cells := list(_CELL.finditer(text)):
+    if cells := list(_CELL.finditer(text)) if "Cell In" in text else ():
         own = [cell for cell in cells if not cell["inside"]]
         return max(int(cell["line"]) for cell in own or cells)
-    last = max((heading.end() for heading in _HEADED.finditer(text)), default=0)
-    found = _FILE.search(text, last) or _FILE.search(text)
+    if "|" in text:
+        last = max((heading.end() for heading in _HEADED.finditer(text)), default=0)
+    else:  # no group's, so that any heading counts
+        last = max(0, text.rfind("Traceback (most recent call last)"))
+    found = _FILE.search(text, last) or (_FILE.search(text) if last else None)
     return int(found[1]) if found else None
 
 
@@ -575,7 +578,7 @@ def judge(output: str, calls: Sequence[ToolCall] = ()) -> Verdict | None:
     any tool."""
     if not may_fail(output):
         return None
-    return _Output(calls).judged(_ANSI.sub("", output).strip())
+    return _Output(calls).judged((_ANSI.sub("", output) if "\x1b" in output else output).strip())
 
 
 def works_by_report(verdict: Verdict | None, text: str) -> bool:
@@ -637,15 +640,13 @@ class _Output:
     """The output of calls: what they run, and what of it they may have written themselves."""
 
     def __init__(self, calls: Sequence[ToolCall]) -> None:
-        self.code = "\n".join(call.code for call in calls if call.malformed or has_program(call))
-        self.lower = self.code.lower()
-        self.names = [call.name for call in calls] or None
+        self.code = "\n".join([call.code for call in calls if call.malformed or has_program(call)])
+        self.calls = calls
         self.runs = not calls or any(map(runs_program, calls))
         self.shows = bool(calls) and all(map(only_shows, calls))
-        self.looks_up = bool(calls) and all(map(is_lookup, calls))
 
     def judged(self, text: str) -> Verdict | None:
-        if text[:1] in ("{", "[") and (report := report_of(text, self.names)) is not None:
+        if text[:1] in ("{", "[") and (report := report_of(text, [c.name for c in self.calls] or None)) is not None:
             self.runs = self.runs or report.ran
             verdict = report.verdict if report.typed or not report.text else self.judged(report.text.strip())
             return self._unless(report.is_own(self.code), verdict)
@@ -667,7 +668,8 @@ class _Output:
         return None if left else verdict
 
     def writes(self, *words: str) -> bool:
-        return bool(self.lower) and any(word in self.lower for word in words)
+        lower = self.code.lower()
+        return bool(lower) and any(word in lower for word in words)
 
     def _unless(self, own: bool, verdict: Verdict | None) -> Verdict | None:
         return Verdict("ok", UNCLEAR) if own and verdict is not None else verdict
@@ -699,7 +701,8 @@ class _Output:
             return "\n\n" not in rest
         if all(DETAIL.match(one) or form.pattern.fullmatch(one.strip()) for one in lines):
             return True
-        return not (self.runs or self.looks_up) and len(rest) <= _SHORT and not any(map(_LABELLED.fullmatch, lines))
+        looks_up = bool(self.calls) and all(map(is_lookup, self.calls))
+        return not (self.runs or looks_up) and len(rest) <= _SHORT and not any(map(_LABELLED.fullmatch, lines))
 
     def _ended(self, text: str) -> Verdict | None:
         """The traceback, or the error of a program that does not compile, that ends the output."""
@@ -716,7 +719,7 @@ class _Output:
         else:
             return None
         last = _EXCEPTION.search(text, start)
-        if _OWN_TRACEBACK.search(self.code) or (last and not named and _goes_on_after(text, last.end())):
+        if _writes_traceback(self.code) or (last and not named and _goes_on_after(text, last.end())):
             return Verdict("ok", UNCLEAR)
         error_type = named or (last["type"].rpartition(".")[2] if last else None)
         if error_type is not None and error_type.lower().startswith("timeout") and " " in error_type:
@@ -746,6 +749,12 @@ class _Output:
         own = ("except" in self.code or name in self.code) and (_ENDED not in text or _ENDED in self.code)
         line = 0 if name in _SYNTAX_ERRORS else None
         return self._unless(own, Verdict("timeout" if name in _TIMEOUTS else "error", rule, name, line))
+
+
+def _writes_traceback(code: str) -> bool:
+    """Whether a program may print a traceback by itself."""
+    may = "exc" in code or "raceback" in code or "print_tb" in code
+    return may and _OWN_TRACEBACK.search(code) is not None
 
 
 def _exit_codes(text: str) -> Iterator[tuple[int, str]]:

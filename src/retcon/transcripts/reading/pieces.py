@@ -60,6 +60,8 @@ def program_argument(name: str, arguments: Mapping[str, object] | str) -> tuple[
     """
     if isinstance(arguments, str):
         return arguments, None
+    if len(arguments) == 1 and isinstance(arguments.get("code"), str) and is_runner(name):  # as most programs are
+        return arguments, "shell" if is_shell(name) else None
     named = "shell" if is_shell(name) else None
     if len(arguments) > 1:
         if any(isinstance(value := arguments.get(key), str) and is_shell(value) for key in _LANGUAGES):
@@ -406,8 +408,9 @@ def _found(pieces: Sequence[Piece], span: _Span) -> list[Call]:
 def awaits_output(pieces: Sequence[Piece]) -> bool:
     """Whether what a tool says after these pieces is an output: they end with a call or an output, or with a call and
     words after it."""
-    last = next((piece.kind for piece in reversed(pieces) if piece.kind != "said"), None)
-    return last == "call" or (last == "output" and pieces[-1].kind == "output")
+    if pieces and pieces[-1].kind != "said":
+        return pieces[-1].kind in ("call", "output")
+    return next((piece.kind for piece in reversed(pieces) if piece.kind != "said"), None) == "call"
 
 
 def _turn(pieces: Sequence[Piece], span: _Span, number: int) -> Turn:
@@ -423,8 +426,10 @@ def _turn(pieces: Sequence[Piece], span: _Span, number: int) -> Turn:
         elif text:
             segments.append(Segment("sampled", str(text)))
     found = _found(pieces, span)
+    if not found:
+        return Turn((*segments, *rest))
     calls = _calls(pieces, span, number, found)
-    return Turn((*segments, *rest), calls, _observations(calls, found, outputs), "call" if calls else "answer")
+    return Turn((*segments, *rest), calls, _observations(calls, found, outputs), "call")
 
 
 def _calls(pieces: Sequence[Piece], span: _Span, number: int, found: Sequence[Call]) -> tuple[ToolCall, ...]:
