@@ -64,10 +64,11 @@ def _write(record: Record) -> dict[str, object]:
 
 @cache
 def _fields_of(kind: type[Record]) -> tuple[Sequence[str], Sequence[tuple[str, object]]]:
-    """Names of the fields without a default; and of those with one, but for `extra`, with their defaults."""
+    """Names of the fields without a default; and of those with one, `extra` aside, with their defaults."""
     names, defaults = kind.__struct_fields__, kind.__struct_defaults__
-    optional = names[len(names) - len(defaults) :]
-    return names[: len(names) - len(defaults)], [pair for pair in zip(optional, defaults, strict=True) if pair[0] != "extra"]
+    first = len(names) - len(defaults)
+    pairs = zip(names[first:], defaults, strict=True)
+    return names[:first], [(name, default) for name, default in pairs if name != "extra"]
 
 
 def _plain(value: object) -> object:

@@ -135,7 +135,7 @@ class Kept:
         """Of each turn those with the same outputs, between the same words of users."""
         self._firsts_of: dict[int, dict[tuple[str, ...], int]] = {}
         """Of such turns, by the first of them, the first with each program."""
-        self._ids = any([s.ids is not None for turn in turns for s in turn.segments if s.kind in TRAINED])
+        self._ids = any(s.ids is not None for turn in turns for s in turn.segments if s.kind in TRAINED)
 
     def fold(self, number: int, words: int, *, trouble: bool, stays: bool) -> None:
         """Take in that turn `number` stays, with the words of turn `words`. trouble: whether what comes after its words
@@ -400,7 +400,7 @@ def _tail(turn: Turn) -> str:
         return ""
     text = turn.text[turn.calls[0].char :]
     codes = [call.code for call in turn.calls]
-    if all([code and code in text for code in codes]):
+    if all(code and code in text for code in codes):
         for code in codes:
             text = text.replace(code, "\n", 1)
         return text

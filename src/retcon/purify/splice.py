@@ -57,7 +57,7 @@ def can_be_shallow(failure: Turn, fix: Turn) -> bool:
 
 def _can_cut(turn: Turn) -> bool:
     """Text can be cut anywhere, ids only where the call begins on a token boundary."""
-    return turn.calls[0].start is not None or all([s.ids is None for s in turn.segments if s.kind in TRAINED])
+    return turn.calls[0].start is not None or all(s.ids is None for s in turn.segments if s.kind in TRAINED)
 
 
 def _can_follow(failure: Turn, fix: Turn) -> bool:

@@ -60,14 +60,15 @@ def effects(code: str, before: int | None = None) -> Effects:
     augmented: set[str] = set()
     stars: set[str] = set()
     reaches = False
-    for start, own, lines, literal in parts:
-        if before is not None and before <= start:
+    for part in parts:
+        if before is not None and before <= part.start:
             break
-        if literal is not None:
-            if before is None or start + lines < before:
-                defined.add(literal)
+        ended = before is None or part.start + part.lines < before
+        if part.literal is not None:
+            if ended:
+                defined.add(part.literal)
             continue
-        left = _left(own, None if before is None or start + lines < before else before - start)
+        left = _left(part.text, None if before is None or ended else before - part.start)
         defined |= left.defined
         imported |= left.imported
         changed |= left.changed
@@ -161,7 +162,7 @@ def statements(code: str, line: int | None, *, whole: bool = False) -> list[Stat
     """The statement at a line, and the last one; with `whole` all but those that only bind a literal. None where the
     program cannot be parsed."""
     parts = split(code)
-    if parts is None or not (tree := parse(parts[-1][1])) or not tree.body:
+    if parts is None or not (tree := parse(parts[-1].text)) or not tree.body:
         return None if (tree := parse(code)) is None else _placed(tree, line, is_end=True)
     found: list[Statement] = []
     for part in parts if whole or line is not None else parts[-1:]:

@@ -43,11 +43,11 @@ def reads(code: str) -> frozenset[str]:
     outer: set[str] = set()
     bound: set[str] = set()
     later: set[str] = set()
-    for _, text, _, literal in parts:
-        if literal is not None:
-            bound.add(literal)
+    for part in parts:
+        if part.literal is not None:
+            bound.add(part.literal)
             continue
-        read = _read(text)
+        read = _read(part.text)
         if read is None:
             return frozenset(_WORD.findall(code))
         outer |= read.outer - bound

@@ -7,7 +7,8 @@ import re
 from collections.abc import Sequence
 from functools import cache, lru_cache
 from keyword import iskeyword
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from retcon.core.programs import parsed
 
@@ -37,7 +38,7 @@ def parse(code: str) -> ast.Module | None:
     return None
 
 
-class Part(NamedTuple):
+class Part(Struct, frozen=True):
     """A top-level statement as text. start: the lines before it; lines: its own. literal: the name that it binds to a
     number, a list of numbers or a text, with nothing beside; None where it does anything else."""
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from retcon.purify.reading.words import without
 from retcon.transcripts.reading.items import APART, Thought, text_of, words_of
 from retcon.transcripts.reading.itemwise import (
@@ -92,7 +94,7 @@ class LangChain(Itemwise):
 
     def reworded(self, piece: Piece, cuts: Sequence[Stretch]) -> Piece:
         if _THOUGHT in piece.payload:  # which `rebuilt` takes from the piece
-            return piece._replace(text=without(piece.text, cuts))
+            return replace(piece, text=without(piece.text, cuts))
         return super().reworded(piece, cuts)
 
     def without_words(self, item: Json, cuts: Sequence[Stretch]) -> Json:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
+from msgspec.structs import replace
 
 from retcon.transcripts.failures.rules import UNCLEAR, Verdict
 from retcon.transcripts.reading.dialects import Dialect, Fragment, is_feedback
@@ -156,7 +157,7 @@ class Notation(Dialect):
                 yield begin, tuple(calls), end
                 calls = []
             begin = begin if calls else start
-            calls.append(call._replace(char=start - begin))
+            calls.append(replace(call, char=start - begin))
             end = stop
         if calls:
             yield begin, tuple(calls), end

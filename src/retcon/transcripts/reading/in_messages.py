@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
+from msgspec.structs import replace
 
 from retcon.core.errors import RecordError
 from retcon.core.types import Completion, Message, Pair, ToolCall
@@ -71,7 +72,7 @@ def split_output(output: ToolOutput, calls: Sequence[Call]) -> tuple[ToolOutput,
         for arguments, language in (program_argument(call.name, call.arguments),)
     ]
     verdict = judge(output.text, made)
-    return (output._replace(verdict=verdict, typed=True), *[ToolOutput("", None, verdict, True)] * (len(calls) - 1))
+    return (replace(output, verdict=verdict, typed=True), *[ToolOutput("", None, verdict, True)] * (len(calls) - 1))
 
 
 def _calls(text: str) -> tuple[Call, ...]:

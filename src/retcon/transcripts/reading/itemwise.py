@@ -11,6 +11,7 @@ from itertools import groupby, takewhile
 from typing import NamedTuple, cast
 
 import msgspec
+from msgspec.structs import replace
 
 from retcon.chat.types import Told
 from retcon.core.errors import RecordError
@@ -95,7 +96,7 @@ class Itemwise(Format):
         """A piece of words without these stretches of its text, in its items too; see `without_words`."""
         moved = parts(piece)
         new = [self.without_words(moved[0], cuts), *moved[1:]] if moved else []
-        return piece._replace(text=without(piece.text, cuts), payload={**piece.payload, _PARTS: new})
+        return replace(piece, text=without(piece.text, cuts), payload={**piece.payload, _PARTS: new})
 
     def without_words(self, item: Json, cuts: Sequence[Stretch]) -> Json:
         """An item that moves with its words (in a piece without items they stand in that of the call), without some."""
@@ -198,7 +199,7 @@ class Pieces:
         """What the model is told by a user or the system. role: see `Piece`."""
         self._add("told", text, [item], new=True)
         if role is not None:
-            self.all[-1] = self.all[-1]._replace(role=role)
+            self.all[-1] = replace(self.all[-1], role=role)
 
     def said(
         self, item: Json, text: str, *, moved: Sequence[Json] | None = None, apart: bool = False,
@@ -209,16 +210,16 @@ class Pieces:
         last = self._last
         self._add("said", text, [item] if moved is None else moved, new=last is None or apart or last.kind != "said")
         if beside:
-            self.all[-1] = self.all[-1]._replace(payload={**self.all[-1].payload, _BESIDE: beside})
+            self.all[-1] = replace(self.all[-1], payload={**self.all[-1].payload, _BESIDE: beside})
 
     def called(self, item: Json, calls: Sequence[Call], shown: str = "") -> None:
         """Calls; those of items that follow each other are of one turn. shown: how they stand in the item's text."""
         last = self._last
         shown = shown or "".join(map(shown_call, calls))
         if last is not None and last.kind == "call":
-            later = tuple(c._replace(char=c.char + len(last.text)) for c in placed(calls))
-            self.all[-1] = last._replace(
-                text=last.text + shown, calls=last.calls + later, payload={_PARTS: [*parts(last), item]}
+            later = tuple(replace(c, char=c.char + len(last.text)) for c in placed(calls))
+            self.all[-1] = replace(
+                last, text=last.text + shown, calls=last.calls + later, payload={_PARTS: [*parts(last), item]}
             )
         else:
             own = placed(calls)
@@ -230,7 +231,7 @@ class Pieces:
         moved = [] if item is None else [item]
         if not awaits_output(self.all):
             self._add("told", text, moved, new=True)
-            self.all[-1] = self.all[-1]._replace(role=None if item is None else "tool")
+            self.all[-1] = replace(self.all[-1], role=None if item is None else "tool")
         else:
             self._add("output", text, moved, outputs=tuple(outputs), new=item is not None)
 
@@ -240,7 +241,7 @@ class Pieces:
         if last is None:
             self.told(item, "", role="")
         else:
-            self.all[-1] = last._replace(payload={_PARTS: [*parts(last), item]})
+            self.all[-1] = replace(last, payload={_PARTS: [*parts(last), item]})
 
     @property
     def _last(self) -> Piece | None:
@@ -278,7 +279,7 @@ def placed(calls: Sequence[Call]) -> tuple[Call, ...]:
     out: list[Call] = []
     at = 0
     for call in calls:
-        out.append(call._replace(char=at))
+        out.append(replace(call, char=at))
         at += len(shown_call(call))
     return tuple(out)
 
@@ -423,7 +424,7 @@ class Blockwise(Itemwise):
 
     def reworded(self, piece: Piece, cuts: Sequence[Stretch]) -> Piece:
         blocks = parts_without(parts(piece), cuts, self.words, self.with_words)
-        return piece._replace(text=without(piece.text, cuts), payload={**piece.payload, "items": blocks})
+        return replace(piece, text=without(piece.text, cuts), payload={**piece.payload, "items": blocks})
 
     def _kind(self, block: Json, item: Item) -> tuple[PieceKind, str | None]:
         kind = self.kind(block, item)
@@ -454,7 +455,7 @@ def _with_beside(piece: Piece, item: Item) -> Piece:
     if isinstance(known := piece.payload.get(_FOLLOWING), list):
         known.append(item)
         return piece
-    return piece._replace(payload={**piece.payload, _FOLLOWING: [item]})
+    return replace(piece, payload={**piece.payload, _FOLLOWING: [item]})
 
 
 def _beside(pieces: Sequence[Piece]) -> list[Json]:

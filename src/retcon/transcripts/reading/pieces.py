@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from retcon.chat.types import Told
 from retcon.core.types import Message, Observation, Pair, Segment, ToolCall, Trajectory, Turn
@@ -98,7 +100,7 @@ def shown_call(call: Call) -> str:
 PieceKind = Literal["told", "said", "call", "output"]
 
 
-class Call(NamedTuple):
+class Call(Struct, frozen=True):
     """A call in a piece. char: where in the piece's text. id: the format's own, None where it has none."""
 
     name: str
@@ -107,7 +109,7 @@ class Call(NamedTuple):
     id: str | None = None
 
 
-class ToolOutput(NamedTuple):
+class ToolOutput(Struct, frozen=True):
     """What a call gave. verdict: the format's own. typed: whether it has one, so that None is a success; if not, the
     rules of `failures` say."""
 
@@ -117,7 +119,7 @@ class ToolOutput(NamedTuple):
     typed: bool = False
 
 
-class Piece(NamedTuple):
+class Piece(Struct, frozen=True):
     """owner: which item it is part of. payload: what of the item, besides text, moves with it (such as tool_calls).
     role: who tells it, None where the item says so, "" for nobody. thought: what its text begins with that the model
     only thought."""
@@ -140,7 +142,7 @@ Reword = Callable[["Piece", Sequence[Stretch]], "Piece"]
 """A piece of words, without these stretches of its text."""
 
 
-class _Span(NamedTuple):
+class _Span(Struct, frozen=True):
     """A turn among the pieces: [start, end). Its calls are in the pieces from `call` to `last` (None: it has none),
     between which the model may have spoken; outputs from there."""
 
@@ -152,7 +154,7 @@ class _Span(NamedTuple):
 
 def reworded(piece: Piece, cuts: Sequence[Stretch]) -> Piece:
     """The piece without these stretches, where its item is made anew of texts."""
-    return piece._replace(text=without(piece.text, cuts))
+    return replace(piece, text=without(piece.text, cuts))
 
 
 class PieceReading:
@@ -268,11 +270,11 @@ class PieceReading:
         said, calls = pieces[failure.start : failure.call], pieces[fix.call : fix.last + 1]
         home, own = self._pieces[failure.call].owner, calls[0].owner
         if self._apart:
-            return [*(p._replace(owner=own) if p.owner == home else p for p in said), *calls]
+            return [*(replace(p, owner=own) if p.owner == home else p for p in said), *calls]
         if any(p.owner == own for p in self._pieces[fix.last + 1 : fix.last + 2]):
             # The item of the fix goes on after its calls: the words move there.
-            return [*(p._replace(owner=own) for p in said), *calls]
-        return [*said, *(p._replace(owner=home) if p.owner == own else p for p in calls)]
+            return [*(replace(p, owner=own) for p in said), *calls]
+        return [*said, *(replace(p, owner=home) if p.owner == own else p for p in calls)]
 
     def _put_together(self, pieces: Sequence[Piece]) -> list[Json]:
         items: list[Json] = []
@@ -336,7 +338,7 @@ def _rewritten(piece: Piece, program: tuple[str, str]) -> Piece:
         return piece
     payload = rewritten(dict(piece.payload), *program)
     text = rewritten(piece.text, *program) if piece.kind == "call" else piece.text
-    return piece._replace(text=text, payload=payload)  # type: ignore[arg-type]
+    return replace(piece, text=text, payload=payload)  # type: ignore[arg-type]
 
 
 def _spans(pieces: Sequence[Piece], apart: bool) -> list[_Span]:
@@ -417,14 +419,14 @@ def _turn(pieces: Sequence[Piece], span: _Span, number: int) -> Turn:
     segments: list[Segment] = []
     rest: list[Segment] = []
     outputs: list[ToolOutput] = []
-    for kind, _, text, _, own, *_ in pieces[span.start : span.end]:
-        if kind == "output":
-            outputs += own
-            rest += [Segment("observation", o.text) for o in own]
-        elif kind == "told":
-            rest.append(Segment("prompt", text))
-        elif text:
-            segments.append(Segment("sampled", str(text)))
+    for piece in pieces[span.start : span.end]:
+        if piece.kind == "output":
+            outputs += piece.outputs
+            rest += [Segment("observation", o.text) for o in piece.outputs]
+        elif piece.kind == "told":
+            rest.append(Segment("prompt", piece.text))
+        elif piece.text:
+            segments.append(Segment("sampled", str(piece.text)))
     found = _found(pieces, span)
     if not found:
         return Turn((*segments, *rest))

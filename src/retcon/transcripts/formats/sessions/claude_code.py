@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from itertools import groupby, pairwise
 from typing import cast
 
+from msgspec.structs import replace
+
 from retcon.transcripts.failures.rules import UNCLEAR, Verdict
 from retcon.transcripts.formats.apis.anthropic import Anthropic, is_result
 from retcon.transcripts.reading.items import text_of
@@ -119,7 +121,7 @@ class ClaudeCode(Anthropic):
     def output(self, block: Item, item: Item) -> ToolOutput:
         output = super().output(block, item)
         if item.get("toolUseResult") == _REJECTED or (output.typed and output.text.startswith(_NOT_RUN)):
-            return output._replace(verdict=Verdict("ok", UNCLEAR), typed=True)
+            return replace(output, verdict=Verdict("ok", UNCLEAR), typed=True)
         return output
 
     def rebuilt(self, pieces: Sequence[Piece]) -> list[Json]:
