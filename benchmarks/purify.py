@@ -11,8 +11,8 @@ in ten has a call that fails, with the traceback as its output, and right after 
 and encoded by msgspec, written as `retcon purify` writes, to the disk and then renamed. CPU time of this process, the
 two interleaved; the least of all rounds each, as other work on the machine only adds to it.
 
---file: this file alone, without a floor; --against: with the build of another environment too, the two in turns, each
-in a process of its own, and how many times as fast this one is.
+--file: this file alone, without a floor, by the command `retcon purify`, its start subtracted; --against: with the
+build of another environment too, the two in turns, and how many times as fast this one is.
 
 --growth: one transcript that fails often, longer in each row: turns (each second one fails, and is fixed by the next),
 calls of which one in five fails, 10 to 10,000, and an output and a program of nothing but line breaks. Seconds of CPU
@@ -27,6 +27,7 @@ import json
 import os
 import platform
 import random
+import resource
 import subprocess
 import sys
 import tempfile
@@ -229,15 +230,22 @@ def compared(name: str, megabytes: int, rounds: int, *, every: int | None) -> di
 
 
 def measured(source: Path, python: str) -> float:
-    """Seconds of CPU time that the build of this interpreter's environment takes for a file."""
-    program = "import sys; sys.path.append(sys.argv[1]); import purify; print(purify.taken(purify.Path(sys.argv[2])))"
-    words = [python, "-c", program, str(Path(__file__).parent), str(source)]
-    return float(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
-
-
-def taken(source: Path) -> float:
+    """Seconds of CPU time that the build of this interpreter's environment takes for a file, less those for its first
+    line alone."""
     with tempfile.TemporaryDirectory() as folder:
-        return cpu(ours, source, Path(folder) / "out.jsonl")
+        first = Path(folder) / "first.jsonl"
+        with source.open("rb") as file:
+            first.write_bytes(file.readline())
+        return spent(source, python, folder) - spent(first, python, folder)
+
+
+def spent(source: Path, python: str, folder: str) -> float:
+    """Seconds of CPU time of `retcon purify`, start and audit included."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    words = [python, "-m", "retcon", "purify", str(source), "-o", f"{folder}/out.jsonl", "--force"]
+    subprocess.run(words, check=True, capture_output=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def in_turns(source: Path, against: str | None, rounds: int) -> None:

@@ -115,13 +115,13 @@ class Kept:
         self._cut_for: dict[int, list[Cut]] = {}
         self._folded: list[tuple[int, int]] = []
         """The turns that follow, each with the turn whose words it has."""
-        self._mentioned = _Index(self._folded, lambda n, words: [(mentions(prose(turns[words])), 2 * n)])
+        self._mentioned = _Index(self._folded, lambda n, words: [(mentions(self._prose(words)), 2 * n)])
         self._bare = _Index(
-            self._folded, lambda n, words: [(bare_words(unreferring(prose(turns[words]), "later")), 2 * n)]
+            self._folded, lambda n, words: [(bare_words(unreferring(self._prose(words), "later")), 2 * n)]
         )
-        self._asked = _Index(self._folded, lambda n, _: [(_named(_asked(turns[n])), 2 * n + 1)])
+        self._asked = _Index(self._folded, lambda n, _: [(_named(one), 2 * n + 1) for one in filter(None, [_asked(turns[n])])])
         self._relied = _Index(
-            self._folded, lambda n, words: [(relied_on(prose(turns[words]) + _arguments(turns[n])), 2 * n)]
+            self._folded, lambda n, words: [(relied_on(self._prose(words) + _arguments(turns[n])), 2 * n)]
         )
         self._told = _Index(
             self._folded,
@@ -133,6 +133,9 @@ class Kept:
         self._together: dict[tuple[int | str, ...], list[int]] = {}
         self._alike: list[list[int]] = []
         """Of each turn those with the same outputs, between the same words of users."""
+        self._said: dict[int, str] = {}
+        self._tails: dict[int, str] = {}
+        """Of turns that were asked about, their words before the first call, and from it on."""
         self._firsts_of: dict[int, dict[tuple[str, ...], int]] = {}
         """Of such turns, by the first of them, the first with each program."""
         self._ids = any(s.ids is not None for turn in turns for s in turn.segments if s.kind in TRAINED)
@@ -144,7 +147,7 @@ class Kept:
             self.told_more()
         turn = self._turns[number]
         fixed = stays or (self._ids and (_has_ids(turn) or _has_ids(self._turns[words])))
-        said = prose(self._turns[words])
+        said = self._prose(words)
         own = [_Flag(words, "words", one, fixed) for one in referring(said, "later")]
         self._later.append((words, fixed))
         self._folded.append((number, words))
@@ -153,7 +156,7 @@ class Kept:
                 _Flag(number, "comments", one, fixed or len(turn.calls) > 1)
                 for one in referring_comments(call.code, "later")
             ]
-        own += [_Flag(number, "tail", one, True) for one in referring(_tail(turn), "later")]
+        own += [_Flag(number, "tail", one, True) for one in referring(self._tail(number), "later")]
         if own:
             self._flags += [flag for flag in own if not self._is_cut(flag)]
 
@@ -194,7 +197,7 @@ class Kept:
             if comments := self._done(turn, "comments"):
                 code = self._turns[turn].calls[0].code
                 program = (code, without_comments(code, comments))
-            out.append(Edit(turn, tuple(spans(prose(self._turns[turn]), self._done(turn, "words"))), program))
+            out.append(Edit(turn, tuple(spans(self._prose(turn), self._done(turn, "words"))), program))
         return tuple(out)
 
     def _done(self, turn: int, place: Place) -> list[Sentence]:
@@ -216,7 +219,7 @@ class Kept:
             for one in referring_comments(call.code, "fix"):
                 if call.code[one.start : one.end] not in before:
                     yield _Flag(stop, "comments", one, fixed or len(turn.calls) > 1)
-        yield from (_Flag(stop, "tail", one, True) for one in referring(_tail(turn), "fix", but="seen"))
+        yield from (_Flag(stop, "tail", one, True) for one in referring(self._tail(stop), "fix", but="seen"))
 
     def _repeated(self, first: int, stop: int, shallow: bool) -> Iterator[_Flag]:
         """What is said later in the very words in which something that goes spoke of the failure."""
@@ -226,7 +229,7 @@ class Kept:
         gone = dict.fromkeys(said[one.start : one.end] for said in words for one in referring(said, "fix"))
         telling_ones = [text for text in gone if len(text.split()) >= _TELLING]
         for turn, fixed in self._later if telling_ones else ():
-            said = prose(self._turns[turn])
+            said = self._prose(turn)
             for one in sentences(said) if any(text in said for text in telling_ones) else ():
                 flag = _Flag(turn, "words", replace(one, rule="repeated"), fixed)
                 known = self._is_cut(flag) or any(flag.covers(other) for other in self._flags)
@@ -238,9 +241,9 @@ class Kept:
         gone = self._turns[first:stop]
         failed = [o for turn in gone for o in turn.observations if o.status != "ok"]
         fix = self._turns[stop]
-        said, asked = prose(self._turns[words]), _asked(fix)
+        said, asked = self._prose(words), _asked(fix)
         # What is said after the call was written before its output: a result in it is made up.
-        if made_up := decimals(_tail(fix)):
+        if made_up := decimals(self._tail(stop)):
             has = set[str]().union(*map(tokens, _shown(fix)))
             for token in sorted(made_up):
                 if not any(seen.startswith(token) for seen in has) and self._new(token, first):
@@ -306,7 +309,7 @@ class Kept:
     def told_before(self, number: str, turn: int) -> bool:
         """Whether a number stands in anything before this turn, or in what the turn itself says."""
         number = plain(number)
-        return self._firsts().get(number, turn) < turn or number in tokens(prose(self._turns[turn]))
+        return self._firsts().get(number, turn) < turn or number in tokens(self._prose(turn))
 
     def done_before(self, stop: int, first: int) -> bool:
         """Whether the programs of turn `stop`, which are not those of `first`, gave the same output before `first`, and
@@ -336,10 +339,22 @@ class Kept:
                     self._first.setdefault(token, n)
         return self._first
 
+    def _prose(self, turn: int) -> str:
+        """See `prose`."""
+        if turn not in self._said:
+            self._said[turn] = prose(self._turns[turn])
+        return self._said[turn]
+
+    def _tail(self, turn: int) -> str:
+        """See `_tail`."""
+        if turn not in self._tails:
+            self._tails[turn] = _tail(self._turns[turn])
+        return self._tails[turn]
+
     def _can_cut(self, turn: int, place: Place, cuts: list[Sentence]) -> bool:
         cuts = [*self._done(turn, place), *cuts]
         if place == "words":
-            return can_cut(prose(self._turns[turn]), cuts)
+            return can_cut(self._prose(turn), cuts)
         if place == "tail":
             return False
         call, text = self._turns[turn].calls[0], self._turns[turn].text
