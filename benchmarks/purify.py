@@ -43,10 +43,8 @@ from parts.results import add_json, save
 from retcon.purify.offline import Offline
 from retcon.store.lines import Partial
 from retcon.store.records import Record
-from retcon.transcripts.purifying.assignment import Assignment
-from retcon.transcripts.purifying.count import Count
-from retcon.transcripts.purifying.purification import Purification
-from retcon.transcripts.purifying.purifier import Purifier, Sinks
+from retcon.transcripts.purification import Assignment, Purification
+from retcon.transcripts.purifier import Count, Purifier, Sinks
 
 WORDS = ("the", "of", "matrix", "value", "root", "solve", "prime", "sum", "over", "each", "index", "result", "check")
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 
-from retcon.transcripts.purifying.one import purify_transcript
+from retcon.transcripts.purifier import purify_transcript
 
 
 def call(id: str, code: str) -> dict[str, object]:

@@ -35,7 +35,7 @@ from retcon.sandbox.pool import SandboxPool
 from retcon.sandbox.types import Limits
 from retcon.store import jsonl
 from retcon.store.records import open_source
-from retcon.transcripts.detection.detector import Detector
+from retcon.transcripts.detector import Detector
 
 GROUP = 8
 CALLS = range(2, 7)

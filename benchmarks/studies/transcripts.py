@@ -38,9 +38,8 @@ from retcon.core.types import Trajectory
 from retcon.purify.failing import failed
 from retcon.purify.offline import Offline, Purified, Splice
 from retcon.store.records import open_source
-from retcon.transcripts.detection.detector import Detector
-from retcon.transcripts.purifying.count import Count, total
-from retcon.transcripts.purifying.purifier import Purifier, Sinks
+from retcon.transcripts.detector import Detector
+from retcon.transcripts.purifier import Count, Purifier, Sinks, total
 
 sys.path.append(str(Path(__file__).parents[1]))  # where `parts` is
 from parts.results import RESULTS, add_json, save

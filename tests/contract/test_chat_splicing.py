@@ -14,7 +14,7 @@ from playing import TASK
 from retcon.chat import family as registry
 from retcon.core.types import Observation
 from retcon.engine.types import Generation, SamplingParams
-from retcon.purify.describe import Describe
+from retcon.purify.kinds.describe import Describe
 from retcon.purify.saar import Saar
 from retcon.purify.types import Repair
 from retcon.rollout.context import RolloutContext, RolloutLimits

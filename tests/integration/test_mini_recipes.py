@@ -17,7 +17,7 @@ pytest.importorskip("torch", reason="training needs the [train] extra")
 from retcon.config.load import load_recipe, shipped_recipes
 from retcon.config.schema import Recipe
 from retcon.core.types import Sample, Trajectory, to_sample
-from retcon.purify.weights import accepted_splices
+from retcon.purify.splice import accepted_splices
 from retcon.rollout.context import RolloutLimits
 from retcon.runs.metrics import idle_mechanisms
 from retcon.store import jsonl

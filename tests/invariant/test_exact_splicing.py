@@ -18,7 +18,7 @@ from retcon.core.types import Trajectory, history_ids, to_sample
 from retcon.engine.local.engine import LocalEngine
 from retcon.engine.types import Generation, SamplingParams
 from retcon.purify.saar import Saar
-from retcon.purify.weights import splice_weights
+from retcon.purify.splice import splice_weights
 from retcon.rollout.context import RolloutContext
 from retcon.rollout.group import rollout_group
 from retcon.tools.scripted import ScriptedSessions

@@ -15,10 +15,9 @@ from foreign import FORMATS, NAMES, REPAIRED, Step, fails, works
 from retcon.core.errors import RecordError
 from retcon.purify.offline import Offline
 from retcon.store.records import Record
-from retcon.transcripts.detection.detector import Detector
-from retcon.transcripts.failures.rules import judge
-from retcon.transcripts.purifying.count import Count
-from retcon.transcripts.purifying.purifier import Purifier, Sinks
+from retcon.transcripts.detector import Detector
+from retcon.transcripts.purifier import Count, Purifier, Sinks
+from retcon.transcripts.verdicts import judge
 from strategies import json_values
 
 CODES = (

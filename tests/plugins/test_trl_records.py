@@ -22,8 +22,7 @@ from retcon.core.types import ToolSpec
 from retcon.purify.offline import Offline
 from retcon.train.datasets.demonstrations import read_samples
 from retcon.train.datasets.preferences import read_preferences
-from retcon.transcripts.purifying.assignment import Assignment
-from retcon.transcripts.purifying.purification import Purification
+from retcon.transcripts.purification import Assignment, Purification
 from training import make_base
 
 pytestmark = pytest.mark.filterwarnings("default")  # TRL's own

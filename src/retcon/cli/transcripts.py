@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from retcon.core.types import Trajectory
     from retcon.purify.offline import Offline
     from retcon.report.transcript import Change
-    from retcon.transcripts.purifying.assignment import Assignment
-    from retcon.transcripts.purifying.purification import Purification, Stopped
+    from retcon.transcripts.purification import Assignment, Purification, Stopped
 
 State = Literal["check", "ignore"]
 
@@ -89,10 +88,9 @@ def purify(
     from retcon.store.lines import SUFFIX, refuse_journal
     from retcon.store.records import STDIN
     from retcon.store.whole import OutputFile, check_outputs, refuse_finished, refuse_misnamed
-    from retcon.transcripts.detection.detector import Detector
-    from retcon.transcripts.failures.rules import read_named_failures
-    from retcon.transcripts.purifying.assignment import Assignment, expand
-    from retcon.transcripts.purifying.purification import Purification, Stopped
+    from retcon.transcripts.detector import Detector
+    from retcon.transcripts.purification import Assignment, Purification, Stopped, expand
+    from retcon.transcripts.verdicts import read_named_failures
 
     if dry_run:
         _list_repairs(inputs, format, Offline(attempts, gamma, state), read_named_failures(failure or ()), skip_bad)
@@ -147,10 +145,9 @@ def _list_repairs(
 
     from retcon.core.codec import from_dict
     from retcon.store.records import open_source
-    from retcon.transcripts.detection.detector import sampled
-    from retcon.transcripts.purifying.assignment import expand
-    from retcon.transcripts.purifying.count import Count, repair_lines
-    from retcon.transcripts.purifying.purifier import Purifier, Sinks
+    from retcon.transcripts.detector import sampled
+    from retcon.transcripts.purification import expand
+    from retcon.transcripts.purifier import Count, Purifier, Sinks, repair_lines
 
     console = Console()
     lines: list[str] = []
@@ -178,7 +175,7 @@ def _finish(run: Purification, report: Path | None) -> None:
     from rich.console import Console
 
     from retcon.report.purification import purification_tables, remarks
-    from retcon.transcripts.purifying.purification import write_report
+    from retcon.transcripts.purification import write_report
 
     assignment = run.assignment
     console = Console(stderr=assignment.out.name == "-")

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 from retcon.core.errors import nearest
 from retcon.core.types import Status, Turn
-from retcon.purify.noop import is_noop
+from retcon.purify.tools import is_noop
 
 NoFix = Literal["end", "answered", "user", "unclear"]
 """Why no call is the fix of a run: `REASONS` of offline purification says them."""

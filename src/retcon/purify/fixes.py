@@ -16,12 +16,20 @@ from typing import Literal
 
 from retcon.core.types import Observation, ToolCall, Turn
 from retcon.purify.kept import prose, unreferring
-from retcon.purify.noop import is_program
-from retcon.purify.reading.names import definitions, goals, only_constants, runs_nothing, statements, works_out
-from retcon.purify.reading.trees import below, parse, source
-from retcon.purify.reading.words import comments, gives_up_plan, says_something, without_comments
+from retcon.purify.programs import (
+    below,
+    definitions,
+    goals,
+    only_constants,
+    parse,
+    runs_nothing,
+    source,
+    statements,
+    works_out,
+)
 from retcon.purify.similarity import at_least
-from retcon.purify.tools import has_program, is_lookup, words_of_name
+from retcon.purify.tools import has_program, is_lookup, is_program, words_of_name
+from retcon.purify.words import comments, gives_up_plan, says_something, without_comments
 
 _MISSING = re.compile(r"name '(\w+)' is not defined")
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")

@@ -17,11 +17,13 @@ from typing import Literal, NamedTuple
 
 from retcon.core.types import TRAINED, Cut, Observation, Turn
 from retcon.purify.failing import spoken_after
-from retcon.purify.reading.rewriting import rewritten, rewritten_text
-from retcon.purify.reading.sentences import Sentence, sentences
-from retcon.purify.reading.tokens import (
+from retcon.purify.programs import parse
+from retcon.purify.tools import has_program
+from retcon.purify.words import (
+    Sentence,
     absent,
     bare_words,
+    can_cut,
     decimals,
     entities,
     exceptions,
@@ -29,13 +31,18 @@ from retcon.purify.reading.tokens import (
     mentions,
     names_of,
     plain,
+    referring,
+    referring_comments,
     relied_on,
+    rewritten,
+    rewritten_text,
+    sentences,
+    spans,
     telling,
     tokens,
+    without,
+    without_comments,
 )
-from retcon.purify.reading.trees import parse
-from retcon.purify.reading.words import can_cut, referring, referring_comments, spans, without, without_comments
-from retcon.purify.tools import has_program
 
 Place = Literal["words", "comments", "tail"]
 _CELL = re.compile(r"\A\s*Out\[\d+\]:")
@@ -119,7 +126,9 @@ class Kept:
         self._bare = _Index(
             self._folded, lambda n, words: [(bare_words(unreferring(self._prose(words), "later")), 2 * n)]
         )
-        self._asked = _Index(self._folded, lambda n, _: [(_named(one), 2 * n + 1) for one in filter(None, [_asked(turns[n])])])
+        self._asked = _Index(
+            self._folded, lambda n, _: [(_named(asked), 2 * n + 1)] if (asked := _asked(turns[n])) else []
+        )
         self._relied = _Index(
             self._folded, lambda n, words: [(relied_on(self._prose(words) + _arguments(turns[n])), 2 * n)]
         )

@@ -1,10 +1,12 @@
-"""What a tool does, by its name and arguments: it runs programs, looks something up, or only shows what is there."""
+"""Classify tool calls by name, arguments and program."""
 
 from __future__ import annotations
 
+import ast
 import re
 from functools import lru_cache
 
+from retcon.core.programs import parsed
 from retcon.core.types import ToolCall
 
 NO_PROGRAM = "none"
@@ -68,3 +70,29 @@ def only_shows(call: ToolCall) -> bool:
         return False
     firsts = [command.split() for command in _COMMANDS.split(call.code) if command.strip()]
     return all(words[0].rpartition("/")[2] in _SHOWS for words in firsts)
+
+
+_ACTS = re.compile(r"[A-Za-z_]\w*(?: = |\()")
+"""How a program begins that binds or calls something."""
+
+
+def does_nothing(code: str) -> bool:
+    """Whether `code` is empty, or nothing but comments, `pass` and bare constants (docstrings, `...`).
+
+    Code that does not parse is not judged here: False.
+    """
+    tree = None if _ACTS.match(code) else parsed(code)
+    return tree is not None and all(
+        isinstance(node, ast.Pass) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+        for node in tree.body
+    )
+
+
+def is_noop(call: ToolCall) -> bool:
+    """Whether a call runs code that does nothing; a call that carries no code is not judged: False."""
+    return has_program(call) and does_nothing(call.code)
+
+
+def is_program(call: ToolCall) -> bool:
+    """Whether a call carries a program of Python's."""
+    return has_program(call) and call.language != "shell"

@@ -14,8 +14,8 @@ from rich.text import Text
 from retcon.core.texts import counted
 from retcon.purify.offline import REASONS
 from retcon.report.sheet import ANY_WIDTH
-from retcon.transcripts.failures.rules import RULES
-from retcon.transcripts.purifying.count import Count, total
+from retcon.transcripts.purifier import Count, total
+from retcon.transcripts.verdicts import RULES
 
 _TYPES = 8
 _NAME, _LEAST = 30, 8

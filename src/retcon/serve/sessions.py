@@ -19,7 +19,7 @@ from retcon.core.texts import counted
 from retcon.core.types import Observation, Provenance, Segment, Stop, ToolCall, Trajectory, Turn, ids_of, token_count
 from retcon.http.endpoints import RETRY_AFTER_SECONDS, RequestRefused
 from retcon.serve.errors import invalid_request
-from retcon.transcripts.failures.rules import judge
+from retcon.transcripts.verdicts import judge
 
 Role = Literal["system", "user", "assistant", "tool"]
 Key = tuple[str, ...]

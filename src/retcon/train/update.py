@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from retcon.config.schema import RLSection
 from retcon.core.types import Sample, Trajectory, to_sample
-from retcon.purify.weights import accepted_splices, splice_weights
+from retcon.purify.splice import accepted_splices, splice_weights
 from retcon.train.batch import check_scored, computed, minibatches
 from retcon.train.kernels.computing import DEFAULT, Computing
 from retcon.train.kernels.forward import Part, forwards
@@ -37,7 +37,7 @@ def to_samples(group: Sequence[Trajectory], advantages: Sequence[float], config:
     """The samples of a group, each with its rollout's advantage on all of its tokens, but for what config.blame and
     config.shared_advantage say.
 
-    With config.splice_weight, spliced ids have their weights (see `retcon.purify.weights`); what
+    With config.splice_weight, spliced ids have their weights (see `retcon.purify.splice`); what
     config.failed_calls, void_turns and truncated take out of the loss is not in the mask. With config.dpo_beta the
     advantages of repaired calls are raised, and the calls that they replaced follow as samples of their own (see
     `with_online_dpo`); with config.contrast then the tries at repaired turns of those rollouts that

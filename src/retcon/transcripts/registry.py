@@ -2,13 +2,115 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
+from typing import NamedTuple
+
+import msgspec
 
 from retcon.core.errors import RecordError
 from retcon.core.registry import InstanceRegistry
-from retcon.transcripts.reading.dialects import Dialect
-from retcon.transcripts.types import Format
+from retcon.transcripts.pieces import Call, PieceKind, ToolOutput
+from retcon.transcripts.types import Certainty, Format
+from retcon.transcripts.verdicts import looks_clean
+
+
+class Fragment(NamedTuple):
+    """A piece of one message's text, before it is known whose it is."""
+
+    kind: PieceKind
+    text: str
+    calls: tuple[Call, ...] = ()
+    outputs: tuple[ToolOutput, ...] = ()
+
+
+class Dialect:
+    """How calls and their outputs are written into text: what a dialect adds to it, or has quicker, it overrides."""
+
+    name: str
+    certainty = Certainty.TAGS
+
+    def calls_in(self, text: str) -> bool:
+        """Whether a call is written so in what the model says; cheap."""
+        raise NotImplementedError
+
+    def used(self, said: Iterable[str], told: Iterable[str]) -> bool:
+        """Whether a transcript is written so, by what the model says in it and what it is told; cheap."""
+        return any(map(self.calls_in, said))
+
+    def cut(self, text: str, answered: bool) -> list[Fragment]:
+        """A message of the model in pieces, without loss. answered: whether the next message is an output."""
+        raise NotImplementedError
+
+    def outputs(self, text: str) -> tuple[ToolOutput, ...]:
+        """What a message of a tool says."""
+        raise NotImplementedError
+
+    def told_end(self, text: str) -> int | None:
+        """Where the output ends that a message in the user's role begins with; None where it is the user's own."""
+        raise NotImplementedError
+
+    def told_outputs(self, text: str) -> tuple[ToolOutput, ...] | None:
+        """What a message in the user's role says that is an output; None where it is the user's own."""
+        end = self.told_end(text)
+        return None if end is None else self.outputs(text[:end])
+
+    def cut_told(self, text: str) -> list[Fragment]:
+        """Such a message in pieces, without loss: outputs, and what the user says beside them."""
+        end = self.told_end(text)
+        if end is None or not text[end:].strip():
+            return [Fragment("output", text, (), self.outputs(text))]
+        return [Fragment("output", text[:end], (), self.outputs(text[:end])), Fragment("told", text[end:])]
+
+    def clean_outputs(self, text: str, told: bool) -> int | None:
+        """How many outputs a message has, 0 where it is no answer; None where one of them may be a failure.
+
+        told: whether it is in the user's role.
+        """
+        return all_clean(self.told_outputs(text) if told else self.outputs(text))
+
+    def clean_calls(self, text: str) -> int | None:
+        """How many calls a message of the model has (one per output), None where that takes a full reading."""
+        return sum(len(cut.calls) for cut in self.cut(text, answered=True))
+
+    def clean_inside(self, text: str) -> int | None:
+        """How many outputs stand in the model's own message; None where one of them, or a call, may be bad."""
+        count = 0
+        waiting: tuple[Call, ...] = ()
+        for cut in self.cut(text, answered=False):
+            if cut.kind == "call":
+                waiting = cut.calls
+            elif cut.kind == "output":
+                found = all_clean(cut.outputs)
+                if found is None or any(isinstance(call.arguments, str) for call in waiting):
+                    return None
+                count += min(found, len(waiting))
+        return count
+
+
+class JsonCall(msgspec.Struct):
+    """A call whose JSON is in order, read no further than that."""
+
+    name: str
+    arguments: Mapping[str, msgspec.Raw]
+
+
+_FEEDBACK = ("Your answer is wrong", "I don't understand your input", "Your answer is correct")
+
+
+def is_feedback(text: str) -> bool:
+    """Whether a message that begins with "Observation:" is a harness's word on a proposed solution, or on an input that
+    it does not understand (MINT): the user's, not an output."""
+    return text.removeprefix("Observation:").lstrip().startswith(_FEEDBACK)
+
+
+def all_clean(outputs: tuple[ToolOutput, ...] | None) -> int | None:
+    """How many they are (0 for None); None where one may be a failure."""
+    for output in outputs or ():
+        if not looks_clean(output.text):
+            return None
+    return len(outputs or ())
+
 
 FORMATS = InstanceRegistry("transcript_format", RecordError, ("auto",), base=Format)  # type: ignore[type-abstract]
 DIALECTS = InstanceRegistry("dialect", base=Dialect)

@@ -10,11 +10,10 @@ import pytest
 
 from foreign import FORMATS, Step, fails, user, works
 from retcon.purify.offline import Offline
-from retcon.purify.reading.names import effects
+from retcon.purify.programs import effects
 from retcon.store.records import Record
-from retcon.transcripts.failures.rules import judge
-from retcon.transcripts.purifying.count import Count
-from retcon.transcripts.purifying.purifier import Purifier, Sinks
+from retcon.transcripts.purifier import Count, Purifier, Sinks
+from retcon.transcripts.verdicts import judge
 
 
 def seconds(work: Callable[[], object]) -> float:

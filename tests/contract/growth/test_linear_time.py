@@ -24,9 +24,11 @@ from retcon.config.load import find_line
 from retcon.core.errors import nearest
 from retcon.core.types import Segment, Trajectory
 from retcon.http.endpoints import RequestRefused, parse_body
-from retcon.purify.noop import does_nothing
-from retcon.purify.reading import names, reads, trees
-from retcon.purify.reading.words import referring, referring_comments
+from retcon.purify import programs as names
+from retcon.purify import programs as reads
+from retcon.purify import programs as trees
+from retcon.purify.tools import does_nothing
+from retcon.purify.words import referring, referring_comments
 from retcon.report.transcript import _aligned, _prompt
 from retcon.sandbox.pool.paths import to_write
 from retcon.sandbox.pool.profiles import BUILT_IN, Chooser
@@ -36,10 +38,8 @@ from retcon.tasks.data.load import EvaluationIndex
 from retcon.tasks.graders.mathematics import in_words
 from retcon.tasks.graders.text import boxed
 from retcon.tools.kinds.python import ObservationFormatter
-from retcon.transcripts.failures.rules import judge
-from retcon.transcripts.formats.hermes import HermesInText
-from retcon.transcripts.formats.markdown import Markdown
-from retcon.transcripts.formats.notations import NOTATIONS, Execute
+from retcon.transcripts.formats.notations import NOTATIONS, Execute, HermesInText, Markdown
+from retcon.transcripts.verdicts import judge
 
 RETOOL, VERL = NOTATIONS[0], HermesInText()
 TOGETHER = Together(ByteTokenizer())

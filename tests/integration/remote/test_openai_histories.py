@@ -14,7 +14,7 @@ from retcon.core.types import Trajectory, ids_of
 from retcon.engine.openai.engine import OpenAIEngine, OpenAISettings
 from retcon.engine.openai.messages import StandIn, request_of
 from retcon.engine.types import Generation, SamplingParams
-from retcon.purify.describe import Describe
+from retcon.purify.kinds.describe import Describe
 from retcon.rollout.context import RolloutContext, RolloutLimits
 from retcon.rollout.loop import run_rollout
 from retcon.tasks.types import Task

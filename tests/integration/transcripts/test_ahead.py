@@ -19,9 +19,7 @@ import pytest
 from foreign import FORMATS, REPAIRED, Step, fails
 from retcon.core.errors import RecordError
 from retcon.purify.offline import Offline
-from retcon.transcripts.purifying.ahead import RecordsLost
-from retcon.transcripts.purifying.assignment import Assignment
-from retcon.transcripts.purifying.purification import Purification, Stopped, write_report
+from retcon.transcripts.purification import Assignment, Purification, RecordsLost, Stopped, write_report
 
 CLEAN = (Step("user", "?"), Step("call", "so", "x = 1", "1"), Step("answer", "1"))
 LEFT = (Step("user", "?"), fails("f(2)"), Step("answer", "no"))

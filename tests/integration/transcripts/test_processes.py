@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from retcon.transcripts.purifying.processes import Processes, ProcessKilled
+from retcon.transcripts.purification import Processes, ProcessKilled
 
 LARGE = 1 << 20  # bytes, more than a pipe holds
 
@@ -95,7 +95,7 @@ def test_what_they_are_at_does_not_delay_their_end() -> None:
 def test_none_outlives_who_started_them(tmp_path: Path) -> None:
     program = """
 from multiprocessing import active_children
-from retcon.transcripts.purifying.processes import Processes
+from retcon.transcripts.purification import Processes
 processes = Processes(2, len)
 processes.submit(b"").result()
 print(*(process.pid for process in active_children()), flush=True)

@@ -11,9 +11,8 @@ import pytest
 
 from retcon.purify.offline import Offline
 from retcon.store.records import open_source
-from retcon.transcripts.detection.detector import Detector
-from retcon.transcripts.purifying.count import Count
-from retcon.transcripts.purifying.purifier import Purifier, Sinks
+from retcon.transcripts.detector import Detector
+from retcon.transcripts.purifier import Count, Purifier, Sinks
 
 DATA = Path(os.environ.get("RETCON_DATA", Path(__file__).parents[3].parent / "shared" / "data")) / "transcripts"
 pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason=f"no real transcripts in {DATA} (set RETCON_DATA)")

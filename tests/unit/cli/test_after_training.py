@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from retcon.cli.arguments import Interrupted, interruptible, kept_run, tell_trained
-from retcon.transcripts.reading.items import renewed
+from retcon.transcripts.items import renewed
 
 
 def test_what_to_run_next_names_the_recipe_and_its_changes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ from retcon.chat.tokenizer import ByteTokenizer
 from retcon.core.errors import RecordError, TaskWarning
 from retcon.train.datasets.demonstrations import read_rendered, read_samples
 from retcon.train.datasets.preferences import read_preferences
-from retcon.transcripts.purifying.one import purify_transcript
+from retcon.transcripts.purifier import purify_transcript
 
 TOKENIZER = ByteTokenizer()
 CHAT = Chat(TOKENIZER, style="markdown")

@@ -9,7 +9,7 @@ import pytest
 
 from playing import LIMITS, Play, call, play, run_python, written
 from retcon.core.types import history_ids, to_sample
-from retcon.purify.branch import Branch
+from retcon.purify.kinds.branch import Branch
 from retcon.purify.saar import Saar
 from retcon.tools.scripted import ScriptedSessions
 

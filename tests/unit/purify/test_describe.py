@@ -17,7 +17,7 @@ from retcon.chat.tokenizer import ByteTokenizer
 from retcon.config.load import load_recipe
 from retcon.core.codec import from_dict, to_dict
 from retcon.core.types import Observation, RepairRecord, Segment, Status, ToolCall, history_ids, to_sample
-from retcon.purify.describe import LATER, Describe, described
+from retcon.purify.kinds.describe import LATER, Describe, described
 from retcon.purify.splice import UNALIGNED
 from retcon.report.transcript import changes, show_change, show_purification
 from retcon.tools.scripted import ScriptedSessions

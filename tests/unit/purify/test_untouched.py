@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from playing import play
-from retcon.purify.branch import Branch
-from retcon.purify.describe import Describe
+from retcon.purify.kinds.branch import Branch
+from retcon.purify.kinds.describe import Describe
 from retcon.purify.saar import Saar
 from scripts import FINE, OUTCOMES, Script, calls, scripts
 

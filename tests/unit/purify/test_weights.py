@@ -11,7 +11,7 @@ from playing import call, play
 from retcon.core.errors import UnscoredTokens
 from retcon.core.types import RepairRecord, Segment, ToolCall, Trajectory, Turn, to_sample
 from retcon.purify.saar import Saar
-from retcon.purify.weights import accepted_splices, splice_weights
+from retcon.purify.splice import accepted_splices, splice_weights
 
 PROMPT = (Segment("prompt", "?", (1,)),)
 CALL = ToolCall("0", "python", {"code": "x"}, char=1, start=1)

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from retcon.report.purification import purification_tables
-from retcon.transcripts.purifying.count import Count
+from retcon.transcripts.purifier import Count
 
 TITLES = ["rows", "calls", "failed", "shallow", "deep", "left", "saved,", "B"]
 

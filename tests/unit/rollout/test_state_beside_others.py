@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from playing import Play, hermes_call, play, run_python
-from retcon.purify.branch import Branch
+from retcon.purify.kinds.branch import Branch
 from retcon.purify.saar import Saar
 from retcon.tools.scripted import ScriptedSessions, ScriptedTool
 

@@ -15,7 +15,7 @@ from retcon.chat.tokenizer import ByteTokenizer
 from retcon.core.types import Observation, Segment, ToolCall, Trajectory, Turn
 from retcon.engine.kinds.scripted import Reply, ScriptedEngine
 from retcon.engine.types import Generation, SamplingParams
-from retcon.purify.describe import Describe
+from retcon.purify.kinds.describe import Describe
 from retcon.purify.saar import Saar
 from retcon.rollout.context import RolloutContext
 from retcon.rollout.lengths import prompt_ids

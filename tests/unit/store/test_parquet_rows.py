@@ -17,9 +17,8 @@ import pytest
 from foreign import REPAIRED, answer, fails, messages, user, works
 from retcon.purify.offline import Offline
 from retcon.store.parquet import rows_of
-from retcon.transcripts.purifying.assignment import Assignment
-from retcon.transcripts.purifying.one import purify_transcript
-from retcon.transcripts.purifying.purification import Purification, Stopped
+from retcon.transcripts.purification import Assignment, Purification, Stopped
+from retcon.transcripts.purifier import purify_transcript
 
 CLEAN = messages((user("?"), works("x = 1"), answer("1")))["messages"]
 FAILING = messages(REPAIRED)["messages"]

@@ -8,7 +8,7 @@ import pytest
 
 from playing import call, play
 from retcon.core.types import Trajectory, history_ids, to_sample
-from retcon.purify.describe import Describe
+from retcon.purify.kinds.describe import Describe
 from retcon.purify.saar import Saar
 from retcon.tools.scripted import ScriptedTool
 from retcon.train.objective import credit as blame

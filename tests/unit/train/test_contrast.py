@@ -9,7 +9,7 @@ import pytest
 from playing import call, play
 from retcon.core.types import Branch as Left
 from retcon.core.types import Observation, RepairRecord, Segment, ToolCall, Trajectory, Turn, history_ids, to_sample
-from retcon.purify.branch import Branch
+from retcon.purify.kinds.branch import Branch
 from retcon.purify.saar import Saar
 from retcon.train.algorithms.dapo import Dapo
 from retcon.train.batch import check_scored

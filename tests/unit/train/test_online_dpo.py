@@ -16,7 +16,7 @@ from retcon.config.schema import RLSection
 from retcon.core.errors import UnscoredTokens
 from retcon.core.types import Branch as Left
 from retcon.core.types import RepairRecord, Sample, Segment, ToolCall, Trajectory, Turn, to_sample
-from retcon.purify.branch import Branch
+from retcon.purify.kinds.branch import Branch
 from retcon.purify.pairs import preference_pairs
 from retcon.purify.saar import Saar
 from retcon.train.batch import check_scored, collate

@@ -19,7 +19,7 @@ from retcon.purify.offline import Offline
 from retcon.store.jsonl import write_pairs
 from retcon.train.datasets.demonstrations import read_samples
 from retcon.train.datasets.preferences import read_preferences
-from retcon.transcripts.detection.detector import Detector
+from retcon.transcripts.detector import Detector
 
 pytest.importorskip("jinja2", reason="jinja2 comes with the [train] extra")
 pytestmark = pytest.mark.filterwarnings("ignore:.*none calls a tool")

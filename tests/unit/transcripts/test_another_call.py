@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from retcon.transcripts.purifying.one import purify_transcript
+from retcon.transcripts.purifier import purify_transcript
 
 
 def record(tool: str, first: dict[str, Any], error: str, second: dict[str, Any], *, said: str = "") -> dict[str, Any]:

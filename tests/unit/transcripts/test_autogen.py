@@ -11,7 +11,7 @@ import pytest
 from foreign.agents import autogen_chat, autogen_code
 from foreign.steps import Step, answer, user, works
 from retcon.purify.offline import Offline
-from retcon.transcripts.purifying.one import purify_transcript
+from retcon.transcripts.purifier import purify_transcript
 
 FAILED, WORKS = "print(math.sqrt(3))", "import math\nprint(math.sqrt(3))"
 

@@ -8,7 +8,7 @@ import pytest
 
 from foreign import FAILED, FIXED, FORMATS, REPAIRED
 from foreign.calls_in_text import slime
-from retcon.transcripts.purifying.one import purify_transcript
+from retcon.transcripts.purifier import purify_transcript
 
 
 def test_slime_s_payload_and_what_was_sampled_from_are_emptied() -> None:

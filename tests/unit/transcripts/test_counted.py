@@ -16,9 +16,8 @@ from retcon.core.errors import RecordError
 from retcon.core.types import Observation, RepairRecord, Trajectory, Turn
 from retcon.purify.offline import REASONS, Offline, Purified
 from retcon.store.jsonl import read
-from retcon.transcripts.purifying.assignment import Assignment, expand
-from retcon.transcripts.purifying.count import EXAMPLES, SHOWN, Count
-from retcon.transcripts.purifying.purification import Purification, Stopped
+from retcon.transcripts.purification import Assignment, Purification, Stopped, expand
+from retcon.transcripts.purifier import EXAMPLES, SHOWN, Count
 
 CLEAN = messages((user("?"), works("x = 1"), answer("1")))
 LEFT = messages((user("?"), fails("f(2)"), answer("no")))

@@ -15,13 +15,12 @@ from retcon.core.errors import RecordError
 from retcon.purify.offline import Offline
 from retcon.report.purification import remarks, shortened
 from retcon.store.jsonl import read
-from retcon.transcripts.detection import detector
-from retcon.transcripts.detection.detector import Detector, nearest_format
-from retcon.transcripts.formats.markdown import Markdown
+from retcon.transcripts import detector
+from retcon.transcripts.detector import Detector, nearest_format
 from retcon.transcripts.formats.messages import Messages
-from retcon.transcripts.purifying.assignment import Assignment
-from retcon.transcripts.purifying.count import Count
-from retcon.transcripts.purifying.purification import Purification, Stopped
+from retcon.transcripts.formats.notations import Markdown
+from retcon.transcripts.purification import Assignment, Purification, Stopped
+from retcon.transcripts.purifier import Count
 from retcon.transcripts.registry import formats, named
 
 CLEAN = (user("?"), works("x = 1"), answer("1"))

@@ -17,8 +17,7 @@ from retcon.cli.app import app
 from retcon.core.errors import MissingExtra, RecordError
 from retcon.purify.offline import Offline
 from retcon.store.records import open_source
-from retcon.transcripts.purifying.assignment import Assignment
-from retcon.transcripts.purifying.purification import Purification
+from retcon.transcripts.purification import Assignment, Purification
 
 torch = pytest.importorskip("torch", reason="a .pt is read with torch, of the [train] extra")
 CLEAN = (user("1 + 1?"), works("print(1 + 1)", "2"), answer("2"))

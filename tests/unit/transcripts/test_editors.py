@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from retcon.purify.offline import Offline
-from retcon.transcripts.purifying.one import purify_transcript
+from retcon.transcripts.purifier import purify_transcript
 
 MODELS = {"path": "/repo/models.py", "old_str": "class A:", "new_str": "class A(Base):"}
 README = {"path": "/repo/readme.md", "old_str": "Helo", "new_str": "Hello"}

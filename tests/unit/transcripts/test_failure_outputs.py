@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from retcon.core.types import ToolCall
-from retcon.transcripts.failures.rules import RULES, UNCLEAR, judge, looks_clean
-from retcon.transcripts.purifying.one import purify_transcript
+from retcon.transcripts.purifier import purify_transcript
+from retcon.transcripts.verdicts import RULES, UNCLEAR, judge, looks_clean
 
 
 def ran(code: str, tool: str = "python") -> list[ToolCall]:

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from retcon.core.types import ToolCall
-from retcon.transcripts.failures.rules import RULES, judge, looks_clean
+from retcon.transcripts.verdicts import RULES, judge, looks_clean
 
 
 def ran(code: str) -> list[ToolCall]:

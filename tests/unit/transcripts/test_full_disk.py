@@ -15,8 +15,7 @@ import pytest
 from foreign import answer, fails, messages, user, works
 from retcon.core.errors import RecordError
 from retcon.purify.offline import Offline
-from retcon.transcripts.purifying.assignment import Assignment
-from retcon.transcripts.purifying.purification import Purification, Stopped, write_report
+from retcon.transcripts.purification import Assignment, Purification, Stopped, write_report
 
 MOST = 10_000
 

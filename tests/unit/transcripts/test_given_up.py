@@ -16,8 +16,7 @@ import pytest
 
 from foreign import answer, fails, messages, user, works
 from retcon.purify.offline import Offline
-from retcon.transcripts.purifying.assignment import Assignment
-from retcon.transcripts.purifying.purification import Purification, Stopped
+from retcon.transcripts.purification import Assignment, Purification, Stopped
 
 CLEAN = messages((user("?"), works("x = 1"), answer("1")))
 LEFT = messages((user("?"), fails("f(2)"), answer("no")))

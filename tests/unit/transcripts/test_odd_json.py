@@ -16,9 +16,7 @@ from retcon.core.errors import RecordError
 from retcon.purify.offline import Offline
 from retcon.store.parquet import Record
 from retcon.store.records import open_source, writer
-from retcon.transcripts.purifying.count import Count
-from retcon.transcripts.purifying.one import purify_transcript
-from retcon.transcripts.purifying.purifier import Purifier, Sinks
+from retcon.transcripts.purifier import Count, Purifier, Sinks, purify_transcript
 
 DEEP = 100_000
 HALF = "\ud83d"

@@ -10,8 +10,8 @@ import pytest
 
 from retcon.core.errors import RecordError
 from retcon.core.types import ToolCall
-from retcon.transcripts.failures.rules import judge, read_named_failures
-from retcon.transcripts.purifying.one import purify_transcript
+from retcon.transcripts.purifier import purify_transcript
+from retcon.transcripts.verdicts import judge, read_named_failures
 
 RAISED = 'Traceback (most recent call last):\n  File "job.py", line 4, in <module>\nKeyError: "rows"'
 REPORT = "FAILED test_a.py::test_one - assert 3 == 4\n===== 1 failed, 4 passed in 0.31s ====="

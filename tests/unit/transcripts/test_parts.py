@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from retcon.transcripts.purifying.one import purify_transcript
+from retcon.transcripts.purifier import purify_transcript
 
 FAILED, WORKS = "print(math.sqrt(3))", "import math\nprint(math.sqrt(3))"
 ERROR = (

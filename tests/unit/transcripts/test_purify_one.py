@@ -12,9 +12,9 @@ from foreign.calls_in_text import sharegpt, sharegpt_functions
 from retcon.core.codec import from_dict, to_dict
 from retcon.core.errors import RecordError
 from retcon.purify.offline import Offline
-from retcon.transcripts.detection.detector import Detector, tool_use
+from retcon.transcripts.detector import Detector, tool_use
 from retcon.transcripts.formats.retcon import Ours
-from retcon.transcripts.purifying.one import purify_transcript
+from retcon.transcripts.purifier import purify_transcript
 from retcon.transcripts.registry import named
 
 

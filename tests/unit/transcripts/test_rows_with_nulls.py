@@ -9,7 +9,7 @@ import pytest
 
 from foreign import FORMATS, REPAIRED
 from retcon.purify.offline import Offline
-from retcon.transcripts.purifying.one import purify_transcript
+from retcon.transcripts.purifier import purify_transcript
 from unit.transcripts.test_samples import RECORDS, SAMPLES
 
 

@@ -11,9 +11,8 @@ import pytest
 import foreign
 from retcon.purify.offline import Offline
 from retcon.store.parquet import Record
-from retcon.transcripts.detection.detector import Detector
-from retcon.transcripts.purifying.count import Count
-from retcon.transcripts.purifying.purifier import Purifier, Sinks
+from retcon.transcripts.detector import Detector
+from retcon.transcripts.purifier import Count, Purifier, Sinks
 
 SAMPLES = Path(foreign.__file__).parent / "samples"
 FORMATS = {

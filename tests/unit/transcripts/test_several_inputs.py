@@ -23,9 +23,8 @@ from foreign import answer, fails, markdown, messages, user, works
 from retcon.cli.app import app
 from retcon.core.errors import MissingExtra, RecordError
 from retcon.purify.offline import Offline
-from retcon.transcripts.purifying.assignment import Assignment, expand
-from retcon.transcripts.purifying.count import Count
-from retcon.transcripts.purifying.purification import Purification, Stopped, write_report
+from retcon.transcripts.purification import Assignment, Purification, Stopped, expand, write_report
+from retcon.transcripts.purifier import Count
 
 CLEAN = messages((user("?"), works("x = 1"), answer("1")))
 LEFT = messages((user("?"), fails("f(2)"), answer("no")))

@@ -8,9 +8,9 @@ import pytest
 
 from foreign import FORMATS, Step, fails, user, works
 from retcon.purify.offline import Offline
-from retcon.transcripts.detection.detector import Detector
+from retcon.transcripts.detector import Detector
 from retcon.transcripts.formats.messages import pieces_of, rebuilt
-from retcon.transcripts.reading.pieces import Piece, PieceReading, awaits_output
+from retcon.transcripts.pieces import Piece, PieceReading, awaits_output
 
 
 def steps(repairs: int) -> list[Step]:

@@ -26,13 +26,23 @@ from retcon.core.errors import MissingIds, RecordError, TaskWarning, located, ne
 from retcon.core.texts import counted
 from retcon.core.types import ANYTHING, TRAINED, Sample, Segment, ToolSpec, Trajectory, Turn, to_sample
 from retcon.store.records import Record, open_source
-from retcon.transcripts.detection.detector import Detector, TornLine, sampled
+from retcon.transcripts.detector import Detector, TornLine, sampled
 from retcon.transcripts.formats.messages import pieces_of
-from retcon.transcripts.purifying.assignment import expand
-from retcon.transcripts.reading.items import QUESTIONS, TEXTS, context_of, find_items, system_of, text_of
-from retcon.transcripts.reading.pieces import Piece, thought_in
-from retcon.transcripts.reading.roles import KINDS, ROLES, is_unlearnt, speaker_of
-from retcon.transcripts.reading.style import decoded
+from retcon.transcripts.items import (
+    KINDS,
+    QUESTIONS,
+    ROLES,
+    TEXTS,
+    context_of,
+    decoded,
+    find_items,
+    is_unlearnt,
+    speaker_of,
+    system_of,
+    text_of,
+)
+from retcon.transcripts.pieces import Piece, thought_in
+from retcon.transcripts.purification import expand
 from retcon.transcripts.types import Json, Speakers
 
 _TEXT = ("content", "value")

@@ -21,9 +21,8 @@ from retcon.train.datasets.demonstrations import (
     rendered,
     short_enough,
 )
-from retcon.transcripts.detection.detector import Detector
-from retcon.transcripts.reading.items import SYSTEMS
-from retcon.transcripts.reading.style import decoded
+from retcon.transcripts.detector import Detector
+from retcon.transcripts.items import SYSTEMS, decoded
 from retcon.transcripts.types import Json
 
 SIDES = ("chosen", "rejected")

@@ -20,7 +20,7 @@ from retcon.store.records import KINDS, Record
 from retcon.train.datasets.demonstrations import files_of, read_rendered, refuse_other_texts
 from retcon.train.demos.rolling import TOO_LONG
 from retcon.train.demos.types import DemoSetup, Made
-from retcon.transcripts.reading.style import decoded
+from retcon.transcripts.items import decoded
 
 if TYPE_CHECKING:
     from retcon.train.demos.kinds.transcripts import Transcripts

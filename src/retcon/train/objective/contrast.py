@@ -26,7 +26,7 @@ def contrast_samples(
     sum to 0 and lie within ±weight. The mask is 1 on what the model wrote in the turn alone; the history before it is
     the purified one, after which all tries but a spliced fix were sampled. Turns that were not repaired give none,
     nor do those that another trajectory shares and has samples of. splices: (T,), the weights of the trajectory's
-    spliced tokens (see `retcon.purify.weights`), which these have here as well; None for 1.
+    spliced tokens (see `retcon.purify.splice`), which these have here as well; None for 1.
     """
     samples: list[Sample] = []
     before = list(trajectory.prompt)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from retcon.purify.reading.words import without
-from retcon.transcripts.reading.items import APART, Thought, text_of, words_of
-from retcon.transcripts.reading.itemwise import (
+from retcon.purify.words import without
+from retcon.transcripts.items import APART, Thought, text_of, words_of
+from retcon.transcripts.itemwise import (
     Item,
     Itemwise,
     called,
@@ -20,7 +20,7 @@ from retcon.transcripts.reading.itemwise import (
     some_id,
     string,
 )
-from retcon.transcripts.reading.pieces import Call, Piece, Stretch, ToolOutput, awaits_output, shown_call
+from retcon.transcripts.pieces import Call, Piece, Stretch, ToolOutput, awaits_output, shown_call
 from retcon.transcripts.types import Json
 
 _INSIDE = ("data", "kwargs")

@@ -1,4 +1,4 @@
-"""Calls in text as rows of a table: how a call begins and ends, and how its output does."""
+"""Calls written into text: a table of notations, Hermes, Markdown, MathCoder."""
 
 from __future__ import annotations
 
@@ -9,14 +9,24 @@ from dataclasses import dataclass
 import msgspec
 from msgspec.structs import replace
 
-from retcon.transcripts.failures.rules import UNCLEAR, Verdict
-from retcon.transcripts.reading.dialects import Dialect, Fragment, is_feedback
-from retcon.transcripts.reading.in_messages import InMessages, InText, in_messages
-from retcon.transcripts.reading.items import text_of
-from retcon.transcripts.reading.pieces import Call, ToolOutput
-from retcon.transcripts.reading.roles import SAID
-from retcon.transcripts.registry import dialects
-from retcon.transcripts.types import NOT_JSON, Certainty, Json
+from retcon.chat import hermes
+from retcon.chat.families.qwen3_coder import FAMILY, FUNCTION
+from retcon.chat.types import FoundCall
+from retcon.core.errors import RecordError
+from retcon.transcripts.in_messages import InMessages, InText, ItemsReading, in_messages
+from retcon.transcripts.items import SAID, find_items, speaker_of, text_of, with_text
+from retcon.transcripts.itemwise import objects
+from retcon.transcripts.pieces import Call, Piece, PieceReading, ToolOutput
+from retcon.transcripts.registry import (
+    Dialect,
+    Fragment,
+    JsonCall,
+    all_clean,
+    dialects,
+    is_feedback,
+)
+from retcon.transcripts.types import NOT_JSON, Certainty, Format, Json, Reading
+from retcon.transcripts.verdicts import UNCLEAR, Verdict, looks_clean
 
 _FENCED = re.compile(r"\s*```(?:[Pp]ython3?|py)?[ \t]*\r?\n(?P<code>.*?)\r?\n?```\s*", re.DOTALL)
 _PARAMETER = re.compile(r"\s*<parameter=(?P<key>[^<>\s]+)>")
@@ -296,3 +306,365 @@ def _shared(items: Sequence[Mapping[str, Json]]) -> bool:
 SHAREGPT = InMessages(
     "sharegpt", "from", "value", Certainty.LAYOUT, _shared, marks=("conversations", "from", "value", "gpt")
 )
+
+
+MARKS = ("tool_call", "tool_response")
+_TAGGED = re.compile(r"<function=[^<>\s]+>\s*(?:<parameter=|</function>)")
+
+
+def tagged(text: str) -> bool:
+    """Whether calls are written as Qwen3-Coder writes them, with tags for the function and its arguments."""
+    return _TAGGED.search(text) is not None
+
+
+class Hermes(Dialect):
+    """`<tool_call>` with JSON; answers in the role `tool`, or as `<tool_response>` in a user's message (Qwen)."""
+
+    name = "hermes"
+    _opens, _closes = "<tool_response>", "</tool_response>"
+    _decoder = msgspec.json.Decoder(JsonCall)
+
+    def calls_in(self, text: str) -> bool:
+        return hermes.OPEN in text and not tagged(text)
+
+    def find_calls(self, text: str) -> Iterator[FoundCall]:
+        return hermes.find_calls(text)
+
+    def cut(self, text: str, answered: bool) -> list[Fragment]:
+        found = list(self.find_calls(text))
+        if not found:
+            return [Fragment("said", text)]
+        start = found[0].char
+        calls = tuple(Call(c.name, c.arguments, c.char - start) for c in found)
+        return [Fragment("said", text[:start])] * bool(start) + [Fragment("call", text[start:], calls)]
+
+    def outputs(self, text: str) -> tuple[ToolOutput, ...]:
+        _, *blocks = text.split(self._opens)
+        inside = [block.partition(self._closes)[0] for block in blocks]
+        return tuple([ToolOutput(b.removeprefix("\n").removesuffix("\n")) for b in inside]) or (ToolOutput(text),)
+
+    def told_outputs(self, text: str) -> tuple[ToolOutput, ...] | None:
+        return self.outputs(text) if text[:40].lstrip().startswith("<tool_response>") else None
+
+    def cut_told(self, text: str) -> list[Fragment]:
+        cuts: list[Fragment] = []
+        at = 0
+        while (start := text.find(self._opens, at)) >= 0:
+            if text[at:start].strip():
+                cuts.append(Fragment("told", text[at:start]))
+                at = start
+            closing = text.find(self._closes, start)
+            end = len(text) if closing < 0 else closing + len(self._closes)
+            cuts.append(Fragment("output", text[at:end], (), self.outputs(text[start:end])))
+            at = end
+        *before, last = cuts
+        words = text[at:]
+        return [*cuts, Fragment("told", words)] if words.strip() else [*before, last._replace(text=last.text + words)]
+
+    def clean_outputs(self, text: str, told: bool) -> int | None:
+        alone = text.startswith("<tool_response>\n") and text.endswith("\n</tool_response>")
+        if alone and text.find("<", 1) == len(text) - len("</tool_response>"):
+            return 1 if looks_clean(text[len("<tool_response>\n") : -len("\n</tool_response>")]) else None
+        return all_clean(self.told_outputs(text) if told else self.outputs(text))
+
+    def clean_calls(self, text: str) -> int | None:
+        start = text.find("<")
+        if start < 0:
+            return 0
+        end = text.find("<", start + 1)
+        try:
+            if (
+                text.startswith(hermes.OPEN, start)
+                and text.startswith(hermes.CLOSE, end)
+                and "<" not in text[end + 1 :]
+            ):
+                self._decoder.decode(text[start + len(hermes.OPEN) : end])
+                return 1
+            _, *blocks = text.split(hermes.OPEN)
+            inside = [block.partition(hermes.CLOSE)[0] if hermes.CLOSE in block else "" for block in blocks]
+            for one in inside:
+                self._decoder.decode(one)
+        except NOT_JSON:
+            return None
+        return len(inside)
+
+    def clean_inside(self, text: str) -> int | None:
+        return 0
+
+
+class HermesInText(Hermes):
+    """The same in one text, as rollout dumps have it (verl, slime): the turns follow each other, with or without the
+    markers of Qwen's template, of which a decoder that skips special ids leaves the roles. answer: the tag of what a
+    tool says; `interpreter` in slime's example of ReTool."""
+
+    certainty = Certainty.TAGGED_TEXT
+
+    def __init__(self, answer: str = "tool_response") -> None:
+        self._opens, self._closes = f"<{answer}>", f"</{answer}>"
+        self.signs = (hermes.OPEN, self._opens)
+        self._answers = re.compile(
+            r"\s*(?:<\|im_end\|>)?\s*(?P<marker><\|im_start\|>)?(?P<role>user|tool)?\s*"
+            rf"(?P<answers>(?:{self._opens}.*?{self._closes}\s*)+)",
+            re.DOTALL,
+        )
+        self._next = re.compile(r"(?:<\|im_end\|>)?\s*(?:<\|im_start\|>)?(?:assistant\s*)?")
+
+    def cut(self, text: str, answered: bool) -> list[Fragment]:
+        cuts: list[Fragment] = []
+        at = 0
+        for start, answers in self._rounds(text):
+            if start > at:
+                cuts.append(Fragment("said", text[at:start]))
+            written = text[start : answers.start()]
+            calls = tuple(Call(c.name, c.arguments, c.char) for c in self.find_calls(written))
+            cuts.append(Fragment("call", written, calls))
+            end, spoken = answers.end(), self._spoken_until(text, answers)
+            following = self._next.match(text, spoken)
+            at = following.end() if following is not None else spoken
+            if spoken == end:
+                end = at
+            cuts.append(Fragment("output", text[answers.start() : end], (), self.outputs(answers["answers"])))
+            if at > end:
+                cuts.append(Fragment("told", text[end:at]))
+        return [*cuts, Fragment("said", text[at:])] if text[at:] or not cuts else cuts
+
+    def _spoken_until(self, text: str, answers: re.Match[str]) -> int:
+        """Where the words end that a user says after outputs; where these end if there are none."""
+        end = answers.end()
+        if answers["role"] != "user":
+            return end
+        following = text.find(hermes.OPEN, end)
+        sign = "<|im_end|>" if answers["marker"] else "\nassistant\n"
+        at = text.find(sign, end - 1, following if following >= 0 else len(text))
+        return at if text[end:at].strip() and at > end else end
+
+    def _rounds(self, text: str) -> Iterator[tuple[int, re.Match[str]]]:
+        """Where calls that are answered begin, and their answers, with what stands around these."""
+        last = text.rfind(self._closes)
+        start = text.find(hermes.OPEN)
+        at = start + len(hermes.OPEN)
+        while start >= 0 and 0 <= (closing := text.find(hermes.CLOSE, at)) < last:
+            at = closing + len(hermes.CLOSE)
+            if (answers := self._answers.match(text, at)) is not None:
+                yield start, answers
+                start = text.find(hermes.OPEN, answers.end())
+                at = start + len(hermes.OPEN)
+
+    def clean_inside(self, text: str) -> int | None:
+        return Dialect.clean_inside(self, text) if self._opens in text else 0
+
+
+HERMES = Hermes()
+HERMES_MESSAGES = in_messages(HERMES, marks=MARKS)
+HERMES_TEXT = tuple(
+    InText(dialect, dialect.signs, Certainty.TAGGED_TEXT, MARKS, ("verl", "slime"))
+    for dialect in (HermesInText(), HermesInText("interpreter"))
+)
+
+
+class Qwen3Coder(Hermes):
+    """In messages."""
+
+    name = "qwen3_coder"
+
+    def calls_in(self, text: str) -> bool:
+        return tagged(text) and (hermes.OPEN in text or hermes.CLOSE in text)
+
+    def find_calls(self, text: str) -> Iterator[FoundCall]:
+        return FAMILY.find_calls(text)
+
+    def clean_calls(self, text: str) -> int | None:
+        found = list(self.find_calls(text)) if "<" in text else []
+        return None if any(isinstance(call.arguments, str) for call in found) else len(found)
+
+
+class Qwen3CoderInText(Qwen3Coder, HermesInText):
+    """In one text."""
+
+    certainty = Certainty.TAGGED_TEXT
+
+
+QWEN3_CODER = Qwen3Coder()
+QWEN3_CODER_MESSAGES = in_messages(QWEN3_CODER, marks=(*MARKS, "function"))
+_in_text = Qwen3CoderInText()
+QWEN3_CODER_TEXT = InText(_in_text, (FUNCTION, *_in_text.signs), Certainty.TAGGED_TEXT, MARKS, ("verl",))
+
+
+class Markdown(Dialect):
+    """```` ```python ```` blocks; the output as an ```` ```output ```` block after it, in the same message or the next,
+    or in the role `tool`. A block that nothing answers is no call."""
+
+    name = "markdown"
+    certainty = Certainty.FENCES
+    _open = re.compile(r"```(?:[Pp]ython3?|py|PYTHON|tool_code)[ \t]*\r?\n")
+    _answer = re.compile(r"\s*```(?:output|stdout|tool_output)[ \t]*\r?\n")
+    _fenced = re.compile(r"\s*```(?:output|text|stdout|console|tool_output)?[ \t]*\r?\n")
+    _wrapped = re.compile(r"\s*[`<EeOoRr]")  # how a fence or a label begins
+    _answers = ("```output", "```stdout", "```tool_output")
+    _label = re.compile(r"\s*(?:<output>|(?:[Ee]xecution )?(?:[Oo]utput|[Rr]esult|[Oo]bservation)s?:)\s*")
+
+    def calls_in(self, text: str) -> bool:
+        return "`" in text and ("```py" in text or "```Py" in text or "```PY" in text or "```tool_code" in text)
+
+    def cut(self, text: str, answered: bool) -> list[Fragment]:
+        cuts: list[Fragment] = []
+        at = 0
+        found = list(self._blocks(text))
+        for n, (start, code, code_end, end) in enumerate(found):
+            output = self._answer.match(text, end)
+            if output is None and not (answered and n + 1 == len(found)):
+                continue
+            if start > at:
+                cuts.append(Fragment("said", text[at:start]))
+            at = end if output is not None else len(text)
+            cuts.append(Fragment("call", text[start:at], (Call("python", {"code": text[code:code_end]}),)))
+            if output is not None:
+                inside_end, at = _closed(text, output.end())
+                cuts.append(Fragment("output", text[end:at], (), (ToolOutput(text[output.end() : inside_end]),)))
+        return [*cuts, Fragment("said", text[at:])] if text[at:] or not cuts else cuts
+
+    def _blocks(self, text: str) -> Iterator[tuple[int, int, int, int]]:
+        """Closed blocks of Python: where the fence, the program, the closing line and what follows it begin."""
+        at, end, after = 0, -1, 0
+        while (opening := self._open.search(text, at)) is not None:
+            at = opening.end()
+            if end < at - 1:  # what closes an earlier one that is none of Python closes this one too
+                end, after = _closing(text, at)
+            if end == len(text):
+                return
+            if text[opening.start() - 1 : opening.start()] != "`":
+                yield opening.start(), at, max(at, end), after
+                at = after
+
+    def outputs(self, text: str) -> tuple[ToolOutput, ...]:
+        fenced = self._fenced.match(text)
+        if fenced:
+            return (ToolOutput(text[fenced.end() : _closed(text, fenced.end())[0]]),)
+        labelled = self._label.match(text)
+        return (ToolOutput(text[labelled.end() :] if labelled else text),)
+
+    def told_end(self, text: str) -> int | None:
+        """Where an output in the user's role ends: with its fence or tag; after a label alone, nothing says where."""
+        labelled = self._label.match(text)
+        if not (labelled or self._answer.match(text)) or is_feedback(text):
+            return None
+        if fenced := self._fenced.match(text, labelled.end() if labelled else 0):
+            return _closed(text, fenced.end())[1]
+        if labelled and labelled[0].strip() == "<output>" and (closing := text.find("</output>", labelled.end())) >= 0:
+            return closing + len("</output>")
+        return len(text)
+
+    def clean_outputs(self, text: str, told: bool) -> int | None:
+        if not told and self._wrapped.match(text) is None:
+            return 1 if looks_clean(text) else None
+        return all_clean(self.told_outputs(text) if told else self.outputs(text))
+
+    def clean_calls(self, text: str) -> int | None:
+        return 1 if self.calls_in(text) and next(self._blocks(text), None) is not None else 0
+
+    def clean_inside(self, text: str) -> int | None:
+        count, at = 0, 0
+        while (start := _fence(text, at)) >= 0:
+            # Nothing but the plain shape, words and one block and right after it its output, is read here.
+            code_end = _fence(text, start + 3)
+            begin = code_end + len("```\n```output\n")
+            if not (text.startswith("```python\n", start) and text.startswith("\n```\n```output\n", code_end - 1)):
+                return None if count or any(name in text for name in self._answers) else 0
+            end = _fence(text, begin)
+            at = end + 3
+            if end < 0 or text[end - 1] != "\n" or text[at : at + 1] not in ("", "\n"):
+                return None
+            if not looks_clean(text[begin : end - 1]):
+                return None
+            count += 1
+        return count
+
+
+def _fence(text: str, start: int) -> int:
+    """Where the next three backticks are, -1 for none; most texts have no other ones."""
+    at = text.find("`", start)
+    return at if at < 0 or text.startswith("```", at) else text.find("```", at)
+
+
+def _closed(text: str, start: int) -> tuple[int, int]:
+    """Where the text of a fenced block from `start` ends, and where what follows its closing line begins."""
+    end, after = _closing(text, start)
+    return max(start, end), after
+
+
+def _closing(text: str, start: int) -> tuple[int, int]:
+    """Where the line break before the first closing line from `start` on is, and where what follows the line begins;
+    the end of the text where there is none."""
+    at = start - 1  # the closing line may follow the opening one at once
+    while (at := text.find("\n```", at)) >= 0:
+        line_end = text.find("\n", at + 4)
+        line_end = len(text) if line_end < 0 else line_end
+        if not text[at + 4 : line_end].strip(" \t\r"):
+            return at, min(len(text), line_end + 1)
+        at += 4
+    return len(text), len(text)
+
+
+MARKDOWN = Markdown()
+MARKDOWN_MESSAGES = in_messages(MARKDOWN, marks=("python", "output"))
+MARKDOWN_TEXT = InText(MARKDOWN, ("```output",), Certainty.TEXT, ("output",))
+
+
+Item = dict[str, Json]
+_SAID = ("text", "assistant", "thought", "reasoning")  # no set: a role may be anything, where others say `from`
+
+
+class Blocks(Format):
+    name = "mathcoder"
+    certainty = Certainty.LAYOUT
+    aliases: Sequence[str] = ()
+    marks = ("debug_result", "execution", "code", "text")
+
+    def matches(self, record: Json) -> bool:
+        return _items(record) is not None
+
+    def read(self, record: Json, id: str) -> Reading:
+        found = _items(record)
+        if found is None:
+            raise RecordError("no list of blocks with the roles text, code and execution")
+        path, items = found
+        pieces: list[Piece] = []
+        for n, item in enumerate(items):
+            text = text_of(item.get("content"))
+            role = item.get("role")
+            if role in _SAID:
+                pieces.append(Piece("said", n, text))
+            elif role == "code":
+                pieces.append(Piece("call", n, text, (Call("python", {"code": text}),)))
+            elif role == "execution" and pieces and pieces[-1].kind == "call":
+                pieces.append(Piece("output", n, text, (), (ToolOutput(text),)))
+            else:
+                pieces.append(Piece("told", n, text))
+        system = _system(record) if path == ("debug_result",) else ""
+        return ItemsReading(record, path, PieceReading(items, pieces, id, _whole, apart=True, system=system))
+
+
+def _system(record: Json) -> str:
+    """What the system says in the messages beside the blocks."""
+    found = objects(record.get("messages")) if isinstance(record, dict) else []
+    return next((text_of(m.get("content")) for m in found if speaker_of(m) == "system"), "")
+
+
+def _items(record: Json) -> tuple[Sequence[str], list[Item]] | None:
+    """`debug_result` goes before `messages`, which MathCoder's own records have too, without the blocks."""
+    if isinstance(record, dict) and isinstance(blocks := record.get("debug_result"), list):
+        found = find_items({"debug_result": blocks})
+    else:
+        found = find_items(record)
+    return found if found and any(i.get("role") == "execution" for i in found[1]) else None
+
+
+def _whole(item: Json, pieces: Sequence[Piece]) -> Json:
+    """Blocks are moved whole, and never take parts of each other; their own text may have lost some of it."""
+    text = "".join(piece.text for piece in pieces)
+    if not isinstance(item, dict) or text_of(item.get("content")) == text:
+        return item
+    return {**item, "content": with_text(item.get("content"), text)}
+
+
+BLOCKS = Blocks()

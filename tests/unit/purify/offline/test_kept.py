@@ -12,8 +12,8 @@ import pytest
 from foreign import FAILED, FIXED, FORMATS, Step, answer, fails, user, works
 from retcon.core.types import Segment
 from retcon.purify.offline import UNFIT, Offline, Purified
-from retcon.purify.reading.rewriting import rewritten
-from retcon.transcripts.detection.detector import Detector
+from retcon.purify.words import rewritten
+from retcon.transcripts.detector import Detector
 from retcon.transcripts.formats.notations import MINT
 
 ASK = user("the root of 16?")

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from retcon.purify.reading.names import (
+from retcon.purify.programs import (
     assertions,
     effects,
     goals,
     handlers,
+    needs,
     only_constants,
     runs_nothing,
     works_out,
 )
-from retcon.purify.reading.reads import needs
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,8 @@ import json
 
 import pytest
 
-from retcon.purify.reading.rewriting import rewritten_text
-from retcon.purify.reading.shown import programs
-from retcon.purify.reading.tokens import decimals, mentions, telling, tokens
-from retcon.purify.reading.trees import parse
+from retcon.purify.programs import parse
+from retcon.purify.words import decimals, mentions, programs, rewritten_text, telling, tokens
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,10 @@ from foreign import FORMATS, Step, answer, fails, user, works
 from retcon.core.types import Observation, RepairRecord, Segment, ToolCall, Turn
 from retcon.purify.kept import Edit, edited
 from retcon.purify.offline import REASONS, Offline, Purified
-from retcon.purify.reading.rewriting import rewritten
-from retcon.purify.reading.tokens import names_of
-from retcon.transcripts.detection.detector import Detector
+from retcon.purify.words import names_of, rewritten
+from retcon.transcripts.detector import Detector
 from retcon.transcripts.formats.notations import MINT
-from retcon.transcripts.purifying.one import purify_transcript
+from retcon.transcripts.purifier import purify_transcript
 from unit.purify.offline.test_kept import ASK, COMMENTED, FAIL, FAILED, FIXED, OTHER, purify, reasons
 
 

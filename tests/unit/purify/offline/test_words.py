@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from retcon.purify.reading.sentences import sentences
-from retcon.purify.reading.words import (
+from retcon.purify.words import (
     can_cut,
     gives_up_plan,
     referring,
     referring_comments,
     says_something,
+    sentences,
     spans,
     takes_back,
     without,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from foreign import FORMATS, REPAIRED
-from retcon.transcripts.purifying.one import purify_transcript
+from retcon.transcripts.purifier import purify_transcript
 from unit.transcripts.test_detect import lines, run
 
 FAILED, FIXED = "print(sm([2, 3]))", "print(sum([2, 3]))"

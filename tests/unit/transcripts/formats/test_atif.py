@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from foreign import FORMATS, REPAIRED, answer, fails, user, works
-from retcon.transcripts.detection.detector import Detector
-from retcon.transcripts.purifying.one import purify_transcript
+from retcon.transcripts.detector import Detector
+from retcon.transcripts.purifier import purify_transcript
 
 IDS = {"prompt_token_ids": [1], "completion_token_ids": [2], "logprobs": [-0.5]}
 

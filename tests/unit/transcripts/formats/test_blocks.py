@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from foreign import FAILED, FIXED, FORMATS, REPAIRED, Step, answer, fails, user, works
-from retcon.transcripts.detection.detector import Detector
-from retcon.transcripts.purifying.one import purify_transcript
+from retcon.transcripts.detector import Detector
+from retcon.transcripts.purifier import purify_transcript
 
 SAID = "The earlier code failed with an error."
 LEFT = "The root of 16 is plausible."

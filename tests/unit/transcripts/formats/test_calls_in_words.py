@@ -10,8 +10,8 @@ import pytest
 
 from retcon.core.errors import RecordError
 from retcon.purify.offline import Offline
-from retcon.transcripts.detection.detector import Detector
-from retcon.transcripts.purifying.one import purify_transcript
+from retcon.transcripts.detector import Detector
+from retcon.transcripts.purifier import purify_transcript
 from unit.transcripts.test_detect import lines, run
 
 FAILED, FIXED = "print(sm([2, 3]))", "print(sum([2, 3]))"

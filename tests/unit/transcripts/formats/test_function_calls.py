@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from retcon.transcripts.purifying.one import purify_transcript
+from retcon.transcripts.purifier import purify_transcript
 from retcon.transcripts.registry import named
 
 FAILED = "squares = [n * n for n in range(10)]\nprint(sqrt(sum(squares)))"

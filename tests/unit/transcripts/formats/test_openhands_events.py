@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from retcon.transcripts.purifying.one import purify_transcript
+from retcon.transcripts.purifier import purify_transcript
 
 FAILED, WORKS = "print(round(pi * 2, 3))", "from math import pi\nprint(round(pi * 2, 3))"
 ERROR = "Traceback (most recent call last):\n  File \"<x>\", line 1, in <module>\nNameError: name 'pi' is not defined"

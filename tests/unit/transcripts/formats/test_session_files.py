@@ -21,11 +21,10 @@ from retcon.purify.offline import Offline
 from retcon.report.purification import remarks
 from retcon.store.jsonl import read
 from retcon.train.datasets.demonstrations import read_samples
-from retcon.transcripts.detection.detector import BYTES, RECORDS
-from retcon.transcripts.formats.sessions.claude_code import ClaudeCode, _first_sessions
-from retcon.transcripts.purifying.assignment import Assignment
-from retcon.transcripts.purifying.count import Count
-from retcon.transcripts.purifying.purification import Purification, Stopped
+from retcon.transcripts.detector import BYTES, RECORDS
+from retcon.transcripts.formats.anthropic import ClaudeCode, _first_sessions
+from retcon.transcripts.purification import Assignment, Purification, Stopped
+from retcon.transcripts.purifier import Count
 
 CLEAN = (user("?"), works("f()"), answer("1"))
 STAYS = (user("?"), fails("f()"), answer("I cannot tell."))

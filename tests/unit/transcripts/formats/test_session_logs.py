@@ -16,9 +16,8 @@ from retcon.core.errors import RecordError
 from retcon.purify.offline import Offline
 from retcon.store.jsonl import read
 from retcon.train.datasets.demonstrations import read_samples
-from retcon.transcripts.purifying.assignment import Assignment
-from retcon.transcripts.purifying.count import Count
-from retcon.transcripts.purifying.purification import Purification, Stopped
+from retcon.transcripts.purification import Assignment, Purification, Stopped
+from retcon.transcripts.purifier import Count
 from retcon.transcripts.registry import named
 
 CLEAN = (user("?"), works("f()"), answer("1"))

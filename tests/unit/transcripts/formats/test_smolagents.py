@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from retcon.transcripts.purifying.one import purify_transcript
+from retcon.transcripts.purifier import purify_transcript
 
 FAILED, WORKS = "print(round(pi * 2, 3))", "from math import pi\nprint(round(pi * 2, 3))"
 ERROR = "Code execution failed at line 'print(round(pi * 2, 3))' due to: InterpreterError: The variable `pi` is new."

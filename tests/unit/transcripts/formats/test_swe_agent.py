@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from retcon.purify.offline import Offline
-from retcon.transcripts.purifying.one import purify_transcript
+from retcon.transcripts.purifier import purify_transcript
 
 ERROR = "Traceback (most recent call last):\n  File \"<x>\", line 1, in <module>\nNameError: name 'pi' is not defined"
 FAILED, WORKS = "python -c 'print(pi)'", "python -c 'from math import pi; print(pi)'"

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from foreign import FORMATS, answer, user, works
-from retcon.transcripts.detection.detector import Detector
-from retcon.transcripts.purifying.one import purify_transcript
+from retcon.transcripts.detector import Detector
+from retcon.transcripts.purifier import purify_transcript
 
 ODD = "NameError: name 'x' is not defined"
 """An output that the rules take for a failure."""

@@ -1,0 +1,783 @@
+"""Read programs as trees: names bound, names read, effects left behind."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from keyword import iskeyword
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from retcon.core.programs import parsed
+
+_MAGIC = re.compile(r"^[ \t]*[!%][^\n]*$", re.MULTILINE)
+_LONG = re.compile(r"0[xXoObB][\da-fA-F_]{3500}")
+"""What may be a number that Python reads, and would not write with so many digits as it has in decimals; or a text."""
+_BITS = 14_000
+"""Of a number of 4,200 digits; Python writes 4,300."""
+_DEEPEST = 100
+"""Levels of a tree (a sum of so many terms) beyond which Python's own functions, which recurse, may not read it."""
+IMPORTS = (ast.Import, ast.ImportFrom)
+_SCOPES = (
+    ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef,
+    ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp,
+)  # fmt: skip
+
+
+@lru_cache(maxsize=256)
+def parse(code: str) -> ast.Module | None:
+    """The program without IPython's `!` and `%` lines, and as IPython does without an indent of the first line; None
+    where it is no Python of ours, nested too deeply, or has a number without end. Lines keep their numbers. What was
+    parsed last is kept, and never changed."""
+    plain = _MAGIC.sub("", code) if "!" in code or "%" in code else code
+    for text in (plain, plain.lstrip(" \t")):
+        if (tree := parsed(text)) is not None:
+            return None if _nested(tree) > _DEEPEST or (_LONG.search(code) and _has_long(tree)) else tree
+    return None
+
+
+class Part(Struct, frozen=True):
+    """A top-level statement as text. start: the lines before it; lines: its own. literal: the name that it binds to a
+    number, a list of numbers or a text, with nothing beside; None where it does anything else."""
+
+    start: int
+    text: str
+    lines: int
+    literal: str | None
+
+
+@lru_cache(maxsize=64)
+def split(code: str) -> list[Part] | None:
+    """The top-level statements of a program; None where it cannot be split into such.
+
+    A failure and its fix have most of their statements in common, and what is known of each is kept by its text. As
+    each can be parsed by itself, together they are the program: what is cut within brackets or a text cannot be.
+    """
+    parts: list[Part] = []
+    at = 0
+    for text in _STATEMENT.split(code):
+        if name := _bound_literal(text):
+            parts.append(Part(at, text, 1, name))
+            at += 1
+        elif parse(text) is None:
+            return None
+        else:
+            lines = text.count("\n") + 1
+            parts.append(Part(at, text, lines, None))
+            at += lines
+    return parts
+
+
+@lru_cache(maxsize=512)
+def _bound_literal(text: str) -> str | None:
+    """The name that a statement binds to a literal; None of any other."""
+    found = _LITERAL.fullmatch(text)
+    return None if found is None or iskeyword(found[1]) else found[1]
+
+
+_STATEMENT = re.compile(r"\n(?=[A-Za-z_](?!(?:lse|lif|xcept|inally)\b))")
+"""Where a line begins a statement, unless it goes on with the one before it."""
+_NUMBER = r"-?(?:0|[1-9]\d{0,15})(?:\.\d+)?"
+_LITERAL = re.compile(rf"([A-Za-z_]\w*) = (?:{_NUMBER}|\[(?:{_NUMBER}(?:, {_NUMBER})*)?\]|\"[\w ,.:-]*\"|'[\w ,.:-]*')")
+
+
+def source(node: ast.AST) -> str:
+    """A node as text, the same for nodes that say the same."""
+    try:
+        return ast.unparse(node)
+    except ValueError:  # before Python 3.12, for an f-string with an invisible character in a text within it
+        return ast.dump(node)
+
+
+def _nested(tree: ast.AST) -> int:
+    """How deep a tree is, no further than is of interest."""
+    level: list[ast.AST] = [tree]
+    depth = 0
+    while level and depth <= _DEEPEST:
+        level = [child for node in level for child in children(node)]
+        depth += 1
+    return depth
+
+
+def _has_long(tree: ast.AST) -> bool:
+    numbers = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, int))
+    return any(number.bit_length() > _BITS for number in numbers)
+
+
+def nodes_here(node: ast.AST) -> list[ast.AST]:
+    """The nodes that run in the module's own scope: bodies of functions, classes and comprehensions left out."""
+    found = [node]
+    for item in found:  # which grows as it is read
+        if not isinstance(item, _SCOPES):
+            found += children(item)
+    return found
+
+
+def binds(node: ast.AST) -> Sequence[str]:
+    """The names that this very node binds."""
+    if isinstance(node, ast.Name):
+        return (node.id,) if isinstance(node.ctx, ast.Store) else ()
+    if isinstance(node, _NAMED):
+        return (node.name,) if node.name else ()
+    if isinstance(node, IMPORTS):
+        return [alias.asname or alias.name.partition(".")[0] for alias in node.names if alias.name != "*"]
+    return ()
+
+
+_NAMED = (
+    ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.ExceptHandler, ast.MatchAs, ast.MatchStar
+)  # fmt: skip
+
+
+def below(node: ast.AST) -> list[ast.AST]:
+    """All nodes from this one down."""
+    found = [node]
+    for item in found:
+        found += children(item)
+    return found
+
+
+def children(node: ast.AST) -> list[ast.AST]:
+    """The nodes right below, those left out that have no name or value in them: contexts and operators."""
+    found: list[ast.AST] = []
+    for name in _fields_of(type(node)):  # type: ignore[arg-type]  # classes are hashable
+        value = getattr(node, name, None)
+        if isinstance(value, list):
+            found += [one for one in value if isinstance(one, ast.AST)]
+        elif isinstance(value, ast.AST):
+            found.append(value)
+    return found
+
+
+@cache
+def _fields_of(kind: type[ast.AST]) -> tuple[str, ...]:
+    return () if kind in (ast.Name, ast.Constant) else tuple(name for name in kind._fields if name not in _PLAIN)
+
+
+_PLAIN = frozenset({"ctx", "op", "ops", "id", "attr", "arg", "module", "level", "asname", "kind", "type_comment"})
+"""Fields that hold none."""
+
+
+_NAME = re.compile(r"[A-Za-z_]\w*")
+_Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+_Comprehension = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
+_ORDER: dict[type[ast.AST], tuple[str, ...]] = {
+    ast.Constant: (), ast.Attribute: ("value",), ast.Call: ("func", "args", "keywords"),
+    ast.Assign: ("value", "targets"), ast.AnnAssign: ("value", "annotation", "target"),
+    ast.NamedExpr: ("value", "target"),
+}  # fmt: skip
+"""The fields of nodes in the order in which they are run, where that is not the one that they stand in, or often
+asked for."""
+_BRANCHES: dict[type[ast.AST], tuple[tuple[str, ...], ...]] = {
+    ast.If: (("test",), ("body",), ("orelse",)), ast.While: (("test",), ("body",), ("orelse",)),
+    ast.IfExp: (("test",), ("body",), ("orelse",)),
+    ast.For: (("iter", "target", "body"), ("orelse",)), ast.AsyncFor: (("iter", "target", "body"), ("orelse",)),
+}  # fmt: skip
+"""The same of nodes with branches: what is always run, then each branch."""
+
+
+def needs(code: str, names: frozenset[str]) -> frozenset[str]:
+    """Those of `names` whose value from before `code` it may read: loaded where it has not bound them itself."""
+    return names & reads(code) if names else names
+
+
+@lru_cache(maxsize=64)
+def reads(code: str) -> frozenset[str]:
+    """All names whose value from before `code` it may read; of a program that cannot be parsed, all its words.
+
+    A loop's body is read once, and what one branch binds counts as bound after all of them. What functions read counts
+    at the earliest when they are called, taken as the end.
+    """
+    parts = split(code) or [Part(0, code, 0, None)]
+    outer: set[str] = set()
+    bound: set[str] = set()
+    later: set[str] = set()
+    for part in parts:
+        if part.literal is not None:
+            bound.add(part.literal)
+            continue
+        read = _read(part.text)
+        if read is None:
+            return frozenset(_NAME.findall(code))
+        outer |= read.outer - bound
+        bound |= read.bound
+        later |= read.later
+    return frozenset(outer | (later - bound))
+
+
+@lru_cache(maxsize=256)
+def _read(text: str) -> _Reads | None:
+    """What statements read that stand first in their program; None where they cannot be parsed."""
+    tree = parse(text)
+    if tree is None:
+        return None
+    module = _Reads(())
+    module.all_of(tree.body)
+    return module
+
+
+class _Reads:
+    """The names that the nodes of one scope read, taken in one after another. own: what it has from the start."""
+
+    def __init__(self, own: Iterable[str]) -> None:
+        self.outer: set[str] = set()
+        self.bound = set(own)
+        self._order: list[str] = []
+        """What was bound, in order, so that a branch can be taken back."""
+        self.later: set[str] = set()
+
+    def free(self) -> set[str]:
+        """What the functions in it read and it has not bound in the end."""
+        return self.later - self.bound
+
+    def all_of(self, nodes: Iterable[ast.AST | None]) -> None:
+        for node in nodes:
+            if node is not None:
+                self._one(node)
+
+    def _one(self, node: ast.AST) -> None:
+        """A node, in the order in which Python runs what is in it."""
+        kind = type(node)
+        if isinstance(node, ast.Name):
+            if isinstance(node.ctx, ast.Store):
+                self._bind(node.id)
+            elif node.id not in self.bound:
+                self.outer.add(node.id)
+        elif kind in _ORDER:
+            self.all_of(_listed(node, _ORDER[kind]))
+        elif kind in _BRANCHES:
+            first, *branches = _BRANCHES[kind]
+            self.all_of(_listed(node, first))
+            self._branches(*(_listed(node, fields) for fields in branches))
+        elif isinstance(node, ast.AugAssign):
+            if isinstance(node.target, ast.Name) and node.target.id not in self.bound:
+                self.outer.add(node.target.id)
+            self.all_of((node.value, node.target))
+        elif isinstance(node, ast.Try | ast.TryStar):
+            self._branches([*node.body, *node.orelse], *([handler] for handler in node.handlers))
+            self.all_of(node.finalbody)
+        elif isinstance(node, ast.Match):
+            self._one(node.subject)
+            self._branches(*([case] for case in node.cases))
+        elif isinstance(node, _Function):
+            self._function(node)
+        elif isinstance(node, ast.ClassDef):
+            self.all_of((*node.decorator_list, *node.bases, *node.keywords))
+            self._undo(self._after(node.body))  # its names are its own
+            self._bind(node.name)
+        elif isinstance(node, _Comprehension):
+            self._comprehension(node)
+        else:
+            self._bind(*binds(node))
+            self.all_of(children(node))
+
+    def _bind(self, *names: str) -> None:
+        for name in names:
+            if name not in self.bound:
+                self.bound.add(name)
+                self._order.append(name)
+
+    def _after(self, nodes: Iterable[ast.AST | None]) -> int:
+        """Take these in; how many names had been bound before."""
+        before = len(self._order)
+        self.all_of(nodes)
+        return before
+
+    def _undo(self, to: int) -> list[str]:
+        """Take back what was bound after the first `to` names; these."""
+        gone = self._order[to:]
+        del self._order[to:]
+        self.bound.difference_update(gone)
+        return gone
+
+    def _branches(self, *branches: Sequence[ast.AST]) -> None:
+        """Take in nodes of which one list is run, each as if it were the only one."""
+        made = [self._undo(self._after(branch)) for branch in branches]
+        self._bind(*(name for names in made for name in names))
+
+    def _function(self, node: _Function) -> None:
+        """A function where it is defined: what is read now, and what it reads when it is called."""
+        given = node.args
+        self.all_of((*getattr(node, "decorator_list", ()), *given.defaults, *given.kw_defaults))
+        parameters = [*given.posonlyargs, *given.args, *given.kwonlyargs]
+        parameters += [one for one in (given.vararg, given.kwarg) if one is not None]
+        self.all_of((*(one.annotation for one in parameters), getattr(node, "returns", None)))
+        body = [node.body] if isinstance(node, ast.Lambda) else node.body
+        here = [item for statement in body for item in nodes_here(statement)]
+        outside = {name for item in here if isinstance(item, ast.Global | ast.Nonlocal) for name in item.names}
+        own = {one.arg for one in parameters} | {name for item in here for name in binds(item)}
+        inside = _Reads(own - outside)
+        inside.all_of(body)
+        self.later |= inside.outer | inside.free()
+        if not isinstance(node, ast.Lambda):
+            self._bind(node.name)
+
+    def _comprehension(self, node: _Comprehension) -> None:
+        """Its targets are its own; what `:=` binds in it is not."""
+        own: set[str] = set()
+        for part in node.generators:
+            self._one(part.iter)
+            targets = {name for item in nodes_here(part.target) for name in binds(item)} - self.bound
+            own |= targets
+            self.bound |= targets
+            self.all_of((part.target, *part.ifs))
+        self.all_of((node.key, node.value) if isinstance(node, ast.DictComp) else (node.elt,))
+        self.bound -= own
+
+
+def _listed(node: ast.AST, fields: Iterable[str]) -> list[ast.AST]:
+    """What stands under these fields, one after another."""
+    found: list[ast.AST] = []
+    for name in fields:
+        value = getattr(node, name)
+        found += value if isinstance(value, list) else [value] if value is not None else []
+    return found
+
+
+_ASSIGNED = re.compile(
+    r"^[ \t]*([A-Za-z_]\w*)[ \t]*(?:=(?!=)|[-+*/%&|^@]=|//=|\*\*=|:\s*\w[^=\n]*=(?!=))", re.MULTILINE
+)
+_IMPORTED = re.compile(r"^[ \t]*(?:from[ \t]+\S+[ \t]+)?import[ \t]+([^\n#]+)", re.MULTILINE)
+_STAR = re.compile(r"^[ \t]*from[ \t]+(\S+)[ \t]+import[ \t]*\*", re.MULTILINE)
+_DEFINED = re.compile(r"^[ \t]*(?:async[ \t]+)?(?:def|class)[ \t]+([A-Za-z_]\w*)", re.MULTILINE)
+_WORD = re.compile(r"[A-Za-z_]\w*")
+
+
+@dataclass(frozen=True, slots=True)
+class Effects:
+    """What is left behind by a program, or the part of it that ran.
+
+    defined: names bound. imported: those of them that an import bound, with the import as text. changed: names not its
+    own whose object was changed in place. outside: what it did beyond the session (files, processes), as source text.
+    stars: modules of which it imported all names, whatever these are.
+    """
+
+    defined: frozenset[str] = frozenset()
+    imported: frozenset[tuple[str, str]] = frozenset()
+    changed: frozenset[str] = frozenset()
+    outside: frozenset[str] = frozenset()
+    stars: frozenset[str] = frozenset()
+
+
+@lru_cache(maxsize=64)
+def effects(code: str, before: int | None = None) -> Effects:
+    """What running `code` leaves behind. before: only what ran before this line failed (1-based); None: all of it.
+
+    Careful rather than exact: a statement that the failing line lies within counts, unless it is the binding itself.
+    A program that cannot be parsed is read line by line.
+    """
+    parts = split(code)
+    text = code
+    if before is not None and (parts is None or "!" in code or "%" in code):
+        text = "\n".join(code.split("\n")[: max(0, before - 1)])
+    reached = shell_lines(text)
+    if parts is None:
+        by_import = [name for names in _IMPORTED.findall(text) for name in _WORD.findall(names)]
+        names = frozenset([*_ASSIGNED.findall(text), *_DEFINED.findall(text), *by_import])
+        if (tree := parse(code)) is None:
+            return Effects(names, outside=reached, stars=frozenset(_STAR.findall(text)))
+        parts = [Part(0, code, code.count("\n") + 1, None)]
+    defined: set[str] = set()
+    imported: set[tuple[str, str]] = set()
+    changed: set[str] = set()
+    augmented: set[str] = set()
+    stars: set[str] = set()
+    reaches = False
+    for part in parts:
+        if before is not None and before <= part.start:
+            break
+        ended = before is None or part.start + part.lines < before
+        if part.literal is not None:
+            if ended:
+                defined.add(part.literal)
+            continue
+        left = _left(part.text, None if before is None or ended else before - part.start)
+        defined |= left.defined
+        imported |= left.imported
+        changed |= left.changed
+        augmented |= left.augmented
+        stars |= left.stars
+        reaches = reaches or left.reaches
+    if reaches and (tree := parse(code)) is not None:
+        ran = [node for node in tree.body if before is None or _began(node, before)]
+        reached |= outside(code, tree, ran)
+    kept = frozenset((changed - defined) | augmented)
+    return Effects(frozenset(defined), frozenset(imported), kept, reached, frozenset(stars))
+
+
+class _Left(NamedTuple):
+    """What a statement leaves behind, before it is known what else its program binds."""
+
+    defined: set[str]
+    imported: set[tuple[str, str]]
+    changed: set[str]
+    augmented: set[str]
+    stars: set[str]
+    reaches: bool
+
+
+@lru_cache(maxsize=512)
+def _left(text: str, before: int | None) -> _Left:
+    tree = parse(text)
+    ran = [] if tree is None else [node for node in tree.body if before is None or _began(node, before)]
+    here = [item for node in ran for item in nodes_here(node)]
+    left = _Left(set(), set(), set(), set(), set(), may_reach_outside(text))
+    for item in here:
+        bound = binds(item)
+        left.defined.update(bound)
+        if isinstance(item, IMPORTS):
+            left.imported.update((name, source(item)) for name in bound if item in ran)
+        if isinstance(item, ast.ImportFrom) and item.names[0].name == "*" and item.lineno != before:
+            left.stars.add("." * item.level + (item.module or ""))
+        if isinstance(item, _CHANGING):
+            left.changed.update(_targets(item))
+        elif isinstance(item, ast.AugAssign) and isinstance(item.target, ast.Name):
+            left.augmented.add(item.target.id)
+    return left
+
+
+@lru_cache(maxsize=64)
+def bound_before(code: str, line: int) -> frozenset[str]:
+    """The names that `code`, which failed at this line (1-based), has bound for all that is known: those of statements
+    that end before it, also within one that it lies in. What a loop binds further down counts among `effects`."""
+    tree = parse(code)
+    if tree is None:
+        return effects(code, line).defined
+    here = (item for node in tree.body for item in nodes_here(node))
+    ended = [item for item in here if isinstance(item, ast.stmt) and (item.end_lineno or item.lineno) < line]
+    return frozenset(name for node in ended for item in nodes_here(node) for name in binds(item))
+
+
+def definitions(code: str) -> frozenset[str]:
+    """The names that a whole program binds at its top level, those of imports left out."""
+    left = effects(code)
+    return left.defined - {name for name, _ in left.imported} if left.imported else left.defined
+
+
+def goals(code: str, line: int | None = None) -> frozenset[str]:
+    """What a program is for, in names that it binds: those of its last statement, and of the one at `line`, if known.
+
+    Names such as `x` that are bound on the way are no goal: two programs that both declare a symbol have nothing in
+    common by that.
+    """
+    placed = statements(code, line)
+    if placed is None:
+        return frozenset(_ASSIGNED.findall(code)[-1:])
+    found: set[str] = set()
+    for node, at_line, last in placed:
+        if at_line or last:
+            if not isinstance(node, ast.Expr):
+                found.update([name for item in nodes_here(node) for name in binds(item)])
+            if isinstance(node, ast.Expr | ast.If | ast.Assert):
+                found.update([n.id for n in below(node) if isinstance(n, ast.Name)])
+    return definitions(code) & found if found else frozenset()
+
+
+class Statement(NamedTuple):
+    """A statement of a program. at: whether a line is within it; last: whether it is the last one."""
+
+    node: ast.stmt
+    at: bool
+    last: bool
+
+
+def statements(code: str, line: int | None, *, whole: bool = False) -> list[Statement] | None:
+    """The statement at a line, and the last one; with `whole` all but those that only bind a literal. None where the
+    program cannot be parsed."""
+    parts = split(code)
+    if parts is None or not (tree := parse(parts[-1].text)) or not tree.body:
+        return None if (tree := parse(code)) is None else _placed(tree, line, is_end=True)
+    found: list[Statement] = []
+    for part in parts if whole or line is not None else parts[-1:]:
+        at, last = line is not None and part.start < line <= part.start + part.lines, part is parts[-1]
+        if (last or at or (whole and part.literal is None)) and (tree := parse(part.text)) is not None:
+            found += _placed(tree, None if line is None else line - part.start, is_end=last)
+    return found
+
+
+def _placed(tree: ast.Module, line: int | None, *, is_end: bool) -> list[Statement]:
+    return [
+        Statement(node, line is not None and node.lineno <= line <= (node.end_lineno or node.lineno),
+                  is_end and node is tree.body[-1])
+        for node in tree.body
+    ]  # fmt: skip
+
+
+def works_out(code: str, line: int | None = None, *, whole: bool = False) -> frozenset[str]:
+    """What a program works out, as text: the values of its last statement and of the one at `line`, of all if `whole`.
+
+    What a `print` is given counts, the `print` itself does not; a lone name or number works nothing out. So programs
+    that bind nothing can be told to try the same: the fix of `print(area(3))` defines `area` and has `area(3)` again.
+    """
+    found: set[str] = set()
+    for node, at_line, last in statements(code, line, whole=whole) or ():
+        if whole or at_line or last:
+            value = node.value if isinstance(node, _VALUED) else None
+            printed = isinstance(value, ast.Call) and getattr(value.func, "id", "") in ("print", "display")
+            values = value.args if printed and isinstance(value, ast.Call) else [value]
+            found |= {source(v) for v in values if isinstance(v, ast.Call | ast.BinOp | ast.Subscript)}
+    return frozenset(text for text in found if len(text) >= _TELLING)
+
+
+_VALUED = (ast.Expr, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Return)
+_TELLING = 4
+"""Characters of an expression from which on it is a step of its own."""
+
+
+def only_constants(before: str, after: str) -> str | None:
+    """The name whose value `before` computes and `after` only states, None where there is none.
+
+    That is the case where `after` works nothing out (what it binds are literals, or names put together), though
+    `before` called something; or where no name goes into the value of one that both are for, as one did before.
+    """
+    if not any(isinstance(one.node, ast.Assign) for one in statements(before, None, whole=True) or ()):
+        return None  # it binds nothing but numbers and texts
+    tree, fixed = parse(before), parse(after)
+    if tree is None or fixed is None:
+        return None
+    had, has = _bound(tree), _bound(fixed)
+    called = any(isinstance(n, ast.Call) for value in had.values() for n in below(value))
+    if called and has and not any(map(_computes, fixed.body)):
+        return next(iter(has))
+    stated = {name for name, value in had.items() if _is_literal(value)}  # these may stand in the value itself as well
+    for name in sorted(goals(before) & has.keys() & had.keys()):
+        arithmetic = any(isinstance(n, ast.BinOp) for n in below(has[name]))
+        if _inputs(had[name]) - stated and not _inputs(has[name]) and not arithmetic:
+            return name
+    return None
+
+
+_RUNS = re.compile(r"\A[A-Za-z_]\w*(?: = |\()")
+"""A program that begins with an assignment or a call."""
+
+
+def runs_nothing(code: str) -> bool:
+    """Whether a program only imports and defines."""
+    tree = None if _RUNS.search(code) else parse(code)
+    return tree is not None and all(
+        isinstance(node, ast.Import | ast.ImportFrom | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        for node in tree.body
+    )
+
+
+def _bound(tree: ast.Module) -> dict[str, ast.expr]:
+    """The value that each name is last bound to by an assignment of its own."""
+    return {
+        target.id: node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+
+
+def _computes(node: ast.stmt) -> bool:
+    """Whether a statement works something out: an operation on a number, a loop, a call of more than a choice."""
+    for item in below(node):
+        if isinstance(item, ast.For | ast.While | ast.comprehension | ast.FunctionDef | ast.ClassDef):
+            return True
+        if isinstance(item, ast.Call) and getattr(item.func, "id", "") not in _CHOICES:
+            return True
+        if isinstance(item, ast.BinOp) and any(isinstance(n, ast.Constant) for n in (item.left, item.right)):
+            return True
+    return False
+
+
+_CHOICES = frozenset({"print", "max", "min", "len", "round", "int", "float", "abs", "display", "str"})
+
+
+def _is_literal(value: ast.expr) -> bool:
+    try:
+        ast.literal_eval(value)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return False
+    return not isinstance(value, ast.Dict | ast.List | ast.Set | ast.Tuple)
+
+
+def _inputs(value: ast.expr) -> set[str]:
+    """The names that go into a value, those that are only called left out."""
+    called = {id(n.func) for n in below(value) if isinstance(n, ast.Call)}
+    modules = {id(n.value) for n in below(value) if isinstance(n, ast.Attribute) and id(n) in called}
+    return {n.id for n in below(value) if isinstance(n, ast.Name) and id(n) not in called | modules}
+
+
+def handlers(code: str) -> int:
+    """How many `except` clauses a program has."""
+    tree = parse(code) if "except" in code else None
+    return 0 if tree is None else sum(isinstance(node, ast.ExceptHandler) for node in below(tree))
+
+
+def assertions(code: str) -> frozenset[str]:
+    """What a program asserts: its conditions as text."""
+    tree = parse(code) if "assert" in code else None
+    return frozenset(source(n.test) for n in below(tree) if isinstance(n, ast.Assert)) if tree else frozenset()
+
+
+def _began(node: ast.stmt, line: int) -> bool:
+    """Whether a statement did something before `line` failed."""
+    if node.lineno > line:
+        return False
+    if (node.end_lineno or node.lineno) < line:
+        return True
+    return not isinstance(node, ast.Assign | ast.AnnAssign | ast.Import | ast.FunctionDef | ast.ClassDef)
+
+
+_CHANGING = (ast.Attribute, ast.Subscript, ast.Expr, ast.Delete)
+
+
+def _targets(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del):
+        yield from _root(node)
+    elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and isinstance(node.value.func, ast.Attribute):
+        yield from _root(node.value.func)
+    elif isinstance(node, ast.Delete):
+        for target in node.targets:
+            yield from _root(target)
+
+
+def _root(node: ast.AST) -> Iterator[str]:
+    base = _base_of(node)
+    if isinstance(base, ast.Name):
+        yield base.id
+
+
+_SHELL = re.compile(
+    r"^[ \t]*((?:!|%{1,2}(?:pip|conda|mamba|uv|cd|pushd|popd|env|set_env|run|sx|system|bash|sh|script|writefile)\b)"
+    r"[^\n]*)", re.MULTILINE,
+)  # fmt: skip
+"""IPython's lines that reach beyond the session: a shell's, packages, folders, files."""
+_WRITES = frozenset(
+    {"write_text", "write_bytes", "to_csv", "to_json", "to_excel", "to_parquet", "to_pickle", "to_feather", "to_hdf"}
+    | {"to_sql", "savefig", "savetxt", "savez", "savez_compressed", "imsave", "imwrite", "extractall", "urlretrieve"}
+    | {"makedirs", "mkdir", "unlink", "rmdir", "rmtree", "copyfile", "copytree", "touch", "Popen", "make_archive"}
+)
+"""Whatever they are called of."""
+_SYSTEM = frozenset({"os", "shutil", "subprocess"})
+_SYSTEM_WRITES = frozenset(
+    {"remove", "rename", "renames", "replace", "system", "popen", "move", "copy", "copy2", "run", "call", "check_call"}
+    | {"check_output", "getoutput", "getstatusoutput", "chdir", "chmod", "symlink", "link", "putenv", "removedirs"}
+    | {"truncate", "mkfifo", "unpack_archive"}
+)
+"""Called of one of those modules."""
+_OPENS = frozenset({"open", "ZipFile", "TarFile"})
+"""Which do it in a mode that writes."""
+_SAVES = frozenset({"save", "dump"})
+"""Which may do it, by what they are called of and with."""
+_PATH_WRITES = frozenset({"rename", "replace", "chmod", "symlink_to", "hardlink_to"})
+"""Of a path; strings and tables have some of them too."""
+_REACHING = _WRITES | _SYSTEM_WRITES | _OPENS | _SAVES | _PATH_WRITES
+"""Names without which no program reaches beyond the interpreter."""
+_MODE = re.compile(r"[rwaxbtU+]{1,4}")
+
+
+def shell_lines(text: str) -> frozenset[str]:
+    """IPython's lines that reach beyond the session, as they stand."""
+    return frozenset(line.strip() for line in _SHELL.findall(text)) if "!" in text or "%" in text else frozenset()
+
+
+def outside(code: str, tree: ast.Module, ran: Sequence[ast.stmt]) -> frozenset[str]:
+    """The calls in `ran` that reach beyond the interpreter, as source text: files opened for writing, folders,
+    processes. tree: the program, by whose imports and bindings names are understood; code: its text."""
+    if not may_reach_outside(code):
+        return frozenset()
+    names = _Names(tree)
+    calls = [node for top in ran for node in below(top) if isinstance(node, ast.Call)]
+    return frozenset(source(call) for call in calls if names.reaches_out(call))
+
+
+def may_reach_outside(code: str) -> bool:
+    """Whether a word stands in it without which no program reaches beyond the interpreter."""
+    return not _REACHING.isdisjoint(_WORD.findall(code))
+
+
+class _Names:
+    """What a program's names stand for: modules, what is imported of them, and paths."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self._modules: dict[str, str] = {}
+        self._imported: dict[str, tuple[str, str]] = {}  # (module, name there)
+        self._paths: set[str] = set()
+        nodes = below(tree)
+        for node in nodes:
+            if isinstance(node, IMPORTS):
+                self._import(node)
+        for node in nodes:
+            if isinstance(node, ast.Assign) and self._is_path(node.value):
+                self._paths.update(target.id for target in node.targets if isinstance(target, ast.Name))
+            elif isinstance(node, ast.For | ast.comprehension) and self._is_path(node.iter):
+                self._paths.update(n.id for n in [node.target] if isinstance(n, ast.Name))
+
+    def _import(self, node: ast.Import | ast.ImportFrom) -> None:
+        for alias in node.names:
+            first = alias.name.partition(".")[0]
+            if isinstance(node, ast.ImportFrom):
+                self._imported[alias.asname or alias.name] = (node.module or "").partition(".")[0], alias.name
+            else:
+                self._modules[alias.asname or first] = first
+
+    def reaches_out(self, call: ast.Call) -> bool:
+        module, name = self._called(call.func)
+        if name in _WRITES or (name in _SYSTEM_WRITES and module in _SYSTEM):
+            return True
+        if name in _OPENS:
+            return self._opens_to_write(call, module)
+        if name == "save":
+            return bool(call.args or call.keywords) and (isinstance(call.func, ast.Attribute) or bool(module))
+        if name == "dump":
+            return module == "joblib" or any(self._names_a_file(given) for given in call.args[1:2])
+        return name in _PATH_WRITES and isinstance(call.func, ast.Attribute) and self._is_path(call.func.value)
+
+    def _called(self, function: ast.expr) -> tuple[str, str]:
+        """(module, name there) of what is called; the module is empty where it is of none that is known."""
+        if isinstance(function, ast.Name):
+            return self._imported.get(function.id, ("", function.id))
+        if not isinstance(function, ast.Attribute):
+            return "", ""
+        root = _base_of(function)
+        if isinstance(root, ast.Name):  # a session's earlier cell may have imported a module under its own name
+            known = self._modules.get(root.id, root.id if root.id in _SYSTEM else "")
+            return known or self._imported.get(root.id, ("", ""))[0], function.attr
+        return "", function.attr
+
+    def _opens_to_write(self, call: ast.Call, module: str) -> bool:
+        modes = [*call.args[1:2], *(k.value for k in call.keywords if k.arg == "mode")]
+        if isinstance(call.func, ast.Attribute) and call.func.attr == "open" and not module:
+            of_path = self._is_path(call.func.value)
+            modes += [m for m in call.args[:1] if (of_path and not isinstance(m, ast.Constant)) or _is_mode(m)]
+        return any(not isinstance(m, ast.Constant) or bool(set("wax+") & set(str(m.value))) for m in modes)
+
+    def _is_path(self, node: ast.expr) -> bool:
+        """Whether it is a path of `pathlib`, or what one of its attributes or methods gives."""
+        if isinstance(node, ast.BinOp):
+            return isinstance(node.op, ast.Div) and (self._is_path(node.left) or self._is_path(node.right))
+        if isinstance(node, ast.Call):
+            return self._called(node.func)[1] == "Path" or (
+                isinstance(node.func, ast.Attribute) and node.func.attr not in _TEXTS and self._is_path(node.func.value)
+            )
+        if isinstance(node, ast.Attribute | ast.Subscript):
+            texts = isinstance(node, ast.Attribute) and node.attr in _TEXTS
+            return not texts and self._is_path(node.value)
+        return isinstance(node, ast.Name) and (node.id in self._paths or self._called(node)[1] == "Path")
+
+    def _names_a_file(self, node: ast.expr) -> bool:
+        text = isinstance(node, ast.Constant) and isinstance(node.value, str)
+        return text or isinstance(node, ast.JoinedStr) or self._is_path(node)
+
+
+_TEXTS = frozenset({"name", "stem", "suffix", "parts", "read_text", "read_bytes", "as_posix", "open"})
+"""What a path has that is no path."""
+
+
+def _is_mode(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str) and bool(_MODE.fullmatch(node.value))
+
+
+def _base_of(node: ast.AST) -> ast.AST:
+    """What attributes and items are taken of."""
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        node = node.value
+    return node

@@ -1,0 +1,460 @@
+"""Which format the records of a file have."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import suppress
+from dataclasses import replace
+from itertools import chain
+from typing import NamedTuple
+
+from retcon.core.errors import RecordError
+from retcon.core.texts import counted
+from retcon.store.parquet import Record, Source
+from retcon.transcripts.items import SESSION, SYSTEM, SYSTEMS, TEXTS, decoded, find_items, has_no_items, speaker_of
+from retcon.transcripts.itemwise import Itemwise, lists
+from retcon.transcripts.registry import formats, named
+from retcon.transcripts.types import Certainty, Format, Json
+
+RECORDS, BYTES = 512, 4 << 20
+"""How much of a file decides its format: of a file no larger than that, every record has the same say."""
+_LEAST = 3
+"""Records that are looked at whatever their size: of a long prompt alone nobody can tell whether it is one transcript
+or the first line of one."""
+_TIMES = 8
+"""So many times as much where nothing of that is a transcript: a session may begin with images, a request of which has
+up to 32 MB, and with what happened before anybody spoke."""
+
+
+class TornLine(RecordError):
+    """The last line of a session breaks off: whoever writes the file is at it, or was killed. number: of the line."""
+
+    def __init__(self, message: str, number: int) -> None:
+        super().__init__(message)
+        self.number = number
+
+
+class Sampled(NamedTuple):
+    """source: with all its records still to come. values: those that were decoded, by the record's number."""
+
+    source: Source
+    detector: Detector
+    values: dict[int, Json]
+
+
+def sampled(source: Source, format: str, *, skip_bad: bool = False) -> Sampled:
+    """Look at the first records of a file. Raises RecordError where tools were called in them in no known way (with
+    `skip_bad` such records are only counted, as they come), and for one transcript that breaks off; but where only the
+    last line of a session does, its records are what stands before that, and then comes a TornLine."""
+    detector = Detector(format)
+    head: list[Record] = []
+    values: dict[int, Json] = {}
+    for times in (1, _TIMES):
+        broken = _read_on(source, head, values, times)
+        items = list(values.values())
+        in_lines = source.shape == "lines" and (len(items) > 1 or _is_torn(head, values, detector))
+        session = detector.session_format(items) if in_lines else None
+        is_list = source.shape == "array" and detector.is_list(items)
+        if session or is_list or broken or not _is_undecided(source, detector, items):
+            break
+    if session is not None:
+        head, values, broken = _sessions(session, head, source.records, broken, skip_bad=skip_bad)
+        source = replace(source, shape="session", records=iter(()))
+    elif is_list:
+        if broken is not None:
+            raise broken
+        data = b"".join(r.lead + r.data for r in chain(head, source.records)) + b"".join(source.tail)
+        head = [Record(data, 1, head[0].file, "document")]
+        values = {1: decoded(head[0])}
+        source = replace(source, shape="document", records=iter(()))
+    detector.learn(values)
+    if not skip_bad:
+        _refuse_unknown(source, detector, values)
+    return Sampled(replace(source, records=_all(head, source.records, broken)), detector, values)
+
+
+def _read_on(source: Source, head: list[Record], values: dict[int, Json], times: int) -> RecordError | None:
+    """Read the first records, up to so many times as many as decide; what stopped that."""
+    size = sum(len(record.data) for record in head)
+    try:
+        while len(head) < times * RECORDS and (size < times * BYTES or len(head) < _LEAST):
+            if (record := next(source.records, None)) is None:
+                break
+            head.append(record)
+            size += len(record.data)
+            with suppress(RecordError):  # told when it is its turn
+                values[record.number] = decoded(record)
+    except RecordError as error:
+        return error
+    return None
+
+
+def _is_torn(head: list[Record], values: dict[int, Json], detector: Detector) -> bool:
+    """Whether of two lines the last breaks off, and the first alone would be refused."""
+    if len(head) != 2 or head[1].data.endswith(b"\n") or list(values) != [head[0].number]:
+        return False
+    return detector.is_unknown(values[head[0].number])
+
+
+def _is_undecided(source: Source, detector: Detector, items: list[Json]) -> bool:
+    """Whether what follows may tell that these are of one transcript; as they are, one of them would be refused."""
+    if source.shape == "lines":
+        return detector.may_be_session(items)
+    return source.shape == "array" and detector.may_be_list(items)
+
+
+def _all(head: list[Record], rest: Iterator[Record], broken: RecordError | None) -> Iterator[Record]:
+    yield from head
+    head.clear()
+    if broken is not None:
+        raise broken
+    yield from rest
+
+
+def _sessions(
+    format: Itemwise, head: list[Record], rest: Iterator[Record], broken: RecordError | None, *, skip_bad: bool
+) -> tuple[list[Record], dict[int, Json], RecordError | None]:
+    """The sessions of a file, each a record of its lines, by the number of its first; their values; and what ended the
+    file before its end."""
+    lines = list(head)
+    try:
+        lines += rest if broken is None else ()
+    except RecordError as error:
+        broken = error
+    if broken is not None and not skip_bad:
+        raise broken
+    items: list[Json] = []
+    for line in lines:
+        try:
+            items.append(decoded(line))
+        except RecordError:
+            if line is not lines[-1] or line.data.endswith(b"\n"):
+                raise
+            broken = TornLine(f"{line.where}: the session's last line breaks off, and is left out", line.number)
+    starts = format.beginnings(items)
+    records: list[Record] = []
+    values: dict[int, Json] = {}
+    for start, stop in zip(starts, [*starts[1:], len(items)], strict=True):
+        own = lines[start:stop]
+        data = b"".join(line.data for line in own)
+        records.append(Record(data, own[0].number, own[0].file, SESSION))
+        values[own[0].number] = items[start:stop]
+    return records, values, broken
+
+
+def _refuse_unknown(source: Source, detector: Detector, values: dict[int, Json]) -> None:
+    """Where no record has a call that can be read, and half of them look as if they had some."""
+    if any(detector.has_calls(value) for value in values.values()):
+        return
+    seen = {number: sign for number, value in values.items() if (sign := tool_use(value)) is not None}
+    if not values or 2 * len(seen) < len(values):
+        return
+    first = min(seen)
+    where = ", ".join(map(str, sorted(seen)[:8]))
+    raise RecordError(
+        f"{source.path}: no call can be read, though {len(seen)} of {counted(len(values), 'record')} looked at show "
+        f"signs of tool use ({seen[first]}): {where}{', …' if len(seen) > 8 else ''}; its format is unknown"
+        f"{nearest_format(values[first], formats())}"
+    )
+
+
+_DEPTH = 8
+_ITEMS = 200
+_TEXT = 20_000
+_KEYS = frozenset(
+    {"tool_calls", "tool_call", "tool_use", "function_call", "tool_call_id", "code_action", "executable_code"}
+    | {"toolCalls", "toolCall", "toolUse", "toolResult", "functionCall", "functionResponse", "executableCode"}
+)
+_ROLES = frozenset({"tool", "function", "observation", "ipython", "execution", "tool_result", "tool_response"})
+_KINDS = re.compile(
+    r"(?:.*_)?(?:tool_use|tool_result|(?:tool|function|mcp|shell|search|interpreter|patch)_call(?:_output)?)"
+)
+"""Types of items or blocks, in a list, that are a call or what it gave, whoever's tool it is. A record's own type may
+be any label."""
+_NAMING = ("role", "from", "type", "kind", "source")
+_TAG = re.compile(r"</([A-Za-z][\w:.-]{1,30})>")
+_RESULT = re.compile(
+    r"<(result|output|observation|interpreter|information|execution_results?|tool_output|tool_response|tool_result"
+    r"|function_results?|stdout|exec_result)\b[^<>]*>",
+    re.IGNORECASE,
+)
+_SPECIAL = re.compile(
+    r"<\|(?:python_tag|tool_calls?_begin|tool_call|tool_outputs?_begin|tool_calls_section_begin|code_interpreter)\|>"
+    r"|<function=(?!finish>|submit>)(?=[\w.-]+>)|<\|channel\|>commentary to="
+    r"|<｜tool▁(?:calls?|outputs?)▁begin｜>|\[TOOL_CALLS\]"
+)
+_WRITTEN = re.compile(r"""\s*\[\s*\{\s*["'](?:role|from)["']\s*:""")
+_REACT = re.compile(r"^Action(?: Input)?(?: \d+)?:.*?^Observation(?: \d+)?:", re.MULTILINE | re.DOTALL)
+_THOUGHT = re.compile(
+    r"\s*(?:Thought|Think):.*?^(?:Action|Act):|\s*Action:|.*?^Action: \w+\n+```",
+    re.MULTILINE | re.DOTALL | re.IGNORECASE,
+)
+_USERS = ("user", "human")
+_LABEL = re.compile(r"\s*(Observation(?: \d+)?:|OBSERVATION:|EXECUTION RESULT of|<returncode>|API output:)")
+
+
+def tool_use(record: Json) -> str | None:
+    """What in a record says that a tool was called in it: a key, a role, a type, a wording; None where nothing does.
+
+    What the system or a user says may explain how calls are written, or show some.
+    """
+    for key, value, role in chain([("", record, "")], _walk(record)):
+        if role in SYSTEM or key in SYSTEMS:
+            continue
+        if key in _KEYS and value:
+            return f"the key '{key}'"
+        if isinstance(value, list) and (kind := _kind_in(value)):
+            return f"the type '{kind}'"
+        if not isinstance(value, str):
+            continue
+        if key in ("role", "from") and value.lower() in _ROLES:
+            return f"the role '{value}'"
+        text = value[:_TEXT]
+        if "<" in text and (result := _RESULT.search(text)):
+            return f"the tag <{result[1]}>"
+        if label := _LABEL.match(text):
+            return f"the label {label[1]}"
+        if role in _USERS:
+            continue
+        if ("<" in text or "[" in text) and (special := _SPECIAL.search(text)):
+            return f"the marker {special[0]}"
+        if ("ction:" in text or "ACTION:" in text) and (react := _REACT.search(text) or _THOUGHT.match(text)):
+            return "the words 'Action:' and 'Observation:'" if react.re is _REACT else "the word 'Action:'"
+    return None
+
+
+def _kind_in(items: Sequence[Json]) -> str | None:
+    """The type of the first item that is a call or what it gave."""
+    kinds = (item.get("type") for item in items[:_ITEMS] if isinstance(item, dict))
+    return next((kind for kind in kinds if isinstance(kind, str) and _KINDS.fullmatch(kind[:60])), None)
+
+
+def nearest_format(record: Json, formats: Sequence[Format]) -> str:
+    """` (nearest format: 'x')` for the format whose words the record has most of, and where else its messages stand;
+    else an empty string."""
+    words: set[str] = set()
+    for key, value, _ in _walk(record):
+        words.add(key.lower())
+        if isinstance(value, str):
+            if key in _NAMING:
+                words.add(value[:40].lower())
+            words |= {tag.lower() for tag in _TAG.findall(value[:_TEXT])}
+    best, name = (0.0, 0.0), ""
+    for one in formats:
+        near = [max(map(_alike, [mark.lower()] * len(words), words), default=0.0) for mark in one.marks]
+        found = sum(n for n in near if n >= 0.75)
+        score = found, found / max(1, len(near))  # of as many, those of a format that has hardly any other words
+        if found and score > best:
+            best, name = score, one.name
+    told = f" (nearest format: '{name}')" if name else ""
+    return told if find_items(record) is not None else told + _misplaced(record, "")
+
+
+def _misplaced(record: Json, where: str) -> str:
+    """Where messages stand that are not looked for there, or are no list but its text; "" where there are none."""
+    for name, value in record.items() if isinstance(record, dict) else ():
+        place = f"{where}{name}"
+        if isinstance(value, dict) and where.count(".") < 2 and (found := _misplaced(value, f"{place}.")):
+            return found
+        if isinstance(value, str) and _WRITTEN.match(value):
+            return f"; '{place}' is the text of a list of messages: write the list itself, under 'messages'"
+        if isinstance(value, list) and find_items(value) is not None:
+            return f"; messages under '{place}' are not looked for: put them under 'messages'"
+    return ""
+
+
+def _alike(mark: str, word: str) -> float:
+    if mark == word:
+        return 1.0
+    return difflib.SequenceMatcher(None, mark, word).ratio() if abs(len(mark) - len(word)) < 4 else 0.0
+
+
+def _walk(value: Json, depth: int = 0, key: str = "", role: str = "") -> Iterator[tuple[str, Json, str]]:
+    """The values in a value, each with the key that it is under and the role of the message that it is in."""
+    if key:
+        yield key, value, role
+    if depth == _DEPTH:
+        return
+    if isinstance(value, dict):
+        named = value.get("role", value.get("from"))
+        role = named.lower() if isinstance(named, str) else role
+        for name, inner in value.items():
+            yield from _walk(inner, depth + 1, str(name), role)
+    elif isinstance(value, list):
+        for inner in value[:_ITEMS]:
+            yield from _walk(inner, depth + 1, key, role)
+
+
+_SHOWN = 20
+_SAID = ("content", "value")
+"""Where a message has its text."""
+_TEXTS = tuple(name for name in TEXTS if name not in _SAID)
+"""Where a row of a data set has one."""
+
+
+class Detector:
+    """Finds the format of records. A record that several formats match is of its file's, which `learn` decides.
+
+    name: `auto`, or a format's. decided: the place of the file's format among those that the name means, None while
+    that is not known; main: that format. Raises RecordError for another name, with the nearest.
+    """
+
+    def __init__(self, name: str = "auto", decided: int | None = None) -> None:
+        self._formats = named(name)
+        self.decided = 0 if len(self._formats) == 1 else decided
+        self.name = name
+        self._looked = 0
+        self._unknown: Sequence[int] = ()
+
+    @property
+    def main(self) -> Format | None:
+        return None if self.decided is None else self._formats[self.decided]
+
+    def others(self, number: int) -> str:
+        """For the message on a record that is no transcript: how many more there are, as far as was looked."""
+        if number not in self._unknown or len(self._unknown) == 1:
+            return ""
+        some = ", ".join(map(str, self._unknown[:_SHOWN]))
+        more = ", …" if len(self._unknown) > _SHOWN else ""
+        return f"; so are {len(self._unknown)} of the first {self._looked} records: {some}{more}"
+
+    def learn(self, records: Mapping[int, Json]) -> None:
+        """Decide the file's format, from records by their numbers: the one that most of them have, each judged alone;
+        their order is nothing."""
+        places = {number: self._own(record) for number, record in records.items()}
+        own = Counter(at for at in places.values() if at is not None)
+        self._looked = len(records)
+        self._unknown = [n for n, at in places.items() if at is None and not self._is_plain(records[n])]
+        if own:
+            self.decided = min(own, key=lambda at: (-own[at], at))
+
+    def matches(self, record: Json) -> bool:
+        """Whether any format does."""
+        return self._own(record) is not None
+
+    def is_unknown(self, record: Json) -> bool:
+        """Whether a record is no transcript, judged alone."""
+        return not self.matches(record) and not self._is_plain(record)
+
+    def session_format(self, items: Sequence[Json]) -> Itemwise | None:
+        """The format of the lines of a file, of which none is a transcript, if they are the items of one together, in
+        a format that is kept in lines. Some may have a text that alone would pass for one."""
+        known = [item for item in items if isinstance(item, dict)]
+        if len(known) < len(items):
+            return None
+        found = next((one for one in self._in_lines(known) if one.has_calls(known) or one.is_plain(known)), None)
+        return found if found is not None and not self._any_alone(known) else None
+
+    def may_be_session(self, items: Sequence[Json]) -> bool:
+        """Whether lines may be the first of such a file, though nobody speaks in them: one alone would be refused."""
+        known = [item for item in items if isinstance(item, dict)]
+        refused = len(known) == len(items) and not all(map(self._is_plain, known))
+        return refused and bool(self._in_lines(known)) and not self._any_alone(known)
+
+    def may_be_list(self, items: list[Json]) -> bool:
+        """Whether items of an array may be the first of such a list, though they do not show it."""
+        return not any(map(self.matches, items)) and (_may_be_said(items) or not all(map(self._is_plain, items)))
+
+    def is_list(self, items: list[Json]) -> bool:
+        """Whether the items of an array are those of one transcript together, messages or steps, and none is one."""
+        if not items or any(map(self.matches, items)):
+            return False
+        plain = _may_be_said(items) and any(speaker_of(item) == "assistant" for item in items)
+        plain = plain or (self._plain(items) is not None and not any(map(_is_row, items)))
+        return self.matches(items) or (plain and not any(map(self._has_list, items)))
+
+    def has_calls(self, record: Json) -> bool:
+        """Whether a call with an output can be read in the record."""
+        try:
+            found = self._known(record)
+            clean = 0 if found is None else found.clean(record)
+            if clean is None and found is not None:
+                return any(turn.observations for t in found.read(record, "").trajectories for turn in t.turns)
+        except RecordError:
+            return False
+        return bool(clean)
+
+    def format_of(self, record: Json) -> Format | None:
+        """The record's format. None: it is a transcript without any call, whose format cannot be told. Raises
+        RecordError where it is none."""
+        found = self._known(record)
+        if found is not None or is_transcript(record):
+            return found
+        if self.name == "auto":
+            raise RecordError(f"no transcript of any known format: {_found(record)}{nearest_format(record, formats())}")
+        raise RecordError(f"no transcript of format {self.name!r}: {_found(record)}")
+
+    def _known(self, record: Json) -> Format | None:
+        """The record's format, as far as it can be told."""
+        if self.main is not None and self.main.matches(record):
+            return self.main
+        at = self._own(record)
+        if at is not None:
+            return self._formats[at]
+        return None if is_transcript(record) else self._plain(record)
+
+    def _in_lines(self, items: Sequence[dict[str, Json]]) -> list[Itemwise]:
+        """The formats that are kept in lines, and may have such."""
+        keys = set().union(*items)
+        return [one for one in self._formats if isinstance(one, Itemwise) and one.in_lines and not _lacks(one, keys)]
+
+    def _any_alone(self, items: Iterable[Json]) -> bool:
+        """Whether one of the items is a transcript with calls, by more than a text."""
+        own = (self._formats[at] for item in items if (at := self._own(item)) is not None)
+        return any(one.certainty <= Certainty.CALLS for one in own)
+
+    def _has_list(self, record: Json) -> bool:
+        """Whether a record has messages or steps of its own, though no call is in them."""
+        return find_items(record) is not None or self._plain(record) is not None
+
+    def _is_plain(self, record: Json) -> bool:
+        return is_transcript(record) or self._plain(record) is not None
+
+    def _plain(self, record: Json) -> Format | None:
+        """The format of a transcript without calls whose items are no messages by role."""
+        return next((one for one in self._formats if isinstance(one, Itemwise) and one.holds(record)), None)
+
+    def _own(self, record: Json) -> int | None:
+        """The place of the record's format among all, judged alone."""
+        found = [items for _, items in lists(record)]  # looked for once, as many formats ask for them
+        keys = set().union(*chain.from_iterable(found))
+        for at, one in enumerate(self._formats):
+            if isinstance(one, Itemwise):
+                if not _lacks(one, keys) and any(map(one.has_calls, found)):
+                    return at
+            elif one.matches(record):
+                return at
+        return None
+
+
+def _lacks(format: Itemwise, keys: Set[str]) -> bool:
+    """Whether lists with these keys can have no call of a format."""
+    return bool(format.needs) and format.needs.isdisjoint(keys)
+
+
+def _may_be_said(items: list[Json]) -> bool:
+    """Whether items are such as messages by role are: rows of a data set may have a `role` or a `from` too."""
+    return find_items(items) is not None and not any(map(_is_row, items))
+
+
+def _is_row(item: Json) -> bool:
+    if not isinstance(item, dict) or any(name in item and not isinstance(item[name], int | float) for name in _SAID):
+        return False  # what else a message has beside its text is its own: the answer that was wanted, say
+    return any(isinstance(item.get(name), str) for name in _TEXTS)
+
+
+def is_transcript(record: Json) -> bool:
+    """Whether a record at least has messages, be it none of them, or a text, though no call is in it."""
+    if find_items(record) is not None or has_no_items(record):
+        return True
+    values = [record.get(name) for name in TEXTS] if isinstance(record, dict) else []
+    return any(isinstance(t, str) for v in values for t in (v if isinstance(v, list) else [v]))
+
+
+def _found(record: Json) -> str:
+    if isinstance(record, dict):
+        return f"an object with {', '.join(list(record)[:8]) or 'no keys'}"
+    return f"found {type(record).__name__}"

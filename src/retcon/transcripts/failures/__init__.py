@@ -1,1 +1,0 @@
-"""What counts as a failed call, by what its output says."""

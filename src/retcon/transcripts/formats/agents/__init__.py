@@ -1,1 +1,0 @@
-"""Formats of agents, which keep steps or events."""

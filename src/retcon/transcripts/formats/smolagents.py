@@ -1,0 +1,174 @@
+"""smolagents' memory: the steps of an agent, in full or succinct, or the result of a run."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+
+import msgspec
+
+from retcon.purify.words import without
+from retcon.transcripts.items import role_of, text_of
+from retcon.transcripts.itemwise import (
+    Item,
+    ItemList,
+    Itemwise,
+    Pieces,
+    arguments_of,
+    loose_words,
+    objects,
+    part_of,
+    parts,
+    some_id,
+    string,
+)
+from retcon.transcripts.pieces import Call, Piece, Stretch, ToolOutput
+from retcon.transcripts.types import NOT_JSON, Json
+from retcon.transcripts.verdicts import Verdict
+
+_TOLD = ("task", "plan", "system_prompt")
+_CODE = re.compile(r"<code>|```(?:py|python)?[ \t]*\r?\n|Code:\s*```")
+_THOUGHTS = ("thought", "thoughts")
+_CAUSE = re.compile(r"due to: (?P<type>[A-Za-z_]\w*(?:Error|Exception|Interrupt|Warning|Iteration))\b")
+
+
+class Smolagents(Itemwise):
+    """A step has `model_output` (words and program; with structured outputs JSON, a `thought` and its `code`),
+    `tool_calls`, `observations` and `error`, which is typed. The messages that each step was given are emptied after a
+    repair: they repeat the failure."""
+
+    name = "smolagents"
+    needs = frozenset({"step_number"})
+    marks = ("step_number", "model_output", "code_action", "observations", "action_output", "tool_calls", "steps")
+
+    def has_calls(self, items: Sequence[Item]) -> bool:
+        return any("step_number" in i and (i.get("tool_calls") or i.get("code_action")) for i in items)
+
+    def is_plain(self, items: Sequence[Item]) -> bool:
+        return any("step_number" in item and "model_output" in item for item in items)
+
+    def find(self, record: Json) -> ItemList | None:
+        """The system's prompt, where no step is one, stands among the messages that the first step was given."""
+        found = super().find(record)
+        if found is None or any(item.get("system_prompt") for item in found.items):
+            return found
+        first = next(
+            (item.get("model_input_messages") for item in found.items if item.get("step_number") is not None), None
+        )
+        given = first if isinstance(first, list) else []
+        return found._replace(system=next((text_of(m.get("content")) for m in given if _is_systems(m)), ""))
+
+    def group(self, items: Sequence[Item]) -> list[Piece]:
+        pieces = Pieces()
+        for item in items:
+            if item.get("step_number") is None:  # the task, the system's prompt, a plan
+                pieces.told(item, next(filter(None, (string(item.get(key)) for key in _TOLD)), ""))
+                continue
+            calls = _calls(item)
+            if not calls:
+                pieces.said(item, _said(item), apart=True)
+                continue
+            pieces.said(item, _said(item), moved=[], apart=True)
+            pieces.called(item, calls)
+            pieces.answered(None, _outputs(item, calls))
+        return pieces.all
+
+    def rebuilt(self, pieces: Sequence[Piece]) -> list[Json]:
+        """The fix's step, with the words that it is to have."""
+        words = loose_words(pieces)
+        items = [item for piece in pieces for item in parts(piece)]
+        return items if words is None else [_with_words(item, words) for item in items]
+
+    def without_words(self, item: Json, cuts: Sequence[Stretch]) -> Json:
+        return _with_words(item, without(_said(item), cuts)) if isinstance(item, dict) else item
+
+    def forgotten(self, item: Json) -> Json:
+        return (
+            {**item, "model_input_messages": None}
+            if isinstance(item, dict) and item.get("model_input_messages")
+            else item
+        )
+
+
+def _is_systems(message: Json) -> bool:
+    return isinstance(message, dict) and role_of(message) == "system"
+
+
+def _said(item: Item) -> str:
+    """The words before the program."""
+    text = text_of(item.get("model_output"))
+    if (structured := _structured(text)) is not None:
+        return string(structured.get(_thought_key(structured)))
+    begins = _CODE.search(text)
+    return text[: begins.start()] if begins else text
+
+
+def _structured(text: str) -> dict[str, Json] | None:
+    """What the model wrote where its outputs are structured: an object with its `code`."""
+    if not text.lstrip().startswith("{"):
+        return None
+    try:
+        value = msgspec.json.decode(text)
+    except NOT_JSON:
+        return None
+    return value if isinstance(value, dict) and isinstance(value.get("code"), str) else None
+
+
+def _thought_key(structured: Item) -> str:
+    return next((key for key in _THOUGHTS if key in structured), _THOUGHTS[0])
+
+
+def _with_words(item: Json, words: str) -> Json:
+    if not isinstance(item, dict):
+        return item
+    own = _said(item)
+    text = text_of(item.get("model_output"))
+    if own == words:
+        return item
+    if (structured := _structured(text)) is not None:
+        key = _thought_key(structured)
+        told = {key: words}
+        new = json.dumps(structured | told if key in structured else told | structured, ensure_ascii=text.isascii())
+    elif text.startswith(own):
+        new = words + text[len(own) :]
+    else:
+        return item
+    message = part_of(item, "model_output_message")
+    again = {"model_output_message": {**message, "content": new}} if text_of(message.get("content")) == text else {}
+    return {**item, "model_output": new, **again}
+
+
+def _calls(item: Item) -> list[Call]:
+    found = objects(item.get("tool_calls"))
+    if not found and isinstance(code := item.get("code_action"), str):
+        return [Call("python_interpreter", {"code": code})]
+    calls: list[Call] = []
+    for one in found:
+        function = part_of(one, "function") or one
+        name, arguments = string(function.get("name"), "python_interpreter"), function.get("arguments")
+        if name == "python_interpreter" and isinstance(arguments, str):
+            arguments = {"code": arguments}
+        calls.append(Call(name, arguments_of(arguments), id=some_id(one.get("id"))))
+    return calls
+
+
+def _observed(item: Item) -> str:
+    return text_of(item.get("observations"))
+
+
+def _outputs(item: Item, calls: Sequence[Call]) -> list[ToolOutput]:
+    """One for each call: all that a step has is what they gave together."""
+    error = item.get("error")
+    message = string(error.get("message")) if isinstance(error, dict) else string(error)
+    text = "\n".join(t for t in (_observed(item), message) if t)
+    if not error:
+        verdict = None
+    else:
+        cause = _CAUSE.findall(message)
+        kind = string(error.get("type")) if isinstance(error, dict) else ""
+        verdict = Verdict("error", "status", cause[-1] if cause else kind or None)
+    return [ToolOutput(text if n == 0 else "", call.id, verdict, typed=True) for n, call in enumerate(calls)]
+
+
+FORMAT = Smolagents()

@@ -1,0 +1,532 @@
+"""Formats whose transcripts are lists of items: messages with typed parts, steps, events.
+
+Consecutive items of one turn of the model are a *group*. A format cuts groups into pieces, each of which carries the
+items (or parts of them) that move with it; what stays is the very object that was read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence, Set
+from itertools import groupby, takewhile
+from typing import NamedTuple, cast
+
+import msgspec
+from msgspec.structs import replace
+
+from retcon.chat.types import Told
+from retcon.core.errors import RecordError
+from retcon.purify.offline import Purified
+from retcon.purify.words import without
+from retcon.transcripts.items import (
+    APART,
+    Thought,
+    context_of,
+    part_words,
+    parts_without,
+    renewed,
+    text_of,
+    with_part_words,
+    with_text,
+    without_words,
+)
+from retcon.transcripts.pieces import (
+    Call,
+    Piece,
+    PieceKind,
+    PieceReading,
+    RecordReading,
+    Stretch,
+    ToolOutput,
+    awaits_output,
+    shown_call,
+)
+from retcon.transcripts.types import NOT_JSON, Certainty, Format, Json, Reading
+from retcon.transcripts.verdicts import Verdict
+
+Item = Mapping[str, Json]
+_PARTS = "items"
+_BESIDE = "beside"
+
+
+class ItemList(NamedTuple):
+    """Where the items of a record stand, and what the model was told beside them. path: keys, and places in lists.
+    asked, system: see `PieceReading`."""
+
+    path: Sequence[str | int]
+    items: list[Item]
+    context: str = ""
+    asked: Sequence[Told] = ()
+    system: str = ""
+
+
+class Itemwise(Format):
+    """A format of items; a subclass says which list they are in and what each is."""
+
+    name: str
+    certainty = Certainty.LAYOUT
+    aliases: Sequence[str] = ()
+    marks: Sequence[str] = ()
+    needs: Set[str] = frozenset()
+    """Keys of which a list with a call has one at least; none: any list may be one."""
+
+    in_lines = False
+    """Whether transcripts are kept one item a line, too: items are such as no rows of a data set are."""
+
+    def has_calls(self, items: Sequence[Item]) -> bool:
+        """Whether this list of items is one of the format's, with a call in it; cheap."""
+        raise NotImplementedError
+
+    def is_plain(self, items: Sequence[Item]) -> bool:
+        """Whether this list of items, in which no call is, is one of the format's all the same."""
+        return False
+
+    def group(self, items: Sequence[Item]) -> list[Piece]:
+        """The items as pieces; an owner is the place of a group."""
+        raise NotImplementedError
+
+    def original(self, pieces: Sequence[Piece]) -> list[Json]:
+        """The items of a group as they were read, from all its pieces."""
+        return [item for piece in pieces for item in parts(piece)]
+
+    def rebuilt(self, pieces: Sequence[Piece]) -> list[Json]:
+        """The items of a group, from the pieces that it now has."""
+        return [item for piece in pieces for item in parts(piece)]
+
+    def reworded(self, piece: Piece, cuts: Sequence[Stretch]) -> Piece:
+        """A piece of words without these stretches of its text, in its items too; see `without_words`."""
+        moved = parts(piece)
+        new = [self.without_words(moved[0], cuts), *moved[1:]] if moved else []
+        return replace(piece, text=without(piece.text, cuts), payload={**piece.payload, _PARTS: new})
+
+    def without_words(self, item: Json, cuts: Sequence[Stretch]) -> Json:
+        """An item that moves with its words (in a piece without items they stand in that of the call), without some."""
+        return {**item, "content": without_words(item.get("content"), cuts)} if isinstance(item, dict) else item
+
+    def forgotten(self, item: Json) -> Json:
+        """An item that stands after a repair, without what repeats the history before it."""
+        return item
+
+    def renewed(self, items: Sequence[Json], before: Sequence[Item]) -> Sequence[Json]:
+        """The items of a repaired transcript, with what they say of each other's places brought in line. before: those
+        that were read."""
+        return items
+
+    def find(self, record: Json) -> ItemList | None:
+        """The list of items, one with calls before one without; None where the record has none."""
+        for suits in (self.has_calls, self.is_plain):
+            for path, items in lists(record):
+                if suits(items):
+                    return ItemList(path, items, context_of(record) if path else "")
+        return None
+
+    def find_all(self, record: Json) -> Sequence[ItemList]:
+        """The lists of items, each a transcript of its own; most records have one."""
+        found = self.find(record)
+        return [] if found is None else [found]
+
+    def with_items(self, record: Json, place: ItemList, items: list[Json]) -> Json:
+        """The record with other items at a place; it itself stays as it is."""
+        return renewed(record, place.path, items)
+
+    def settled(self, record: Json, before: Json) -> Json:
+        """The record once all that is repaired in it is in its place. before: as it was read."""
+        return record
+
+    def beginnings(self, items: Sequence[Json]) -> Sequence[int]:
+        """Where the transcripts begin that the lines of a file are."""
+        return [0]
+
+    def matches(self, record: Json) -> bool:
+        return any(self.has_calls(items) for _, items in lists(record))
+
+    def holds(self, record: Json) -> bool:
+        """Whether a record that no format matches is a transcript of this one, in which no tool was called."""
+        return any(self.is_plain(items) for _, items in lists(record))
+
+    def read(self, record: Json, id: str) -> Reading:
+        places = self.find_all(record)
+        if not places:
+            raise RecordError(f"no list of items as {self.name} has them")
+        return ItemwiseReading(self, record, places, id)
+
+
+class ItemwiseReading(RecordReading):
+    """A record with transcripts in groups of items, one at each place."""
+
+    def __init__(self, format: Itemwise, record: Json, places: Sequence[ItemList], id: str) -> None:
+        self._format = format
+        several = [id] if len(places) == 1 else [f"{id}.{n}" for n in range(len(places))]
+        super().__init__(record, [_reading(format, place, own) for place, own in zip(places, several, strict=True)])
+        self.places = places
+
+    def purified(self, results: Sequence[Purified]) -> Json:
+        record = self._record
+        # What stands within another transcript comes after it: the last first, so that each is still in its place.
+        for place, reading, result in reversed([*zip(self.places, self.readings, results, strict=True)]):
+            if result.splices:
+                record = self._format.with_items(record, place, self._items(place, reading, result))
+        return record if record is self._record else self._format.settled(record, self._record)
+
+    def _items(self, place: ItemList, reading: PieceReading, result: Purified) -> list[Json]:
+        items = [item for group in reading.items(result) if isinstance(group, list) for item in group]
+        before = zip(items, place.items, strict=False)
+        same = next((n for n, (item, old) in enumerate(before) if item is not old), len(items))
+        return list(self._format.renewed([*items[:same], *map(self._format.forgotten, items[same:])], place.items))
+
+
+def _reading(format: Itemwise, place: ItemList, id: str) -> PieceReading:
+    pieces = format.group(place.items)
+    owned: list[list[Piece]] = [[] for _ in range(max((p.owner for p in pieces), default=-1) + 1)]
+    for piece in pieces:
+        owned[piece.owner].append(piece)
+    groups: list[Json] = [format.original(own) for own in owned]
+    return PieceReading(
+        groups, pieces, id, lambda _, own: format.rebuilt(own), context=place.context, reword=format.reworded,
+        asked=place.asked, system=place.system,
+    )  # fmt: skip
+
+
+class Pieces:
+    """Pieces of items that come one after another, in groups.
+
+    An item that the model wrote after a call, or after anything that it did not write, begins a group.
+    """
+
+    def __init__(self) -> None:
+        self.all: list[Piece] = []
+
+    def told(self, item: Json, text: str, *, role: str | None = None) -> None:
+        """What the model is told by a user or the system. role: see `Piece`."""
+        self._add("told", text, [item], new=True)
+        if role is not None:
+            self.all[-1] = replace(self.all[-1], role=role)
+
+    def said(
+        self, item: Json, text: str, *, moved: Sequence[Json] | None = None, apart: bool = False,
+        beside: Mapping[str, Json] | None = None,
+    ) -> None:  # fmt: skip
+        """What the model says. moved: the items that go with it, where they are not `item` itself. apart: whether it is
+        a turn of its own, though words stand before it. beside: other fields of the item that go with loose words."""
+        last = self._last
+        self._add("said", text, [item] if moved is None else moved, new=last is None or apart or last.kind != "said")
+        if beside:
+            self.all[-1] = replace(self.all[-1], payload={**self.all[-1].payload, _BESIDE: beside})
+
+    def called(self, item: Json, calls: Sequence[Call], shown: str = "") -> None:
+        """Calls; those of items that follow each other are of one turn. shown: how they stand in the item's text."""
+        last = self._last
+        shown = shown or "".join(map(shown_call, calls))
+        if last is not None and last.kind == "call":
+            later = tuple(replace(c, char=c.char + len(last.text)) for c in placed(calls))
+            self.all[-1] = replace(
+                last, text=last.text + shown, calls=last.calls + later, payload={_PARTS: [*parts(last), item]}
+            )
+        else:
+            own = placed(calls)
+            self._add("call", shown, [item], own, new=last is None or last.kind != "said")
+
+    def answered(self, item: Json | None, outputs: Sequence[ToolOutput]) -> None:
+        """What calls gave; no item where it stands in the item of the call. Without a call before: told."""
+        text = "".join(o.text for o in outputs)
+        moved = [] if item is None else [item]
+        if not awaits_output(self.all):
+            self._add("told", text, moved, new=True)
+            self.all[-1] = replace(self.all[-1], role=None if item is None else "tool")
+        else:
+            self._add("output", text, moved, outputs=tuple(outputs), new=item is not None)
+
+    def beside(self, item: Json) -> None:
+        """An item that is nobody's word (a change of state): it stays with what is before it."""
+        last = self._last
+        if last is None:
+            self.told(item, "", role="")
+        else:
+            self.all[-1] = replace(last, payload={_PARTS: [*parts(last), item]})
+
+    @property
+    def _last(self) -> Piece | None:
+        return self.all[-1] if self.all else None
+
+    def _add(
+        self, kind: PieceKind, text: str, moved: Sequence[Json], calls: tuple[Call, ...] = (),
+        *, outputs: tuple[ToolOutput, ...] = (), new: bool,
+    ) -> None:  # fmt: skip
+        last = self._last
+        owner = 0 if last is None else last.owner + new
+        self.all.append(Piece(kind, owner, text, calls, outputs, {_PARTS: list(moved)}))
+
+
+def parts(piece: Piece) -> list[Json]:
+    """The items that move with a piece."""
+    found = piece.payload.get(_PARTS)
+    return found if isinstance(found, list) else []
+
+
+def loose_words(pieces: Sequence[Piece]) -> str | None:
+    """Words that stand in the item of the call after them; None where the pieces have none."""
+    loose = [piece.text for piece in pieces if piece.kind == "said" and not parts(piece)]
+    return "".join(loose) if loose else None
+
+
+def beside_words(pieces: Sequence[Piece]) -> Mapping[str, Json]:
+    """The fields that go with loose words."""
+    found = [piece.payload.get(_BESIDE) for piece in pieces if piece.kind == "said" and not parts(piece)]
+    return {name: value for one in found if isinstance(one, dict) for name, value in one.items()}
+
+
+def placed(calls: Sequence[Call]) -> tuple[Call, ...]:
+    """Calls with their places in the text that shows them one after another."""
+    out: list[Call] = []
+    at = 0
+    for call in calls:
+        out.append(replace(call, char=at))
+        at += len(shown_call(call))
+    return tuple(out)
+
+
+def lists(record: Json) -> Iterator[tuple[Sequence[str], list[Item]]]:
+    """The lists of objects of a record, each with its path: itself, its values, and those of objects in it."""
+    if isinstance(record, list):
+        if is_items(record):
+            yield (), record
+    elif isinstance(record, dict):
+        for key, value in record.items():
+            if isinstance(value, list) and is_items(value):
+                yield (key,), value
+            elif isinstance(value, dict):
+                for inner, listed in value.items():
+                    if isinstance(listed, list) and is_items(listed):
+                        yield (key, inner), listed
+
+
+def is_items(value: Sequence[Json]) -> bool:
+    return bool(value) and all(isinstance(item, dict) for item in value)
+
+
+def arguments_of(value: Json) -> Mapping[str, Json] | str:
+    """Arguments as an object; the text itself where it is none."""
+    if isinstance(value, dict):
+        return value
+    text = value if isinstance(value, str) else ""
+    try:
+        read = msgspec.json.decode(text)
+    except NOT_JSON:
+        return text
+    return read if isinstance(read, dict) else text
+
+
+def objects(value: Json) -> list[dict[str, Json]]:
+    """The objects in a list; none of another value."""
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+
+
+def string(value: Json, default: str = "") -> str:
+    """The value where it is text."""
+    return value if isinstance(value, str) else default
+
+
+def some_id(value: Json) -> str | None:
+    """The value where it is an id: a text, or a number."""
+    return value if isinstance(value, str) else str(value) if type(value) is int else None
+
+
+def part_of(item: Json, key: str) -> Item:
+    """The object under a key, empty where there is none."""
+    found = item.get(key) if isinstance(item, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def called(item: Item, name: str, arguments: str, id: str) -> Call:
+    """The call that an object is, by the keys of its parts."""
+    return Call(string(item.get(name), "python"), arguments_of(item.get(arguments)), id=some_id(item.get(id)))
+
+
+def flagged(text: str, call_id: str | None, *, failed: bool | None) -> ToolOutput:
+    """An output with what its format says of it: that it failed, that it worked, or nothing (None)."""
+    return ToolOutput(text, call_id, Verdict("error", "status") if failed else None, typed=failed is not None)
+
+
+_HOME = "home"
+_FOLLOWING = "following"
+
+
+class Blockwise(Itemwise):
+    """A format of messages of blocks; a subclass says where these are and what each is. Blocks of one kind that follow
+    each other in a message are one piece: all words, calls in a row. A message without blocks (a change of state) is
+    nobody's word and stays with the one before it."""
+
+    def blocks(self, item: Item) -> Sequence[Json]:
+        """The blocks of a message, one that is text for a block; none where it has no place for any."""
+        content = item.get("content")
+        return content if isinstance(content, list) and content else [content]
+
+    def blocks_of(self, items: Sequence[Item]) -> Sequence[Sequence[Json]]:
+        """The blocks of each message."""
+        return [self.blocks(item) for item in items]
+
+    def goes_on(self, item: Item, last: Item) -> bool:
+        """Whether an item is of the same message as the one before it."""
+        return False
+
+    def with_blocks(self, item: Item, blocks: Sequence[Json]) -> dict[str, Json]:
+        """The message with other blocks."""
+        return {**item, "content": list(blocks) if isinstance(item.get("content"), list) else blocks[0]}
+
+    def kind(self, block: Json, item: Item) -> PieceKind:
+        """What a block of a message is."""
+        raise NotImplementedError
+
+    def role(self, block: Json, item: Item) -> str | None:
+        """Who tells a block that is told; see `Piece`."""
+        return None
+
+    def call(self, block: Item) -> Call:
+        """A block that is a call."""
+        raise NotImplementedError
+
+    def output(self, block: Item, item: Item) -> ToolOutput:
+        """A block of a message that is what a call gave."""
+        raise NotImplementedError
+
+    def words(self, block: Json) -> str:
+        """What is said or told in a block; what is thought ends with `APART`."""
+        return part_words(block)
+
+    def with_words(self, block: Json, words: str) -> Json:
+        """A block with other words."""
+        return with_part_words(block, words)
+
+    def group(self, items: Sequence[Item]) -> list[Piece]:
+        pieces: list[Piece] = []
+        for item, blocks in zip(items, self.blocks_of(items), strict=True):
+            owner = pieces[-1].owner + (not self.goes_on(item, home_of(pieces[-1:]))) if pieces else 0
+            if not blocks:
+                if pieces:
+                    pieces[-1] = _with_beside(pieces[-1], item)
+                else:
+                    pieces.append(nobody_s(owner, item))
+            for (kind, role), run in groupby(blocks, key=lambda block: self._kind(block, item)):
+                pieces.append(self._piece(kind, owner, list(run), item, role))
+        return pieces
+
+    def original(self, pieces: Sequence[Piece]) -> list[Json]:
+        items: list[Json] = []
+        last: Json = None
+        for piece in pieces:
+            home = home_of([piece])
+            items += [*([] if home is last else [home]), *_beside([piece])]
+            last = home
+        return items
+
+    def rebuilt(self, pieces: Sequence[Piece]) -> list[Json]:
+        blocks = [block for piece in pieces for block in parts(piece)]
+        return [self.with_blocks(home_of(pieces), blocks), *_beside(pieces)]
+
+    def reworded(self, piece: Piece, cuts: Sequence[Stretch]) -> Piece:
+        blocks = parts_without(parts(piece), cuts, self.words, self.with_words)
+        return replace(piece, text=without(piece.text, cuts), payload={**piece.payload, "items": blocks})
+
+    def _kind(self, block: Json, item: Item) -> tuple[PieceKind, str | None]:
+        kind = self.kind(block, item)
+        return kind, self.role(block, item) if kind == "told" else None
+
+    def _piece(self, kind: PieceKind, owner: int, blocks: list[Json], item: Item, role: str | None) -> Piece:
+        objects = [block if isinstance(block, dict) else {} for block in blocks]
+        calls = placed([self.call(block) for block in objects]) if kind == "call" else ()
+        outputs = tuple(self.output(block, item) for block in objects) if kind == "output" else ()
+        words = [] if kind == "call" else list(map(self.words, blocks))
+        text = "".join(map(shown_call, calls)) or "".join(output.text for output in outputs) or "".join(words)
+        first = "".join(takewhile(lambda one: isinstance(one, Thought), words))
+        return Piece(kind, owner, text, calls, outputs, {"items": blocks, _HOME: item}, role, first)
+
+
+def nobody_s(owner: int, item: Item) -> Piece:
+    """A piece of a message that is nobody's word, and that no repair spans."""
+    return Piece("told", owner, "", payload={"items": [], _HOME: item}, role="")
+
+
+def home_of(pieces: Sequence[Piece]) -> dict[str, Json]:
+    """The message that the blocks of the first piece are of."""
+    return cast(dict[str, Json], pieces[0].payload[_HOME])
+
+
+def _with_beside(piece: Piece, item: Item) -> Piece:
+    """The piece with one more; there may be thousands, so that the list of them grows and is no new one each time."""
+    if isinstance(known := piece.payload.get(_FOLLOWING), list):
+        known.append(item)
+        return piece
+    return replace(piece, payload={**piece.payload, _FOLLOWING: [item]})
+
+
+def _beside(pieces: Sequence[Piece]) -> list[Json]:
+    """The messages without blocks that follow these pieces."""
+    found = (piece.payload.get(_FOLLOWING) for piece in pieces)
+    return [item for listed in found if isinstance(listed, list) for item in listed]
+
+
+_THOUGHT = "thought"
+"""Beside words: that they are what was thought."""
+
+
+class Steps(Itemwise):
+    """A format of steps; a subclass says who speaks in one, and where its calls and their results are."""
+
+    text = "content"
+    """Where a step has its words."""
+
+    def speaker(self, item: Item) -> str | None:
+        """`assistant`, `user` or `system`; None for an item that is nobody's word."""
+        raise NotImplementedError
+
+    def speakers(self, items: Sequence[Item]) -> Sequence[str | None]:
+        """Who speaks in each."""
+        return [*map(self.speaker, items)]
+
+    def thought(self, item: Item) -> str:
+        """What the model thinks before the words of a step."""
+        return ""
+
+    def with_thought(self, item: Item, thought: str | None, home: Item) -> Json:
+        """The step with a thought, None for none; home: the step that it comes from."""
+        return item
+
+    def calls(self, item: Item) -> list[Call]:
+        raise NotImplementedError
+
+    def outputs(self, item: Item) -> list[ToolOutput]:
+        """What the calls of a step gave."""
+        raise NotImplementedError
+
+    def group(self, items: Sequence[Item]) -> list[Piece]:
+        pieces = Pieces()
+        for item, who in zip(items, self.speakers(items), strict=True):
+            text = text_of(item.get(self.text))
+            if who is None:
+                pieces.beside(item)
+                continue
+            if who != "assistant":
+                pieces.told(item, text, role=who)
+                continue
+            calls, outputs, thought = self.calls(item), self.outputs(item), self.thought(item)
+            if thought:
+                pieces.said(item, Thought(thought + APART), moved=[], apart=True, beside={_THOUGHT: item})
+            pieces.said(item, text, moved=[] if calls else None, apart=not thought)
+            if calls:
+                pieces.called(item, calls)
+            if outputs:
+                pieces.answered(None, outputs)
+        return pieces.all
+
+    def rebuilt(self, pieces: Sequence[Piece]) -> list[Json]:
+        """The fix's step, with the words that it is to have and what was thought before these."""
+        thoughts = [piece for piece in pieces if _THOUGHT in beside_words([piece])]
+        words = loose_words([piece for piece in pieces if piece not in thoughts])
+        first, *beside = [item for piece in pieces for item in parts(piece) if isinstance(item, dict)]
+        if words is not None:
+            first = {**first, self.text: with_text(first.get(self.text), words)}
+        home = beside_words(thoughts).get(_THOUGHT)
+        thought = thoughts[0].text.removesuffix(APART) if thoughts else None
+        return [self.with_thought(first, thought, home if isinstance(home, dict) else {}), *beside]
+
+    def without_words(self, item: Json, cuts: Sequence[Stretch]) -> Json:
+        return {**item, self.text: without_words(item.get(self.text), cuts)} if isinstance(item, dict) else item

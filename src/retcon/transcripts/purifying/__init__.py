@@ -1,1 +1,0 @@
-"""Purifying files from end to end: where outputs go, several cores, counts, resuming."""

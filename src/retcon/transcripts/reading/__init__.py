@@ -1,1 +1,0 @@
-"""How records become pieces and trajectories, and are reassembled."""
