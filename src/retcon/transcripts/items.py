@@ -384,8 +384,10 @@ def _spellings(names: Iterable[str]) -> Iterable[str]:
 SAID = frozenset(_spellings(_MODEL))
 SYSTEM = frozenset(_spellings(("system", "developer")))
 KINDS: dict[Json, PieceKind] = {
-    **dict.fromkeys(SAID, "said"), **dict.fromkeys(_spellings(_TOOL), "output"), **dict.fromkeys(_spellings(_CALL), "call"),
-}  # fmt: skip
+    **dict.fromkeys(SAID, "said"),
+    **dict.fromkeys(_spellings(_TOOL), "output"),
+    **dict.fromkeys(_spellings(_CALL), "call"),
+}
 """What a message of a role is; of a role that is none of these, the model was told it."""
 _BLOCKS = ("text", "code", "thought", "reasoning")
 """MathCoder's, beside `execution`."""
