@@ -30,13 +30,19 @@ def has_failed(turn: Turn, failures: Set[Status]) -> bool:
 
 
 def failed(turn: Turn) -> bool:
-    """Whether a turn failed, with an output for each of its calls; not one that was judged before."""
+    """Whether a turn failed, with an output for each call.
+
+    A turn that was judged before does not count.
+    """
     complete = bool(turn.calls) and len(turn.calls) == len(turn.observations)
     return complete and has_failed(turn, FAILURES)
 
 
 def half_answered(turn: Turn) -> bool:
-    """Whether a call of a turn failed that has no result for each of its calls; not of one that was judged before."""
+    """Whether a call failed in a turn that misses an output.
+
+    A turn that was judged before does not count.
+    """
     found = turn.repair is None and not FAILURES.isdisjoint([o.status for o in turn.observations])
     return found and not failed(turn)
 
@@ -79,7 +85,10 @@ def run_starts(turns: Sequence[Turn]) -> list[int]:
 
 
 def run_end(turns: Sequence[Turn], start: int) -> tuple[int, NoFix | None]:
-    """Where the run from `start` ends, and why it has no fix; the turn there is the fix where it has one."""
+    """Find the end of a run of failures.
+
+    Returns the turn after the run, which is its fix where the reason is None; else why the run has no fix.
+    """
     at = start
     while failed(turns[at]) or turn_does_nothing(turns[at]):
         at += 1

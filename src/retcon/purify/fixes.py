@@ -52,8 +52,13 @@ Poor = Literal["constant", "unexecuted", "avoided"]
 
 
 def weak(failure: Turn, fix: Turn, told: Callable[[str], bool]) -> tuple[Poor, str] | None:
-    """Why a fix that works does less than was meant: it computes nothing, runs nothing, or goes round what
-    failed. told: whether a number stands in what the fix did not make up."""
+    """Find how a fix that works does less than was meant.
+
+    It computes nothing, runs nothing, or evades what failed.
+
+    Args:
+        shown: whether a number stands in what the fix did not invent.
+    """
     pairs = [(f.code, g.code) for f in failure.calls for g in fix.calls if is_program(f) and is_program(g)]
     lost = next((name for f, g in pairs for name in (only_constants(f, g),) if name is not None), None)
     if lost is None:
@@ -68,7 +73,7 @@ def weak(failure: Turn, fix: Turn, told: Callable[[str], bool]) -> tuple[Poor, s
 def _avoided(
     failure: Turn, fix: Turn, pairs: Sequence[tuple[str, str]], told: Callable[[str], bool]
 ) -> tuple[Poor, str] | None:
-    """How a fix goes round what failed, in the programs of both turns."""
+    """Find how a fix evades what failed, in both turns' programs."""
     empty = next((o.text.strip() for o in fix.observations if _EMPTY.fullmatch(o.text)), None)
     if empty is not None and not all(_only_imports(before, after) for before, after in pairs):
         return "avoided", f"the result is {empty}"
@@ -88,7 +93,7 @@ def _avoided(
 
 
 def _only_imports(before: str, after: str) -> bool:
-    """Whether a program is the other with no more than its imports changed: what it gives, that one was to give."""
+    """Whether two programs differ in their imports alone."""
     trees = parse(before), parse(after)
     rest = [
         [ast.dump(node) for node in tree.body if not isinstance(node, ast.Import | ast.ImportFrom)]
@@ -99,8 +104,10 @@ def _only_imports(before: str, after: str) -> bool:
 
 
 def plan_given_up(failure: Turn, later: Sequence[Turn]) -> str | None:
-    """What says, in the attempts after the failure or in its fix, that another way is taken than its words plan: these
-    would stay in a shallow repair. None where it has no words, or nothing says so."""
+    """Find the text by which a later attempt abandons the failure's plan.
+
+    That plan's words would stay in a shallow repair. None where the failure has no words, or nothing abandons them.
+    """
     if any(o.error_type == "AssertionError" for o in failure.observations):
         given_up: str | None = "an assertion failed"
     else:
@@ -126,9 +133,10 @@ def _words(text: str) -> set[str]:
 
 
 def same_end(failure: Turn, fix: Turn) -> bool:
-    """Whether the fix binds a name that the failed program was for, or works out the very expression that it failed on.
+    """Whether the fix pursues what the failed program was for.
 
-    Of a program that failed on an import nothing ran, and a rewrite without it has another end: any name counts.
+    It binds one of that program's goals, or computes the very expression that failed. Of a program that failed on
+    an import nothing ran, so any name that it binds counts.
     """
     bound, again = _bound(fix), _worked_out(fix)
     for call, observation in zip(failure.calls, failure.observations, strict=True):
@@ -143,8 +151,10 @@ def same_end(failure: Turn, fix: Turn) -> bool:
 
 
 def another_end(failure: Turn, fix: Turn) -> str | None:
-    """The name that the failed program was for and the fix no longer binds, though it is for names of its own: however
-    alike the two are. A longer name counts as the same (`x` and `x_value`)."""
+    """Find the failed program's goal that the fix no longer binds.
+
+    Only where the fix has goals itself. A longer name counts as equal (`x` and `x_value`).
+    """
     programs = [c.code for c, o in zip(failure.calls, failure.observations, strict=True) if o.status != "ok"]
     wanted = frozenset().union(*map(goals, programs))
     own = frozenset().union(*(goals(call.code) for call in fix.calls if is_program(call))) if wanted else wanted
@@ -156,11 +166,12 @@ def another_end(failure: Turn, fix: Turn) -> str | None:
 
 
 def another_call(failure: Turn, fix: Turn, gamma: float) -> str | None:
-    """Name what a fix asks for that a failed call without a program did not; None where it tries the same thing.
+    """Find the argument in which a fix asks for something else.
 
-    A lookup with another value is another call, however similar. Of other tools a value is a correction that the error
-    speaks of, if it names no entity; a free text may be reworded, and an edit be made in another place. An argument is
-    dropped or added where the error names it. Something of the call has to stay.
+    For calls without a program; None where both try one thing. A lookup with another value is another call, however
+    similar. For other tools a value is a correction that the error names, if it is no entity; free text may be
+    reworded, and an edit be made in another place. An argument is dropped or added where the error names it. One
+    argument has to stay.
     """
     made = [call for call in fix.calls if not has_program(call)]
     for call, observation in zip(failure.calls, failure.observations, strict=True):
@@ -173,7 +184,7 @@ def another_call(failure: Turn, fix: Turn, gamma: float) -> str | None:
 
 
 def _differs(call: ToolCall, other: ToolCall, error: str, gamma: float) -> str | None:
-    """The argument in which two calls ask for different things; None where they ask for one."""
+    """Find the argument in which two calls differ in purpose."""
     old, new = call.arguments, other.arguments
     if isinstance(old, str) or isinstance(new, str) or old == new:
         return None
@@ -199,7 +210,7 @@ def _differs(call: ToolCall, other: ToolCall, error: str, gamma: float) -> str |
 
 
 def _corrects(key: str, old: object, new: object, error: str, gamma: float) -> bool:
-    """Whether a new value of an argument is a correction, and not about something else."""
+    """Whether a new value of an argument is a correction."""
     before, after = _as_text(old), _as_text(new)
     if _is_text(old) and _is_text(new):
         literals = set(_LITERAL.findall(before)) - set(_LITERAL.findall(after))
@@ -214,7 +225,7 @@ def _speaks_of(error: str, key: str, value: object) -> bool:
 
 
 def _is_text(value: object) -> bool:
-    """Whether a value is a free text, or put together of several values."""
+    """Whether a value is free text, a list or an object."""
     return isinstance(value, list | dict) or (isinstance(value, str) and " " in value.strip())
 
 
@@ -275,8 +286,10 @@ def _worked_out(turn: Turn) -> frozenset[str]:
 
 
 def _by_hand(before: str, after: str, said: str) -> str | None:
-    """A value that a solver was to work out, and that the fix has as arithmetic of mere numbers, derived nowhere: not
-    in its words, nor in its comments. None where there is none."""
+    """Find a value that a solver computed before and that is hardcoded now.
+
+    It is arithmetic of numbers alone, and stands neither in the fix's words nor in its comments.
+    """
     if _SOLVERS.isdisjoint(_NAME.findall(before)):
         return None
     tree, fixed = parse(before), parse(after)
@@ -309,7 +322,7 @@ def _narrower(before: str, after: str) -> str | None:
 
 
 def _ranges(code: str) -> Iterator[tuple[float, str]]:
-    """The lengths of the ranges of a program that numbers alone give, in order, each as it is written."""
+    """Yield each range of numbers: its length, and its source."""
     tree = parse(code) if "range" in code else None
     for node in below(tree) if tree is not None else ():
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "range" and node.args:
@@ -320,7 +333,7 @@ def _ranges(code: str) -> Iterator[tuple[float, str]]:
 
 
 def _number(node: ast.expr) -> float | None:
-    """The number that an expression of numbers is; None of any other, and of one that is too large to matter."""
+    """Evaluate an expression of numbers; None for any other or a huge one."""
     if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
         return float(node.value) if abs(node.value) < _LARGE else None
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
@@ -343,7 +356,7 @@ _LARGE = 10**30
 
 
 def _filtered(before: str, after: str) -> str | None:
-    """A condition by which a comprehension over the same things leaves out more than it did."""
+    """Find a condition by which a comprehension drops more than before."""
     tree, fixed = (parse(before), parse(after)) if "for" in after and "if" in after else (None, None)
     if tree is None or fixed is None:
         return None
@@ -359,7 +372,7 @@ def _conditions(tree: ast.AST) -> Iterator[tuple[str, list[str]]]:
 
 
 def _left_out(before: str, after: str, line: int) -> str | None:
-    """The name that the failing line binds, and that the fix no longer binds nor reads, under no longer name either."""
+    """Find the failing line's name if the fix no longer binds it."""
     for node, at_line, _ in statements(before, line) or ():
         if at_line and isinstance(node, ast.Assign) and parse(after) is not None:
             targets = [target.id for target in node.targets if isinstance(target, ast.Name)]
@@ -370,8 +383,11 @@ def _left_out(before: str, after: str, line: int) -> str | None:
 
 
 def _made_up(after: str, missing: Collection[str], told: Callable[[str], bool]) -> str | None:
-    """A name that was missing, and is now bound to None, to a number that nobody has told, or to one that the program
-    throws away. What it goes on to change (a counter, a list) begins somewhere."""
+    """Find a missing name that the fix binds to an invented value.
+
+    That is None, a number that stands nowhere before, or a value that the program discards. Counters and lists that
+    the program goes on to change do not count.
+    """
     tree = parse(after) if any(name in after for name in missing) else None
     if tree is None:
         return None
@@ -402,7 +418,7 @@ def _bindings(node: ast.Assign) -> Iterator[tuple[str, ast.expr]]:
 
 
 def _otherwise(before: str, after: str, seen: Sequence[Observation]) -> str | None:
-    """What a new `if` had the fix say in the place of its result: all of the output is such a text."""
+    """Find output that a new `if` prints in place of a result."""
     tree, fixed = (parse(before), parse(after)) if "if" in after else (None, None)
     if tree is None or fixed is None or _branches(fixed) <= _branches(tree):
         return None

@@ -81,10 +81,12 @@ class Refused(NamedTuple):
 
 
 class _Index:
-    """Where turns that are folded in from the last to the first have each token first.
+    """First places of tokens in turns that are folded in backwards.
 
-    folded: numbers of the turns, each with that of the turn whose words it has; more come. They are read when a token
-    is looked up. read: the tokens of such a turn, each set with its place, the first place last.
+    Args:
+        folded: numbers of the turns, each with that of the turn whose words it has; it grows. A turn is read when a
+            token is looked up.
+        read: yields the tokens of such a turn with their place, the first place last.
     """
 
     def __init__(
@@ -109,7 +111,10 @@ class _Index:
 
 
 class Kept:
-    """The turns of a trajectory that stay, folded in from the last to the first."""
+    """References of the remaining turns to what a splice removes.
+
+    Turns are folded in from the last to the first.
+    """
 
     def __init__(self, turns: Sequence[Turn], prompt: str) -> None:
         self._turns = turns
@@ -175,8 +180,10 @@ class Kept:
         self._later.clear()
 
     def objection(self, first: int, stop: int, *, shallow: bool) -> Refused | None:
-        """Why turn `stop` cannot take the place of `first` to `stop`; None where it can: then all that refers to what
-        is taken out has been cut."""
+        """Find why turn `stop` cannot replace turns `first` to `stop`.
+
+        None where it can: then every reference to what is removed has been cut.
+        """
         wanted = [*self._flags, *self._repeated(first, stop, shallow), *self._own(first, stop, shallow)]
         if (lost := self._lost(first, stop, first if shallow else stop)) is not None:
             return lost
@@ -195,7 +202,7 @@ class Kept:
         return None
 
     def cut_for(self, first: int) -> list[Cut]:
-        """What was cut for the sake of the splice that begins with this turn."""
+        """List what was cut for the splice that begins with a turn."""
         return sorted(self._cut_for.get(first, ()))
 
     def edits(self) -> tuple[Edit, ...]:
@@ -231,7 +238,7 @@ class Kept:
         yield from (_Flag(stop, "tail", one, True) for one in referring(self._tail(stop), "fix", but="seen"))
 
     def _repeated(self, first: int, stop: int, shallow: bool) -> Iterator[_Flag]:
-        """What is said later in the very words in which something that goes spoke of the failure."""
+        """Yield later sentences that repeat a removed one about the failure."""
         if not self._later:
             return
         words = [prose(turn) for turn in (self._turns[first + 1 : stop + 1] if shallow else self._turns[first:stop])]
@@ -246,7 +253,7 @@ class Kept:
                     yield flag
 
     def _lost(self, first: int, stop: int, words: int) -> Refused | None:
-        """A name or value that is spoken of, and that only what is taken out has."""
+        """Find a name or value that is mentioned and that a splice removes."""
         gone = self._turns[first:stop]
         failed = [o for turn in gone for o in turn.observations if o.status != "ok"]
         fix = self._turns[stop]
@@ -295,7 +302,7 @@ class Kept:
         return None
 
     def named_alone(self, first: int, stop: int) -> str | None:
-        """What the words of a failed turn name of its program that neither turn `stop` nor anything before has."""
+        """Find a name in a failed turn's words that only its program has."""
         turn = self._turns[first]
         names = names_of("\n".join(call.code for call in turn.calls), prose(turn))
         if not names:
@@ -304,7 +311,7 @@ class Kept:
         return min((name for name in names if not any(has_name(text, name) for text in texts)), default=None)
 
     def _missed(self, token: str, at: int | None, first: int) -> bool:
-        """Whether a token is spoken of, and nothing that stays tells it before."""
+        """Whether a token is mentioned at a place and shown nowhere before."""
         return at is not None and self._told_from(token, at) >= at and self._new(token, first)
 
     def _told_from(self, token: str, default: int) -> int:
@@ -316,13 +323,15 @@ class Kept:
         return self._firsts().get(token, first) >= first
 
     def told_before(self, number: str, turn: int) -> bool:
-        """Whether a number stands in anything before this turn, or in what the turn itself says."""
+        """Whether a number stands before a turn, or in its words."""
         number = plain(number)
         return self._firsts().get(number, turn) < turn or number in tokens(self._prose(turn))
 
     def done_before(self, stop: int, first: int) -> bool:
-        """Whether the programs of turn `stop`, which are not those of `first`, gave the same output before `first`, and
-        no user has spoken since."""
+        """Whether a fix only repeats a step that was done before.
+
+        Its programs, which are not those of `first`, gave the same output before `first`, and no user spoke since.
+        """
         if not self._alike:
             spoken = 0
             for n, turn in enumerate(self._turns):
@@ -349,13 +358,13 @@ class Kept:
         return self._first
 
     def _prose(self, turn: int) -> str:
-        """See `prose`."""
+        """Return the words of a turn, computed once."""
         if turn not in self._said:
             self._said[turn] = prose(self._turns[turn])
         return self._said[turn]
 
     def _tail(self, turn: int) -> str:
-        """See `_tail`."""
+        """Return the tail of a turn, computed once."""
         if turn not in self._tails:
             self._tails[turn] = _tail(self._turns[turn])
         return self._tails[turn]
@@ -383,12 +392,12 @@ def prose(turn: Turn) -> str:
 
 
 def unreferring(said: str, place: Literal["fix", "later"]) -> str:
-    """What is said, without the sentences that speak of a failure."""
+    """Remove sentences that refer to a failure."""
     return without(said, [(one.start, one.end) for one in referring(said, place)])
 
 
 def edited(turn: Turn, words: Edit | None, program: Edit | None) -> Turn:
-    """The turn with what two edits leave of its words and of its program."""
+    """Apply two edits to a turn: of its words and of its program."""
     length = sum(end - start for start, end in words.words) if words else 0
     segments = list(turn.segments)
     if words and words.words:
@@ -439,7 +448,7 @@ def _outputs(turn: Turn) -> list[str]:
 
 
 def _lines(turn: Turn) -> tuple[str, ...]:
-    """The programs of a turn, as they are when no comment has been cut or all have been."""
+    """Return the programs of a turn without comments."""
     lines = [line.partition("#")[0].rstrip() for call in turn.calls for line in call.code.split("\n")]
     return tuple(filter(None, lines))
 
@@ -456,7 +465,7 @@ def _arguments(turn: Turn) -> str:
 
 
 def _result(observation: Observation) -> str:
-    """What an output has beside the traceback that ends it, which is no result."""
+    """Return an output without the traceback that ends it."""
     if observation.rule in ("syntax", "exception-line", "exception-repr", "frames"):
         return ""
     text = observation.text
@@ -470,7 +479,7 @@ def _asked(turn: Turn) -> str:
 
 
 def _named(asked: str) -> set[str]:
-    """What a user speaks of that only a program or its error can have told."""
+    """Find names in a user's words that only a program can have shown."""
     return exceptions(asked) | {token for token in mentions(asked) if not token[0].isdigit()}
 
 

@@ -46,7 +46,7 @@ def constant(p: float) -> Schedule:
 
 
 def linear(start: float, end: float, steps: int) -> Schedule:
-    """From `start` at step 1 to `end` at step `steps`, and `end` from there on."""
+    """Move p from `start` at step 1 to `end` at `steps`."""
     return Schedule(((1, start), (steps, end)))
 
 

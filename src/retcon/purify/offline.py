@@ -35,7 +35,10 @@ _STAR = re.compile(r"\bimport[\s\\]*\*")
 
 
 class SessionState:
-    """Of a trajectory's turns those that stay, folded in from the last to the first."""
+    """State that the remaining turns need of a session.
+
+    Turns are folded in from the last to the first.
+    """
 
     def __init__(self, turns: Sequence[Turn]) -> None:
         self._turns = turns
@@ -58,8 +61,10 @@ class SessionState:
         self._unread.append(turn)
 
     def lost(self, at: int, stop: int) -> tuple[Literal["state", "effects"], str] | None:
-        """What of the turns `at` to `stop` (without it) is needed in the end, and would be gone. All that follows
-        `stop` has been folded in, and nothing before it."""
+        """Find what turns `at` to `stop` leave behind and later turns need.
+
+        All turns after `stop` have been folded in, and none before it.
+        """
         lost: set[str] = set()
         imported: set[tuple[str, str]] = set()
         stars: set[str] = set()
@@ -92,7 +97,7 @@ class SessionState:
         return None
 
     def _needed_of(self, stop: int, names: set[str]) -> set[str]:
-        """Those of the names that turn `stop`, or what follows it, reads before it binds them."""
+        """Select names that turn `stop` or a later one reads before binding."""
         needed: set[str] = set()
         for call, _ in _answered(self._turns[stop]) if names else ():
             needed |= needs(call.code, frozenset(names))
@@ -121,8 +126,10 @@ class SessionState:
                 heappush(self._latest, (-self._first(name), name))
 
     def _given_by_none(self, at: int, stop: int) -> str | None:
-        """A name that turn `stop`, or what follows it, reads though nothing that stays has bound it; None too where
-        the turn imports all names of another module, of which it may be."""
+        """Find a name that is read and that no remaining turn binds.
+
+        None where turn `stop` imports all names of another module, which may bind it.
+        """
         own: set[str] = set()
         for call, _ in _answered(self._turns[stop]):
             left = effects(call.code)
@@ -138,7 +145,10 @@ class SessionState:
         return name if name and -minus >= at else None
 
     def _imports(self) -> dict[tuple[str, str], int]:
-        """Where each import was made first by a call that worked; of `from m import *` under ("*", "m")."""
+        """Map each import to the first call that made it and worked.
+
+        `from m import *` stands under ("*", "m").
+        """
         if self._imported is None:
             self._imported = {}
             for n, turn in enumerate(self._turns):
@@ -150,7 +160,7 @@ class SessionState:
         return self._imported
 
     def _first(self, name: str) -> int:
-        """The turn that bound a name first; one beyond the last where none did."""
+        """Return the first turn that binds a name; past the end for none."""
         if self._bound is None:
             self._bound = {}
             for n, turn in enumerate(self._turns):
@@ -161,15 +171,19 @@ class SessionState:
 
 
 def _may_have_acted(call: ToolCall, observation: Observation) -> bool:
-    """Whether a call of a shell or an editor may have done something: an editor's does not where it only shows, or says
-    that it did nothing but fail."""
+    """Whether a call of a shell or an editor may have changed something.
+
+    An editor's call does not where it only shows, or reports that it failed.
+    """
     edits = not call.malformed and not has_program(call)
     return not (edits and (is_lookup(call) or observation.rule in ("editor", "error")))
 
 
 def _reads_surely(code: str) -> frozenset[str]:
-    """What a program reads of what others have bound; nothing of one that cannot be parsed, of which all words might
-    be names."""
+    """Return the names that a program surely reads from before.
+
+    None of a program that cannot be parsed, as any of its words might be a name.
+    """
     return reads(code) - _GIVEN if parse(code) is not None else frozenset()
 
 
@@ -179,7 +193,10 @@ def _answered(turn: Turn) -> list[tuple[ToolCall, Observation]]:
 
 
 def _surely_bound(call: ToolCall, observation: Observation) -> frozenset[str]:
-    """The names that a program has bound for all that is known: nothing, where it failed nobody knows where."""
+    """Return the names that a program has surely bound.
+
+    None where it failed at an unknown line.
+    """
     if observation.status == "ok":
         return effects(call.code).defined
     line = line_of(observation)
@@ -219,7 +236,11 @@ UNFIT = "the failure's words are not about the fix"
 
 @dataclass(frozen=True, slots=True)
 class Splice:
-    """Turns `failure` to `fix` of the raw trajectory (both in it) became one. shallow: r_t is the failure's."""
+    """Turns `failure` to `fix` of the raw trajectory, made one.
+
+    Args:
+        shallow: whether r_t is the failure's.
+    """
 
     failure: int
     fix: int
@@ -281,7 +302,7 @@ class Offline:
             whole |= unsettled
 
     def _purified(self, trajectory: Trajectory, whole: Collection[int]) -> Purified:
-        """The same, once. whole: where the runs begin that stay as they are."""
+        """Repair once, and leave the runs that begin at `whole` alone."""
         turns = trajectory.turns
         starts = run_starts(turns)
         left = [LeftAlone(n, "unanswered") for n, turn in enumerate(turns) if half_answered(turn)]
@@ -345,7 +366,7 @@ class Offline:
         return tuple(out)
 
     def _spliced(self, attempts: Sequence[Turn], shallow: bool) -> Turn:
-        """The turn of a splice, as `purify` makes it; deep with a reason of its own where that would be shallow."""
+        """Build the turn of a splice; deep where shallow is refused."""
         turn = purify(attempts, self.gamma)
         if shallow or turn.repair is None or turn.repair.decision == "deep":
             return turn
@@ -356,7 +377,7 @@ class Offline:
         return can_be_shallow(failure, fix) and at_least(program(failure.calls), program(fix.calls), self.gamma)
 
     def _objection(self, after: _After, at: int, stop: int) -> tuple[Reason, str] | None:
-        """Why turn `stop` is no fix of turn `at`; None where it is one."""
+        """Find why turn `stop` is no fix of turn `at`."""
         failure, fix = after.turns[at], after.turns[stop]
         if {c.name for c in failure.calls} != {c.name for c in fix.calls}:
             return "unrelated", "another tool"
@@ -389,9 +410,12 @@ class Offline:
         return at_least(program(failure.calls), program(fix.calls), self.gamma) or same_end(failure, fix)
 
     def _made(self, after: _After, at: int, stop: int) -> tuple[bool, tuple[Reason, str] | None]:
-        """Whether the splice of a fix is shallow, and why it cannot be made; None: all that speaks of the failure was
-        cut. Where the failure's words are of a plan that was given up, or of a failure that stays, or name what is
-        gone, the fix keeps its own words however alike the programs are."""
+        """Decide whether a splice is shallow, and find why it is impossible.
+
+        Without a reason every reference to the failure was cut. The fix keeps its own words, however alike the
+        programs are, where the failure's words plan what was abandoned, belong to a failure that stays, or name
+        what is removed.
+        """
         failure, fix = after.turns[at], after.turns[stop]
         shallow = self._alike_enough(failure, fix)
         unfit = _unfit(after, at, stop) if shallow else None
@@ -410,7 +434,7 @@ class Offline:
 
 
 class _After:
-    """What follows in the result, folded in from the end of the transcript: which names it needs, and what it says."""
+    """Turns that follow in the result, folded in backwards."""
 
     def __init__(self, turns: Sequence[Turn], prompt: str) -> None:
         self.turns = turns
@@ -432,7 +456,7 @@ class _After:
         return self.kept.objection(at, stop, shallow=shallow)
 
     def lost(self, at: int, stop: int) -> tuple[Reason, str] | None:
-        """What of the turns `at` to `stop` (without it) is needed in the end, and would be gone."""
+        """Find what turns `at` to `stop` leave behind and later turns need."""
         self._back_to(stop)
         return self._session.lost(at, stop)
 
@@ -447,14 +471,14 @@ class _After:
 
 
 def _as_kept(result: Trajectory, raw: Trajectory) -> Trajectory:
-    """What a format that knows of no repairs keeps of a result; what was judged in `raw` stays so."""
+    """Return a result as a format without repair records keeps it."""
     judged = {id(turn.repair) for turn in raw.turns}
     turns = (t if id(t.repair) in judged else replace(t, repair=None, abandoned=()) for t in result.turns)
     return replace(result, turns=tuple(turns))
 
 
 def _runs_of(splices: Sequence[Splice], made: Purified, turns: Sequence[Turn]) -> frozenset[int]:
-    """Where the runs of the raw turns begin of which splices of a result are."""
+    """Find the starts of raw runs that splices of a result belong to."""
     starts, rest = run_starts(turns), list(reversed(made.splices))
     found: set[int] = set()
     removed = 0
@@ -467,7 +491,7 @@ def _runs_of(splices: Sequence[Splice], made: Purified, turns: Sequence[Turn]) -
 
 
 def _unfit(after: _After, at: int, stop: int) -> tuple[Reason, str] | None:
-    """Why the words of a failure do not fit its fix, however alike the programs are; None where they do."""
+    """Find why a failure's words do not fit its fix."""
     turns = after.turns
     if (given_up := plan_given_up(turns[at], turns[at + 1 : stop + 1])) is not None:
         return "plan", given_up
@@ -480,7 +504,10 @@ def _unfit(after: _After, at: int, stop: int) -> tuple[Reason, str] | None:
 
 
 def _taken_back(turns: Sequence[Turn], fix: int) -> str | None:
-    """What of the words right after a fix says that it was none; calls that do nothing are no words after it."""
+    """Find words right after a fix that retract it.
+
+    Calls that do nothing do not count as words.
+    """
     at = fix
     while not spoken_after(turns[at]) and at + 1 < len(turns):
         at += 1

@@ -61,7 +61,7 @@ def _completion(turn: Turn) -> Completion:
 
 
 def _ids(segments: Sequence[Segment]) -> tuple[int, ...] | None:
-    """The ids of segments, (T,), None where one of them holds text only."""
+    """Concatenate the ids of segments; None where one has text only."""
     if any(s.ids is None for s in segments):
         return None
     return ids_of(segments)

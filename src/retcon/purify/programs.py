@@ -30,9 +30,11 @@ _SCOPES = (
 
 @lru_cache(maxsize=256)
 def parse(code: str) -> ast.Module | None:
-    """The program without IPython's `!` and `%` lines, and as IPython does without an indent of the first line; None
-    where it is no Python of ours, nested too deeply, or has a number without end. Lines keep their numbers. What was
-    parsed last is kept, and never changed."""
+    """Parse a program; None where it is not Python or is excessive.
+
+    IPython's `!` and `%` lines and an indent of the first line are dropped; lines keep their numbers. Trees that
+    are nested too deeply or hold endless numbers are refused. The latest trees are cached, and never changed.
+    """
     plain = _MAGIC.sub("", code) if "!" in code or "%" in code else code
     for text in (plain, plain.lstrip(" \t")):
         if (tree := parsed(text)) is not None:
@@ -52,10 +54,10 @@ class Part(Struct, frozen=True):
 
 @lru_cache(maxsize=64)
 def split(code: str) -> list[Part] | None:
-    """The top-level statements of a program; None where it cannot be split into such.
+    """Split a program into top-level statements; None where that is impossible.
 
-    A failure and its fix have most of their statements in common, and what is known of each is kept by its text. As
-    each can be parsed by itself, together they are the program: what is cut within brackets or a text cannot be.
+    A failure and its fix share most statements, and what is known of each is cached by its text. Each part can be
+    parsed by itself, so that together they are the program.
     """
     parts: list[Part] = []
     at = 0
@@ -74,7 +76,7 @@ def split(code: str) -> list[Part] | None:
 
 @lru_cache(maxsize=512)
 def _bound_literal(text: str) -> str | None:
-    """The name that a statement binds to a literal; None of any other."""
+    """Return the name that a statement binds to a literal."""
     found = _LITERAL.fullmatch(text)
     return None if found is None or iskeyword(found[1]) else found[1]
 
@@ -142,7 +144,7 @@ def below(node: ast.AST) -> list[ast.AST]:
 
 
 def children(node: ast.AST) -> list[ast.AST]:
-    """The nodes right below, those left out that have no name or value in them: contexts and operators."""
+    """List a node's children, without contexts and operators."""
     found: list[ast.AST] = []
     for name in _fields_of(type(node)):  # type: ignore[arg-type]  # classes are hashable
         value = getattr(node, name, None)
@@ -187,10 +189,10 @@ def needs(code: str, names: frozenset[str]) -> frozenset[str]:
 
 @lru_cache(maxsize=64)
 def reads(code: str) -> frozenset[str]:
-    """All names whose value from before `code` it may read; of a program that cannot be parsed, all its words.
+    """Return the names that a program reads from before it.
 
-    A loop's body is read once, and what one branch binds counts as bound after all of them. What functions read counts
-    at the earliest when they are called, taken as the end.
+    All words of a program that cannot be parsed. A loop's body is read once, and what one branch binds counts as
+    bound after all of them. What functions read counts at the end.
     """
     parts = split(code) or [Part(0, code, 0, None)]
     outer: set[str] = set()
@@ -211,7 +213,7 @@ def reads(code: str) -> frozenset[str]:
 
 @lru_cache(maxsize=256)
 def _read(text: str) -> _Reads | None:
-    """What statements read that stand first in their program; None where they cannot be parsed."""
+    """Collect the reads of leading statements; None where they cannot be parsed."""
     tree = parse(text)
     if tree is None:
         return None
@@ -221,7 +223,11 @@ def _read(text: str) -> _Reads | None:
 
 
 class _Reads:
-    """The names that the nodes of one scope read, taken in one after another. own: what it has from the start."""
+    """Names that the nodes of one scope read.
+
+    Args:
+        own: names that the scope has from the start.
+    """
 
     def __init__(self, own: Iterable[str]) -> None:
         self.outer: set[str] = set()
@@ -231,7 +237,7 @@ class _Reads:
         self.later: set[str] = set()
 
     def free(self) -> set[str]:
-        """What the functions in it read and it has not bound in the end."""
+        """Return names that inner functions read and the scope never binds."""
         return self.later - self.bound
 
     def all_of(self, nodes: Iterable[ast.AST | None]) -> None:
@@ -240,7 +246,7 @@ class _Reads:
                 self._one(node)
 
     def _one(self, node: ast.AST) -> None:
-        """A node, in the order in which Python runs what is in it."""
+        """Take in a node, in Python's order of execution."""
         kind = type(node)
         if isinstance(node, ast.Name):
             if isinstance(node.ctx, ast.Store):
@@ -295,7 +301,7 @@ class _Reads:
         return gone
 
     def _branches(self, *branches: Sequence[ast.AST]) -> None:
-        """Take in nodes of which one list is run, each as if it were the only one."""
+        """Take in alternative branches, each as if it ran alone."""
         made = [self._undo(self._after(branch)) for branch in branches]
         self._bind(*(name for names in made for name in names))
 
@@ -349,11 +355,11 @@ _WORD = re.compile(r"[A-Za-z_]\w*")
 
 @dataclass(frozen=True, slots=True)
 class Effects:
-    """What is left behind by a program, or the part of it that ran.
+    """Effects that a program, or the part that ran, leaves behind.
 
-    defined: names bound. imported: those of them that an import bound, with the import as text. changed: names not its
-    own whose object was changed in place. outside: what it did beyond the session (files, processes), as source text.
-    stars: modules of which it imported all names, whatever these are.
+    defined: names bound. imported: those that an import bound, with the import as text. changed: foreign names
+    whose object was changed in place. outside: acts beyond the session (files, processes), as source text. stars:
+    modules of which all names were imported.
     """
 
     defined: frozenset[str] = frozenset()
@@ -410,7 +416,7 @@ def effects(code: str, before: int | None = None) -> Effects:
 
 
 class _Left(NamedTuple):
-    """What a statement leaves behind, before it is known what else its program binds."""
+    """Effects of one statement, before its program's bindings are known."""
 
     defined: set[str]
     imported: set[tuple[str, str]]
@@ -442,8 +448,11 @@ def _left(text: str, before: int | None) -> _Left:
 
 @lru_cache(maxsize=64)
 def bound_before(code: str, line: int) -> frozenset[str]:
-    """The names that `code`, which failed at this line (1-based), has bound for all that is known: those of statements
-    that end before it, also within one that it lies in. What a loop binds further down counts among `effects`."""
+    """Return the names surely bound before a line that failed (1-based).
+
+    Those of statements that end before it, also within the one that failed. What a loop binds further down counts
+    among `effects`.
+    """
     tree = parse(code)
     if tree is None:
         return effects(code, line).defined
@@ -453,7 +462,7 @@ def bound_before(code: str, line: int) -> frozenset[str]:
 
 
 def definitions(code: str) -> frozenset[str]:
-    """The names that a whole program binds at its top level, those of imports left out."""
+    """Return the names that a program binds, imports left out."""
     left = effects(code)
     return left.defined - {name for name, _ in left.imported} if left.imported else left.defined
 
@@ -486,8 +495,10 @@ class Statement(NamedTuple):
 
 
 def statements(code: str, line: int | None, *, whole: bool = False) -> list[Statement] | None:
-    """The statement at a line, and the last one; with `whole` all but those that only bind a literal. None where the
-    program cannot be parsed."""
+    """List the statement at a line and the last one.
+
+    With `whole` all statements but those that bind a literal. None where the program cannot be parsed.
+    """
     parts = split(code)
     if parts is None or not (tree := parse(parts[-1].text)) or not tree.body:
         return None if (tree := parse(code)) is None else _placed(tree, line, is_end=True)
@@ -508,10 +519,11 @@ def _placed(tree: ast.Module, line: int | None, *, is_end: bool) -> list[Stateme
 
 
 def works_out(code: str, line: int | None = None, *, whole: bool = False) -> frozenset[str]:
-    """What a program works out, as text: the values of its last statement and of the one at `line`, of all if `whole`.
+    """Return the expressions that a program computes, as text.
 
-    What a `print` is given counts, the `print` itself does not; a lone name or number works nothing out. So programs
-    that bind nothing can be told to try the same: the fix of `print(area(3))` defines `area` and has `area(3)` again.
+    Those of its last statement and of the one at `line`, of all if `whole`. The arguments of a `print` count; a
+    lone name or number does not. By these, programs that bind nothing are seen to try one thing: the fix of
+    `print(area(3))` defines `area` and has `area(3)` again.
     """
     found: set[str] = set()
     for node, at_line, last in statements(code, line, whole=whole) or ():
@@ -529,10 +541,10 @@ _TELLING = 4
 
 
 def only_constants(before: str, after: str) -> str | None:
-    """The name whose value `before` computes and `after` only states, None where there is none.
+    """Find the name that `before` computes and `after` only states.
 
-    That is the case where `after` works nothing out (what it binds are literals, or names put together), though
-    `before` called something; or where no name goes into the value of one that both are for, as one did before.
+    That is so where `after` computes nothing (it binds literals, or combines names) though `before` called
+    something; or where no name enters the value of a goal of both, as one did before.
     """
     if not any(isinstance(one.node, ast.Assign) for one in statements(before, None, whole=True) or ()):
         return None  # it binds nothing but numbers and texts
@@ -565,7 +577,7 @@ def runs_nothing(code: str) -> bool:
 
 
 def _bound(tree: ast.Module) -> dict[str, ast.expr]:
-    """The value that each name is last bound to by an assignment of its own."""
+    """Map each name to the value that it is last assigned."""
     return {
         target.id: node.value
         for node in tree.body
@@ -599,7 +611,7 @@ def _is_literal(value: ast.expr) -> bool:
 
 
 def _inputs(value: ast.expr) -> set[str]:
-    """The names that go into a value, those that are only called left out."""
+    """Return the names that enter a value, called names left out."""
     called = {id(n.func) for n in below(value) if isinstance(n, ast.Call)}
     modules = {id(n.value) for n in below(value) if isinstance(n, ast.Attribute) and id(n) in called}
     return {n.id for n in below(value) if isinstance(n, ast.Name) and id(n) not in called | modules}
@@ -690,7 +702,7 @@ def outside(code: str, tree: ast.Module, ran: Sequence[ast.stmt]) -> frozenset[s
 
 
 def may_reach_outside(code: str) -> bool:
-    """Whether a word stands in it without which no program reaches beyond the interpreter."""
+    """Whether a program has a word that reaching outside takes."""
     return not _REACHING.isdisjoint(_WORD.findall(code))
 
 
@@ -732,7 +744,7 @@ class _Names:
         return name in _PATH_WRITES and isinstance(call.func, ast.Attribute) and self._is_path(call.func.value)
 
     def _called(self, function: ast.expr) -> tuple[str, str]:
-        """(module, name there) of what is called; the module is empty where it is of none that is known."""
+        """Return (module, name there) of a callee; module "" where unknown."""
         if isinstance(function, ast.Name):
             return self._imported.get(function.id, ("", function.id))
         if not isinstance(function, ast.Attribute):
@@ -751,7 +763,7 @@ class _Names:
         return any(not isinstance(m, ast.Constant) or bool(set("wax+") & set(str(m.value))) for m in modes)
 
     def _is_path(self, node: ast.expr) -> bool:
-        """Whether it is a path of `pathlib`, or what one of its attributes or methods gives."""
+        """Whether an expression is a `pathlib` path, or derived from one."""
         if isinstance(node, ast.BinOp):
             return isinstance(node.op, ast.Div) and (self._is_path(node.left) or self._is_path(node.right))
         if isinstance(node, ast.Call):

@@ -44,15 +44,15 @@ class Saar:
         check_failures(self.failures)
 
     def failed(self, turn: Turn) -> bool:
-        """See `has_failed`."""
+        """Whether this turn counts as a failure."""
         return has_failed(turn, self.failures)
 
     async def repair(self, turn: Turn, lookahead: Lookahead) -> Sequence[Turn]:
-        """The purified turn; or the failure as it happened; or the failure and what led from it to an answer.
+        """Return the purified turn, the failure, or the failure and an answer.
 
         An answer is committed only after the history that it has seen, where that begins with the failure (with
-        `latest` it may not have seen it), fits, and could have happened: where tools keep state, an attempt that ran in
-        the state before the failure may have been told what it would not have been told after it.
+        `latest` it may not have seen it), fits, and could have happened: where tools keep state, an attempt that
+        ran in the state before the failure may have got another output than after it.
         """
         if self.attempts == 0:
             return (turn,)
@@ -87,16 +87,16 @@ class Saar:
         return (replace(turn, abandoned=tuple(made), repair=RepairRecord("unrepaired", len(made), reason=reason)),)
 
     def _visible(self, shown: Sequence[Turn]) -> Sequence[Turn]:
-        """What of the failure and the attempts after it the next attempt is shown."""
+        """Select the failed attempts that the next attempt is shown."""
         if self.lookahead == "all":
             return shown
         return shown[:1] if self.lookahead == "first" else shown[-1:]
 
     @staticmethod
     def _answered(turn: Turn, made: Sequence[Turn], seen: Sequence[Turn]) -> Sequence[Turn]:
-        """The failure, what of the attempts the answer has seen, and the answer, which is the last that was made.
+        """Return the failure, the attempts the answer saw, and the answer.
 
-        What was cut off, or was not seen, stays on the record of the turn that it had followed.
+        Attempts that were cut off or not seen stay on the record of the turn before them.
         """
         committed = [replace(turn, repair=RepairRecord("answered", attempts=len(made)))]
         for attempt in made[:-1]:

@@ -36,10 +36,11 @@ LONG, SHORT = 16, 8
 
 
 def similarity(a: str, b: str) -> float:
-    """The Ratcliff-Obershelp ratio of two texts, in [0, 1]; 1 for two empty ones. Not symmetric: `a` is c_t, `b` is c'.
+    """Return the Ratcliff-Obershelp ratio of two texts, in [0, 1].
 
-    `difflib.SequenceMatcher(None, a, b, autojunk=False).ratio()` to the last bit. autojunk stays off: it would drop
-    frequent characters from texts of 200 and more, so that long programs look less alike than they are.
+    1 for two empty texts. Not symmetric: `a` is c_t, `b` is c'. Equals `difflib.SequenceMatcher(None, a, b,
+    autojunk=False).ratio()` to the last bit. autojunk stays off: it would drop frequent characters from texts of
+    200 and more, so that long programs look less alike than they are.
     """
     if a == b:
         return 1.0
@@ -51,7 +52,7 @@ def similarity(a: str, b: str) -> float:
 
 @lru_cache(maxsize=16)
 def at_least(a: str, b: str, gamma: float) -> bool:
-    """Whether similarity(a, b) ≥ gamma, the same for every gamma; computed no further than decides it."""
+    """Whether similarity(a, b) ≥ gamma, computed no further than needed."""
     if a == b:
         return gamma <= 1
     if gamma <= 0:
@@ -77,11 +78,11 @@ def _needed(gamma: float, total: int) -> int:
 
 
 def bounds(a: str, b: str) -> Iterator[tuple[int, int]]:
-    """Pairs (lower, upper) around M, the characters that difflib matches in a and b; never wider, equal at last.
+    """Yield bounds (lower, upper) of M, the characters that difflib matches.
 
-    M is the sum that Ratcliff and Obershelp's matching makes: the longest common block (of several the one that begins
-    first in a, then in b), and the same again in the gap before it and in the gap after it. So what is matched is a
-    lower bound, and the longest common subsequences of the gaps, which no matching exceeds, make an upper one.
+    They never widen, and are equal at last. M is the sum of Ratcliff and Obershelp's matching: the longest common
+    block (the first in a, then in b), and so on in the gap before it and in the gap after it. What is matched is a
+    lower bound; the longest common subsequences of the gaps, which no matching exceeds, make an upper one.
     """
     lower = max(Prefix.similarity(a, b), Postfix.similarity(a, b))  # the longest common block is no shorter
     yield lower, min(len(a), len(b))
@@ -98,9 +99,10 @@ def bounds(a: str, b: str) -> Iterator[tuple[int, int]]:
 
 
 def _matched_first(a: str, b: str) -> int:
-    """The length of the common prefix where it is plain that no other common block is as long, else 0.
+    """Return the length of the common prefix if it is matched first.
 
-    One that is as long, and not on the diagonal of the prefix, covers the prefix's middle, and has it at another place.
+    Else 0. A block that is as long, and not on the prefix's diagonal, covers the prefix's middle and has it at
+    another place.
     """
     length = Prefix.similarity(a, b)
     margin = max(len(a), len(b)) - length
@@ -111,7 +113,10 @@ def _matched_first(a: str, b: str) -> int:
 
 
 def _closer(a: str, b: str, upper: int, below: int | None) -> Iterator[tuple[int, int]]:
-    """`bounds` where M ≤ upper is known, and that no common block has `below` characters (None: nothing is)."""
+    """Yield bounds where M ≤ upper and blocks are shorter than `below`.
+
+    `below` None: no limit is known.
+    """
     if upper <= 1 or len(a) * len(b) <= SMALL:
         # a common character is always matched, so M = 0 or 1 where that is the most
         matched = exactly(a, b) if upper > 1 else upper
@@ -223,7 +228,10 @@ def common_blocks(a: str, b: str, k: int) -> tuple[list[Block], int]:
 
 
 def _packed(text: str) -> tuple[Ints, int]:
-    """Each gram of 8 characters as one integer; of 2 where a character takes more than a byte. And 8 or 2."""
+    """Pack each gram of 8 (wide characters: 2) into one integer.
+
+    Returns the integers and that size.
+    """
     try:
         raw, size = text.encode("latin-1"), 8
     except UnicodeEncodeError:
@@ -232,7 +240,10 @@ def _packed(text: str) -> tuple[Ints, int]:
 
 
 def named(codes: Ints) -> tuple[Ints, Ints]:
-    """0, 1, 2 … for each integer, equal for equal ones; and an order that sorts by them (not stable)."""
+    """Number equal integers alike, and return an order that sorts them.
+
+    The order is not stable.
+    """
     order = np.argsort(codes)
     inorder = codes[order]
     names = np.empty(len(codes), np.int64)
@@ -254,11 +265,11 @@ def _runs(i: Ints, j: Ints, n: int, m: int, size: int) -> list[Block]:
 
 
 def swept(a: str, b: str, below: int) -> Iterator[int]:
-    """Ever higher lower bounds of M, the last of which is M; for a and b without a common block of `below` characters.
+    """Yield rising lower bounds of M, the last of which is M.
 
-    Length after length from the longest that is left, one sweep over a for each: of the blocks of one length the first
-    in a is matched, with its first place in b, so that nothing of this length is left before it, and the sweep goes
-    on after it. Memory is linear in the texts, and a length costs time linear in them.
+    For texts without a common block of `below` characters. Length after length from the longest that is left, one
+    sweep over a for each: of the blocks of one length the first in a is matched, with its first place in b, so that
+    nothing of this length is left before it. Memory is linear in the texts, and so is the time of each length.
     """
     grams = _Grams(a, b)
     gaps: list[Gap] = [(0, len(a), 0, len(b))]

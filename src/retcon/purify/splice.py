@@ -55,12 +55,15 @@ def program(calls: Sequence[ToolCall]) -> str:
 
 
 def can_be_shallow(failure: Turn, fix: Turn) -> bool:
-    """Whether the words of the one and the calls of the other can be put together at all."""
+    """Whether the failure's words and the fix's calls can be joined."""
     return _can_cut(failure) and _can_cut(fix) and _can_follow(failure, fix)
 
 
 def _can_cut(turn: Turn) -> bool:
-    """Text can be cut anywhere, ids only where the call begins on a token boundary."""
+    """Whether a turn can be cut before its call.
+
+    Text can be cut anywhere, ids only where the call begins on a token boundary.
+    """
     return turn.calls[0].start is not None or all(s.ids is None for s in turn.segments if s.kind in TRAINED)
 
 
@@ -78,7 +81,7 @@ def _deep(fix: Turn) -> tuple[Segment, ...]:
 
 
 def _shallow(failure: Turn, fix: Turn) -> tuple[tuple[Segment, ...], tuple[ToolCall, ...]]:
-    """r_t as it was sampled, then the fix from its first call on; its calls at the places that they now have."""
+    """Join r_t as sampled and the fix from its first call."""
     at, of = failure.calls[0], fix.calls[0]
     reasoning, _ = cut(failure.generated, at)
     _, rest = cut(fix.generated, of)
@@ -98,7 +101,7 @@ def _spliced(segment: Segment) -> Segment:
 
 
 def cut(segments: Sequence[Segment], call: ToolCall) -> tuple[list[Segment], list[Segment]]:
-    """What was written before a call, and from it on; a segment that the call begins within is divided there."""
+    """Split segments at a call: before it, and from it on."""
     before: list[Segment] = []
     after: list[Segment] = []
     char, start = call.char, call.start or 0
@@ -127,11 +130,12 @@ def _part(segment: Segment, chars: slice, ids: slice) -> Segment:
 
 
 def splice_weights(trajectory: Trajectory, cap: float) -> tuple[float | None, ...]:
-    """min(π(c'|purified) / π(c'|lookahead), cap) on every spliced token, None on all others; (T,).
+    """Return min(π(c'|purified) / π(c'|lookahead), cap) on spliced tokens.
 
-    Both by the weights that sampled: the denominator is known from when the model wrote the fix with its failures
-    before it, the numerator from scoring the splice. Id by id, as token-level truncated importance sampling is in verl
-    and TRL. Raises UnscoredTokens where one of the two is not known, ValueError where cap is not above 0.
+    (T,), None on all other tokens. Both by the weights that sampled: the denominator is known from when the model
+    wrote the fix after its failures, the numerator from scoring the splice. Id by id, as token-level truncated
+    importance sampling is in verl and TRL. Raises UnscoredTokens where one of the two is unknown, ValueError where
+    cap is not above 0.
     """
     if not cap > 0:
         raise ValueError(f"cap must be above 0, not {cap}")
@@ -144,11 +148,12 @@ def splice_weights(trajectory: Trajectory, cap: float) -> tuple[float | None, ..
 
 
 def accepted_splices(trajectory: Trajectory) -> tuple[float | None, ...]:
-    """1 on the tokens of a splice that is accepted, 0 on those of one that is not, None on all others; (T,). Ours.
+    """Return 1 on tokens of accepted splices, 0 on rejected ones. Ours.
 
-    A turn's splice is accepted with probability min(1, π(c'|purified) / π(c'|lookahead)), as a sample of speculative
-    decoding is, so that what is learnt is nearer to what would have been sampled there. The draw is a pure function of
-    the trajectory's id, its seed and the turn. Raises UnscoredTokens as `splice_weights`.
+    (T,), None on all other tokens. A turn's splice is accepted with probability min(1, π(c'|purified) /
+    π(c'|lookahead)), as a sample of speculative decoding is, so that what is learnt is nearer to what would have
+    been sampled there. The draw is a pure function of the trajectory's id, its seed and the turn. Raises
+    UnscoredTokens as `splice_weights` does.
     """
 
     def decide(number: int, ratios: Sequence[float]) -> list[float]:
@@ -162,8 +167,11 @@ def accepted_splices(trajectory: Trajectory) -> tuple[float | None, ...]:
 def _weighed(
     trajectory: Trajectory, weigh: Callable[[int, Sequence[float]], Sequence[float]]
 ) -> tuple[float | None, ...]:
-    """None on all but spliced tokens, on those of a turn what `weigh` makes of its number and of the tokens' log-ratios
-    π(c'|purified) / π(c'|lookahead)."""
+    """Weigh the spliced tokens of each turn; None on all others.
+
+    Args:
+        weigh: maps a turn's number and its tokens' log-ratios π(c'|purified) / π(c'|lookahead) to weights.
+    """
     weights: list[float | None] = [None] * token_count(trajectory.prompt)
     for number, turn in enumerate(trajectory.turns):
         sampled = _sampled_logprobs(turn)

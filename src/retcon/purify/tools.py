@@ -65,7 +65,7 @@ def has_program(call: ToolCall) -> bool:
 
 
 def only_shows(call: ToolCall) -> bool:
-    """Whether a shell's command does no more than to show what stands somewhere."""
+    """Whether a shell command only shows text."""
     if call.language != "shell" or not call.code:
         return False
     firsts = [command.split() for command in _COMMANDS.split(call.code) if command.strip()]
@@ -77,9 +77,9 @@ _ACTS = re.compile(r"[A-Za-z_]\w*(?: = |\()")
 
 
 def does_nothing(code: str) -> bool:
-    """Whether `code` is empty, or nothing but comments, `pass` and bare constants (docstrings, `...`).
+    """Whether code is empty, comments, `pass` and constants alone.
 
-    Code that does not parse is not judged here: False.
+    False for code that does not parse.
     """
     tree = None if _ACTS.match(code) else parsed(code)
     return tree is not None and all(
@@ -89,7 +89,7 @@ def does_nothing(code: str) -> bool:
 
 
 def is_noop(call: ToolCall) -> bool:
-    """Whether a call runs code that does nothing; a call that carries no code is not judged: False."""
+    """Whether a call runs code that does nothing."""
     return has_program(call) and does_nothing(call.code)
 
 

@@ -9,7 +9,7 @@ from retcon.core.types import Observation, Segment, ToolCall, Turn
 
 
 class Lookahead(Protocol):
-    """What the rollout offers to a repair at a failed turn, with the history h_t frozen."""
+    """Attempts that a rollout offers to a repair, at history h_t."""
 
     async def attempt(self, shown: Sequence[Turn]) -> Turn | None:
         """Generate and execute one more turn on h_t ⊕ shown. None where no budget is left for it.
@@ -21,22 +21,29 @@ class Lookahead(Protocol):
         ...
 
     async def replays_identically(self, turns: Sequence[Turn]) -> bool:
-        """Whether a history of these turns, the failure first, is one that the tools would have answered in that way.
+        """Whether the tools would have answered these turns in sequence.
 
         Each attempt ran in the state before the failure. Where tools keep state, they are asked once more: one call
-        after the other, in the state that the failure left. Raises InfrastructureFault.
+        after the other, in the state that the failure left. The failure is the first turn. Raises
+        InfrastructureFault.
         """
         ...
 
     def render_observations(
         self, written: Sequence[Segment], calls: Sequence[ToolCall], observations: Sequence[Observation]
     ) -> tuple[Segment, ...]:
-        """What follows on h_t ⊕ written, where these observations answer these calls, up to where the model's next turn
-        opens: the template's glue and the observations, with their ids. The turn is closed where `written` is not."""
+        """Render these observations after h_t ⊕ written.
+
+        Up to where the model's next turn opens: the template's glue and the observations, with their ids. The turn
+        is closed where `written` is not.
+        """
         ...
 
     def fits(self, *turns: Turn) -> bool:
-        """Whether h_t ⊕ turns is within the rollout's budget, with room to go on if the last of them is no answer."""
+        """Whether h_t ⊕ turns fits the rollout's budget.
+
+        With room to go on if the last turn is no answer.
+        """
         ...
 
 
@@ -53,8 +60,9 @@ class Repair(Protocol):
         ...
 
     async def repair(self, turn: Turn, lookahead: Lookahead) -> Sequence[Turn]:
-        """The turns to commit after h_t, at least one, in order; spliced segments may be unscored.
+        """Return the turns to commit after h_t, at least one.
 
-        The last calls among them must be the failure's own or the last attempt's: the state of tools is kept of these.
+        Spliced segments may be unscored. The last calls among them must be the failure's own or the last attempt's:
+        the state of tools is kept of these.
         """
         ...

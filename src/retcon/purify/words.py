@@ -63,8 +63,11 @@ class Sentence:
 
 
 def sentences(text: str) -> list[Sentence]:
-    """The sentences of a text, without the space and tags between; a line break ends one unless the next line goes on
-    in small letters. Of a program that the text shows, the comments: its lines are no words."""
+    """Split a text into sentences, without spaces and tags between.
+
+    A line break ends a sentence unless the next line goes on in small letters. Of a program that the text shows,
+    comments are sentences, and its lines are not.
+    """
     found: list[Sentence] = []
     at = 0
     for start, stop in programs(text):
@@ -272,20 +275,28 @@ _NUMBERED = re.compile(r"\s*(?:\(?\d{1,2}[.)]|[A-Za-z][.)])\s")
 
 @lru_cache(maxsize=256)
 def _may_refer(text: str, scope: Scope) -> bool:
-    """Whether a rule holds anywhere in a text; kept, as each text is asked about for every failure near it."""
+    """Whether a rule may match a text; cached, as texts are asked about often."""
     return _ANY[scope].search(text) is not None
 
 
 def rule_of(sentence: str, scope: Scope, but: str = "") -> str | None:
-    """The first rule by which a sentence refers to a failure, None where none does. but: a rule that is left out."""
+    """Find the first rule by which a sentence refers to a failure.
+
+    Args:
+        but: a rule that is left out.
+    """
     if not _may_refer(sentence, scope):
         return None
     return next((rule for rule, own in _PATTERNS[scope].items() if rule != but and own.search(sentence)), None)
 
 
 def referring(text: str, scope: Scope, but: str = "", first: str | None = None) -> list[Sentence]:
-    """The sentences that refer to a failure, and those that lean on one of them right before. but: a rule left out.
-    first: the rule by which the first sentence refers where it leans on what comes before the text; None: it may."""
+    """Find sentences that refer to a failure, or lean on such.
+
+    Args:
+        but: a rule that is left out.
+        first: the rule by which the first sentence refers where it leans on what precedes the text.
+    """
     if first is None and not _may_refer(text, scope):
         return []
     out: list[Sentence] = []
@@ -310,12 +321,12 @@ def _leans(sentence: str, scope: Scope) -> bool:
 
 
 def gives_up_plan(text: str) -> str | None:
-    """The sentence that says that another way is taken than before, None where none does."""
+    """Find the sentence that announces another approach."""
     return _sentence_with(_PLAN, text)
 
 
 def takes_back(text: str) -> str | None:
-    """The sentence that doubts what was done right before, or apologises for it, None where none does."""
+    """Find the sentence that doubts the last step, or apologises for it."""
     return _sentence_with(_DOUBT, text)
 
 
@@ -357,8 +368,11 @@ def can_cut(text: str, cuts: Sequence[Sentence]) -> bool:
 
 
 def spans(text: str, cuts: Sequence[Sentence]) -> list[tuple[int, int]]:
-    """The stretches to take out of the text for these sentences, in order: with the space that they leave, with their
-    line where nothing else stands on it, and with the tags that nothing is left between."""
+    """Return the spans to remove for these sentences, in order.
+
+    With the space that they leave, with their line where nothing else stands on it, and with tags that are empty
+    then.
+    """
     merged: list[tuple[int, int]] = []
     for one in sorted([*_emptied(text, cuts), *cuts], key=lambda c: c.start):
         if merged and not text[merged[-1][1] : one.start].strip(" \t"):
@@ -379,7 +393,7 @@ def spans(text: str, cuts: Sequence[Sentence]) -> list[tuple[int, int]]:
 
 
 def _emptied(text: str, cuts: Sequence[Sentence]) -> list[Sentence]:
-    """The pairs of tags, such as those of a thought, that have nothing but these sentences between them."""
+    """Find pairs of tags with nothing but these sentences between them."""
     runs: list[tuple[int, int]] = []
     for one in sorted(cuts, key=lambda c: c.start):
         if runs and not text[runs[-1][1] : one.start].strip():
@@ -420,7 +434,7 @@ def comments(code: str) -> Iterator[Sentence]:
 
 
 def referring_comments(code: str, scope: Scope) -> list[Sentence]:
-    """The comments that refer to a failure, and the lines that go on with one of them."""
+    """Find comments that refer to a failure, and lines that continue them."""
     if "#" not in code:
         return []
     out: list[Sentence] = []
@@ -439,7 +453,7 @@ def referring_comments(code: str, scope: Scope) -> list[Sentence]:
 
 
 def without_comments(code: str, cuts: Sequence[Sentence]) -> str:
-    """The program without these comments; a line that was nothing else goes too."""
+    """Remove comments from a program, and lines that become empty."""
     if not cuts:
         return code
     first = code
@@ -472,8 +486,13 @@ _SHORT = 4
 
 
 def tokens(text: str, shortest: int = 1) -> set[str]:
-    """Names of three letters and more, and numbers, in a text; 98765.0 and 98,765 as 98765. shortest: characters that a
-    token has to have."""
+    """Return names of three letters and more, and numbers, of a text.
+
+    98765.0 and 98,765 become 98765.
+
+    Args:
+        shortest: characters that a token has to have.
+    """
     found = {plain(token) for token in _TOKEN.findall(text) if len(token) >= shortest}
     if "," in text:
         found.update(plain(number.replace(",", "")) for number in _GROUPED.findall(text))
@@ -481,12 +500,12 @@ def tokens(text: str, shortest: int = 1) -> set[str]:
 
 
 def telling(text: str) -> set[str]:
-    """The same without the short ones, that may come from anywhere."""
+    """Return the tokens of a text that are four characters or longer."""
     return tokens(text, _SHORT)
 
 
 def mentions(text: str) -> set[str]:
-    """Names and numbers that a text gives as code gives them, each as `tokens` has it."""
+    """Return names and numbers that a text writes as code."""
     found = {plain(token) for token in _mentioned(text)}
     if "," in text:
         found.update(plain(number.replace(",", "")) for number in _GROUPED.findall(text))
@@ -499,7 +518,7 @@ def decimals(text: str) -> set[str]:
 
 
 def relied_on(text: str) -> set[str]:
-    """The tokens of a text, of a number with commas only the whole."""
+    """Return the tokens of a text, numbers with commas as one."""
     return tokens(_GROUPED.sub(lambda number: number[0].replace(",", ""), text))
 
 
@@ -519,7 +538,7 @@ def names_of(code: str, said: str) -> set[str]:
 
 
 def has_name(text: str, name: str) -> bool:
-    """Whether a name stands in a text, and not within a longer one."""
+    """Whether a name stands in a text as a whole word."""
     return name in text and re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text) is not None
 
 
@@ -534,7 +553,7 @@ def absent(output: str) -> set[str]:
 
 
 def bare_words(text: str) -> set[str]:
-    """The words of a text that may be names, as no article stands before them."""
+    """Return words that may be names: no article stands before them."""
     return {word for article, word in _BARE.findall(text) if not article}
 
 
@@ -560,7 +579,7 @@ def rewritten(value: object, old: str, new: str) -> object:
 
 
 def rewritten_text(text: str, old: str, new: str) -> str:
-    """The same of a text."""
+    """Replace a text within another, plain or escaped as JSON."""
     for written in _WRITTEN:
         if (before := written(old)) in text:
             return text.replace(before, written(new))
@@ -575,7 +594,7 @@ def rewritten_text(text: str, old: str, new: str) -> str:
 
 
 def _rewritten_literal(literal: str, old: str, new: str) -> str:
-    """The same of a string of JSON; itself where it says something else."""
+    """Replace a text within a JSON string literal, if it is in it."""
     if "\\" not in literal:
         return literal
     try:

@@ -45,7 +45,10 @@ class Branch:
         return self.saar.failed(turn)
 
     async def repair(self, turn: Turn, lookahead: Lookahead) -> Sequence[Turn]:
-        """The first fresh try that worked; else what SAAR commits, with the fresh tries on its record."""
+        """Return the first fresh try that worked, else SAAR's turns.
+
+        SAAR's record lists the fresh tries.
+        """
         tries: list[Turn] = []
         for _ in range(self.fresh):
             attempt = await lookahead.attempt(())

@@ -49,7 +49,7 @@ class Describe:
         return 0
 
     def failed(self, turn: Turn) -> bool:
-        """See `has_failed`."""
+        """Whether this turn counts as a failure."""
         return has_failed(turn, self.failures)
 
     async def repair(self, turn: Turn, lookahead: Lookahead) -> Sequence[Turn]:
@@ -89,7 +89,7 @@ def described(call: ToolCall, observation: Observation, chars: int) -> str:
 
 
 def _emptied(call: ToolCall, kept: Sequence[Segment]) -> ToolCall:
-    """The call without its text, which its attempt has, at the end of what is kept of its turn."""
+    """Return the call without its text, placed after the kept segments."""
     ids = None if any(s.ids is None for s in kept) else token_count(kept)
     return replace(call, arguments="" if call.malformed else {}, char=sum(len(s.text) for s in kept), start=ids)
 
