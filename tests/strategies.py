@@ -41,7 +41,7 @@ def segments(draw: st.DrawFn, kind: Kind, *, scored: bool = True, max_tokens: in
     values = tuple(draw(st.lists(logprobs, min_size=len(ids), max_size=len(ids)))) if known else None
     sampled_by = st.none() | st.lists(st.integers(0, 9), min_size=len(ids), max_size=len(ids)).map(tuple)
     versions = draw(sampled_by) if known and kind == "sampled" else None
-    return Segment(kind, draw(texts), ids, values, versions, draw(extras))
+    return Segment(kind, draw(texts), ids, values, versions, extra=draw(extras))
 
 
 @st.composite
@@ -70,9 +70,9 @@ def repaired_turns(draw: st.DrawFn, call_id: str, *, scored: bool = True) -> Tur
         record = RepairRecord("unrepaired", len(failures) - 1, extra=draw(extras))
         return replace(failures[0], abandoned=tuple(failures[1:]), repair=record)
     fix = draw(call_turns(call_id, fails=False))
-    cut = tuple(Cut(0, draw(texts), draw(texts), draw(extras)) for _ in range(draw(st.integers(0, 2))))
+    cut = tuple(Cut(0, draw(texts), draw(texts), extra=draw(extras)) for _ in range(draw(st.integers(0, 2))))
     fresh = draw(st.integers(0, len(failures) - 1))
-    record = RepairRecord(decision, len(failures), draw(st.floats(0, 1)), draw(texts), fresh, cut, draw(extras))
+    record = RepairRecord(decision, len(failures), draw(st.floats(0, 1)), draw(texts), fresh, cut, extra=draw(extras))
     kept = (draw(segments("sampled")),) if decision == "shallow" else ()
     spliced = (*kept, draw(segments("spliced", scored=scored)), *fix.segments[1:])
     return replace(fix, segments=spliced, abandoned=(*failures, fix), repair=record)
@@ -91,7 +91,7 @@ def branches(draw: st.DrawFn, turns: int) -> Branch:
     shared, tokens = draw(st.integers(0, turns)), draw(st.integers(1, 99))
     nats = draw(st.floats(0, 12)), draw(st.floats(-12, 12))
     return Branch(
-        "t0", draw(texts), shared, tokens, *nats, draw(st.sampled_from(["entropy", "surprisal"])), draw(extras)
+        "t0", draw(texts), shared, tokens, *nats, draw(st.sampled_from(["entropy", "surprisal"])), extra=draw(extras)
     )
 
 
@@ -110,7 +110,7 @@ def trajectories(draw: st.DrawFn, *, scored: bool = True) -> Trajectory:
     reward = None if stop == "infrastructure" else draw(st.none() | st.sampled_from([-1.0, 0.0, 1.0]))
     answer = draw(texts) if stop == "answer" else None
     prompt = tuple(draw(st.lists(segments("prompt"), min_size=1, max_size=2)))
-    origin = draw(st.none() | st.builds(Origin, texts, texts, json_values, extras))
+    origin = draw(st.none() | st.builds(Origin, texts, texts, json_values, extra=extras))
     branch = draw(st.none() | branches(len(lived)))
     returned = draw(st.none() | texts | st.floats(allow_nan=False, allow_infinity=False))
     selection = draw(st.none() | texts)

@@ -215,7 +215,7 @@ def _segment(value: object, at: _At) -> Segment:
     logprobs = obj.nullable("logprobs", _numbers)
     versions = obj.nullable("versions", _integers)
     try:
-        return Segment(kind, text, ids, logprobs, versions, obj.extra())
+        return Segment(kind, text, ids, logprobs, versions, extra=obj.extra())
     except ValueError as error:
         raise at.error(str(error)) from error
 
@@ -320,7 +320,7 @@ def _choice(literal: Any) -> Read[Any]:
         if value not in valid:
             hint = nearest(value, valid) if isinstance(value, str) else ""
             raise at.error(f"expected one of {', '.join(valid)}, found {_describe(value)}{hint}")
-        return valid[valid.index(value)]  # type: ignore[arg-type]  # the very object, as a default is left out by identity
+        return valid[valid.index(value)]  # the very object, as a default is left out by identity
 
     return read
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import Field, dataclass, field, make_dataclass
+from dataclasses import Field, dataclass, field, fields, make_dataclass
 from typing import Any, ClassVar, Literal, get_args
 
 import msgspec
@@ -36,9 +36,10 @@ Extra = Mapping[str, object]
 """Fields that a newer version wrote and this one does not know: kept, and written back."""
 
 
-class Record(msgspec.Struct, frozen=True, omit_defaults=True):
+class Record(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """An immutable value; `dataclasses.replace` and `dataclasses.fields` take it as well."""
 
+    extra: Extra = msgspec.field(default_factory=dict)
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]] = {}
 
 
@@ -55,7 +56,6 @@ class Segment(Record, frozen=True, omit_defaults=True):
     ids: tuple[int, ...] | None = None
     logprobs: tuple[float, ...] | None = None
     versions: tuple[int, ...] | None = None
-    extra: Extra = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -86,7 +86,6 @@ class ToolCall(Record, frozen=True, omit_defaults=True):
     char: int
     start: int | None = None
     language: str | None = None
-    extra: Extra = msgspec.field(default_factory=dict)
 
     @property
     def malformed(self) -> bool:
@@ -116,7 +115,6 @@ class Observation(Record, frozen=True, omit_defaults=True):
     rule: str | None = None
     line: int | None = None
     no_checkpoint: str | None = None
-    extra: Extra = msgspec.field(default_factory=dict)
 
 
 class Cut(Record, frozen=True, omit_defaults=True):
@@ -128,7 +126,6 @@ class Cut(Record, frozen=True, omit_defaults=True):
     turn: int
     rule: str
     text: str
-    extra: Extra = msgspec.field(default_factory=dict)
 
     def __lt__(self, other: Cut) -> bool:
         return (self.turn, self.rule, self.text) < (other.turn, other.rule, other.text)
@@ -149,7 +146,6 @@ class RepairRecord(Record, frozen=True, omit_defaults=True):
     reason: str = ""
     fresh: int = 0
     cut: tuple[Cut, ...] = ()
-    extra: Extra = msgspec.field(default_factory=dict)
 
 
 class Turn(Record, frozen=True, omit_defaults=True):
@@ -171,7 +167,6 @@ class Turn(Record, frozen=True, omit_defaults=True):
     abandoned: tuple[Turn, ...] = ()
     repair: RepairRecord | None = None
     entropy: float | None = None
-    extra: Extra = msgspec.field(default_factory=dict)
 
     @property
     def generated(self) -> tuple[Segment, ...]:
@@ -208,7 +203,6 @@ class Provenance(Record, frozen=True, omit_defaults=True):
     model: str | None = None
     purified: bool = False
     encoded_by: str | None = None
-    extra: Extra = msgspec.field(default_factory=dict)
 
 
 NO_PROVENANCE = Provenance()
@@ -230,7 +224,6 @@ class Branch(Record, frozen=True, omit_defaults=True):
     uncertainty: float
     rise: float
     measure: Measure = "entropy"
-    extra: Extra = msgspec.field(default_factory=dict)
 
 
 class Origin(Record, frozen=True, omit_defaults=True):
@@ -243,7 +236,6 @@ class Origin(Record, frozen=True, omit_defaults=True):
     source: str
     format: str
     record: object = None
-    extra: Extra = msgspec.field(default_factory=dict)
 
 
 class Trajectory(Record, frozen=True, omit_defaults=True):
@@ -269,7 +261,6 @@ class Trajectory(Record, frozen=True, omit_defaults=True):
     branch: Branch | None = None
     returned: str | float | None = None
     selection: str | None = None
-    extra: Extra = msgspec.field(default_factory=dict)
 
     @property
     def segments(self) -> Iterator[Segment]:
@@ -324,7 +315,7 @@ class Trajectory(Record, frozen=True, omit_defaults=True):
 
 
 for _kind in Record.__subclasses__():
-    _kind.__dataclass_fields__ = make_dataclass(_kind.__name__, _kind.__struct_fields__).__dataclass_fields__
+    _kind.__dataclass_fields__ = {f.name: f for f in fields(make_dataclass(_kind.__name__, _kind.__struct_fields__))}
 
 
 @dataclass(frozen=True, slots=True)
