@@ -286,7 +286,7 @@ def _worked_out(turn: Turn) -> frozenset[str]:
 
 
 def _by_hand(before: str, after: str, said: str) -> str | None:
-    """Find a value that a solver computed before and that is hardcoded now.
+    """Find a hardcoded value that a solver computed before.
 
     It is arithmetic of numbers alone, and stands neither in the fix's words nor in its comments.
     """
@@ -333,7 +333,7 @@ def _ranges(code: str) -> Iterator[tuple[float, str]]:
 
 
 def _number(node: ast.expr) -> float | None:
-    """Evaluate an expression of numbers; None for any other or a huge one."""
+    """Evaluate an expression of numbers; None for others and huge ones."""
     if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
         return float(node.value) if abs(node.value) < _LARGE else None
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):

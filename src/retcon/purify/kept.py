@@ -253,7 +253,7 @@ class Kept:
                     yield flag
 
     def _lost(self, first: int, stop: int, words: int) -> Refused | None:
-        """Find a name or value that is mentioned and that a splice removes."""
+        """Find a mentioned name or value that a splice removes."""
         gone = self._turns[first:stop]
         failed = [o for turn in gone for o in turn.observations if o.status != "ok"]
         fix = self._turns[stop]
@@ -302,7 +302,7 @@ class Kept:
         return None
 
     def named_alone(self, first: int, stop: int) -> str | None:
-        """Find a name in a failed turn's words that only its program has."""
+        """Find a name in a failure's words that only its program has."""
         turn = self._turns[first]
         names = names_of("\n".join(call.code for call in turn.calls), prose(turn))
         if not names:
@@ -397,7 +397,7 @@ def unreferring(said: str, place: Literal["fix", "later"]) -> str:
 
 
 def edited(turn: Turn, words: Edit | None, program: Edit | None) -> Turn:
-    """Apply two edits to a turn: of its words and of its program."""
+    """Apply edits of words and of the program to a turn."""
     length = sum(end - start for start, end in words.words) if words else 0
     segments = list(turn.segments)
     if words and words.words:
@@ -479,7 +479,7 @@ def _asked(turn: Turn) -> str:
 
 
 def _named(asked: str) -> set[str]:
-    """Find names in a user's words that only a program can have shown."""
+    """Find names in a user's words that only programs show."""
     return exceptions(asked) | {token for token in mentions(asked) if not token[0].isdigit()}
 
 

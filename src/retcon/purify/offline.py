@@ -160,7 +160,7 @@ class SessionState:
         return self._imported
 
     def _first(self, name: str) -> int:
-        """Return the first turn that binds a name; past the end for none."""
+        """Return the first turn that binds a name, or the number of turns."""
         if self._bound is None:
             self._bound = {}
             for n, turn in enumerate(self._turns):
@@ -171,7 +171,7 @@ class SessionState:
 
 
 def _may_have_acted(call: ToolCall, observation: Observation) -> bool:
-    """Whether a call of a shell or an editor may have changed something.
+    """Whether a shell's or editor's call may have changed something.
 
     An editor's call does not where it only shows, or reports that it failed.
     """
@@ -478,7 +478,7 @@ def _as_kept(result: Trajectory, raw: Trajectory) -> Trajectory:
 
 
 def _runs_of(splices: Sequence[Splice], made: Purified, turns: Sequence[Turn]) -> frozenset[int]:
-    """Find the starts of raw runs that splices of a result belong to."""
+    """Find the starts of the raw runs of a result's splices."""
     starts, rest = run_starts(turns), list(reversed(made.splices))
     found: set[int] = set()
     removed = 0

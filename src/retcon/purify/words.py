@@ -275,7 +275,7 @@ _NUMBERED = re.compile(r"\s*(?:\(?\d{1,2}[.)]|[A-Za-z][.)])\s")
 
 @lru_cache(maxsize=256)
 def _may_refer(text: str, scope: Scope) -> bool:
-    """Whether a rule may match a text; cached, as texts are asked about often."""
+    """Whether a rule may match a text (cached)."""
     return _ANY[scope].search(text) is not None
 
 
@@ -594,7 +594,7 @@ def rewritten_text(text: str, old: str, new: str) -> str:
 
 
 def _rewritten_literal(literal: str, old: str, new: str) -> str:
-    """Replace a text within a JSON string literal, if it is in it."""
+    """Replace a text within a JSON string literal."""
     if "\\" not in literal:
         return literal
     try:

@@ -30,7 +30,10 @@ up to 32 MB, and with what happened before anybody spoke."""
 
 
 class TornLine(RecordError):
-    """The last line of a session breaks off: whoever writes the file is at it, or was killed. number: of the line."""
+    """The last line of a session is incomplete.
+
+    Its writer is still at work, or was killed. number: of the line.
+    """
 
     def __init__(self, message: str, number: int) -> None:
         super().__init__(message)
@@ -77,7 +80,10 @@ def sampled(source: Source, format: str, *, skip_bad: bool = False) -> Sampled:
 
 
 def _read_on(source: Source, head: list[Record], values: dict[int, Json], times: int) -> RecordError | None:
-    """Read the first records, up to so many times as many as decide; what stopped that."""
+    """Read the first records until the format can be decided.
+
+    Reads up to `times` as many as usually decide. Returns the error that stopped it.
+    """
     size = sum(len(record.data) for record in head)
     try:
         while len(head) < times * RECORDS and (size < times * BYTES or len(head) < _LEAST):
@@ -93,14 +99,17 @@ def _read_on(source: Source, head: list[Record], values: dict[int, Json], times:
 
 
 def _is_torn(head: list[Record], values: dict[int, Json], detector: Detector) -> bool:
-    """Whether of two lines the last breaks off, and the first alone would be refused."""
+    """Whether the second line breaks off and the first alone fails."""
     if len(head) != 2 or head[1].data.endswith(b"\n") or list(values) != [head[0].number]:
         return False
     return detector.is_unknown(values[head[0].number])
 
 
 def _is_undecided(source: Source, detector: Detector, items: list[Json]) -> bool:
-    """Whether what follows may tell that these are of one transcript; as they are, one of them would be refused."""
+    """Whether later lines may show that these form one transcript.
+
+    As they are, one of them would be refused.
+    """
     if source.shape == "lines":
         return detector.may_be_session(items)
     return source.shape == "array" and detector.may_be_list(items)
@@ -117,8 +126,10 @@ def _all(head: list[Record], rest: Iterator[Record], broken: RecordError | None)
 def _sessions(
     format: Itemwise, head: list[Record], rest: Iterator[Record], broken: RecordError | None, *, skip_bad: bool
 ) -> tuple[list[Record], dict[int, Json], RecordError | None]:
-    """The sessions of a file, each a record of its lines, by the number of its first; their values; and what ended the
-    file before its end."""
+    """Read a file's sessions, each as a record of its lines.
+
+    By the number of its first line; with their values, and the error that ended the file early.
+    """
     lines = list(head)
     try:
         lines += rest if broken is None else ()
@@ -146,7 +157,7 @@ def _sessions(
 
 
 def _refuse_unknown(source: Source, detector: Detector, values: dict[int, Json]) -> None:
-    """Where no record has a call that can be read, and half of them look as if they had some."""
+    """Raise RecordError where half the records have calls that cannot be read."""
     if any(detector.has_calls(value) for value in values.values()):
         return
     seen = {number: sign for number, value in values.items() if (sign := tool_use(value)) is not None}
@@ -227,7 +238,7 @@ def tool_use(record: Json) -> str | None:
 
 
 def _kind_in(items: Sequence[Json]) -> str | None:
-    """The type of the first item that is a call or what it gave."""
+    """Return the type of the first call or result among items."""
     kinds = (item.get("type") for item in items[:_ITEMS] if isinstance(item, dict))
     return next((kind for kind in kinds if isinstance(kind, str) and _KINDS.fullmatch(kind[:60])), None)
 
@@ -254,7 +265,7 @@ def nearest_format(record: Json, formats: Sequence[Format]) -> str:
 
 
 def _misplaced(record: Json, where: str) -> str:
-    """Where messages stand that are not looked for there, or are no list but its text; "" where there are none."""
+    """Find a misplaced list of messages, or one that is text."""
     for name, value in record.items() if isinstance(record, dict) else ():
         place = f"{where}{name}"
         if isinstance(value, dict) and where.count(".") < 2 and (found := _misplaced(value, f"{place}.")):
@@ -273,7 +284,7 @@ def _alike(mark: str, word: str) -> float:
 
 
 def _walk(value: Json, depth: int = 0, key: str = "", role: str = "") -> Iterator[tuple[str, Json, str]]:
-    """The values in a value, each with the key that it is under and the role of the message that it is in."""
+    """Yield each nested value with its key and its message's role."""
     if key:
         yield key, value, role
     if depth == _DEPTH:
@@ -340,8 +351,11 @@ class Detector:
         return not self.matches(record) and not self._is_plain(record)
 
     def session_format(self, items: Sequence[Json]) -> Itemwise | None:
-        """The format of the lines of a file, of which none is a transcript, if they are the items of one together, in
-        a format that is kept in lines. Some may have a text that alone would pass for one."""
+        """Find the format of lines that form one session.
+
+        None of the lines is a transcript, and their format is kept in lines. A line's text may look like a
+        transcript by itself.
+        """
         known = [item for item in items if isinstance(item, dict)]
         if len(known) < len(items):
             return None
@@ -349,17 +363,23 @@ class Detector:
         return found if found is not None and not self._any_alone(known) else None
 
     def may_be_session(self, items: Sequence[Json]) -> bool:
-        """Whether lines may be the first of such a file, though nobody speaks in them: one alone would be refused."""
+        """Whether lines may begin a session, though no one speaks in them.
+
+        One line alone would be refused.
+        """
         known = [item for item in items if isinstance(item, dict)]
         refused = len(known) == len(items) and not all(map(self._is_plain, known))
         return refused and bool(self._in_lines(known)) and not self._any_alone(known)
 
     def may_be_list(self, items: list[Json]) -> bool:
-        """Whether items of an array may be the first of such a list, though they do not show it."""
+        """Whether items of an array may begin one transcript."""
         return not any(map(self.matches, items)) and (_may_be_said(items) or not all(map(self._is_plain, items)))
 
     def is_list(self, items: list[Json]) -> bool:
-        """Whether the items of an array are those of one transcript together, messages or steps, and none is one."""
+        """Whether the items of an array form one transcript.
+
+        They are messages or steps, and none is a transcript itself.
+        """
         if not items or any(map(self.matches, items)):
             return False
         plain = _may_be_said(items) and any(speaker_of(item) == "assistant" for item in items)
@@ -378,8 +398,10 @@ class Detector:
         return bool(clean)
 
     def format_of(self, record: Json) -> Format | None:
-        """The record's format. None: it is a transcript without any call, whose format cannot be told. Raises
-        RecordError where it is none."""
+        """Return a record's format.
+
+        None for a transcript without calls, whose format is open. Raises RecordError for anything else.
+        """
         found = self._known(record)
         if found is not None or is_transcript(record):
             return found
@@ -388,7 +410,7 @@ class Detector:
         raise RecordError(f"no transcript of format {self.name!r}: {_found(record)}")
 
     def _known(self, record: Json) -> Format | None:
-        """The record's format, as far as it can be told."""
+        """Return the record's format if it can be recognised."""
         if self.main is not None and self.main.matches(record):
             return self.main
         at = self._own(record)
@@ -402,19 +424,19 @@ class Detector:
         return [one for one in self._formats if isinstance(one, Itemwise) and one.in_lines and not _lacks(one, keys)]
 
     def _any_alone(self, items: Iterable[Json]) -> bool:
-        """Whether one of the items is a transcript with calls, by more than a text."""
+        """Whether an item alone is a transcript with typed calls."""
         own = (self._formats[at] for item in items if (at := self._own(item)) is not None)
         return any(one.certainty <= Certainty.CALLS for one in own)
 
     def _has_list(self, record: Json) -> bool:
-        """Whether a record has messages or steps of its own, though no call is in them."""
+        """Whether a record has messages or steps, though no call."""
         return find_items(record) is not None or self._plain(record) is not None
 
     def _is_plain(self, record: Json) -> bool:
         return is_transcript(record) or self._plain(record) is not None
 
     def _plain(self, record: Json) -> Format | None:
-        """The format of a transcript without calls whose items are no messages by role."""
+        """Return the format of steps without calls."""
         return next((one for one in self._formats if isinstance(one, Itemwise) and one.holds(record)), None)
 
     def _own(self, record: Json) -> int | None:
@@ -447,7 +469,7 @@ def _is_row(item: Json) -> bool:
 
 
 def is_transcript(record: Json) -> bool:
-    """Whether a record at least has messages, be it none of them, or a text, though no call is in it."""
+    """Whether a record has messages or a text, though no call."""
     if find_items(record) is not None or has_no_items(record):
         return True
     values = [record.get(name) for name in TEXTS] if isinstance(record, dict) else []

@@ -77,7 +77,7 @@ def split_output(output: ToolOutput, calls: Sequence[Call]) -> tuple[ToolOutput,
 
 
 def _calls(text: str) -> tuple[Call, ...]:
-    """One call, or those of a list; kept as text where it cannot be read."""
+    """Read one call or a list; text where it cannot be read."""
     try:
         read = msgspec.json.decode(text)
     except NOT_JSON:
@@ -88,7 +88,10 @@ def _calls(text: str) -> tuple[Call, ...]:
 
 
 def _call(obj: Json, text: str) -> Call:
-    """A JSON object of name and arguments, which may be JSON text themselves; with `text` where they are no object."""
+    """Read an object of name and arguments; else keep the text.
+
+    The arguments may be JSON text themselves.
+    """
     name = obj.get("name") if isinstance(obj, dict) else None
     arguments = obj.get("arguments", obj.get("parameters")) if isinstance(obj, dict) else None
     if isinstance(arguments, str):
@@ -256,7 +259,7 @@ class InMessages:
         return kind == "output" or (kind == "told" and dialect.told_outputs(self._text(item)) is not None)
 
     def _dialect(self, items: Sequence[Item]) -> Dialect:
-        """The first dialect that a message of the model has a call in."""
+        """Return the first dialect that the model uses for a call."""
         if self.only is not None:
             return self.only
         said = [self._text(item) for item in items if self.kind(item) in ("said", "call")]
@@ -271,7 +274,7 @@ class InMessages:
 
 
 def in_messages(dialect: Dialect, *, marks: Sequence[str] = (), aliases: Sequence[str] = ()) -> InMessages:
-    """The format of messages (`role`, `content`) whose calls are written in a dialect."""
+    """Build the format of messages whose calls use a dialect."""
 
     def accepts(items: Sequence[Item]) -> bool:
         said = (text_of(i.get("content")) for i in items if _is_said(i))
@@ -331,7 +334,7 @@ class InText:
         return place, value if isinstance(value, list) else [str(value)]
 
     def _place(self, record: Json) -> str | None:
-        """The field whose text, or one of whose texts, has a call with an output after it."""
+        """Find the field whose text has a call and its output."""
         if not isinstance(record, dict):
             return None
         for name in TEXTS:

@@ -43,7 +43,10 @@ class Thought(str):
 
 
 def find_items(record: Json) -> tuple[tuple[str, ...], list[dict[str, Json]]] | None:
-    """Path and value of the record's list of messages; None where it has none. A bare list has the empty path."""
+    """Find a record's list of messages: path and value.
+
+    A bare list has the empty path.
+    """
     for path in ((), *_PLACES) if isinstance(record, list) else _PLACES:
         value = record
         for key in path:
@@ -57,26 +60,31 @@ def find_items(record: Json) -> tuple[tuple[str, ...], list[dict[str, Json]]] | 
 
 
 def other_lists(record: dict[str, Json], path: Sequence[str | int]) -> Iterator[tuple[str, list[Json]]]:
-    """The lists at other places than `path` where messages may be, by their names."""
+    """Yield the lists elsewhere than `path` that may hold messages."""
     for name in (name for name in LISTS if (name,) != tuple(path)):
         if isinstance(value := record.get(name), list):
             yield name, value
 
 
 def no_items() -> RecordError:
-    """What is said of a record in which `find_items` finds none."""
+    """Build the error for a record without messages."""
     return RecordError(f"no list of messages: none of {', '.join(map('.'.join, _PLACES))} holds one")
 
 
 def has_no_items(record: Json) -> bool:
-    """Whether the record has a list of messages with nothing in it, as of a rollout that broke off before the first."""
+    """Whether a record's list of messages is empty.
+
+    As of a rollout that broke off before the first.
+    """
     found = map(record.get, LISTS) if isinstance(record, dict) else ()
     return any(isinstance(value, list) and not value for value in found)
 
 
 def replaced(record: Json, path: Sequence[str | int], value: Json) -> Json:
-    """The record with another value at `path`, of keys and of places in lists; all that does not lie on the path is
-    shared, nothing is changed."""
+    """Replace a record's value at a path of keys and places.
+
+    All that is not on the path is shared; nothing is changed in place.
+    """
     if not path:
         return value
     first, rest = path[0], path[1:]
@@ -100,7 +108,7 @@ def text_of(content: Json) -> str:
 
 
 def as_text(value: Json) -> str:
-    """What a tool gave as text: itself, JSON where it is none, nothing where it is null."""
+    """Return a result as text: itself, JSON, or "" for null."""
     return value if isinstance(value, str) else "" if value is None else json.dumps(value, ensure_ascii=False)
 
 
@@ -123,7 +131,7 @@ def words_of(content: Json) -> str:
 
 
 def part_words(part: Json) -> str:
-    """The same of one part; what is thought ends with `APART`."""
+    """Return the words of one part; a thought ends with `APART`."""
     key = _thought_key(part)
     if key is None or not isinstance(part, dict):
         return _part(part)
@@ -151,8 +159,11 @@ def parts_without(
     content: Sequence[Json], cuts: Sequence[tuple[int, int]], words_in: Callable[[Json], str],
     reworded: Callable[[Json, str], Json],
 ) -> list[Json]:  # fmt: skip
-    """The parts without these stretches of their words. Parts that nothing is left of go, but for the last one that is
-    left; all others stay as they are and where they are. words_in: the words of a part; reworded: it with others."""
+    """Remove spans from the words of content parts.
+
+    Emptied parts go, except the last part that is left; all others stay in place. words_in: the words of a part;
+    reworded: it with others.
+    """
     parts: list[Json] = []
     at = 0
     for part in content:
@@ -169,7 +180,7 @@ def parts_without(
 
 
 def _thought_key(part: Json) -> str | None:
-    """Where a part has what a model thinks as plain text, which no signature holds to its wording."""
+    """Find a part's unsigned thought as plain text."""
     if not isinstance(part, dict) or part.get("type") not in _THOUGHTS or _text_key(part) is not None:
         return None
     if part.get("signature") or part.get("redacted") is True:
@@ -214,7 +225,7 @@ def _with_part(part: Json, text: str) -> Json:
 
 
 def context_of(record: Json) -> str:
-    """What the model was given beside the items, where a record keeps that elsewhere."""
+    """Return the context that a record keeps beside its items."""
     if not isinstance(record, dict):
         return ""
     prompt = record.get("prompt")
@@ -227,8 +238,10 @@ def context_of(record: Json) -> str:
 
 
 def system_of(record: Json) -> str:
-    """The system prompt that a record keeps beside the items: a text or parts, as Anthropic's requests have them; empty
-    where there is none."""
+    """Return the system prompt beside the items; "" for none.
+
+    It is a text or parts, as in Anthropic's requests.
+    """
     values = [record.get(name) for name in SYSTEMS] if isinstance(record, dict) else []
     return next((text for value in values if not isinstance(value, dict) and (text := text_of(value)).strip()), "")
 
@@ -288,7 +301,7 @@ def renewed(record: Json, path: Sequence[str | int], value: Json) -> Json:
 def _copies(
     record: dict[str, Json], path: Sequence[str | int], old: list[Json], new: list[Json], gone: Sequence[Json]
 ) -> Iterator[tuple[str, Json]]:
-    """Other lists of messages that have one which is gone, and what becomes of them."""
+    """Yield other lists that hold a removed message, and their new value."""
     wrong: set[str] = set()
     for name, other in other_lists(record, path):
         wrong = wrong or set(map(repr, gone))
@@ -300,7 +313,10 @@ def _copies(
 
 
 def _texts_again(record: dict[str, Json], place: str | int, changed: Sequence[tuple[str, str]]) -> dict[str, Json]:
-    """Other texts that repeat one which is another now, and what becomes of them. changed: each before and after."""
+    """Map texts that repeat a changed one to their new value.
+
+    changed: each before and after.
+    """
     again: dict[str, Json] = {}
     for name in TEXTS:
         other = record.get(name)
@@ -313,7 +329,7 @@ def _texts_again(record: dict[str, Json], place: str | int, changed: Sequence[tu
 
 
 def _again(text: str, changed: Sequence[tuple[str, str]]) -> str:
-    """What becomes of a text that has one which is another now in it, is its end, or is another part of it."""
+    """Return the new value of a text that contains a changed one."""
     for old, new in changed:
         if old == new or not old:
             continue
@@ -397,7 +413,10 @@ _SYSTEMS = SYSTEM | {"SystemMessage", "SystemMessageChunk", "SystemPromptEvent"}
 
 
 def role_of(item: Json) -> str:
-    """`system`, `tool` or `user`, for an item of any format that the model is given. Of a group, the first."""
+    """Return the role of an input item: `system`, `tool` or `user`.
+
+    For items of any format; of a group, the first.
+    """
     if isinstance(item, list):
         return role_of(item[0]) if item else "user"
     if not isinstance(item, dict):
@@ -418,8 +437,11 @@ def speaker_of(message: Json) -> str:
 
 
 def is_unlearnt(item: Json) -> bool:
-    """Whether a message, or one of a group, is not to be learnt: its `weight` is 0, as in OpenAI's fine-tuning; a step
-    of ATIF was copied from another trajectory, or no model was asked for it."""
+    """Whether a message, or one of a group, is excluded from training.
+
+    Its `weight` is 0, as in OpenAI's fine-tuning; a step of ATIF was copied from another trajectory, or no model
+    was asked for it.
+    """
     if isinstance(item, list):
         return any(map(is_unlearnt, item))
     if not isinstance(item, dict):
@@ -442,13 +464,16 @@ _T = TypeVar("_T")
 
 
 def decoded(record: Record) -> Json:
-    """The record's value, of a session a list of those of its lines; NaN and lone surrogates, which no standard knows,
-    are read, and so is a list of messages that is JSON text. Raises RecordError."""
+    """Decode a record's value; a session's is a list.
+
+    NaN and lone surrogates, which no standard knows, are read, and so is a list of messages that is JSON text.
+    Raises RecordError.
+    """
     return decoded_with_standard(record)[0]
 
 
 def decoded_with_standard(record: Record) -> tuple[Json, bool]:
-    """What `decoded` gives, and whether it is plain that the record is standard JSON of just this value."""
+    """Decode a record, and say whether it is surely standard JSON."""
     if record.kind == SESSION:
         return [decoded(line) for line in _lines_of(record)], False
     try:
@@ -465,8 +490,11 @@ def decoded_with_standard(record: Record) -> tuple[Json, bool]:
 
 
 def encoded(value: Json, like: Record) -> bytes:
-    """A new value of a record, in the style that the record has: indentation, spaces, escapes, ends of lines; NaN as it
-    was, and numbers beyond all floats as such a number. Of a session, lines whose values stay are the very bytes."""
+    """Encode a record's new value in the record's style.
+
+    Indentation, spaces, escapes, ends of lines; NaN stays, as do numbers beyond all floats. Lines of a session
+    whose values stay keep their bytes.
+    """
     if like.kind == SESSION:
         return _session(value, like)
     like = like._replace(data=like.data.removeprefix(codecs.BOM_UTF8))
@@ -502,7 +530,7 @@ def encoded(value: Json, like: Record) -> bytes:
 
 
 def _unpacked(value: Json) -> Json:
-    """The record with its list of messages itself where that is JSON text (SWE-smith's rows)."""
+    """Return the record with JSON text of messages decoded (SWE-smith's rows)."""
     lists = {name: listed for name, text in _written(value) if (listed := _messages_in(name, text)) is not None}
     return {**value, **lists} if lists and isinstance(value, dict) else value
 
@@ -565,7 +593,7 @@ def _beyond(data: bytes) -> str:
 
 
 def _spelt(value: Json, beyond: str) -> Json:
-    """The value with the text of a number in the place of each that is infinite."""
+    """Replace infinite numbers by the text of such a number."""
     if isinstance(value, dict):
         return {key: _spelt(one, beyond) for key, one in value.items()}
     if isinstance(value, list):
@@ -576,7 +604,7 @@ def _spelt(value: Json, beyond: str) -> Json:
 
 
 def is_finite(data: bytes) -> bool:
-    """Whether it is plain from its bytes that no number in a record is beyond standard JSON."""
+    """Whether a record's bytes surely hold finite numbers alone."""
     return b"NaN" not in data and b"Infinity" not in data and _HUGE.search(data) is None
 
 
@@ -590,7 +618,7 @@ def has_nan(value: Json) -> bool:
 
 
 def without_nan(value: _T) -> _T:
-    """The same with None for every number that is not finite."""
+    """Return a value with None for numbers that are not finite."""
     if isinstance(value, dict):
         return cast(_T, {key: without_nan(one) for key, one in value.items()})
     if isinstance(value, list | tuple):

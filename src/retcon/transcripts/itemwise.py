@@ -49,8 +49,10 @@ _BESIDE = "beside"
 
 
 class ItemList(NamedTuple):
-    """Where the items of a record stand, and what the model was told beside them. path: keys, and places in lists.
-    asked, system: see `PieceReading`."""
+    """A list of items, its place in the record, and its context.
+
+    path: keys, and places in lists. asked, system: see `PieceReading`.
+    """
 
     path: Sequence[str | int]
     items: list[Item]
@@ -60,7 +62,10 @@ class ItemList(NamedTuple):
 
 
 class Itemwise(Format):
-    """A format of items; a subclass says which list they are in and what each is."""
+    """Base of formats that are lists of items.
+
+    A subclass says which list they are in and what each is.
+    """
 
     name: str
     certainty = Certainty.LAYOUT
@@ -73,11 +78,11 @@ class Itemwise(Format):
     """Whether transcripts are kept one item a line, too: items are such as no rows of a data set are."""
 
     def has_calls(self, items: Sequence[Item]) -> bool:
-        """Whether this list of items is one of the format's, with a call in it; cheap."""
+        """Whether a list is of this format and has a call (cheap)."""
         raise NotImplementedError
 
     def is_plain(self, items: Sequence[Item]) -> bool:
-        """Whether this list of items, in which no call is, is one of the format's all the same."""
+        """Whether a list without calls is of this format."""
         return False
 
     def group(self, items: Sequence[Item]) -> list[Piece]:
@@ -85,7 +90,7 @@ class Itemwise(Format):
         raise NotImplementedError
 
     def original(self, pieces: Sequence[Piece]) -> list[Json]:
-        """The items of a group as they were read, from all its pieces."""
+        """Return a group's items as they were read."""
         return [item for piece in pieces for item in parts(piece)]
 
     def rebuilt(self, pieces: Sequence[Piece]) -> list[Json]:
@@ -93,26 +98,31 @@ class Itemwise(Format):
         return [item for piece in pieces for item in parts(piece)]
 
     def reworded(self, piece: Piece, cuts: Sequence[Stretch]) -> Piece:
-        """A piece of words without these stretches of its text, in its items too; see `without_words`."""
+        """Remove spans from a piece's words, and from its items."""
         moved = parts(piece)
         new = [self.without_words(moved[0], cuts), *moved[1:]] if moved else []
         return replace(piece, text=without(piece.text, cuts), payload={**piece.payload, _PARTS: new})
 
     def without_words(self, item: Json, cuts: Sequence[Stretch]) -> Json:
-        """An item that moves with its words (in a piece without items they stand in that of the call), without some."""
+        """Remove spans from an item that moves with its words.
+
+        In a piece without items the words stand in the call's item.
+        """
         return {**item, "content": without_words(item.get("content"), cuts)} if isinstance(item, dict) else item
 
     def forgotten(self, item: Json) -> Json:
-        """An item that stands after a repair, without what repeats the history before it."""
+        """Empty what an item after a repair repeats of the history."""
         return item
 
     def renewed(self, items: Sequence[Json], before: Sequence[Item]) -> Sequence[Json]:
-        """The items of a repaired transcript, with what they say of each other's places brought in line. before: those
-        that were read."""
+        """Update references between the items of a repaired transcript.
+
+        before: the items that were read.
+        """
         return items
 
     def find(self, record: Json) -> ItemList | None:
-        """The list of items, one with calls before one without; None where the record has none."""
+        """Find the list of items, preferably one with calls."""
         for suits in (self.has_calls, self.is_plain):
             for path, items in lists(record):
                 if suits(items):
@@ -120,16 +130,19 @@ class Itemwise(Format):
         return None
 
     def find_all(self, record: Json) -> Sequence[ItemList]:
-        """The lists of items, each a transcript of its own; most records have one."""
+        """Find the lists of items, each a transcript."""
         found = self.find(record)
         return [] if found is None else [found]
 
     def with_items(self, record: Json, place: ItemList, items: list[Json]) -> Json:
-        """The record with other items at a place; it itself stays as it is."""
+        """Return the record with other items at a place."""
         return renewed(record, place.path, items)
 
     def settled(self, record: Json, before: Json) -> Json:
-        """The record once all that is repaired in it is in its place. before: as it was read."""
+        """Finish a record whose repairs are all in place.
+
+        before: the record as it was read.
+        """
         return record
 
     def beginnings(self, items: Sequence[Json]) -> Sequence[int]:
@@ -140,7 +153,7 @@ class Itemwise(Format):
         return any(self.has_calls(items) for _, items in lists(record))
 
     def holds(self, record: Json) -> bool:
-        """Whether a record that no format matches is a transcript of this one, in which no tool was called."""
+        """Whether an unmatched record is a transcript of this format without calls."""
         return any(self.is_plain(items) for _, items in lists(record))
 
     def read(self, record: Json, id: str) -> Reading:
@@ -196,7 +209,10 @@ class Pieces:
         self.all: list[Piece] = []
 
     def told(self, item: Json, text: str, *, role: str | None = None) -> None:
-        """What the model is told by a user or the system. role: see `Piece`."""
+        """Add what a user or the system says.
+
+        role: see `Piece`.
+        """
         self._add("told", text, [item], new=True)
         if role is not None:
             self.all[-1] = replace(self.all[-1], role=role)
@@ -226,7 +242,10 @@ class Pieces:
             self._add("call", shown, [item], own, new=last is None or last.kind != "said")
 
     def answered(self, item: Json | None, outputs: Sequence[ToolOutput]) -> None:
-        """What calls gave; no item where it stands in the item of the call. Without a call before: told."""
+        """Add results of calls; without a call before them, context.
+
+        item: None where they stand in the item of the call.
+        """
         text = "".join(o.text for o in outputs)
         moved = [] if item is None else [item]
         if not awaits_output(self.all):
@@ -236,7 +255,10 @@ class Pieces:
             self._add("output", text, moved, outputs=tuple(outputs), new=item is not None)
 
     def beside(self, item: Json) -> None:
-        """An item that is nobody's word (a change of state): it stays with what is before it."""
+        """Add an item without words (a change of state).
+
+        It stays with what precedes it.
+        """
         last = self._last
         if last is None:
             self.told(item, "", role="")
@@ -263,7 +285,10 @@ def parts(piece: Piece) -> list[Json]:
 
 
 def loose_words(pieces: Sequence[Piece]) -> str | None:
-    """Words that stand in the item of the call after them; None where the pieces have none."""
+    """Return words that stand in the item of the next call.
+
+    None where the pieces have none.
+    """
     loose = [piece.text for piece in pieces if piece.kind == "said" and not parts(piece)]
     return "".join(loose) if loose else None
 
@@ -275,7 +300,7 @@ def beside_words(pieces: Sequence[Piece]) -> Mapping[str, Json]:
 
 
 def placed(calls: Sequence[Call]) -> tuple[Call, ...]:
-    """Calls with their places in the text that shows them one after another."""
+    """Place calls in the text that shows them in sequence."""
     out: list[Call] = []
     at = 0
     for call in calls:
@@ -304,7 +329,7 @@ def is_items(value: Sequence[Json]) -> bool:
 
 
 def arguments_of(value: Json) -> Mapping[str, Json] | str:
-    """Arguments as an object; the text itself where it is none."""
+    """Return arguments as an object, or their text."""
     if isinstance(value, dict):
         return value
     text = value if isinstance(value, str) else ""
@@ -331,7 +356,7 @@ def some_id(value: Json) -> str | None:
 
 
 def part_of(item: Json, key: str) -> Item:
-    """The object under a key, empty where there is none."""
+    """Return the object under a key, or an empty one."""
     found = item.get(key) if isinstance(item, dict) else None
     return found if isinstance(found, dict) else {}
 
@@ -351,12 +376,14 @@ _FOLLOWING = "following"
 
 
 class Blockwise(Itemwise):
-    """A format of messages of blocks; a subclass says where these are and what each is. Blocks of one kind that follow
-    each other in a message are one piece: all words, calls in a row. A message without blocks (a change of state) is
-    nobody's word and stays with the one before it."""
+    """Base of formats whose messages consist of blocks.
+
+    A subclass says where these are and what each is. Adjacent blocks of one kind are one piece: all words, calls in
+    a row. A message without blocks (a change of state) stays with the one before it.
+    """
 
     def blocks(self, item: Item) -> Sequence[Json]:
-        """The blocks of a message, one that is text for a block; none where it has no place for any."""
+        """List a message's blocks; a text becomes one block."""
         content = item.get("content")
         return content if isinstance(content, list) and content else [content]
 
@@ -365,7 +392,7 @@ class Blockwise(Itemwise):
         return [self.blocks(item) for item in items]
 
     def goes_on(self, item: Item, last: Item) -> bool:
-        """Whether an item is of the same message as the one before it."""
+        """Whether an item continues the message before it."""
         return False
 
     def with_blocks(self, item: Item, blocks: Sequence[Json]) -> dict[str, Json]:
@@ -377,7 +404,7 @@ class Blockwise(Itemwise):
         raise NotImplementedError
 
     def role(self, block: Json, item: Item) -> str | None:
-        """Who tells a block that is told; see `Piece`."""
+        """Return the role of a context block; see `Piece`."""
         return None
 
     def call(self, block: Item) -> Call:
@@ -389,7 +416,7 @@ class Blockwise(Itemwise):
         raise NotImplementedError
 
     def words(self, block: Json) -> str:
-        """What is said or told in a block; what is thought ends with `APART`."""
+        """Return the words of a block; a thought ends with `APART`."""
         return part_words(block)
 
     def with_words(self, block: Json, words: str) -> Json:
@@ -441,7 +468,7 @@ class Blockwise(Itemwise):
 
 
 def nobody_s(owner: int, item: Item) -> Piece:
-    """A piece of a message that is nobody's word, and that no repair spans."""
+    """Build a piece that has no words and that no repair spans."""
     return Piece("told", owner, "", payload={"items": [], _HOME: item}, role="")
 
 
@@ -451,7 +478,10 @@ def home_of(pieces: Sequence[Piece]) -> dict[str, Json]:
 
 
 def _with_beside(piece: Piece, item: Item) -> Piece:
-    """The piece with one more; there may be thousands, so that the list of them grows and is no new one each time."""
+    """Add an item to a piece in place.
+
+    There may be thousands, so the list grows instead of being copied.
+    """
     if isinstance(known := piece.payload.get(_FOLLOWING), list):
         known.append(item)
         return piece
@@ -469,13 +499,16 @@ _THOUGHT = "thought"
 
 
 class Steps(Itemwise):
-    """A format of steps; a subclass says who speaks in one, and where its calls and their results are."""
+    """Base of formats that are steps.
+
+    A subclass says who speaks in one, and where its calls and their results are.
+    """
 
     text = "content"
     """Where a step has its words."""
 
     def speaker(self, item: Item) -> str | None:
-        """`assistant`, `user` or `system`; None for an item that is nobody's word."""
+        """Return `assistant`, `user` or `system`; None for a state change."""
         raise NotImplementedError
 
     def speakers(self, items: Sequence[Item]) -> Sequence[str | None]:
@@ -518,7 +551,7 @@ class Steps(Itemwise):
         return pieces.all
 
     def rebuilt(self, pieces: Sequence[Piece]) -> list[Json]:
-        """The fix's step, with the words that it is to have and what was thought before these."""
+        """Return the fix's step, with the words and thought it takes over."""
         thoughts = [piece for piece in pieces if _THOUGHT in beside_words([piece])]
         words = loose_words([piece for piece in pieces if piece not in thoughts])
         first, *beside = [item for piece in pieces for item in parts(piece) if isinstance(item, dict)]

@@ -53,10 +53,11 @@ def is_shell(name: str) -> bool:
 
 
 def program_argument(name: str, arguments: Mapping[str, object] | str) -> tuple[Mapping[str, object] | str, str | None]:
-    """Arguments with the program under `code`, as similarity compares it, whatever the tool calls it; and its language.
+    """Return arguments with the program under `code`, and its language.
 
-    That is `shell` for a shell's, whose effects cannot be told from its text; `none` where `code` is no program; else
-    None. A command may be a list of words. An editor's have no program: all of them are compared.
+    `code` is what similarity compares, whatever the tool calls it. The language is `shell` for a shell's, whose
+    effects cannot be read from its text; `none` where `code` is no program; else None. A command may be a list of
+    words. An editor's call has no program: all its arguments are compared.
     """
     if isinstance(arguments, str):
         return arguments, None
@@ -85,7 +86,7 @@ def _is_program(name: str, key: str, value: str) -> bool:
 
 
 def shown_call(call: Call) -> str:
-    """How a call is written in our own record of it, where the format keeps calls apart from text."""
+    """Render a call as our record shows it, apart from text."""
     arguments, language = program_argument(call.name, call.arguments)
     if isinstance(arguments, str):
         return f"\n```{call.name}\n{arguments}\n```"
@@ -118,9 +119,12 @@ class ToolOutput(Struct, frozen=True):
 
 
 class Piece(Struct, frozen=True):
-    """owner: which item it is part of. payload: what of the item, besides text, moves with it (such as tool_calls).
-    role: who tells it, None where the item says so, "" for nobody. thought: what its text begins with that the model
-    only thought."""
+    """A piece of an item's text: context, words, calls or results.
+
+    owner: the item's number. payload: what of the item, besides text, moves with it (such as tool_calls). role: the
+    speaker of context, None where the item says so, "" for none. thought: what its text begins with that the model
+    only thought.
+    """
 
     kind: PieceKind
     owner: int
@@ -151,14 +155,17 @@ class _Span(Struct, frozen=True):
 
 
 def reworded(piece: Piece, cuts: Sequence[Stretch]) -> Piece:
-    """The piece without these stretches, where its item is made anew of texts."""
+    """Remove spans from a piece whose item is rebuilt from texts."""
     return replace(piece, text=without(piece.text, cuts))
 
 
 class PieceReading:
-    """One transcript of pieces. apart: words have items of their own (blocks), but for what is thought in a call's; if
-    not, they stand in that of the call (messages). reword: for pieces whose words stand in their payload too. asked:
-    what the context is made of, where that is known. system: see `Speakers`."""
+    """A transcript in pieces.
+
+    apart: words have items of their own (blocks), though a thought may stand in a call's; if not, they stand in
+    that of the call (messages). reword: for pieces whose words stand in their payload too. asked: the messages of
+    the context, where known. system: see `Speakers`.
+    """
 
     def __init__(
         self, items: Sequence[Json], pieces: Sequence[Piece], id: str, rebuild: Rebuild,
@@ -213,7 +220,10 @@ class PieceReading:
         return self._joined(self._edited(result.edits), result.splices)
 
     def sides(self, result: Purified) -> Iterator[tuple[tuple[Message, ...], tuple[Message, ...], tuple[Message, ...]]]:
-        """For each splice the items before it (purified), what stands there now, and what failed."""
+        """Yield each splice's prior items, current items and failed items.
+
+        Those before it are purified.
+        """
         pieces = self._edited(result.edits)
         before: list[Json] = []
         last: list[Piece] = []  # of the item before that may go on
@@ -280,8 +290,10 @@ class PieceReading:
         return [*items, self._item(last)] if last else items
 
     def _extended(self, items: list[Json], last: list[Piece], pieces: Sequence[Piece]) -> list[Piece]:
-        """Put those items to `items` of which another follows, `last` being the pieces of the one that begins; those of
-        the one that ends. Pieces of one item follow each other."""
+        """Add finished items to `items`; return the pieces of the open one.
+
+        `last` are the pieces of the item that begins. Pieces of one item are adjacent.
+        """
         for piece in pieces:
             if last and last[-1].owner != piece.owner:
                 items.append(self._item(last))
@@ -295,7 +307,10 @@ class PieceReading:
 
 
 class RecordReading:
-    """A record that was read as transcripts in pieces; a subclass puts the record together again."""
+    """A record read as transcripts in pieces.
+
+    A subclass puts the record together again.
+    """
 
     def __init__(self, record: Json, readings: Sequence[PieceReading]) -> None:
         self._record = record
@@ -331,12 +346,12 @@ def _after(span: _Span) -> int:
 
 
 def _rewritten(piece: Piece, program: tuple[str, str]) -> Piece:
-    """A call whose program stands anew; an output whose item repeats it (OpenHands)."""
+    """Replace the program in calls and in outputs that repeat it."""
     if piece.kind not in ("call", "output"):
         return piece
     payload = rewritten(dict(piece.payload), *program)
     text = rewritten(piece.text, *program) if piece.kind == "call" else piece.text
-    return replace(piece, text=text, payload=payload)  # type: ignore[arg-type]
+    return replace(piece, text=text, payload=payload)
 
 
 def _spans(pieces: Sequence[Piece], apart: bool) -> list[_Span]:
@@ -384,8 +399,10 @@ def _joined(pieces: Sequence[Piece], spans: Sequence[_Span]) -> list[_Span]:
 
 
 def _first_answered(outputs: Sequence[ToolOutput], calls: Sequence[Sequence[Call]]) -> int:
-    """Which turn is the first that has an output among these, of turns with these calls, the last of which they follow:
-    by the format's ids; those without one are first of all for the last turn."""
+    """Find the first of these turns that an output answers.
+
+    By the format's ids; outputs without one go to the last turn first.
+    """
     named = {call.id for own in calls for call in own} & {output.call_id for output in outputs}
     left = Counter(output.call_id if output.call_id in named else None for output in outputs)
     first = len(calls) - 1
@@ -474,7 +491,7 @@ def _observations(
 
 
 def _is_broken(text: str) -> bool:
-    """Whether a text looks like JSON and is none."""
+    """Whether a text looks like JSON and cannot be parsed."""
     if not text.lstrip().startswith(("{", "[")):
         return False
     try:

@@ -108,11 +108,11 @@ def _output(flag: str, path: Path, *beside: str) -> OutputFile:
 
 
 def expand(words: Sequence[str], out: Path | None = None) -> Iterator[tuple[Path, str]]:
-    """The files that words mean, each with its name below the folder that it was found in.
+    """Find the input files of words, with names below their folders.
 
-    A word is a file, a folder (all transcripts below it), a pattern, or `-`. out: where they are to go to; if that is a
-    folder below one that is searched, what lies in it is left out, and what was not made of the rest is told (a
-    warning). Raises RecordError for a word that is none.
+    A word is a file, a folder (all transcripts below it), a pattern, or `-`. out: where results go; what lies in
+    such a folder below a searched one is skipped, with a warning for files that were not made from the rest. Raises
+    RecordError for a word that matches nothing.
     """
     for word in words:
         path = Path(word)
@@ -150,7 +150,7 @@ def expand(words: Sequence[str], out: Path | None = None) -> Iterator[tuple[Path
 
 
 def _below(folder: Path, other: Path) -> Path | None:
-    """`other`, by a path that begins with `folder`, where it lies below that."""
+    """Return `other` as a path below `folder`; None if it is not."""
     inner, root = Path(os.path.realpath(other)), Path(os.path.realpath(folder))  # not `resolve`: of a loop that raises
     return folder / inner.relative_to(root) if root in inner.parents else None
 
@@ -171,13 +171,13 @@ T = TypeVar("T")
 
 
 class ProcessKilled(RetconError):
-    """A process is gone, with what it was at; nothing need be wrong with that."""
+    """A process was killed while it worked; its task may be fine."""
 
 
 class Processes(Generic[P, T]):
-    """So many processes that call one function, begun with the first call and ended by `close`.
+    """A pool of processes that call one function.
 
-    Each is spoken to by a thread of its own, which waits for it.
+    They start with the first call and end with `close`. A thread of its own waits for each.
     """
 
     def __init__(self, number: int, function: Callable[P, T]) -> None:
@@ -236,8 +236,11 @@ class Processes(Generic[P, T]):
 
 
 def _start_server() -> None:
-    """Start what the processes are forked from, with Ctrl-C blocked, there and in them, from their first moment on: it
-    reaches all processes of a terminal, and what it means is the first one's to say."""
+    """Start the fork server with Ctrl-C blocked.
+
+    It is blocked in the processes too, from the start: the terminal sends it to all of them, and the first process
+    decides.
+    """
     resource_tracker.ensure_running()  # or it is started next, and unblocks what it blocks
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -247,7 +250,7 @@ def _start_server() -> None:
 
 
 def _serve(channel: Connection, function: Callable[..., object]) -> None:
-    """In such a process: answer until nobody asks any more."""
+    """Answer requests in a worker process until the channel closes."""
     with suppress(EOFError, OSError):
         while True:
             args, kwargs = channel.recv()
@@ -303,14 +306,17 @@ def pool(jobs: int) -> Pool:
 
 
 class RecordsLost(RecordError):
-    """A process was killed, with the records that it had; they may all be in order."""
+    """A process was killed together with its records.
+
+    The records may all be valid.
+    """
 
 
 class Ahead:
-    """The records of a file, purified by other processes before they are asked for.
+    """Records of a file, purified ahead by other processes.
 
-    Iterating gives the records; called with the one that was given last it does what a `Purifier` does: gives what to
-    write, and puts audit lines, pairs and counts where they go. The first `skip` records are given and not purified.
+    Iterating gives the records; called with the last one it acts as a `Purifier`: it returns what to write, and
+    puts audit lines, pairs and counts where they go. The first `skip` records are given and not purified.
     """
 
     def __init__(self, pool: Pool, records: Iterator[Record], work: Work, sinks: Sinks, count: Count, *, skip: int):
@@ -367,7 +373,7 @@ class Ahead:
         return record.data if done.same else done.data
 
     def _batches(self) -> Iterator[tuple[list[Record], RecordError | None]]:
-        """Batches of records; the last one with the error that ended the file, if one did."""
+        """Yield batches of records, the last with the file's error."""
         batch: list[Record] = []
         size = 0
         try:
@@ -415,7 +421,10 @@ class InputChanged(RecordError):
 
 
 class Checksum:
-    """Of records, in their order: enough to notice a change that somebody made, at a tenth of the cost of a hash."""
+    """Checksum of records in their order.
+
+    Enough to notice a change, at a tenth of the cost of a hash.
+    """
 
     def __init__(self) -> None:
         self._length = self._sum = 0
@@ -445,7 +454,10 @@ class Progress:
     seen: str = ""
 
     def check(self, seen: Checksum, source: Path, kept: Path) -> None:
-        """Raises InputChanged where the records that are done are no longer those of the file. kept: what says so."""
+        """Raise InputChanged where records that are done have changed.
+
+        kept: the file with the progress.
+        """
         if self.seen != str(seen):
             one = "record 1 is" if self.records == 1 else f"records 1 to {self.records} are"
             raise InputChanged(
@@ -482,12 +494,15 @@ def load(assignment: Assignment) -> Progress:
 
 
 def size_of(source: Path) -> int:
-    """Bytes of an input as it lies on the disk; 0 of one that does not."""
+    """Return an input's size on disk; 0 for a missing one."""
     return source.stat().st_size if source != STDIN and source.exists() else 0
 
 
 def indented(value: object) -> bytes:
-    """As JSON; lone surrogates, of programs or of files' names, as the escapes that are read back as the same."""
+    """Encode a value as indented JSON.
+
+    Lone surrogates, in programs or names of files, become escapes that are read back unchanged.
+    """
     try:
         return json.dumps(value, indent=2, ensure_ascii=False).encode()
     except UnicodeEncodeError:
@@ -534,7 +549,7 @@ class _Stdout:
         """What was written is gone."""
 
     def discard(self) -> None:
-        """Likewise."""
+        """Do nothing: what was written cannot be taken back."""
 
 
 class Purification:
@@ -601,7 +616,10 @@ class Purification:
     def _one(
         self, index: int, kept: dict[str, _Sink], tell: Callable[[int, int], None], stop: Callable[[], bool]
     ) -> None:
-        """One input; `kept` has the files that are open, `out` among them where it is one for all."""
+        """Purify one input.
+
+        `kept` has the open files, `out` among them where it is one for all.
+        """
         assignment = self.assignment
         first = self._opened(index, kept)
         if first is not None:
@@ -632,7 +650,7 @@ class Purification:
             self.assignment.state_path.unlink(missing_ok=True)
 
     def _nothing_left(self, index: int) -> bool:
-        """Whether an output that is to be JSON would be empty, as every record was left out."""
+        """Whether a JSON output would be empty: every record was dropped."""
         assignment = self.assignment
         name = assignment.names[index] if assignment.into_folder else assignment.out.name
         counts = [self.counts[index]] if assignment.into_folder else self.counts
@@ -641,7 +659,10 @@ class Purification:
         return left_out and lines and not self._written and plain_name(name).endswith(DOCUMENTS)
 
     def _opened(self, index: int, kept: dict[str, _Sink]) -> Sampled | None:
-        """The first look at an input; None where it cannot be read, and is one of several that are to be skipped."""
+        """Take the first look at an input.
+
+        None where it cannot be read and is to be skipped.
+        """
         wanted = self.assignment
         try:
             return sampled(open_source(wanted.inputs[index]), wanted.format, skip_bad=wanted.skip_bad)
@@ -722,7 +743,7 @@ class Purification:
         tell(*self._kilobytes(index, source.read()))
 
     def _unwritable(self, error: OSError) -> RecordError:
-        """What to say where a disk says no to one of the outputs."""
+        """Build the error for an output that cannot be written."""
         if not isinstance(error, NotWritten) and self.assignment.out == STDIN:
             return RecordError(f"standard output cannot be written: {error}")
         return unwritable(Path(error.filename) if isinstance(error, NotWritten) else self.assignment.out, error)
@@ -733,8 +754,10 @@ class Purification:
         return -(-done // 1000), -(-max(self._starts[-1], done) // 1000)
 
     def _readable(self, records: Iterable[Record], count: Count) -> Iterator[Record]:
-        """The records of a source; where it cannot be read further and bad ones are to be skipped, or it is a session
-        that somebody still writes, those before."""
+        """Yield a source's records up to a read error.
+
+        It ends without an error where bad ones are skipped, or a session is still being written.
+        """
         number = 0
         try:
             for record in records:
@@ -750,7 +773,7 @@ class Purification:
             self._skip(f"{error}; the rest of this file is left out", count, number + 1)
 
     def _skip(self, why: str, count: Count, number: int) -> None:
-        """Note a record, or a file from there on, that cannot be read."""
+        """Count a record, or a file's rest, as unreadable."""
         count.bad += 1
         if len(count.bad_at) < SHOWN:
             count.bad_at.append(number)
@@ -760,7 +783,7 @@ class Purification:
     def _purifier(
         self, index: int, first: Sampled, kept: Mapping[str, _Sink], skip: int
     ) -> tuple[Purifier | Ahead, Iterable[Record]]:
-        """What purifies the records of a source, and these; on several cores where the assignment says so."""
+        """Return what purifies a source's records, and these."""
         (source, detector, values), wanted = first, self.assignment
         count, drop, name = self.counts[index], wanted.drop_unrepaired, self._labels[index]
         sinks = Sinks(*(kept[n].out.write if n in kept else None for n in ("audit", "pairs")))
@@ -838,7 +861,7 @@ def _kind(source: Source, assignment: Assignment, index: int) -> str:
 
 
 def _as_lines(source: Source, name: str, *, joined: bool) -> bool:
-    """Whether what came in one shape goes out as lines, unless the name of the output (`name`) says otherwise."""
+    """Whether a source is written as lines, given the output's name."""
     if source.shape == "dump":
         return not name.endswith(".pt")
     return source.shape == "parquet" or (source.shape == "document" and joined)

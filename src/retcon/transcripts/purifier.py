@@ -86,7 +86,7 @@ class Count:
             self.examples.append(_example(result))
 
     def add(self, other: Count) -> None:
-        """Add another's counts; its lists, of examples and of numbers of its records, are not taken over."""
+        """Add another's counts, but not its lists."""
         for name in self.__slots__:
             mine, theirs = getattr(self, name), getattr(other, name)
             if isinstance(mine, Counter):
@@ -149,7 +149,7 @@ def total(counts: Sequence[Count]) -> Count:
 
 
 def _example(result: Purified) -> dict[str, object]:
-    """The first repair that was made; what ours brings along of earlier ones is none."""
+    """Describe the first repair that was made in this run."""
     turn = result.trajectory.turns[result.splices[0].failure]
     repair = turn.repair
     return {
@@ -235,7 +235,7 @@ class Purifier:
         return out
 
     def _no_calls(self, record: Record, value: Json, calls: int) -> None:
-        """Note a transcript without calls; and, where it looks as if there were some, that they cannot be read."""
+        """Count a transcript without calls, and unreadable signs of calls."""
         if calls:
             return
         self.count.without_calls += 1
@@ -275,8 +275,11 @@ class Purifier:
 
 
 def _audit_line(trajectory: Trajectory, where: str, format: str, record: Json, standard: bool) -> bytes:
-    """The trajectory with where it is from; and, where that is no longer in the output, its record as it was: as text
-    where it is beyond standard JSON, which an audit is."""
+    """Return the audit line of a trajectory.
+
+    It names its source; a record that is no longer in the output is added, as text where it is beyond standard
+    JSON.
+    """
     trajectory = replace(trajectory, origin=Origin(where, format, None if format == "retcon" else record))
     return line_of(trajectory if standard else from_dict(without_nan(to_dict(trajectory))))
 
@@ -294,11 +297,12 @@ def _standard_pair(pair: Pair) -> Pair:
 def purify_transcript(
     transcript: Json, *, format: str = "auto", offline: Offline | None = None, failures: Mapping[str, str] | None = None
 ) -> tuple[Json, Count]:
-    """The transcript (JSON types, in any format that `retcon purify` reads) without the failures that the agent itself
-    repaired, and what was counted: `count.shallow + count.deep` turns were repaired, `count.left` says what stays.
+    """Purify one transcript, and count what was found.
 
-    failures: by tool, a regular expression that is found in an output of it that failed. What had nothing to repair
-    comes back as it is; NaN and lone surrogates stay. Raises RecordError for what is no transcript.
+    transcript: JSON types, in any format that `retcon purify` reads. `count.shallow + count.deep` turns were
+    repaired, `count.left` gives the reasons of those that stay. failures: by tool, a regular expression that
+    matches its failed outputs. What had nothing to repair comes back as it is; NaN and lone surrogates stay. Raises
+    RecordError for anything but a transcript.
     """
     count = Count()
     purifier = Purifier(offline or Offline(), format, Sinks(), count, failures=failures)

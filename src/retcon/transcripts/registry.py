@@ -16,7 +16,7 @@ from retcon.transcripts.verdicts import looks_clean
 
 
 class Fragment(NamedTuple):
-    """A piece of one message's text, before it is known whose it is."""
+    """A piece of one message's text, before its item is known."""
 
     kind: PieceKind
     text: str
@@ -35,7 +35,7 @@ class Dialect:
         raise NotImplementedError
 
     def used(self, said: Iterable[str], told: Iterable[str]) -> bool:
-        """Whether a transcript is written so, by what the model says in it and what it is told; cheap."""
+        """Whether a transcript uses this dialect, by its words and context (cheap)."""
         return any(map(self.calls_in, said))
 
     def cut(self, text: str, answered: bool) -> list[Fragment]:
@@ -47,11 +47,14 @@ class Dialect:
         raise NotImplementedError
 
     def told_end(self, text: str) -> int | None:
-        """Where the output ends that a message in the user's role begins with; None where it is the user's own."""
+        """Return where the output at a user message's start ends.
+
+        None for a user's own words.
+        """
         raise NotImplementedError
 
     def told_outputs(self, text: str) -> tuple[ToolOutput, ...] | None:
-        """What a message in the user's role says that is an output; None where it is the user's own."""
+        """Return the outputs in a user's message; None for its own words."""
         end = self.told_end(text)
         return None if end is None else self.outputs(text[:end])
 
@@ -63,18 +66,18 @@ class Dialect:
         return [Fragment("output", text[:end], (), self.outputs(text[:end])), Fragment("told", text[end:])]
 
     def clean_outputs(self, text: str, told: bool) -> int | None:
-        """How many outputs a message has, 0 where it is no answer; None where one of them may be a failure.
+        """Count a message's outputs; None where one may be a failure.
 
-        told: whether it is in the user's role.
+        0 for a message that answers nothing. told: whether it is in the user's role.
         """
         return all_clean(self.told_outputs(text) if told else self.outputs(text))
 
     def clean_calls(self, text: str) -> int | None:
-        """How many calls a message of the model has (one per output), None where that takes a full reading."""
+        """Count a model message's calls; None where that takes full reading."""
         return sum(len(cut.calls) for cut in self.cut(text, answered=True))
 
     def clean_inside(self, text: str) -> int | None:
-        """How many outputs stand in the model's own message; None where one of them, or a call, may be bad."""
+        """Count outputs in the model's message; None where one may fail."""
         count = 0
         waiting: tuple[Call, ...] = ()
         for cut in self.cut(text, answered=False):
@@ -99,13 +102,15 @@ _FEEDBACK = ("Your answer is wrong", "I don't understand your input", "Your answ
 
 
 def is_feedback(text: str) -> bool:
-    """Whether a message that begins with "Observation:" is a harness's word on a proposed solution, or on an input that
-    it does not understand (MINT): the user's, not an output."""
+    """Whether an "Observation:" is a harness's feedback.
+
+    On a proposed solution, or on input that it does not understand (MINT): then it is the user's, and no output.
+    """
     return text.removeprefix("Observation:").lstrip().startswith(_FEEDBACK)
 
 
 def all_clean(outputs: tuple[ToolOutput, ...] | None) -> int | None:
-    """How many they are (0 for None); None where one may be a failure."""
+    """Count outputs; None where one may be a failure."""
     for output in outputs or ():
         if not looks_clean(output.text):
             return None

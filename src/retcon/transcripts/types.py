@@ -20,7 +20,10 @@ NOT_JSON = (msgspec.DecodeError, UnicodeEncodeError, RecursionError)
 
 
 class Certainty(IntEnum):
-    """How sure it is that a record which a format matches is of that format; the surest is asked first."""
+    """Certainty that a matching record is of a format.
+
+    The surest format is asked first.
+    """
 
     LAYOUT = 0
     """Keys that no other has."""
@@ -37,11 +40,11 @@ class Certainty(IntEnum):
 
 
 class Speakers(NamedTuple):
-    """Who speaks in a trajectory, whose segments do not tell.
+    """Speakers in a trajectory, whose segments do not name them.
 
-    before: what the model was told before its first turn; after: after each turn. learnt: of each turn, whether the
-    record lets it be learnt from. system: the system prompt, where the record keeps it apart from all of these; "" for
-    none. thoughts: what each turn's text begins with that was thought, "" for nothing; empty where it is not known.
+    before: messages before the first turn; after: after each turn. learnt: of each turn, whether the record lets it
+    be learnt from. system: the system prompt, where the record keeps it apart; "" for none. thoughts: what each
+    turn's text begins with that was thought, "" for nothing; empty where it is unknown.
     """
 
     before: Sequence[Told]
@@ -95,9 +98,9 @@ class Format(Protocol):
         ...
 
     def clean(self, record: Json) -> int | None:
-        """How many calls were answered, where it is cheap to see that no rule can find a failure; else None.
+        """Count answered calls if plainly none failed; else None.
 
-        Of a record of another layout: None or 0. Where a format has nothing quicker, a full reading says so.
+        Of a record of another layout: None or 0. Where a format has nothing quicker, it reads the record.
         """
         try:
             turns = [turn for t in self.read(record, "").trajectories for turn in t.turns]

@@ -77,7 +77,10 @@ _CUT = ("Traceback (most recent call last):\\n", "Traceback (most recent call la
 
 
 def exited(code: int, error_type: str | None = None, rule: str = "exit-code") -> Verdict | None:
-    """What an exit code says; 124 is that of `timeout(1)`, 137 what is left of a process killed for its memory."""
+    """Judge an exit code.
+
+    124 is that of `timeout(1)`, 137 that of a process killed for its memory.
+    """
     if code == 0:
         return None
     status: Status = "timeout" if code == 124 else "limit" if code in (137, -9) else "error"
@@ -85,9 +88,10 @@ def exited(code: int, error_type: str | None = None, rule: str = "exit-code") ->
 
 
 def outcome_of(fields: Mapping[str, object], rule: str, error_type: str | None = None) -> tuple[bool, Verdict | None]:
-    """Whether the fields of a message or record report an outcome, and the failure if they do.
+    """Read an outcome from fields: whether typed, and the failure.
 
-    An exit code counts before a flag. What a tool reports of its domain (`success`, `status`, counts) is not one.
+    An exit code counts before a flag. What a tool reports of its domain (`success`, `status`, counts) does not
+    count.
     """
     for name in EXIT_CODES:
         if type(code := fields.get(name)) is int:
@@ -126,7 +130,10 @@ def report_of(text: str, tools: Collection[str] | None = None) -> Report | None:
 
 
 def _of_record(record: Mapping[str, object]) -> Report | None:
-    """A typed outcome, the innermost first; else a record that is nothing but an error; else what was printed."""
+    """Judge a record: by typed outcome, error fields, or printed text.
+
+    The innermost typed outcome counts first.
+    """
     inside = [part for name in ("run_result", "content") if isinstance(part := record.get(name), dict)]
     beside = record.get("metadata")
     codes = {name: beside[name] for name in EXIT_CODES if name in beside} if isinstance(beside, dict) else {}
@@ -160,7 +167,7 @@ def _of_record(record: Mapping[str, object]) -> Report | None:
 
 
 def _nothing_but_error(record: Mapping[str, object]) -> str | None:
-    """The error of a record that has nothing else; None for any other."""
+    """Return the error of a record that holds nothing else."""
     filled = {n: v for n, v in record.items() if v not in (None, "", [], {}, False)}
     if not filled.keys() <= _ABOUT or record.get("success") is True or record.get("ok") is True:
         return None
@@ -187,7 +194,7 @@ def error_type_of(error: str) -> str | None:
 
 
 def _texts(content: object) -> str:
-    """The texts of a list of blocks, each with its type; "" where it is no such list."""
+    """Join the texts of typed blocks; "" for anything else."""
     blocks = [one for one in content if isinstance(one, dict)] if isinstance(content, list) else []
     if not isinstance(content, list) or len(blocks) < len(content) or not all("type" in one for one in blocks):
         return ""
@@ -195,7 +202,7 @@ def _texts(content: object) -> str:
 
 
 def _decoded(text: str) -> Mapping[str, object] | None:
-    """The record that the text is; one that Python printed is read as well."""
+    """Decode a record from JSON or Python's notation."""
     if not text.startswith("{") or not text.endswith("}"):
         return None
     value = _value(text, python="{'")
@@ -203,7 +210,7 @@ def _decoded(text: str) -> Mapping[str, object] | None:
 
 
 def _value(text: str, python: str) -> object:
-    """The JSON that the text is; else, where it begins as Python prints it, that. None where it is neither."""
+    """Decode JSON, else Python's notation; None for neither."""
     try:
         return msgspec.json.decode(text.encode("utf-8", "replace"))
     except (msgspec.DecodeError, RecursionError):
@@ -216,7 +223,7 @@ def _value(text: str, python: str) -> object:
 
 
 def _cut_in_traceback(text: str) -> Report | None:
-    """A record that cannot be read for its end is missing, with a traceback in one of its strings."""
+    """Read a record that was cut off within a traceback."""
     at = next((text.find(heading) for heading in _CUT if heading in text), -1)
     named = at > 0 and text.startswith("{") and any(f"{q}{name}{q}:" in text[:at] for name in _ERRORS for q in "'\"")
     if not named:
@@ -399,8 +406,10 @@ _ARROW = re.compile(r"^-+> ?(\d{1,9})", re.MULTILINE)
 
 
 def entry(text: str) -> int | None:
-    """Where a traceback enters the program, 1-based; of exceptions that caused each other, the furthest place, so that
-    nothing that ran counts as if it had not."""
+    """Return the program's line at which a traceback enters it.
+
+    1-based; of exceptions that caused each other, the furthest, so that nothing that ran counts as if it had not.
+    """
     old = text.find("<ipython-input")
     if old >= 0 and (found := _ARROW.search(text, old)):
         return max(map(int, _OLD_CELL.findall(text)), default=int(found[1]))
@@ -558,8 +567,10 @@ def _has_hint(line: str) -> bool:
 
 @lru_cache(maxsize=8192)
 def _kind_of(word: str, colon: bool) -> bool | None:
-    """Whether the first word of a line is an exception; None where no form begins with it. colon: whether the line has
-    one."""
+    """Whether a line's first word is an exception; None: no form.
+
+    colon: whether the line has one.
+    """
     if word[:1] == "<":
         return True
     plain = word.partition("(")[0].rstrip(_BRACKETS + ":").lower()
@@ -582,7 +593,10 @@ def judge(output: str, calls: Sequence[ToolCall] = ()) -> Verdict | None:
 
 
 def works_by_report(verdict: Verdict | None, text: str) -> bool:
-    """Whether what failed is the tests that a runner reports, which has worked: it ends with 1, and its report."""
+    """Whether the reported failure is that of tests, not of their runner.
+
+    It ends with 1, and its report.
+    """
     if verdict is None or verdict.status != "error" or verdict.rule not in ("status", "exit-code"):
         return False
     code = next((code for code, _ in _exit_codes(text)), 1)
@@ -619,7 +633,7 @@ def read_named_failures(words: Sequence[str]) -> dict[str, str]:
 
 
 def with_named_failures(trajectory: Trajectory, named: Mapping[str, re.Pattern[str]]) -> Trajectory:
-    """The trajectory with those calls failed whose output has the form that the user named for their tool."""
+    """Mark calls as failed whose output matches the user's form."""
     if not named:
         return trajectory
     turns = []
@@ -675,7 +689,7 @@ class _Output:
         return Verdict("ok", UNCLEAR) if own and verdict is not None else verdict
 
     def _form(self, text: str) -> Verdict | None:
-        """The first form that the first line has, or of programs the last one."""
+        """Match error forms to the first line, or a program's last."""
         first, _, rest = text.partition("\n")
         lines = [first.strip(), *(_last(rest) if self.runs and not self.shows else ())]
         bares = [line.strip(_BRACKETS) if line[:1] not in _DIGITS and len(line) <= _EDGE else "" for line in lines]
@@ -694,7 +708,7 @@ class _Output:
         return None
 
     def _goes_on(self, form: Form, line: str, rest: str) -> bool:
-        """Whether what follows the line of an error goes on with its message, so that the whole output is the error."""
+        """Whether the lines after an error belong to its message."""
         rest = rest.strip("\n")
         lines = [one for one in rest.split("\n") if one.strip()]
         if line.endswith(":") or not lines:
@@ -705,7 +719,7 @@ class _Output:
         return not (self.runs or looks_up) and len(rest) <= _SHORT and not any(map(_LABELLED.fullmatch, lines))
 
     def _ended(self, text: str) -> Verdict | None:
-        """The traceback, or the error of a program that does not compile, that ends the output."""
+        """Judge a traceback or compile error that ends the output."""
         return None if self.shows else self._traceback(text) or self._does_not_compile(text)
 
     def _traceback(self, text: str) -> Verdict | None:
@@ -758,7 +772,7 @@ def _writes_traceback(code: str) -> bool:
 
 
 def _exit_codes(text: str) -> Iterator[tuple[int, str]]:
-    """The exit codes that stand in what a harness put before or after an output, each with its line."""
+    """Yield exit codes in a harness's lines around an output."""
     lines = text.split("\n", 4)[:4]
     for line in lines:
         if (code := _exit_code(line.strip())) is not None:
@@ -779,19 +793,19 @@ def _exit_code(line: str) -> int | None:
 
 
 def _goes_on_after(text: str, at: int) -> bool:
-    """Whether more follows an exception than its message may have lines for, and what a harness puts after it."""
+    """Whether more lines follow an exception than its message has."""
     return sum(1 for line in text[at:].split("\n")[1:] if line.strip() and not _LABELLED.fullmatch(line)) > _MESSAGE
 
 
 def _trimmed(text: str) -> bool:
-    """Whether a heading stands on a line of its own, its frames left out, and the exception after it."""
+    """Whether a heading without frames precedes the exception."""
     found = _TRIMMED.search(text)
     after = found and _EXCEPTION.search(text, found.end())
     return bool(after and _named(after["type"]))
 
 
 def _cut_off(text: str) -> int | None:
-    """Where frames begin that end in an exception though no heading is before them; None where there are none."""
+    """Find where headless frames that end in an exception begin."""
     found = _FRAME.search(text) if "File " in text and "Traceback" not in text else None
     after = found and _EXCEPTION.search(text, found.end())
     return found.end() if found and after and _named(after["type"]) else None
@@ -808,7 +822,7 @@ def _named(dotted: str) -> bool:
 
 
 def _last(text: str) -> Iterator[str]:
-    """The last line, without what harnesses put after it; nothing where there is none."""
+    """Yield the last line, without a harness's notes."""
     while text:
         text, _, last = text.rpartition("\n")
         if (last := last.strip()) and not last.startswith(_NOTES):

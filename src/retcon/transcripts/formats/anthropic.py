@@ -76,12 +76,15 @@ class Anthropic(Blockwise):
 
 
 def is_result(block: Json) -> bool:
-    """Whether a block is what a call gave, be it a tool of the user's or one on the server."""
+    """Whether a block is a result, of a client's or server's tool."""
     return isinstance(block, dict) and string(block.get("type")).endswith(_RESULT)
 
 
 def _is_call(block: Json) -> bool:
-    """Whether a block is a call; one of inspect_ai's, of a provider's own tool, has the same type and a `tool_type`."""
+    """Whether a block is a call.
+
+    inspect_ai's block for a provider's own tool has that type too, and a `tool_type`.
+    """
     return isinstance(block, dict) and block.get("type") in _CALLS and "tool_type" not in block
 
 
@@ -99,7 +102,7 @@ def _is_result(block: Json) -> bool:
 
 
 def _listed(piece: Piece) -> list[Json]:
-    """What the message of a piece of calls has of them in `tool_calls` too."""
+    """Return what a call's message repeats under `tool_calls`."""
     listed, ids = home_of([piece]).get(_LISTED), {call.id for call in piece.calls}
     calls = listed if isinstance(listed, list) else []
     return [call for call in calls if isinstance(call, dict) and some_id(call.get("id")) in ids]
@@ -113,9 +116,12 @@ _REASONING, _THOUGHT = "reasoningContent", "reasoningText"
 
 
 class Bedrock(Blockwise):
-    """A block is an object with one key, which says what it is. A `toolResult` of the user answers the call of its
-    `toolUseId`; its `status` speaks where it is "error" ("success" is what it has when a tool says nothing). Reasoning
-    is words, but for such that is signed."""
+    """Blocks of Bedrock's Converse API.
+
+    A block is an object with one key, which names its kind. A `toolResult` of the user answers the call of its
+    `toolUseId`; its `status` counts where it is "error" ("success" is its default). Reasoning counts as words
+    unless it is signed.
+    """
 
     name = "bedrock"
     aliases = ("strands",)
@@ -184,12 +190,15 @@ _SYNTHETIC = "<synthetic>"
 
 
 class ClaudeCode(Anthropic):
-    """A line has a `message`, or tells of something else and stays with the one before it; one of a `queued_command` is
-    what a user typed while tools ran. Lines with the `id` of one message are one, though the result of its first call
-    may stand before its second. A subagent's lines within a session (`isSidechain`), and what a user went back from,
-    stay as they are; so does what a rejected call was told. Lines whose parent is gone get that one's. No repair spans
-    lines of two sessions, unless one goes on from a line of the other. A line whose `uuid` came before counts
-    once. The events of `claude -p --output-format stream-json` are such lines, too."""
+    """Lines of a Claude Code session.
+
+    A line has a `message`, or reports something else and stays with the line before it; a `queued_command` is what
+    a user typed while tools ran. Lines with the `id` of one message are one, though the result of its first call
+    may precede its second. Lines of a subagent (`isSidechain`), lines that a user went back from and the reply to a
+    rejected call stay as they are. Lines whose parent is gone get that line's parent. No repair spans two sessions,
+    unless one continues from a line of the other. A repeated `uuid` counts once. Events of `claude -p
+    --output-format stream-json` are such lines too.
+    """
 
     name = "claude-code"
     needs = frozenset({"message"})
@@ -206,7 +215,10 @@ class ClaudeCode(Anthropic):
         return any(_is_spoken(item) and _session(item) for item in items)
 
     def beginnings(self, items: Sequence[Json]) -> Sequence[int]:
-        """Each session with words is a transcript, where none of another stands before its end or goes on from it."""
+        """Return where transcripts begin: at sessions that are apart.
+
+        No other session stands before such a session's end or continues from it.
+        """
         known = [item for item in items if isinstance(item, dict)]
         if len(known) < len(items):
             return [0]
@@ -329,7 +341,7 @@ def _together(items: Sequence[Item]) -> list[Item]:
 
 
 def _first_sessions(items: Iterable[Item]) -> Mapping[str, str]:
-    """Of each session of a file the first of those that it goes on from; itself where it goes on from none."""
+    """Map each session to the first one that it continues."""
     before: dict[str, str] = {}  # a session that each goes on from; itself where none is known
 
     def first(name: str) -> str:
@@ -351,7 +363,10 @@ def _first_sessions(items: Iterable[Item]) -> Mapping[str, str]:
 
 
 def _parted(items: Sequence[Item]) -> Iterator[int]:
-    """Where sessions begin before which all others have ended; the first line is one such place."""
+    """Return the places before which all sessions have ended.
+
+    The first line is one.
+    """
     first = _first_sessions(items)
     own = [first.get(_session(item), "") for item in items]
     last = {name: n for n, name in enumerate(own)}
@@ -407,7 +422,7 @@ def _with_id(item: Json, own_id: Json) -> Json:
 
 
 def _linked(item: dict[str, Json], gone: Mapping[str, Json]) -> dict[str, Json]:
-    """The line with the next of those before it that is left, where one that it names is gone."""
+    """Return the line with its nearest remaining parent."""
     new: dict[str, Json] = {}
     for key in _LINKS:
         named = item.get(key)

@@ -17,9 +17,12 @@ _METRICS, _TOTAL = "final_metrics", "total_steps"
 
 
 class Atif(Steps):
-    """A step of the agent has its `message`, `reasoning_content` (words before it), `tool_calls`, and what these gave
-    in `observation`. After a repair the steps are numbered anew, and the ids of their tokens emptied. A subagent's
-    trajectory that is held in one is a transcript of its own, and goes with the only call that leads to it."""
+    """Steps of Harbor's trajectory format ATIF.
+
+    A step of the agent has its `message`, `reasoning_content` (words before it), `tool_calls`, and their results in
+    `observation`. After a repair the steps are numbered anew, and the ids of their tokens emptied. A subagent's
+    trajectory that is held in one is a transcript of its own, and goes with the only call that leads to it.
+    """
 
     name = "atif"
     text = "message"
@@ -47,7 +50,10 @@ class Atif(Steps):
                 yield own._replace(path=(*path, _SUBAGENTS, n, *own.path))
 
     def with_items(self, record: Json, place: ItemList, items: list[Json]) -> Json:
-        """How many steps there are is in line with these; what the run has cost stays."""
+        """Return the record with these steps and their number.
+
+        Its costs stay.
+        """
         new, path = super().with_items(record, place, items), place.path[:-1]
         metrics = part_of(_at(new, path), _METRICS)
         if metrics.get(_TOTAL) != len(place.items):
@@ -55,7 +61,7 @@ class Atif(Steps):
         return replaced(new, (*path, _METRICS), {**metrics, _TOTAL: len(items)})
 
     def settled(self, record: Json, before: Json) -> Json:
-        """Without the subagents' trajectories that only what is gone led to, in whichever transcript that stood."""
+        """Remove subagents' trajectories that only removed calls led to."""
         for own in super().find_all(before):
             path = own.path[:-1]
             new, old = _at(record, path), _at(before, path)
@@ -144,13 +150,15 @@ def _id(trajectory: Json) -> str:
 
 
 def _held(record: Json) -> set[str]:
-    """The ids of the trajectories that one holds, and of those within these: what points to them within it may mean
-    no other."""
+    """Return the ids of trajectories that a trajectory holds.
+
+    Those within these too; references within it can mean no others.
+    """
     return {id for one in _subagents(record) for id in (_id(one), *_held(one))}
 
 
 def _named(steps: Sequence[Json]) -> set[str]:
-    """The ids of the subagents' trajectories that the results of steps point to."""
+    """Return the ids of subagents' trajectories that results refer to."""
     listed = [one.get("subagent_trajectory_ref") for step in steps for one in _results(step)]
     refs = [ref for refs in listed if isinstance(refs, list) for ref in refs if isinstance(ref, dict)]
     return {own for ref in refs if (own := string(ref.get(_ID)))}  # one that is kept elsewhere may have none

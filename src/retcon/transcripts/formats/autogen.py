@@ -27,9 +27,13 @@ _EXIT = re.compile(r"exitcode: (?P<code>-?\d{1,10}) \((?P<words>[^)]*)\)\s*Code 
 
 
 class Team(Itemwise):
-    """A `ToolCallRequestEvent` is answered by a `ToolCallExecutionEvent` (`is_error`), a `CodeGenerationEvent` by a
-    `CodeExecutionEvent` (`exit_code`); a summary repeats the output before it, and goes with it. Who calls, thinks or
-    has used a model is one, whatever its name; all others are the user's side, as a `UserProxyAgent` has a name too."""
+    """Events of an AutoGen team.
+
+    A `ToolCallRequestEvent` is answered by a `ToolCallExecutionEvent` (`is_error`), a `CodeGenerationEvent` by a
+    `CodeExecutionEvent` (`exit_code`); a summary repeats the output before it, and goes with it. A source that
+    calls, thinks or has used a model is the model; all others are the user's side, as a `UserProxyAgent` has a name
+    too.
+    """
 
     name = "autogen"
     needs = frozenset({"type"})
@@ -112,7 +116,10 @@ def _by_model(item: Item) -> bool:
 
 
 def _ran_code(item: Item) -> re.Match[str] | None:
-    """What a message says of the programs before it, that they ran; a tool's message is about a call."""
+    """Whether a message reports that the programs before it ran.
+
+    A tool's message is about a call.
+    """
     text = string(item.get("content"))
     if text[:8].lower() != "exitcode" or item.get("role") in ("tool", "function"):
         return None
@@ -133,7 +140,7 @@ def _words(text: str) -> str:
 
 
 def _with_words(pieces: Sequence[Piece]) -> list[Json]:
-    """The fix's message, with the words that it is to have where they stand in it."""
+    """Return the fix's message, with the words that it takes over."""
     words = loose_words(pieces)
     items = [item for piece in pieces for item in parts(piece)]
     first = next((p for p in pieces if p.kind == "call"), None)

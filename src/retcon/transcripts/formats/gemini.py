@@ -46,10 +46,13 @@ _LOGPROBS = ("logprobsResult", "logprobs_result", "avgLogprobs", "avg_logprobs")
 
 
 class Gemini(Blockwise):
-    """A content has a role and parts; an event of ADK's, and a candidate of a response, has a content. A history and
-    the one candidate that answers it are one transcript; of several candidates, each is one, and no calls of a history
-    before them are repaired. The `outcome` of a program decides; a function's response speaks where it has an `error`.
-    Thoughts are words, but for signed ones."""
+    """Contents of Gemini's API, Vertex AI and ADK.
+
+    A content has a role and parts; ADK's events and a response's candidates have a content. A history and the one
+    candidate that answers it are one transcript; of several candidates, each is one, and no calls of a history
+    before them are repaired. The `outcome` of a program decides; a function's response where it has an `error`.
+    Thoughts count as words unless they are signed.
+    """
 
     name = "gemini"
     aliases = ("adk", "vertex")
@@ -83,8 +86,11 @@ class Gemini(Blockwise):
         return found._replace(context=context, asked=asked, system=system)
 
     def read(self, record: Json, id: str) -> Reading:
-        """Whatever takes a failure out of a history would have to fit each of the candidates that answer it, which are
-        not read with it: none of its calls counts as a fix."""
+        """Read the transcripts of a record.
+
+        A repair in a history before several candidates would have to fit each of them, and they are not read with
+        it: none of its calls counts as a fix.
+        """
         reading = super().read(record, id)
         found, answers = self.find(record), _under(record, _CANDIDATES)
         if found is not None and answers is not None and len(answers.items) > 1 and found.path[-1:] == (_CONTENTS,):
@@ -98,7 +104,7 @@ class Gemini(Blockwise):
         return [found._replace(path=(*found.path, n), items=[one]) for n, one in enumerate(found.items)]
 
     def with_items(self, record: Json, place: ItemList, items: list[Json]) -> Json:
-        """An answer goes back to its place, beside its history or among others."""
+        """Put an answer back beside its history or among others."""
         if place.path and isinstance(place.path[-1], int):
             return renewed(record, place.path, items[0])
         answer = _under(record, _CANDIDATES)
@@ -163,12 +169,12 @@ def _content(item: Item) -> Item:
 
 
 def _under(record: Json, name: str) -> ItemList | None:
-    """The list of a name in a record, or in an object in it."""
+    """Return a record's list by name, or one in its objects."""
     return next((ItemList(path, items) for path, items in lists(record) if path[-1:] == (name,)), None)
 
 
 def _is_known(items: Sequence[Item]) -> bool:
-    """Whether what the items hold came one after another, or each is another answer."""
+    """Whether it is known if items are a sequence or alternatives."""
     return len(items) == 1 or all("parts" in item or "author" in item for item in items) or _are_answers(items)
 
 
@@ -179,7 +185,7 @@ def _are_answers(items: Sequence[Item]) -> bool:
 
 
 def _unclear(trajectory: Trajectory) -> Trajectory:
-    """The trajectory, in which it is open what the calls that worked have led to."""
+    """Return the trajectory with its successes marked as unclear."""
     seen = [[replace(o, rule=o.rule or _CANDIDATES) for o in turn.observations] for turn in trajectory.turns]
     turns = [replace(turn, observations=tuple(own)) for turn, own in zip(trajectory.turns, seen, strict=True)]
     return replace(trajectory, turns=tuple(turns))
@@ -220,9 +226,12 @@ _REWOUND, _SET = "$rewindTo", "$set"
 
 
 class GeminiCli(Steps):
-    """A message of `gemini` has its calls in `toolCalls`, each with its `result` and `status` (which speaks where it is
-    "error"; "success" is what it has whatever a program did); the user's message after it may repeat the results. Lines
-    with one `id` are one message, the last of them; those that a `$rewindTo` took back are nobody's word."""
+    """Messages of a Gemini CLI session.
+
+    A message of `gemini` has its calls in `toolCalls`, each with its `result` and `status` (which counts where it
+    is "error"; "success" is set whatever a program did); the user's message after it may repeat the results. Of
+    lines with one `id` the last counts; those that a `$rewindTo` took back are context of no one.
+    """
 
     name = "gemini-cli"
     needs = frozenset({"type"})
@@ -298,7 +307,7 @@ def _output(call: Item) -> ToolOutput:
 
 
 def _last_of_each(items: Sequence[Item]) -> list[Item]:
-    """The lines, of a message that was written several times the last, where the first stood."""
+    """Keep the last version of each message, in the first one's place."""
     last = {own: item for item in items if isinstance(own := item.get("id"), str)}
     once = dict.fromkeys(last, True)
     return [

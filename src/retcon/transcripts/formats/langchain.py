@@ -36,9 +36,12 @@ _CALL_BLOCKS = ("tool_use", "server_tool_use", "function_call", "tool_call", "in
 
 
 class LangChain(Itemwise):
-    """type: human, ai, tool, system. Calls are in `tool_calls`, those with broken arguments in `invalid_tool_calls`; a
-    tool's `status` speaks where it is "error" ("success" is what it has when nobody sets it). `reasoning_content` among
-    `additional_kwargs` is words as well."""
+    """Messages of LangChain and LangGraph.
+
+    type: human, ai, tool, system. Calls are in `tool_calls`, those with broken arguments in `invalid_tool_calls`; a
+    tool's `status` counts where it is "error" ("success" is its default). `reasoning_content` among
+    `additional_kwargs` counts as words.
+    """
 
     name = "langchain"
     aliases = ("langgraph",)
@@ -102,14 +105,17 @@ class LangChain(Itemwise):
 
 
 def _kwargs(said: Item, called: Item, thought: str | None) -> dict[str, Json]:
-    """The keyword arguments of the words, with the calls of the fix, and with what is left of what was thought."""
+    """Join the keyword arguments of words, calls and remaining thought."""
     kept = {key: value for key, value in said.items() if key not in _MOVED_KWARGS}
     moved = {key: value for key, value in called.items() if key in _MOVED_KWARGS}
     return {**kept, **({} if thought is None else {_REASONING: thought}), **moved}
 
 
 def _with_calls(said: Json, called: Json) -> Json:
-    """The words of one content with the calls of another, where providers' blocks repeat them (Anthropic's)."""
+    """Join the words of one content and the calls of another.
+
+    For providers' blocks that repeat them (Anthropic's).
+    """
     calls = [block for block in called if _is_call(block)] if isinstance(called, list) else []
     if isinstance(said, list):
         return [*(block for block in said if not _is_call(block)), *calls]

@@ -179,7 +179,7 @@ def _said(content: Json, owner: int) -> list[Piece]:
 
 
 def calls_of(item: Item) -> list[Json]:
-    """The calls of a message, each as an object where it can be read."""
+    """List a message's calls, as objects where they can be read."""
     return [_decoded(one) if isinstance(one, str) else one for one in _listed(item)]
 
 
@@ -192,7 +192,7 @@ def _listed(item: Item) -> Sequence[Json]:
 
 
 def _readable(raw: Json) -> bool:
-    """Whether the arguments of a call are an object, or the JSON text of one."""
+    """Whether a call's arguments are an object, or its JSON text."""
     if isinstance(raw, str):
         raw = _decoded(raw)
     if not isinstance(raw, dict):
@@ -216,8 +216,11 @@ def _decoded(text: str) -> Json:
 
 
 def _call(raw: Json) -> Call:
-    """A call as it was read; arguments that are no JSON object stay text. Of one that has none by that name (a custom
-    tool's has its `input`), all that it has: else any two would be alike."""
+    """Read a call; arguments that are no JSON object stay text.
+
+    A custom tool's call has no arguments by that name (but its `input`): all its fields are taken, else any two
+    would be equal.
+    """
     if not isinstance(raw, dict):
         return Call("python", str(raw))
     function = raw.get("function") or raw.get("custom") or raw
@@ -292,7 +295,7 @@ def rebuilt(item: Json, pieces: Sequence[Piece]) -> Json:
 
 
 def _with_said(content: Json, said: Sequence[Piece]) -> Json:
-    """The content with these words; of parts with words those that have none left go."""
+    """Return the content with these words; emptied parts go."""
     if not isinstance(content, list):
         text = "".join(piece.text for piece in said)
         return content if text_of(content) == text else text
@@ -323,9 +326,12 @@ the engine saw."""
 
 
 class Traces(Format):
-    """A trace has `nodes`, each with a `message` and the place of the one before it (`parent`); an episode has several
-    `traces`. A history is what follows a root. One that branches is left as it is: what its branches share could not
-    be repaired in one of them alone. Messages that no model wrote (`sampled` is false) are told."""
+    """Message graphs of verifiers and prime-rl.
+
+    A trace has `nodes`, each with a `message` and the place of the one before it (`parent`); an episode has several
+    `traces`. A history is what follows a root. One that branches is left as it is: what its branches share could
+    not be repaired in one of them alone. Messages that no model wrote (`sampled` is false) are context.
+    """
 
     name = "traces"
     certainty = Certainty.LAYOUT
@@ -380,7 +386,7 @@ class _TracesReading(RecordReading):
 
 
 def _traces(record: Json) -> list[tuple[tuple[str | int, ...], list[Node]]]:
-    """The nodes of each trace of a record, with the place of the trace."""
+    """Yield the nodes of each trace, with the trace's place."""
     if not isinstance(record, dict):
         return []
     listed = record.get("traces")
@@ -400,7 +406,7 @@ def _message(node: Node) -> dict[str, Json]:
 
 
 def _unbranched(nodes: Sequence[Node]) -> list[list[int]]:
-    """The histories in which each message has one that follows it, or none."""
+    """Return the histories that do not branch."""
     chains: list[list[int] | None] = []
     chain_of: list[int] = []
     followed: set[int] = set()
@@ -439,8 +445,11 @@ def _without_tokens(node: Node) -> Node:
 
 
 def _renumbered(trace: Node, new: Mapping[int, Node], gone: set[int]) -> Node:
-    """The trace with some nodes anew and some gone; what points to a node that is gone points to the one before it
-    (`parent`), or to none (the calls of the model, which stay for their cost)."""
+    """Return the trace with new nodes, and references updated.
+
+    A reference to a removed node becomes one to its parent (`parent`), or goes (the model's requests, which stay
+    for their cost).
+    """
     nodes = cast(list[Node], trace["nodes"])
     places = {n: at for at, n in enumerate(n for n in range(len(nodes)) if n not in gone)}
     out = [_linked(new.get(n, node), nodes, places) for n, node in enumerate(nodes) if n not in gone]
@@ -464,7 +473,7 @@ def _linked(node: Node, nodes: Sequence[Node], places: Mapping[int, int]) -> Nod
 
 
 def _pointing(value: Json, places: Mapping[int, int]) -> Json:
-    """What has the place of a node, with the node's new one; without it where the node is gone."""
+    """Replace a node's place by its new one; drop it if removed."""
     if not isinstance(value, dict) or not isinstance(node := value.get("node"), int):
         return value
     if node in places:

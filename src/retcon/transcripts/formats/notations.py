@@ -185,12 +185,12 @@ class Notation(Dialect):
                 yield opening.start(), self.read(named.get("tool") or self.tool, inside), end
 
     def _end(self, text: str, start: int) -> tuple[int, int]:
-        """Where the output that begins at `start` ends, and where what follows it begins."""
+        """Return where an output ends, and where the text after it begins."""
         found = self._patterns.until.search(text, start)
         return found.span() if found else (len(text), len(text))
 
     def _begin(self, text: str) -> int | None:
-        """Where the output begins that a message is; None where it is the user's own."""
+        """Return where a message's output begins; None for a user's words."""
         if (found := self._patterns.output.match(text)) is not None:
             return found.end()
         return 0 if self.ends and text.endswith(self.ends) else None
@@ -313,12 +313,15 @@ _TAGGED = re.compile(r"<function=[^<>\s]+>\s*(?:<parameter=|</function>)")
 
 
 def tagged(text: str) -> bool:
-    """Whether calls are written as Qwen3-Coder writes them, with tags for the function and its arguments."""
+    """Whether calls are tagged as Qwen3-Coder writes them."""
     return _TAGGED.search(text) is not None
 
 
 class Hermes(Dialect):
-    """`<tool_call>` with JSON; answers in the role `tool`, or as `<tool_response>` in a user's message (Qwen)."""
+    """Hermes: `<tool_call>` with JSON in messages.
+
+    Answered in the role `tool`, or by `<tool_response>` in a user's message (Qwen).
+    """
 
     name = "hermes"
     _opens, _closes = "<tool_response>", "</tool_response>"
@@ -393,9 +396,11 @@ class Hermes(Dialect):
 
 
 class HermesInText(Hermes):
-    """The same in one text, as rollout dumps have it (verl, slime): the turns follow each other, with or without the
-    markers of Qwen's template, of which a decoder that skips special ids leaves the roles. answer: the tag of what a
-    tool says; `interpreter` in slime's example of ReTool."""
+    """Hermes in one text, as rollout dumps have it (verl, slime).
+
+    The turns follow each other, with or without the markers of Qwen's template, of which a decoder that skips
+    special ids leaves the roles. answer: the tag of results; `interpreter` in slime's example of ReTool.
+    """
 
     certainty = Certainty.TAGGED_TEXT
 
@@ -429,7 +434,7 @@ class HermesInText(Hermes):
         return [*cuts, Fragment("said", text[at:])] if text[at:] or not cuts else cuts
 
     def _spoken_until(self, text: str, answers: re.Match[str]) -> int:
-        """Where the words end that a user says after outputs; where these end if there are none."""
+        """Return where a user's words after outputs end."""
         end = answers.end()
         if answers["role"] != "user":
             return end
@@ -439,7 +444,7 @@ class HermesInText(Hermes):
         return at if text[end:at].strip() and at > end else end
 
     def _rounds(self, text: str) -> Iterator[tuple[int, re.Match[str]]]:
-        """Where calls that are answered begin, and their answers, with what stands around these."""
+        """Yield answered calls and their answers, with the text around them."""
         last = text.rfind(self._closes)
         start = text.find(hermes.OPEN)
         at = start + len(hermes.OPEN)
@@ -491,8 +496,11 @@ QWEN3_CODER_TEXT = InText(_in_text, (FUNCTION, *_in_text.signs), Certainty.TAGGE
 
 
 class Markdown(Dialect):
-    """```` ```python ```` blocks; the output as an ```` ```output ```` block after it, in the same message or the next,
-    or in the role `tool`. A block that nothing answers is no call."""
+    """Markdown: ```` ```python ```` blocks and their output.
+
+    The output is an ```` ```output ```` block in that message or the next, or the role `tool`. A block that nothing
+    answers is no call.
+    """
 
     name = "markdown"
     certainty = Certainty.FENCES
@@ -581,20 +589,22 @@ class Markdown(Dialect):
 
 
 def _fence(text: str, start: int) -> int:
-    """Where the next three backticks are, -1 for none; most texts have no other ones."""
+    """Find the next three backticks; -1 for none."""
     at = text.find("`", start)
     return at if at < 0 or text.startswith("```", at) else text.find("```", at)
 
 
 def _closed(text: str, start: int) -> tuple[int, int]:
-    """Where the text of a fenced block from `start` ends, and where what follows its closing line begins."""
+    """Return where a fenced block's text ends, and its closing line."""
     end, after = _closing(text, start)
     return max(start, end), after
 
 
 def _closing(text: str, start: int) -> tuple[int, int]:
-    """Where the line break before the first closing line from `start` on is, and where what follows the line begins;
-    the end of the text where there is none."""
+    """Find the first closing line: its line break, and its end.
+
+    The end of the text where there is none.
+    """
     at = start - 1  # the closing line may follow the opening one at once
     while (at := text.find("\n```", at)) >= 0:
         line_end = text.find("\n", at + 4)
@@ -651,7 +661,10 @@ def _system(record: Json) -> str:
 
 
 def _items(record: Json) -> tuple[Sequence[str], list[Item]] | None:
-    """`debug_result` goes before `messages`, which MathCoder's own records have too, without the blocks."""
+    """Return MathCoder's messages.
+
+    `debug_result` goes before `messages`, which its records have too, without the blocks.
+    """
     if isinstance(record, dict) and isinstance(blocks := record.get("debug_result"), list):
         found = find_items({"debug_result": blocks})
     else:
@@ -660,7 +673,7 @@ def _items(record: Json) -> tuple[Sequence[str], list[Item]] | None:
 
 
 def _whole(item: Json, pieces: Sequence[Piece]) -> Json:
-    """Blocks are moved whole, and never take parts of each other; their own text may have lost some of it."""
+    """Return a block whole, with what is left of its text."""
     text = "".join(piece.text for piece in pieces)
     if not isinstance(item, dict) or text_of(item.get("content")) == text:
         return item

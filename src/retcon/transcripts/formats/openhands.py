@@ -37,9 +37,12 @@ _THOUGHT = "thought"
 
 
 class OpenHands(Itemwise):
-    """An action is a call, its `thought` the words before it, as is the SDK's `reasoning_content`; an observation is
-    its output. Exit codes and `is_error` speak where they say that it failed; an action that the user rejected did not
-    run. Changes of state stay with the event before them."""
+    """Events of OpenHands, before the SDK and since.
+
+    An action is a call, its `thought` the words before it, as is the SDK's `reasoning_content`; an observation is
+    its output. Exit codes and `is_error` count where they report a failure; an action that the user rejected did
+    not run. Changes of state stay with the event before them.
+    """
 
     name = "openhands"
     needs = frozenset({"kind", "action"})
@@ -68,7 +71,7 @@ class OpenHands(Itemwise):
         return pieces.all
 
     def rebuilt(self, pieces: Sequence[Piece]) -> list[Json]:
-        """The fix's events, the first action with the words that it is to have."""
+        """Return the fix's events, the first with the words it takes over."""
         thought = next((piece.text.removesuffix(APART) for piece in pieces if _is_thought(piece)), None)
         words = loose_words([piece for piece in pieces if not _is_thought(piece)])
         items = [item for piece in pieces for item in parts(piece)]
@@ -91,15 +94,18 @@ class OpenHands(Itemwise):
 
 
 def _is_call(item: Item) -> bool:
-    """Whether an event before the SDK is a call: an action that runs something, or any other that a tool's call of the
-    agent became (`task_tracking`, `delegate`), but for those by which it speaks."""
+    """Whether an event before the SDK is a call.
+
+    An action that runs something, or any other that a tool's call became (`task_tracking`, `delegate`); its
+    messages are none.
+    """
     action = item.get("action")
     made = item.get("source") == "agent" and bool(part_of(item, "tool_call_metadata"))
     return action in _RUNS or (made and isinstance(action, str) and action not in (*_SAYS, "system"))
 
 
 def _of_sdk(pieces: Pieces, item: Item, turn: Json) -> Json:
-    """One event; `turn` is the reply of the model that the last action came from, as the result is."""
+    """Take in an event; `turn` is the reply its action came from."""
     kind = item.get("kind")
     if kind == "ActionEvent":
         reply = item.get("llm_response_id")
@@ -131,7 +137,7 @@ def _of_sdk(pieces: Pieces, item: Item, turn: Json) -> Json:
 
 
 def _think(pieces: Pieces, item: Item, reply: Item) -> bool:
-    """Take in what was thought before the words of a reply; whether anything was."""
+    """Take in the thought before a reply; return whether there was any."""
     thought = string(reply.get("reasoning_content"))
     if thought:
         pieces.said(item, Thought(thought + APART), moved=[], apart=True, beside={_THOUGHT: True})
@@ -143,7 +149,10 @@ def _is_thought(piece: Piece) -> bool:
 
 
 def _thinking(fields: Item, thought: str | None) -> Item:
-    """The fields of what was thought, of which this is left; what repeats it goes where it was cut."""
+    """Return the fields of a thought of which this is left.
+
+    What repeats a thought that was cut goes.
+    """
     if thought is None or fields.get("reasoning_content") == thought:
         return fields
     again: dict[str, Json] = {key: [] if isinstance(fields[key], list) else None for key in _REASONING if key in fields}
@@ -151,7 +160,7 @@ def _thinking(fields: Item, thought: str | None) -> Item:
 
 
 def _with_message(item: Json, thought: str | None) -> Json:
-    """A message of the model, with what is left of what was thought."""
+    """Return the model's message with what is left of its thought."""
     message = part_of(item, "llm_message")
     if not isinstance(item, dict) or not message.get("reasoning_content"):
         return item
@@ -200,12 +209,15 @@ def _before_sdk(pieces: Pieces, item: Item) -> None:
 
 
 def _rejected(text: str, own_id: str | None) -> ToolOutput:
-    """What is said of an action that the user did not allow: neither a failure nor a fix."""
+    """Return the output of a rejected action: unclear."""
     return ToolOutput(text, own_id, Verdict("ok", UNCLEAR), typed=True)
 
 
 def _judged(text: str, own_id: str | None, *where: Item) -> ToolOutput:
-    """An output whose exit code, or error flag, says that it failed; what else it says is for the rules."""
+    """Return an output that an exit code or flag calls failed.
+
+    Otherwise the rules judge it.
+    """
     for fields in where:
         code = fields.get("exit_code")
         if fields.get("timeout") is True:
@@ -246,7 +258,7 @@ def _replies(response: Json) -> list[Item]:
 
 
 def _reworded(response: Json, said: Item) -> Json:
-    """Such a reply with the words that its action now has, and what was thought with these."""
+    """Return a reply with its action's new words and their thought."""
     if not isinstance(response, dict) or not (replies := _replies(response)):
         return response
     messages = [

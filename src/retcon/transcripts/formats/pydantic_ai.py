@@ -32,9 +32,12 @@ _OF_WORDS = ("id", "citations")
 
 
 class PydanticAI(Blockwise):
-    """A request has what the model is told and what its calls gave; a response what it says and calls. A `retry-prompt`
-    that names a tool is a failure, as is an `outcome` that says so ("success" is what it has when a tool says nothing);
-    a call that was denied or interrupted did not run."""
+    """Requests and responses of Pydantic AI.
+
+    A request has the prompt and the results of calls; a response words and calls. A `retry-prompt` that names a
+    tool is a failure, as is an `outcome` that says so ("success" is its default); a call that was denied or
+    interrupted did not run.
+    """
 
     name = "pydantic-ai"
     needs = frozenset({"parts"})

@@ -49,9 +49,12 @@ _EXITED = re.compile(
 
 
 class Responses(Itemwise):
-    """A call and its output are items of their own, joined by `call_id`; those of the server's tools are both. Beside
-    an item of a type that is known, any whose type ends in `_call` is a call. Reasoning and words stay with the call
-    that follows them."""
+    """Items of OpenAI's Responses API.
+
+    A call and its output are items of their own, joined by `call_id`; those of the server's tools are both. Beside
+    an item of a known type, any whose type ends in `_call` is a call. Reasoning and words stay with the call that
+    follows them.
+    """
 
     name = "responses"
     aliases: Sequence[str] = ("nemo-gym",)
@@ -68,11 +71,11 @@ class Responses(Itemwise):
         return item if isinstance(item, dict) else {}
 
     def all_inside(self, items: Sequence[Item]) -> list[Item]:
-        """The same of each of a list."""
+        """Return the inner items of each item of a list."""
         return [self.inside(item) for item in items]
 
     def with_inside(self, item: Json, inside: Json) -> Json:
-        """The item of a list with another one of the API's in it."""
+        """Put another API item into an item of a list."""
         return inside
 
     def has_calls(self, items: Sequence[Item]) -> bool:
@@ -83,7 +86,10 @@ class Responses(Itemwise):
         return typed and any(item.get("role") == "assistant" and "content" in item for item in items)
 
     def find(self, record: Json) -> ItemList | None:
-        """The list with the most calls; of NeMo-Gym's, which has the request's beside it, the response's."""
+        """Find the list with the most calls.
+
+        Of NeMo-Gym's records, which have the request's beside it, the response's.
+        """
         found = [(path, items) for path, items in lists(record) if self.has_calls(items)]
         found = found or [(path, items) for path, items in lists(record) if self.is_plain(items)][-1:]
         if not found:
@@ -126,7 +132,7 @@ class Responses(Itemwise):
         return pieces.all
 
     def forgotten(self, item: Json) -> Json:
-        """NeMo-Gym's items have the ids of all before them, and log-probs that were sampled after these."""
+        """Empty ids and log-probs that depend on earlier items (NeMo-Gym)."""
         if not isinstance(item, dict) or item.keys().isdisjoint(_TOKENS):
             return item
         return {**item, **{key: [] for key in _TOKENS if key in item}}
@@ -139,8 +145,10 @@ class Responses(Itemwise):
 
 
 def _as_copied(other: Sequence[Json], old: Sequence[Json], new: Sequence[Json]) -> list[Json] | None:
-    """A list that has all items of another, or its last ones, once those are new; None for any other list. Tokens may
-    stand in one of them alone."""
+    """Repeat a change in a list that copies another, or its end.
+
+    None for any other list. Tokens may stand in one of them alone.
+    """
     theirs, ours = [*map(_without_tokens, other)], [*map(_without_tokens, old)]
     at = next((n for n in range(len(other) - len(old) + 1) if theirs[n : n + len(old)] == ours), None)
     if at is not None:
@@ -231,8 +239,11 @@ def _output(item: Item) -> ToolOutput:
 
 
 def _own_output(item: Item, kind: str) -> ToolOutput | None:
-    """What a call that holds its own output gave; None where it has not ended, or its record does not say (the API
-    leaves the outputs of code out unless they are asked for)."""
+    """Return the output that a server tool's call holds.
+
+    None where it has not ended, or its record has no output (the API leaves the outputs of code out unless they are
+    asked for).
+    """
     own_id, status = some_id(item.get("id")), item.get("status")
     failed = status == "failed"
     if kind == "mcp_call":
@@ -260,10 +271,12 @@ _CONTEXT = re.compile(r"\s*(?:# AGENTS\.md instructions\b.*|<([\w-]+)>.*</\1>\s*
 
 
 class Codex(Responses):
-    """A line's `payload` is an item where its `type` is `response_item`; by one of `compacted` the model is told what
-    stands for all before it, and no repair spans that. All other lines stay with the one before them.
-    Events that repeat what a repair has cut are emptied. Turns that the user took back are no part of what went on:
-    their lines stay as they are."""
+    """Lines of a Codex session.
+
+    A line's `payload` is an item where its `type` is `response_item`; one of `compacted` replaces all before it for
+    the model, and no repair spans that. All other lines stay with the one before them. Events that repeat what a
+    repair has cut are emptied. Lines of turns that the user took back stay as they are.
+    """
 
     name = "codex"
     aliases = ()
@@ -302,8 +315,10 @@ class Codex(Responses):
 
 
 def _taken_back(items: Sequence[Item], inner: Sequence[Item]) -> set[int]:
-    """Places of lines that a rollback took out of the conversation: of the last so many turns, each of which begins
-    with what the user said."""
+    """Return places of lines that a rollback took back.
+
+    Those of the last turns, each of which begins with a user's message.
+    """
     begun: list[int] = []
     taken: set[int] = set()
     for n, (item, one) in enumerate(zip(items, inner, strict=True)):
@@ -318,7 +333,7 @@ def _taken_back(items: Sequence[Item], inner: Sequence[Item]) -> set[int]:
 
 
 def _is_asked(item: Item) -> bool:
-    """Whether the user said it, not Codex."""
+    """Whether the user wrote a message, and not Codex."""
     content = item.get("content")
     parts = content if isinstance(content, list) else [content]
     return item.get("role") == "user" and not any(_CONTEXT.fullmatch(text_of([part])) for part in parts)

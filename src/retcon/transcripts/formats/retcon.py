@@ -29,7 +29,10 @@ class _Quick(msgspec.Struct):
 
 
 class Ours:
-    """Typed statuses, ids kept; a turn that a purifier judged before is left as it is."""
+    """Retcon's own trajectories, with typed statuses and ids.
+
+    A turn that a purifier judged before stays as it is.
+    """
 
     name = "retcon"
     certainty = Certainty.LAYOUT
@@ -68,7 +71,7 @@ class _OwnReading:
         return to_dict(results[0].trajectory)
 
     def pairs(self, results: Sequence[Purified]) -> Iterator[Pair]:
-        """Those of the splices; what was repaired before, as the rollout was made, gives none."""
+        """Yield pairs of new splices, not of earlier repairs."""
         result, gone = results[0], 0
         made: set[int] = set()
         for splice in result.splices:

@@ -34,9 +34,12 @@ _CAUSE = re.compile(r"due to: (?P<type>[A-Za-z_]\w*(?:Error|Exception|Interrupt|
 
 
 class Smolagents(Itemwise):
-    """A step has `model_output` (words and program; with structured outputs JSON, a `thought` and its `code`),
-    `tool_calls`, `observations` and `error`, which is typed. The messages that each step was given are emptied after a
-    repair: they repeat the failure."""
+    """Steps of a smolagents agent.
+
+    A step has `model_output` (words and program; with structured outputs JSON, a `thought` and its `code`),
+    `tool_calls`, `observations` and `error`, which is typed. The messages that each step was given are emptied
+    after a repair: they repeat the failure.
+    """
 
     name = "smolagents"
     needs = frozenset({"step_number"})
@@ -49,7 +52,10 @@ class Smolagents(Itemwise):
         return any("step_number" in item and "model_output" in item for item in items)
 
     def find(self, record: Json) -> ItemList | None:
-        """The system's prompt, where no step is one, stands among the messages that the first step was given."""
+        """Find the steps of a record.
+
+        Where no step has the system prompt, it stands among the first step's input messages.
+        """
         found = super().find(record)
         if found is None or any(item.get("system_prompt") for item in found.items):
             return found

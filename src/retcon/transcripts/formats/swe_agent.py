@@ -41,7 +41,10 @@ class SweAgent(Itemwise):
         return all("action" in item and "observation" in item for item in items) and any("response" in i for i in items)
 
     def find(self, record: Json) -> ItemList | None:
-        """What comes before the steps stands in `history`, or among the messages that the first step was given."""
+        """Find the steps of a record.
+
+        What precedes them stands in `history`, or among the first step's input messages.
+        """
         found = super().find(record)
         if found is None or not isinstance(record, dict):
             return found
@@ -110,7 +113,7 @@ class _SweReading(ItemwiseReading):
 
 
 def _with_words_of(message: Json, step: Item, before: Item) -> Json:
-    """The message of a step, whose words are now those of the step."""
+    """Return a step's message with the step's new words."""
     if isinstance(message, dict) and "thought" in message:
         return with_thought(message, string(step.get("thought")))
     old = string(before.get("response"))
@@ -118,7 +121,7 @@ def _with_words_of(message: Json, step: Item, before: Item) -> Json:
 
 
 def _with_thinking_of(message: Json, said: Json) -> Json:
-    """The message of a step, with what was thought before the words that it now has."""
+    """Return a step's message with the thought before its new words."""
     if message is said or not isinstance(message, dict) or not isinstance(said, dict):
         return message
     thinking = {_THINKING: said[_THINKING]} if _THINKING in said else {}
@@ -126,7 +129,10 @@ def _with_thinking_of(message: Json, said: Json) -> Json:
 
 
 def with_thought(item: Json, words: str) -> Json:
-    """A step, or the message of one, with another thought; `response` and `content` begin with it."""
+    """Return a step or its message with another thought.
+
+    `response` and `content` begin with it.
+    """
     if not isinstance(item, dict) or item.get("thought", words) == words:
         return item
     old = string(item.get("thought"))
