@@ -263,7 +263,7 @@ async def live(engine: LocalEngine, index: int, pause: Callable[[], Any]) -> lis
 
 @pytest.mark.parametrize("seed", range(2))
 def test_many_lives_at_once_are_each_the_life_that_it_is_alone(qwen3: Any, seed: int) -> None:
-    lives = range(100 * seed, 100 * seed + 40)
+    lives = range(100 * seed, 100 * seed + 24)
 
     async def together(kv_memory_mb: int) -> tuple[LocalEngine, list[list[Any]]]:
         engine = LocalEngine(qwen3, max_len=WINDOW, max_requests=24, kv_memory_mb=kv_memory_mb)

@@ -24,16 +24,17 @@ pytestmark = pytest.mark.torch
 PROGRAM = """
 import os, threading, torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
-torch.set_num_threads({threads})
 from retcon.engine.local.engine import LocalEngine
 before = dict(os.environ)
 model = Qwen3ForCausalLM(Qwen3Config(vocab_size=11, hidden_size=8, num_hidden_layers=1, num_attention_heads=1,
                                      num_key_value_heads=1, head_dim=8, intermediate_size=8))
-for _ in range(2):
-    LocalEngine(model, max_len=16)
-assert dict(os.environ) == before, "nobody's environment is ours to change"
-asleep = sum(thread.name == "retcon-openmp" for thread in threading.enumerate())
-print(asleep, len(os.listdir("/proc/self/task")) > len(os.sched_getaffinity(0)), torch.get_num_threads())
+for threads in (1, 2):
+    torch.set_num_threads(threads)
+    for _ in range(2):
+        LocalEngine(model, max_len=16)
+    assert dict(os.environ) == before, "the environment is the program's"
+    asleep = sum(thread.name == "retcon-openmp" for thread in threading.enumerate())
+    print(asleep, len(os.listdir("/proc/self/task")) > len(os.sched_getaffinity(0)), torch.get_num_threads())
 """
 WAITS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 
@@ -49,15 +50,12 @@ def printed(code: str, without: tuple[str, ...], **variables: str) -> list[str]:
     return done.stdout.split()
 
 
-def program(threads: int, **variables: str) -> list[str]:
-    return printed(PROGRAM.format(threads=threads), WAITS, **variables)
-
-
 @pytest.mark.skipif(not Path("/proc/self/maps").is_file(), reason="only Linux tells which OpenMP is loaded")
 def test_threads_are_calmed_once_and_only_where_nobody_has_decided():
-    assert program(2) == ["1", "True", "2"], "more OpenMP threads than cores: libgomp then spins 100 times at most"
-    assert program(1)[0] == "0"
-    assert program(2, OMP_WAIT_POLICY="ACTIVE")[0] == "0"
+    one, _, _, *two = printed(PROGRAM, WAITS)
+    assert one == "0"
+    assert two == ["1", "True", "2"], "more OpenMP threads than cores: libgomp then spins 100 times at most"
+    assert printed(PROGRAM, WAITS, OMP_WAIT_POLICY="ACTIVE")[3] == "0"
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").is_file(), reason="only Linux tells which OpenMP is loaded")
@@ -77,12 +75,13 @@ from retcon.engine.local.machine import keep_pages
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
-if {kept}:
-    keep_pages()
-before = resident()
-held = torch.ones(31 << 20, dtype=torch.uint8)
-del held
-print((resident() - before) >> 20)
+for keep in (None, keep_pages):
+    if keep:
+        keep()
+    before = resident()
+    held = torch.ones(31 << 20, dtype=torch.uint8)
+    del held
+    print((resident() - before) >> 20)
 """
 
 
@@ -91,12 +90,9 @@ print((resident() - before) >> 20)
 )
 def test_what_is_freed_is_kept_for_what_comes_next():
     decided = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES")
-
-    def mib_kept(kept: bool) -> int:
-        return int(printed(KEPT.format(kept=kept), decided)[0])
-
-    assert mib_kept(kept=True) >= 25  # of 31
-    assert mib_kept(kept=False) <= 5
+    freed, kept = map(int, printed(KEPT, decided))
+    assert kept >= 25  # MiB, of 31
+    assert freed <= 5
 
 
 def test_the_engine_says_what_it_decodes_with_and_why(caplog):

@@ -35,8 +35,9 @@ from retcon.sandbox.pool.profiles import BUILT_IN, Chooser
 from retcon.sandbox.types import Result
 from retcon.tasks.data.fields import canonical
 from retcon.tasks.data.load import EvaluationIndex
-from retcon.tasks.graders.mathematics import in_words
-from retcon.tasks.graders.text import boxed
+from retcon.tasks.graders.mathematics import in_words, same_in_base
+from retcon.tasks.graders.stated import stated
+from retcon.tasks.graders.text import boxed, same_choice
 from retcon.tools.kinds.python import ObservationFormatter
 from retcon.transcripts.formats.notations import NOTATIONS, Execute, HermesInText, Markdown
 from retcon.transcripts.verdicts import judge
@@ -125,6 +126,19 @@ READERS: dict[str, tuple[Callable[[str], object], tuple[str, ...]]] = {
     "chat.encoding": (
         lambda text: TOGETHER([glue("<|im_start|>"), words(text), *[words("é"), glue("x")] * (len(text) // 9)]),
         ("a", "é", "<|im_end|>", "\n"),
+    ),
+    "tasks.choice": (
+        lambda text: [same_choice("B", begin + text) for begin in ("", "B. ", "#### ")],
+        ("B ", "B. ", "(B) ", "B is ", "B is the best ", "and B", "answer ", "B.\n", "* ", "answer is ", "the\n",
+         "it is ", "so (", "I go with B, ", "answer is 1 (option ", "answer to "),
+    ),
+    "tasks.stated": (
+        lambda text: [stated(text + end) for end in ("", ".", " 5", "$", "\\]")],
+        ("7 ", "1,111", "answer ", "answer is ", "$", "\\[", "$$", "(", "= ", "a.", "\\("),
+    ),
+    "tasks.base": (
+        lambda text: (same_in_base("52_8", f"5 {text}"), same_in_base("52_8", rf"\boxed{{{text}}}")),
+        ("7", "1,111", " ", "5 ", "- ", "5 in ", "5_", "=5_8", "}_{", "{,}", "₈"),
     ),
     "tasks.boxed": (boxed, (r"\boxed{", r"\boxed{1}", "{", "}", "{}", r"\boxed")),
     "errors.nearest": (lambda text: nearest(text, ["code", "stdin", "timeout"]), ("code", "x", " ")),

@@ -53,13 +53,13 @@ def test_the_first_five_are_shown_and_how_many_more_there_are(seven: Path) -> No
 
 
 def test_a_draw_is_of_its_seed_in_the_file_s_order_and_fair(seven: Path) -> None:
-    drawn = [shown(seven, "--sample", 3, "--seed", seed) for seed in range(40)]
+    drawn = [shown(seven, "--sample", 3, "--seed", seed) for seed in range(12)]
     assert drawn[:3] == [shown(seven, "--sample", 3, "--seed", seed) for seed in range(3)]
     assert drawn[0] == shown(seven, "--sample", 3)
     assert all(one == sorted(one) and len(set(one)) == 3 for one in drawn)
     often = Counter(id for one in drawn for id in one)
-    assert min(often.values()) > 8, often  # 17 on average
-    assert max(often.values()) < 28, often
+    assert len(often) == 7, often
+    assert max(often.values()) < 10, often  # 5 on average
     assert len(shown(seven, "--sample", 9)) == 7
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 
-import pytest
 from test_commands import PAGES, pytestmark  # noqa: F401
 from test_house import ROOT, tracked
 
@@ -30,7 +30,6 @@ NOT_OURS = {
 MODULE = re.compile(r"retcon(?:\.\w+)+")
 IMPORT = re.compile(r"^ *from (retcon[\w.]*) import (\([^)]*\)|[^#\n(]+)", re.MULTILINE)
 DOCS = re.compile(r"\bdocs/[\w/-]+\.md")
-ON_PAGES = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
 def spoken(page: Path) -> list[str]:
@@ -74,34 +73,43 @@ def there(dotted: str) -> bool:
     return True
 
 
-@ON_PAGES
-def test_files_that_are_named_exist(page: Path) -> None:
-    named = {said.rstrip("/") for said in spoken(page) if FILE.fullmatch(said) and "NAME" not in said}
-    assert sorted(named - NOT_OURS - endings()) == []
+def absent(wrong: Callable[[Path], Iterable[str]]) -> list[str]:
+    """Names on the pages that lead nowhere, each after its page."""
+    return [f"{page.relative_to(ROOT)}: {name}" for page in PAGES for name in sorted(wrong(page))]
 
 
-@ON_PAGES
-def test_modules_and_imports_exist(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
-    named = {found[0] for said in spoken(page) if (found := MODULE.match(said)) and "/" not in said}
-    imported = {f"{module}.{name}" for module, names in IMPORT.findall(text) for name in re.findall(r"\w+", names)}
-    assert sorted(name for name in named | imported if not there(name)) == []
+def test_files_that_pages_name_exist() -> None:
+    def missing(page: Path) -> set[str]:
+        named = {word.rstrip("/") for word in spoken(page) if FILE.fullmatch(word) and "NAME" not in word}
+        return named - NOT_OURS - endings()
+
+    assert absent(missing) == []
 
 
-@ON_PAGES
-def test_keys_of_recipes_exist(page: Path) -> None:
-    found = [match for said in spoken(page) if said not in NOT_KEYS and (match := KEY.fullmatch(said))]
-    assert [match[0] for match in found if match[2] not in all_keys(match[1])] == []
+def test_modules_and_imports_that_pages_name_exist() -> None:
+    def missing(page: Path) -> list[str]:
+        text = page.read_text(encoding="utf-8")
+        named = {found[0] for word in spoken(page) if (found := MODULE.match(word)) and "/" not in word}
+        imported = {f"{module}.{name}" for module, names in IMPORT.findall(text) for name in re.findall(r"\w+", names)}
+        return [name for name in named | imported if not there(name)]
+
+    assert absent(missing) == []
 
 
-@ON_PAGES
-def test_recipes_that_are_named_exist(page: Path) -> None:
+def test_keys_of_recipes_that_pages_name_exist() -> None:
+    def missing(page: Path) -> list[str]:
+        found = [match for word in spoken(page) if word not in NOT_KEYS and (match := KEY.fullmatch(word))]
+        return [match[0] for match in found if match[2] not in all_keys(match[1])]
+
+    assert absent(missing) == []
+
+
+def test_recipes_that_pages_name_exist() -> None:
     """Or folders of them."""
     shipped = set(shipped_recipes())
-    folders = {folder for name in shipped if (folder := name.partition("/")[0]) != name}
-    named = {said for said in spoken(page) if re.fullmatch(rf"({'|'.join(folders)})/[\w/-]+", said)}
     known = shipped | {name.rpartition("/")[0] for name in shipped}
-    assert sorted(named - known) == []
+    recipe = re.compile(rf"({'|'.join({name.partition('/')[0] for name in shipped if '/' in name})})/[\w/-]+")
+    assert absent(lambda page: {word for word in spoken(page) if recipe.fullmatch(word)} - known) == []
 
 
 def test_pages_that_the_program_names_exist() -> None:

@@ -1,7 +1,5 @@
 """Numbers that are written with their base: the same digits in another base are another number."""
 
-import time
-
 import pytest
 
 from retcon.tasks.graders.mathematics import same_in_base
@@ -107,11 +105,3 @@ def test_base_ten_need_not_be_written() -> None:
     assert same_in_base("24_{10}", r"\boxed{24}") is None
     assert same_in_base("24_{10}", r"\boxed{24_{ten}}")
     assert same_in_base("24_{10}", r"\boxed{24_8}") is False
-
-
-@pytest.mark.parametrize("piece", ["7", "1,111", " ", "5 ", "- ", "5 in ", "5_", "=5_8", "}_{", "{,}", "₈"])
-def test_a_long_reply_is_read_in_one_pass(piece: str) -> None:
-    start = time.process_time()
-    same_in_base("52_8", "5 " + piece * 50_000)
-    same_in_base("52_8", rf"\boxed{{{piece * 50_000}}}")
-    assert time.process_time() - start < 10
