@@ -114,9 +114,7 @@ class _Plugins(PluginNames, Generic[T]):
                 )
             return values[0]
         if not self._fits(found):
-            is_class = f"the class {found.__module__}.{found.__qualname__}" if isinstance(found, type) else ""
-            raise self.error(f"{self.what} '{name}' is not {self._expected}: "
-                             f"it is {is_class or f'{type(found).__name__} {found!r:.80}'}")  # fmt: skip
+            raise self.error(f"{self.what} '{name}' is not {self._expected}: it is {describe_object(found)}")
         return found  # type: ignore[return-value]
 
     def _members(self, module: ModuleType) -> list[T]:
@@ -221,6 +219,13 @@ class InstanceRegistry(_Plugins[T]):
         public = [value for name, value in vars(module).items() if not name.startswith("_")]
         values = [one for value in public for one in (value if isinstance(value, tuple) else (value,))]
         return [value for value in values if self._fits(value)]
+
+
+def describe_object(value: object) -> str:
+    """Class or value in words, for an error: `the class my_module.Mine`, `int 3`."""
+    if isinstance(value, type):
+        return f"the class {value.__module__}.{value.__qualname__}"
+    return f"{type(value).__name__} {value!r:.80}"
 
 
 def _names_of(value: object) -> tuple[str, ...]:

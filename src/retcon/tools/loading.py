@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from retcon.core.errors import RecipeError, told_as
-from retcon.core.registry import Registry
+from retcon.core.registry import Registry, describe_object
 from retcon.core.types import ToolSpec
 from retcon.sandbox.types import Limits, Sandbox
 from retcon.tools.schema import check_schema
@@ -84,7 +84,8 @@ def _find(name: str) -> ToolKind:
     spec = getattr(tool, "spec", None)
     if not isinstance(spec, ToolSpec) or not (callable(tool) or isinstance(tool, StatefulTool)):
         raise RecipeError(
-            f"rollout.tools: {name!r} is not a tool: it needs a `spec` (ToolSpec) and an async `__call__`"
+            f"rollout.tools: {name!r} is not a tool, which has a `spec` (ToolSpec) and an async `__call__`: it is "
+            f"{describe_object(tool)}"
         )
     if getattr(tool, "name", None) != spec.name:
         raise RecipeError(f"rollout.tools: {name!r} is called {getattr(tool, 'name', None)!r} and {spec.name!r}")

@@ -87,10 +87,10 @@ def test_rows_that_a_function_of_your_own_grades_are_checked_like_any_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "my_rewards.py").write_text("def nice(reply):\n    return 'nice' in reply\n")
-    rows = [*questions(2), {"question": "Say something nice.", "answer": "nice", "grader": "my_rewards:nice"}]
+    (tmp_path / "polite.py").write_text("def nice(reply):\n    return 'nice' in reply\n")
+    rows = [*questions(2), {"question": "Say something nice.", "answer": "nice", "grader": "polite:nice"}]
     printed = checked(write(tmp_path / "a.jsonl", rows))
-    assert "→ nice (my_rewards:nice)" in printed
+    assert "→ nice (polite:nice)" in printed
     assert ["kept", "3"] in [line.split()[:2] for line in printed.splitlines()]
 
 
@@ -98,7 +98,7 @@ def test_a_grader_that_cannot_work_is_told(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     path = write(tmp_path / "a.jsonl", questions(2))
     printed = " ".join(checked(path, "--grader", "no_such_module:grade", code=1).split())
-    assert "the grader no_such_module:grade cannot be imported" in printed
+    assert "grader 'no_such_module:grade' cannot be imported" in printed
     assert json.loads(checked(path, "--grader", "no_such_module:grade", "--json", code=1))["unready"]
     (tmp_path / "own.py").write_text("")
     assert "has no 'grade'" in " ".join(checked(path, "--grader", "own:grade", code=1).split())

@@ -64,6 +64,23 @@ def runs(answer, reply):
 def other(reply, mood): return True
 def trl(prompts, completions, **kwargs): return [1.0]
 NUMBER = 3
+
+from dataclasses import dataclass
+from retcon.tasks.grading.registry import Kind, Verdict
+
+@dataclass(frozen=True)
+class Settings:
+    fold: bool = False
+
+class Contains:
+    def __init__(self, settings): self.settings = settings
+    async def grade(self, task, reply):
+        return Verdict.of(task.answer in (reply.text.lower() if self.settings.fold else reply.text))
+    async def check(self, task): pass
+    async def close(self): pass
+
+async def opened(settings, host): return Contains(settings)
+CONTAINS = Kind("contains", Settings, opened)
 """
 
 
@@ -127,6 +144,18 @@ def test_grade_without_an_event_loop_calls_a_function_by_its_import_path(module:
         grade(answer="7", reply="raise", kind=f"{module}:odd")
 
 
+def test_a_grader_of_one_file_is_named_by_its_import_path(module: str) -> None:
+    path = f"{module}:CONTAINS"
+    assert grade(answer="seven", reply="it is seven", kind=path)
+    assert not grade(answer="seven", reply="it is Seven", kind=path)
+
+    async def main() -> Outcome:
+        async with Grading(GradeSettings(path, options={path: {"fold": True}, "function": {"seconds": 1}})) as grading:
+            return await grading.outcome(Task("t/0", "which?", "seven"), Reply("it is Seven"))
+
+    assert asyncio.run(main()) == Verdict(1.0, True)
+
+
 @pytest.mark.parametrize("name", ["points", "says_points"])
 def test_one_that_counts_beyond_one_ends_the_work_and_not_only_the_right_rollouts(module: str, name: str) -> None:
     with pytest.raises(RecipeError, match=rf"{module}:{name} gives a score of 10: it must be within \[0, 1\]"):
@@ -137,22 +166,23 @@ def test_one_that_counts_beyond_one_ends_the_work_and_not_only_the_right_rollout
     ("path", "told"),
     [
         ("my_rewards:sam", r"cannot be imported: .* \(did you mean 'same'\?\)"),
-        ("no_such_module:f", "cannot be imported: ModuleNotFoundError"),
+        ("no_such_module:f", "cannot be imported: No module named 'no_such_module'"),
         ("my_reward:same", r"cannot be imported: .* \(did you mean 'my_rewards'\?\)"),
-        ("my_rewards:NUMBER", "TypeError: my_rewards:NUMBER is int, expected a function"),
+        ("my_rewards:NUMBER", r"must be a function \(answer, reply\) or an instance of .*registry\.Kind: it is int 3"),
+        ("my_rewards:Contains", "must be a function .*: it is the class my_rewards.Contains"),
         ("my_rewards:other", "its parameter 'mood' is not known; there are: answer, reply"),
         ("my_rewards:trl", "its parameter 'prompts' is not known; there are: answer, reply"),
     ],
 )
 def test_what_cannot_be_called_is_refused_by_name(module: str, path: str, told: str) -> None:
-    with pytest.raises(RecipeError, match=f"the grader {path} .*{told}"):
+    with pytest.raises(RecipeError, match=f"grader '{path}'.*{told}"):
         said(path, ["7"])
 
 
 @pytest.mark.parametrize(
     ("grader", "told"),
     [
-        ("no_such_module:f", "cannot be imported: ModuleNotFoundError"),
+        ("no_such_module:f", "cannot be imported: No module named"),
         ("my_rewards:other", "its parameter 'mood' is not known"),
         ("judge", "grader judge: url"),
     ],

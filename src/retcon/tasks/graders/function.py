@@ -16,19 +16,19 @@ import asyncio
 import contextlib
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from retcon.core.codec import to_dict
 from retcon.core.errors import InfrastructureFault, RecipeError
+from retcon.core.registry import describe_object
 from retcon.tasks.graders.text import final_answer
-from retcon.tasks.grading.registry import FUNCTION, Host, Kind, Reply, ScoreError, Verdict
+from retcon.tasks.grading.registry import FUNCTION, GRADERS, Host, Kind, Reply, ScoreError, Verdict
+from retcon.tasks.grading.worker import wanted
 from retcon.tasks.types import Task
 
 LINE_BYTES = 1 << 26
@@ -107,13 +107,13 @@ class FunctionGrader:
                 said = await process.ask({"path": self._settings.path, "memory_mb": self._settings.memory_mb})
         except (OSError, EOFError, ValueError, TimeoutError) as error:
             await process.end()
-            raise RecipeError(f"the grader {self._settings.path} does not start: {error or 'it hangs'}") from error
+            raise RecipeError(f"grader '{self._settings.path}' does not start: {error or 'it hangs'}") from error
         except BaseException:
             await process.end()
             raise
         if "error" in said:
             await process.end()
-            raise _not_imported(self._settings.path, said["error"])
+            raise RecipeError(f"grader '{self._settings.path}' cannot be imported: {said['error']}")
         process.wants = said["wants"]
         return process
 
@@ -178,37 +178,20 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": paths}
 
 
-def _not_imported(path: str, why: str) -> RecipeError:
-    return RecipeError(f"the grader {path} cannot be imported: {why}")
-
-
-@cache
-def _tried(path: str, memory_mb: int) -> None:
-    """Imports the function as grading will, in a process of its own. Raises RecipeError where that fails."""
-    first = json.dumps({"path": path, "memory_mb": memory_mb}) + "\n"
-    try:
-        done = subprocess.run(
-            WORKER,
-            input=first,
-            stdout=subprocess.PIPE,
-            env=_environment(),
-            timeout=IMPORT_SECONDS,
-            text=True,
-            start_new_session=True,
-            check=False,
-        )
-        said = json.loads(done.stdout)
-    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
-        raise RecipeError(f"the grader {path} does not start: {error}") from error
-    if "error" in said:
-        raise _not_imported(path, said["error"])
-
-
 def _ready(settings: FunctionSettings) -> None:
-    _tried(settings.path, settings.memory_mb)
+    """Raises RecipeError for a path that leads to no function, and for parameters that graders do not have."""
+    found = GRADERS.load(settings.path)
+    if isinstance(found, type) or not callable(found):
+        raise RecipeError(f"grader '{settings.path}' must be a function (answer, reply) or an instance of "
+                          f"{Kind.__module__}.Kind: it is {describe_object(found)}")  # fmt: skip
+    try:
+        wanted(found)
+    except TypeError as error:
+        raise RecipeError(f"grader '{settings.path}': {error}") from None
 
 
 async def _open(settings: FunctionSettings, _host: Host) -> FunctionGrader:
+    _ready(settings)
     grader = FunctionGrader(settings)
     await grader.start()
     return grader

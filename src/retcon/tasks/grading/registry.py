@@ -153,10 +153,19 @@ def kinds() -> Mapping[str, Kind]:
 
 
 def kind_of(name: str) -> Kind:
-    """The kind of that name, or what calls the function of that import path. Raises RecipeError with the nearest."""
+    """Return the grader of a name or import path; any path but a `Kind`'s gives the grader that calls functions.
+
+    Raises RecipeError with the nearest name. A path that leads nowhere is refused once the grader is made `ready`.
+    """
     if name == FUNCTION:
         raise RecipeError(f"grader {FUNCTION}: give the function's import path instead, such as {_SOME_PATH}")
-    return GRADERS.find(FUNCTION if ":" in name else name)
+    if ":" not in name:
+        return GRADERS.find(name)
+    try:
+        found = GRADERS.load(name)
+    except RecipeError:
+        found = None
+    return found if isinstance(found, Kind) else GRADERS.find(FUNCTION)
 
 
 def settings_for(name: str, given: Mapping[str, object]) -> Any:
@@ -173,15 +182,18 @@ def needed_settings(name: str) -> tuple[str, ...]:
 
 def options_of(name: str, options: Options) -> Mapping[str, object]:
     """The settings that are given for grader `name`: its own, or of an import path those of `function`."""
-    return options.get(name, options.get(FUNCTION, {}) if ":" in name else {})
+    return options.get(name, options.get(FUNCTION, {}) if kind_of(name).name == FUNCTION else {})
 
 
 def refuse_unknown_options(options: Options) -> None:
-    """Raises RecipeError where settings are of no grader, or a key or a value is none of its."""
+    """Raises RecipeError for settings of unknown graders, and for unknown keys and wrong values.
+
+    Those of import paths are checked when the grader is made ready: a stored recipe is read without its modules.
+    """
     for name, given in options.items():
         if name == FUNCTION:
             read_settings(kinds()[FUNCTION].settings, {"path": _SOME_PATH, **given}, f"grader {FUNCTION}")
-        else:
+        elif ":" not in name:
             settings_for(name, given)
 
 
