@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from retcon.tasks.types import Task
     from retcon.tools.kinds.python import PythonTool
 
+    train: Any  # `retcon.train.own.train`, to which the package of that name leads when it is called
+
 __all__ = [
     "ByteTokenizer",
     "Chat",
@@ -33,6 +35,7 @@ __all__ = [
     "Task",
     "grade",
     "run_rollout",
+    "train",
 ]
 __version__ = "0.1.0"
 
@@ -54,10 +57,12 @@ _FACE = {
 
 def __getattr__(name: str) -> Any:
     """Import what is asked for, when it is asked for."""
-    if name not in _FACE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
+    if name == "train":  # a package of this name, which can be called
+        return import_module("retcon.train")
+    if name not in _FACE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_FACE[name]), name)
 
 

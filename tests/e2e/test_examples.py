@@ -76,5 +76,5 @@ def test_a_class_of_an_example_is_a_kind(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_the_recipe_of_the_own_data_names_a_file_that_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    tasks = load_recipe(EXAMPLES / "own_data/recipe.toml").task.build()
+    tasks = load_recipe("own", ["task.path=examples/own_data/problems.jsonl"]).task.build()
     assert len(list(tasks.train(0))) + len(tasks.evaluation(50, 0)) == 50

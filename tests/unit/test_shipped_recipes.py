@@ -17,7 +17,7 @@ from retcon.core.errors import RecipeError
 from retcon.train.prompts import refuse_idle_bounds
 
 SHIPPED = shipped_recipes()
-OURS = ("mini/", "quickstart/", "smollm2/", "rstar2-14b/sft_mini")
+OURS = ("mini/", "quickstart/", "smollm2/", "rstar2-14b/sft_mini", "own")
 PUBLISHED = [name for name in SHIPPED if not name.startswith(OURS)]
 
 

@@ -21,7 +21,7 @@ from retcon.cli.eval import audit, difficulty, evaluate, regrade
 from retcon.cli.experiments import compare, quickstart, reproduce
 from retcon.cli.learn import demos, dpo, sft, train
 from retcon.cli.model import model
-from retcon.cli.recipes import recipes
+from retcon.cli.recipes import init, recipes
 from retcon.cli.sandbox import sandbox
 from retcon.cli.serve_agent import serve_agent
 from retcon.cli.show import report, show
@@ -57,6 +57,7 @@ def options(
 
 
 app.command("quickstart")(quickstart)
+app.command("init")(init)
 app.command("demos")(demos)
 app.command("sft")(sft)
 app.command("dpo")(dpo)

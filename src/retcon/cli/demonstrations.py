@@ -12,12 +12,12 @@ from retcon.build import build_chat, build_tasks, settle
 from retcon.chat.tokenizer import load_tokenizer
 from retcon.chat.types import Tokenizer
 from retcon.cli.arguments import names_demos
-from retcon.cli.progress import Tell
 from retcon.config.schema import Recipe
 from retcon.core.errors import CheckpointError, RecipeError, nearest
 from retcon.models.placing import model_folder
 from retcon.rollout.lengths import Derived, context_of, open_keys, with_lengths
 from retcon.runs.manifest import as_now, differing, relevant
+from retcon.runs.progress import Tell
 from retcon.store.whole import explained, refuse_special, write_json
 from retcon.train.datasets.demonstrations import vocabulary_of
 from retcon.train.demos.making import Summary, begun, clear, write_demonstrations

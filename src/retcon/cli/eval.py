@@ -23,9 +23,9 @@ from retcon.cli.arguments import (
     plain_console,
     split_overrides,
 )
-from retcon.cli.progress import tell_line, tell_place, telling
 from retcon.core.errors import RecipeError
 from retcon.core.texts import counted, is_url
+from retcon.runs.progress import tell_line, tell_place, telling
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -26,9 +26,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from retcon.cli.progress import FILE, POLL_SECONDS, Lines, duration
 from retcon.core.errors import RetconError
 from retcon.core.together import cancelled
+from retcon.runs.progress import FILE, POLL_SECONDS, Lines, duration
 
 PATIENCE_SECONDS = 600.0  # for what a job that was asked to end still has to finish
 GRACE_SECONDS = 5.0  # between asking a job to end at once and ending it

@@ -28,9 +28,9 @@ from retcon.cli.arguments import (
     split_overrides,
     tell_trained,
 )
-from retcon.cli.progress import tell_line, tell_place, telling, telling_steps
 from retcon.core.errors import RecipeError
 from retcon.core.texts import counted
+from retcon.runs.progress import tell_line, tell_place, telling, telling_steps
 
 if TYPE_CHECKING:
     from retcon.train.demos.making import Summary

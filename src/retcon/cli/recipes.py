@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from retcon.cli.arguments import refuse_idle
+from retcon.cli.arguments import command_line, refuse_idle
+from retcon.core.errors import RecipeError
+from retcon.store.whole import explained
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -70,6 +72,41 @@ def recipes(
     file = find_recipe(name)
     changed = changes(load_recipe(file))  # which tells of a file that is no recipe
     _explain(console, file, about_file(name, file), changed)
+
+
+TEN = 10
+"""Problems that `retcon init` writes."""
+
+
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="Where the files go.", show_default=".")] = Path(),
+    *,
+    with_examples: Annotated[
+        bool, typer.Option("--examples", help="Write the folder examples/ too: tools, tasks, transcripts.")
+    ] = False,
+) -> None:
+    """Write ten problems and a commented recipe to begin with. No file is overwritten."""
+    import shutil
+
+    from retcon.config.load import examples, find_recipe
+
+    problems = (examples() / "own_data" / "problems.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    written = {"own.toml": find_recipe("own").read_text(encoding="utf-8"), "problems.jsonl": "".join(problems[:TEN])}
+    there = [folder / name for name in (*written, *(["examples"] * with_examples)) if (folder / name).exists()]
+    if there:
+        raise RecipeError(f"{' and '.join(map(str, there))} exists already: choose another folder, `retcon init DIR`")
+    with explained(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        if with_examples:
+            shutil.copytree(examples(), folder / "examples", ignore=shutil.ignore_patterns("__pycache__"))
+        for name, text in written.items():
+            (folder / name).write_text(text, encoding="utf-8")
+    typer.echo(f"written: {', '.join(str(folder / name) for name in written)}")
+    typer.echo("try:")
+    if folder != Path():
+        typer.echo(f"  {command_line('cd', folder)}")
+    for line in ("data check problems.jsonl", "model get smollm2-135m", "train own.toml --from smollm2-135m --dry-run"):
+        typer.echo(f"  retcon {line}")
 
 
 def about_shipped() -> list[About]:

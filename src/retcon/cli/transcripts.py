@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Literal, get_args
 import typer
 
 from retcon.cli.arguments import Interrupted, command_line, number, refuse_idle
-from retcon.cli.progress import telling
 from retcon.core.errors import RecordError, nearest
 from retcon.core.types import REPLACED, Decision
+from retcon.runs.progress import telling
 
 if TYPE_CHECKING:
     from retcon.core.types import Trajectory

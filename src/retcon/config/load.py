@@ -195,15 +195,23 @@ def _kind(section: str, keys: Mapping[str, object]) -> type[Section]:
 
 
 _PACKAGE = Path(__file__).resolve().parents[1]
-_HOMES = (_PACKAGE / "recipes", _PACKAGE.parents[1] / "recipes")  # in a wheel; in a checkout
+
+
+def _shipped(name: str) -> Path:
+    """A folder that comes along: in a wheel inside the package, in a checkout at the top."""
+    inside = _PACKAGE / name
+    return inside if inside.is_dir() else _PACKAGE.parents[1] / name
+
+
+def examples() -> Path:
+    """The folder of examples."""
+    return _shipped("examples")
 
 
 @cache
 def shipped_recipes() -> Mapping[str, Path]:
     """Name, such as `quickstart/saar`, to file. Listed once: planning a comparison asks for recipes dozens of times."""
-    home = next((home for home in _HOMES if home.is_dir()), None)
-    if home is None:
-        return {}
+    home = _shipped("recipes")
     files = sorted(home.rglob("*.toml"))
     return MappingProxyType({str(file.relative_to(home).with_suffix("")): file for file in files})
 
@@ -221,7 +229,7 @@ def find_recipe(name_or_path: str) -> Path:
     if "=" in name:
         raise RecipeError(
             f"'{name_or_path}' changes a recipe, and none is named before it: write RECIPE KEY=VALUE; `retcon recipes` "
-            "lists those that come with Retcon, and examples/own_data has some for models and problems of yours"
+            "lists those that come with Retcon, and `own` is for your problems and model"
         )
     beside = [file.stem for file in sorted(path.parent.glob("*.toml"))]  # which are alike in their ends
     hint = nearest(path.stem, beside).replace("'?)", ".toml'?)") or nearest(name, shipped)

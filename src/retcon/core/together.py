@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Collection, Coroutine, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -28,6 +28,22 @@ async def cancelled(running: Collection[asyncio.Future[Any]]) -> None:
 
 
 def in_a_loop(work: Coroutine[Any, Any, T]) -> T:
-    """What a coroutine gives, whether a loop runs in this thread or not."""
+    """Run a coroutine to its end, in a thread if a loop runs in this one, as in a notebook. Ctrl-C cancels it."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    running: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any] | None]] = Future()
+
+    async def run() -> T:
+        running.set_result((asyncio.get_running_loop(), asyncio.current_task()))
+        return await work
+
     with ThreadPoolExecutor(1) as pool:
-        return pool.submit(asyncio.run, work).result()
+        try:
+            return pool.submit(asyncio.run, run()).result()
+        except KeyboardInterrupt:
+            loop, task = running.result(timeout=1)
+            if task is not None:
+                loop.call_soon_threadsafe(task.cancel)
+            raise

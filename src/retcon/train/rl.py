@@ -5,7 +5,6 @@ From top to bottom: a run, its stages and their steps; a step, and what it draws
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import logging
 import time
@@ -20,6 +19,7 @@ from retcon.config.schema import Recipe
 from retcon.config.stages import Stage
 from retcon.core.errors import EngineError, SandboxUnavailable
 from retcon.core.seeds import derive
+from retcon.core.together import in_a_loop
 from retcon.core.types import Trajectory
 from retcon.models.devices import OnPlace
 from retcon.models.locating import locate, name_of
@@ -112,7 +112,7 @@ def run_rl(
     run = open_run(out, kind="rl", recipe=written, inputs=inputs, tasks=stages.tasks.name, start=name_of(folder))
 
     def steps(trainer: Trainer) -> None:
-        asyncio.run(_train(run, trainer, folder, stages))
+        in_a_loop(_train(run, trainer, folder, stages))
 
     training = Training(run, recipe, where, start, recipe.rl)
     return train(training, steps, first=partial(run.note_harnesses, code), on_step=on_step, on_place=on_place)

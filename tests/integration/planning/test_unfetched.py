@@ -23,7 +23,7 @@ from retcon.planning.needs import count_parameters
 
 pytestmark = pytest.mark.torch
 ROOT = Path(__file__).parents[3]
-OWN = ROOT / "examples/own_data/recipe.toml"
+OWN = ROOT / "recipes/own.toml"
 BILLIONS = {
     "Qwen/Qwen2.5-3B-Instruct": 3.09,
     "Qwen/Qwen2.5-7B-Instruct": 7.61,

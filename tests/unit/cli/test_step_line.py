@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from retcon.cli.progress import StepLine
+from retcon.runs.progress import StepLine
 
 
 def test_a_line_names_the_stage() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from retcon.cli.jobs import Job, run_jobs
 from retcon.cli.learn import _result_of_demos
-from retcon.cli.progress import FILE, StepLine, Written, telling, telling_steps
+from retcon.runs.progress import FILE, StepLine, Written, telling, telling_steps
 from retcon.train.demos.making import Summary
 
 

@@ -32,7 +32,7 @@ def test_a_text_names_a_file_or_a_shipped_recipe(tmp_path: Path) -> None:
     assert load_recipe("quickstart/saar", ["rl.steps=3"]).repair.kind == "saar"
     with pytest.raises(RecipeError, match=r"no recipe 'quickstart/sar' \(did you mean 'quickstart/saar'\?\)"):
         load_recipe("quickstart/sar")
-    with pytest.raises(RecipeError, match=r"none is named before it: .*; `retcon recipes` lists .*examples/own_data"):
+    with pytest.raises(RecipeError, match=r"none is named before it: .*; `retcon recipes` lists .*`own`"):
         load_recipe("task.path=mine.jsonl")  # the quickstart's have no such key
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import threading
 
 import pytest
 
@@ -62,3 +64,27 @@ def test_and_its_error() -> None:
 
     with pytest.raises(KeyError, match="x"):
         in_a_loop(fails())
+
+
+def test_ctrl_c_ends_work_in_another_loop_and_lets_it_clean_up() -> None:
+    cleaned: list[str] = []
+
+    async def work() -> None:
+        try:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            await asyncio.Event().wait()
+        finally:
+            cleaned.append("work")
+
+    async def cell() -> None:
+        in_a_loop(work())
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    loop = asyncio.new_event_loop()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            loop.run_until_complete(cell())
+    finally:
+        signal.signal(signal.SIGINT, before)
+        loop.close()
+    assert cleaned == ["work"]

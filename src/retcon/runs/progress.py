@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,8 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import typer
 
 from retcon.store.whole import write_whole
 
@@ -88,7 +87,7 @@ def tell_place(where: Placement) -> None:
 def tell_line(line: str) -> None:
     """A line beside the progress."""
     # Through sys.stderr, which a bar on the terminal redirects to above itself.
-    typer.echo(line, err=True)
+    print(line, file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True, slots=True)
