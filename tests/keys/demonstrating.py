@@ -77,12 +77,12 @@ def how_the_last_turn_begins(recipe: Recipe, lab: Lab) -> str:
     return text[: next(n for n, letter in enumerate(text) if letter.isdigit())]
 
 
-@acts("demos.keep", ("all", True), ("right", False), given=(*NUMBERS, "sft.demonstrations=40"))
+@acts("demos.keep", ("all", True), ("right", False), given=(*NUMBERS, "sft.demonstrations=12"))
 def wrong_answers_are_kept(recipe: Recipe, lab: Lab) -> bool:
     return any((t.reward or 0) < 0 for t in shown(recipe, lab))
 
 
-@acts("demos.tries", (1, {"0"}), (6, {"0", "more"}), given=(*NUMBERS, "sft.demonstrations=40", "demos.keep=right"))
+@acts("demos.tries", (1, {"0"}), (6, {"0", "more"}), given=(*NUMBERS, "sft.demonstrations=12", "demos.keep=right"))
 def attempts_that_are_kept(recipe: Recipe, lab: Lab) -> set[str]:
     return {"0" if t.id.split("/")[-2] == "0" else "more" for t in shown(recipe, lab)}
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import shlex
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,9 +19,13 @@ from retcon.cli.arguments import names_demos
 from retcon.cli.runner import cold_start
 from retcon.config.load import load_recipe, recipe_to_toml
 from retcon.core.errors import CheckpointError, RecipeError, RecordError
+from retcon.store import jsonl
+from teaching import annotated, teacher_at
 from training import make_base, make_demonstrations
 
 pytestmark = pytest.mark.torch
+
+
 FEW = ("sft.demonstrations=2", "sft.steps=1", "sft.batch=2", "sandbox.workers=1", "compute.device=cpu")
 
 
@@ -160,3 +168,168 @@ def test_a_fault_in_comparing_with_the_note_is_not_told_as_the_notes(
     monkeypatch.setattr(demonstrations, "differing", {}.__getitem__)
     with pytest.raises(TypeError):
         CliRunner().invoke(app, sft(base, tmp_path / "run", "--demonstrations", file), catch_exceptions=False)
+
+
+# `retcon demos` for each kind, and the command that it then names: what came out is learnt from.
+
+
+REPLIES = ["```python\nprint(5 * 6)\n```", "So \\boxed{30}."]
+SUMS = [{"question": f"What is {n} times 6?", "answer": str(n * 6)} for n in (5, 7)]
+TALK = [
+    {"role": "user", "content": "What is 5 times 6?"},
+    {"role": "assistant", "content": REPLIES[0]},
+    {"role": "tool", "content": "30"},
+    {"role": "assistant", "content": REPLIES[1]},
+]
+
+
+def written(file: Path, rows: list[dict[str, object]]) -> Path:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return file
+
+
+@contextmanager
+def settings(kind: str, folder: Path) -> Iterator[list[str]]:
+    """Overrides that make six demonstrations at most of this kind, of data in the folder."""
+    rows = annotated(6) if kind == "annotated" else SUMS
+    task = ["task.kind=file", f"task.path={written(folder / 'rows.jsonl', rows)}", "task.evaluation_share=0"]
+    if kind == "openai":
+        with teacher_at(lambda messages: REPLIES[messages[-1]["content"].startswith("It printed")]) as server:
+            yield [*task, f"demos.url={server.url}", "demos.model=big"]
+    elif kind == "transcripts":
+        yield [f"demos.path={written(folder / 'talk.jsonl', [{'messages': TALK}] * 3)}"]
+    elif kind == "teacher":
+        yield []
+    else:
+        yield [*task, *(["engine.kind=scripted", f"engine.replies={json.dumps(REPLIES)}"] if kind == "engine" else [])]
+
+
+@pytest.mark.parametrize(
+    ("kind", "kept"), [("teacher", 6), ("annotated", 6), ("engine", 1), ("openai", 1), ("transcripts", 3)]
+)
+def test_what_it_writes_is_learnt_from_by_the_command_that_it_names(
+    kind: str, kept: int, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with settings(kind, tmp_path) as own:
+        words = [
+            "demos", "quickstart/cold_start", f"model.path={base}", f"demos.kind={kind}", *own, "sft.demonstrations=6",
+            "sft.steps=2", "sft.batch=2", "rollout.max_tokens=1500", "sandbox.workers=1", "--out", "d.jsonl",
+        ]  # fmt: skip
+        done = CliRunner().invoke(app, words, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    assert f"kept: {kept}, " in done.output
+    found = list(jsonl.read(tmp_path / "d.jsonl"))
+    assert len(found) == kept
+    assert all(segment.ids is not None for trajectory in found for segment in trajectory.segments)
+    named = done.output.partition("try: retcon ")[2].strip()
+    trained = CliRunner().invoke(app, shlex.split(named), catch_exceptions=False)
+    assert trained.exit_code == 0, trained.output
+    steps = [json.loads(line) for line in (tmp_path / "runs/sft/metrics.jsonl").read_text().splitlines()]
+    assert [step["step"] for step in steps] == [1, 2]
+    assert all(0 < step["loss"] < 20 for step in steps)
+
+
+def test_a_folder_is_no_place_for_demonstrations(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["demos", "quickstart/cold_start", "--out", str(tmp_path)])
+    assert isinstance(done.exception, RecordError)
+    assert f"--out {tmp_path} is a folder" in str(done.exception)
+
+
+# Demonstrations of one model beside a recipe of another: those of the same tokens are learnt, others refused.
+
+
+def renamed(base: Path, folder: Path) -> Path:
+    """The same model, two of whose tokens stand for each other's text."""
+    shutil.copytree(base, folder)
+    file = folder / "tokenizer.json"
+    definition = json.loads(file.read_text(encoding="utf-8"))
+    vocabulary = definition["model"]["vocab"]
+    vocabulary["1"], vocabulary["2"] = vocabulary["2"], vocabulary["1"]
+    file.write_text(json.dumps(definition), encoding="utf-8")
+    return folder
+
+
+def test_demonstrations_for_other_tokens_are_not_those_that_were_asked_for(tmp_path: Path) -> None:
+    from retcon.cli.demonstrations import ensure_demonstrations
+    from retcon.config.load import load_recipe
+
+    base = make_base(tmp_path / "base", positions=2048)
+    same, other = shutil.copytree(base, tmp_path / "same"), renamed(base, tmp_path / "other")
+    file = tmp_path / "d.jsonl"
+
+    def written_for(model: Path, *changes: str) -> object:
+        overrides = ["sft.demonstrations=2", "sandbox.workers=1", f"model.path={model}", *changes]
+        return ensure_demonstrations(load_recipe("quickstart/cold_start", overrides), file, lambda *_: None)
+
+    summary = written_for(base)
+    assert written_for(same) == summary
+    others = [(other, (), "vocabulary"), (base, ("model.style=auto", "model.thinking=off"), "thinking")]
+    for model, change, key in others:
+        with pytest.raises(CheckpointError, match=rf"d\.jsonl: another recipe wrote it \(.*model\.{key} was"):
+            written_for(model, *change)
+    note = tmp_path / "d.jsonl.recipe.json"
+    told = json.loads(note.read_text())
+    for key in ("vocabulary", "thinking"):
+        del told["model"][key]
+    note.write_text(json.dumps(told))
+    assert written_for(other) == summary, "a note of before says nothing about tokens; reading the file does"
+    learn = ["sft", "quickstart/cold_start", "sft.demonstrations=2", "sandbox.workers=1", f"model.path={other}",
+             "--demonstrations", str(file), "--out", str(tmp_path / "run")]  # fmt: skip
+    done = CliRunner().invoke(app, learn)
+    assert done.exit_code
+    assert "d.jsonl, line 1: the ids of" in " ".join(str(done.exception or done.output).split())
+    assert not (tmp_path / "run/run.json").exists()
+
+
+def test_a_note_of_before_a_key_is_of_the_recipe_where_the_key_has_its_default(tmp_path: Path) -> None:
+    from retcon.cli.demonstrations import ensure_demonstrations
+    from retcon.config.load import load_recipe
+
+    base, file = make_base(tmp_path / "base", positions=2048), tmp_path / "d.jsonl"
+
+    def written(*changes: str) -> object:
+        overrides = ["sft.demonstrations=2", f"model.path={base}", *changes]
+        return ensure_demonstrations(load_recipe("quickstart/cold_start", overrides), file, lambda *_: None)
+
+    summary = written("sandbox.workers=1")
+    note = tmp_path / "d.jsonl.recipe.json"
+    told = json.loads(note.read_text())
+    del told["sandbox"]["sessions"], told["demos"]["failed_share"]
+    told["sandbox"]["url"] = ["http://127.0.0.1:9"]  # which says nothing of what was made
+    note.write_text(json.dumps(told))
+    assert written("sandbox.workers=7") == summary
+    with pytest.raises(CheckpointError, match=r"wrote it \(sandbox\.sessions was None, is True; see"):
+        written("sandbox.sessions=true")
+
+
+@pytest.mark.parametrize("there", [False, True], ids=["before the file", "after the file"])
+def test_a_kill_beside_the_note_leaves_no_file_that_looks_like_the_users_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
+    from retcon.cli.demonstrations import ensure_demonstrations
+    from retcon.config.load import load_recipe
+
+    base, file = make_base(tmp_path / "base", positions=2048), tmp_path / "d.jsonl"
+    replace = Path.replace
+
+    def written(*changes: str) -> object:
+        overrides = ["sft.demonstrations=2", "sandbox.workers=1", f"model.path={base}", *changes]
+        return ensure_demonstrations(load_recipe("quickstart/cold_start", overrides), file, lambda *_: None)
+
+    def killed(path: Path, target: Path) -> Path:
+        if there or target != file:
+            replace(path, target)
+        if target == file:
+            raise KeyboardInterrupt
+        return target
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            written()
+    assert file.exists() is there
+    with pytest.raises(CheckpointError, match=r"sandbox\.sessions"):
+        written("sandbox.sessions=true")
+    assert written() is not None
+    assert file.read_bytes().count(b"\n") == 2

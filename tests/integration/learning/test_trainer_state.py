@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -18,10 +17,13 @@ import pytest
 
 pytest.importorskip("torch", reason="training needs the [train] extra")
 
+from concurrent.futures import ThreadPoolExecutor
+
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.utils import deterministic
+from transformers import MistralConfig, MistralForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from retcon.config.schema import Recipe
 from retcon.core.errors import CheckpointError, TrainingDiverged
@@ -30,6 +32,7 @@ from retcon.runs import manifest as cost
 from retcon.runs.folder import RunFolder
 from retcon.runs.manifest import Cost
 from retcon.train import trainer as module
+from retcon.train.kernels.forward import why_not_packed
 from retcon.train.optim import torch_settings
 from retcon.train.trainer import Trainer, Training, newest_checkpoint, train
 from training import make_base, small_recipe
@@ -350,3 +353,39 @@ def test_an_engine_decodes_without_adapters_in_its_weights(base: Path, tmp_path:
     assert weights.adapters is not None
     assert weights.adapters.rank == 2
     assert not any("lora_" in name for name, _ in weights.model.named_parameters())
+
+
+# Models whose attention is more than what a packed row computes: each reason by itself.
+
+
+SIZES = {"vocab_size": 31, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+         "num_key_value_heads": 1, "max_position_embeddings": 64}  # fmt: skip
+
+
+def qwen() -> PreTrainedModel:
+    return Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=16))
+
+
+def test_scores_that_are_capped_or_of_no_scaled_dot_product_are_told() -> None:
+    model = qwen()
+    assert why_not_packed(model, 60) is None
+    model.config.attn_logit_softcapping = 50.0
+    assert why_not_packed(model, 60) == "the attention of Qwen3ForCausalLM is more than a scaled dot product"
+    model = qwen()
+    model._supports_sdpa = False
+    assert why_not_packed(model, 60) == "the attention of Qwen3ForCausalLM is more than a scaled dot product"
+
+
+def test_layers_of_another_kind_are_told_wherever_they_stand() -> None:
+    model = qwen()
+    model.config.layer_types = ["full_attention", "chunked_attention"]
+    assert why_not_packed(model, 60) == "Qwen3ForCausalLM has chunked_attention layers"
+
+
+def test_a_window_counts_where_the_model_does_not_say_which_layers_have_it() -> None:
+    model = MistralForCausalLM(MistralConfig(**SIZES, sliding_window=16))
+    assert not getattr(model.config, "layer_types", None)
+    assert why_not_packed(model, 16) is None
+    assert why_not_packed(model, 17) == "MistralForCausalLM attends over a window of 16 tokens, and a sample has 17"
+    model.config.sliding_window = None
+    assert why_not_packed(model, 60) is None

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,10 +17,13 @@ import pytest
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.core.errors import EngineError, MissingIds
-from retcon.core.types import Provenance, Trajectory, to_sample
+from retcon.core.types import Provenance, Trajectory, ids_of, to_sample
 from retcon.engine.openai.engine import OpenAIEngine, OpenAISettings
-from retcon.engine.openai.messages import Fenced, StandIn
-from retcon.engine.types import SamplingParams
+from retcon.engine.openai.messages import Fenced, StandIn, request_of
+from retcon.engine.types import Generation, SamplingParams
+from retcon.http import client as asking
+from retcon.http.client import ConnectionFailed, HttpClient
+from retcon.purify.kinds.describe import Describe
 from retcon.purify.saar import Saar
 from retcon.rollout.context import RolloutContext, RolloutLimits
 from retcon.rollout.group import rollout_group
@@ -360,3 +366,221 @@ def test_a_seed_is_sent_where_the_server_takes_one(monkeypatch: pytest.MonkeyPat
     assert ("seed" in bare.body, bare.authorization, bare.body["max_tokens"]) == (False, "", 4000)
     assert (full.authorization, full.body["max_tokens"]) == ("Bearer sk-secret", 7)
     assert isinstance(full.body["seed"], int)
+
+
+# Histories whose calls and answers do not match are told as the API takes them: every call answered, and no other.
+
+
+SPEC = python_spec(keeps_state=False)
+CHAT = Chat(TOKENIZER, style="retcon.engine.openai.messages:NATIVE", tools=[SPEC])
+
+
+def refused(messages: list[dict[str, Any]]) -> str:
+    """Why OpenAI's own API would refuse them."""
+    left: list[str] = []
+    for message in messages:
+        if message["role"] == "tool":
+            if message["tool_call_id"] not in left:
+                return "a message with role 'tool' must be a response to a preceding message with 'tool_calls'"
+            left.remove(message["tool_call_id"])
+        elif left:
+            return f"'tool_calls' must be followed by a message with role 'tool' for each: {left}"
+        else:
+            left = [call["id"] for call in message.get("tool_calls", ())]
+    return f"not answered: {left}" if left else ""
+
+
+def strict(*answers: Answer) -> Any:
+    left = list(answers)
+
+    def reply(asked: Asked) -> Answer:
+        why = refused(asked.body["messages"])
+        return Answer({"error": {"message": why}}, 400) if why else left.pop(0)
+
+    return reply
+
+
+def described(*answers: Answer) -> tuple[Trajectory, list[dict[str, Any]]]:
+    """The rollout, and what the server was told last, after the question."""
+
+    def run(code: str) -> tuple[str, Any, str | None]:
+        return ("NameError: x", "error", "NameError") if "x" in code else (f"<{code}>", "ok", None)
+
+    async def main(url: str) -> Trajectory:
+        engine = OpenAIEngine(OpenAISettings(url, wait=0.001, attempts=1), TOKENIZER)
+        tools = {"python": ScriptedTool(run, spec=SPEC)}
+        context = RolloutContext(engine, CHAT, tools, LIMITS, SamplingParams(max_tokens=2000), Describe())
+        async with engine.connected():
+            return await run_rollout(Task("t", "6 times 7?", "42"), context, id="t/0/0", seed=1)
+
+    with serving(strict(*answers)) as server:
+        made = asyncio.run(asyncio.wait_for(main(server.url), 60))
+        return made, server.asked[-1].body["messages"][1:]
+
+
+@pytest.mark.parametrize("words", ["I compute.", None])
+def test_what_a_described_call_said_is_told_by_the_user(words: str | None) -> None:
+    made, told = described(said(words, python("x", "a")), said("42"))
+    assert made.stop == "answer"
+    assert told == [
+        {"role": "assistant", "content": "I compute.\n" if words else ""},
+        {"role": "user", "content": "[python failed: NameError: x]"},
+    ]
+
+
+def test_calls_before_a_described_one_are_told_with_their_answers() -> None:
+    made, told = described(said("Both.", python("6*7", "a"), python("x", "b")), said("42"))
+    assert made.stop == "answer"
+    assistant, first, second = told
+    assert [call["id"] for call in assistant["tool_calls"]] == ["a"]
+    assert first == {"role": "tool", "tool_call_id": "a", "content": "<6*7>"}
+    assert second == {"role": "user", "content": "[python failed: NameError: x]"}
+
+
+def test_a_call_that_was_cut_off_is_told_as_words_where_the_conversation_goes_on() -> None:
+    cut = python("", "a") | {"arguments": '{"code": "x = 1\\ny ='}
+
+    async def main(url: str) -> Generation:
+        engine = OpenAIEngine(OpenAISettings(url, wait=0.001, attempts=1), TOKENIZER)
+        async with engine.connected():
+            ids = list(ids_of(CHAT.prompt("6 times 7?")))
+            made = await engine.generate("a", ids, SamplingParams(max_tokens=2000))
+            assert made.stop == "length"
+            ids += made.ids
+            ids += ids_of(CHAT.answered([("user", "Go on.")], last_id=made.ids[-1]))
+            return await engine.generate("a", ids, SamplingParams(max_tokens=2000))
+
+    with serving(strict(said("I compute.", cut, finish="length"), said("42"))) as server:
+        asyncio.run(asyncio.wait_for(main(server.url), 60))
+        _, assistant, user = server.asked[-1].body["messages"]
+    assert user == {"role": "user", "content": "Go on."}
+    assert set(assistant) == {"role", "content"}
+    assert assistant["content"].startswith("I compute.\n<tool_call>")
+    assert "x = 1" in assistant["content"]
+
+
+def test_of_words_that_hold_a_call_and_a_call_the_call_is_told_as_such() -> None:
+    """As a client tells it, who brings a conversation of its own: only the call has an answer."""
+    words = 'It writes <tool_call>\n{"name": "python", "arguments": {"code": "1"}, "id": "w"}\n</tool_call>'
+    wrote = CHAT.wrote(words, [("python", {"code": "6*7"})])
+    part = TOKENIZER.encode("<|im_start|>tool w\n42<|im_end|><|im_start|>assistant\n", special=True)
+    ids = [*ids_of(CHAT.prompt("6 times 7?")), *ids_of([wrote]), *part]
+    assistant, answer = request_of(TOKENIZER, ids, "native")["messages"][1:]
+    assert assistant["content"] == words
+    (call,) = assistant["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == {"code": "6*7"}
+    assert answer == {"role": "tool", "tool_call_id": call["id"], "content": "42"}
+
+
+# Requests through a proxy that the environment names, and to a server that has stopped.
+
+
+KEY = "Bearer secret"
+US = "Basic dXNAOnA6YXNz"
+"""Of `us@` with the password `p:ass`."""
+
+
+@dataclass
+class Proxy:
+    """heads: of the requests that it was sent, by the names of headers in small letters, the first line as `asked`. It
+    answers all but those for a tunnel, which it refuses."""
+
+    port: int = 0
+    heads: list[dict[str, str]] = field(default_factory=list)
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        first, *lines = (await reader.readuntil(b"\r\n\r\n")).decode().strip().split("\r\n")
+        named = (line.partition(": ") for line in lines)
+        self.heads.append({"asked": first, **{name.lower(): said for name, _, said in named}})
+        status = "502 Bad Gateway" if first.startswith("CONNECT") else "200 OK"
+        writer.write(f"HTTP/1.1 {status}\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{{}}".encode())
+        await writer.drain()
+        writer.close()
+
+
+@asynccontextmanager
+async def proxy() -> AsyncIterator[Proxy]:
+    made = Proxy()
+    server = await asyncio.start_server(made.answer, "127.0.0.1", 0)
+    made.port = server.sockets[0].getsockname()[1]
+    async with server:
+        yield made
+
+
+def asked_through(
+    before: str, monkeypatch: pytest.MonkeyPatch, url: str = "http://model.example/v1"
+) -> tuple[str, dict[str, str]]:
+    """What came of a request with a key, and its head. before: what stands before the proxy's address."""
+
+    async def main() -> tuple[str, dict[str, str]]:
+        async with proxy() as there:
+            for name in ("http_proxy", "https_proxy"):
+                monkeypatch.setenv(name, f"{before}127.0.0.1:{there.port}")
+            connections = HttpClient("secret", proxies=True)
+            try:
+                came = str((await connections.request("GET", url, seconds=10)).status)
+            except ConnectionFailed as error:
+                came = str(error)
+            finally:
+                await connections.close()
+            return came, there.heads[0] if there.heads else {}
+
+    for name in ("no_proxy", "NO_PROXY", "HTTP_PROXY", "HTTPS_PROXY", "NETRC"):
+        monkeypatch.delenv(name, raising=False)
+    return asyncio.run(asyncio.wait_for(main(), 60))
+
+
+@pytest.mark.parametrize("scheme", ["http://", ""])
+def test_a_proxy_may_be_named_without_its_scheme(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    came, head = asked_through(scheme, monkeypatch)
+    assert came == "200"
+    assert head["asked"] == "GET http://model.example/v1 HTTP/1.1"
+    assert head["authorization"] == KEY
+    assert "proxy-authorization" not in head
+
+
+def test_a_proxy_is_told_who_asks_and_never_the_key_of_a_server_behind_tls(monkeypatch: pytest.MonkeyPatch) -> None:
+    came, head = asked_through("http://us%40:p%3Aass@", monkeypatch)
+    assert (came, head["proxy-authorization"], head["authorization"]) == ("200", US, KEY)
+    came, head = asked_through("http://us%40:p%3Aass@", monkeypatch, "https://model.example/v1")
+    assert head["asked"] == "CONNECT model.example:443 HTTP/1.1"
+    assert (head["proxy-authorization"], "authorization" in head) == (US, False)
+    assert "502" in came
+    assert "ass" not in came
+    _, head = asked_through("http://", monkeypatch, "https://model.example/v1")
+    assert not {"proxy-authorization", "authorization"} & set(head)
+
+
+def test_what_netrc_says_of_a_server_is_nothing_to_its_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / ".netrc").write_text("default login me password mine\n", encoding="utf-8")
+    (tmp_path / ".netrc").chmod(0o600)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    came, head = asked_through("http://", monkeypatch)
+    assert (came, head.get("authorization")) == ("200", KEY)
+
+
+def open_files() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+@pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")
+def test_a_server_that_has_stopped_and_takes_no_more_of_a_request_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kernel takes connections, and nobody reads: a body that is larger than the buffers is never sent."""
+
+    async def main(stopped: socket.socket, size: int) -> None:
+        connections, before = HttpClient(), open_files()
+        url = f"http://127.0.0.1:{stopped.getsockname()[1]}"
+        try:
+            with pytest.raises(ConnectionFailed, match="no answer in time") as raised:
+                await connections.request("POST", url, {"code": "#" * size}, seconds=0.2)
+            assert raised.value.late
+        finally:
+            stopped.accept()[0].close()
+            await connections.close()
+        while open_files() > before:  # what was not sent is given up as the other side ends
+            await asyncio.sleep(0.01)
+
+    monkeypatch.setattr(asking, "CONNECT_SECONDS", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as stopped:
+        for size in (1, 1 << 25):
+            asyncio.run(asyncio.wait_for(main(stopped, size), 60))

@@ -1,14 +1,23 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
-from retcon.core.errors import InfrastructureFault, SandboxUnavailable
+from playing import call, play, run_python
+from retcon.core.errors import InfrastructureFault, SandboxUnavailable, SessionLost
+from retcon.core.seeds import derive
 from retcon.core.types import Observation, ToolCall
-from retcon.sandbox.types import Result
-from retcon.tools.kinds.python import PythonSessions, PythonTool
+from retcon.purify.saar import Saar
+from retcon.sandbox.types import Limits, Result
+from retcon.tools.faults import HICCUPS, FaultSetup, FaultyTool
+from retcon.tools.forks import Forkable
+from retcon.tools.kinds.python import RESTARTED, Python, PythonSession, PythonSessions, PythonTool
+from retcon.tools.loading import ToolSetup
+from retcon.tools.scripted import ScriptedSessions, ScriptedTool
+from retcon.tools.types import OpenTool, StatefulTool, Tool
 
 ERROR = Result(
     "error",
@@ -175,3 +184,290 @@ def test_whatever_a_server_refuses_of_a_session_is_a_fault_of_ours(fault: Except
             await tool.rollback(state)
 
     asyncio.run(work())
+
+
+# The Python tool with a memory over a sandbox that writes down what it is asked: seeds, limits, and what it closes.
+
+
+LIMITS = Limits(memory_mb=64)
+
+
+class Session:
+    """One whose interpreter ends with the cell `exit`, and says what it was asked in its value."""
+
+    def __init__(self, limits: Limits | None, seed: int | None) -> None:
+        self.limits, self.seed, self.open, self.ended = limits, seed, True, False
+        self.kept = 0
+
+    async def run(self, code: str) -> Result:
+        self._check()
+        self.ended = code == "exit"
+        if code in ("exit", "fail"):
+            return Result("error", "SystemExit", stdout="out\n", stderr="SystemExit: 1\n")
+        return Result("ok", value=code)
+
+    async def checkpoint(self) -> str:
+        self._check()
+        self.kept += 1
+        return f"c{self.kept}"
+
+    async def rollback(self, checkpoint: str) -> None:
+        self.ended = False
+
+    async def discard(self, checkpoint: str) -> None:
+        self.kept -= 1
+
+    async def close(self) -> None:
+        self.open = False
+
+    def _check(self) -> None:
+        if self.ended:
+            raise SessionLost("its code ended it", by_own_code=True)
+
+
+class Sandbox:
+    def __init__(self) -> None:
+        self.sessions: list[Session] = []
+
+    async def session(self, *, limits: Limits | None = None, seed: int | None = None) -> Session:
+        self.sessions.append(Session(limits, seed))
+        return self.sessions[-1]
+
+
+def opened(work: Callable[[OpenTool], Awaitable[None]], *, trajectory: str = "t/0", chars: int = 2000) -> list[Session]:
+    """The sessions that were opened while a trajectory's tool was worked with."""
+    sandbox = Sandbox()
+
+    async def run() -> None:
+        tools = PythonSessions(sandbox, limits=LIMITS, output_chars=chars)  # type: ignore[arg-type]
+        await work(await tools.open(trajectory))
+
+    asyncio.run(run())
+    return sandbox.sessions
+
+
+async def say(tool: OpenTool, code: str) -> Observation:
+    return await tool(ToolCall("c", "python", {"code": code}, 0))
+
+
+async def ends_twice(tool: OpenTool) -> None:
+    for code in ("exit", "exit", "1"):
+        await say(tool, code)
+
+
+def test_random_numbers_follow_from_the_trajectory_and_are_others_in_a_fresh_interpreter() -> None:
+    first, again, other = (opened(ends_twice, trajectory=name) for name in ("t/0", "t/0", "t/1"))
+    seeds = [session.seed for session in first]
+    assert seeds[0] == derive("python", "t/0")
+    assert seeds == [session.seed for session in again]
+    assert len({*seeds, *(session.seed for session in other)}) == 6
+
+
+def test_a_restart_that_was_rolled_back_leaves_no_trace_in_later_random_numbers() -> None:
+    """What a lookahead tried is no part of the history."""
+
+    async def tried(tool: OpenTool) -> None:
+        before = await tool.checkpoint()
+        await say(tool, "exit")
+        await say(tool, "1")
+        await tool.rollback(before)
+        await ends_twice(tool)
+
+    assert [session.seed for session in opened(tried)][2:] == [session.seed for session in opened(ends_twice)][1:]
+
+
+def test_random_numbers_of_a_branch_do_not_depend_on_which_branch_is_quicker() -> None:
+    def seeds(first: str, second: str) -> set[tuple[str, int | None]]:
+        async def run() -> set[tuple[str, int | None]]:
+            sandbox = Sandbox()
+            tools = Forkable(PythonSessions(sandbox))  # type: ignore[arg-type]
+            branches = {"t/0": await tools.open("t/0")}
+            await tools.fork("t/0", "t/1")
+            branches["t/1"] = await tools.open("t/1")
+            found = set()
+            for name in (first, second):
+                await say(branches[name], "exit")
+                await say(branches[name], "1")
+                found.add((name, sandbox.sessions[-1].seed))
+            return found
+
+        return asyncio.run(run())
+
+    assert seeds("t/0", "t/1") == seeds("t/1", "t/0")
+
+
+def test_an_interpreter_that_was_restarted_has_the_limits_of_the_first() -> None:
+    assert [session.limits for session in opened(ends_twice)] == [LIMITS] * 3
+
+
+def test_of_the_interpreters_that_ended_none_stays_open() -> None:
+    async def work(tool: OpenTool) -> None:
+        await ends_twice(tool)
+        await tool.close()
+
+    assert [session.open for session in opened(work)] == [False] * 3
+
+
+def test_that_the_interpreter_was_restarted_is_told_above_a_failure_too() -> None:
+    """Once, and not to a call that ran nothing."""
+
+    async def work(tool: OpenTool) -> None:
+        await say(tool, "exit")
+        assert (await tool(ToolCall("c", "python", "print(", 0))).status == "malformed"
+        said.extend([(await say(tool, code)).text for code in ("fail", "fail")])
+
+    said: list[str] = []
+    opened(work)
+    assert said == [f"{RESTARTED}\nout\nSystemExit: 1", "out\nSystemExit: 1"]
+
+
+def test_an_interpreter_that_a_rollback_leaves_behind_is_closed() -> None:
+    async def work(tool: OpenTool) -> None:
+        state = await tool.checkpoint()
+        await say(tool, "exit")
+        assert (await say(tool, "1")).text == f"{RESTARTED}\n1"
+        await tool.rollback(state)
+        assert (await say(tool, "2")).text == "2", "there nothing was restarted"
+
+    assert [session.open for session in opened(work)] == [True, False]
+
+
+@pytest.mark.parametrize("sessions", [False, True])
+def test_the_model_is_told_whether_variables_stay(sessions: bool) -> None:
+    setup = ToolSetup(Sandbox(), output_chars=99, sessions=sessions)  # type: ignore[arg-type]
+    tool = Python().build(setup)
+    kept = "Variables and files are kept between calls." in tool.spec.description
+    assert kept is sessions is isinstance(tool, StatefulTool)
+    assert ("Every call runs in a fresh interpreter." in tool.spec.description) is not sessions
+    assert Python().spec(sessions=sessions) == tool.spec
+    if isinstance(tool, StatefulTool):
+        opened = asyncio.run(tool.open("t"))
+        assert isinstance(opened, PythonSession)
+        assert opened.spec == tool.spec
+
+
+# The scripted tools, against which users test too: a script that does not fit is told, and no test passes by it.
+
+
+def cell(code: str) -> ToolCall:
+    return ToolCall("c", "python", {"code": code}, 0)
+
+
+def test_code_that_a_script_lacks_is_the_scripts_mistake() -> None:
+    tool = ScriptedTool({"print(1)": ("1", "ok", None)})
+    assert asyncio.run(tool(cell("print(1)"))) == Observation("c", "1", "ok")
+    with pytest.raises(KeyError, match=r"no answer to 'print\(2\)' \(did you mean 'print\(1\)'"):
+        asyncio.run(tool(cell("print(2)")))
+    assert tool.executed == ["print(1)", "print(2)"]
+
+
+def test_a_state_that_is_kept_does_not_change_with_what_runs_afterwards() -> None:
+    async def work() -> None:
+        session = await ScriptedSessions(run_python).open("t")
+        await session(cell("rows = [1]"))
+        state = await session.checkpoint()
+        for _ in range(2):
+            await session(cell("rows.append(2)"))
+            assert session.state == {"rows": [1, 2]}
+            await session.rollback(state)
+            assert session.state == {"rows": [1]}
+
+    asyncio.run(work())
+
+
+def test_one_cannot_go_back_to_what_is_not_kept() -> None:
+    async def work() -> None:
+        session = await ScriptedSessions(run_python).open("t")
+        state = await session.checkpoint()
+        await session.discard(state)
+        with pytest.raises(InfrastructureFault, match=f"no checkpoint '{state}'"):
+            await session.rollback(state)
+
+    asyncio.run(work())
+
+
+def test_a_script_without_an_answer_ends_the_rollout_that_asks_for_it() -> None:
+    with pytest.raises(KeyError, match="no answer to 'x"):
+        play([call("x")], tool=ScriptedTool({"y": ("", "ok", None)}))
+
+
+# Calls that fail as those of a tool whose service has a hiccup.
+
+
+def asked(
+    tool: Tool | StatefulTool,
+    rate: float,
+    *,
+    calls: int = 400,
+    seed: int = 0,
+    chars: int = 200,
+    trajectory: str = "t/0",
+    order: int = 1,
+) -> dict[str, Observation]:
+    """What `calls` calls of one trajectory are told, by the call's id, asked in some order."""
+
+    async def run() -> dict[str, Observation]:
+        opened = await FaultyTool(tool, FaultSetup(rate, seed, chars)).open(trajectory)
+        ids = [f"{n}.0.0" for n in range(calls)][::order]
+        return {id: await opened(ToolCall(id, "python", {"code": "x"}, char=0)) for id in ids}
+
+    return asyncio.run(run())
+
+
+def answering() -> ScriptedTool:
+    return ScriptedTool(lambda code: ("fine", "ok", None))
+
+
+def test_a_share_of_the_calls_fails_visibly_and_never_reaches_the_tool() -> None:
+    tool = answering()
+    told = asked(tool, 0.25)
+    failed = [one for one in told.values() if one.status != "ok"]
+    assert 70 < len(failed) < 130  # 100 ± 3.5 standard deviations
+    assert {one.status for one in failed} == {"error"}  # no infrastructure fault, for which the rollout would go
+    assert {(one.error_type, one.text) for one in failed} == {(kind, f"{kind}: {said}") for kind, said in HICCUPS}
+    assert len(tool.executed) == 400 - len(failed)
+
+
+def test_which_calls_fail_depends_on_seed_trajectory_and_call_alone() -> None:
+    def failing(**changes: object) -> set[str]:
+        told = asked(answering(), 0.25, **changes)  # type: ignore[arg-type]
+        return {id for id, one in told.items() if one.status != "ok"}
+
+    assert failing() == failing(order=-1)
+    assert failing() != failing(seed=1)
+    assert failing() != failing(trajectory="t/1")
+
+
+@pytest.mark.parametrize(("rate", "status"), [(0.0, {"ok"}), (1.0, {"error"})])
+def test_none_or_all(rate: float, status: set[str]) -> None:
+    assert {one.status for one in asked(answering(), rate, calls=50).values()} == status
+
+
+def test_a_small_budget_is_kept() -> None:
+    texts = {one.text for one in asked(answering(), 1.0, calls=50, chars=24).values()}
+    assert texts == {f"{kind}: {said}"[:24] for kind, said in HICCUPS}
+
+
+def test_a_tool_with_state_is_still_opened_checkpointed_and_closed() -> None:
+    tool = ScriptedSessions(lambda code, state: (str(state.setdefault(code, 1)), "ok", None))
+
+    async def run() -> None:
+        opened = await FaultyTool(tool, FaultSetup(0.0, 0, 200)).open("t/0")
+        name = await opened.checkpoint()
+        await opened(ToolCall("0", "python", {"code": "x"}, char=0))
+        await opened.rollback(name)
+        await opened.discard(name)
+        await opened.close()
+
+    asyncio.run(run())
+    assert tool.opened[0].events == ["checkpoint 1", "run x", "rollback 1", "discard 1", "close"]
+    assert tool.opened[0].trajectory == "t/0"
+
+
+def test_a_rollout_sees_the_fault_and_a_repair_takes_it_for_a_failure() -> None:
+    """All calls fail, so that nothing is repaired; the rollout goes on to its answer."""
+    faulty = FaultyTool(answering(), FaultSetup(1.0, 0, 200))
+    made = play([call("x"), call("x"), "42"], tool=faulty, repair=Saar(attempts=1)).trajectory  # type: ignore[arg-type]
+    assert made.raw_failures == 2
+    assert made.stop == "answer"
+    assert "did not answer in time" in made.text or "was reset" in made.text

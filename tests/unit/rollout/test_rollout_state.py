@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import pytest
 
-from playing import call, play, run_python
-from retcon.core.errors import RecipeError
+from playing import Play, call, hermes_call, play, run_python
+from retcon.core.errors import CheckpointRefused, RecipeError
+from retcon.core.types import ToolCall
+from retcon.purify.kinds.branch import Branch
 from retcon.purify.saar import Saar
-from retcon.tools.scripted import ScriptedSessions
+from retcon.sandbox.types import Result
+from retcon.tools.forks import Forkable
+from retcon.tools.kinds.python import PythonSessions
+from retcon.tools.scripted import ScriptedSessions, ScriptedTool
 
 DONE = "It is 42."
 BAD, GOOD = "x = 1; files['a'] = 'b'; y", "z = 42"
@@ -262,3 +268,163 @@ def test_a_success_whose_state_cannot_be_kept_is_what_it_is_without_a_repair():
         for repair in (Saar(), None)
     )
     assert [t.segments for t in with_repair.turns] == [t.segments for t in without.turns]
+
+
+# Tools that keep state beside tools that keep none: whichever the fix calls, what failed leaves nothing behind.
+
+
+cell, look_up = hermes_call, partial(hermes_call, name="look_up")
+
+
+def played(*replies: str, repair: Saar | Branch, book: ScriptedTool | None = None) -> tuple[Play, ScriptedSessions]:
+    sessions = ScriptedSessions(run_python)
+    book = book or ScriptedTool(lambda word: ("none", "error", None) if word == "?" else (word, "ok", None), "look_up")
+    return play([*replies, DONE], tool=sessions, beside=[book], style="hermes", repair=repair), sessions
+
+
+@pytest.mark.parametrize("repair", [Saar(), Branch(fresh=2, saar=Saar(attempts=1))], ids=["saar", "branch"])
+@pytest.mark.parametrize(
+    "failures",
+    [["a = 5; oops"], ["a = 5; oops", "b = 7; oops"], ["?", "b = 7; oops"]],
+    ids=["failure", "failure and attempt", "attempt"],
+)
+def test_a_fix_by_a_tool_without_state_leaves_the_state_before_the_failure(repair, failures):
+    tried = [look_up(word) if word == "?" else cell(word) for word in failures]
+    p, sessions = played(cell("n = 1"), *tried, look_up("six"), cell("n"), repair=repair)
+    assert [t.repair.attempts if t.repair else 0 for t in p.turns] == [0, len(failures), 0, 0]
+    assert sessions.opened[0].state == {"n": 1}
+    assert sessions.opened[0].kept == {}
+
+
+def test_without_a_fix_the_state_is_the_failures_own_whatever_was_tried():
+    p, _ = played(cell("a = 5; oops"), look_up("?"), cell("a"), repair=Saar(attempts=1))
+    assert [t.repair.decision if t.repair else None for t in p.turns] == ["unrepaired", None, None]
+    assert p.turns[1].observations[0].text == "5"
+
+
+def test_an_answer_after_tools_without_state_stands_where_the_failure_left_the_others_and_asks_none_again():
+    told = iter(["once"])  # a second question would find nothing
+    book = ScriptedTool(lambda _: (next(told), "error", None), "look_up")
+    p, sessions = played(cell("a = 5; oops"), look_up("?"), repair=Saar(), book=book)
+    assert [t.repair.decision if t.repair else None for t in p.turns] == ["answered", None, None]
+    assert sessions.opened[0].state == {"a": 5}
+
+
+def test_what_is_open_is_closed_where_another_tool_cannot_be_opened():
+    sessions, broken = ScriptedSessions(run_python), ScriptedSessions(run_python, "other", broken=["open"])
+    p = play([cell("n = 1"), DONE], tool=sessions, beside=[broken], style="hermes")
+    assert p.trajectory.stop == "infrastructure"
+    assert [session.events for session in sessions.opened] == [["close"]]
+
+
+def test_a_call_begins_when_the_one_before_it_has_ended():
+    """It may build on what that one does, also where each takes its time."""
+    at_work: list[str] = []
+
+    class Slow(ScriptedTool):
+        async def __call__(self, call):
+            at_work.append(f"{call.code} begins")
+            for _ in range(3 if call.code == "one" else 0):
+                await asyncio.sleep(0)
+            at_work.append(f"{call.code} ends")
+            return await super().__call__(call)
+
+    tool = Slow(lambda code: (code, "ok", None))
+    p = play([cell("one") + "\n" + cell("two"), DONE], tool=tool, style="hermes")
+    assert at_work == ["one begins", "one ends", "two begins", "two ends"]
+    assert [o.text for o in p.turns[0].observations] == ["one", "two"]
+
+
+# Tools with a memory that the trajectories of a tree share, and states that cannot be kept.
+
+
+CALL = ToolCall("0", "python", {"code": "1"}, 0)
+
+
+def test_what_was_kept_for_a_trajectory_that_lost_the_tool_goes_with_it_once():
+    async def work() -> list[str]:
+        sessions = ScriptedSessions(run_python)
+        tools = Forkable(sessions)
+        one = await tools.open("one")
+        used, _ = await one.checkpoint(), await one.checkpoint()
+        await one.discard(used)
+        await tools.fork("one", "other")
+        other = await tools.open("other")
+        await other(CALL)
+        await one.close()
+        (session,) = sessions.opened
+        assert not session.kept
+        return [event for event in session.events if event.startswith("discard")]
+
+    freed = asyncio.run(work())
+    assert len(freed) == len(set(freed))
+
+
+class Full:
+    """A sandbox whose sessions keep no state."""
+
+    def __init__(self) -> None:
+        self.opened = 0
+
+    async def session(self, **_: object) -> Full:
+        self.opened += 1
+        return self
+
+    async def run(self, code: str) -> Result:
+        return Result("ok", value="1")
+
+    async def checkpoint(self) -> str:
+        raise CheckpointRefused("not this one")
+
+
+def test_a_state_that_cannot_be_kept_stays_as_it_is():
+    async def work() -> str:
+        sandbox = Full()
+        tool = await PythonSessions(sandbox).open("t1")  # type: ignore[arg-type]
+        with pytest.raises(CheckpointRefused, match="not this one"):
+            await tool.checkpoint()
+        assert sandbox.opened == 1
+        return (await tool(CALL)).text
+
+    assert asyncio.run(work()) == "1"
+
+
+def tree() -> tuple[ScriptedSessions, Forkable]:
+    """A tool whose state cannot be kept while a trajectory's `x` is set."""
+    sessions = ScriptedSessions(run_python, refuses=lambda state: "x is set" if state.get("x") else "")
+    return sessions, Forkable(sessions)
+
+
+def python(code: str) -> ToolCall:
+    return ToolCall("0", "python", {"code": code}, 0)
+
+
+@pytest.mark.parametrize("freed", ["by its code", "by its end"])
+def test_a_trajectory_waits_for_another_whose_state_cannot_be_kept(freed: str):
+    async def work() -> list[str]:
+        _, tools = tree()
+        one = await tools.open("one")
+        await one(python("y = 1"))
+        await tools.fork("one", "other")
+        other = await tools.open("other")
+        await one(python("x = 5; y = 2"))
+        waiting = asyncio.create_task(other(python("y")))
+        said = [(await one(python("x + y"))).text]
+        assert not waiting.done()
+        await (one(python("x = 0")) if freed == "by its code" else one.close())
+        return [*said, (await waiting).text]
+
+    assert asyncio.run(work()) == ["7", "1"]
+
+
+def test_there_is_no_branch_from_a_state_that_cannot_be_kept():
+    async def work() -> str:
+        sessions, tools = tree()
+        one = await tools.open("one")
+        await one(python("x = 5"))
+        with pytest.raises(CheckpointRefused, match="x is set"):
+            await tools.fork("one", "other")
+        assert not sessions.opened[0].kept
+        return (await one(python("x"))).text
+
+    assert asyncio.run(work()) == "5"

@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
+import stat
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from retcon.core.errors import StorageError
+from retcon.config.load import load_recipe
+from retcon.core.errors import RecordError, StorageError
 from retcon.runs.folder import RunFolder
-from retcon.store.whole import PARTIAL, whole_file, whole_folder, write_whole
+from retcon.store import lines as module
+from retcon.store.fingerprint import files_fingerprint, fingerprint, ids_fingerprint
+from retcon.store.jsonl import write_lines
+from retcon.store.lines import LineAppender, Partial
+from retcon.store.whole import (
+    NO_LOCKS,
+    PARTIAL,
+    OutputFile,
+    alone,
+    check_outputs,
+    refuse_finished,
+    whole_file,
+    whole_folder,
+    write_whole,
+)
+from retcon.train.demos.making import FileJournal
 
 
 def names(folder: Path) -> list[str]:
@@ -198,3 +216,203 @@ def test_what_another_process_is_at_is_not_cleared_away(tmp_path: Path) -> None:
         assert names(tmp_path) == sorted([*(path.name for path in living), elsewhere.name, "a.json"])
     write_whole(target, "whole")
     assert elsewhere.name not in names(tmp_path)
+
+
+# Files beside their place until they are whole: one process at a time writes one.
+
+
+@pytest.mark.parametrize("size", [None, 2])
+def test_what_another_command_is_writing_is_left_alone(tmp_path: Path, size: int | None) -> None:
+    first = Partial(tmp_path / "out.jsonl")
+    first.out.write(b"{}\n")
+    first.out.flush()
+    with pytest.raises(RecordError, match=r"another command is writing .*out\.jsonl\.partial"):
+        Partial(tmp_path / "out.jsonl", size)
+    first.commit()
+    assert (tmp_path / "out.jsonl").read_bytes() == b"{}\n"
+    again = Partial(tmp_path / "out.jsonl")
+    again.out.write(b"[]\n")
+    again.commit()
+    assert (tmp_path / "out.jsonl").read_bytes() == b"[]\n"
+
+
+def test_what_another_command_finishes_at_that_moment_is_left_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Opened before it was put in its place, locked after."""
+    path = tmp_path / "out.jsonl"
+    first = Partial(path)
+    first.out.write(b"{}\n")
+    taken = module.taken
+
+    def late(file: object) -> bool:
+        first.commit()
+        return taken(file)
+
+    monkeypatch.setattr(module, "taken", late)
+    with pytest.raises(RecordError, match="another command is writing"):
+        Partial(path)
+    assert path.read_bytes() == b"{}\n"
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.gz", "out.jsonl.zst"])
+def test_what_is_finished_is_nobody_elses_until_it_is_in_its_place(tmp_path: Path, name: str) -> None:
+    """One of several, of which all are finished before the first is put in its place."""
+    path = tmp_path / name
+    first = Partial(path)
+    first.out.write(b"{}\n" * 9)
+    size = first.finish()
+    with pytest.raises(RecordError, match="another command is writing"):
+        Partial(path)
+    first.commit()
+    assert path.stat().st_size == size > 0
+    Partial(path).discard()
+
+
+def test_what_an_interrupted_command_left_is_begun_anew_or_gone_on_with(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    left = path.with_name("out.jsonl.partial")
+    left.write_bytes(b"1\n2\n3\n")
+    on = Partial(path, 4)
+    on.out.write(b"9\n")
+    on.pause()
+    assert left.read_bytes() == b"1\n2\n9\n"
+    anew = Partial(path)
+    anew.out.write(b"0\n")
+    anew.commit()
+    assert path.read_bytes() == b"0\n"
+
+
+def test_a_journal_of_demonstrations_is_nobody_elses_to_begin_anew(tmp_path: Path) -> None:
+    file = tmp_path / "out.jsonl"
+    with FileJournal(file, {"run": {"seed": 0}}, load_recipe(None)):
+        pass
+    left = file.with_name("out.jsonl.partial")
+    made = left.read_bytes()
+    with pytest.raises(RecordError, match=r"out\.jsonl\.partial is what `retcon demos … --out .*out\.jsonl` had made"):
+        Partial(file)
+    assert left.read_bytes() == made
+    left.unlink()
+    Partial(file).discard()
+
+
+# Where output may go: by device and inode, whatever the name; over nothing but regular files, and over no input.
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(b"{}\n")
+    os.link(path, tmp_path / "hard.jsonl")
+    (tmp_path / "soft.jsonl").symlink_to(path)
+    (tmp_path / "folder").symlink_to(tmp_path)
+    return path
+
+
+@pytest.mark.parametrize(
+    "name", ["in.jsonl", "./in.jsonl", "{}/in.jsonl", "hard.jsonl", "soft.jsonl", "folder/in.jsonl", "x/../in.jsonl"]
+)
+def test_an_input_is_no_output_by_any_name(source: Path, name: str) -> None:
+    Path("x").mkdir()
+    out = Path(name.format(source.parent))
+    for given in (source, Path("in.jsonl")):
+        with pytest.raises(RecordError, match=r"-o .*is an input too"):
+            check_outputs([OutputFile("-o", out)], [given])
+
+
+def test_what_is_written_beside_an_output_is_no_input_either(source: Path) -> None:
+    with pytest.raises(RecordError, match=r"in\.jsonl is an input too"):
+        check_outputs([OutputFile("-o", Path("in"), ("in.jsonl",))], [source])
+
+
+@pytest.mark.parametrize("second", ["out.jsonl", "./out.jsonl", "folder/out.jsonl"])
+def test_two_outputs_that_are_one_are_refused_though_neither_is_there(source: Path, second: str) -> None:
+    with pytest.raises(RecordError, match=r"--audit .* and -o .* are one file"):
+        check_outputs([OutputFile("-o", Path("out.jsonl")), OutputFile("--audit", Path(second))], [source])
+    check_outputs([OutputFile("-o", Path("out.jsonl")), OutputFile("--audit", Path("other.jsonl"))], [source])
+
+
+def test_two_outputs_in_a_folder_that_is_not_there_are_compared_too(source: Path) -> None:
+    outputs = [OutputFile("-o", Path("new/deep/a")), OutputFile("--report", source.parent / "new" / "deep" / "a")]
+    with pytest.raises(RecordError, match="are one file"):
+        check_outputs(outputs, [source])
+
+
+@pytest.mark.parametrize(("path", "kind"), [("/dev/full", "a device"), ("pipe", "a pipe"), ("some", "a folder")])
+def test_only_regular_files_are_written_over(source: Path, path: str, kind: str) -> None:
+    os.mkfifo("pipe")
+    Path("some").mkdir()
+    out = Path(path)
+    before = out.stat().st_mode
+    for write in (
+        lambda: check_outputs([OutputFile("-o", out)]),
+        lambda: Partial(out),
+        lambda: write_lines(out, [b"{}\n"]),
+        lambda: LineAppender(out),
+    ):
+        with pytest.raises(RecordError, match=f"{path} is {kind}"):
+            write()
+    assert stat.S_IFMT(out.stat().st_mode) == stat.S_IFMT(before)
+
+
+def test_a_finished_output_stays_unless_told(source: Path) -> None:
+    refuse_finished([OutputFile("-o", Path("new.jsonl"))], "--force")
+    with pytest.raises(RecordError, match=r"--report in\.jsonl is there already, and finished; --force replaces it"):
+        refuse_finished([OutputFile("-o", Path("new.jsonl")), OutputFile("--report", Path("in.jsonl"))], "--force")
+
+
+def test_where_a_file_system_knows_no_locks_work_goes_on_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    says: list[int] = []
+
+    def flock(*_: object) -> None:
+        raise OSError(says[-1], os.strerror(says[-1]))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    for code in NO_LOCKS:
+        says.append(code)
+        with alone(tmp_path / "out"):
+            pass
+    says.append(errno.EIO)
+    with pytest.raises(OSError, match="Input/output error"), alone(tmp_path / "out"):
+        pass
+
+
+@pytest.mark.parametrize(
+    "weights",
+    ["model.safetensors", "model-00002-of-00002.safetensors", "pytorch_model.bin", "pytorch_model-00002-of-00002.bin"],
+)
+def test_other_weights_are_another_model(weights: str, tmp_path: Path) -> None:
+    for name in ("config.json", "tokenizer.json", weights):
+        (tmp_path / name).write_bytes(b"{}")
+    before = fingerprint(tmp_path)
+    (tmp_path / "training_args.bin").write_bytes(b"of whoever trained it")
+    assert fingerprint(tmp_path) == before
+    (tmp_path / weights).write_bytes(b"trained on")
+    assert fingerprint(tmp_path) != before
+
+
+def test_weights_that_are_not_loaded_make_no_other_model(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"these are loaded")
+    before = fingerprint(tmp_path)
+    (tmp_path / "pytorch_model.bin").write_bytes(b"beside which these are not")
+    assert fingerprint(tmp_path) == before
+
+
+def test_files_are_told_by_what_they_hold_and_their_order_and_not_by_their_names(tmp_path: Path) -> None:
+    """What a run goes on from: other demonstrations make another run."""
+    one, other, copy = (tmp_path / name for name in ("one", "other", "copy"))
+    for file, text in ((one, "1"), (other, "2"), (copy, "1")):
+        file.write_text(text)
+    found = {files_fingerprint(files) for files in ([one], [one, other], [other, one], [one, other, other], [other])}
+    assert len(found) == 5
+    assert files_fingerprint([one, other]) == files_fingerprint([copy, other])
+    assert files_fingerprint([one]) == fingerprint(one)
+
+
+def test_ids_are_told_by_their_rows() -> None:
+    found = {ids_fingerprint(rows) for rows in ([[1, 2], [3]], [[1], [2, 3]], [[3], [1, 2]], [[1, 2, 3]], [[1, 2, -3]])}
+    assert len(found) == 5
+    assert ids_fingerprint(iter([(1, 2), (3,)])) == ids_fingerprint([[1, 2], [3]])

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retcon.tasks.graders.text import final_answer, integer, rational, same_choice, same_code, same_text
+from retcon.tasks.graders.stated import stated
+from retcon.tasks.graders.text import chosen_letter, final_answer, integer, rational, same_choice, same_code, same_text
 
 
 @pytest.mark.parametrize(
@@ -242,3 +243,304 @@ def test_headings_mark_no_answer() -> None:
 )
 def test_dates_addresses_and_telephone_numbers_are_no_formulas(answer: str, said: str, same: bool | None) -> None:
     assert same_code(answer, said) is same
+
+
+# Which option a reply chooses: one that it labels, says or marks, and none where it names another as well.
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        r"\boxed{B. A decrease in supply}",
+        r"\boxed{\text{(B) A decrease in supply}}",
+        "#### B. A decrease in supply",
+        r"\boxed{B. Vitamin C}",
+        r"\boxed{B. I am}",
+        r"\boxed{\text{(B) } x}",
+        r"\boxed{B. A man}",
+        "B. Paris",
+        "(B) Paris",
+        "B) Paris",
+        "**B. Paris**",
+        "**B.** Paris",
+        "Option B is correct",
+        "Therefore, B is correct.",
+        "So **B** is the correct answer. A is too small.",
+        "(B) is right, since A is wrong.",
+        r"The answer is \(B\)",
+        r"The answer is \(B\).",
+        r"\boxed{\(B\)}",
+        "B is correct. The statement A is correct?",
+        r"\boxed{(B) $\frac{A}{C}$}",
+        r"\boxed{B. 12 (not C)}",
+        "<answer>(B) Paris</answer>",
+        "B. Vitamin C",
+        "Answer: B is correct. A is wrong.",
+        "Answer:\nB is correct.\nD is too small.",
+        "The correct answer: (B) is right.\n(A) no",
+        "<answer>B: Paris</answer>",
+        "<answer>[B]</answer>",
+    ],
+)
+def test_a_reply_that_chooses_b(reply: str) -> None:
+    assert same_choice("B", reply)
+    assert not same_choice("C", reply)
+    assert not same_choice("A", reply)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        r"\boxed{B. 12 or C. 13}",
+        r"\boxed{B. 12 or C}",
+        r"\boxed{B. 12, C}",
+        r"\boxed{B. 12 and C.}",
+        r"\boxed{B. A}",
+        r"\boxed{B. C}",
+        r"\boxed{(B) (C)}",
+        r"\boxed{B. 12 C. 13}",
+        r"\boxed{B. No, C is right}",
+        r"\boxed{B. Wait, the answer is C}",
+        r"\boxed{B. The answer is A}",
+        r"\boxed{(B)/(C)}",
+        r"\boxed{(B) or maybe C}",
+        "A. 12 is too small.\nB. 14 fits.",
+        "B. 12 is too small.\nC. 14 fits.",
+        "B. Paris\n\nNo, it is C.",
+        "I don't think that B is correct.",
+        "One might think B is correct because it is hot, but C fits.",
+        "I initially thought B is correct. Upon reflection, C fits better.",
+        "Statement B is correct. Statement C is wrong.",
+        "Vitamin B is best.",
+        "B is correct. So I will go with C.",
+        "B is right. C also is right.",
+        "B is correct.\nNo, C is correct.",
+        "B. This option says that heat flows. It is incorrect because",
+        "B. Incorrect. This is",
+        "(B) Let's check it first.",
+        "B. Let me think.\nActually C.",
+        "B. 5\nC: 6\nD: 7",
+        "<answer>B, C</answer>",
+        "<answer>B or C</answer>",
+        "B. Paris or C. Lyon",
+        "Neither A nor B is correct.",
+        "If B is correct, we are done.",
+        "A or B is correct.",
+        "A, B is correct.",
+        "A is correct. B is correct.",
+        "B is correct in part.",
+        "Is B correct?",
+        "B is incorrect.",
+        "B is not correct.",
+        "B is correct, but C is better.",
+        "B is correct?",
+        "B: Paris",
+        "BTW. Paris",
+        "The answer is C. B is correct.",
+        "E. coli",
+        "B is correctly put.",
+        "Unless B is correct.",
+        "B. Paris\nThe answer is C.",
+    ],
+)
+def test_a_reply_that_does_not_choose_b(reply: str) -> None:
+    assert not same_choice("B", reply)
+
+
+REFUTED = "Answer choice (A) is incorrect because it is hot.\nAnswer choice (D) is incorrect because it is cold."
+CHOICES = [
+    # Options that are spoken of after the choice, or before it.
+    ("B", f"The correct answer is (B).\n\n{REFUTED}"),
+    ("B", "The correct answer is B.\n\n**Why not the others?**\n- Answer A is incorrect.\n- Answer C: too small."),
+    ("B", "Answer: B\n\nThe answer A is wrong because it's hot."),
+    ("B", "The best answer is B. While answer A might seem plausible, it needs intent."),
+    ("B", "The answer is B. If the answer were A, mass would be lost. The answer D would only do without friction."),
+    ("B", "Option A is too narrow. Option C is off the point.\n\nTherefore, the correct option is **(B)**."),
+    ("B", "I said the answer is C, but the sign is wrong, so the answer is B."),
+    ("B", "The answer is C. Wait, I forgot a factor. The answer is B."),
+    ("B", "After eliminating A and C, I choose B."),
+    ("B", "The right answer is B, not A."),
+    ("B", "The correct answer is not A but B."),
+    ("C", "Many would say that the correct answer is A, but it is really C."),
+    ("C", "It might look like the answer is A. It's C."),
+    # Ways of saying it.
+    ("B", "ANSWER: B"),
+    ("B", "It sinks, as it is dense.\n\nANSWER: (B)"),
+    ("B", "#### Answer: B"),
+    ("B", "B ) 120"),
+    ("B", r"\boxed{B ) 120}"),
+    ("B", "The answer is B ) 120"),
+    ("B", "[B]"),
+    ("B", '{"answer": "B", "reason": "A does not conserve it."}'),
+    ("B", "The answer must be B."),
+    ("B", "Thus, the correct answer would be **B**."),
+    ("B", "The answer is most likely B."),
+    ("B", "The answer that fits the data best is B."),
+    ("B", "The correct answer, B, is in the second paragraph."),
+    ("B", "The most accurate choice is B."),
+    ("B", "I would go with option B."),
+    ("B", "I'd say the answer is B, but I am not sure."),
+    ("B", "I think B is the best."),
+    ("B", "Among the given options, B is the answer."),
+    ("B", "Answer (B) is correct: the reaction is fast."),
+    ("B", "The correct answer is 3.5 N (option B)."),
+    ("B", "The answer is 12 N, which corresponds to option (B)."),
+    ("B", "Since A is not even, the answer is B."),
+    ("B", "Therefore B."),
+    ("B", "**Answer**\n\nB. Osmosis"),
+    ("A", "The answer is A because it is even."),
+    ("D", "The answer is D. Both A and C."),
+    # An option with its text, and no more or only what explains it.
+    ("C", "C. False, True"),
+    ("B", "B. Not wrong, Wrong"),
+    ("A", "A. True"),
+    ("B", "(B) No effect"),
+    ("B", "B. It must be even"),
+    ("B", "B. No, because the offer was revoked."),
+    ("C", "**C) Not enough information**"),
+    ("C", "C. The seller is not liable."),
+    ("B", "B. Paris\n\nIt is the capital of France."),
+    ("B", "**B**\n\nExplanation: it is the capital."),
+    ("B", "B, because it is the capital."),
+    # None is chosen.
+    (None, "Answer A is incorrect."),
+    (None, "Answer A: too hot\nAnswer B: too cold"),
+    (None, "I don't think the answer is B."),
+    (None, "One might think the answer is B."),
+    (None, "If the answer is B, then x = 3, which is impossible."),
+    (None, "Suppose the answer is B. Then mass is lost."),
+    (None, "It is unclear whether the answer is B."),
+    (None, "Some say the answer is A, others say B."),
+    (None, "It is unlikely that the answer is B."),
+    (None, "Perhaps the answer is B."),
+    (None, "The answer would be B if there were no friction."),
+    (None, "The answer is not B."),
+    (None, "The answer is B? I must check."),
+    (None, "The answer is B, or perhaps C."),
+    (None, "The answer is A and C together."),
+    (None, "The correct answer is either A or B."),
+    (None, "I would not choose B."),
+    (None, "B\n\nWait, that is too small."),
+    (None, "A\nB\nC"),
+    (None, "(B) is false since 2 is prime."),
+    # The letter is that of a word or a formula.
+    (None, "The answer is A decrease in supply."),
+    (None, "Answer: I don't know"),
+    (None, "Answer: B-cells"),
+    (None, "Answer: C++"),
+    (None, "The answer is $C = 5$."),
+    (None, "Answer: U.S. Congress"),
+]
+
+
+@pytest.mark.parametrize(("letter", "reply"), CHOICES)
+def test_the_letter_that_a_reply_chooses(letter: str | None, reply: str) -> None:
+    assert chosen_letter(reply) == letter
+
+
+# What a reply answers that marks no answer: only what it states counts, and not any number in it.
+
+
+@pytest.mark.parametrize(
+    ("reply", "answer"),
+    [
+        ("The answer is 1/2", "1/2"),
+        (r"The answer is $\frac{1}{2}$, as 3 > 2. So 7 is wrong.", r"\frac{1}{2}"),
+        ("So the final answer is: 12.", "12"),
+        ("**Answer:** 72 clips, of 100", r"72 \text{clips}"),
+        (r"The answer: \(\frac{3}{4}\)", r"\frac{3}{4}"),
+        ("### Answer\n\n42", "42"),
+        ("The answer is 4. No: the answer is 5.", "5"),
+        ("the answer is x^2+1.", "x^2+1"),
+        ("First 48.\n\nTherefore, Natalia sold 72 clips.", r"72 \text{clips}"),
+        ("She has 3 and 4. Together that is **7** apples.", r"7 \text{apples}"),
+        ("So 48+24 = 72.", "72"),
+        ("3. The total is $1,234.50", "$1,234.50"),
+        ("It is 50%.", "50%"),
+        ("The result is 3,5.", "3,5"),
+        ("The answer is 3,5 cm.", r"3,5 \text{cm}"),
+        ("It is 12,5 %.", "12,5 %"),
+        ("The answer is 0.25 mc^2.", "0.25 mc^2"),
+        ("So it is 18xy^2", "18 xy^2"),
+        ("It is 4 ft^2.", r"4 \text{ft^2}"),
+        ("It is long (3,5 cm).", r"3,5 \text{cm}"),
+        ("The total (1,234) is even.", "1,234"),
+        ("The value of f(3,5) is 2.", "2"),
+        ("There are 12 500 eggs.", r"12 500 \text{eggs}"),
+        ("The answer is 12\u00a0500 eggs.", "12\u00a0500 \\text{eggs}"),
+        ("There are 3 250 ml bottles.", r"3 250 \text{ml bottles}"),
+        ("It costs 1.234,50 €.", "1.234,50"),
+        ("The answer is 5 100-dollar bills.", "5"),
+        ("The answer is −3.", "-3"),
+        ("The date is 2024-05-01.", "2024-05-01"),
+        ("So it was on **5/1/2024**.", "5/1/2024"),
+        (r"The final answer is $\$32,\!348$.", r"\$32,\!348"),
+        (r"It costs \$36.", r"\$36"),
+        ("There are 3 apples and 4 pears", "3 apples and 4 pears"),
+        ("The answer is 48 + 24 = 72 clips in May.", r"72 \text{clips}"),
+        ("**Answer:** 9 eggs × $2 = **$18**", "$18"),
+        ("So she spends $8 + $24 = $32 in all.", "$32"),
+        ("Each costs $5, and she needs 15, so she spends $5*15 = $75.00 on them.", "$75.00"),
+        ("It takes 3 hours and 20 minutes.", "3 hours and 20 minutes"),
+        ("The answer is 5 dozen.", r"5 \text{dozen}"),
+        ("The answer is 72, as 48 + 24 = 72.", "72"),
+        ("The answer is $12\\pi$ cm.", r"12\pi \text{cm}"),
+        ("The answer is $2$ and $3$.", "2, 3"),
+        ("The answer is 8:34 p.m.", r"8:34 \text{pm}"),
+        ("The answer is 72.\n\nTo check our answer: 72 - 24 = 48.", "72"),
+        ("- 12", "12"),
+        ("= 4", "4"),
+        ("x = 5", "x = 5"),
+        ("(3, 4)", "(3, 4)"),
+        (r"\frac{3}{4}", r"\frac{3}{4}"),
+        (r"\[ \sqrt{2} \]", r"\sqrt{2}"),
+        ("we get\n\\[\nx = 5\n\\]", "x = 5"),
+        ("which is\n$$\n7\n$$.", "7"),
+        ("<think>\nThe answer is 4. Or 5?\n</think>\n\nIt is **6**.", "6"),
+        ("<answer>Both are 3. So the answer is 6.</answer>", "6"),
+    ],
+)
+def test_a_stated_answer(reply: str, answer: str) -> None:
+    assert stated(reply) == answer
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "",
+        "I do not know.",
+        "There are 3 apples and 4",
+        "Answer: 5 or 6",
+        "The answer is 5 out of 6.",
+        "The answer is 5 and a half.",
+        "The answer is at least 5.",
+        "The answer is March 5.",
+        "The answer is not 5.",
+        "The answer is 0xA.",
+        "She did not sell 72 clips.",
+        "The answer is 5 times as many.",
+        "Of 9 eggs she sold 7",
+        "it is 0.5, or 1/2",
+        "The roots are 1,2,3.",
+        "The vertex is (-2,0).",
+        "The interval is ( 3,5 ).",
+        "In 2020 300 people came.",
+        "It needs version 1.2.3.",
+        "The date is not 2024-05-01.",
+        "It is open from 2024-04-01 to 2024-05-01.",
+        "On 2024-05-01 it rained.",
+        "That is 1999-2024-05-01.",
+        "9/2 at first.\nOne has to understand the context.",
+        "$a = 1,$ b=1, and c=2.$",
+        "$x = 1$ or $x = 2$",
+        "$1$, $2$",
+        "In 1999 it was 5. Then the tokens ran out in the",
+        "height:20;width:x",
+        "the values f_2 of M1",
+        "<think>The answer is 4.</think>\n\nI do not know.",
+        "\\]",
+        "$$",
+    ],
+)
+def test_no_answer_or_several(reply: str) -> None:
+    assert stated(reply) is None

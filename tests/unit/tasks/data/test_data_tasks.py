@@ -8,7 +8,7 @@ import random
 import sys
 import types
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,15 @@ from typing import Any
 import pytest
 
 from datafiles import LONG, ROWS, questions, tasks, write
+from retcon.config.load import load_recipe
 from retcon.core.errors import RecipeError, TaskWarning
 from retcon.core.types import Segment, Trajectory, Turn
+from retcon.tasks.data.check import check
 from retcon.tasks.data.fields import DataError, canonical
 from retcon.tasks.data.load import load
 from retcon.tasks.data.settings import FileTaskSettings
 from retcon.tasks.data.tasks import DataTasks, shares
-from retcon.tasks.registry import task_set
+from retcon.tasks.registry import held_out, task_set
 from retcon.tasks.types import Task
 
 
@@ -384,3 +386,181 @@ def test_the_page_on_data_says_what_every_setting_is() -> None:
 def test_a_set_that_is_all_held_out_has_its_files_name_and_nothing_to_train_on(tmp_path: Path) -> None:
     found = FileTaskSettings(path=write(tmp_path / "math500.jsonl", questions(3)), evaluation_share=1).open()
     assert (found.name, list(found.train(0)), len(found.evaluation(9, 0))) == ("math500", [], 3)
+
+
+# Task sets of one's own among the sources, and what a source is asked with.
+
+
+ROLLED = Trajectory("t", "t", (), (), stop="answer")
+
+
+class Easy:
+    name: str = "game"
+    system: str | None = None
+    worth: float = 0.25
+
+    def train(self, seed: int) -> Iterator[Task]:
+        return (Task(f"{type(self).__name__}/{n}", "q", "a") for n in range(3))
+
+    def evaluation(self, count: int, seed: int) -> list[Task]:
+        return [Task(f"{type(self).__name__}/held/{n % 5}", f"q{n % 5}", "a") for n in range(count)]
+
+    def grade(self, task: Task, trajectory: Trajectory) -> Trajectory:
+        return replace(trajectory, reward=self.worth)
+
+
+class Hard(Easy):
+    worth = 0.75
+
+
+@pytest.fixture
+def module(monkeypatch: pytest.MonkeyPatch) -> Any:
+    made: Any = types.ModuleType("mixed_tasks_for_test")
+    made.Easy, made.Hard = Easy, Hard
+    monkeypatch.setitem(sys.modules, made.__name__, made)
+    return made
+
+
+def mixed(*paths: str, **settings: Any) -> Any:
+    sources = [{"path": path, "weight": 1} for path in paths]
+    return FileTaskSettings.model_validate({"sources": sources, "evaluation_share": 0, **settings}).open()
+
+
+def test_two_sets_of_one_name_grade_their_own_tasks(module: Any, tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", questions(8))
+    found = mixed(f"{module.__name__}:Easy", f"{module.__name__}:Hard", path)
+    own = [*found.train(0), *found.evaluation(4, 0)]
+    worth = {task.id.partition("/")[0]: found.grade(task, ROLLED).reward for task in own if task.question[0] == "q"}
+    assert worth == {"Easy": 0.25, "Hard": 0.75}
+
+
+def test_a_source_that_leaves_grading_to_others_is_graded_by_them(module: Any, tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", [{"question": "Write a sort.", "tests": ["assert sort([2, 1]) == [1, 2]"]}])
+    module.made = lambda: FileTaskSettings(path=path, evaluation_share=0).open()
+    found = FileTaskSettings(path=f"{module.__name__}:made").open()
+    assert found.graders == {"code"}, "which are asked for before work starts"
+    graded = found.graded_by(lambda task, made: replace(made, reward=0.5))
+    (task,) = graded.train(0)
+    made = graded.grade(task, ROLLED)
+    assert isinstance(made, Trajectory)
+    assert made.reward == 0.5
+
+
+@pytest.mark.filterwarnings("error::retcon.core.errors.TaskWarning")
+def test_a_source_that_says_how_it_is_graded_is_told_that_the_recipe_does(module: Any, tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", questions(3))
+    graders = {"math": {"seconds": 3}}
+    inner = FileTaskSettings(path=path, evaluation_share=0, rewards="graded", graders=graders)
+    module.own, module.plain = inner.open, FileTaskSettings(path=path, evaluation_share=0).open
+    told = rf"{module.__name__}:own: its own graders = .* and rewards = 'graded' do nothing: .* as the recipe says"
+    with pytest.raises(TaskWarning, match=told):
+        mixed(f"{module.__name__}:own", path)
+    with pytest.raises(TaskWarning, match=r"its own rewards = 'graded' do nothing"):
+        mixed(f"{module.__name__}:own", path, graders=graders)
+    mixed(f"{module.__name__}:own", path, graders=graders, rewards="graded")
+    mixed(f"{module.__name__}:plain", path, graders=graders, rewards="binary")
+
+
+def test_problems_of_one_id_are_refused_and_no_more_are_wanted_than_there_are() -> None:
+    recipe = load_recipe(None, ())
+    assert len(held_out(recipe, Easy(), 5)) == 5
+    told = r"test_data_tasks:Easy\.evaluation\(count, seed\) gave 2 tasks with the id 'Easy/held/0': an id names one"
+    with pytest.raises(RecipeError, match=told):
+        held_out(recipe, Easy(), 6)
+
+
+def test_sources_that_give_one_id_are_named(module: Any, tmp_path: Path) -> None:
+    """And not the class that puts them together, of which the user knows nothing."""
+    module.Same = type("Same", (Easy,), {"evaluation": lambda self, count, seed: Easy.evaluation(self, 1, 0) * 2})
+    module.Read = type("Read", (Easy,), {"evaluation": lambda self, count, seed: [Task("a/1", "What?", "x")][:count]})
+    path = write(tmp_path / "a.jsonl", [{"id": "1", **row, "split": "test"} for row in questions(1)])
+    easy, same, read = (f"{module.__name__}:{name}" for name in ("Easy", "Same", "Read"))
+    module.Twin = type("Easy", (Easy,), {})
+    for paths, said in (
+        ((easy, f"{module.__name__}:Twin"), f"{easy} and {module.__name__}:Twin"),
+        ((same, easy), same),
+        ((path, read, easy), f"{path} and {read}"),
+    ):
+        found = mixed(*paths, **({"evaluation_split": "test"} if path in paths else {}))
+        with pytest.raises(RecipeError, match=rf"^{said} gave 2 tasks with the id '[\w/]+': an id names one"):
+            held_out(load_recipe(None, ()), found, 6)
+
+
+def test_the_system_prompt_of_the_recipe_is_part_of_a_prompts_length(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", [*questions(2), {"question": "one two three", "answer": "1", "system": "brief"}])
+
+    def words(task: Task) -> int:
+        return len(f"{task.system or ''} {task.question}".split())
+
+    settings = FileTaskSettings(path=path, evaluation_share=0, max_prompt_tokens=7, system="You solve problems well.")
+    source = load(settings, words).sources[0]
+    assert [placed.task.question for placed in source.train] == ["one two three"]
+    assert source.dropped == {"over max_prompt_tokens": 2}
+    alone = load(settings.model_copy(update={"system": ""}), words).sources[0]
+    assert [placed.task.system for placed in alone.train] == [None, None, "brief"]
+
+
+def test_what_is_said_before_a_question_is_part_of_the_length_that_a_check_tells(tmp_path: Path) -> None:
+    said = [("user", "2 + 2?"), ("assistant", "4"), ("user", "3 + 3?")]
+    rows = [{"prompt": [{"role": role, "content": text} for role, text in said], "answer": "6"}]
+    path = write(tmp_path / "a.jsonl", rows)
+    assert check(FileTaskSettings(path=path, grader="exact", evaluation_share=0)).lengths.longest == 13
+
+
+# Which split of a data set a model is measured on, where nobody names one.
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Sequence[str]:
+    """The splits of a data set of the hub: the n-th has the problem `n plus n` alone."""
+    names: Sequence[str] = request.param
+    package = types.ModuleType("datasets")
+
+    def load_dataset(id: str, name: str | None = None, *, revision: str | None = None) -> dict[str, Any]:
+        return {split: [questions(len(names))[n]] for n, split in enumerate(names)}
+
+    package.load_dataset = load_dataset  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "datasets", package)
+    return names
+
+
+def measured(**settings: Any) -> list[str]:
+    """The answers of the problems, of which none is for training, as of `retcon eval --data`."""
+    tasks = FileTaskSettings(path="openai/gsm8k", evaluation_share=1, **settings).open()
+    assert not list(tasks.train(0))
+    return [task.answer for task in tasks.evaluation(9, 0)]
+
+
+@pytest.mark.parametrize(
+    ("hub", "split"),
+    [
+        (("train", "test"), "test"),
+        (("train", "validation", "test"), "test"),
+        (("validation", "train"), "validation"),
+        (("train", "dev"), "train"),
+    ],
+    indirect=["hub"],
+)
+def test_it_is_the_one_that_is_made_for_it_and_is_told(hub: Sequence[str], split: str) -> None:
+    told = rf"openai/gsm8k: its split '{split}' is evaluated on, of {', '.join(hub)}: task.split names another"
+    with pytest.warns(TaskWarning, match=told):
+        assert measured() == [str(2 * hub.index(split))]
+
+
+@pytest.mark.parametrize("hub", [("train",), ("test",)], indirect=True)
+def test_a_single_split_is_taken_as_it_is(hub: Sequence[str]) -> None:
+    assert measured() == ["0"]
+
+
+@pytest.mark.parametrize("hub", [("train", "test")], indirect=True)
+def test_one_that_is_named_counts_and_training_is_on_the_one_for_training(hub: Sequence[str]) -> None:
+    assert measured(split="train") == ["0"]
+    tasks = FileTaskSettings(path="openai/gsm8k", evaluation_share=0).open()
+    assert [task.answer for task in tasks.train(0)] == ["0"]
+
+
+@pytest.mark.parametrize("hub", [("train", "test")], indirect=True)
+def test_the_manifest_says_which(hub: Sequence[str], tmp_path: Path) -> None:
+    with pytest.warns(TaskWarning):
+        tasks = FileTaskSettings(path="openai/gsm8k", evaluation_share=1).open()
+    assert tasks.identity["sources"][0]["split"] == "test"

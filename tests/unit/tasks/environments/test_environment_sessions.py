@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import random
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from typing import Any
 
 import pytest
 
+from retcon.build import build_tasks
+from retcon.config.load import load_recipe
+from retcon.core.errors import InfrastructureFault, RecipeError
 from retcon.core.types import Observation, ToolCall, ToolSpec, Trajectory, Turn
 from retcon.rollout.state import open_tools
+from retcon.tasks.environments.methods import Factory, MethodEnvironment
 from retcon.tasks.environments.tasks import EnvironmentTasks, Sessions
-from retcon.tasks.environments.types import Rollback, failure
+from retcon.tasks.environments.types import CallFailed, Rollback, ended_if_it_fails, failure
 from retcon.tasks.types import Split, Task
 from retcon.tools.faults import FaultSetup, FaultyTool
 
@@ -234,3 +241,116 @@ def test_tasks_that_all_begin_as_those_for_evaluation_do_are_told_apart_by_their
     tasks = EnvironmentTasks(Sessions(Both(answers, rows), "copy"), evaluation_share=0.5, right_from=None)
     assert sorted(task.id for task in tasks.train(0)) == trains
     assert len(tasks.evaluation(9, 0)) == 3
+
+
+# What `reset` of a user's class is called with.
+
+
+def seeded(reset: Callable[[Any, random.Random], str]) -> Callable[..., str]:
+    """Takes a seed, whatever the method that it wraps takes."""
+
+    @wraps(reset)
+    def begun(self: Any, seed: int) -> str:
+        return reset(self, random.Random(seed))
+
+    return begun
+
+
+class Wrapped:
+    @seeded
+    def reset(self, draws: random.Random) -> str:
+        return f"Count to {draws.randrange(9)}."
+
+    def get_reward(self) -> float:
+        return 1.0
+
+
+class Compiled(dict[str, int]):
+    reset = dict.update
+
+    def get_reward(self) -> float:
+        return 1.0
+
+
+@pytest.mark.parametrize("kind", [Wrapped, Compiled])
+def test_a_reset_that_does_not_say_what_it_takes_is_called(kind: type) -> None:
+    environment = MethodEnvironment(Factory(f"{__name__}:{kind.__name__}"), [{"seed": 1}])
+    assert len(environment.tasks("train")) == 1
+
+
+class Broken:
+    """Its reset raises what it is told to."""
+
+    error: BaseException = OSError("no disk")
+
+    def reset(self, **row: Any) -> str:
+        raise self.error
+
+    def look(self) -> str:
+        """Looks."""
+        return ""
+
+    def get_reward(self) -> float:
+        return 1.0
+
+
+class Exits(Wrapped):
+    def end(self) -> str:
+        """Ends."""
+        sys.exit(2)
+
+
+@pytest.mark.parametrize("error", [OSError("no disk"), SystemExit(3), KeyError("seed")])
+def test_an_environment_that_raises_before_work_starts_is_told_with_its_line(
+    error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Broken, "error", error)
+    recipe = load_recipe(None, ["task.kind=trl", f"task.environment={__name__}:Broken", "task.seeds=3"])
+    said = rf"task\.environment: Broken, reset with .*, raised {type(error).__name__}: .* \(.*sessions\.py:\d+\)$"
+    with pytest.raises(RecipeError, match=said):
+        build_tasks(recipe)
+
+
+def test_a_tool_that_ends_the_process_fails_and_ends_nothing() -> None:
+    environment = MethodEnvironment(Factory(f"{__name__}:Exits"), [{"seed": 1}])
+    (task,) = environment.tasks("train")
+
+    async def ended() -> None:
+        await environment.call(await environment.begin(task.id), "end", {})
+
+    with pytest.raises(CallFailed):
+        asyncio.run(ended())
+
+
+# A user's setup that fails halfway.
+
+
+@pytest.mark.parametrize("ends", [True, False])
+@pytest.mark.parametrize("why", [OSError("no room"), RecipeError("no runtime"), asyncio.CancelledError()])
+def test_it_is_ended_and_what_failed_is_what_is_told(why: BaseException, ends: bool) -> None:
+    """A cancelled rollout is cancelled, and a wrong recipe is wrong, also where ending what was begun fails."""
+    told: list[str] = []
+
+    async def end() -> None:
+        told.append("ended")
+        if not ends:
+            raise InfrastructureFault("its tools ended with KeyError")
+
+    async def begun() -> None:
+        async with ended_if_it_fails(end):
+            raise why
+
+    with pytest.raises(type(why)) as raised:
+        asyncio.run(begun())
+    assert (raised.value is why, told) == (True, ["ended"])
+
+
+def test_what_is_set_up_stays() -> None:
+    async def end() -> None:
+        raise AssertionError
+
+    async def begun() -> str:
+        async with ended_if_it_fails(end):
+            return "set up"
+
+    assert asyncio.run(begun()) == "set up"
