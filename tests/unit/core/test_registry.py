@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator
 from importlib import invalidate_caches
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -214,12 +214,13 @@ def test_a_name_that_two_packages_offer_is_refused_with_both(install: Callable[.
 
 @pytest.mark.parametrize("kind", FOLDERS)
 def test_every_kind_of_plug_in_stands_in_the_table_of_contributing_with_its_folder(kind: str) -> None:
-    """One table shows what can be added, and where."""
-    table = (Path(__file__).parents[3] / "CONTRIBUTING.md").read_text()
-    folder = FOLDERS[kind].removeprefix("retcon.").replace(".", "/")
-    (row,) = [line for line in table.splitlines() if line.startswith(f"| `{kind}` |")]
-    assert f"`{folder}/`" in row or f"`{folder}.py`" in row
-    assert find_spec(FOLDERS[kind]) is not None
+    """The table shows what can be added, where, a file to start from and a test to copy."""
+    root = Path(__file__).parents[3]
+    (row,) = [line for line in (root / "CONTRIBUTING.md").read_text().splitlines() if line.startswith(f"| `{kind}` |")]
+    files = re.findall(r"`(\S+\.py)`", row)
+    assert any(f"retcon/{file}".startswith(FOLDERS[kind].replace(".", "/")) for file in files)
+    assert [file for file in files if not ((root / "src/retcon" / file).is_file() or (root / file).is_file())] == []
+    assert sum(file.startswith("tests/") for file in files) == 1
 
 
 def test_an_own_plug_in_s_example_is_called_after_all_words_of_its_kind() -> None:
