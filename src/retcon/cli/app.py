@@ -1,4 +1,4 @@
-"""The `retcon` command. Each command has a file of its own and imports what it needs when it runs."""
+"""The `retcon` command, with its subcommands by name: each is imported when it is called."""
 
 from __future__ import annotations
 
@@ -8,30 +8,136 @@ import logging
 import os
 import sys
 import warnings
-from typing import Annotated
+from collections.abc import Iterator, Mapping
+from copy import copy
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
+import typer.core
+import typer.main
 
 from retcon import __version__
-from retcon.cli.arguments import Interrupted
-from retcon.cli.ask import ask
-from retcon.cli.data import data, export
-from retcon.cli.doctor import doctor
-from retcon.cli.eval import audit, difficulty, evaluate, regrade
-from retcon.cli.experiments import compare, quickstart, reproduce
-from retcon.cli.learn import demos, dpo, sft, train
-from retcon.cli.model import model
-from retcon.cli.recipes import init, recipes
-from retcon.cli.sandbox import sandbox
-from retcon.cli.serve_agent import serve_agent
-from retcon.cli.show import report, show
-from retcon.cli.transcripts import diff, purify
-from retcon.core.errors import RetconError
+from retcon.core.errors import Interrupted, RetconError
 
 DEBUG = "RETCON_DEBUG"
 
+COMMANDS: Mapping[str, tuple[str, str]] = {
+    "quickstart": (
+        "experiments:quickstart",
+        "Train a small tool-using agent with and without purification, and compare. Repeat the command to continue.",
+    ),
+    "init": ("recipes:init", "Write ten problems and a commented recipe to begin with. No file is overwritten."),
+    "demos": (
+        "learn:demos",
+        "Write demonstrations for a cold start, as the recipe's [b]demos[/] section says: from a "
+        "teacher, a model, annotated solutions or transcripts.",
+    ),
+    "sft": (
+        "learn:sft",
+        "Supervised training: a cold start on a teacher's demonstrations, or training on your own transcripts.",
+    ),
+    "dpo": ("learn:dpo", "Train on pairs of a failed call and its fix (direct preference optimisation)."),
+    "train": (
+        "learn:train",
+        "Reinforcement learning from a checkpoint, with or without purification, in one stage or "
+        "several, as the recipe says.",
+    ),
+    "eval": (
+        "eval:evaluate",
+        "Measure a checkpoint on problems that no training saw, with purification off by default.",
+    ),
+    "compare": (
+        "experiments:compare",
+        "Train recipes from one cold start, seed by seed, and compare them fairly. Repeat the command to continue.",
+    ),
+    "reproduce": (
+        "experiments:reproduce",
+        "Run a paper's tables and figures in miniature, each beside the paper's own. Repeat the command to continue.",
+    ),
+    "difficulty": (
+        "eval:difficulty",
+        "Measure pass rates of training tasks, for select.pass_rates to leave out those too easy or too hard.",
+    ),
+    "audit": (
+        "eval:audit",
+        "Replay failed calls of a model, repaired and not, and see which credit rule points the right way.",
+    ),
+    "ask": ("ask:ask", "Ask a model that may run programs, and watch its turns as they come, repairs included."),
+    "serve-agent": (
+        "serve_agent:serve_agent",
+        "Serve a model behind OpenAI's API: it runs programs, repairs failed calls, and records what it says.",
+    ),
+    "report": (
+        "show:report",
+        "Make a page about runs, finished or not: curves, figures, trajectories, how to repeat them.",
+    ),
+    "recipes": (
+        "recipes:recipes",
+        "List the recipes that come with Retcon, or show one: its file, what it changes, what is not implemented yet.",
+    ),
+    "show": ("show:show", "List the trajectories of a file, or show one before and after purification."),
+    "regrade": (
+        "eval:regrade",
+        "Score stored rollouts again, with another grader or a corrected one; the old files stay as they are.",
+    ),
+    "purify": (
+        "transcripts:purify",
+        "Take out of transcripts the failed calls that the agent fixed itself, and keep everything else as it is.",
+    ),
+    "diff": (
+        "transcripts:diff",
+        "Show what was replaced: each failure next to its fix, how similar they are, and why.",
+    ),
+    "doctor": (
+        "doctor:doctor",
+        "Show what this machine has and lacks: packages, cores, memory, protection of the sandbox.",
+    ),
+    "data": ("data:data", "Inspect the problems that a run will train on."),
+    "model": ("model:model", "Fetch and check models (docs/models/models.md)."),
+    "sandbox": ("sandbox:sandbox", "Run untrusted Python: as a service, or one file."),
+}
+"""Each command: its module and function (or group) in this package, and its line in the help."""
+
+
+class _Commands(Mapping[str, Any]):
+    """The commands by name, each imported when it is asked for."""
+
+    def __getitem__(self, name: str) -> Any:
+        module, _, attribute = COMMANDS[name][0].partition(":")
+        found = getattr(import_module(f"retcon.cli.{module}"), attribute)
+        if isinstance(found, typer.Typer):
+            return typer.main.get_group(found)
+        single = typer.Typer(add_completion=False)
+        single.command(name)(found)
+        return typer.main.get_command(single)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COMMANDS)
+
+    def __len__(self) -> int:
+        return len(COMMANDS)
+
+
+class LazyGroup(typer.core.TyperGroup):
+    """A group that imports a command only to call it; its help lists the lines of `COMMANDS`."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands: Any = _Commands()
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(self.commands)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        listed = copy(self)
+        listed.commands = {name: typer.core.TyperCommand(name, help=line) for name, (_, line) in COMMANDS.items()}
+        super(LazyGroup, listed).format_help(ctx, formatter)
+
+
 app = typer.Typer(
     name="retcon",
+    cls=LazyGroup,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -54,32 +160,6 @@ def options(
 ) -> None:
     """Agentic RL for models that write and run Python, without learning from the mistakes they repair themselves."""
     os.environ[DEBUG] = "1" * debug  # 0 and false of the environment are no
-
-
-app.command("quickstart")(quickstart)
-app.command("init")(init)
-app.command("demos")(demos)
-app.command("sft")(sft)
-app.command("dpo")(dpo)
-app.command("train")(train)
-app.command("eval")(evaluate)
-app.command("compare")(compare)
-app.command("reproduce")(reproduce)
-app.command("difficulty")(difficulty)
-app.command("audit")(audit)
-app.command("ask")(ask)
-app.command("serve-agent")(serve_agent)
-app.command("report")(report)
-app.command("recipes")(recipes)
-app.command("show")(show)
-app.command("regrade")(regrade)
-app.command("purify")(purify)
-app.command("diff")(diff)
-app.command("doctor")(doctor)
-data.command("export")(export)
-app.add_typer(data)
-app.add_typer(model)
-app.add_typer(sandbox)
 
 
 def main() -> None:

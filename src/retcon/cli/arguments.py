@@ -17,7 +17,7 @@ import typer
 from retcon.config.load import ALL, Data, homes, load_recipe, with_kinds
 from retcon.config.schema import SECTIONS, Recipe
 from retcon.config.section import Chosen
-from retcon.core.errors import MissingExtra, RecipeError
+from retcon.core.errors import Interrupted, MissingExtra, RecipeError
 from retcon.core.installing import how_to_install
 from retcon.core.texts import is_url
 
@@ -185,10 +185,6 @@ def tell_trained(final: Path, out: Path, *others: str, recipe: Sequence[str] = (
     console = plain_console()
     console.print("\n".join((f"model: {final}", *others)))
     console.print(f"try: {command_line('retcon', 'eval', out, *recipe, '--out', out / 'eval')}")
-
-
-class Interrupted(Exception):
-    """The user pressed Ctrl-C; the message says what is kept and how to continue."""
 
 
 @contextmanager

@@ -209,6 +209,7 @@ def _cut(text: str, most: int) -> str:
     return line if len(line) <= most else line[: most - 1] + "…"
 
 
+@data.command("export")
 def export(
     files: Annotated[
         list[str] | None,

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import typer
 
-from retcon.cli.arguments import Interrupted, command_line, number, refuse_idle
-from retcon.core.errors import RecordError, nearest
+from retcon.cli.arguments import command_line, number, refuse_idle
+from retcon.core.errors import Interrupted, RecordError, nearest
 from retcon.core.types import REPLACED, Decision
 from retcon.runs.progress import telling
 

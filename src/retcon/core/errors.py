@@ -33,6 +33,10 @@ class RetconError(Exception):
     """Base of every error that Retcon raises on purpose."""
 
 
+class Interrupted(Exception):
+    """The user pressed Ctrl-C; the message says what is kept and how to continue."""
+
+
 class RecordError(RetconError):
     """A stored record cannot be read, or not be written as it is: names the file, the line and the field."""
 
