@@ -71,7 +71,7 @@ def test_alone_and_in_company_a_request_gets_the_same_bits(model: PreTrainedMode
         assert generated(model, texts) == [generated(model, [text])[0] for text in texts]
 
 
-def test_long_texts_score_as_in_float32_but_for_rounding(wide: PreTrainedModel, model: PreTrainedModel) -> None:
+def test_long_texts_score_as_in_float32_except_for_rounding(wide: PreTrainedModel, model: PreTrainedModel) -> None:
     for text, found in zip(texts := prompts(2, LENGTHS), scored(model, texts), strict=True):
         expected = torch.tensor(plain(wide, text, 1))
         rounded = torch.tensor(plain(model, text, 1))  # transformers' own forward in bfloat16

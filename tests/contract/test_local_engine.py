@@ -60,7 +60,7 @@ def test_a_request_that_cannot_be_served_fails_alone(qwen3: Any) -> None:
         assert words in str(error)
 
 
-def test_a_cancelled_caller_holds_up_nobody(qwen3: Any) -> None:
+def test_a_cancelled_caller_blocks_no_other(qwen3: Any) -> None:
     batch = prompts(9, (10, 6, 13))
 
     async def main() -> None:

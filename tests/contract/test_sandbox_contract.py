@@ -70,7 +70,7 @@ def run(opened: Opener, code: str, **options: object) -> Result:
     return using(opened, lambda sandbox: sandbox.run(code, **options))
 
 
-def test_what_is_printed_and_what_it_evaluates_to_are_told_apart(opened: Opener) -> None:
+def test_what_is_printed_and_what_it_evaluates_to_are_distinguished(opened: Opener) -> None:
     result = run(opened, "print(1 + 1)\n[3, 'x']")
     assert (result.status, result.stdout, result.value, result.exit_code) == ("ok", "2\n", "[3, 'x']", 0)
     assert result.error_type is None

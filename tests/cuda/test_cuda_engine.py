@@ -185,7 +185,7 @@ def test_a_generation_goes_on_under_other_weights(device: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
 @pytest.mark.parametrize("name", MODELS)
-def test_half_precision_is_the_plain_forward_but_for_rounding(name: str, dtype: torch.dtype, device: str) -> None:
+def test_half_precision_is_the_plain_forward_except_for_rounding(name: str, dtype: torch.dtype, device: str) -> None:
     """By as much as transformers' own forward in that dtype is off from float32, and not much more."""
     wide, narrow = moved(name, device), moved(name, device, dtype)
     batch = prompts(8, (3, 17, 40, 90, 9, 120))

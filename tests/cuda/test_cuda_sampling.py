@@ -56,7 +56,7 @@ def test_ids_follow_the_tempered_truncated_distribution(params: SamplingParams, 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("vocab", VOCABS)
-def test_the_draws_are_those_of_a_cpu_but_for_rounding(vocab: int, dtype: torch.dtype, device: str) -> None:
+def test_the_draws_are_those_of_a_cpu_except_for_rounding(vocab: int, dtype: torch.dtype, device: str) -> None:
     draw = torch.Generator().manual_seed(vocab)
     count = 240
     logits = (torch.linspace(0, 8, count)[:, None] * torch.randn(count, vocab, generator=draw)).to(dtype)

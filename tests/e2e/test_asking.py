@@ -96,7 +96,7 @@ def test_without_repairs_a_failure_stays() -> None:
     assert "NameError" in json.dumps(requests[2].body["messages"])
 
 
-def test_a_tool_of_ones_own_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_custom_tool_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine.py").write_text(
         "from retcon.core.types import ToolSpec\n"
         "from retcon.core.types import Observation\n"

@@ -49,7 +49,7 @@ def test_every_command_has_help(command: tuple[str, ...]) -> None:
         assert all(name in done.stdout for name in COMMANDS)
 
 
-def test_a_terminal_that_is_not_in_utf8_is_told_all_the_same() -> None:
+def test_a_terminal_that_is_not_in_utf8_is_reported_all_the_same() -> None:
     done = retcon("recipes", PYTHONIOENCODING="ascii")
     assert (done.returncode, done.stderr) == (0, "")
     assert "quickstart/saar" in done.stdout

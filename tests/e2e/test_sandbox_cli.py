@@ -70,7 +70,7 @@ def test_a_programs_input_is_handed_over_as_it_is(tmp_path: Path) -> None:
     assert done.stdout == "b'a\\r\\nb\\r\\xc3\\xa9'\n"
 
 
-def test_a_fault_of_the_sandbox_is_told_by_its_own_exit_code_however_the_program_ended() -> None:
+def test_a_fault_of_the_sandbox_is_reported_by_its_own_exit_code_however_the_program_ended() -> None:
     assert exit_code(Result("infrastructure", exit_code=-9)) == exit_code(Result("infrastructure")) == 126
     assert exit_code(Result("error", "SIGKILL", exit_code=-9)) == 137
     assert exit_code(Result("error", "E", exit_code=0)) == 1  # a failure is none of success
@@ -90,7 +90,7 @@ def test_a_program_may_run_on_a_server() -> None:
         assert "into RETCON_SANDBOX_TOKEN" in refused.stderr
 
 
-def test_a_program_that_is_not_taken_is_told_by_one_message(tmp_path: Path) -> None:
+def test_a_program_that_is_not_taken_is_reported_by_one_message(tmp_path: Path) -> None:
     with (tmp_path / "much").open("wb") as much:
         much.truncate(70 << 20)
     with server("--workers", "1", "--max-timeout", "20") as made:

@@ -83,7 +83,7 @@ def test_a_model_elsewhere_has_its_name_there_and_messages_as_long_as_the_flag_s
         assert behind.asked[0].body["max_tokens"] == 2000
 
 
-def test_a_server_that_is_told_to_stop_finishes_what_runs(tmp_path: Path) -> None:
+def test_a_server_that_is_asked_to_stop_finishes_what_runs(tmp_path: Path) -> None:
     begun, go = threading.Event(), threading.Event()
 
     def reply(_: Asked) -> Answer:
@@ -136,7 +136,7 @@ def test_what_cannot_be_is_refused_by_name(words: tuple[str, ...], says: str) ->
     assert "Traceback" not in done.stderr
 
 
-def test_a_server_that_is_told_to_stop_does_not_wait_for_ever(tmp_path: Path) -> None:
+def test_a_server_that_is_asked_to_stop_does_not_wait_for_ever(tmp_path: Path) -> None:
     begun, go = threading.Event(), threading.Event()
 
     def reply(asked: Asked) -> Answer:

@@ -92,9 +92,7 @@ class Own(TaskSection):
         return NumberTasks(system=self.system)
 
 
-def test_another_system_prompt_of_a_class_of_ones_own_is_noticed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_system_prompt_of_a_custom_class_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base, out = make_base(tmp_path / "base", positions=1024), tmp_path / "audit"
     own = [*SMALL[:-1], f"task.kind={__name__}:Own", "engine.kind=scripted", "engine.replies=['1']"]
     for _ in range(2):

@@ -297,7 +297,7 @@ def test_the_same_runs_give_the_same_files(tmp_path: Path) -> None:
     assert told["note"] == ""
 
 
-def test_names_with_brackets_and_colons_are_told_as_they_are(
+def test_names_with_brackets_and_colons_are_reported_as_they_are(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("matplotlib", reason="pictures need the [report] extra")

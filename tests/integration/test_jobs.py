@@ -75,7 +75,7 @@ def test_jobs_that_wait_for_each_other_are_refused(tmp_path: Path) -> None:
         run_jobs([version("a", tmp_path, "b"), version("b", tmp_path, "a")], at_once=1, board=Record(), on_end=print)
 
 
-def test_a_failure_is_told_with_its_log_and_ends_the_others(tmp_path: Path, blocked: Job) -> None:
+def test_a_failure_is_reported_with_its_log_and_ends_the_others(tmp_path: Path, blocked: Job) -> None:
     board = Record()
     failing = Job("failing", ("show", str(tmp_path / "absent.jsonl")), tmp_path / "logs" / "failing.log")
     with pytest.raises(JobFailed, match=r"failing failed with exit code 2(.|\n)*absent\.jsonl does not exist"):
@@ -87,7 +87,7 @@ def test_a_failure_is_told_with_its_log_and_ends_the_others(tmp_path: Path, bloc
     assert ("started", "after") not in board.told
 
 
-def test_a_failure_is_told_with_what_this_job_said_and_not_an_earlier_one(tmp_path: Path, blocked: Job) -> None:
+def test_a_failure_is_reported_with_what_this_job_said_and_not_an_earlier_one(tmp_path: Path, blocked: Job) -> None:
     """Logs grow from session to session: what was put right since is no reason of another end."""
     blocked.log.parent.mkdir()
     blocked.log.write_text("error: there is no such model\n")
@@ -104,7 +104,7 @@ def test_a_failure_is_told_with_what_this_job_said_and_not_an_earlier_one(tmp_pa
     assert blocked.log.read_text() == "error: there is no such model\n"
 
 
-def test_a_job_that_is_killed_is_told_as_such_and_what_it_may_be_for(tmp_path: Path, blocked: Job) -> None:
+def test_a_job_that_is_killed_is_reported_as_such_and_what_it_may_be_for(tmp_path: Path, blocked: Job) -> None:
     """Its log says nothing of it."""
 
     class Kills(Record):

@@ -162,7 +162,7 @@ def test_a_page_is_made_of_runs_with_any_names_and_any_number_of_them(tmp_path: 
     assert len(looks(f"run-{n}" for n in range(40))) == 40
 
 
-def test_what_is_no_run_is_said_with_what_is_near(tmp_path: Path) -> None:
+def test_what_is_no_run_is_reported_with_what_is_near(tmp_path: Path) -> None:
     run(tmp_path / "quick/saar", "sft", [])
     with pytest.raises(CheckpointError, match=r"no run .*quikc \(did you mean 'quick'\?\)"):
         view(tmp_path / "quikc", "x")
@@ -189,7 +189,7 @@ def test_what_is_no_run_is_said_with_what_is_near(tmp_path: Path) -> None:
         view(tmp_path / "quick", "x")
 
 
-def test_a_run_is_told_by_its_held_out_problems_too(tmp_path: Path) -> None:
+def test_a_run_is_reported_with_its_held_out_problems_too(tmp_path: Path) -> None:
     measured = {"eval_pass_rate": 0.125, "eval_failed_calls": 0.0, "eval_tokens": 90.0, "eval_rollouts": 8}
     lines = [{"pass_rate": 0.9}, {"pass_rate": 0.9, **measured}, {"pass_rate": 0.9}]
     out = run(tmp_path / "own", "rl", lines, "rl.steps=9")
@@ -250,7 +250,7 @@ def test_an_evaluation_whose_process_was_killed_between_its_settings_is_not_fini
     ],
     ids=["class", "version"],
 )
-def test_a_recipe_that_cannot_be_read_is_told_with_why(
+def test_a_recipe_that_cannot_be_read_is_reported_with_why(
     tmp_path: Path, section: str, key: str, value: object, version: str | None, said: str
 ) -> None:
     out = run(tmp_path / "own", "rl", [{"reward": 0.5}])

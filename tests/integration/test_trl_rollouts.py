@@ -119,7 +119,7 @@ def test_a_group_that_leaves_nothing_to_branch_is_refused(tmp_path: Path) -> Non
         assert len(rollouts._groups([prompt_of(TASK)] * 3, 3, 0, False)) == 1, "no rollout branches in an evaluation"
 
 
-def test_tasks_of_one_question_are_told_apart(tmp_path: Path) -> None:
+def test_tasks_of_one_question_are_distinguished(tmp_path: Path) -> None:
     """Such as those of an environment, or after other worked examples."""
     ada, bob = (
         Task(f"who/{name}", "Who?", name, before=(("user", "Hi."), ("assistant", name))) for name in ("Ada", "Bob")

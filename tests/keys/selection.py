@@ -53,7 +53,7 @@ def the_right_one_of_eight_is_kept(recipe: Recipe, lab: Lab) -> bool:
     "select.draw",
     ("rank", {4}),
     ("weighted", {4, 5, 6, 7}),
-    given=(*ROC, "rl.group=2", "rl.prompts=60", "select.oversample=4"),
+    given=(*ROC, "rl.group=2", "rl.prompts=30", "select.oversample=4"),
 )
 def right_ones_that_are_kept(recipe: Recipe, lab: Lab) -> set[int]:
     """Of eight, the fifth alone is right without a failure on its way."""
@@ -64,7 +64,7 @@ def right_ones_that_are_kept(recipe: Recipe, lab: Lab) -> set[int]:
     "select.failures",
     ("purified", {4, 5, 6, 7}),
     ("raw", {4}),
-    given=(*ROC, 'repair.kind="saar"', "rl.group=2", "rl.prompts=40", "select.oversample=4"),
+    given=(*ROC, 'repair.kind="saar"', "rl.group=2", "rl.prompts=24", "select.oversample=4"),
 )
 def repaired_ones_that_are_kept(recipe: Recipe, lab: Lab) -> set[int]:
     """Of eight, four are right, the first of them without anything to repair."""

@@ -116,7 +116,7 @@ def test_a_small_context_is_never_exceeded(tmp_path: Path) -> None:
     assert found["rollout.max_tokens"] + found["rollout.lookahead_tokens"] == 400
 
 
-def test_it_is_told_what_bounds_the_room(tmp_path: Path) -> None:
+def test_what_bounds_the_room_is_reported(tmp_path: Path) -> None:
     bounds = {8192: "1024 more for what the model writes", 400: "200 more for an answer, of a context of 400"}
     for context, told in bounds.items():
         assert told in derive_lengths(recipe(tmp_path), CHAT, recipe(tmp_path).task.build(), context)[0].why

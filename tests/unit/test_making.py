@@ -115,7 +115,7 @@ def test_one_lost_in_twenty_is_not_too_many() -> None:
     assert made(source, 20) == [str(n) for n in range(21) if n != 7]
 
 
-def test_a_source_that_gives_nothing_is_told() -> None:
+def test_a_source_that_gives_nothing_is_reported() -> None:
     with pytest.raises(RecipeError, match=r"none of 0 candidates is kept: there are none$"):
         made(Source(frozenset(), last=0), 2)
 
@@ -147,7 +147,7 @@ def test_demonstrations_are_of_the_callers_own_tasks_where_there_are_some(tmp_pa
     assert Asking.made_for == [(1, chat)] * 4
 
 
-def test_what_is_kept_is_told_as_it_comes_and_what_became_of_all_before_the_file_is_there(tmp_path: Path) -> None:
+def test_what_is_kept_is_reported_as_it_comes_and_what_became_of_all_before_the_file_is_there(tmp_path: Path) -> None:
     recipe, chat = load_recipe(None, [f"demos.kind={__name__}:Playing", "sft.demonstrations=3"]), Chat(ByteTokenizer())
     Playing.source = source = Source(frozenset({0, 2, 3}))
     source.inputs, file = {}, tmp_path / "d.jsonl"
@@ -166,7 +166,7 @@ def test_what_is_kept_is_told_as_it_comes_and_what_became_of_all_before_the_file
     assert summary == Summary(3, 0, {WRONG: 1}, 0)
 
 
-def test_why_none_is_kept_is_told_reason_by_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_why_none_is_kept_is_reported_reason_by_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(making, "PATIENCE", 8)
     with pytest.raises(RecipeError, match=r"8 candidates is kept: 4 wrong to the grader, 4, 0 with a failed call, do"):
         made(Source(frozenset(range(0, 1000, 2))), 20, "demos.failed_share=0.9")
@@ -202,7 +202,7 @@ def test_a_file_that_was_begun_is_gone_on_with_for_the_same_chat_and_data_alone(
     assert write("qwen", "1", changed="rl.lr=2e-5") == Summary(4, 0, {}, 0), "which demonstrations do not depend on"
 
 
-def test_what_became_of_candidates_is_told_and_read_again(tmp_path: Path) -> None:
+def test_what_became_of_candidates_is_reported_and_read_again(tmp_path: Path) -> None:
     """Of eight that are right, two of which fail, four make up a share of a half."""
     recipe = load_recipe(None, [f"demos.kind={__name__}:Playing", "sft.demonstrations=4", "demos.failed_share=0.5"])
     Playing.source = source = Source(frozenset(range(8)), failing=frozenset({1, 7}))

@@ -29,7 +29,7 @@ def test_a_warm_up_has_a_share_of_all_steps_and_one_at_least():
     assert [rising_steps(share, 20) for share in (0.0, 0.1, 1.0)] == [1, 2, 20]
 
 
-def test_a_gradient_that_is_no_number_is_told_of_a_batch_where_nobody_names_it():
+def test_a_gradient_that_is_no_number_is_reported_for_a_batch_without_a_name():
     model = torch.nn.Linear(1, 1, bias=False)
     model.weight.grad = torch.full_like(model.weight, math.inf)
     with pytest.raises(TrainingDiverged, match=r"^a batch: the gradient norm is"):

@@ -224,7 +224,7 @@ def test_the_key_comes_from_the_environment_and_stays_there(tmp_path: Path, monk
         made(remote(tmp_path, "http://127.0.0.1:9", "demos.key_env=MY_KEY"), tmp_path / "e.jsonl")
 
 
-def test_a_url_that_is_down_or_refuses_is_said_before_work_starts(tmp_path: Path) -> None:
+def test_a_url_that_is_down_or_refuses_is_reported_before_work_starts(tmp_path: Path) -> None:
     with teacher_at(lambda messages: 401) as server:
         with pytest.raises(EngineError, match=r"demos\.url: the teacher at http://127.0.0.1.* status 401"):
             made(remote(tmp_path, server.url), tmp_path / "d.jsonl")
@@ -296,7 +296,7 @@ ASKS = {"prompt": [*SPOKEN, {"role": "user", "content": "What is 5 times 6?"}], 
 OPENING = CHAT.prompt("What is 5 times 6?", before=[(m["role"], m["content"]) for m in SPOKEN])
 
 
-def test_a_teacher_behind_a_url_is_told_what_was_said_before_the_question(tmp_path: Path) -> None:
+def test_a_teacher_behind_a_url_is_sent_what_came_before_the_question(tmp_path: Path) -> None:
     with teacher_at(multiply) as server:
         url = ("demos.kind=openai", f"demos.url={server.url}", "demos.model=big")
         _, (one,) = made(annotated_recipe(tmp_path, [ASKS], *url), tmp_path / "d.jsonl")
@@ -322,7 +322,9 @@ def test_what_was_said_before_the_question_goes_into_the_learners_template(
 
 @pytest.mark.torch
 @pytest.mark.parametrize("own", ["", "Think first."], ids=["of the set", "of the task"])
-def test_what_another_model_wrote_is_told_under_the_system_prompt_that_training_shows(tmp_path: Path, own: str) -> None:
+def test_what_another_model_wrote_is_rendered_under_the_system_prompt_that_training_shows(
+    tmp_path: Path, own: str
+) -> None:
     pytest.importorskip("torch", reason="a model's folder is found by the [train] extra")
     replies = json.dumps(["```python\nprint(5 * 6)\n```", "So \\boxed{30}."])
     engine = ("demos.kind=engine", "demos.model=base", "demos.style=markdown", "engine.kind=scripted")

@@ -139,7 +139,7 @@ def test_what_demos_had_made_is_no_output_of_purify(
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
 
 
-def test_a_file_of_ones_own_beside_it_stays_as_it_is(base: Path, tmp_path: Path) -> None:
+def test_a_custom_file_beside_it_stays_as_it_is(base: Path, tmp_path: Path) -> None:
     for mine in ('{"messages": []}\n{"cut', "words\n", "[1]\n"):
         (tmp_path / "clean.jsonl.partial").write_text(mine)
         words = sft(base, tmp_path / "run", "demos.kind=teacher", "--demonstrations", tmp_path / "clean.jsonl")

@@ -216,7 +216,7 @@ def test_a_recipe_that_branches_says_how_its_groups_did(monkeypatch: pytest.Monk
     assert found.told.items() >= branch_metrics(found.drawn.made).items()
 
 
-def test_groups_are_told_flat_by_what_is_learnt_from_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_are_reported_flat_by_what_is_learnt_from_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two rollouts that are right, one comes near the limit, and is punished for it."""
     near = {"rl": {**SMALL, "algorithm": "dapo", "overlong_buffer": 8}, "rollout": {"max_tokens": 16}}
     assert Step(monkeypatch, near).told["same_reward"] == 0.5

@@ -145,7 +145,7 @@ def test_a_run_notes_what_it_learns_from_and_is_reckoned_by_its_longest(
     assert all(inputs.values())
 
 
-def test_what_the_model_has_become_solves_is_told_after_its_last_step(
+def test_what_the_model_has_become_solves_is_reported_after_its_last_step(
     world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = Run(world, tmp_path / "out", monkeypatch, sft={"steps": 1, "batch": 4})

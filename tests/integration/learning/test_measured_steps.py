@@ -303,7 +303,7 @@ def test_an_engine_that_counts_nothing_cannot_be_measured(base: Path) -> None:
 
 
 @pytest.mark.parametrize(("system", "peak"), [("linux", 3 * 1024), ("darwin", 3)])
-def test_a_peak_is_told_in_bytes(system: str, peak: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peak_is_reported_in_bytes(system: str, peak: int, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = SimpleNamespace(RUSAGE_SELF=0, getrusage=lambda who: SimpleNamespace(ru_maxrss=3 if who == 0 else 99))
     monkeypatch.setattr(module, "resource", usage)
     monkeypatch.setattr(module, "sys", SimpleNamespace(platform=system))

@@ -106,7 +106,7 @@ def identity(tasks: Ones, *, seed: int = 0) -> str:
     return inputs["tasks"]
 
 
-def test_a_run_is_told_by_the_tasks_that_it_can_need() -> None:
+def test_a_run_is_identified_by_the_tasks_that_it_can_need() -> None:
     """What comes after them may be other tasks, as of a file that has grown; also another run's order is another."""
     own = identity(Asking(questions="abcd"))
     assert own.startswith("ones ")

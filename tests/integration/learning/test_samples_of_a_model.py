@@ -62,7 +62,7 @@ def test_what_leaves_no_room_is_not_asked(tmp_path: Path, monkeypatch: pytest.Mo
         to_sample(recipe, base, tmp_path / "run")
 
 
-def test_a_grader_that_cannot_be_had_is_told_before_there_is_a_model_to_sample(tmp_path: Path) -> None:
+def test_a_grader_that_cannot_be_had_is_reported_before_there_is_a_model_to_sample(tmp_path: Path) -> None:
     base, problems = make_base(tmp_path / "base"), tmp_path / "problems.jsonl"
     problems.write_text(json.dumps({"question": "What is 6 times 7?", "answer": "42"}) + "\n")
     keys = ("task.kind=file", f"task.path={problems}", "task.evaluation_share=1", "sft.samples=1")

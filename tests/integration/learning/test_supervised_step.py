@@ -237,7 +237,7 @@ def test_a_run_gets_no_advice_on_rollouts_of_which_it_makes_none(
 
 
 @pytest.mark.parametrize("kind", ["supervised", "preferences"])
-def test_a_gradient_that_is_no_number_is_told_with_its_step_and_moves_nothing(kind: str) -> None:
+def test_a_gradient_that_is_no_number_is_reported_with_its_step_and_moves_nothing(kind: str) -> None:
     """The loss is one all the same."""
     broken = model()
     before = copy.deepcopy(broken.state_dict())

@@ -366,7 +366,7 @@ def qwen() -> PreTrainedModel:
     return Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=16))
 
 
-def test_scores_that_are_capped_or_of_no_scaled_dot_product_are_told() -> None:
+def test_scores_that_are_capped_or_of_no_scaled_dot_product_are_reported() -> None:
     model = qwen()
     assert why_not_packed(model, 60) is None
     model.config.attn_logit_softcapping = 50.0
@@ -376,7 +376,7 @@ def test_scores_that_are_capped_or_of_no_scaled_dot_product_are_told() -> None:
     assert why_not_packed(model, 60) == "the attention of Qwen3ForCausalLM is more than a scaled dot product"
 
 
-def test_layers_of_another_kind_are_told_wherever_they_stand() -> None:
+def test_layers_of_another_kind_are_reported_wherever_they_stand() -> None:
     model = qwen()
     model.config.layer_types = ["full_attention", "chunked_attention"]
     assert why_not_packed(model, 60) == "Qwen3ForCausalLM has chunked_attention layers"

@@ -194,7 +194,7 @@ def test_a_step_goes_down_the_clipped_gradient_drops_it_and_tells_its_norm_uncli
 
 
 @pytest.mark.parametrize("bad", [math.inf, math.nan])
-def test_a_norm_that_is_no_number_is_told_with_its_batch_before_weights_move(bad: float) -> None:
+def test_a_norm_that_is_no_number_is_reported_with_its_batch_before_weights_move(bad: float) -> None:
     model, sgd = layer()
     model.weight.grad[0, 1] = bad
     with pytest.raises(TrainingDiverged, match=rf"^step 3: the gradient norm is {bad}$"):

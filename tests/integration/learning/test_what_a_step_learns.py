@@ -269,7 +269,7 @@ def test_every_stage_is_reckoned_with_before_there_is_a_run(
     assert rates == [("rl", 1e-3, parameters_of(base)), ("rl", 1e-5, parameters_of(base))]
 
 
-def test_groups_are_told_flat_by_what_their_rewards_become(
+def test_groups_are_reported_flat_by_what_their_rewards_become(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of 2, 13 and 16 tokens; the last 4 of 16 are the buffer."""

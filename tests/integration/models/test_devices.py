@@ -60,7 +60,7 @@ def chosen(machine: Machine = PLAIN, config: PretrainedConfig = QWEN, threads: i
     return choose(ComputeSection.model_validate(section), config, machine, threads=threads)
 
 
-def test_a_cpu_computes_in_float32_unless_told_otherwise() -> None:
+def test_a_cpu_computes_in_float32_unless_asked_otherwise() -> None:
     found = chosen()
     assert (found.device, found.dtype, found.rollout_dtype, found.attention) == ("cpu", "float32", "float32", "sdpa")
     assert found.line == "computing on cpu (Some CPU, 1 thread), float32, rollouts float32, sdpa attention"
@@ -68,7 +68,7 @@ def test_a_cpu_computes_in_float32_unless_told_otherwise() -> None:
     assert told.line == "computing on cpu (Some CPU, 2 threads), bfloat16, rollouts float16, eager attention"
 
 
-def test_what_bfloat16_would_speed_up_is_said_where_it_would() -> None:
+def test_what_bfloat16_would_speed_up_is_reported_where_it_would() -> None:
     def keys(machine: Machine, width: int, **section: object) -> list[str]:
         hints = chosen(machine, Qwen3Config(hidden_size=width), **section).hints
         return [hint.partition("compute.")[2].partition("=")[0] for hint in hints]

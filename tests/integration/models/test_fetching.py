@@ -108,7 +108,7 @@ def test_a_wheel_that_was_changed_is_refused(index: tuple[Path, str], tmp_path: 
     assert visible(tmp_path) == []
 
 
-def test_an_index_without_it_is_told(index: tuple[Path, str], tmp_path: Path) -> None:
+def test_an_index_without_it_is_reported(index: tuple[Path, str], tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     _, err = getting(tmp_path / "empty", tmp_path, index[1]).communicate()
     assert "No matching distribution found for tiny-model==1.0" in err

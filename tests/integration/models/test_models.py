@@ -239,7 +239,7 @@ def test_a_template_without_a_system_prompt_is_a_warning(template: str | None, s
     assert any(said in warning for warning in check_model_folder(folder).warnings)
 
 
-def test_without_a_template_it_is_said_how_the_model_is_asked(tmp_path: Path) -> None:
+def test_without_a_template_it_is_reported_how_the_model_is_asked(tmp_path: Path) -> None:
     base = Path(shutil.copytree(BASE, tmp_path / "base"))
     (base / "chat_template.jinja").unlink(missing_ok=True)
     (base / "tokenizer_config.json").write_text("{}")

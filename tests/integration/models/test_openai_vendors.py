@@ -176,7 +176,7 @@ def test_one_request_that_is_refused_is_no_end_of_the_others() -> None:
 
 @pytest.mark.parametrize("status", [400, 500])
 @pytest.mark.parametrize("wrote", ['{"code": 6*7', "[1]"])
-def test_arguments_that_a_server_cannot_take_back_are_told_within_an_object(status: int, wrote: str) -> None:
+def test_arguments_that_a_server_cannot_take_back_are_sent_within_an_object(status: int, wrote: str) -> None:
     """vLLM, SGLang, llama.cpp and Ollama read the arguments of past calls as JSON before they render them."""
 
     def reply(asked: Asked) -> Answer:
@@ -291,7 +291,7 @@ def test_a_wrong_base_or_model_is_told_in_few_words(reply: Reply, model: str, wo
         ("openai", {}),
     ],
 )
-def test_servers_with_defaults_of_their_own_are_told_that_nothing_is_cut(owner: str, sent: Mapping[str, Any]) -> None:
+def test_servers_with_defaults_of_their_own_are_asked_to_cut_nothing(owner: str, sent: Mapping[str, Any]) -> None:
     with serving(listing({"data": [{"id": "small", "owned_by": owner}]}), models=()) as server:
         rolled(engine_of(server.url))
     body = server.asked[0].body
@@ -328,7 +328,7 @@ def test_an_evaluation_that_lost_too_much_says_why_and_once(tmp_path: Path, capl
     assert "is lost: the model at http" in told[0]
 
 
-def test_a_whole_message_without_room_is_told_of_as_cut(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_whole_message_without_room_is_reported_as_cut(caplog: pytest.LogCaptureFixture) -> None:
     with serving(lambda _: said("It is 42." * 500)) as server:
         engine = engine_of(server.url)
         assert [made.stop for made in rolled(engine, 2)] == ["length"] * 2

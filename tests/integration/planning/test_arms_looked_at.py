@@ -173,7 +173,7 @@ def test_what_tasks_print_start_or_fail_with_refuses_nothing(tmp_path: Path, mon
     assert small.count("mini/cleaner") == 1
 
 
-def test_a_folder_that_another_command_is_at_work_in_is_told_before_the_look(tmp_path: Path) -> None:
+def test_a_folder_that_another_command_is_at_work_in_is_reported_before_the_look(tmp_path: Path) -> None:
     for number in (1, 2):
         (tmp_path / f"{number}.toml").write_text(f"[rl]\nlr = {number}e-4\n[compute]\nkv_memory_mb = 1\n")
     words = [str(tmp_path / "1.toml"), str(tmp_path / "2.toml"), "rollout.lookahead_tokens=4000"]
@@ -240,7 +240,7 @@ def test_of_a_long_run_the_tasks_of_a_step_are_looked_at(staged: bool, tmp_path:
     assert 12 <= len(DRAWN) < 60
 
 
-def test_what_is_in_the_way_of_each_is_told_and_the_others_are_looked_at_still(
+def test_what_is_in_the_way_of_each_is_reported_and_the_others_are_looked_at_still(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those whose pass rates are of a model that is not there yet are left to their own run."""

@@ -90,7 +90,7 @@ def test_calls_import_what_the_interpreter_has(python: str) -> None:
     using(work, python=python, workers=1)
 
 
-def test_a_package_of_ones_own_is_preloaded(python: str) -> None:
+def test_a_custom_package_is_preloaded(python: str) -> None:
     async def work(pool: SandboxPool) -> None:
         result = await pool.run("import sys\nprint('good' in sys.modules)\nimport good")
         assert result.stdout == "True\n"  # and what its import printed did not come with it
@@ -275,7 +275,7 @@ def test_a_session_that_begins_under_a_killed_zygote_waits_for_the_next_one() ->
     using(work, workers=1)
 
 
-def test_a_worker_that_is_given_back_after_its_zygote_died_keeps_nobody_waiting() -> None:
+def test_a_worker_that_is_given_back_after_its_zygote_died_blocks_no_caller() -> None:
     async def work(pool: SandboxPool) -> None:
         worker = await pool.fleet.take("bare")
         waiting = asyncio.create_task(pool.fleet.take("bare"))

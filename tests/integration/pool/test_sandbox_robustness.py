@@ -290,7 +290,7 @@ def test_what_a_worker_that_was_ended_has_left_goes_while_the_pool_is_open(tier:
     assert kept.read_text() == "mine"
 
 
-def test_workers_look_for_a_cgroup_where_they_are_told_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_look_for_a_cgroup_where_they_are_asked_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What workers that are gone have left there is removed. The folder itself has no kernel behind it."""
     (tmp_path / "cgroup.controllers").write_text("memory pids\n")
     (tmp_path / "cgroup.subtree_control").write_text("memory pids\n")

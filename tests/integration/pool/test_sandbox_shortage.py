@@ -83,7 +83,7 @@ def test_an_idle_worker_of_another_profile_makes_room() -> None:
     using(work, workers=4, warm=("stdlib",))
 
 
-def test_without_any_worker_nobody_is_left_waiting() -> None:
+def test_without_any_worker_no_caller_waits_for_ever() -> None:
     async def work(pool: SandboxPool) -> None:
         first = await pool.fleet.take("bare")
         with descriptors_left(0):

@@ -73,7 +73,7 @@ def results() -> dict[str, Result]:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_an_error_is_told_as_python_tells_it(name: str, results: dict[str, Result], tmp_path: Path) -> None:
+def test_an_error_is_reported_as_python_reports_it(name: str, results: dict[str, Result], tmp_path: Path) -> None:
     file = tmp_path / "program.py"
     file.write_text(PROGRAMS[name], encoding="utf-8", newline="")
     command = [sys.executable, "-I", "-S", "-X", "utf8", str(file)]

@@ -114,7 +114,7 @@ def test_stop_strings_are_looked_for_in_what_the_model_says() -> None:
     assert turn.generated[0].text == fenced.removesuffix("')\n```")
 
 
-def test_fenced_calls_end_a_message_and_their_output_is_told_by_the_user() -> None:
+def test_fenced_calls_end_a_message_and_their_output_becomes_a_user_message() -> None:
     told = "I compute.\n```python\nprint(6 * 7)\n```\nIt printed: 41"
     with serving(script(said(told), said("So 42."))) as server:
         trajectory = rolled(engine_of(server, manner="fence"))
@@ -163,7 +163,7 @@ def test_what_it_wrote_is_marked_as_in_another_tokenizers_ids_and_not_learnt_fro
     assert to_sample(replace(one, provenance=Provenance()), scored=False).ids
 
 
-def test_calls_that_cannot_be_read_are_told_back_as_they_were_written() -> None:
+def test_calls_that_cannot_be_read_are_rendered_back_as_they_were_written() -> None:
     bad = {"name": "python", "arguments": '{"code": 6*7', "id": "c"}
     with serving(script(said(None, bad), said("Sorry."))) as server:
         trajectory = rolled(engine_of(server))
@@ -172,7 +172,7 @@ def test_calls_that_cannot_be_read_are_told_back_as_they_were_written() -> None:
     assert (told["content"], told["tool_calls"][0]["function"]["arguments"]) == (None, bad["arguments"])
 
 
-def test_a_call_in_the_text_that_is_nested_without_end_is_told_back() -> None:
+def test_a_call_in_the_text_that_is_nested_without_end_is_rendered_back() -> None:
     deep = '{"name": "python", "arguments": ' + "[" * 100_000 + "]" * 100_000 + "}"
     with serving(script(said(f"Hm.\n<tool_call>\n{deep}\n</tool_call>"), said("42"))) as server:
         made = rolled(engine_of(server), limits=replace(LIMITS, max_tokens=10**6))
@@ -192,7 +192,7 @@ def test_the_id_of_a_call_in_the_text_forges_no_message(id: str) -> None:
 
 
 @pytest.mark.parametrize("code", ["print('```')\nprint(x)", ""])
-def test_a_block_of_more_backticks_is_told_back_whole(code: str) -> None:
+def test_a_block_of_more_backticks_is_rendered_back_whole(code: str) -> None:
     block = f"````python\n{code}\n````" if code else "````python\n````"
     with serving(script(said(f"{block}\nand so on"), said("Done."))) as server:
         rolled(engine_of(server, manner="fence"))
@@ -419,7 +419,7 @@ def described(*answers: Answer) -> tuple[Trajectory, list[dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("words", ["I compute.", None])
-def test_what_a_described_call_said_is_told_by_the_user(words: str | None) -> None:
+def test_the_output_of_a_described_call_becomes_a_user_message(words: str | None) -> None:
     made, told = described(said(words, python("x", "a")), said("42"))
     assert made.stop == "answer"
     assert told == [
@@ -428,7 +428,7 @@ def test_what_a_described_call_said_is_told_by_the_user(words: str | None) -> No
     ]
 
 
-def test_calls_before_a_described_one_are_told_with_their_answers() -> None:
+def test_calls_before_a_described_one_are_rendered_with_their_answers() -> None:
     made, told = described(said("Both.", python("6*7", "a"), python("x", "b")), said("42"))
     assert made.stop == "answer"
     assistant, first, second = told
@@ -437,7 +437,7 @@ def test_calls_before_a_described_one_are_told_with_their_answers() -> None:
     assert second == {"role": "user", "content": "[python failed: NameError: x]"}
 
 
-def test_a_call_that_was_cut_off_is_told_as_words_where_the_conversation_goes_on() -> None:
+def test_a_call_that_was_cut_off_is_rendered_as_words_where_the_conversation_goes_on() -> None:
     cut = python("", "a") | {"arguments": '{"code": "x = 1\\ny ='}
 
     async def main(url: str) -> Generation:
@@ -459,7 +459,7 @@ def test_a_call_that_was_cut_off_is_told_as_words_where_the_conversation_goes_on
     assert "x = 1" in assistant["content"]
 
 
-def test_of_words_that_hold_a_call_and_a_call_the_call_is_told_as_such() -> None:
+def test_of_words_that_hold_a_call_and_a_call_the_call_is_rendered_as_such() -> None:
     """As a client tells it, who brings a conversation of its own: only the call has an answer."""
     words = 'It writes <tool_call>\n{"name": "python", "arguments": {"code": "1"}, "id": "w"}\n</tool_call>'
     wrote = CHAT.wrote(words, [("python", {"code": "6*7"})])

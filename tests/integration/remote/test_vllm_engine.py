@@ -271,7 +271,7 @@ def test_an_answer_that_cannot_be_read_is_a_fault_and_no_generation() -> None:
             run(connected(engine, lambda: engine.generate("a", [5], GREEDY)))
 
 
-def test_a_server_of_ones_own_that_cannot_be_started_says_why(tmp_path: Path) -> None:
+def test_a_custom_server_that_cannot_be_started_says_why(tmp_path: Path) -> None:
     from retcon.engine.vllm.process import Launch, Server
 
     for python, words in (("/no/such/python", r"engine\.python: /no/such/python cannot be started"),

@@ -114,7 +114,7 @@ def test_no_signal_stops_or_ends_the_keeper(session: Attacked) -> None:
 
 
 @contained_by(*ALL)
-def test_pipes_that_are_full_or_without_a_reader_hold_nobody_up(session: Attacked) -> None:
+def test_pipes_that_are_full_or_without_a_reader_block_no_caller(session: Attacked) -> None:
     state = session.checkpoint()
     session.run(
         FORGE

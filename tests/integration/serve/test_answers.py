@@ -123,7 +123,7 @@ def test_a_call_that_is_not_repaired_reaches_the_client_as_it_is() -> None:
     asked(play, [*[search({"q": 1}, "find")] * 4, "Well."], style="hermes", repair=SAAR)
 
 
-def test_failures_of_the_clients_tools_are_told_and_never_taken_back() -> None:
+def test_failures_of_the_clients_tools_are_reported_and_never_taken_back() -> None:
     """It cannot be told what the client's tool has done. The record says which failed, and by which rule."""
 
     async def play(client: Asking) -> None:

@@ -72,7 +72,7 @@ def test_a_rollout_that_met_a_limit_is_not_made_good_by_its_critic() -> None:
     assert (made.stop, made.reward) == ("length", 0.0)
 
 
-def test_a_harness_that_names_a_session_for_all_that_it_asks_is_told_of_the_header() -> None:
+def test_a_harness_that_names_a_session_for_all_that_it_asks_is_informed_about_the_header() -> None:
     """As one does for `serve-agent`."""
 
     async def solve(task: Task, endpoint: ModelEndpoint) -> None:

@@ -122,7 +122,7 @@ def test_a_rollout_has_no_session_to_end() -> None:
     assert (made.stop, made.reward, context.faults.first) == ("answer", 0.5, "")
 
 
-def test_a_client_that_sends_back_the_session_that_it_was_told_goes_on() -> None:
+def test_a_client_that_sends_back_the_session_that_it_was_given_goes_on() -> None:
     def solve(task: Task, endpoint: ModelEndpoint) -> None:
         told: list[Any] = [user("Go.")]
         first = asked(endpoint, body={"model": endpoint.name, "messages": told})

@@ -204,7 +204,7 @@ def test_a_harness_that_shortens_its_history_goes_on() -> None:
     assert "Go." not in made.text
 
 
-def test_conversations_that_are_not_learnt_are_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_conversations_that_are_not_learnt_are_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     async def solve(task: Task, endpoint: ModelEndpoint) -> None:
         await ask(endpoint, [user("One.")])
         await ask(endpoint, [user("Two.")])
@@ -245,7 +245,7 @@ def test_a_harness_that_breaks_costs_its_rollout_and_says_why(solve: HarnessFunc
         raise InfrastructureFault(context.faults.first)
 
 
-def test_a_first_request_without_room_is_told_of() -> None:
+def test_a_first_request_without_room_is_warned_about() -> None:
     (made,), _, context = rolled(once, ["Never."], limits=RolloutLimits(20, 9))
     assert (made.stop, made.reward) == ("infrastructure", None)
     assert context.faults.first.startswith(

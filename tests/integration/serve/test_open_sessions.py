@@ -134,7 +134,7 @@ def test_whole_trajectories_that_an_earlier_version_left_are_taken_in(tmp_path: 
 
 
 @pytest.mark.parametrize("line", [b"\0\0\0\n", b'{"id":"a/0","task":"t","prompt":[],"turns":[],"after":3}\n'])
-def test_what_is_broken_is_told_by_its_line_and_left_where_it_is(tmp_path: Path, line: bytes) -> None:
+def test_what_is_broken_is_reported_by_its_line_and_left_where_it_is(tmp_path: Path, line: bytes) -> None:
     with pytest.raises(RecordError, match=r"a\.jsonl, line 1: "):
         left_by(tmp_path, line)
     assert (tmp_path / OPEN / "a.jsonl").read_bytes() == line

@@ -31,7 +31,7 @@ def never() -> Any:
     raise AssertionError("nothing here has weights")
 
 
-def test_a_message_is_as_long_as_the_server_and_not_the_stand_in_counts_and_a_fault_is_told() -> None:
+def test_a_message_is_as_long_as_the_server_and_not_the_stand_in_counts_and_a_fault_is_reported() -> None:
     """A token of the server's is some of the tokenizer's that stands in for its own."""
     answers = [answering.said("It is forty-two."), answering.Answer({"error": {"message": "it burns"}}, 500)]
 

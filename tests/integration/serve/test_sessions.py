@@ -127,7 +127,7 @@ def test_two_requests_of_a_session_at_once_do_not_share_a_row() -> None:
     asked(play, numbered)
 
 
-def test_conversations_that_say_the_same_are_told_apart_by_the_ids_of_their_calls() -> None:
+def test_conversations_that_say_the_same_are_distinguished_by_the_ids_of_their_calls() -> None:
     async def play(client: Asking) -> None:
         firsts = [await client.chat([user("Who?")], tools=[SEARCH]) for _ in range(3)]
         for first in firsts[::-1]:
@@ -283,7 +283,7 @@ def test_a_task_is_named_in_any_script() -> None:
     asked(play, numbered)
 
 
-def test_a_history_that_was_never_sampled_here_is_told_and_not_learnt() -> None:
+def test_a_history_that_was_never_sampled_here_is_reported_and_not_learnt() -> None:
     async def play(client: Asking) -> None:
         made = {"id": "z", "type": "function", "function": {"name": "search", "arguments": '{"query": "Ada"}'}}
         told: list[Message] = [
@@ -305,7 +305,7 @@ def test_a_history_that_was_never_sampled_here_is_told_and_not_learnt() -> None:
 
 
 @pytest.mark.parametrize("style", ["markdown", "hermes", "qwen"])
-def test_what_a_harness_writes_on_a_message_is_told_after_it(style: str) -> None:
+def test_what_a_harness_writes_on_a_message_is_rendered_after_it(style: str) -> None:
     """smolagents does: `Calling tools: …`, in place of calls too."""
 
     async def play(client: Asking) -> None:

@@ -271,7 +271,7 @@ def test_metrics_are_in_prometheus_text_format(http: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_server_that_is_told_to_stop_answers_what_it_has_begun(number: int) -> None:
+def test_a_server_that_is_asked_to_stop_answers_what_it_has_begun(number: int) -> None:
     with server("--workers", "1") as made, socket.create_connection(("127.0.0.1", made.port)) as raw:
         body = json.dumps({"code": "import time; time.sleep(1); print('done')"}).encode()
         raw.sendall(b"POST /v1/run HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))

@@ -67,7 +67,7 @@ def test_a_call_whose_server_dies_is_infrastructure_and_never_the_programs_error
     asyncio.run(work())
 
 
-def test_a_wrong_token_and_a_wrong_server_are_told_apart() -> None:
+def test_a_wrong_token_and_a_wrong_server_are_distinguished() -> None:
     async def work() -> None:
         with server("--workers", "1", "--token", "right") as made:
             with pytest.raises(SandboxUnavailable, match="another token"):
@@ -91,7 +91,7 @@ def test_a_wrong_token_and_a_wrong_server_are_told_apart() -> None:
 
 
 @pytest.mark.parametrize("page", ["<html>Welcome!</html>", "[]", {"status": "ok"}])
-def test_a_server_of_something_else_is_told_by_name_and_no_connection_stays(page: object) -> None:
+def test_a_server_of_something_else_is_reported_by_name_and_no_connection_stays(page: object) -> None:
     async def main(url: str) -> None:
         for sandbox in (SandboxClient(url), SandboxRouter([url])):
             with pytest.raises(SandboxUnavailable, match=rf"{url} is not a retcon sandbox server"):

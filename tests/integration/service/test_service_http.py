@@ -103,7 +103,7 @@ def test_every_endpoint_refuses_what_is_no_request(http: httpx.Client, path: str
     assert response.json()
 
 
-def test_slow_senders_keep_nobody_else_waiting(made: Server, http: httpx.Client) -> None:
+def test_slow_senders_do_not_block_others(made: Server, http: httpx.Client) -> None:
     idle = [socket.create_connection(("127.0.0.1", made.port)) for _ in range(50)]
     for index, one in enumerate(idle):
         one.sendall([b"", b"POST /v1/r", HEAD, HEAD + b"Content-Length: 99\r\n\r\n{"][index % 4])
@@ -176,7 +176,7 @@ STUCK = """
 """
 
 
-def test_a_service_that_is_stuck_ends_when_it_is_told_to() -> None:
+def test_a_service_that_is_stuck_ends_when_it_is_asked_to() -> None:
     with subprocess.Popen([sys.executable, "-c", dedent(STUCK)], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         port = int(process.stdout.readline())
@@ -208,7 +208,7 @@ def certificate(tmp_path: Path) -> Path:
     return tmp_path / "own.pem"
 
 
-def test_the_client_believes_a_certificate_of_ones_own(
+def test_the_client_believes_a_custom_certificate(
     made: Server, certificate: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Through a proxy that ends TLS, as docs/sandbox/service.md has it."""

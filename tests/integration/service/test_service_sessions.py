@@ -136,7 +136,7 @@ def test_what_was_refused_for_want_of_room_is_done_when_it_is_asked_again() -> N
     using(work, workers=1, queue=1)
 
 
-def test_a_cell_that_waits_while_its_session_is_closed_is_told_so() -> None:
+def test_a_cell_that_waits_while_its_session_is_closed_is_informed() -> None:
     async def work(client: SandboxClient, http: httpx.AsyncClient, sandbox: MemorySandbox) -> None:
         sandbox.wait = asyncio.Event()
         path = f"/v1/sessions/{(await client.session()).id}"

@@ -226,7 +226,7 @@ def test_what_a_run_refuses_is_what_its_own_seed_draws(
 
 
 @pytest.mark.parametrize("where", ["the run", "a stage"])
-def test_a_grader_that_cannot_be_had_is_told_before_work_starts(where: str, base: Path, tmp_path: Path) -> None:
+def test_a_grader_that_cannot_be_had_is_reported_before_work_starts(where: str, base: Path, tmp_path: Path) -> None:
     for name in ("own", "other"):
         (tmp_path / f"{name}.jsonl").write_text(json.dumps({"question": f"What is {name}?", "answer": "1"}) + "\n")
     own: dict[str, object] = {"kind": "file", "path": str(tmp_path / "own.jsonl"), "evaluation_share": 0.0}

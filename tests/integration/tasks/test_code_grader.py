@@ -267,7 +267,7 @@ def test_a_reply_without_a_program_is_wrong(world: World) -> None:
     assert (said.score, said.answer) == (0.0, None)
 
 
-def test_a_session_that_the_sandbox_evicted_is_nobodys_fault() -> None:
+def test_a_session_that_the_sandbox_evicted_is_an_infrastructure_fault() -> None:
     async def main() -> list[Outcome]:
         async with SandboxPool(workers=1) as sandbox, Grading(GradeSettings("code"), sandbox=sandbox) as grading:
             reply = Reply(f"```python\n{RIGHT}\n```")
@@ -357,7 +357,7 @@ def test_humanevals_own_solutions_pass(world: World) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not MBPP.exists(), reason=f"{MBPP} is not there")
-def test_mbpps_own_solutions_pass_but_for_two_that_lack_a_class(world: World) -> None:
+def test_mbpps_own_solutions_pass_except_for_two_that_lack_a_class(world: World) -> None:
     rows = json.loads(MBPP.read_text())
     said = world.outcomes([(row["gold"], row) for row in rows], seconds=60)
     wrong = {row["task_id"]: one.why for row, one in zip(rows, said, strict=True) if not getattr(one, "right", False)}

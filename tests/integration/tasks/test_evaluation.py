@@ -237,7 +237,7 @@ def test_an_evaluation_with_repairs_is_another_one(done: Path) -> None:
         run_evaluation(recipe, done.parent / "model", done)
 
 
-def test_problems_are_told_by_their_content_in_order_and_weights_where_they_are_measured(tmp_path: Path) -> None:
+def test_problems_are_identified_by_their_content_in_order_and_weights_where_they_are_measured(tmp_path: Path) -> None:
     one, other = Task("a", "What?", "1"), Task("b", "Why?", "2")
     told = {fingerprint_of(tasks) for tasks in ([one, other], [other, one], [one], [replace(one, question="How?")])}
     assert len(told) == 4
@@ -332,7 +332,7 @@ class JudgedSection(TaskSection):
 
 
 @pytest.mark.torch
-def test_a_setting_that_is_measured_again_is_told_within_the_total(tmp_path: Path) -> None:
+def test_a_setting_that_is_measured_again_is_reported_within_the_total(tmp_path: Path) -> None:
     """As its rollouts were removed, and its figures are still there."""
     from retcon.basemodel.make import build_tokenizer
 

@@ -142,7 +142,7 @@ def test_only_the_way_is_tried_again(serve: Any) -> None:
     assert len(judge.asked) == 3
 
 
-def test_a_judge_whose_reasoning_takes_all_tokens_is_told_of() -> None:
+def test_a_judge_whose_reasoning_takes_all_tokens_is_warned_about() -> None:
     cut = Answer({"choices": [{"message": {"content": None, "reasoning": "Hm"}, "finish_reason": "length"}]})
     with serving(lambda _: cut) as judge, pytest.raises(InfrastructureFault, match="max_tokens end before its reason"):
         grade(judge.url)

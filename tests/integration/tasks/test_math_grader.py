@@ -375,7 +375,7 @@ def test_answers_that_cannot_be_graded_are_found_before(grading: Grading, answer
         grading.run(check())
 
 
-def test_without_a_loop_of_ones_own() -> None:
+def test_without_a_custom_loop() -> None:
     assert grade(answer="1/2", reply=r"So it is \boxed{0.5}.")
     assert not grade(answer="1/2", reply=r"So it is \boxed{0.6}.")
     assert grade(answer="B", reply="the answer is (b)", kind="choice")

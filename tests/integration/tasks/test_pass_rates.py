@@ -62,7 +62,7 @@ def measured(reply, family=None, told=None) -> list[tuple[str, int]]:
     return sorted((next(n for n, t in enumerate(tasks) if t.id == task), passed) for task, passed in told)
 
 
-def test_each_task_is_told_once_with_what_passed():
+def test_each_task_is_reported_once_with_what_passed():
     def reply(tasks, id):
         task, _, index = id.rsplit("/", 2)
         n = next(n for n, t in enumerate(tasks) if t.id == task)
@@ -319,7 +319,7 @@ def test_the_rates_of_the_model_that_is_trained_come_first(base, tmp_path):
     assert trained_on(base, tmp_path, [*rates(1, 1, 1, 1), *own]) == ["t0", "t1", "t4", "t5"]
 
 
-def test_rates_of_other_problems_under_the_same_ids_and_of_another_harness_are_told(base, tmp_path):
+def test_rates_of_other_problems_under_the_same_ids_and_of_another_harness_are_reported(base, tmp_path):
     drawn = list(islice(training_prompts(Rated(), small_recipe(base).run.seed), 4))
     own = [PassRate(task.id, "m", 4, 8, fingerprint_of([task]), "") for task in drawn]
     with warnings.catch_warnings():
@@ -385,7 +385,7 @@ class AskedTwice(Rated):
         (Rated(), 1, r"^rollout\.max_tokens = 1: .* in 3 prompts in a row; [^;]*: raise rollout\.max_tokens$"),
     ],
 )
-def test_what_cannot_be_asked_is_told_without_advice_about_rates(tasks, room, says, tmp_path, monkeypatch):
+def test_what_cannot_be_asked_is_reported_without_advice_about_rates(tasks, room, says, tmp_path, monkeypatch):
     monkeypatch.setattr("retcon.rollout.lengths.PATIENCE", 3)
     with PassRateFile(tmp_path / "rates.jsonl") as file:
         for rate in rates(0, 4):

@@ -479,7 +479,7 @@ def test_rows_whose_answer_is_elsewhere_make_no_rollout_wrong(grader: str, tmp_p
 
 
 @pytest.mark.parametrize("given", [True, False])
-def test_problems_that_the_rollouts_were_not_asked_are_told(given: bool, tmp_path: Path) -> None:
+def test_problems_that_the_rollouts_were_not_asked_are_reported(given: bool, tmp_path: Path) -> None:
     path = write(tmp_path / "mine.jsonl", [{"id": n, "question": f"What is {n} + 1?", "answer": n + 1} for n in (1, 2)])
     tasks = trained_on(path)
     rows = [
@@ -548,7 +548,7 @@ def test_a_grader_that_is_named_takes_the_place_of_a_harness_s_own_reward(tmp_pa
 
 
 @pytest.mark.parametrize("harness", ["my_agent:solve", ""])
-def test_a_run_with_a_harness_none_of_whose_rollouts_says_what_it_returned_is_told(
+def test_a_run_with_a_harness_none_of_whose_rollouts_says_what_it_returned_is_reported(
     harness: str, tmp_path: Path, recwarn: pytest.WarningsRecorder
 ) -> None:
     path = write(tmp_path / "mine.jsonl", [{"id": 1, "question": "What is 6 times 7?", "answer": 42}])

@@ -41,7 +41,7 @@ def test_what_somebody_elses_row_leaves_out_is_as_the_recipe_says() -> None:
     assert read_under("task.kind=numbers").system is None
 
 
-def test_tests_are_the_answer_to_a_function_of_ones_own() -> None:
+def test_tests_are_the_answer_to_a_custom_function() -> None:
     tests = '{"inputs": ["1"], "outputs": ["1"]}'
     row, file = {**ROW, "reward_model": {"ground_truth": tests}}, ("task.kind=file", f"task.path={Path(__file__)}")
     own = read_under(*file, "task.grader=my_rewards:style", row=row)

@@ -147,7 +147,7 @@ def test_a_task_that_comes_again_within_a_step_has_another_name() -> None:
 
 
 @pytest.mark.parametrize("ahead", [0, 2])
-def test_prompts_that_run_out_are_told_with_the_step_that_lacks_them(ahead: int) -> None:
+def test_prompts_that_run_out_are_reported_with_the_step_that_lacks_them(ahead: int) -> None:
     recipe = Recipe.model_validate({"rl": {"prompts": 2, "steps": 4, "max_staleness": ahead}})
 
     async def taken() -> None:

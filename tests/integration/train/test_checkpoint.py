@@ -246,7 +246,7 @@ def test_a_run_of_another_kind(world, unfinished):
         train(world, unfinished)
 
 
-def test_another_recipe_is_told_by_its_keys(world, unfinished):
+def test_another_recipe_is_identified_by_its_keys(world, unfinished):
     with pytest.raises(CheckpointError, match=r"sft\.lr was 0\.01, is 0\.5; sft\.steps was 4, is 9"):
         train(world, unfinished, lr=0.5, steps=9)
 

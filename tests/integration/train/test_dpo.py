@@ -186,7 +186,7 @@ def test_a_system_prompt_beside_the_messages_comes_first(tmp_path, name):
     assert [beside] == read(tmp_path, {name: "S", "prompt": ASKED, **ANSWERS})
 
 
-def test_a_prompt_that_both_sides_repeat_is_told_once(tmp_path):
+def test_a_prompt_that_both_sides_repeat_is_rendered_once(tmp_path):
     whole = {side: [*ASKED, *answer] for side, answer in ANSWERS.items()}
     assert read(tmp_path, {"prompt": ASKED, **whole}) == read(tmp_path, {"prompt": ASKED, **ANSWERS})
 

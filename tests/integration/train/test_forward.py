@@ -266,7 +266,7 @@ def test_the_logits_of_a_large_vocabulary_never_exist_at_once(dtype):
     assert 0 < largest.elements <= chunk
 
 
-def test_models_that_cannot_be_packed_are_told_by_name():
+def test_models_that_cannot_be_packed_are_reported_by_name():
     assert why_not_packed(made("qwen"), 100) is None
     assert why_not_packed(made("gpt2"), 100) is None
     assert "StableLmForCausalLM" in why_not_packed(made("stablelm"), 100)

@@ -173,7 +173,7 @@ def test_its_failed_calls_are_repaired_and_its_rubric_sees_the_clean_conversatio
 
 
 @pytest.mark.parametrize("amount", [500, 5000])
-def test_what_ends_a_rollout_in_verifiers_ends_it_here_as_nobodys_fault(amount: int) -> None:
+def test_what_ends_a_rollout_in_verifiers_ends_it_here_as_an_infrastructure_fault(amount: int) -> None:
     made = played(verifiers("adding"), (added(amount, 3), "It is 6."))
     assert (made.stop, made.reward) == ("infrastructure", None)
 
@@ -208,7 +208,7 @@ class Broken(Halting):
 
 
 @pytest.mark.parametrize("environment", ["Halting", "Broken"])
-def test_why_a_setup_failed_is_told_whatever_comes_of_closing_it(environment: str) -> None:
+def test_why_a_setup_failed_is_reported_whatever_comes_of_closing_it(environment: str) -> None:
     adapter = VerifiersEnvironment(f"{__name__}:{environment}", {}, ())
     task = adapter.tasks("train")[0]
     with pytest.raises(InfrastructureFault, match="its setup raised OSError: no room"):

@@ -15,7 +15,7 @@ def test_what_to_run_next_names_the_recipe_and_its_changes(capsys: pytest.Captur
     assert "retcon eval runs/a own.toml 'task.path=other file.jsonl' --out runs/a/eval" in capsys.readouterr().out
 
 
-def test_where_things_are_is_told_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_where_things_are_is_reported_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     """Brackets of a path are no markup of the terminal's, and colons around a word no picture."""
     folder = Path("runs/[saar] :smile:")
     tell_trained(folder / "final", folder, recipe=["own.toml"])

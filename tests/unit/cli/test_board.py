@@ -12,7 +12,7 @@ from retcon.cli.jobs import Job, display_jobs
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_a_job_that_still_finishes_its_step_is_told_of_with_what_ends_it_at_once(terminal: bool) -> None:
+def test_a_job_that_still_finishes_its_step_is_reported_with_what_ends_it_at_once(terminal: bool) -> None:
     console = Console(file=io.StringIO(), force_terminal=terminal, width=80)
     job = Job("saar/seed-0", ("train",), Path("saar.log"))
     with display_jobs(console, [job]) as board:

@@ -86,7 +86,7 @@ def test_what_is_next_is_the_same_command_with_seeds_enough_and_then_another_mat
     assert not any("--match" in line for line in refused), "no budget of tokens goes with it"
 
 
-def test_a_recipe_that_says_how_it_is_measured_can_be_told_otherwise(tmp_path: Path) -> None:
+def test_a_recipe_that_says_how_it_is_measured_can_be_overridden(tmp_path: Path) -> None:
     """Its table would say `purification off` of figures with it on."""
     own = tmp_path / "own.toml"
     own.write_text(find_recipe(THREE[1]).read_text() + '\n[evaluate]\nrepair = "saar"\n')
@@ -269,7 +269,9 @@ def test_a_comparison_keeps_the_stages_it_was_made_with(tmp_path: Path, staged: 
 @pytest.mark.parametrize(
     ("match", "word"), [("tokens", "rl.max_sampled_tokens=1200"), ("wall", "rl.max_cpu_seconds=7.5")]
 )
-def test_a_budget_that_the_first_arm_sets_is_told_once_it_is_trained(tmp_path: Path, match: Match, word: str) -> None:
+def test_a_budget_that_the_first_arm_sets_is_reported_once_it_is_trained(
+    tmp_path: Path, match: Match, word: str
+) -> None:
     plan = planned(tmp_path, *THREE, match=match)
     first, other = (plan.trained[name, 1][0] for name in ("dapo-baseline", "cleaner"))
     assert first.job.needs == ("cold start, seed 1",)

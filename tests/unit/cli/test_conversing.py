@@ -36,7 +36,7 @@ def test_a_server_says_itself_how_much_it_takes() -> None:
     assert lengths(URL, "engine.context=5000", "rollout.lookahead_tokens=7") == (3333, 7)
 
 
-def test_whatever_a_conversation_begins_with_can_be_told_otherwise() -> None:
+def test_whatever_a_conversation_begins_with_can_be_overridden() -> None:
     recipe, _ = conversing(URL, ["python"], [])
     assert (recipe.engine.url, recipe.rollout.tools, recipe.sandbox.output_chars) == (URL, ("python",), CHARS)
     assert (recipe.engine.answer_tokens, recipe.engine.patience, recipe.sandbox.patience) == (ANSWER, 0, 0)

@@ -105,7 +105,7 @@ def test_the_board_says_how_long_all_will_take(terminal: bool) -> None:
     assert re.search(r"about \d+:\d\d left", console.file.getvalue())
 
 
-def test_nothing_is_said_of_the_time_left_while_it_is_not_known() -> None:
+def test_nothing_is_reported_of_the_time_left_while_it_is_not_known() -> None:
     console = Console(file=io.StringIO(), width=120)
     jobs = jobs_of("train", "eval")
     with display_jobs(console, jobs, 1) as board:
@@ -115,7 +115,7 @@ def test_nothing_is_said_of_the_time_left_while_it_is_not_known() -> None:
     assert "train-0: done (1 of 2)\n" in console.file.getvalue()
 
 
-def test_nothing_is_said_of_it_when_all_are_done() -> None:
+def test_nothing_is_reported_of_it_when_all_are_done() -> None:
     console = Console(file=io.StringIO(), width=120)
     (job,) = jobs_of("train")
     with display_jobs(console, [job], 1) as board:

@@ -71,7 +71,7 @@ def test_what_stands_in_the_file_is_for_other_commands(tmp_path: Path) -> None:
         assert load_recipe(tmp_path / "mine.toml", ["run.seed=3"], reads=reads).dpo.lr == 1e-6
 
 
-def test_a_key_in_no_kind_that_is_chosen_is_told_where_it_would_be() -> None:
+def test_a_key_in_no_kind_that_is_chosen_is_reported_with_its_place() -> None:
     with pytest.raises(RecipeError, match=r"did you mean 'rl\.steps'\?"):
         load_recipe("quickstart/saar", ["task.kind=file", "steps=3"], reads=READS["train"])
 

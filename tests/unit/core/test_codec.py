@@ -176,7 +176,7 @@ def test_files_that_had_these_in_extra_are_read_as_fields() -> None:
         from_dict({"id": "t", "task": "k", "prompt": [], "turns": [turn | {"repair": repair | {"cut": [{"turn": 1}]}}]})
 
 
-def test_a_trajectory_that_lacks_one_of_the_two_is_told_which() -> None:
+def test_a_trajectory_that_lacks_one_of_the_two_is_reported() -> None:
     with pytest.raises(RecordError, match=r"^here: prompt: missing"):
         from_dict({"id": "t", "task": "k", "turns": []}, "here")
     with pytest.raises(RecordError, match=r"^here: turns: missing"):

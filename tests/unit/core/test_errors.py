@@ -54,20 +54,20 @@ def test_an_error_whose_name_has_a_module_before_it_is_found_in_a_traceback() ->
     assert error_line(["ValueError: a: b"], "ValueError") == "ValueError: a: b"
 
 
-def test_a_lost_session_is_nobodys_fault_unless_its_code_ended_it() -> None:
+def test_a_lost_session_is_an_infrastructure_fault_unless_its_code_ended_it() -> None:
     assert not SessionLost("gone").by_own_code
     lost = SessionLost("its code ended it", by_own_code=True)
     assert lost.by_own_code
     assert str(lost) == "its code ended it"
 
 
-def test_a_checkpoint_is_refused_for_want_of_room_only_where_that_is_said() -> None:
+def test_a_checkpoint_is_refused_for_want_of_room_only_where_that_is_reported() -> None:
     assert not CheckpointRefused("its state cannot be kept").full
     assert CheckpointRefused("too many", full=True).full
 
 
 @pytest.mark.parametrize("error", [KeyError("x"), SystemExit(2)])
-def test_what_somebody_elses_code_raises_is_told_an_exit_too(error: BaseException) -> None:
+def test_an_exception_or_exit_of_custom_code_is_reported(error: BaseException) -> None:
     said = rf"^the tool raised {type(error).__name__}: .* \(.*test_errors\.py:\d+\)$"
     with pytest.raises(RecipeError, match=said), told_as(RecipeError, "the tool"):
         raise error

@@ -210,7 +210,7 @@ def test_what_a_stage_changes_is_listed(file: Path) -> None:
     assert "stages.3.repair.kind" not in found
 
 
-def test_lines_of_tables_in_arrays_are_told_apart() -> None:
+def test_lines_of_tables_in_arrays_are_distinguished() -> None:
     assert find_line(THREE, "stages", 0, "steps") == 16
     assert find_line(THREE, "stages", 1, "steps") == 21
     assert find_line(THREE, "rl", "steps") == 3
@@ -251,7 +251,7 @@ weight = 1
     ],
     ids=["value", "key", "lacking", "stage"],
 )
-def test_lines_of_tables_in_arrays_of_a_section_are_told_apart(
+def test_lines_of_tables_in_arrays_of_a_section_are_distinguished(
     before: str, after: str, said: str, tmp_path: Path
 ) -> None:
     assert before in SOURCES

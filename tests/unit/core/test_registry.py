@@ -245,7 +245,7 @@ def test_a_package_that_is_not_there_has_no_modules() -> None:
         ("from json import no_such_name\n", r"no_such_name.*\(.*breaks_here\.py:1\)$"),
     ],
 )
-def test_a_module_that_breaks_while_it_is_imported_is_told_with_its_line(
+def test_a_module_that_breaks_while_it_is_imported_is_reported_with_its_line(
     body: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "breaks_here.py").write_text(body)
@@ -257,7 +257,7 @@ def test_a_module_that_breaks_while_it_is_imported_is_told_with_its_line(
 
 
 @pytest.mark.parametrize("find", [imported_tasks, lambda path: find_tools([path])])
-def test_a_class_that_breaks_while_it_is_made_is_told_with_its_line(
+def test_a_class_that_breaks_while_it_is_made_is_reported_with_its_line(
     find: Callable[[str], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "breaks_later.py").write_text(

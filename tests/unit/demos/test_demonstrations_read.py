@@ -134,7 +134,7 @@ def test_a_sample_of_a_pair_has_as_many_of_everything_as_ids(tmp_path: Path) -> 
         assert not any(sample.spliced)
 
 
-def test_rates_of_several_models_are_told_apart(tmp_path: Path) -> None:
+def test_rates_of_several_models_are_distinguished(tmp_path: Path) -> None:
     file = tmp_path / "rates.jsonl"
     with PassRateFile(file) as rates:
         for model, passed in (("one", 1), ("two", 2)):

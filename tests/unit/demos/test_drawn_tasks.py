@@ -44,7 +44,7 @@ def test_a_stream_that_goes_through_the_same_tasks_without_end_comes_to_an_end()
     assert next(tasks.left, None) is not None, "without end it would be asked for ever"
 
 
-def test_as_many_may_come_again_in_a_row_but_for_one() -> None:
+def test_as_many_may_come_again_in_a_row_except_for_one() -> None:
     again = ["a"] * PATIENCE  # the first of which is new
     assert drawn(Given([*again, "b", *again, "c"])) == ["a", "b"]
     assert drawn(Given([*again, "b", *again[1:], "c"])) == ["a", "b", "c"], "counted anew after each that is new"

@@ -101,7 +101,7 @@ def test_a_teacher_whose_mistakes_are_kept_is_asked_once() -> None:
     assert (made.seen, made.rejected) == (3, {})
 
 
-def test_a_model_behind_a_url_is_told_by_messages_what_it_wrote_and_what_each_program_printed() -> None:
+def test_a_model_behind_a_url_is_sent_messages_of_what_it_wrote_and_what_each_program_printed() -> None:
     said = ("First.\n```python\nprint(5)\n```\nIt is 9.", "```python\nprint(6)\n```", "It is right.")
 
     def reply(messages: Messages) -> str:
@@ -155,7 +155,7 @@ def test_another_models_words_stand_in_the_template_of_the_model_that_will_learn
         assert TOKENIZER.decode([i for segment in one.segments for i in segment.ids or ()]) == one.text
 
 
-def test_what_another_models_program_printed_is_told_in_the_learners_template() -> None:
+def test_what_another_models_program_printed_is_rendered_in_the_learners_template() -> None:
     teacher = rolling()
     teacher = replace(teacher, context=replace(teacher.context, chat=Chat(TOKENIZER, system="Teach.")))
     engine = ScriptedEngine(TOKENIZER, ["First.\n```python\nprint(5)\n```", "It is right."])

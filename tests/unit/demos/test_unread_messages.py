@@ -196,7 +196,7 @@ def test_what_has_nothing_to_learn_is_counted_and_named(tmp_path):
         read_samples(tmp_path / "folder", CHAT, vocabulary=TOKENIZER.size)
 
 
-def test_where_all_is_learnt_nothing_is_said(tmp_path):
+def test_where_all_is_learnt_nothing_is_reported(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error", TaskWarning)
         read_samples(written(tmp_path, {"messages": [ASKED, {**SAID, **CALL}, SEEN, SAID]}), CHAT, vocabulary=300)

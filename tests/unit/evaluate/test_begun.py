@@ -122,7 +122,7 @@ def test_it_goes_on_with_a_server_that_is_asked_otherwise(kind: str, tmp_path: P
         held_by(load_recipe(None, [*server, "engine.seeds=false"]), tmp_path, tmp_path, [task])
 
 
-def test_another_system_prompt_of_ones_own_task_set_makes_another_evaluation(tmp_path: Path) -> None:
+def test_another_system_prompt_of_a_custom_task_set_makes_another_evaluation(tmp_path: Path) -> None:
     """No recipe says what a class has: the old figures were shown again."""
     recipe, task, model = load_recipe(None), Task("a", "1 + 1?", "2"), tmp_path / "model"
     out = tmp_path / "out"

@@ -39,7 +39,7 @@ def plugin(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize(("keys", "shown"), [((), 60), (("sandbox.output_chars=30",), 30)])
-def test_what_a_call_of_ones_own_tasks_prints_is_shown(
+def test_what_a_call_of_custom_tasks_prints_is_shown(
     plugin: Any, tmp_path: Path, keys: tuple[str, ...], shown: int
 ) -> None:
     """And not as much of it as the number tasks have room for."""

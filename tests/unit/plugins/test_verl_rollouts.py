@@ -170,7 +170,7 @@ def test_ids_mask_and_log_probs_begin_after_the_prompt() -> None:
     }  # fmt: skip
 
 
-def test_where_one_log_prob_is_not_known_none_is_told() -> None:
+def test_where_one_log_prob_is_not_known_none_is_reported() -> None:
     """As one that were 0 would be of a token that was certain."""
     unknown = replace(CALLED, segments=(Segment("spliced", "go", (1, 2)), *CALLED.segments[1:]))
     assert output(replace(MADE, turns=(unknown, ANSWER)))["response_logprobs"] is None

@@ -131,7 +131,7 @@ def test_a_replica_that_is_down_says_nothing_where_another_one_answers() -> None
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_who_is_released_as_the_answer_comes_is_told_so_and_others_are_served(fails: bool) -> None:
+def test_a_caller_released_as_the_answer_comes_is_informed_and_others_are_served(fails: bool) -> None:
     """There is nothing left to cancel then."""
 
     async def main() -> int:

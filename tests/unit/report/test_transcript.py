@@ -144,7 +144,7 @@ def test_the_two_stand_side_by_side_where_there_is_room() -> None:
     assert max(map(len, narrow)) <= 80
 
 
-def test_nothing_to_show_is_said() -> None:
+def test_nothing_to_show_is_reported() -> None:
     assert "No turn was repaired" in printed(show_purification(lived(FAILED)))
     assert "No turn was repaired" not in printed(show_purification(lived(shallow())))
     answered = replace(FAILED, repair=RepairRecord("answered", 1))

@@ -215,7 +215,7 @@ def test_seconds_that_a_branch_shares_were_spent_once() -> None:
 # Why rollouts were lost: what is told, and what is said of it in the end.
 
 
-def test_a_reason_is_told_once_and_without_what_names_the_rollout(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_reason_is_reported_once_and_without_what_names_the_rollout(caplog: pytest.LogCaptureFixture) -> None:
     faults = Faults()
     assert (faults.first, faults.why) == ("", "")
     faults.add("t/0", "rollout t/0: a tool failed")
@@ -226,7 +226,7 @@ def test_a_reason_is_told_once_and_without_what_names_the_rollout(caplog: pytest
     assert (faults.first, faults.why) == ("a tool failed", ", most often as the model does not answer")
 
 
-def test_only_so_many_reasons_are_told_and_counted_and_long_ones_are_cut(caplog: pytest.LogCaptureFixture) -> None:
+def test_only_so_many_reasons_are_reported_and_counted_and_long_ones_are_cut(caplog: pytest.LogCaptureFixture) -> None:
     faults = Faults()
     for n in range(MAX_REASONS + 2):
         faults.add(f"t/{n}", f"{n}" * 2 * MAX_CHARS)
@@ -322,7 +322,7 @@ def rolled(tool: Any, *replies: str) -> Trajectory:
         (lambda call: Observation(call.id, "x", "fine"), "of status 'fine'; one of ok, error"),  # type: ignore[arg-type]
     ],
 )
-def test_a_tool_of_ones_own_that_raises_or_gives_no_observation_costs_its_rollout_alone(
+def test_a_custom_tool_that_raises_or_gives_no_observation_costs_its_rollout_alone(
     gives: Callable[[ToolCall], object], said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     made = rolled(Given(gives), call("x"), "answer")

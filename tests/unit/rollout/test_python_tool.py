@@ -126,7 +126,7 @@ def test_a_large_budget_cuts_the_middle_and_says_so() -> None:
 
 
 @pytest.mark.parametrize("fault", [SandboxUnavailable("gone"), ConnectionResetError("gone"), ValueError("gone")])
-def test_a_fault_of_the_sandbox_is_told_and_not_raised(fault: Exception) -> None:
+def test_a_fault_of_the_sandbox_is_reported_and_not_raised(fault: Exception) -> None:
     seen = observe(fault)
     assert (seen.status, seen.error_type, seen.text) == ("infrastructure", type(fault).__name__, "sandbox fault: gone")
 
@@ -308,7 +308,7 @@ def test_of_the_interpreters_that_ended_none_stays_open() -> None:
     assert [session.open for session in opened(work)] == [False] * 3
 
 
-def test_that_the_interpreter_was_restarted_is_told_above_a_failure_too() -> None:
+def test_that_the_interpreter_was_restarted_is_reported_above_a_failure_too() -> None:
     """Once, and not to a call that ran nothing."""
 
     async def work(tool: OpenTool) -> None:

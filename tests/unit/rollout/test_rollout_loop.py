@@ -117,7 +117,7 @@ def test_no_history_has_more_ids_than_the_limit_whatever_tools_print(repair, sta
         assert to_sample(p.trajectory).mask[-(limit - start) or limit :].count(1) == 0
 
 
-def test_what_is_cut_off_at_the_limit_is_told_by_its_ids():
+def test_what_is_cut_off_at_the_limit_is_reported_by_its_ids():
     whole = play([call("a"), DONE], {"a": ("x" * 50, "ok", None)})
     limit = len(whole.engine.seen[0][1]) + len(call("a")) + 30
     cut = play([call("a"), DONE], {"a": ("x" * 50, "ok", None)}, limits=replace(LIMITS, max_tokens=limit)).trajectory
@@ -220,7 +220,7 @@ def test_no_repair_is_asked_about_an_infrastructure_fault():
     assert (p.trajectory.stop, len(p.turns)) == ("infrastructure", 1)
 
 
-def test_what_fits_leaves_room_to_go_on_but_for_an_answer():
+def test_what_fits_leaves_room_to_go_on_except_for_an_answer():
     p = play([call("a"), DONE], {})
     step, answer = p.turns
     used = len(history_ids(p.trajectory))
@@ -244,7 +244,7 @@ def test_a_turn_that_ends_otherwise_is_closed_by_the_template():
     assert f"{call('a')}<|endoftext|><|im_end|>\n<|im_start|>tool" in p.prompt(1)
 
 
-def test_a_request_that_the_engine_refuses_is_an_error_and_the_engine_is_told_to_release():
+def test_a_request_that_the_engine_refuses_is_an_error_and_the_engine_is_asked_to_release():
     engine = ScriptedEngine(ByteTokenizer(), [call("a")])
     with pytest.raises(EngineError, match="generation 2 of a script of 1"):
         run(engine)

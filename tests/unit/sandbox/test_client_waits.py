@@ -247,7 +247,7 @@ async def routed(*, outage: float, tries: int = 2) -> tuple[SandboxRouter, Conne
     return router, there
 
 
-def test_a_server_that_is_started_anew_is_waited_for_and_that_is_told_once(
+def test_a_server_that_is_started_anew_is_waited_for_and_that_is_reported_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     noting_sleeps(monkeypatch)

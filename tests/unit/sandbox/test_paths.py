@@ -45,7 +45,7 @@ def test_more_paths_than_there_can_be_are_refused_and_longer_ones_are_none_that_
         to_write(["b", "a/" * 2000])
 
 
-def test_more_than_there_is_room_for_is_said_before_anything_runs() -> None:
+def test_more_than_there_is_room_for_is_reported_before_anything_runs() -> None:
     mib = 1 << 20
     check_room({"a": bytes(32 * mib)}, "x" * 32 * mib)
     with pytest.raises(ValueError, match=r"of 65\.0 MiB together: 64 MiB at most"):

@@ -89,7 +89,7 @@ def test_the_base_filter_decides_as_it_says(machine: tuple[str, int]) -> None:
     assert {asked("prctl", option) for option in seccomp.PRCTL_REFUSED} == {EPERM}
 
 
-def test_commands_are_told_apart_by_what_the_kernel_reads_of_them(machine: tuple[str, int]) -> None:
+def test_commands_are_distinguished_by_what_the_kernel_reads_of_them(machine: tuple[str, int]) -> None:
     name, arch = machine
     program = seccomp.assemble([*seccomp.base_rules(), *seccomp.no_allocation()], name)
 

@@ -93,7 +93,7 @@ def test_the_limits_inside_are_those_outside() -> None:
     assert request.bounds(limits)._asdict() == {name: getattr(limits, name) for name in Bounds._fields}
 
 
-def test_an_outcome_is_a_result_but_for_what_the_host_knows_better() -> None:
+def test_an_outcome_is_a_result_except_for_what_the_host_knows_better() -> None:
     assert list(Outcome._fields) == [field.name for field in fields(Result)]
     assert "outcome" in CallEnded._fields
 

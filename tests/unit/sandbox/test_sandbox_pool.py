@@ -32,7 +32,7 @@ def test_a_python_that_does_not_start_is_named(monkeypatch: pytest.MonkeyPatch) 
         asyncio.run(SandboxPool().start())
 
 
-def test_a_worker_that_ends_at_once_is_told_with_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_ends_at_once_is_reported_with_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(SandboxUnavailable, match="did not come up"):
         asyncio.run(SandboxPool().start())

@@ -71,7 +71,7 @@ def test_one_that_is_dropped_is_replaced_by_the_next_best() -> None:
     assert choose("import numpy") == "bare"
 
 
-def test_packages_of_ones_own_come_first_and_cover_what_they_bring() -> None:
+def test_custom_packages_come_first_and_cover_what_they_bring() -> None:
     choose = Chooser(with_packages(("pandas",)))
     assert choose("import pandas") == "pandas"
     assert choose("import pandas, numpy") == "pandas"

@@ -47,7 +47,7 @@ def test_a_server_without_a_token_is_asked_by_its_address_or_a_name_of_its_machi
     assert status("127.0.0.1", host) == 200
 
 
-def test_a_request_that_the_servers_end_cancels_is_told_to_ask_another_one() -> None:
+def test_a_request_that_the_servers_end_cancels_is_sent_to_another_one() -> None:
     sent: list[Any] = []
     counted: Counter[int] = Counter()
 

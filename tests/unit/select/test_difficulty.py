@@ -54,7 +54,7 @@ def test_an_endless_stream_of_which_nothing_is_left_is_not_searched_for_ever():
     assert [t.id for t in islice(one, 3)] == ["b"] * 3
 
 
-def test_twice_as_many_as_there_are_rates_may_be_left_out_but_for_one():
+def test_twice_as_many_as_there_are_rates_may_be_left_out_except_for_one():
     rates = {"a": 0.5, "b": 1.0, "c": 0.0}
     assert left("a" + "bcbcb" + "a" + "cbcbc" + "a", rates) == "aaa", "counted anew after each one that is kept"
     seen = []

@@ -130,7 +130,7 @@ def test_without_minima_a_side_may_go_empty():
     assert lone not in roc([lone, *(made(f"n{n}", 0) for n in range(31))], 8, seed=0)
 
 
-def test_selection_counts_answers_as_it_is_told():
+def test_selection_counts_answers_as_it_is_asked_to():
     group = [made("boxed", 1, "ok"), made("bare", 1, "ok", answers=0), made("n0", 0), made("n1", 0)]
     bare = {"count_answers": lambda trajectory: int(trajectory.id == "bare")}
     for seed in range(10):

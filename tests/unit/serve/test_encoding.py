@@ -31,7 +31,7 @@ def test_what_a_client_added_stands_between_the_turn_and_the_users_words(family:
 
 
 @pytest.mark.parametrize("family", names())
-def test_results_are_told_as_a_rollout_tells_them(family: str) -> None:
+def test_results_are_rendered_as_in_a_rollout(family: str) -> None:
     chat = chat_of(family)
     turn = turn_of(chat, "I run it.", calls=True)
     said = [ChatMessage("tool", "1", call_id="a"), ChatMessage("user", "Go on.")]

@@ -145,14 +145,14 @@ def test_one_in_which_something_else_stands_is_broken_and_left(tmp_path: Path, l
     assert partial.read_text(encoding="utf-8") == f"{lines}\n"
 
 
-def test_a_trajectory_that_is_none_is_told_with_its_line(tmp_path: Path) -> None:
+def test_a_trajectory_that_is_none_is_reported_with_its_line(tmp_path: Path) -> None:
     lines = ['{"made_from":{}}', '{"stop":1,"rejected":{},"kept":[]}', '{"stop":2,"rejected":{},"kept":[{"id":1}]}']
     (tmp_path / "d.jsonl.partial").write_text("\n".join(lines) + "\n", encoding="utf-8")
     with pytest.raises(RecordError, match=r"d\.jsonl\.partial, line 3: "):
         FileJournal(tmp_path / "d.jsonl", {}, RECIPE)
 
 
-def test_what_a_disk_has_no_room_for_is_told_and_not_counted(tmp_path: Path) -> None:
+def test_what_a_disk_has_no_room_for_is_reported_and_not_counted(tmp_path: Path) -> None:
     file, partial = tmp_path / "d.jsonl", tmp_path / "d.jsonl.partial"
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     with FileJournal(file, MADE_FROM, RECIPE) as journal:
@@ -179,7 +179,7 @@ def test_a_file_is_begun_where_its_journal_is(tmp_path: Path, left: str | None, 
     assert begun(tmp_path / "d.jsonl") is goes_on
 
 
-def test_what_is_somebody_elses_is_told_as_what_it_is_and_left(tmp_path: Path) -> None:
+def test_what_is_not_ours_is_reported_as_what_it_is_and_left(tmp_path: Path) -> None:
     file, partial = tmp_path / "d.jsonl", tmp_path / "d.jsonl.partial"
     partial.write_text('{"id":"t"}\n', encoding="utf-8")
     for words in ("is no journal of demonstrations, and is left", r"is what `retcon purify … -o .*d\.jsonl` had done"):

@@ -401,7 +401,7 @@ def test_weights_that_are_not_loaded_make_no_other_model(tmp_path: Path) -> None
     assert fingerprint(tmp_path) == before
 
 
-def test_files_are_told_by_what_they_hold_and_their_order_and_not_by_their_names(tmp_path: Path) -> None:
+def test_files_are_identified_by_what_they_hold_and_their_order_and_not_by_their_names(tmp_path: Path) -> None:
     """What a run goes on from: other demonstrations make another run."""
     one, other, copy = (tmp_path / name for name in ("one", "other", "copy"))
     for file, text in ((one, "1"), (other, "2"), (copy, "1")):

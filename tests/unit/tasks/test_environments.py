@@ -344,7 +344,7 @@ def test_what_cannot_be_had_is_refused_by_name(keys: Sequence[str], said: str) -
         tools_of(recipe_of("Counter", *keys))
 
 
-def test_messages_say_what_the_model_wrote_and_was_told_without_what_was_repaired() -> None:
+def test_messages_hold_what_the_model_wrote_and_read_without_what_was_repaired() -> None:
     made = played(recipe_of("Counter"), (add(2), "No, wait. " + add(1000), add(3), "It is done."))
     told = messages_of(made)
     assert [message["role"] for message in told] == ["assistant", "tool", "assistant", "tool", "assistant"]

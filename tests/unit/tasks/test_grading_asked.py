@@ -210,7 +210,7 @@ def test_what_hangs_is_found_and_all_others_are_read(monkeypatch: pytest.MonkeyP
     assert sandbox.closed == sandbox.opened > 1
 
 
-def test_mathematics_that_does_not_start_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mathematics_that_does_not_start_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     sandbox = Reading(starts=False)
     with pytest.raises(SandboxUnavailable, match="does not start in the sandbox: ModuleNotFoundError: no math_verify"):
         read(sandbox, ["1/2"], monkeypatch)

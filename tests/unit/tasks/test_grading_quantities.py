@@ -203,7 +203,7 @@ def test_several_numbers_with_units_are_compared_whole(answer: str, said: str, s
         *((one, "") for one in ("1,234", "0,500", "3.5", "3, 5", "(3,5)", "1,2,3", "x,5")),
     ],
 )
-def test_a_right_answer_with_a_comma_that_may_be_a_decimal_one_is_told_as_it_is_read(answer: str, how: str) -> None:
+def test_a_right_answer_with_a_comma_that_may_be_a_decimal_one_is_reported_as_it_is_read(answer: str, how: str) -> None:
     assert GRADER.ambiguous is not None
     assert GRADER.ambiguous(answer) == how
 

@@ -188,7 +188,7 @@ def test_a_choice_whose_answer_is_no_letter_is_refused() -> None:
         same_choice("42", "B")
 
 
-def test_texts_are_the_same_but_for_case_and_space() -> None:
+def test_texts_are_the_same_except_for_case_and_space() -> None:
     assert same_text("New  York", r"It is \boxed{\text{new york}}.")
     assert same_text("yes", " Yes ")
     assert same_text("yes", "<think>\nno, or yes?\n</think>\n\nYes")

@@ -52,7 +52,7 @@ def walked(recipe: Recipe, *by: int) -> tuple[list[tuple[str, str]], float | Non
 
 
 @pytest.mark.parametrize("keys", [(), ("task.rollback=unneeded",)])
-def test_steps_are_told_as_json_and_their_rewards_added(url: str, keys: Sequence[str]) -> None:
+def test_steps_are_rendered_as_json_and_their_rewards_added(url: str, keys: Sequence[str]) -> None:
     told, reward = walked(recipe_of(url, *keys), 1, 2)
     assert told == [("ok", '{"at": 1, "blocked": false}'), ("ok", '{"at": 3, "blocked": false}')]
     assert reward == 1.0
@@ -65,7 +65,7 @@ def test_an_action_that_the_server_refuses_is_the_models_failure(url: str) -> No
 
 
 @pytest.mark.parametrize("by", [13, 99])
-def test_a_session_that_breaks_off_or_a_server_that_is_full_is_nobodys_fault(url: str, by: int) -> None:
+def test_a_session_that_breaks_off_or_a_server_that_is_full_is_an_infrastructure_fault(url: str, by: int) -> None:
     assert [status for status, _ in walked(recipe_of(url), 1, by)[0]] == ["ok", "infrastructure"]
 
 

@@ -152,7 +152,7 @@ def test_a_grader_that_cannot_be_had_is_no_fault_of_a_rollout() -> None:
         judged(RecipeError("no such grader"))
 
 
-def test_an_evaluation_of_nothing_is_refused_and_one_of_less_than_was_asked_for_is_told(tmp_path: Path) -> None:
+def test_an_evaluation_of_nothing_is_refused_and_one_of_less_than_was_asked_for_is_reported(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", questions(4))
     given = ["task.kind=file", f"task.path={path}", "evaluate.problems=9"]
     recipe = load_recipe(None, [*given, "task.evaluation_share=0"])
@@ -200,7 +200,7 @@ class Broken(Own):
 
 
 @pytest.mark.parametrize("inside", [False, True])
-def test_one_that_raises_is_told_by_its_own_name_and_line_also_among_files(inside: bool) -> None:
+def test_one_that_raises_is_reported_by_its_own_name_and_line_also_among_files(inside: bool) -> None:
     own = Broken(KeyError("x"))
     named: TaskSet = own
     if inside:  # as `task.path = "my_module:MyTasks"` makes of it
@@ -226,7 +226,7 @@ def test_one_that_raises_is_told_by_its_own_name_and_line_also_among_files(insid
 
 
 @pytest.mark.parametrize("given", [None, [{"question": "go"}], [Task("t/0", "go", 7)]])  # type: ignore[arg-type]
-def test_what_are_no_tasks_is_told_by_its_own_name_among_files(given: Any) -> None:
+def test_what_are_no_tasks_is_reported_by_its_own_name_among_files(given: Any) -> None:
     named = DataTasks("own", None, (Part("own", Own(given)),), (), {})
     with pytest.raises(RecipeError, match=r"^test_task_sets:Own\.train\(seed\)"):
         next(training_prompts(named, 0))

@@ -70,7 +70,7 @@ def test_a_system_prompt_beside_the_messages_comes_first(tmp_path, record, name)
     assert told(tmp_path, {name: "", **record}) == PLAIN + OPENS
 
 
-def test_a_system_prompt_that_the_messages_hold_already_is_told_once(tmp_path):
+def test_a_system_prompt_that_the_messages_hold_already_is_rendered_once(tmp_path):
     listed = [message("system", "S"), message("user", "Q"), message("assistant", "A")]
     assert told(tmp_path, {"system": "S", "messages": listed}) == SYSTEM + PLAIN + OPENS
     assert told(tmp_path, {"system": "other", "messages": listed}) == SYSTEM + PLAIN + OPENS
@@ -96,7 +96,7 @@ def test_what_goes_with_a_question_is_asked_too(tmp_path, record, asked):
     assert told(tmp_path, record) == f"<|im_start|>user\n{asked}<|im_end|>\n{OPENS}"
 
 
-def test_the_earlier_turns_of_an_alpaca_record_are_told(tmp_path):
+def test_the_earlier_turns_of_an_alpaca_record_are_rendered(tmp_path):
     record = {"instruction": "Q", "input": "", "output": "A", "history": [["Q", "H"]], "system": "S"}
     assert told(tmp_path, record) == f"{SYSTEM}{PLAIN}<|im_start|>assistant\nH<|im_end|>\n{PLAIN}{OPENS}"
     assert told(tmp_path, {**record, "history": []}) == SYSTEM + PLAIN + OPENS

@@ -28,7 +28,7 @@ def test_a_failure_loses_what_its_fix_gains():
     assert sum(fixed.spliced) > 0 == sum(failed.spliced)
 
 
-def test_a_try_is_masked_but_for_what_was_written_and_follows_the_clean_history():
+def test_a_try_is_masked_except_for_what_was_written_and_follows_the_clean_history():
     p = play([call("1"), call(BAD, "So. "), call(GOOD, "Oops. "), DONE], FAILS, repair=Saar())
     whole, failure = to_sample(p.trajectory), p.turns[1].abandoned[0]
     before = sum(len(s.ids or ()) for s in (*p.trajectory.prompt, *p.turns[0].segments))

@@ -158,7 +158,7 @@ def test_instructions_come_before_what_a_developer_says(tmp_path):
     assert [text for _, text, _ in read(tmp_path, record)[:3]] == ["I", "S", "Q"]
 
 
-def test_what_an_assistant_said_elsewhere_is_told_in_its_role(tmp_path):
+def test_what_an_assistant_wrote_elsewhere_is_rendered_in_its_role(tmp_path):
     """Messages of a trace that were not sampled, demonstrations of SWE-agent."""
     shown = {"role": "assistant", "content": "H"}
     trace = foreign.FORMATS["traces"]((foreign.user("Q"), foreign.answer("A")))
@@ -210,7 +210,7 @@ HERMES = render_call("python", {"code": CODE})
     ],
     ids=["calls", "hermes", "markdown", "words"],
 )
-def test_a_message_of_weight_0_is_told_and_not_learnt(tmp_path, said_first, weight):
+def test_a_message_of_weight_0_is_reported_and_not_learnt(tmp_path, said_first, weight):
     first, between = said_first
     rest = [between, said("two", weight=1)]
     with_it = read(tmp_path, {"messages": [ASKED, first | {"weight": weight}, *rest]})

@@ -209,7 +209,7 @@ def test_branches_are_counted_and_what_they_share():
     assert branch_metrics([[root, *two], [alone]])["entropy_first"] == 2.0, "of every turn that was sampled first, once"
 
 
-def test_points_of_one_rollout_are_told_apart_and_a_repair_that_is_shared_is_counted_once():
+def test_points_of_one_rollout_are_distinguished_and_a_repair_that_is_shared_is_counted_once():
     said = [call("print(x)"), call("print(1)"), call("print(2)"), "42"]
     root = replace(play(said, {"print(x)": "error"}, repair=Saar()).trajectory, reward=1.0)
     group = [root, *(replace(root, id=f"b{n}", branch=Branch(root.id, root.id, n, 50, 4.0, 3.0)) for n in (1, 2))]
@@ -470,7 +470,7 @@ def test_steps_without_tries_say_nothing() -> None:
     assert drift([*steps(0.2), *([{"first_tries": 0, "first_try_failures": 0}] * WINDOW)]) is None
 
 
-def test_the_alarm_is_told_once_and_stays_in_the_metrics() -> None:
+def test_the_alarm_is_reported_once_and_stays_in_the_metrics() -> None:
     course, alarms = Course(Dapo(), []), []
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")

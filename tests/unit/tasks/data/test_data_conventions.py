@@ -111,7 +111,7 @@ def test_a_choice_that_is_no_index_is_found_by_its_text(options: Any, answer: An
 
 
 @pytest.mark.parametrize("answer", ["2", "C", "green"])
-def test_an_answer_that_is_none_of_the_choices_is_told_as_it_is(answer: str, tmp_path: Path) -> None:
+def test_an_answer_that_is_none_of_the_choices_is_reported_as_it_is(answer: str, tmp_path: Path) -> None:
     row = {"question": "Which?", "options": ["red", "blue"], "answer": answer}
     task = tasks(write(tmp_path / "a.jsonl", [row]))[0]
     assert task.answer == answer

@@ -234,7 +234,7 @@ def test_settings_that_name_no_data_are_refused_when_they_are_opened() -> None:
         FileTaskSettings().open()
 
 
-def test_a_family_and_a_task_set_of_ones_own_are_sources_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_custom_family_and_a_task_set_are_sources_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = types.ModuleType("own_tasks_for_test")
     module.Mine = Mine  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
@@ -447,7 +447,7 @@ def test_a_source_that_leaves_grading_to_others_is_graded_by_them(module: Any, t
 
 
 @pytest.mark.filterwarnings("error::retcon.core.errors.TaskWarning")
-def test_a_source_that_says_how_it_is_graded_is_told_that_the_recipe_does(module: Any, tmp_path: Path) -> None:
+def test_the_recipe_decides_over_the_grading_that_a_source_names(module: Any, tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", questions(3))
     graders = {"math": {"seconds": 3}}
     inner = FileTaskSettings(path=path, evaluation_share=0, rewards="graded", graders=graders)
@@ -541,7 +541,7 @@ def measured(**settings: Any) -> list[str]:
     ],
     indirect=["hub"],
 )
-def test_it_is_the_one_that_is_made_for_it_and_is_told(hub: Sequence[str], split: str) -> None:
+def test_it_is_the_one_that_is_made_for_it_and_is_reported(hub: Sequence[str], split: str) -> None:
     told = rf"openai/gsm8k: its split '{split}' is evaluated on, of {', '.join(hub)}: task.split names another"
     with pytest.warns(TaskWarning, match=told):
         assert measured() == [str(2 * hub.index(split))]

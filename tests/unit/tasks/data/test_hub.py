@@ -67,7 +67,7 @@ def test_of_a_data_set_to_evaluate_on_it_is_the_test_split_unless_another_is_nam
 
 
 @pytest.mark.parametrize("error", [ConnectionError("Couldn't reach it"), TimeoutError("slow")])
-def test_a_hub_that_is_out_of_reach_is_said(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_that_is_out_of_reach_is_reported(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", FakeHub(error))
     with pytest.raises(DataError, match=r"openai/gsm8k at revision x cannot be loaded without the hub .*give its path"):
         opened("openai/gsm8k", revision="x")

@@ -192,7 +192,7 @@ def test_any_other_mark_is_one(tmp_path: Path, yes: object) -> None:
     assert len(tasks(write(tmp_path / "a.jsonl", rows))) == 2
 
 
-def test_a_column_of_marks_that_no_row_has_is_told_with_the_nearest(tmp_path: Path) -> None:
+def test_a_column_of_marks_that_no_row_has_is_reported_with_the_nearest(tmp_path: Path) -> None:
     rows = [*questions(3), {"question": "seen before", "answer": "1", "contaminated": True}]
     path, other = write(tmp_path / "a.jsonl", rows), write(tmp_path / "b.jsonl", questions(2))
     assert len(tasks(path, marked="contaminated")) == 3
@@ -255,7 +255,7 @@ def test_a_column_that_a_later_row_calls_otherwise_is_refused(
         read(path, columns=columns)
 
 
-def test_choices_that_an_evaluation_leaves_out_are_told(tmp_path: Path) -> None:
+def test_choices_that_an_evaluation_leaves_out_are_reported(tmp_path: Path) -> None:
     held = write(tmp_path / "e.jsonl", [ROWS["choices"], {"question": "Which?", "answer": 1}])
     with pytest.raises(DataError, match="line 2: lacks column choices or options"):
         read(write(tmp_path / "a.jsonl", [ROWS["plain"]]), against=held)

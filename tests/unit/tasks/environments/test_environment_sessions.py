@@ -142,7 +142,7 @@ def test_a_state_that_calls_are_made_again_in_takes_the_place_of_one_that_ends()
 
 
 @pytest.mark.parametrize("rollback", ["copy", "unneeded"])
-def test_what_a_tool_tells_is_cut_and_a_time_out_is_told_as_one(rollback: Rollback) -> None:
+def test_what_a_tool_tells_is_cut_and_a_time_out_is_reported_as_one(rollback: Rollback) -> None:
     async def main() -> list[Observation]:
         sessions = Sessions(Noted(rollback), rollback)
         tools: Any = sessions.tools(60) if rollback == "unneeded" else await opened(sessions, 60)
@@ -180,7 +180,7 @@ class Hidden(Noted):
         return self.rows[int(task.rpartition("/")[2])] if self.rows else super().row(task)
 
 
-def test_tasks_that_only_begin_alike_train_but_for_those_held_out() -> None:
+def test_tasks_that_only_begin_alike_train_except_for_those_held_out() -> None:
     tasks = EnvironmentTasks(Sessions(Hidden([""] * 9), "copy"), evaluation_share=0.5, right_from=None)
     train, held_out = {task.id for task in tasks.train(0)}, {task.id for task in tasks.evaluation(9, 0)}
     assert train
@@ -235,7 +235,7 @@ class Both(Hidden):
         (["a"] * 6, [{"n": n} for n in range(6)], []),
     ],
 )
-def test_tasks_that_all_begin_as_those_for_evaluation_do_are_told_apart_by_their_rows(
+def test_tasks_that_all_begin_as_those_for_evaluation_do_are_distinguished_by_their_rows(
     answers: Sequence[str], rows: Sequence[Mapping[str, Any]], trains: Sequence[str]
 ) -> None:
     tasks = EnvironmentTasks(Sessions(Both(answers, rows), "copy"), evaluation_share=0.5, right_from=None)
@@ -301,7 +301,7 @@ class Exits(Wrapped):
 
 
 @pytest.mark.parametrize("error", [OSError("no disk"), SystemExit(3), KeyError("seed")])
-def test_an_environment_that_raises_before_work_starts_is_told_with_its_line(
+def test_an_environment_that_raises_before_work_starts_is_reported_with_its_line(
     error: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Broken, "error", error)
@@ -327,7 +327,7 @@ def test_a_tool_that_ends_the_process_fails_and_ends_nothing() -> None:
 
 @pytest.mark.parametrize("ends", [True, False])
 @pytest.mark.parametrize("why", [OSError("no room"), RecipeError("no runtime"), asyncio.CancelledError()])
-def test_it_is_ended_and_what_failed_is_what_is_told(why: BaseException, ends: bool) -> None:
+def test_it_is_ended_and_what_failed_is_what_is_reported(why: BaseException, ends: bool) -> None:
     """A cancelled rollout is cancelled, and a wrong recipe is wrong, also where ending what was begun fails."""
     told: list[str] = []
 

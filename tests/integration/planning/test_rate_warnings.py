@@ -51,7 +51,7 @@ def test_a_rate_that_ruins_a_model_is_told(
     assert len([one for one in caught if one.category is RateWarning]) == 1
 
 
-def test_many_jobs_rates_are_told_once_each_by_the_command_itself(
+def test_many_jobs_rates_are_reported_once_each_by_the_command_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     base = make_base(tmp_path / "base", positions=256)

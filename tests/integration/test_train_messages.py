@@ -23,7 +23,7 @@ SMALL = (
 
 
 @pytest.mark.parametrize(("key", "moved"), [("rl.entropy_coefficient=0", False), ("rl.entropy_coefficient=0.01", True)])
-def test_that_no_step_moved_the_weights_is_said(key: str, moved: bool, tmp_path: Path) -> None:
+def test_that_no_step_moved_the_weights_is_reported(key: str, moved: bool, tmp_path: Path) -> None:
     """An untrained model is never right: all rewards are equal, and only an entropy bonus is left to learn from."""
     base, out = make_base(tmp_path / "base"), tmp_path / "out"
     words = ["train", "quickstart/baseline", *SMALL, key, "--from", str(base), "--out", str(out)]
@@ -38,7 +38,7 @@ def test_that_no_step_moved_the_weights_is_said(key: str, moved: bool, tmp_path:
 
 
 @pytest.mark.parametrize("given", ["rl.truncated=mask", "rl.void_turns=mask", "rl.dual_clip=3"])
-def test_a_mechanism_that_never_acted_is_said(given: str, tmp_path: Path) -> None:
+def test_a_mechanism_that_never_acted_is_reported(given: str, tmp_path: Path) -> None:
     """An untrained model ends no turn: what masks for that acts, and the dual clip has no token to bound."""
     base, out = make_base(tmp_path / "base"), tmp_path / "out"
     words = ["train", "quickstart/baseline", *SMALL, given, "--from", str(base), "--out", str(out)]
