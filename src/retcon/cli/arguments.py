@@ -229,6 +229,11 @@ def import_training() -> None:
     gc.freeze()
 
 
+def ready(recipe: Recipe) -> Callable[[], None]:
+    """What to call once nothing but computing is left: imports what the recipe's engine needs here."""
+    return import_training if recipe.engine.in_process else lambda: None
+
+
 ROOM = 8192
 """Tokens of a conversation at most, where a model in a folder takes more."""
 ANSWER = 1024
@@ -257,7 +262,7 @@ def conversing(
     if served and "path" in recipe.model.model_fields_set:
         folder = locate(recipe.model.path)
     if recipe.engine.in_process:
-        import_training()
+        need_training()
     return recipe, folder
 
 

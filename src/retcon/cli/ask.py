@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from retcon.cli.arguments import ModelOrURL, ModelOverrides, command_line, conversing
+from retcon.cli.arguments import ModelOrURL, ModelOverrides, command_line, conversing, ready
 from retcon.core.errors import EngineError
 
 if TYPE_CHECKING:
@@ -79,6 +79,7 @@ async def _answered(
     from retcon.tasks.types import Task
 
     chat = build_engine_chat(recipe, folder)
+    ready(recipe)()
     engine = build_policy(recipe, folder, chat)
     shown = 0
 

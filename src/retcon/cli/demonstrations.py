@@ -13,8 +13,8 @@ from retcon.chat.tokenizer import load_tokenizer
 from retcon.chat.types import Tokenizer
 from retcon.cli.arguments import names_demos
 from retcon.config.schema import Recipe
-from retcon.core.errors import CheckpointError, RecipeError, nearest
-from retcon.models.placing import model_folder
+from retcon.core.errors import CheckpointError, RecipeError, nearest_path
+from retcon.models.locating import model_folder
 from retcon.rollout.lengths import Derived, context_of, open_keys, with_lengths
 from retcon.runs.manifest import as_now, differing, relevant
 from retcon.runs.progress import Tell
@@ -37,9 +37,8 @@ def refuse_missing(recipe: Recipe, overrides: Sequence[str], file: Path, command
     the recipe. command: makes it. Raises CheckpointError as `begun`."""
     if file.exists() or begun(file) or _note_of(file).exists() or names_demos(recipe, overrides):
         return
-    beside = [path.name for path in file.parent.iterdir()] if file.parent.is_dir() else []
     raise RecipeError(
-        f"{file} is not there{nearest(file.name, beside)}: name one that is. `{command}` makes demonstrations, and so "
+        f"{file} is not there{nearest_path(file)}: name one that is. `{command}` makes demonstrations, and so "
         f"does this command where [demos] is set, as with demos.kind={recipe.demos.kind}"
     )
 

@@ -20,8 +20,8 @@ from retcon.core.texts import counted
 from retcon.core.types import Sample
 from retcon.evaluate.runner import held_by, is_whole, settings_of
 from retcon.models.loading import load_config
-from retcon.models.locating import is_unfetched, locate
-from retcon.models.placing import model_folder, place_training
+from retcon.models.locating import is_unfetched, locate, model_folder
+from retcon.models.placing import place_training
 from retcon.planning.estimate import USED, Speed, measure_speed, needs_on_gpus, published, step_seconds
 from retcon.planning.needs import Needs, free_on, gib, needs_of, refuse_overfull, refuse_unfit, table, warn_of_rate
 from retcon.rollout.lengths import Derived, check_lengths, context_of, open_keys
@@ -29,6 +29,7 @@ from retcon.runs.manifest import RunKind, check_free
 from retcon.runs.progress import duration
 from retcon.tasks.registry import EVERY, TaskSet, evaluation_tasks, problems_of
 from retcon.train.measuring import Measured, measure_evaluation, measure_rl, measure_updates
+from retcon.train.settling import Settled
 from retcon.train.stages import get_ready
 
 DAY = 86400
@@ -36,14 +37,16 @@ SHARED = 1.3
 """Total times are given from the estimate to so many times it: later rollouts may be longer, the machine busier."""
 
 
-def plan_rl(recipe: Recipe, name: str | Path, out: Path, gpus: Speed | None = None) -> None:
+def plan_rl(
+    recipe: Recipe, name: str | Path, out: Path, gpus: Speed | None = None, settled: Settled | None = None
+) -> None:
     """Prints the plan of `retcon train`, stage by stage. Raises what the run itself would before it starts. gpus: on
     which verl would train; of those, and of a model that is not here, by formula."""
     if gpus or is_unfetched(str(name)):
         _plan_unfetched(recipe, str(name), out, gpus)
         return
     folder = locate(name)
-    ready = get_ready(recipe, folder, out)
+    ready = get_ready(recipe, folder, out, settled=settled)
     settled, stages, each = ready.settled, ready.stages, ready.each
     recipe = settled.recipe
     about = recipe.evaluate

@@ -16,11 +16,11 @@ from retcon.cli.arguments import (
     ModelOrURL,
     Out,
     command_line,
-    import_training,
     interruptible,
     need_training,
     of_sections,
     plain_console,
+    ready,
     split_overrides,
 )
 from retcon.core.errors import RecipeError
@@ -94,13 +94,13 @@ def evaluate(
         plan_evaluation(recipe, folder, out)
         return
     if recipe.engine.in_process:
-        import_training()
+        need_training()
     from retcon.evaluate.result import read_result
     from retcon.evaluate.runner import run_evaluation
 
     kept = f"the problems that are measured are kept in {out}; the same command continues"
     with interruptible(kept), telling(f"evaluating {checkpoint}") as tell:
-        path = run_evaluation(recipe, folder, out, on_progress=tell, on_place=tell_place)
+        path = run_evaluation(recipe, folder, out, on_progress=tell, on_place=tell_place, on_ready=ready(recipe))
     from retcon.report.tables import result_table, result_title, tell_cut_off
 
     console, result = plain_console(), read_result(path)
@@ -187,13 +187,20 @@ def difficulty(
         recipe = of_run.recipe
     folder = locate(checkpoint)
     if recipe.engine.in_process:
-        import_training()
+        need_training()
     from retcon.evaluate.difficulty import run_difficulty
 
     kept = f"what was measured is kept in {out}; the same command measures the rest"
     with interruptible(kept), telling(f"measuring with {checkpoint}") as tell:
         measured = run_difficulty(
-            recipe, folder, out, tasks=tasks, rollouts=rollouts, on_progress=tell, on_place=tell_place
+            recipe,
+            folder,
+            out,
+            tasks=tasks,
+            rollouts=rollouts,
+            on_progress=tell,
+            on_place=tell_place,
+            on_ready=ready(recipe),
         )
     section = recipe.select
     within = sum(section.min_pass_rate <= one.rate <= section.max_pass_rate for one in measured)
@@ -298,7 +305,7 @@ def audit(
     recipe = load_recipe(name, overrides, reads=READS["audit"])
     folder = locate(checkpoint)
     if recipe.engine.in_process:
-        import_training()
+        need_training()
     from retcon.evaluate.audit import RESULT, Auditing, Size, run_audit
     from retcon.report.audit import audit_sheets
     from retcon.store.whole import write_whole
@@ -315,7 +322,7 @@ def audit(
     job = Auditing(recipe, folder, out, Size(prompts, calls, replays), credit)
     kept = f"what was replayed is kept in {out}; the same command continues"
     with interruptible(kept), telling(f"replaying failed calls of {checkpoint}") as tell:
-        found = run_audit(job, on_progress=tell, on_place=tell_place)
+        found = run_audit(job, on_progress=tell, on_place=tell_place, on_ready=ready(recipe))
     sheets = audit_sheets(found)
     write_whole(out / "table.md", "\n".join(sheet.markdown() for sheet in sheets))
     console = plain_console()

@@ -28,7 +28,7 @@ from retcon.cli.arguments import (
     split_overrides,
     tell_trained,
 )
-from retcon.core.errors import RecipeError
+from retcon.core.errors import RecipeError, RecordError, nearest_path
 from retcon.core.texts import counted
 from retcon.runs.progress import tell_line, tell_place, telling, telling_steps
 
@@ -56,31 +56,37 @@ def train(
     says."""
     from retcon.cli.arguments import READS
     from retcon.config.load import load_recipe
-    from retcon.models.locating import locate
+    from retcon.models.locating import FINAL, is_unfetched, locate
 
     settings = load_recipe(recipe, overrides or (), reads=READS["train"])
     name = start or settings.model.path
     if gpus and not dry_run:
         raise RecipeError("--gpus plans and trains nothing: add --dry-run; recipes/verl/launch.sh trains on several")
+    need_training()
+    from retcon.train.settling import settle_run
+
+    settled = None if gpus or (dry_run and is_unfetched(name)) else settle_run(settings, locate(name), out)
     if dry_run:
-        need_training()
         from retcon.cli.dry_run import plan_rl
         from retcon.planning.estimate import gpus_of
 
-        plan_rl(settings, name, out, gpus_of(gpus, gpu_gb) if gpus else None)
+        plan_rl(settings, name, out, gpus_of(gpus, gpu_gb) if gpus else None, settled)
         return
-    folder = locate(name)
-    need_training()
-    import_training()
     from retcon.runs.metrics import idle_mechanisms, read_metrics
-    from retcon.train.rl import run_rl
 
-    stages = [stage.name for stage in settings.stages]
-    with (
-        interruptible(partial(kept_run, out)),
-        telling_steps(f"training {recipe}", settings.rl.steps, stages) as on_step,
-    ):
-        final = run_rl(settings, folder, out, on_step=on_step, on_place=tell_place)
+    final = out / FINAL
+    if settled is None:
+        tell_line(f"{out} is finished: nothing is trained any more")
+    else:
+        import_training()
+        from retcon.train.rl import run_rl
+
+        stages = [stage.name for stage in settings.stages]
+        with (
+            interruptible(partial(kept_run, out)),
+            telling_steps(f"training {recipe}", settings.rl.steps, stages) as on_step,
+        ):
+            run_rl(settings, locate(name), out, settled=settled, on_step=on_step, on_place=tell_place)
     metrics = out / "metrics.jsonl"
     lines = [f"metrics: {metrics}", f"trajectories: {out / 'trajectories'}"]
     steps = list(read_metrics(metrics))
@@ -136,9 +142,14 @@ def sft(
     settings = load_recipe(name or COLD_START, changes, reads=READS["sft"])
     need_training()
     from retcon.cli.demonstrations import ensure_demonstrations, refuse_missing
-    from retcon.models.placing import model_folder, place_training
+    from retcon.models.locating import model_folder
     from retcon.runs.folder import check_run
+    from retcon.runs.manifest import check_free
 
+    if dry_run:
+        check_free(out, "sft", settings)
+    else:
+        check_run(out, kind="sft", recipe=settings)
     file = demonstrations[0] if demonstrations else _beside(out)
     if demonstrations:
         own = of_sections(changes, READS["demos"])
@@ -149,8 +160,8 @@ def sft(
 
         plan_sft(settings, file, out)
         return
-    check_run(out, kind="sft", recipe=settings)
     import_training()
+    from retcon.models.placing import place_training
     from retcon.train.sft import run_sft
 
     if not file.exists():  # whose making may take hours
@@ -220,6 +231,11 @@ def dpo(
     recipe = load_recipe(name, overrides, reads=READS["dpo"])
     folder = locate(start or recipe.model.path)
     need_training()
+    from retcon.runs.manifest import check_free
+
+    check_free(out, "dpo", recipe)
+    if not pairs[0].exists():
+        raise RecordError(f"--pairs: {pairs[0]} does not exist{nearest_path(pairs[0])}")
     if dry_run:
         from retcon.cli.dry_run import plan_dpo
 

@@ -254,7 +254,7 @@ def prepare(options: QuickstartOptions, console: Console) -> Quickstart:
     plan = open_quickstart(plan_with(begun or ()))
     if not about.on_data or begun is not None:
         return plan
-    from retcon.models.placing import model_folder  # imports torch
+    from retcon.models.locating import model_folder  # imports torch
 
     cold, measured = plan.cold_targets
     lengths = Lengths(_prompt_length(cold, measured, model_folder(cold.recipe.model.path)), about.sampled)

@@ -202,7 +202,8 @@ def _measure(recipe: Recipe) -> Speed:
     import torch
 
     from retcon.models.devices import set_threads
-    from retcon.models.placing import model_folder, place_training, start_model
+    from retcon.models.locating import model_folder
+    from retcon.models.placing import place_training, start_model
     from retcon.train.kernels.computing import computing_of
 
     where = place_training(recipe, model_folder(recipe.model.path))

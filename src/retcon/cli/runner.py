@@ -33,7 +33,7 @@ from retcon.evaluate.runner import settings_of
 from retcon.runs.manifest import NAME as RUN
 from retcon.runs.manifest import PROBLEMS, WEIGHTS, RunKind, as_now, differing, flat, refuse_unloadable
 from retcon.store.whole import LOCK, alone, explained, write_whole
-from retcon.train.stages import refuse_rollouts, refuse_unlearnable
+from retcon.train.settling import refuse_rollouts, refuse_unlearnable
 
 EVALUATION = "eval"
 SEED_KEYS = ("run.seed=", "track.name=")

@@ -19,6 +19,7 @@ from retcon.cli.arguments import (
     conversing,
     need_serving,
     number,
+    ready,
     token_of,
     token_option,
 )
@@ -141,6 +142,7 @@ async def _serve(
     async with AsyncExitStack() as stack:
         stack.enter_context(alone(record) if record is not None else nullcontext())
         kept = Record(record)
+        ready(recipe)()
         engine = build_policy(recipe, folder, chat)
         if recipe.engine.in_process and not isinstance(engine, Connects | SpeaksText):
             engine = await stack.enter_async_context(Threaded(engine))

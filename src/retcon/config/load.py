@@ -7,6 +7,7 @@ import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -19,7 +20,7 @@ from pydantic_core import ErrorDetails
 from retcon.config.schema import SECTIONS, Recipe
 from retcon.config.section import Chosen, Section
 from retcon.config.stages import CHANGED, OWN, StageSection, place_of_stage
-from retcon.core.errors import RecipeError, nearest
+from retcon.core.errors import RecipeError, nearest, nearest_path
 
 
 def variants(section: str) -> dict[str, type[Section]]:
@@ -104,6 +105,8 @@ def _parts(dotted: str) -> tuple[str, ...]:
 
 
 LEFT_OUT = "Value error, "
+FEW = 8
+"""Keys that an error lists; of a section with more, the nearest three."""
 
 
 def complaint(error: ErrorDetails, data: Mapping[str, Any]) -> tuple[Place, str]:
@@ -177,9 +180,17 @@ def _said(error: ErrorDetails, place: tuple[str, ...], within: Place, given: obj
         if owners := homes(section, key):
             chosen_by = about.chosen_by if issubclass(about, Chosen) else ""
             return f"{section}.{key} belongs to {chosen_by} = {' or '.join(map(json.dumps, owners))}"
-        hint = nearest(key, known) or nearest(key, all_keys(section))
-        return f"unknown key '{key}' in [{section}]{hint}; keys: {', '.join(known)}"
+        return f"unknown key '{key}' in [{section}]{_nearest_keys(key, known, section)}"
     return _not_allowed(error, f"{section}.{key}")
+
+
+def _nearest_keys(key: str, known: Sequence[str], section: str) -> str:
+    """What to say beside an unknown key: the nearest, up to three, or all where there are few."""
+    hint = nearest(key, known) or nearest(key, all_keys(section))
+    if len(known) <= FEW:
+        return f"{hint}; keys: {', '.join(known)}"
+    close = get_close_matches(key, known, n=3, cutoff=0.0)
+    return f"{hint}; the nearest of its {len(known)} keys: {', '.join(close)}"
 
 
 def _not_allowed(error: ErrorDetails, key: str) -> str:
@@ -231,8 +242,7 @@ def find_recipe(name_or_path: str) -> Path:
             f"'{name_or_path}' changes a recipe, and none is named before it: write RECIPE KEY=VALUE; `retcon recipes` "
             "lists those that come with Retcon, and `own` is for your problems and model"
         )
-    beside = [file.stem for file in sorted(path.parent.glob("*.toml"))]  # which are alike in their ends
-    hint = nearest(path.stem, beside).replace("'?)", ".toml'?)") or nearest(name, shipped)
+    hint = nearest_path(path, (".toml",)) or nearest(name, shipped)
     raise RecipeError(f"no recipe '{name_or_path}'{hint}: it is neither a file nor a name that `retcon recipes` lists")
 
 

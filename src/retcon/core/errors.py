@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import difflib
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -156,6 +156,25 @@ def nearest(name: str, valid: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
     close = close or [one for one in valid if one.casefold() == name.casefold()]
     return f" (did you mean '{close[0]}'?)" if close else ""
+
+
+def nearest_path(path: Path, suffixes: Collection[str] = ()) -> str:
+    """` (did you mean 'x'?)` where a file beside `path` has one of these suffixes, or its own, and a like name.
+
+    Where both are empty, folders are looked at. The suffix is left out of the comparison: what is alike in it alone was
+    not meant.
+    """
+    wanted = set(suffixes or path.suffixes[-1:])
+    beside = path.parent.iterdir() if path.parent.is_dir() else ()
+    meant = [p.name for p in beside if not p.name.startswith(".")
+             and (wanted.intersection(p.suffixes) if wanted else p.is_dir())]  # fmt: skip
+    stems = {name.partition(".")[0]: name for name in sorted(meant, reverse=True)}
+    close = difflib.get_close_matches(path.name.partition(".")[0].lower(), [*stems], n=1, cutoff=0.6)
+    return (
+        f" (did you mean '{stems[close[0]]}'?)"
+        if close
+        else nearest(path.name, [name for name in meant if name.casefold() == path.name.casefold()])
+    )
 
 
 def raised(error: BaseException) -> str:

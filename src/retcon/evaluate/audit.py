@@ -460,6 +460,7 @@ def run_audit(
     *,
     on_progress: Callable[[int, int], None] | None = None,
     on_place: OnPlace | None = None,
+    on_ready: Callable[[], None] = lambda: None,
 ) -> Audit:
     """Does the job; what `job.out` holds of it is not done again. on_progress gets (done, total) in failed calls.
 
@@ -488,6 +489,7 @@ def run_audit(
     _open(job, model, tasks, family.system)  # after what advises another recipe, which is to have the same folder
     if (job.out / RESULT).exists():
         return read_audit(job.out / RESULT)
+    on_ready()
     check_rollouts_fit(recipe, job.checkpoint)
     engine = build_policy(recipe, job.checkpoint, chat, on_place)
 

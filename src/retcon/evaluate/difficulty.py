@@ -39,6 +39,7 @@ def run_difficulty(
     rollouts: int,
     on_progress: Callable[[int, int], None] | None = None,
     on_place: OnPlace | None = None,
+    on_ready: Callable[[], None] = lambda: None,
 ) -> list[PassRate]:
     """The pass rates of the first `tasks` that a run of this recipe draws, in that order; those lost are left out.
 
@@ -86,6 +87,7 @@ def run_difficulty(
                 on_progress(done, len(wanted))
 
         if todo:
+            on_ready()
             check_rollouts_fit(recipe, checkpoint)
             engine = build_policy(recipe, checkpoint, chat, on_place)
             asyncio.run(measure(recipe, todo, rollouts=rollouts, engine=engine, chat=chat, on_task=add, family=family))

@@ -86,6 +86,7 @@ def run_evaluation(
     *,
     on_progress: Progress | None = None,
     on_place: OnPlace | None = None,
+    on_ready: Callable[[], None] = lambda: None,
 ) -> Path:
     """Rolls out `recipe.evaluate` and writes, in `out`, `trajectories-<setting>.jsonl` and `result.json`; its path.
 
@@ -113,6 +114,7 @@ def run_evaluation(
     chat = build_engine_chat(recipe, checkpoint, family)
     check_lengths(tasks, chat, recipe.rollout.max_tokens, "problems")
     section = recipe.evaluate.model_copy(update={"problems": max(1, len(tasks))})
+    on_ready()
     check_rollouts_fit(recipe.model_copy(update={"evaluate": section}), checkpoint, out)
     _make_folder(out)
     engine = build_policy(recipe, checkpoint, chat, on_place)

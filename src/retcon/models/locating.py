@@ -133,6 +133,14 @@ def locate(path: str | Path) -> Path:
     raise CheckpointError(f"there is no model {text}{_advice(folder)}")
 
 
+def model_folder(path: str | Path) -> Path:
+    """Return the folder with a run's configuration and tokenizer, for `scratch` the base model's.
+
+    Raises CheckpointError as `locate` does.
+    """
+    return BASE if str(path) == SCRATCH else locate(path)
+
+
 def is_unfetched(name: str) -> bool:
     """Whether `name` is a model of the hub that was not fetched yet."""
     local = Path(name).exists() or Path(name).parent.is_dir()
@@ -176,15 +184,16 @@ def _advice(folder: Path) -> str:
     """The nearest name beside a path that does not exist, all of them, or how to fetch it."""
     if _HOST.match(str(folder)):
         return f"; the URL of a server is written with http:// before it: http://{folder}"
-    siblings = [p.name for p in folder.parent.iterdir() if p.is_dir()] if folder.parent.is_dir() else []
-    if close := nearest(folder.name, siblings):
+    beside = folder.parent.iterdir() if folder.parent.is_dir() else ()
+    siblings = [p.name for p in beside if any((p / name).exists() for name in (CONFIG, FINAL, "run.json"))]
+    known = ["base", DEEP, *PACKAGED] if folder.parent == Path() else []
+    if close := nearest(folder.name, [*known, *siblings]):
         return close
     text = str(folder)
     if is_hub_name(text) and not folder.parent.is_dir():
         return f"; if it is a model of the hub, run `retcon model get {text}`"
-    named = nearest(text, ["base", DEEP, *PACKAGED]) if folder.parent == Path() else ""
-    there = f"folders in {folder.parent.absolute()}: {', '.join(sorted(siblings)) or 'none'}"
-    return named or f": neither a folder nor a name of `retcon model list`; {there}"
+    there = f"models in {folder.parent.absolute()}: {', '.join(sorted(siblings)) or 'none'}"
+    return f": neither a folder nor a name of `retcon model list`; {there}"
 
 
 def _deepened() -> Path:

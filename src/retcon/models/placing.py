@@ -16,7 +16,7 @@ from retcon.config.schema import Recipe
 from retcon.core.errors import CheckpointError
 from retcon.models.devices import USES, Placement, Use, place
 from retcon.models.loading import load_config, load_model
-from retcon.models.locating import BASE, SCRATCH, locate
+from retcon.models.locating import SCRATCH, model_folder
 from retcon.models.lora import check_lora
 
 if TYPE_CHECKING:
@@ -72,14 +72,6 @@ def check_logits(model: PreTrainedModel, name: object) -> None:
             f"{name}: the logits of {kind} are not those of its output layer (up to {apart:.2g} of the largest apart), "
             f"and such models cannot be trained yet; factors are known of {known}"
         )
-
-
-def model_folder(path: str | Path) -> Path:
-    """Return the folder with a run's configuration and tokenizer, for `scratch` the base model's.
-
-    Raises CheckpointError as `locate` does.
-    """
-    return BASE if str(path) == SCRATCH else locate(path)
 
 
 def place_training(recipe: Recipe, folder: Path, uses: Sequence[Use] = USES, *, reference: bool = False) -> Placement:

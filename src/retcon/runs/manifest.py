@@ -7,12 +7,14 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from retcon import __version__
@@ -20,8 +22,11 @@ from retcon.config.schema import Recipe
 from retcon.config.section import Section, Work
 from retcon.core.errors import CheckpointError
 from retcon.runs.tracking import find_trackers
-from retcon.store.whole import explained, write_json
+from retcon.store.whole import alone, check_unlocked, explained, write_json
 
+LOG = logging.getLogger(__name__)
+FINAL = "final"
+Keys = Collection[str]
 Values = Mapping[str, Mapping[str, object]]
 """A recipe, or a part of it, as JSON: section to key to value."""
 WEIGHTS, PROBLEMS = "weights", "problems"
@@ -121,7 +126,7 @@ def manifest(
     return {**about, "start": start} if start else about
 
 
-def check_place(root: Path, recipe: Recipe, about: Mapping[str, Any]) -> bool:
+def check_place(root: Path, recipe: Recipe, about: Mapping[str, Any], skip: Keys = ()) -> bool:
     """Whether there is a run of this manifest in `root`; else there is a folder for one.
 
     Raises CheckpointError where `root` holds something else (another format, kind, recipe or input, or no run at all);
@@ -133,7 +138,7 @@ def check_place(root: Path, recipe: Recipe, about: Mapping[str, Any]) -> bool:
     if root.exists() and not root.is_dir():
         raise CheckpointError(f"{root} is a file, not a run folder: choose another place for the run")
     if (root / NAME).exists():
-        _check_same(root, recipe, about)
+        _check_same(root, recipe, about, skip)
         return True
     if root.is_dir() and any(not p.name.startswith(".") for p in root.iterdir()):
         raise CheckpointError(f"{root} is not empty and has no {NAME}: choose another folder, or empty this one")
@@ -151,13 +156,56 @@ def refuse_unloadable(root: Path) -> None:
         )
 
 
-def check_free(root: Path, kind: RunKind, recipe: Recipe) -> None:
-    """Raises what `check_place` would for a run of this recipe, whatever it starts from; makes nothing."""
+def check_free(
+    root: Path, kind: RunKind, recipe: Recipe, *, inputs: Mapping[str, str] = MappingProxyType({}), skip: Keys = ()
+) -> None:
+    """Check that a run of this recipe can begin or go on in `root`; make nothing.
+
+    Args:
+        inputs: name to fingerprint of those that are known already.
+        skip: keys that the recipe leaves open, and whose values are not known yet.
+
+    Raises what `check_place` raises, and CheckpointError where another process is at work there.
+    """
     refuse_unloadable(root)
     if root.exists():
-        check_place(root, recipe, manifest(kind, recipe, {}, None))
+        check_place(root, recipe, manifest(kind, recipe, inputs, None), skip)
+        check_unlocked(root)
     else:
         find_trackers(recipe.track)
+
+
+def longer_than(root: Path, kind: RunKind, recipe: Recipe) -> int:
+    """Return the steps that the run in `root` was to have, where the recipe has more of them; else 0."""
+    try:
+        before = int(json.loads((Path(root) / NAME).read_text(encoding="utf-8"))["recipe"][kind]["steps"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return 0  # there is none yet, or the check of the folder tells what is wrong with it
+    return before if kind == "rl" and not recipe.stages and before < recipe.rl.steps else 0
+
+
+def lengthen(root: Path, recipe: Recipe, before: int, *, old: Mapping[str, str], new: Mapping[str, str]) -> None:
+    """Let the run in `root`, of `before` steps, have the recipe's; keep its model so far as `final-STEPS`.
+
+    Args:
+        old: the inputs that the run of `before` steps would have now, which must be those that it had.
+        new: the inputs of the longer run.
+
+    Raises CheckpointError where it is another run, or another process is at work there.
+    """
+    root = Path(root)
+    file = root / NAME
+    with alone(root):
+        about = json.loads(file.read_text(encoding="utf-8"))
+        check_place(root, recipe, manifest("rl", recipe, old, about["recipe"]["task"].get("name")))
+        if (root / FINAL).is_dir():
+            (root / FINAL).rename(root / f"{FINAL}-{before}")
+        about["recipe"]["rl"]["steps"] = recipe.rl.steps
+        write_json(file, {**about, "inputs": {**about["inputs"], **new}})
+    falls = ""
+    if recipe.rl.schedule != "constant":
+        falls = f"; rl.schedule = {recipe.rl.schedule} falls over all of them, so that the learning rate rises again"
+    LOG.info("%s goes on from %d to %d steps%s", root, before, recipe.rl.steps, falls)
 
 
 def note_inputs(root: Path, inputs: Mapping[str, str]) -> None:
@@ -200,7 +248,7 @@ def note_curve(root: Path, recipe: Recipe) -> None:
         write_json(file, {**about, "recipe": {**about["recipe"], "evaluate": evaluate}})
 
 
-def _check_same(root: Path, recipe: Recipe, about: Mapping[str, Any]) -> None:
+def _check_same(root: Path, recipe: Recipe, about: Mapping[str, Any], skip: Keys) -> None:
     file = root / NAME
     try:
         there = json.loads(file.read_text(encoding="utf-8"))
@@ -225,11 +273,14 @@ def _check_same(root: Path, recipe: Recipe, about: Mapping[str, Any]) -> None:
     named = relevant(recipe, kind)
     if not then["evaluate"].get("every"):
         named.pop("evaluate", None)  # there is no curve yet that other problems would go on
-    changed = list(differing(_part(then, named, recipe, kind), _part(now, named, recipe, kind)))
+    found = differing(_part(then, named, recipe, kind), _part(now, named, recipe, kind))
+    skip = {*skip, "rl.steps"} if longer_than(root, kind, recipe) else skip
+    changed = [line for line in found if line.partition(" was ")[0] not in skip]
     if changed:
+        more = f", or begin another run with its model: --from {root} --out OTHER" if (root / FINAL).is_dir() else ""
         raise CheckpointError(
-            f"{root} was started with another recipe: {'; '.join(changed)}. Use the old values to continue, or "
-            "choose another folder"
+            f"{root} was started with another recipe: {'; '.join(changed)}. Use the old values to continue (a larger "
+            f"rl.steps goes on), or choose another folder{more}"
         )
     for name, value in about["inputs"].items():
         if found_inputs.get(name) not in (value, NOT_THERE):

@@ -18,7 +18,7 @@ from typing import IO, Self, cast
 import msgspec
 
 from retcon.core.codec import from_dict, to_dict
-from retcon.core.errors import RecordError, nearest
+from retcon.core.errors import RecordError, nearest, nearest_path
 from retcon.core.types import Completion, Pair, Trajectory, Written
 from retcon.store.compression import SUFFIXES, compressed, decompressed, is_compressed, read_errors
 from retcon.store.lines import LineAppender
@@ -374,7 +374,6 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
                 if not line.isspace():
                     yield number, line
     except FileNotFoundError:
-        siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise RecordError(f"{path} does not exist{nearest(path.name, siblings)}") from None
+        raise RecordError(f"{path} does not exist{nearest_path(path)}") from None
     except read_errors() as error:
         raise RecordError(f"{path}, line {number + 1}: the file cannot be read further: {error}") from error

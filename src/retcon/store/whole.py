@@ -183,6 +183,13 @@ def alone(out: Path) -> Iterator[None]:
         yield
 
 
+def check_unlocked(out: Path) -> None:
+    """Raises CheckpointError where another process is within `alone` over the folder `out`; makes nothing."""
+    with suppress(OSError), (out / LOCK).open("r+") as lock:
+        if not taken(lock):
+            raise CheckpointError(f"another command is at work in {out}: wait for it, or choose another folder")
+
+
 @contextmanager
 def alone_on(file: Path) -> Iterator[None]:
     """The same over one file, which is made; within the block it may be removed. Raises as `alone`."""

@@ -27,7 +27,7 @@ from retcon.models.placing import place_training
 from retcon.planning.needs import needs_of, refuse_unfit, warn_of_rate
 from retcon.rollout.context import count_ungraded
 from retcon.runs.folder import RunFolder, open_run
-from retcon.runs.manifest import RENDERED
+from retcon.runs.manifest import RENDERED, lengthen, longer_than
 from retcon.runs.metrics import mechanisms_of
 from retcon.serve.harness import harness_fingerprint
 from retcon.store.fingerprint import fingerprint
@@ -43,7 +43,8 @@ from retcon.train.rollouts import (
     rollouts_for,
     staleness,
 )
-from retcon.train.stages import RunStages, settle_stages, with_harnesses, without_harnesses
+from retcon.train.settling import Settled, settle_stages
+from retcon.train.stages import RunStages, with_harnesses, without_harnesses
 from retcon.train.trainer import Metrics, OnStep, Trainer, Training, train
 from retcon.train.update import count_changes, rate_of, to_samples, update
 from retcon.train.watch import Course, branch_metrics, rollout_metrics
@@ -76,6 +77,7 @@ def run_rl(
     out: Path,
     *,
     tasks: TaskSet | None = None,
+    settled: Settled | None = None,
     on_step: OnStep | None = None,
     on_place: OnPlace | None = None,
 ) -> Path:
@@ -86,8 +88,9 @@ def run_rl(
     Ctrl-C makes one first, of the last whole step while a step waits for its rollouts, after that at the step's end; so
     does what ends a run for want of rollouts, and a server that cannot be given a step's weights. A run that is
     finished returns at once. tasks: a task set of your own, in place of the one that the recipe names; run.json keeps
-    its name, and a hash of the tasks themselves. on_step gets each step's metrics, on_place where it computes, before
-    it does.
+    its name, and a hash of the tasks themselves. A larger rl.steps continues a finished run; its model so far is kept
+    as `final-STEPS`. settled: of this recipe, where it has been settled. on_step gets each step's metrics, on_place
+    where it computes, before it does.
 
     Raises CheckpointError (see `open_run`), RecipeError for what cannot be computed here (see `place_training`),
     RecipeError or RecordError for tasks or pass rates that do not serve (see `RunStages`), MissingExtra,
@@ -96,8 +99,9 @@ def run_rl(
     recipe.engine.refuse_training(recipe)
     folder = locate(start)
     start_id = fingerprint(folder)
-    over = RunFolder(Path(out)).finished
-    settled = settle_stages(without_harnesses(recipe) if over else recipe, folder, tasks)
+    before = longer_than(out, "rl", recipe)
+    over = RunFolder(Path(out)).finished and not before
+    settled = settled or settle_stages(without_harnesses(recipe) if over else recipe, folder, tasks)
     written, recipe = with_harnesses(settled.recipe, recipe), settled.recipe
     stages = RunStages(settled, folder, model=start_id)
     where = place_training(recipe, folder, reference=stages.needs_reference)
@@ -107,6 +111,9 @@ def run_rl(
         warn_of_rate("rl", stage.recipe, needs.parameters)
     # What is over makes no rollouts any more, whatever its tools have become.
     inputs = {"start": start_id, **({} if over else {RENDERED: stages.rendered}), **stages.inputs}
+    if before:
+        begun = RunStages(settled.with_steps(before), folder, model=start_id)
+        lengthen(out, written, before, old={**inputs, **begun.inputs}, new=inputs)
     harnesses = {one.rollout.harness for one in (recipe, *(stage.recipe for stage, _ in stages.after(0)))} - {""}
     code = {path: harness_fingerprint(path) for path in sorted(harnesses)}
     run = open_run(out, kind="rl", recipe=written, inputs=inputs, tasks=stages.tasks.name, start=name_of(folder))

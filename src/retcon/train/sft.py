@@ -28,7 +28,8 @@ from retcon.core.types import Sample, Trajectory
 from retcon.engine.kinds.local import LocalSection
 from retcon.models.devices import OnPlace
 from retcon.models.loading import load_config, positions
-from retcon.models.placing import model_folder, place_training
+from retcon.models.locating import model_folder
+from retcon.models.placing import place_training
 from retcon.planning.needs import needs_of, refuse_unfit, warn_of_rate
 from retcon.planning.rollouts import check_rollouts_fit
 from retcon.rollout.group import rollout_groups

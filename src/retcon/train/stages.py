@@ -1,4 +1,4 @@
-"""A recipe in stages with nothing left open: the lengths of each, and the tasks that each trains on."""
+"""A run's stages, ready to be trained: each with its tasks, and the prompts that it draws."""
 
 from __future__ import annotations
 
@@ -12,108 +12,22 @@ from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 
-from retcon.build import as_evaluated, build_chat, build_tasks, settle, without_harness
+from retcon.build import build_chat, without_harness
 from retcon.config.load import load_recipe
-from retcon.config.schema import Recipe, TaskSection
-from retcon.config.stages import Changes, Stage, StageSection, stages_of
+from retcon.config.schema import Recipe
+from retcon.config.stages import Changes, Stage, stages_of
 from retcon.core.errors import RecipeError, RetconError
 from retcon.core.texts import counted
-from retcon.engine.types import GREEDY_BELOW
 from retcon.models.devices import Placement
 from retcon.models.placing import place_training
 from retcon.planning.needs import Needs, needs_of, refuse_hopeless
-from retcon.rollout.lengths import Derived, check_lengths
+from retcon.rollout.lengths import check_lengths
 from retcon.runs.manifest import NOT_THERE, WEIGHTS, check_free
 from retcon.store.fingerprint import fingerprint, ids_fingerprint
 from retcon.tasks.registry import TaskSet, evaluation_tasks, is_own, named, problems_of, training_prompts
 from retcon.tasks.types import Task, fingerprint_of
-from retcon.train.prompts import LOOK, Position, PromptStream, refuse_idle_bounds
-
-
-@dataclass(frozen=True, slots=True)
-class Settled:
-    """recipe: with the lengths that it left open, its own and its stages', as if they had been written. tasks: those
-    that evaluations are of. derived: which lengths those are, of the recipe, and of each stage where they are others.
-    each: the stages, with the tasks that each trains on."""
-
-    recipe: Recipe
-    tasks: TaskSet
-    derived: tuple[str, ...]
-    each: tuple[tuple[Stage, TaskSet], ...]
-
-    @property
-    def needs_reference(self) -> bool:
-        """Whether some stage has a penalty to the model that the run starts from."""
-        return any(stage.recipe.rl.kl for stage, _ in self.each)
-
-
-def settle_stages(recipe: Recipe, folder: Path, tasks: TaskSet | None = None) -> Settled:
-    """folder: of the model. tasks: a task set of the caller's own, in place of the recipe's.
-
-    Raises RecipeError where stages have others than that one, and what `refuse_unlearnable`, `refuse_rollouts`,
-    `build_tasks` and `settle` raise.
-    """
-    refuse_unlearnable(recipe)
-    refuse_rollouts(recipe)
-    own_tasks = tasks is not None
-    base = build_tasks(recipe, folder) if tasks is None else tasks
-    whole, derived = (recipe, []) if own_tasks else settle(recipe, folder, base)
-    sets, told, sections = [(recipe.task, base)], [str(one) for one in derived], []
-    for stage, section in zip(stages_of(recipe), recipe.stages, strict=False):  # without stages there is one of none
-        if stage.recipe.task not in [about for about, _ in sets]:
-            if own_tasks:
-                raise RecipeError(f"{stage} changes [task], but the run was given a task set of its own")
-            sets.append((stage.recipe.task, build_tasks(stage.recipe, folder)))
-        found = [] if own_tasks else settle(stage.recipe, folder, _of(stage, sets))[1]
-        others = [one for one in found if one not in derived]
-        sections.append(_with_lengths(section, others))
-        told += [f"{stage}: {one}" for one in others]
-    if sections:
-        whole = whole.model_copy(update={"stages": tuple(sections)})
-    return Settled(whole, base, tuple(told), tuple((stage, _of(stage, sets)) for stage in stages_of(whole)))
-
-
-def refuse_unlearnable(recipe: Recipe) -> None:
-    """Raises RecipeError where a stage has greedy rollouts, bounds of pass rates and no file of them, or what takes the
-    log-probs that rollouts came with for those of another temperature than 1."""
-    for stage in stages_of(recipe):
-        where = f"{stage}: " if stage.name else ""
-        refuse_idle_bounds(stage.recipe.select, where)
-        rl, temperature = stage.recipe.rl, stage.recipe.rollout.temperature
-        if temperature < GREEDY_BELOW:
-            raise RecipeError(
-                f"{where}rollout.temperature = {temperature:g} is greedy: all rollouts of a group are alike, and "
-                "nothing can be learnt from them; take 1"
-            )
-        against = {"max_staleness": rl.max_staleness, "correction": rl.correction != "none" and rl.correction}
-        if temperature != 1 and (key := next((key for key, value in against.items() if value), None)):
-            raise RecipeError(
-                f"{where}rl.{key} = {against[key]} goes by the log-probs that rollouts come with, which are of "
-                f"temperature 1, and rollout.temperature = {temperature:g}: set one of them back"
-            )
-
-
-def refuse_rollouts(recipe: Recipe) -> None:
-    """Raises RecipeError where the tasks of a stage, or of the evaluations, cannot be rolled out as the recipe says
-    (`TaskSection.refuse_rollouts`, and of a stage `refuse_branching`)."""
-    trained = [stage.recipe for stage in stages_of(recipe)]
-    for one in (*trained, *([as_evaluated(recipe)] if recipe.evaluate.every else ())):
-        one.task.refuse_rollouts(one)
-    for one in trained:
-        one.task.refuse_branching(one)
-
-
-def _of(stage: Stage, sets: Sequence[tuple[TaskSection, TaskSet]]) -> TaskSet:
-    return next(own for about, own in sets if about == stage.recipe.task)
-
-
-def _with_lengths(section: StageSection, derived: Sequence[Derived]) -> StageSection:
-    changes: dict[str, Changes] = {}
-    for one in derived:
-        name, _, key = one.key.partition(".")
-        changes.setdefault(name, dict(getattr(section, name)))[key] = one.value
-    return section.model_copy(update=changes)
-
+from retcon.train.prompts import LOOK, Position, PromptStream
+from retcon.train.settling import Settled, settle_stages
 
 # A run's stages, ready to be trained: each with its tasks, and the prompts that it draws.
 #
@@ -289,11 +203,13 @@ class Ready:
     each: tuple[tuple[Stage, TaskSet, Needs], ...]
 
 
-def get_ready(recipe: Recipe, folder: Path, out: Path, *, look: int | None = None) -> Ready:
+def get_ready(
+    recipe: Recipe, folder: Path, out: Path, *, look: int | None = None, settled: Settled | None = None
+) -> Ready:
     """A training of the model in `folder`, or of one like it. look: as of `RunStages`. Makes nothing. Raises what the
     run itself would before it starts, but for memory and disk (`planning.needs.refuse_unfit`)."""
     recipe.engine.refuse_training(recipe)
-    settled = settle_stages(recipe, folder)
+    settled = settled or settle_stages(recipe, folder)
     recipe = settled.recipe
     place = place_training(recipe, folder, reference=settled.needs_reference)
     check_free(out, "rl", recipe)

@@ -24,9 +24,9 @@ from retcon.config.schema import Recipe
 from retcon.core.errors import CheckpointError, TrainingDiverged
 from retcon.models.devices import OnPlace, Placement
 from retcon.models.loading import load_model
-from retcon.models.locating import as_os_error
+from retcon.models.locating import as_os_error, model_folder
 from retcon.models.lora import CONFIG, WEIGHTS, Adapter
-from retcon.models.placing import model_folder, move, start_model
+from retcon.models.placing import move, start_model
 from retcon.runs.folder import RunFolder
 from retcon.runs.manifest import Cost, Meter
 from retcon.runs.tracking import tracking

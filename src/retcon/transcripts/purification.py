@@ -24,7 +24,7 @@ from typing import IO, Generic, NamedTuple, ParamSpec, Protocol, TypeAlias, Type
 
 import msgspec
 
-from retcon.core.errors import MissingExtra, RecordError, RetconError, nearest
+from retcon.core.errors import MissingExtra, RecordError, RetconError, nearest_path
 from retcon.core.texts import counted
 from retcon.purify.offline import Offline
 from retcon.store.compression import plain_name, told_once
@@ -145,8 +145,7 @@ def expand(words: Sequence[str], out: Path | None = None) -> Iterator[tuple[Path
                 raise RecordError(f"no file matches {word}")
             yield from ((p, p.name) for p in matches)
         else:
-            siblings = [str(p) for p in path.parent.iterdir()] if path.parent.is_dir() else []
-            raise RecordError(f"{path} does not exist{nearest(str(path), siblings)}")
+            raise RecordError(f"{path} does not exist{nearest_path(path)}")
 
 
 def _below(folder: Path, other: Path) -> Path | None:

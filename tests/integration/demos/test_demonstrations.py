@@ -38,7 +38,7 @@ def statuses(trajectory: Trajectory) -> list[str]:
 @pytest.mark.torch
 def test_the_quickstarts_demonstrations_are_what_they_always_were(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="the model's folder is found by the [train] extra")
-    from retcon.models.placing import model_folder
+    from retcon.models.locating import model_folder
 
     recipe = load_recipe("quickstart/cold_start", ["sft.demonstrations=96"])
     folder = model_folder(recipe.model.path)

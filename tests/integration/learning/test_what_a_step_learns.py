@@ -30,7 +30,7 @@ from retcon.train.kernels.computing import Computing
 from retcon.train.objective.advantage import grpo
 from retcon.train.prompts import Drawn, selection_metrics, to_train
 from retcon.train.rl import draw_groups, run_rl
-from retcon.train.stages import refuse_unlearnable
+from retcon.train.settling import refuse_unlearnable
 from training import Graded, make_base, small_recipe
 
 pytestmark = pytest.mark.torch

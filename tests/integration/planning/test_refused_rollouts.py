@@ -25,8 +25,8 @@ from retcon.evaluate.difficulty import run_difficulty
 from retcon.evaluate.runner import run_evaluation
 from retcon.plugins.trl import Rollouts
 from retcon.train.rl import run_rl
+from retcon.train.settling import settle_stages
 from retcon.train.sft import run_sft
-from retcon.train.stages import settle_stages
 from training import Ones, make_base, make_demonstrations
 
 pytestmark = pytest.mark.torch

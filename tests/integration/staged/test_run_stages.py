@@ -24,7 +24,8 @@ from retcon.runs.manifest import NOT_THERE
 from retcon.store import jsonl
 from retcon.tasks.types import Task
 from retcon.train.rl import run_rl
-from retcon.train.stages import RunStages, refuse_unlearnable, settle_stages
+from retcon.train.settling import refuse_unlearnable, settle_stages
+from retcon.train.stages import RunStages
 from training import Ones, make_base, small_recipe
 
 pytestmark = pytest.mark.torch

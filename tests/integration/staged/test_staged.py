@@ -24,8 +24,9 @@ from retcon.runs.manifest import NOT_THERE, Cost
 from retcon.store import jsonl
 from retcon.tasks.types import Task
 from retcon.train.rl import run_rl
+from retcon.train.settling import settle_stages
 from retcon.train.sft import run_sft
-from retcon.train.stages import RunStages, settle_stages
+from retcon.train.stages import RunStages
 from retcon.train.trainer import Progress, read_progress
 from training import Ones, make_base, make_demonstrations, small_recipe
 

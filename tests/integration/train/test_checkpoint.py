@@ -18,7 +18,8 @@ from retcon.chat.opening import open_chat
 from retcon.chat.template import read_template
 from retcon.chat.tokenizer import load_tokenizer
 from retcon.core.errors import CheckpointError, RecordError
-from retcon.models.placing import model_folder, place_training, start_model
+from retcon.models.locating import model_folder
+from retcon.models.placing import place_training, start_model
 from retcon.planning.needs import needs_of
 from retcon.runs.folder import open_run
 from retcon.store.whole import alone
@@ -348,7 +349,7 @@ def test_a_missing_checkpoint_names_the_nearest(world):
 
 
 def test_scratch_is_seeded(world, monkeypatch):
-    monkeypatch.setattr("retcon.models.placing.BASE", world / "base")
+    monkeypatch.setattr("retcon.models.locating.BASE", world / "base")
     state = torch.get_rng_state()
     one, same, other = (start_model("scratch", seed).state_dict() for seed in (1, 1, 2))
     assert torch.equal(state, torch.get_rng_state())

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from retcon.config.schema import TaskSection
-from retcon.core.errors import MissingExtra, RecordError, nearest, told_as
+from retcon.core.errors import MissingExtra, RecordError, nearest, nearest_path, told_as
 from retcon.core.registry import at_path
 from retcon.core.texts import counted
 from retcon.store.compression import decompressed, plain_name, read_errors
@@ -213,8 +213,7 @@ def _rows_of(path: Path) -> Iterator[Row]:
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error}") from error
     if not known:
-        siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise DataError(f"{path} does not exist{nearest(path.name, siblings)}")
+        raise DataError(f"{path} does not exist{nearest_path(path, SUFFIXES)}")
     plain = plain_name(path.name)
     if not plain.endswith(SUFFIXES):
         kinds = ", ".join(SUFFIXES)

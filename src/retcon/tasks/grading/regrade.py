@@ -28,7 +28,7 @@ import msgspec
 from pydantic import ValidationError
 
 from retcon.config.schema import TaskSection
-from retcon.core.errors import MissingExtra, RecipeError, RecordError, TaskWarning, nearest
+from retcon.core.errors import MissingExtra, RecipeError, RecordError, TaskWarning, nearest_path
 from retcon.core.together import together
 from retcon.core.types import Stop, Trajectory
 from retcon.store import jsonl
@@ -162,8 +162,7 @@ def trajectory_files(run: Path) -> list[tuple[Path, Path]]:
     if run.is_file():
         return [(run, Path(run.name))]
     if not run.is_dir():
-        siblings = [p.name for p in run.parent.iterdir()] if run.parent.is_dir() else []
-        raise RecordError(f"{run} does not exist{nearest(run.name, siblings)}")
+        raise RecordError(f"{run} does not exist{nearest_path(run)}")
     found = [
         path
         for path in sorted(path for suffix in ("", *SUFFIXES) for path in run.rglob(f"*.jsonl{suffix}"))

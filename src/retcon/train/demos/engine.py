@@ -76,7 +76,7 @@ class EngineSource:
 @asynccontextmanager
 async def open_engine(section: Engine, setup: DemoSetup) -> AsyncIterator[EngineSource]:
     """Raises CheckpointError for a model that is not there, RecipeError, MissingExtra without torch."""
-    from retcon.models.placing import model_folder
+    from retcon.models.locating import model_folder
 
     recipe, tasks = setup.recipe, setup.tasks()
     folder, chat = model_folder(section.model or recipe.model.path), setup.chat

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from retcon.chat.chat import Chat
-from retcon.core.errors import MissingIds, RecipeError, RecordError, nearest
+from retcon.core.errors import MissingIds, RecipeError, RecordError, nearest_path
 from retcon.core.types import Trajectory, to_sample
 from retcon.models.locating import fetch_files, is_hub_name
 from retcon.store.fingerprint import fingerprint
@@ -107,8 +107,7 @@ def _found(name: str) -> Path:
         return path
     if is_hub_name(name) and not path.parent.is_dir() and not set(KINDS).intersection(path.suffixes):
         return fetch_files(name, [f"*{kind}" for kind in KINDS], kind="dataset")
-    beside = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
-    raise RecipeError(f"demos.path: there is no file {path}{nearest(path.name, beside)}")
+    raise RecipeError(f"demos.path: there is no file {path}{nearest_path(path, KINDS)}")
 
 
 @asynccontextmanager
