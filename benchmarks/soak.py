@@ -3,6 +3,7 @@
 
 python benchmarks/soak.py [--calls 45000] [--cells 10000] [--workers N] [--tier namespaces|landlock|rlimits] [--http]
                           [--kill-seconds 1] [--servers 4 --kill-server 60]
+python benchmarks/soak.py --latency 50,500,5000,45000 [--workers N] [--tier …]
 
 Of the calls 2 % loop for ever (until --timeout seconds), 10 % raise, 2 % import numpy, the rest print a number of
 their own. The cells come in sessions of ten: each sets variables and a file to numbers of its own, takes a checkpoint,
@@ -11,6 +12,10 @@ SIGKILL takes a worker that is running something, every tenth time a zygote. A c
 what still comes back as `infrastructure`, and a session that was lost to a kill, is begun again here, some times at
 most, as a rollout's client would. --http: the same against `retcon sandbox serve` in a process of its own. --servers:
 against so many of them, behind the router; --kill-server: the first one is killed after so many seconds, for good.
+
+The second form measures how long answers take where so many calls are submitted at once: in process, over HTTP, and in
+plain forks of a process that has imported numpy (`parts/forks.py`), in turn. Bursts are repeated until `LEAST` calls
+are answered. There are no faults then, no sessions and no endless calls.
 
 Ends with exit code 1 where something was lost or got another's answer, or where something is left: a process, a
 descriptor, a folder.
@@ -23,6 +28,7 @@ import asyncio
 import contextlib
 import fcntl
 import itertools
+import json
 import os
 import platform
 import random
@@ -34,22 +40,25 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import date
+from functools import partial
 from pathlib import Path
 
 from parts.results import SERVED, add_json, save
 
 from retcon.core.errors import SandboxUnavailable, SessionLost
 from retcon.sandbox.client import SandboxClient, SandboxRouter
-from retcon.sandbox.pool import SandboxPool
-from retcon.sandbox.types import Result, Sandbox, Session, Tier
+from retcon.sandbox.pool import SandboxPool, default_workers
+from retcon.sandbox.types import Limits, Result, Sandbox, Session, Tier
 
 TRIES = 20  # a session that takes long on a busy machine meets several kills
 CELLS = 10  # of a session
 SESSIONS = 32  # at a time
+LEAST = 5000  # calls of which a latency is measured
+FORKS = Path(__file__).parent / "parts" / "forks.py"
 
 
 def program(number: int) -> tuple[str, str]:
@@ -286,6 +295,79 @@ async def soak(arguments: argparse.Namespace) -> bool:
     return all(answers) and not any(left.values())
 
 
+Burst = Callable[[Sequence[int]], Awaitable[list[tuple[float, bool]]]]
+"""Submits calls by number, all at once: seconds from then to each one's answer, and whether it is right."""
+
+
+async def measure_latency(arguments: argparse.Namespace) -> bool:
+    sizes = [int(size) for size in arguments.latency.split(",")]
+    head = ["in flight", "", "mean, s", "p50", "p95", "p99", "calls/s"]
+    lines, wrong = [], 0
+    async with AsyncExitStack() as stack:
+        pool, _ = await stack.enter_async_context(in_process(arguments.workers, arguments.tier))
+        server, _ = await stack.enter_async_context(over_http(arguments.workers, arguments.tier, 1))
+        workers = arguments.workers or default_workers(Limits())
+        floor = await asyncio.create_subprocess_exec(
+            *(sys.executable, FORKS, str(workers)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, limit=2**26
+        )
+        stack.callback(floor.kill)
+        bursts: dict[str, Burst] = {
+            "in process": partial(burst_of, pool),
+            "over HTTP": partial(burst_of, server),
+            "plain forks": partial(forked, floor),
+        }
+        for burst in bursts.values():
+            await burst(quick(100))  # the first call that needs a package waits for its import
+        print(f"tier {pool.tier}, {workers} workers\n{' | '.join(head)}")  # type: ignore[attr-defined]
+        for size in sizes:
+            numbers = quick(size)
+            took: dict[str, list[float]] = {name: [] for name in bursts}
+            seconds = dict.fromkeys(bursts, 0.0)
+            for _ in range(max(1, -(-LEAST // size))):
+                for name, burst in bursts.items():
+                    answers = await burst(numbers)
+                    took[name] += [one for one, _ in answers]
+                    seconds[name] += max(one for one, _ in answers)
+                    wrong += sum(not fine for _, fine in answers)
+            for name, all_ in took.items():
+                cuts = statistics.quantiles(all_, n=100, method="inclusive")
+                figures = (statistics.fmean(all_), cuts[49], cuts[94], cuts[98])
+                cells = [f"{one:.3f}" if one < 10 else f"{one:.1f}" for one in figures]
+                lines.append([f"{size:,}", name, *cells, f"{len(all_) / seconds[name]:,.0f}"])
+                print(" | ".join(lines[-1]), flush=True)
+    print(f"wrong answers: {wrong}")
+    if arguments.json:
+        found = {"table": {"head": head, "rows": lines}, "workers": workers, "wrong": wrong}
+        save(arguments.json, found, command=f"benchmarks/soak.py --latency {arguments.latency}", measures=SERVED)
+    return not wrong
+
+
+def quick(count: int) -> list[int]:
+    """The first so many calls that end by themselves."""
+    ending = (number for number in itertools.count() if program(number)[0] != "endless")
+    return list(itertools.islice(ending, count))
+
+
+async def burst_of(sandbox: Sandbox, numbers: Sequence[int]) -> list[tuple[float, bool]]:
+    began = time.perf_counter()
+
+    async def call(number: int) -> tuple[float, bool]:
+        result = await sandbox.run(program(number)[1])
+        return time.perf_counter() - began, right(number, result)
+
+    return await asyncio.gather(*map(call, numbers))
+
+
+async def forked(floor: asyncio.subprocess.Process, numbers: Sequence[int]) -> list[tuple[float, bool]]:
+    assert floor.stdin is not None
+    assert floor.stdout is not None
+    floor.stdin.write(json.dumps([program(number)[1] for number in numbers]).encode() + b"\n")
+    return [
+        (seconds, (f"ValueError: {number}\n" if program(number)[0] == "raises" else f"{number}\n") in output)
+        for number, (seconds, output) in zip(numbers, json.loads(await floor.stdout.readline()), strict=True)
+    ]
+
+
 def descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
@@ -306,6 +388,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--calls", type=int, default=45_000)
     parser.add_argument("--cells", type=int, default=10_000)
+    parser.add_argument("--latency", metavar="SIZES", help="of calls in flight: `50,500,5000,45000`")
     parser.add_argument("--workers", type=int)
     parser.add_argument("--timeout", type=float, default=1.0)
     parser.add_argument("--tier", choices=("namespaces", "landlock", "rlimits"))
@@ -321,7 +404,7 @@ def main() -> None:
     models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     model = models[0].partition(": ")[2] if models else platform.machine()
     print(f"{date.today()}  {model}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, Linux {platform.release()}")
-    sys.exit(0 if asyncio.run(soak(arguments)) else 1)
+    sys.exit(0 if asyncio.run(measure_latency(arguments) if arguments.latency else soak(arguments)) else 1)
 
 
 if __name__ == "__main__":
