@@ -25,6 +25,7 @@ _PLACES = (
 )  # fmt: skip
 LISTS = tuple(place[0] for place in _PLACES if len(place) == 1)
 """Where a record has its list of messages, as itself or as JSON text."""
+_LISTS = frozenset(LISTS)
 TEXTS = ("text", "completion", "response", "output", "generation", "code", "solution", "answer", "content")
 """Where a record that is one text, or several samples of it, keeps that: the first in which calls are counts."""
 QUESTIONS = ("prompt", "question", "instruction", "problem", "input")
@@ -457,7 +458,7 @@ _EXPONENT = re.compile(rb"\d[eE][-+]\d")
 """Of a number that Python's own writer gives so, and msgspec otherwise."""
 _HEAD = 4096
 _IN_TEXT = b'[{\\"'
-"""How a list of objects begins that is JSON text."""
+"""How a list of objects begins that is JSON text; only records that are written anew are searched for it."""
 SESSION = "session"
 """The kind of a record that is all lines of a file."""
 _T = TypeVar("_T")
@@ -478,13 +479,13 @@ def decoded_with_standard(record: Record) -> tuple[Json, bool]:
         return [decoded(line) for line in _lines_of(record)], False
     try:
         value: Json = msgspec.json.decode(record.data)
-        return (_unpacked(value), False) if _IN_TEXT in record.data else (value, True)
+        unpacked = _unpacked(value)
+        return unpacked, unpacked is value
     except RecursionError:
         raise RecordError(f"{record.where}: nested too deeply") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         try:
-            value = json.loads(record.data)
-            return _unpacked(value) if _IN_TEXT in record.data else value, False
+            return _unpacked(json.loads(record.data)), False
         except (ValueError, RecursionError):
             raise RecordError(f"{record.where}: not JSON: {error}") from error
 
@@ -548,9 +549,10 @@ def _packed(value: Json, data: bytes) -> Json:
 
 
 def _written(value: Json) -> list[tuple[str, str]]:
-    """The texts of a record where lists of messages may be."""
+    """List a record's texts that begin like messages, by their keys."""
     record = value if isinstance(value, dict) else {}
-    return [(name, text) for name in LISTS if isinstance(text := record.get(name), str) and text[:1] in "[ \n"]
+    texts = [(name, record[name]) for name in _LISTS & record.keys()]
+    return [(name, t) for name, t in texts if isinstance(t, str) and t[:_HEAD].lstrip().startswith('[{"')]
 
 
 def _messages_in(name: str, text: str) -> Json:
