@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping, Sequence
+from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 import torch
 from safetensors.numpy import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from retcon.config.schema import Recipe
-from retcon.core.errors import CheckpointError
+from retcon.core.errors import CheckpointError, told_as
 from retcon.models.devices import USES, Placement, Use, place
 from retcon.models.loading import load_config, load_model
 from retcon.models.locating import SCRATCH, model_folder
@@ -34,7 +36,8 @@ _DIVIDED: Mapping[str, str] = dict.fromkeys(
 """Configuration key of the factor or divisor of logits, by `model_type`."""
 TOLERANCE = 1e-4
 """Largest difference of logits by rounding, relative to the largest logit."""
-_IDS = 8
+_IDS, LARGE = 8, 100.0
+"""Tokens of a comparison, and what their hidden states are multiplied by to show caps."""
 
 
 def factor(config: PretrainedConfig) -> float:
@@ -44,34 +47,84 @@ def factor(config: PretrainedConfig) -> float:
     return float(getattr(own, multiplied, 1.0) or 1.0) / float(getattr(own, divided, 1.0) or 1.0)
 
 
-def before_head(model: PreTrainedModel, hidden: Tensor) -> Tensor:
-    """Scale hidden states, (N, d), so that the output layer gives the model's logits."""
-    scale = factor(model.config)
-    return hidden if scale == 1.0 else hidden * scale
+class _States:
+    """Stand in for what a model's layers return: hidden states, and None for all else."""
+
+    def __init__(self, states: Tensor) -> None:
+        self.last_hidden_state = states
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+    def __getitem__(self, index: object) -> Tensor | tuple[()]:
+        return self.last_hidden_state if index == 0 else ()
+
+
+class OwnHead(nn.Module):
+    """Logits as the model itself makes them of hidden states, (N, d) to (N, V): caps and transforms included."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self._model = (model,)  # in a tuple, so that it is no submodule
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        base = self._model[0].base_model
+        before = vars(base).get("forward")
+        base.forward = lambda *_, **__: _States(hidden[None])
+        try:
+            ids = torch.zeros(1, len(hidden), dtype=torch.long, device=hidden.device)
+            logits: Tensor = self._model[0](input_ids=ids, use_cache=False).logits
+        finally:
+            del base.forward
+            if before is not None:
+                base.forward = before
+        return logits[0]
+
+
+_HEADS: WeakKeyDictionary[PreTrainedModel, OwnHead | None] = WeakKeyDictionary()
+"""None: the output layer."""
+
+
+def head_of(model: PreTrainedModel) -> tuple[nn.Module, float]:
+    """Return what makes the model's logits of hidden states, and the factor to multiply these by before.
+
+    Raises CheckpointError as `check_logits`.
+    """
+    if model not in _HEADS:
+        check_logits(model, "the model")
+    own = _HEADS[model]
+    return (model.get_output_embeddings(), factor(model.config)) if own is None else (own, 1.0)
 
 
 @torch.no_grad()
 def check_logits(model: PreTrainedModel, name: object) -> None:
-    """Raises CheckpointError if the output layer does not give the model's logits, or they are capped.
+    """Find out whether the output layer gives the model's logits, or only the model itself does.
 
-    name: of the model, in messages.
+    name: of the model, in messages. Raises CheckpointError if they are no function of the last hidden states.
     """
-    kind = type(model).__name__
-    if cap := getattr(model.config.get_text_config(), "final_logit_softcapping", None):
-        raise CheckpointError(
-            f"{name}: {kind} caps its logits (final_logit_softcapping = {cap}), and such models cannot be trained yet"
-        )
-    head: Any = model.get_output_embeddings()
+    kind, own, head, scale = type(model).__name__, OwnHead(model), model.get_output_embeddings(), factor(model.config)
     ids = torch.arange(_IDS, device=model.device)[None] % model.config.get_text_config().vocab_size
-    expected: Tensor = model(input_ids=ids, use_cache=False).logits
-    hidden: Tensor = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
-    apart = float((head(before_head(model, hidden)) - expected).abs().max() / expected.abs().max())
-    if apart > TOLERANCE:
-        known = ", ".join(sorted((*_MULTIPLIED, *_DIVIDED)))
+    expected: Tensor = model(input_ids=ids, use_cache=False).logits[0]
+    with told_as(CheckpointError, f"{name}: training {kind} by its last hidden states"):
+        hidden: Tensor = model.base_model(input_ids=ids, use_cache=False).last_hidden_state[0]
+        large = LARGE * hidden  # which shows caps
+        simple = head is not None and _apart(head(scale * hidden), expected) <= TOLERANCE
+    try:
+        apart = _apart(own(hidden), expected)
+        more = apart <= TOLERANCE and not (simple and _apart(head(scale * large), own(large)) <= TOLERANCE)
+    except (AttributeError, TypeError, ValueError, IndexError, RuntimeError):  # its forward needs more than states
+        apart, more = inf, False
+    if not (simple or more):
         raise CheckpointError(
-            f"{name}: the logits of {kind} are not those of its output layer (up to {apart:.2g} of the largest apart), "
-            f"and such models cannot be trained yet; factors are known of {known}"
+            f"{name}: the logits of {kind} are not made of its last hidden states (up to {apart:.2g} of the largest "
+            "apart), and such models cannot be trained"
         )
+    _HEADS[model] = own if more else None
+
+
+def _apart(found: Tensor, expected: Tensor) -> float:
+    """Return the largest difference, relative to the largest value."""
+    return float((found - expected).abs().max() / expected.abs().max())
 
 
 def place_training(recipe: Recipe, folder: Path, uses: Sequence[Use] = USES, *, reference: bool = False) -> Placement:

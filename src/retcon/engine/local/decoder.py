@@ -223,14 +223,17 @@ def compare(decoder: Decoder, model: PreTrainedModel, length: int) -> tuple[floa
     """Compare a decoder's log-probs with those of the model's own forward.
 
     The decoder feeds two prompts in one forward. In the next it feeds the first a second chunk, decodes two tokens of
-    the second, which was rolled back, and feeds these to a fork of that. The model gets each history whole, without
-    cache or padding. length: tokens of a history, at least 3.
+    the second, which was rolled back, and feeds these to a fork of that; then it decodes one token of two each. The
+    model gets each history whole, without cache or padding. length: tokens of a history, at least 3.
 
     Returns the largest difference, in nats, and the root mean square of a token's differences, averaged over the tokens
     (one that rounding gives to another expert is far off), relative to the log-probs' standard deviation.
     """
     half, vocabulary = length // 2, model.config.get_text_config().vocab_size
     histories = torch.randint(vocabulary, (3, length), generator=torch.Generator().manual_seed(0))
+    pad = getattr(model.config.get_text_config(), "pad_token_id", None)
+    if pad is not None and 0 <= pad < vocabulary:  # after which some models count positions otherwise
+        histories[:, 1] = pad
     histories[2, :half] = histories[1, :half]  # which it replaces after the rollback
     with told_as(EngineError, f"the forward of {type(model).__name__}"):
         logits: Tensor = model(input_ids=histories.to(model.device), use_cache=False).logits
@@ -239,7 +242,8 @@ def compare(decoder: Decoder, model: PreTrainedModel, length: int) -> tuple[floa
     apart: list[Tensor] = []
     for decoded, fed in (  # tokens of each forward: history, slot, start, end
         ([], [(0, 0, 0, half), (1, 1, 0, half + 2)]),
-        ([(2, 1, half, half + 2)], [(0, 0, half, length), (2, 2, half, length)]),
+        ([(2, 1, half, half + 2)], [(0, 0, half, length - 1), (2, 2, half, length - 1)]),
+        ([(0, 0, length - 1, length), (2, 2, length - 1, length)], []),
     ):
         steps = [Step(Place(slab, slot), histories[n, a:b].tolist(), a) for n, slot, a, b in decoded]
         stretches = [Stretch(Place(slab, slot), a, histories[n, a:b].tolist(), b - a - 1) for n, slot, a, b in fed]
@@ -247,8 +251,11 @@ def compare(decoder: Decoder, model: PreTrainedModel, length: int) -> tuple[floa
         want = torch.cat(rows)
         got = decoder.feed(steps, stretches, model.device).logits(range(len(want))).float().log_softmax(-1)
         apart.append(got.nan_to_num(0, 0, 0) - want)
-        slab.show(1, half)
-        slab.copy_from(slab, [1], [2], [half])
+        for stretch in stretches:
+            slab.show(stretch.place.slot, stretch.start + len(stretch.ids))
+        if not decoded:
+            slab.show(1, half)
+            slab.copy_from(slab, [1], [2], [half])
     found, spread = torch.cat(apart), expected.std(-1).mean().clamp_min(1e-3)
     return float(found.abs().max()), float(found.square().mean(-1).sqrt().mean() / spread)
 

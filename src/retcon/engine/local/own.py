@@ -46,18 +46,19 @@ def _of_each_kind(config: PretrainedConfig) -> Cache:
 class Way:
     """How a model's cache is used. about: in words. cache: an empty one, None for none. stretches: whether several ids
     at once continue it. exact: whether a comparison must be exact: some models lose recurrent states that way, which
-    rounding to fewer bits would hide."""
+    rounding to fewer bits would hide. positions: whether the model is given them, as some hybrids begin at 0 again."""
 
     about: str
     cache: Callable[[PretrainedConfig], Cache] | None
     stretches: bool = False
     exact: bool = False
+    positions: bool = False
 
 
 WAYS = (
     Way("its cache is cropped at a rollback", _keys_and_values, stretches=True),
-    Way("a rollback computes the history again", _of_each_kind, stretches=True, exact=True),
-    Way("each turn computes the history again", _of_each_kind),
+    Way("a rollback computes the history again", _of_each_kind, stretches=True, exact=True, positions=True),
+    Way("each turn computes the history again", _of_each_kind, positions=True),
     Way("each token computes the history again", None),
 )
 """The quickest first. A cache without the model's configuration keeps the keys and values of every layer, of windows
@@ -137,9 +138,13 @@ def _row(kept: Cache, number: int) -> Cache:
     return row
 
 
+class _Unlike(Exception):
+    """Caches that cannot share a forward: tensors that are not by row, or differ in shape."""
+
+
 def _concatenated(parts: Sequence[Tensor]) -> Tensor:
-    if any(len(part) != 1 for part in parts):
-        raise EngineError("its cache holds tensors that are not by row")
+    if len({part.shape for part in parts}) > 1 or len(parts[0]) != 1:
+        raise _Unlike
     return torch.cat(list(parts))
 
 
@@ -235,6 +240,7 @@ class OwnForward:
         known = inspect.signature(model.forward).parameters
         self._cached = next((name for name in CACHES if name in known), None) if way.cache else None
         self._keeps = "logits_to_keep" in known
+        self._positions = way.positions and "position_ids" in known
         if way.cache and self._cached is None:
             raise EngineError("its forward takes no cache")
 
@@ -248,10 +254,14 @@ class OwnForward:
         found: dict[int, Tensor] = {}
         for (done, length, keep), numbers in alike.items():
             for some in self._fitting(numbers, length - done):
-                logits = self._forward([jobs[n].history for n in some], keep, device)
+                histories = [jobs[n].history for n in some]
+                try:
+                    logits: Sequence[Tensor] | Tensor = self._forward(histories, keep, device)
+                except _Unlike:
+                    logits = [self._forward([history], keep, device)[0] for history in histories]
                 found |= dict(zip(some, logits, strict=True))
-        logits = torch.cat([found[n] for n in range(len(jobs))])
-        return Kept(logits, lambda states: states, logits.shape[-1])
+        kept = torch.cat([found[n] for n in range(len(jobs))])
+        return Kept(kept, lambda states: states, kept.shape[-1])
 
     def feeds(self, decoding: bool, full: bool) -> bool:
         """With the next forward whatever there is."""
@@ -287,6 +297,9 @@ class OwnForward:
         options: dict[str, Any] = {"logits_to_keep": max(keep, 1)} if self._keeps else {}
         if self._cached is not None:
             options[self._cached] = self._cache_of(histories)
+        if self._positions:
+            positions = torch.arange(done, len(histories[0].ids), device=device)
+            options["position_ids"] = positions.expand(len(histories), -1)
         logits: Tensor = self._model(input_ids=ids, use_cache=self._cached is not None, **options).logits
         for history in histories:
             history.done = len(history.ids)
@@ -294,7 +307,7 @@ class OwnForward:
 
     def _cache_of(self, histories: Sequence[History]) -> Cache:
         batch = histories[0].batch
-        if batch is None or any(h.batch is not batch for h in histories) or len(batch.rows) != len(histories):
+        if batch is None or list(batch.rows) != list(histories) or any(h.batch is not batch for h in histories):
             caches = [history.alone() for history in histories]
             if caches[0] is None and self._way.cache is not None:
                 batch = Batch(self._way.cache(self._model.config), histories)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from retcon.core.types import Sample
 from retcon.engine.local.machine import attend_without_cudnn, keep_pages
+from retcon.models.placing import head_of
 from retcon.train.batch import Batch, collate, micro_batches
 from retcon.train.kernels.attention import attending
 from retcon.train.kernels.computing import Computing
@@ -53,6 +54,7 @@ def forwards(
     Raises ValueError where a sample's first id is to be learnt.
     """
     packs = _packs(model, samples)
+    head_of(model)  # found out before anything is patched
     with ExitStack() as stack:
         if packs:
             stack.enter_context(attending(model))

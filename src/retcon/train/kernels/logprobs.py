@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from retcon.models.placing import before_head
+from retcon.models.placing import head_of
 from retcon.train.kernels.computing import DEFAULT
 from retcon.train.kernels.layers import product_for
 from retcon.train.kernels.packing import Repeats
@@ -59,8 +59,9 @@ def gather_logprobs(
     targets = ids.reshape(-1).index_select(0, where)
     if repeats is not None:
         source, targets = source.index_select(0, repeats.first), targets.index_select(0, repeats.first)
-    states = before_head(model, hidden.index_select(0, source))
-    found = learnt_logprobs(states, model.get_output_embeddings(), targets, chunk, temperature)
+    head, scale = head_of(model)
+    states = _scaled(hidden.index_select(0, source), scale)
+    found = learnt_logprobs(states, head, targets, chunk, temperature)
     if repeats is not None:
         found = found.index_select(0, repeats.of)
     return found.new_zeros(mask.numel()).index_copy(0, where, found).view(mask.shape)
@@ -168,8 +169,9 @@ def gather_entropies(
     gradient. hidden: (N, d). source: (L,), the hidden states that precede the L tokens in the loss mask, row by row.
     chunk: logits (tokens × vocabulary) at once; beyond it they are computed once more in the backward. temperature:
     what logits are divided by."""
-    entropies = partial(_entropies, model.get_output_embeddings(), temperature)
-    states = before_head(model, hidden.index_select(0, source))
+    head, scale = head_of(model)
+    entropies = partial(_entropies, head, temperature)
+    states = _scaled(hidden.index_select(0, source), scale)
     tokens = max(1, chunk // int(model.config.get_text_config().vocab_size))
     if len(states) <= tokens:
         found = entropies(states)
@@ -178,6 +180,10 @@ def gather_entropies(
         found = torch.cat(parts)
     where = mask.reshape(-1).nonzero().squeeze(-1)
     return found.new_zeros(mask.numel()).index_copy(0, where, found).view(mask.shape)
+
+
+def _scaled(hidden: Tensor, factor: float) -> Tensor:
+    return hidden if factor == 1.0 else hidden * factor
 
 
 def _entropies(head: Any, temperature: float, states: Tensor) -> Tensor:
