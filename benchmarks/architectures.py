@@ -35,7 +35,7 @@ from retcon.engine.types import SamplingParams
 from retcon.models.lora import Adapter, check_lora
 from retcon.models.placing import check_logits
 from retcon.train.kernels.computing import DEFAULT
-from retcon.train.kernels.forward import forwards, why_not_packed
+from retcon.train.kernels.forward import _packs, forwards
 
 REQUESTS, TURNS, MAX_LEN, TOLERANCE = 7, 4, 128, 1e-4
 LENGTHS = (9, 13, 9, 3, 1, 21, 9)
@@ -126,7 +126,7 @@ def training(model: Any) -> tuple[str, float]:
     if not grads or not all(bool(grad.isfinite().all()) for grad in grads):
         return "no finite gradient", found.worst
     model.zero_grad()
-    return "packed" if why_not_packed(model, max(map(len, rows))) is None else "padded", found.worst
+    return "packed" if _packs(model, samples) else "padded", found.worst
 
 
 def row_of(key: str) -> Row:

@@ -87,7 +87,7 @@ def load_config(path: str | Path) -> PretrainedConfig:
 def positions(config: PretrainedConfig) -> int | None:
     """Return the most tokens of a text, None if the configuration names no limit."""
     found: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
-    return found
+    return found if found is None or found > 0 else None
 
 
 def empty_model(config: PretrainedConfig) -> PreTrainedModel:

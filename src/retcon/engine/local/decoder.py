@@ -208,9 +208,9 @@ def _own(model: PreTrainedModel, max_len: int, reason: str) -> Decoder:
     for way in WAYS:
         if way.exact and model.dtype is not torch.float32:
             continue
-        decoder = OwnForward(model, way, reason)
         try:
             with told_as(EngineError, name):
+                decoder = OwnForward(model, way, reason)
                 found = _agreeing([decoder], model, sorted({min(n, max_len) for n in TRIED_OWN}), OWN_TOLERANCE)
                 decoder.measure()
             return found
