@@ -6,6 +6,8 @@ import gc
 import json
 import math
 import shlex
+import signal
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -14,12 +16,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from retcon.config.load import ALL, Data, homes, load_recipe, with_kinds
+from retcon.config.load import ALL, Data, all_keys, homes, load_recipe, shipped_recipes, with_kinds
 from retcon.config.schema import SECTIONS, Recipe
 from retcon.config.section import Chosen
 from retcon.core.errors import Interrupted, MissingExtra, RecipeError
 from retcon.core.installing import how_to_install
 from retcon.core.texts import is_url
+from retcon.runs.progress import tell_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -34,8 +37,28 @@ def _elsewhere(flag: str, key: str) -> object:
     return typer.Option(flag, hidden=True, callback=refuse)
 
 
+def complete_recipe(incomplete: str) -> list[str]:
+    """Names of shipped recipes, and recipe files here, for the shell."""
+    here = [str(path) for path in sorted(Path().glob("*.toml"))]
+    return [name for name in (*here, *shipped_recipes()) if name.startswith(incomplete)]
+
+
+def complete_key(incomplete: str) -> list[str]:
+    """Keys of a recipe, `section.key=`, for the shell."""
+    section = incomplete.partition(".")[0]
+    if section not in SECTIONS:
+        return [f"{name}." for name in SECTIONS if name.startswith(incomplete)]
+    return [key for name in all_keys(section) if (key := f"{section}.{name}=").startswith(incomplete)]
+
+
+def complete_word(incomplete: str) -> list[str]:
+    """Recipes and keys, for the shell."""
+    return [*complete_recipe(incomplete), *complete_key(incomplete)]
+
+
 def _changes(of: str, example: str) -> object:
-    return typer.Argument(metavar="KEY=VALUE", help=f"{of}, such as [bold]{example}[/].", show_default=False)
+    help = f"{of}, such as [bold]{example}[/]."
+    return typer.Argument(metavar="KEY=VALUE", help=help, show_default=False, autocompletion=complete_key)
 
 
 _RECIPE, _KEYS = "Changes to the recipe", "Keys of a recipe to set"
@@ -48,7 +71,9 @@ ModelOverrides = Annotated[list[str] | None, _changes(_KEYS, "rollout.temperatur
 RecipeName = Annotated[
     str,
     typer.Argument(
-        metavar="RECIPE", help="A TOML file, or the name of a shipped recipe such as [bold]quickstart/saar[/]."
+        metavar="RECIPE",
+        help="A TOML file, or the name of a shipped recipe such as [bold]quickstart/saar[/].",
+        autocompletion=complete_recipe,
     ),
 ]
 _MODEL = (
@@ -189,11 +214,16 @@ def tell_trained(final: Path, out: Path, *others: str, recipe: Sequence[str] = (
 
 @contextmanager
 def interruptible(message: str | Callable[[], str]) -> Iterator[None]:
-    """Turns Ctrl-C inside the block into `Interrupted` with `message`, or with what it says by then."""
+    """Turns Ctrl-C, and SIGTERM, inside the block into `Interrupted` with `message`, or with what it says by then."""
+    main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT)) if main else None
     try:
         yield
     except KeyboardInterrupt:
         raise Interrupted(message if isinstance(message, str) else message()) from None
+    finally:
+        if main:
+            signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
 _ROLLOUTS = ("run", "model", "compute", "engine", "task", "rollout", "sandbox")
@@ -230,8 +260,14 @@ def import_training() -> None:
 
 
 def ready(recipe: Recipe) -> Callable[[], None]:
-    """What to call once nothing but computing is left: imports what the recipe's engine needs here."""
-    return import_training if recipe.engine.in_process else lambda: None
+    """What to call once nothing but computing is left: imports what the recipe's engine needs here, and says so."""
+
+    def load() -> None:
+        if recipe.engine.in_process:
+            tell_line("loading torch")
+            import_training()
+
+    return load
 
 
 ROOM = 8192

@@ -50,12 +50,17 @@ def ask(
     """Ask a model that may run programs, and watch its turns as they come, repairs included."""
     from rich.console import Console
 
+    from retcon.core.texts import is_url
     from retcon.core.types import REPLACED
+    from retcon.models.locating import BASE
     from retcon.store.jsonl import adding
 
     given = ["rollout.temperature=0", f"repair.kind={'saar' if repair else 'none'}"]
     recipe, folder = conversing(model, tool or ["python"], [*given, *(overrides or ())])
     console = Console(highlight=False)
+    if folder == BASE and not is_url(model):
+        known = "base is a model of 0.68 M parameters for the quickstart's tasks: it knows no others, and no English"
+        console.print(known, style="dim", soft_wrap=True)
     with adding(out, "--out", QUESTION) if out is not None else nullcontext() as add:
         trajectory = asyncio.run(_answered(recipe, folder, question, system, seed, console))
         calls = f"{trajectory.raw_calls} call{'s' * (trajectory.raw_calls != 1)}, {trajectory.raw_failures} failed"

@@ -67,6 +67,7 @@ def plan_rl(
             show.print(f"{stage}: {rates} is not there yet: the run will stop before this stage, to have it measured")
         measured = measure_rl(stage.recipe, folder, stages.stream(stage), ready.place)
         seconds += _time(show, measured, stage.steps, _evaluated(show, recipe, stage, measured, len(problems)))
+    _advise(show, seconds)
     if recipe.stages:
         steps = counted(recipe.rl.steps, "step")
         show.print(Text(f"{steps} in all: {duration(seconds)} to {duration(SHARED * seconds)}", "bold"))
@@ -293,6 +294,13 @@ def _time(show: Console, measured: Measured, steps: int, besides: float = 0.0) -
         sep="",
     )
     return total
+
+
+def _advise(show: Console, seconds: float) -> None:
+    """Say what to lower where a plan takes over a day."""
+    if seconds > DAY:
+        keys = "rl.steps, rl.prompts, rl.group, rollout.max_tokens"
+        show.print(f"that is over a day: lower {keys}, or take a smaller model, lora.rank=16 or compute.dtype=bfloat16")
 
 
 def _vocabulary(folder: Path) -> int:

@@ -16,6 +16,7 @@ from retcon.cli.arguments import (
     ModelOrURL,
     Out,
     command_line,
+    complete_word,
     interruptible,
     need_training,
     of_sections,
@@ -44,6 +45,7 @@ def evaluate(
         list[str] | None,
         typer.Argument(
             metavar="RECIPE KEY=VALUE",
+            autocompletion=complete_word,
             help="A recipe (its sections task, rollout, sandbox and evaluate matter), and changes to it.",
             show_default=False,
         ),
@@ -149,6 +151,7 @@ def difficulty(
         list[str] | None,
         typer.Argument(
             metavar="RECIPE KEY=VALUE",
+            autocompletion=complete_word,
             help="The recipe of the planned run (its task set, run.seed, rollout and sandbox matter), and changes.",
             show_default=False,
         ),
@@ -280,6 +283,7 @@ def audit(
         list[str] | None,
         typer.Argument(
             metavar="RECIPE KEY=VALUE",
+            autocompletion=complete_word,
             help="The recipe whose credit is audited (its tasks, rollout, sandbox, repair and rl matter), and changes.",
             show_default=False,
         ),

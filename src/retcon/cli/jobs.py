@@ -197,7 +197,7 @@ def _prepare() -> None:
     does (Linux), lest a second trainer comes to its folder."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if sys.platform == "linux":
-        _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # at SIGTERM it would finish its step
 
 
 def _report(job: Job, board: Board) -> None:

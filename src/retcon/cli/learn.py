@@ -78,15 +78,25 @@ def train(
     if settled is None:
         tell_line(f"{out} is finished: nothing is trained any more")
     else:
-        import_training()
-        from retcon.train.rl import run_rl
+        size = f"{settings.rl.prompts} × {settings.select.made(settings.rl.group)} rollouts"
+        tell_line(
+            f"training {name} by {recipe}, {counted(settings.rl.steps, 'step')} of {size}, into {out}; loading torch"
+        )
+        with interruptible(partial(kept_run, out)):
+            import_training()
+            from retcon.train.rl import run_rl
 
-        stages = [stage.name for stage in settings.stages]
-        with (
-            interruptible(partial(kept_run, out)),
-            telling_steps(f"training {recipe}", settings.rl.steps, stages) as on_step,
-        ):
-            run_rl(settings, locate(name), out, settled=settled, on_step=on_step, on_place=tell_place)
+            stages = [stage.name for stage in settings.stages]
+            with telling_steps(f"training {recipe}", settings.rl.steps, stages) as on_step:
+                run_rl(
+                    settings,
+                    locate(name),
+                    out,
+                    settled=settled,
+                    on_step=on_step,
+                    on_rollouts=on_step.rollouts,
+                    on_place=tell_place,
+                )
     metrics = out / "metrics.jsonl"
     lines = [f"metrics: {metrics}", f"trajectories: {out / 'trajectories'}"]
     steps = list(read_metrics(metrics))
@@ -160,6 +170,9 @@ def sft(
 
         plan_sft(settings, file, out)
         return
+    tell_line(
+        f"training {settings.model.path} on {file}, {counted(settings.sft.steps, 'step')}, into {out}; loading torch"
+    )
     import_training()
     from retcon.models.placing import place_training
     from retcon.train.sft import run_sft
@@ -241,6 +254,7 @@ def dpo(
 
         plan_dpo(recipe, pairs[0], folder, out)
         return
+    tell_line(f"training {folder} on {pairs[0]}, {counted(recipe.dpo.steps, 'step')}, into {out}; loading torch")
     import_training()
     from retcon.train.dpo import run_dpo
 

@@ -271,7 +271,10 @@ class Experiment:
         with ExitStack() as held:
             if begun := (self.out / LOCK).exists():
                 held.enter_context(alone(self.out))
-            with console.status("checking that everything can be trained here"):
+            checking = "checking that everything can be trained here"
+            if not console.is_terminal:
+                console.print(checking)
+            with console.status(checking):
                 check_trainable(todo, made)
             warn_of_rates(todo)
             if not begun:  # a refused experiment leaves no folder

@@ -163,7 +163,11 @@ def _last_part(name: str) -> str:
 def _about(recipe: Recipe, settings: ServeSettings, agent: Agent, record: Record) -> str:
     tools = ", ".join(recipe.rollout.tools)
     text = "" if agent.provenance.encoded_by is None else " (as text: nothing can be learnt from it)"
-    where = "nothing is recorded" if record.file is None else f"recorded to {record.file}{text}"
+    where = (
+        "nothing is recorded"
+        if record.file is None
+        else f"recorded to {record.file.parent / 'open'}, ended sessions to {record.file}{text}"
+    )
     left = f" ({record.taken_in} of a server before taken in)" if record.taken_in else ""
     asked = "a token is asked for" if settings.token else "no token"
     return f"model {settings.name} · runs {tools} · repair {recipe.repair.kind} · {where}{left} · {asked}"

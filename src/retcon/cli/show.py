@@ -72,6 +72,8 @@ def _list(console: Console, file: Path, limit: int) -> list[str]:
     from retcon.store.jsonl import BAD, head
 
     found = head(file, limit)
+    if not found.trajectories and not found.bad:
+        raise RecordError(f"{file} is empty: there is no trajectory in it")
     console.print(_table(found.trajectories))
     if found.more:
         console.print(f"and {found.more} more: --limit 0 lists all", style="dim")

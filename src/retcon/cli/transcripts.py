@@ -194,6 +194,8 @@ def _finish(run: Purification, report: Path | None) -> None:
         if any(count.shallow or count.deep for count in run.counts):
             written.append(f"try: {command_line('retcon', 'diff', assignment.audit)}")
     console.print("\n".join(written), highlight=False, soft_wrap=True, markup=False)
+    if not any(count.transcripts for count in run.counts) and not run.bad:
+        raise RecordError(f"{', '.join(map(str, assignment.inputs))}: empty: there is no transcript to purify")
 
 
 def _refuse_same(folder: Path, found: Sequence[tuple[Path, str]]) -> None:

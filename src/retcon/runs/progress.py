@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 from retcon.store.whole import write_whole
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     from retcon.models.devices import Placement
 
 FILE = "RETCON_PROGRESS"
@@ -57,25 +59,74 @@ def telling(label: str) -> Iterator[Tell]:
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console) as progress:
-        bar = progress.add_task(label, total=None)
-        yield lambda done, total: progress.update(bar, completed=done, total=total)
+        yield Bar(progress, label)
 
 
 @contextmanager
-def telling_steps(
-    label: str, steps: int, stages: Sequence[str] = ()
-) -> Iterator[Callable[[Mapping[str, float | None]], None]]:
+def telling_steps(label: str, steps: int, stages: Sequence[str] = ()) -> Iterator[StepProgress]:
     """What gets the metrics of each of `steps` steps, and shows a line of each: above a bar in a terminal. stages:
     names of the run's."""
     with telling(label) as tell:
-        line = StepLine(steps, stages)
+        yield StepProgress(tell, label, steps, stages)
 
-        def told(metrics: Mapping[str, float | None]) -> None:
-            tell_line(line(metrics))
-            if not isinstance(tell, Lines):  # which would say the same again
-                tell(int(metrics["step"] or 0), steps)
 
-        yield told
+EVERY = 30.0
+"""Seconds between two lines on the rollouts of a step."""
+FIRST = 5.0
+"""Seconds until the first."""
+
+
+class StepProgress:
+    """Shows a line of each step's metrics, and within a step how far its rollouts are: in a terminal beside the bar."""
+
+    def __init__(
+        self, tell: Tell, label: str, steps: int, stages: Sequence[str] = (), *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self._tell, self._label, self._steps, self._clock = tell, label, steps, clock
+        self._line = StepLine(steps, stages, clock=clock)
+        self._step, self._began = 0, clock()
+        self._next = self._began + FIRST
+
+    def __call__(self, metrics: Mapping[str, float | None]) -> None:
+        """Show a step that is over."""
+        tell_line(self._line(metrics))
+        if isinstance(self._tell, Bar):
+            self._tell.describe(self._label)
+        if not isinstance(self._tell, Lines):  # which would say the same again
+            self._tell(int(metrics["step"] or 0), self._steps)
+
+    def rollouts(self, step: int, done: int, total: int, tokens: int) -> None:
+        """Show how far a step's rollouts are. tokens: sampled in it so far."""
+        now = self._clock()
+        if step != self._step:
+            self._step, self._began = step, now - 1  # what comes first comes a second after its beginning
+        spent = max(now - self._began, 1e-9)
+        parts = [f"step {step}/{self._steps}: {done} of {total} rollouts"]
+        if tokens:
+            parts.append(f"{tokens:,} tokens, {tokens / spent:,.0f} a second")
+        if done:
+            left = spent / done * (total - done + (self._steps - step) * total)
+            parts.append(f"all rollouts in about {duration(left)}")
+        if isinstance(self._tell, Bar):
+            self._tell.describe(f"{self._label}  {', '.join(parts)}")
+        elif now >= self._next:
+            self._next = now + EVERY
+            tell_line(", ".join(parts))
+
+
+class Bar:
+    """Progress as a bar of the terminal."""
+
+    def __init__(self, progress: Progress, label: str) -> None:
+        self._progress = progress
+        self._bar = progress.add_task(label, total=None)
+
+    def __call__(self, done: int, total: int) -> None:
+        self._progress.update(self._bar, completed=done, total=total)
+
+    def describe(self, label: str) -> None:
+        self._progress.update(self._bar, description=label)
 
 
 def tell_place(where: Placement) -> None:

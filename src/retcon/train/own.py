@@ -49,7 +49,7 @@ def train(
 
     stages = [stage.name for stage in changed.stages]
     with telling_steps(f"training {recipe}", changed.rl.steps, stages) as on_step:
-        run_rl(changed, folder, out, on_step=on_step, on_place=tell_place)
+        run_rl(changed, folder, out, on_step=on_step, on_rollouts=on_step.rollouts, on_place=tell_place)
     return RunFolder(out)
 
 

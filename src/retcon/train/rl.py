@@ -5,10 +5,13 @@ From top to bottom: a run, its stages and their steps; a step, and what it draws
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import logging
 import time
 from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +22,7 @@ from retcon.config.schema import Recipe
 from retcon.config.stages import Stage
 from retcon.core.errors import EngineError, SandboxUnavailable
 from retcon.core.seeds import derive
-from retcon.core.together import in_a_loop
+from retcon.core.together import cancelled, in_a_loop
 from retcon.core.types import Trajectory
 from retcon.models.devices import OnPlace
 from retcon.models.locating import locate, name_of
@@ -56,6 +59,8 @@ LOG = logging.getLogger(__name__)
 KEEP_ROLLOUTS_EVERY = 10
 FEW = 4
 """Rollouts of a step that may be lost in grading, whatever share of its answers they are: faults come singly."""
+OnRollouts: TypeAlias = Callable[[int, int, int, int], None]
+"""Gets a step, rollouts graded, of how many, and tokens sampled in it so far."""
 Reference: TypeAlias = "PreTrainedModel | None"
 
 
@@ -69,6 +74,7 @@ class Stretch:
     stages: RunStages
     stage: Stage
     reference: Reference
+    on_rollouts: OnRollouts | None = None
 
 
 def run_rl(
@@ -79,6 +85,7 @@ def run_rl(
     tasks: TaskSet | None = None,
     settled: Settled | None = None,
     on_step: OnStep | None = None,
+    on_rollouts: OnRollouts | None = None,
     on_place: OnPlace | None = None,
 ) -> Path:
     """Train the model in the folder `start` as the recipe says; returns the folder of the final model.
@@ -89,8 +96,8 @@ def run_rl(
     does what ends a run for want of rollouts, and a server that cannot be given a step's weights. A run that is
     finished returns at once. tasks: a task set of your own, in place of the one that the recipe names; run.json keeps
     its name, and a hash of the tasks themselves. A larger rl.steps continues a finished run; its model so far is kept
-    as `final-STEPS`. settled: of this recipe, where it has been settled. on_step gets each step's metrics, on_place
-    where it computes, before it does.
+    as `final-STEPS`. settled: of this recipe, where it has been settled. on_step gets each step's metrics, on_rollouts
+    how far a step's rollouts are, every second, on_place where it computes, before it does.
 
     Raises CheckpointError (see `open_run`), RecipeError for what cannot be computed here (see `place_training`),
     RecipeError or RecordError for tasks or pass rates that do not serve (see `RunStages`), MissingExtra,
@@ -119,13 +126,15 @@ def run_rl(
     run = open_run(out, kind="rl", recipe=written, inputs=inputs, tasks=stages.tasks.name, start=name_of(folder))
 
     def steps(trainer: Trainer) -> None:
-        in_a_loop(_train(run, trainer, folder, stages))
+        in_a_loop(_train(run, trainer, folder, stages, on_rollouts))
 
     training = Training(run, recipe, where, start, recipe.rl)
     return train(training, steps, first=partial(run.note_harnesses, code), on_step=on_step, on_place=on_place)
 
 
-async def _train(run: RunFolder, trainer: Trainer, tokenizer: Path, stages: RunStages) -> None:
+async def _train(
+    run: RunFolder, trainer: Trainer, tokenizer: Path, stages: RunStages, on_rollouts: OnRollouts | None
+) -> None:
     reference = trainer.reference() if stages.needs_reference else None  # before the engine looks what memory is free
     course = Course(stages.recipe.rl, trainer.history())
     weights = trainer.engine_weights()
@@ -143,7 +152,8 @@ async def _train(run: RunFolder, trainer: Trainer, tokenizer: Path, stages: RunS
             GroupStream(rollouts, prompts, last=stage.last) as stream,
         ):
             while trainer.step < stage.last and not course.over:
-                course.add(await _step(Stretch(run, trainer, tokenizer, stages, stage, reference), stream, course))
+                stretch = Stretch(run, trainer, tokenizer, stages, stage, reference, on_rollouts)
+                course.add(await _step(stretch, stream, course))
         trainer.save()  # a stage's end is kept: what comes goes on from it
 
 
@@ -152,7 +162,8 @@ async def _step(stretch: Stretch, stream: GroupStream, course: Course) -> Metric
     recipe, step = rollouts.recipe, trainer.step + 1
     began, before = time.perf_counter(), copy.copy(rollouts.engine.stats)
     try:
-        drawn = await draw_groups(stream, step=step)
+        async with _watched(stream, step, stretch.on_rollouts):
+            drawn = await draw_groups(stream, step=step)
     except BaseException:  # Ctrl-C, or a sandbox or server that is gone: the weights are those of the last whole step
         trainer.save()
         raise
@@ -201,6 +212,24 @@ async def _step(stretch: Stretch, stream: GroupStream, course: Course) -> Metric
         trainer.save()
         raise unfollowed
     return line
+
+
+@asynccontextmanager
+async def _watched(stream: GroupStream, step: int, on_rollouts: OnRollouts | None) -> AsyncIterator[None]:
+    """Within, `on_rollouts` gets every second how far the step's rollouts are."""
+    rollouts, recipe = stream.rollouts, stream.rollouts.recipe
+    before, total = copy.copy(rollouts.engine.stats), recipe.rl.prompts * recipe.select.made(recipe.rl.group)
+
+    async def watch(tell: OnRollouts) -> None:
+        while True:
+            await asyncio.sleep(1)
+            tell(step, rollouts.graded[step], total, getattr(rollouts.engine.stats.since(before), "generated", 0))
+
+    watching = [asyncio.create_task(watch(on_rollouts))] if on_rollouts is not None else []
+    try:
+        yield
+    finally:
+        await cancelled(watching)
 
 
 async def _synced(rollouts: TrainingRollouts, step: int) -> EngineError | None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from retcon.build import (
     build_chat,
@@ -32,7 +32,7 @@ from retcon.core.types import TRAINED, Trajectory, first_tries
 from retcon.engine.types import CarriesOver, FollowsWeights, TrainableEngine
 from retcon.rollout.context import MAX_LOST_SHARE, RolloutContext
 from retcon.rollout.group import rollout_groups
-from retcon.tasks.registry import TaskSet
+from retcon.tasks.registry import Grade, TaskSet
 from retcon.tasks.types import Task
 from retcon.train.sync import EngineWeights
 
@@ -52,6 +52,8 @@ class TrainingRollouts:
     engine: TrainableEngine
     weights: EngineWeights
     judged: TaskSet | None = None
+    graded: Counter[int] = field(default_factory=Counter)
+    """Rollouts of each step that are graded so far."""
 
     async def of(self, tasks: Sequence[Task], *, step: int) -> list[list[Trajectory]]:
         """A graded group of G' rollouts for every task; all that is random derives from (seed, step, task, index)."""
@@ -61,8 +63,15 @@ class TrainingRollouts:
             count=self.recipe.select.made(self.recipe.rl.group),
             seed=self.recipe.run.seed,
             step=step,
-            grade=self.tasks.grade,
+            grade=self._counted(step),
         )
+
+    def _counted(self, step: int) -> Grade:
+        def grade(task: Task, trajectory: Trajectory) -> Any:
+            self.graded[step] += 1
+            return self.tasks.grade(task, trajectory)
+
+        return grade
 
     async def evaluated(self) -> dict[str, float | None]:
         """What the weights do on the evaluation's problems, `evaluate.every_samples` rollouts each, all as [evaluate]
