@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from chat_templates import TEMPLATES, learned_chat
 from retcon.chat import family as registry
 from retcon.chat.chat import Chat
-from retcon.chat.family import Written
+from retcon.chat.family import Family, Written
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.core.types import Observation, Segment, ToolSpec
 from retcon.tools.schema import python_spec
@@ -33,7 +34,17 @@ Turned = tuple[str, Sequence[Written], Sequence[str]]
 """What the model writes, the calls after it, and what they are answered or, without calls, what the user says next."""
 
 
+NAMES = (*registry.names(), *TEMPLATES)
+"""The shipped families, and the templates that are learnt."""
+
+
+def family_of(name: str) -> Family:
+    return learned_chat(name).family if name in TEMPLATES else registry.named(name)
+
+
 def controls_of(family: str) -> tuple[str, ...]:
+    if family in TEMPLATES:
+        return TEMPLATES[family][1]
     known = registry.named(family)
     own = vars(__import__(f"retcon.chat.families.{family}", fromlist=[family]))
     marked = [text for text in own.values() if isinstance(text, str) and text[:1] in "<[" and text[-1:] in ">]"]
@@ -46,8 +57,10 @@ def bytes_of(family: str) -> ByteTokenizer:
     return ByteTokenizer(controls_of(family))
 
 
-def chat_of(family: str, system: str | None = "Solve it.") -> Chat:
-    return Chat(bytes_of(family), style=family, system=system, tools=TOOLS)
+def chat_of(family: str, system: str | None = "Solve it.", tools: Sequence[ToolSpec] = TOOLS) -> Chat:
+    if family in TEMPLATES:
+        return learned_chat(family, system=system, tools=tools)
+    return Chat(bytes_of(family), style=family, system=system, tools=tools)
 
 
 def ids_of(segments: Sequence[Segment]) -> list[int]:

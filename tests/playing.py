@@ -90,6 +90,7 @@ async def play_on(
     tool: Tool | StatefulTool | None = None,
     beside: Sequence[Tool] = (),
     style: str = "markdown",
+    chat: Chat | None = None,
     tokenizer: Tokenizer | None = None,
     repair: Repair | None = None,
     limits: RolloutLimits = LIMITS,
@@ -99,7 +100,7 @@ async def play_on(
     """One rollout, in this event loop.
 
     outcomes: of code, by status or by whole answer; code that is not named is ok. tool: another one than the scripted
-    tool that gives them. beside: further tools. tokenizer: bytes where None.
+    tool that gives them. beside: further tools. tokenizer: bytes where None. chat: in place of both.
     """
     named = outcomes or {}
 
@@ -107,10 +108,10 @@ async def play_on(
         outcome = named.get(code, "ok")
         return (f"<{outcome}>", outcome, None) if isinstance(outcome, str) else outcome
 
-    tokenizer = tokenizer or ByteTokenizer()
-    engine, scripted = ScriptedEngine(tokenizer, replies), ScriptedTool(answer)
+    chat = chat or Chat(tokenizer or ByteTokenizer(), style=style)
+    engine, scripted = ScriptedEngine(chat.tokenizer, replies), ScriptedTool(answer)
     sampling = SamplingParams(max_tokens=max_tokens)
     tools = {"python": tool or scripted, **{one.name: one for one in beside}}
-    context = RolloutContext(engine, Chat(tokenizer, style=style), tools, limits, sampling, repair)
+    context = RolloutContext(engine, chat, tools, limits, sampling, repair)
     trajectory = await run_rollout(TASK, context, id="t/0/0", seed=seed)
     return Play(trajectory, engine, scripted)

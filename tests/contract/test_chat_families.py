@@ -6,15 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conversing import SEARCH, TOOLS, Turned, bytes_of, chat_of, conversed, ids_of, text_of
+from conversing import NAMES, SEARCH, TOOLS, Turned, bytes_of, chat_of, conversed, family_of, ids_of, text_of
 from retcon.chat import family as registry
 from retcon.chat.chat import Chat
 from retcon.chat.family import Written
 from retcon.chat.template import Template
 from retcon.core.types import Observation, ToolSpec
 
-FAMILIES = registry.names()
-NAMING = [name for name in FAMILIES if registry.named(name).names_calls]
+NAMING = [name for name in NAMES if family_of(name).names_calls]
+SEVERAL = [name for name in NAMING if name != "bare"]
+"""Those of which a turn may have several calls."""
 CODE = {"code": "x = '</tool_call> <|im_end|> [TOOL_CALLS]'\nprint(x, \"é\\n\")"}
 nasty = st.sampled_from(
     ["<tool_call>", "{", "}", '"', "\\", "\n", " ", "é", "😀", "[TOOL_CALLS]", "```", "x = 1", "{}"]
@@ -22,7 +23,7 @@ nasty = st.sampled_from(
 texts = st.lists(nasty | st.text(max_size=3), max_size=6).map(lambda t: "".join(t).encode("utf-8", "replace").decode())
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("words", ["", "I try."])
 def test_a_call_is_read_back_and_begins_at_an_id_of_its_own(name: str, words: str) -> None:
     chat = chat_of(name)
@@ -36,17 +37,17 @@ def test_a_call_is_read_back_and_begins_at_an_id_of_its_own(name: str, words: st
     assert words in turn.text[: call.char]
 
 
-@pytest.mark.parametrize("name", NAMING)
+@pytest.mark.parametrize("name", SEVERAL)
 def test_several_calls_of_several_tools(name: str) -> None:
     calls = [("python", CODE), ("search", {"query": "b", "top": 2})]
     chat = chat_of(name)
     parsed = chat.parse(chat.wrote("so", calls).ids, prefix="0")
     assert [(call.name, call.arguments) for call in parsed.calls] == calls
     assert [call.id for call in parsed.calls] == ["0.0", "0.1"]
-    assert parsed.calls[0].char < parsed.calls[1].char
+    assert parsed.calls[0].char <= parsed.calls[1].char
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", NAMES)
 def test_what_is_no_call_has_none(name: str) -> None:
     chat = chat_of(name)
     assert chat.parse(chat.wrote("It is 42: {1, 2} and [3].").ids, prefix="0").calls == ()
@@ -61,13 +62,13 @@ def test_whatever_the_arguments_hold_is_read_back(name: str, data: st.DataObject
     assert [(call.name, call.arguments) for call in parsed.calls] == [("search", {"query": query})]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", NAMES)
 @given(data=st.data())
 def test_parsing_never_raises_and_starts_split_the_ids(name: str, data: st.DataObject) -> None:
     chat = chat_of(name)
     t = chat.tokenizer
     marks = st.sampled_from(
-        [*t.controls, "```tool_code\n", "to=functions.python", "function", "python", "[ARGS]", "```json\n"]
+        [*t.controls, "to=functions.python", "function", "python", "```json\n", "<tool_call>", "<function="]
     )
     parts = data.draw(st.lists(texts | marks, max_size=10))
     ids = [i for part in parts for i in t.encode(part, special=data.draw(st.booleans()))]
@@ -80,7 +81,7 @@ def test_parsing_never_raises_and_starts_split_the_ids(name: str, data: st.DataO
     assert [c.char for c in parsed.calls] == sorted(c.char for c in parsed.calls)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", NAMES)
 @given(said=texts, shown=texts)
 def test_what_users_and_tools_write_holds_no_control_id(name: str, said: str, shown: str) -> None:
     """Whatever markup they write: as many control ids as when they write none."""
@@ -95,7 +96,7 @@ def test_what_users_and_tools_write_holds_no_control_id(name: str, said: str, sh
     assert counted(said + markup, shown + markup) == counted("x", "x")
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", NAMES)
 def test_each_turn_goes_on_where_the_one_before_ended(name: str) -> None:
     """The history after every turn begins with the one before it, and each turn with what was sampled."""
     chat = chat_of(name)
@@ -113,7 +114,7 @@ def test_each_turn_goes_on_where_the_one_before_ended(name: str) -> None:
     assert chat.observations_in(ids_of([s for part in parts for s in part])) == ["1", "2"]
 
 
-@pytest.mark.parametrize("name", [name for name in FAMILIES if registry.named(name).template])
+@pytest.mark.parametrize("name", [name for name in registry.names() if registry.named(name).template])
 @pytest.mark.parametrize("system", [None, "Solve it."])
 @pytest.mark.parametrize("tools", [(), TOOLS], ids=["bare", "tools"])
 def test_the_template_of_a_family_says_what_its_framing_does(
@@ -142,10 +143,10 @@ def test_the_template_of_a_family_says_what_its_framing_does(
     said = "".join(text_of(part) for part in conversed(chat, turns, "go"))
     assert Template(family.template).render(messages, shown) == said
     assert Template(family.template).render(messages[:-1], shown, opening=False) + "<|im_start|>" in said
-    assert registry.recognised(family.template, "here").name == name
+    assert registry.shipped_family(family.template) is family
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_turn_that_was_cut_is_closed(name: str) -> None:
     chat = chat_of(name)
     turn = chat.wrote("", [("python", CODE)])
@@ -157,12 +158,12 @@ def test_a_turn_that_was_cut_is_closed(name: str) -> None:
     assert turn.ids[-1] in chat.stop_ids
 
 
-@pytest.mark.parametrize("name", [n for n in FAMILIES if n not in ("markdown", "hermes")])
+@pytest.mark.parametrize("name", [n for n in NAMES if n not in ("markdown", "hermes", "plain")])
 def test_tools_are_shown_by_name_description_and_arguments(name: str) -> None:
     shown = text_of(chat_of(name).prompt("q"))
     for part in ("python", "search", SEARCH.description, "query", "top"):
         assert part in shown
-    assert SEARCH.description not in text_of(Chat(bytes_of(name), style=name).prompt("q"))
+    assert SEARCH.description not in text_of(chat_of(name, None, ()).prompt("q"))
 
 
 @pytest.mark.parametrize("name", ["markdown", "hermes"])
@@ -171,8 +172,8 @@ def test_styles_without_schemas_are_the_same_with_tools(name: str) -> None:
     assert bare.showing(TOOLS).prompt("q", "s") == bare.prompt("q", "s")
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", registry.names())
 def test_a_family_is_recognised_by_its_own_tokenizer(name: str) -> None:
     family = registry.named(name)
-    if family.marks:
-        assert registry.recognised(set(family.marks), "here").name == name
+    if tokens := family.tokens or family.marks:
+        assert registry.recognised(set(tokens), "here").name == name

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from conversing import DATA, TOOLS, Turned, bytes_of, conversed, ids_of, real_folder, text_of
+from conversing import DATA, TOOLS, Turned, conversed, ids_of, real_folder, text_of
 from retcon.chat.chat import Chat
-from retcon.chat.family import recognised
+from retcon.chat.learned import EXPLAINED
 from retcon.chat.opening import open_chat
-from retcon.chat.template import Template, Templated, read_template
-from retcon.core.errors import RecipeError
+from retcon.chat.template import Template, read_template
+from retcon.core.errors import TaskWarning
 
 pytestmark = pytest.mark.torch  # for the tokenizers package
 SHOWN = [tool.as_function() for tool in TOOLS]
@@ -128,7 +128,6 @@ def test_qwen3_coder_with_its_tags(qwen3: Path, words: str) -> None:
         pytest.skip(f"no {file}: Qwen3-Coder's chat template (set RETCON_DATA)")
     (qwen3 / file.name).write_bytes(file.read_bytes())
     chat, template = open_chat(qwen3, system="Solve it.", tools=TOOLS), own(qwen3)
-    assert chat.style == "qwen3_coder"
     calls: list[tuple[str, dict[str, object]]] = [("python", CODE), ("search", OTHER)]
     turns: list[Turned] = [(words, calls[:1], ["42\nis it"]), (words, calls, ["", '{"a": "é"}']), ("so", (), ["Why?"])]
     whole = [
@@ -149,53 +148,6 @@ def test_qwen3_coder_with_its_tags(qwen3: Path, words: str) -> None:
     assert [(call.name, call.arguments) for call in parsed.calls] == calls
 
 
-OFFICIAL = {
-    "Qwen-Qwen2.5-7B-Instruct": "qwen",
-    "Qwen-Qwen3-0.6B": "qwen",
-    "Qwen-QwQ-32B": "qwen",
-    "Qwen3-Coder": "qwen3_coder",
-    "Qwen3.5-4B": "qwen3_coder",
-    "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": "qwen3_coder",
-    "meta-llama-Llama-3.1-8B-Instruct": "llama3",
-    "meta-llama-Llama-3.2-3B-Instruct": "llama3",
-    "meta-llama-Llama-3.3-70B-Instruct": "llama3",
-    "mistralai-Mistral-Nemo-Instruct-2407": "mistral",
-    "Mistral-Small-3.2-24B-Instruct-2506": "mistral",
-    "mistralai-Ministral-3-14B-Reasoning-2512": "mistral",
-    "unsloth-mistral-Devstral-Small-2507": "mistral",
-    "openai-gpt-oss-120b": "harmony",
-}
-"""Templates as models are published with them, all of which show tools; llama.cpp's sources hold them."""
-
-
-@pytest.mark.parametrize("name", OFFICIAL)
-def test_published_templates_frame_what_is_put_together(name: str) -> None:
-    """Up to the model's turn, and from its end on: a call itself is what the model writes, not what is put together."""
-    file = DATA.parent / "templates" / f"{name}.jinja"
-    if not file.is_file():
-        pytest.skip(f"no {file}: models/templates of llama.cpp (set RETCON_DATA)")
-    text = file.read_text(encoding="utf-8")
-    family = recognised(text, name)
-    assert family.name == OFFICIAL[name]
-    template = Template(text, {"bos_token": "<bos>", "eos_token": family.ends[0]}, where=name)
-    chat = Chat(bytes_of(family.name), style=family.name, system="Solve it.", tools=TOOLS,
-                framing=Templated(template, family))  # fmt: skip
-    call = called(("python", CODE))[0] | {"id": "retcon000"}
-    asked = [
-        *TALK,
-        message("assistant", "", tool_calls=[call]),
-        message("tool", "42", name="python", tool_call_id="retcon000"),
-    ]
-    prompt, turn = conversed(chat, [("", [("python", CODE)], ["42"])])
-    assert text_of(prompt) == template.render(TALK, SHOWN)
-    whole = template.render(asked, SHOWN)
-    history = template.render(TALK, SHOWN, opening=False)
-    assert whole.startswith(history) or family.name == "mistral"  # which moves the tools to the last question
-    assert whole.endswith(text_of(turn[1:]))
-    told = template.render([TALK[1], message("assistant", "It is 42."), message("user", "Why?")])
-    assert told.endswith(text_of(conversed(chat, [("It is 42.", (), ["Why?"])])[1][1:]))
-
-
 @pytest.mark.parametrize("words", ["x", "  x", "\n\nx", "it.", "it.\n", ""])
 def test_ids_are_those_of_the_whole_text_whatever_stands_at_the_edges(qwen3: Path, words: str) -> None:
     """Of a line end in the glue and one that somebody's words begin or end with, Qwen3 makes one token."""
@@ -212,25 +164,24 @@ def test_the_one_edge_where_ids_differ_is_where_the_model_begins_to_write(qwen3:
         assert (ids_of(segments) != chat.tokenizer.encode(text_of(segments), special=True)) is differs
 
 
-def test_deepseek_as_its_template_has_it(tmp_path: Path) -> None:
+def test_deepseek_whose_template_shows_no_tools_writes_code_blocks(tmp_path: Path) -> None:
     folder = real_folder("deepseek_v3", tmp_path)
-    chat = open_chat(folder, style="deepseek", system="Solve it.")
-    calls: list[tuple[str, dict[str, object]]] = [("python", CODE), ("search", OTHER)]
-    turns: list[Turned] = [("", calls, ["42", "x\ny"]), ("It is 42.", (), ["Why?"])]
+    with pytest.warns(TaskWarning, match="calls are written as ```python blocks, which the system prompt explains"):
+        chat = open_chat(folder, system="Solve it.", tools=TOOLS[:1])
+    turns: list[Turned] = [("I try.", [("python", CODE)], ["42"]), ("It is 42.", (), ["Why?"])]
+    block = f"I try.\n```python\n{CODE['code']}\n```"
     whole = [
-        *TALK,
-        message("assistant", None, tool_calls=called(*calls, as_text=True)),
-        message("tool", "42"),
-        message("tool", "x\ny"),
+        message("system", f"Solve it.\n\n{EXPLAINED}"),
+        TALK[1],
+        message("assistant", block),
+        message("user", "```output\n42\n```"),
         message("assistant", "It is 42."),
         message("user", "Why?"),
     ]
-    for count, end in ((0, 2), (1, 5), (2, 7)):
+    for count, end in ((0, 2), (1, 4), (2, 6)):
         text, ids = together(chat, turns[:count])
         assert text == own(folder).render(whole[:end])
         assert ids == chat.tokenizer.encode(text, special=True)
-    with pytest.raises(RecipeError, match=r"does not show the model any tools: set model\.style = 'deepseek'"):
-        open_chat(folder)
 
 
 def test_gpt_oss_without_a_template(tmp_path: Path) -> None:
@@ -249,17 +200,3 @@ def test_gpt_oss_without_a_template(tmp_path: Path) -> None:
         "<|channel|>commentary<|message|>42<|end|><|start|>assistant<|channel|>final<|message|>It is 42.<|return|>"
         "<|start|>user<|message|>Why?<|end|><|start|>assistant"
     )
-
-
-@pytest.mark.parametrize(("name", "style"), [("llama3_1", "llama3"), ("gemma3", "gemma"), ("smollm2", "qwen")])
-def test_templates_without_tools_are_refused_and_framed_as_they_are_by_the_shipped_family(
-    tmp_path: Path, name: str, style: str
-) -> None:
-    folder = real_folder(name, tmp_path)
-    with pytest.raises(RecipeError, match=rf"set model\.style = '{style}'"):
-        open_chat(folder, tools=TOOLS)
-    chat = open_chat(folder, style=style, system="Solve it.")
-    text, ids = together(chat, [("It is 42.", (), ["Why?"])])
-    whole = [*TALK, message("assistant", "It is 42."), message("user", "Why?")]
-    assert text == own(folder).render(whole)
-    assert ids == chat.tokenizer.encode(text, special=True)

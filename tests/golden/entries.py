@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from retcon import Chat
-from retcon.chat.template import Template
 from retcon.config.load import load_recipe
 
 try:
     from retcon.chat.family import named, names
-    from retcon.chat.template import Templated
     from retcon.config.load import shipped_recipes
 except ImportError:  # the layout up to 9823b96e, which goldens are compared with
     from retcon.chat.registry import named, names  # type: ignore[import-not-found,no-redef]
-    from retcon.chat.templated import Templated  # type: ignore[import-not-found,no-redef]
     from retcon.config.shipped import shipped_recipes  # type: ignore[import-not-found,no-redef]
 
 
@@ -35,9 +30,3 @@ def family_names() -> list[str]:
 def family_template(name: str) -> str:
     """The chat template that a family ships; empty without one."""
     return getattr(named(name), "template", "")
-
-
-def templated_chat(text: str, chat: Chat, variables: Mapping[str, object]) -> Chat:
-    """The chat, with its messages framed by a model's own Jinja template."""
-    framing = Templated(Template(text, variables, where="template"), chat.family)
-    return Chat(chat.tokenizer, style=chat.style, system=chat.system, tools=chat.tools, framing=framing)

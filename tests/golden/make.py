@@ -126,6 +126,7 @@ def make_prompts(folder: Path) -> Values:
     """What a model of each chat family is given, with and without tools, and the calls that are read in its turns."""
     import entries
 
+    from chat_templates import TEMPLATES, learned_chat
     from conversing import TOOLS, bytes_of, conversed
     from retcon import Chat
 
@@ -160,11 +161,9 @@ def make_prompts(folder: Path) -> Values:
             chat = Chat(bytes_of(name), style=name, system="Solve it." if tools else None, tools=tools)
             made[f"{name}, {'tools' if tools else 'no tools'}"] = record(chat, chat.family.names_calls)
         made[f"{name}, template"] = digest(entries.family_template(name))
-    for file in sorted((HERE / "templates").glob("*.jinja")):
-        name = file.name.partition(".")[0]
-        chat = Chat(bytes_of(name), style=name, system="Solve it.", tools=TOOLS)
-        framed = entries.templated_chat(file.read_text(encoding="utf-8"), chat, {"bos_token": "<s>"})
-        made[f"{name}, {file.stem}"] = record(framed, names_calls=True)
+    for name in TEMPLATES:
+        chat = learned_chat(name, system="Solve it.", tools=TOOLS)
+        made[f"{name}, learnt"] = record(chat, chat.family.names_calls)
     return made
 
 

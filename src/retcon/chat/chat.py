@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import zip_longest
 from typing import Protocol
 
-from retcon.chat.family import Framing, Written, named
+from retcon.chat.family import Family, Framing, Written, named
 from retcon.chat.types import Answer, FoundCall, Parsed, Piece, Tokenizer, Told, glue
 from retcon.core.errors import CheckpointError
 from retcon.core.types import Kind, Observation, Segment, ToolCall, ToolSpec
@@ -136,7 +136,7 @@ class Together:
         return self._tokenizer.decode(ids).startswith(text)
 
 
-_LABEL = re.compile(r"[\w.-]{1,100}")
+_LABEL = re.compile(r"[\w.:-]{1,100}")
 """What of a call's label is said again in glue, where control tokens count: no more than a name."""
 
 
@@ -157,13 +157,14 @@ class Chat:
         system: str | None = None,
         tools: Sequence[ToolSpec] = (),
         framing: Framing | None = None,
+        family: Family | None = None,
     ) -> None:
-        self.family = named(style)
+        self.family = family or named(style)
         self.tokenizer = tokenizer
-        self.style = style
+        self.style = family.name if family else style
         self.system = system
         self.tools = tuple(tools)
-        self._framing: Framing = framing or self.family
+        self.framing: Framing = framing or self.family
         self._encode: Encoding = Apart(tokenizer) if self.family.piecewise else Together(tokenizer)
         if framing is None:
             for control in self.family.controls:
@@ -176,8 +177,10 @@ class Chat:
         """The chat of a run with these tools; itself where it shows them already."""
         if tuple(tools) == self.tools:
             return self
-        framing = None if self._framing is self.family else self._framing
-        return Chat(self.tokenizer, style=self.style, system=self.system, tools=tools, framing=framing)
+        framing = None if self.framing is self.family else self.framing
+        return Chat(
+            self.tokenizer, style=self.style, system=self.system, tools=tools, framing=framing, family=self.family
+        )
 
     def prompt(self, question: str, system: str | None = None, before: Sequence[Told] = ()) -> tuple[Segment, ...]:
         """What the model is given before its first turn, up to where that turn opens; all of kind `prompt`. before:
@@ -188,7 +191,7 @@ class Chat:
 
     def opened(self, messages: Sequence[Told]) -> tuple[Segment, ...]:
         """As `prompt`, after any messages."""
-        return self._segments(self._framing.opened(messages, self.tools), "prompt")
+        return self._segments(self.framing.opened(messages, self.tools), "prompt")
 
     def parse(self, ids: Sequence[int], *, prefix: str) -> Parsed:
         """The calls in what the model generated, ids (T,); never raises on account of them.
@@ -207,7 +210,7 @@ class Chat:
 
     def thought(self, text: str, *, last: bool) -> list[Piece] | None:
         """What a turn begins with for what was thought before it; see `Framing.thought`."""
-        return self._framing.thought(text, last=last)
+        return self.framing.thought(text, last=last)
 
     def wrote(self, text: str, calls: Sequence[Written] = (), thought: Sequence[Piece] = ()) -> Segment:
         """A whole turn of the model's, of kind `sampled`, that another wrote; it ends as the model's own do.
@@ -220,7 +223,7 @@ class Chat:
 
     def answered(self, told: Sequence[Told], *, last_id: int | None = None) -> tuple[Segment, ...]:
         """What follows a turn without calls, where the conversation goes on; last_id: see `observations`."""
-        return self._segments(self._closed(self._framing.answered(told), last_id), "scaffold")
+        return self._segments(self._closed(self.framing.answered(told), last_id), "scaffold")
 
     def observations(
         self,
@@ -249,7 +252,8 @@ class Chat:
             Answer(call.name, observation.text, label or "")
             for call, observation, label in zip_longest(calls, observations, labels)
         ]
-        return self._segments(self._closed(self._framing.observed(answers, told), last_id), "scaffold")
+        end = self.family.end_of([(call.name, call.arguments) for call in calls])
+        return self._segments(self._closed(self.framing.observed(answers, told), last_id, end), "scaffold")
 
     def observations_in(self, ids: Sequence[int]) -> list[str]:
         """What tools answered so far, in order, in a conversation of which these are the ids."""
@@ -263,9 +267,9 @@ class Chat:
             text = text.removesuffix(control)
         return text
 
-    def _closed(self, pieces: Sequence[Piece], last_id: int | None) -> list[Piece]:
+    def _closed(self, pieces: Sequence[Piece], last_id: int | None, end: str = "") -> list[Piece]:
         first, *rest = pieces or [glue("")]
-        closing = "" if last_id is None or last_id in self._ends else self.family.ends[0]
+        closing = "" if last_id is None or last_id in self._ends else end or self.family.ends[0]
         return [glue(closing + first.text), *rest] if first.sort == "glue" else [glue(closing), *pieces]
 
     def _segments(self, pieces: Sequence[Piece], kind: Kind) -> tuple[Segment, ...]:

@@ -45,7 +45,9 @@ class Family(Framing, Protocol):
 
     name: str
     marks: tuple[str, ...] = ()
-    """What a template of this family holds (and, where a folder has no template, its tokenizer)."""
+    """What a template holds that is not learnt but framed by this family."""
+    tokens: tuple[str, ...] = ()
+    """Control tokens by which a tokenizer without a template is of this family; empty: `marks`."""
     template: str = ""
     """The shipped framing as Jinja, given to models that are trained in it, and known again in them; empty where the
     marks tell, or nothing does."""
@@ -66,6 +68,14 @@ class Family(Framing, Protocol):
     """Whether a call says which tool it is for."""
     labels_calls: bool = False
     """Whether an observation must name its call as the model did."""
+    thoughts: tuple[tuple[str, str], ...] = ()
+    """What stands before and after what a model thinks."""
+    opens_thought: bool = False
+    """Whether the prompt opens the first kind of thought."""
+    parallel: bool = True
+    """Whether a turn may have several calls."""
+    writes_calls: bool = True
+    """Whether the model writes calls as its template does."""
     calls_are_text: bool = True
     """Whether calls are written without control tokens."""
 
@@ -129,31 +139,20 @@ def template_of(style: str) -> str:
     return "" if style == AUTO else getattr(named(style), "template", "")
 
 
-def recognised(has: str | Collection[str], where: str) -> Family:
-    """The family whose own template this is, or whose marks all stand in it (or among a tokenizer's control tokens),
-    the most marks first.
-
-    Raises RecipeError that names the nearest family otherwise.
-    """
+def shipped_family(template: str) -> Family | None:
+    """The family whose own template this is, or whose marks all stand in it; None where there is none."""
     families = FAMILIES.all()
-    for family in families:
-        if family.template and family.template == has:
-            return family
-    marked = [family for family in families if family.marks]
-    known = [family for family in marked if all(mark in has for mark in family.marks)]
-    if known:
-        return max(known, key=lambda family: len(family.marks))
-    share, near = max(
-        ((sum(mark in has for mark in family.marks) / len(family.marks), family) for family in marked),
-        key=lambda pair: pair[0],
-    )
-    if not share:
+    own = [family for family in families if family.template and family.template == template]
+    marked = [f for f in families if f.marks and all(mark in template for mark in f.marks)]
+    return own[0] if own else max(marked, key=lambda family: len(family.marks), default=None)
+
+
+def recognised(tokens: Collection[str], where: str) -> Family:
+    """The family whose control tokens a tokenizer has, the most of them first. Raises RecipeError."""
+    known = [f for f in FAMILIES.all() if (own := f.tokens or f.marks) and all(token in tokens for token in own)]
+    if not known:
         raise RecipeError(f"{where} is of no known family: set model.style to one of {', '.join(names())}")
-    lacks = ", ".join(repr(mark) for mark in near.marks if mark not in has)
-    raise RecipeError(
-        f"{where} is of no known family; the nearest is {near.name!r}, of which it lacks {lacks}: set "
-        f"model.style = {near.name!r} to use that one's shipped template, or another of {', '.join(names())}"
-    )
+    return max(known, key=lambda family: len(family.tokens or family.marks))
 
 
 class ChatML(Family):

@@ -31,14 +31,19 @@ _CLOSING = re.compile(r"\s*" + CLOSE)
 _NAME = re.compile(r'"name"\s*:\s*"([^"\\]+)"')
 
 
-def find_calls(text: str, start: int = 0) -> Iterator[FoundCall]:
-    """Every `<tool_call>` from `start` on with an object of `name` and `arguments` in it.
+def find_calls(text: str) -> Iterator[FoundCall]:
+    """Every call in a text; see `locate_calls`."""
+    return (call for call, _ in locate_calls(text))
+
+
+def locate_calls(text: str) -> Iterator[tuple[FoundCall, int]]:
+    """Every `<tool_call>` with an object of `name` and `arguments` in it, and where it ends.
 
     Tags inside the JSON (in a program's strings) are part of it. Arguments may be a string that itself holds the
     object. Malformed, with the raw text between the tags: JSON that cannot be read, no name, arguments that are no
     object, no closing tag. An opening tag that is followed by another one before it is closed is prose.
     """
-    at, close = text.find(OPEN, start), 0
+    at, close = text.find(OPEN), 0
     while at >= 0:
         start = at + len(OPEN)
         whole = _read_closed(text, start)
@@ -54,19 +59,8 @@ def find_calls(text: str, start: int = 0) -> Iterator[FoundCall]:
                 continue
             inner_end, end = (inner_end, inner_end + len(CLOSE)) if inner_end >= 0 else (len(text), len(text))
             obj = None
-        yield to_call(obj, text[start:inner_end].strip(), at)
+        yield to_call(obj, text[start:inner_end].strip(), at), end
         at = text.find(OPEN, end)
-
-
-def closed_calls(text: str) -> Iterator[tuple[int, int]]:
-    """Where the calls lie whose JSON can be read and whose closing tag follows it: start and end, in order."""
-    at = text.find(OPEN)
-    while at >= 0:
-        begin = at + len(OPEN)
-        whole = _read_closed(text, begin)
-        if whole is not None:
-            yield at, (begin := whole[2])
-        at = text.find(OPEN, begin)
 
 
 def render_call(name: str, arguments: Mapping[str, object]) -> str:

@@ -38,6 +38,12 @@ def first_block(text: str) -> tuple[int, int] | None:
     return None if opening is None or close is None else (opening.start(), close.end())
 
 
+def block_ends(text: str) -> Iterator[int]:
+    """Where each call ends, in the order of `find_calls`; a block that is never closed ends with the text."""
+    for _, close in _blocks(text, LANGUAGES, indented=False):
+        yield len(text) if close is None else close.end()
+
+
 def whole_blocks(text: str, *, indented: bool = False) -> Iterator[tuple[int, int]]:
     """Where each call that is not malformed begins, and where its closing line ends. indented: as in `find_calls`."""
     for opening, close in _blocks(text, LANGUAGES, indented=indented):

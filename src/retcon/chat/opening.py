@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 from retcon.chat.chat import Chat
-from retcon.chat.family import AUTO, recognised
-from retcon.chat.template import Templated, read_template
+from retcon.chat.checks import ChatCheck, check_chat
+from retcon.chat.family import AUTO, recognised, shipped_family
+from retcon.chat.learning import Learned, learn_chat
+from retcon.chat.template import Source, Templated, read_template
 from retcon.chat.tokenizer import HubTokenizer, load_tokenizer
-from retcon.core.errors import CheckpointError, RecipeError
+from retcon.chat.types import Tokenizer
+from retcon.core.errors import CheckpointError, RecipeError, TaskWarning
 from retcon.core.types import ToolSpec
 
 THINKING = "enable_thinking"
 """What templates call the variable by which a model is told whether to think."""
+BLOCKS = "calls are written as ```python blocks, which the system prompt explains"
 
 
 def open_chat(
@@ -27,34 +32,73 @@ def open_chat(
 ) -> Chat:
     """The chat of the model in a Hugging Face folder, by its tokenizer and, where style is `auto`, its own template.
 
-    `auto` takes the family whose marks the template holds, and frames messages as the template does; where that is a
-    family's own, or there is none and the tokenizer's control tokens tell the family, in its shipped framing, which any
-    other style takes too.
-    thinking: what a template is given as `enable_thinking`, nothing where None. Raises RecipeError where the family
-    cannot be told, the template shows no tools (with what to set instead) or does not ask for what it is to be given,
-    CheckpointError for files that cannot be read, lack a control token, or are of another model (a tokenizer with more
-    tokens than the model has), MissingExtra.
+    `auto` learns from the template how calls are written, and checks it; where the template shows none that can be
+    read back, calls are code blocks, and a TaskWarning says so. style: a shipped family in its place. thinking: what a
+    template is given as `enable_thinking`, nothing where None. Raises RecipeError where the template cannot be followed
+    or does not ask for what it is to be given, CheckpointError for files that cannot be read, lack a control token, or
+    are of another model (a tokenizer with more tokens than the model has), MissingExtra.
     """
+    learned = check_folder(folder, style=style, system=system, tools=tools, thinking=thinking)
+    if learned.why_blocks and tools:
+        warnings.warn(f"{folder}: {BLOCKS}: {learned.why_blocks}", TaskWarning, stacklevel=2)
+    return learned.chat
+
+
+def check_folder(
+    folder: str | Path,
+    *,
+    style: str = AUTO,
+    system: str | None = None,
+    tools: Sequence[ToolSpec] = (),
+    thinking: bool | None = None,
+) -> Learned:
+    """The chat of a model folder with what was checked of it; as `open_chat`, without the warning."""
     tokenizer = load_tokenizer(folder)
     if isinstance(tokenizer, HubTokenizer):
         _refuse_foreign(Path(folder), tokenizer)
-    if style != AUTO:
-        return Chat(tokenizer, style=style, system=system, tools=tools)
-    source = read_template(Path(folder))
-    if source is None:
-        family = recognised(tokenizer.controls, f"{folder}, which has no chat template: the tokenizer")
-    else:
-        family = recognised(source.text, f"{source.where}: the chat template")
-    if thinking is not None and (source is None or THINKING not in source.text):
+    source = read_template(Path(folder)) if style == AUTO else None
+    if thinking is not None and style == AUTO and (source is None or THINKING not in source.text):
         said = f"{folder} has no chat template" if source is None else f"{source.where} does not ask for {THINKING}"
         raise RecipeError(
             f"model.thinking = '{'on' if thinking else 'off'}' would change nothing, as {said}: leave it out"
         )
-    if source is None or source.text == family.template:
-        return Chat(tokenizer, style=family.name, system=system, tools=tools)
-    variables: Mapping[str, object] = {} if thinking is None else {THINKING: thinking}
-    framing = Templated(source.compiled(variables), family)
-    return Chat(tokenizer, style=family.name, system=system, tools=tools, framing=framing)
+    if source is None:
+        if style == AUTO:
+            style = recognised(tokenizer.controls, f"{folder}, which has no chat template: the tokenizer").name
+        return _shipped(Chat(tokenizer, style=style, system=system, tools=tools))
+    template = source.compiled({} if thinking is None else {THINKING: thinking})
+    if family := shipped_family(source.text):
+        framing = None if family.template == source.text else Templated(template, family)
+        chat = Chat(tokenizer, style=family.name, system=system, tools=tools, framing=framing)
+        if framing is None:
+            return _shipped(chat)
+        check = check_chat(chat, template)
+        if not check.trains:
+            raise RecipeError(f"{source.where}: this chat template cannot be followed: {'; '.join(check.differs[:2])}")
+        return Learned(chat, check)
+    return learn_chat(template, tokenizer, _ends(Path(folder), source, tokenizer), system=system, tools=tools)
+
+
+def _shipped(chat: Chat) -> Learned:
+    """A chat whose framing is the family's own, which its tests compare with its template."""
+    check = ChatCheck(chat.family.name, renders=True, parses=True, parallel=True, observation=True, splice=True)
+    return Learned(chat, check)
+
+
+def _ends(folder: Path, source: Source, tokenizer: Tokenizer) -> list[str]:
+    """The control tokens that end a text by the model's own files, that of its tokenizer first."""
+    ends = [source.tokens["eos_token"]]
+    for name in ("generation_config.json", "config.json"):
+        try:
+            found = json.loads((folder / name).read_text(encoding="utf-8")).get("eos_token_id")
+        except (OSError, ValueError, AttributeError):
+            continue  # the loading of the weights says what is wrong with it
+        ends += [
+            tokenizer.decode([i])
+            for i in (found if isinstance(found, list) else [found])
+            if type(i) is int and 0 <= i < tokenizer.size
+        ]
+    return [end for end in dict.fromkeys(ends) if end in tokenizer.controls]
 
 
 def _refuse_foreign(folder: Path, tokenizer: HubTokenizer) -> None:

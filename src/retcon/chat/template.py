@@ -34,6 +34,45 @@ MORE = "additional_chat_templates"
 FOR_TOOLS = f"{MORE}/tool_use.jinja"
 
 Message = Mapping[str, object]
+MutableMessage = dict[str, object]
+_GENERATION = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")
+"""Marks what a model generates, for trainers that mask by them; the loss mask here comes from what was sampled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How a template takes messages.
+
+    text_arguments: a call's arguments as JSON text. parts: content as a list of parts. no_content: None where a turn
+    with calls says nothing.
+    """
+
+    text_arguments: bool = False
+    parts: bool = False
+    no_content: bool = False
+
+    def message(self, message: Message) -> Message:
+        """A new message in this dialect."""
+        own: MutableMessage = dict(message)
+        calls = own.get("tool_calls")
+        if isinstance(calls, list):
+            own["tool_calls"] = [self._call(call) for call in calls]
+            if self.no_content and not own.get("content"):
+                own["content"] = None
+        if self.parts and isinstance(own.get("content"), str):
+            own["content"] = [{"type": "text", "text": own["content"]}]
+        return own
+
+    def _call(self, call: Mapping[str, Any]) -> Message:
+        function = dict(call["function"])
+        if self.text_arguments and not isinstance(function["arguments"], str):
+            function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
+        return {**call, "function": function}
+
+
+DIALECTS = tuple(
+    Dialect(text, parts, none) for parts in (False, True) for text in (False, True) for none in (False, True)
+)
 
 
 class Refused(CheckpointError):
@@ -51,6 +90,8 @@ class Template:
         self.text = text
         self.where = where
         self.variables = dict(variables or {})
+        self.dialect = Dialect()
+        self.no_tools: list[object] | None = None  # what stands for no tools
         self._compiled  # noqa: B018  broken Jinja is found before work starts
 
     def render(self, messages: Sequence[Message], tools: Sequence[object] = (), *, opening: bool = True) -> str:
@@ -59,26 +100,34 @@ class Template:
 
         try:
             return self._compiled.render(
-                messages=messages, tools=list(tools) or None, add_generation_prompt=opening, **self.variables
-            )
+                messages=[self.dialect.message(one) for one in messages], tools=list(tools) or self.no_tools,
+                add_generation_prompt=opening, **self.variables,
+            )  # fmt: skip
         except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
             raise Refused(f"{self.where}: the template refuses a conversation: {error}") from error
+
+    def renders(self, messages: Sequence[Message]) -> bool:
+        """Whether the template renders these messages without tools."""
+        try:
+            self.render(messages)
+        except Refused:
+            return False
+        return True
 
     @cached_property
     def _compiled(self) -> jinja2.Template:
         try:
             import jinja2
-            from jinja2.sandbox import ImmutableSandboxedEnvironment
+            from jinja2.sandbox import SandboxedEnvironment
         except ImportError as error:
             raise MissingExtra(f"{self.where}: a chat template needs jinja2: {how_to_install('train')}") from error
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-        )
+        # Templates may build lists of their own: what they are given is made anew for each rendering.
+        environment = SandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise
         environment.globals["strftime_now"] = DATE.strftime
         try:
-            return environment.from_string(self.text)
+            return environment.from_string(_GENERATION.sub("", self.text))
         except jinja2.TemplateError as error:
             raise CheckpointError(f"{self.where}: the chat template is not valid Jinja: {error}") from error
 
@@ -140,14 +189,14 @@ def _raise(message: str) -> NoReturn:
 
 
 PROBES = ("x", "  a b\t", "\nx\n\ny\n", '{"a": "é\\n"}', '<b>"it\'s" & co</b>')
-PROBED = ToolSpec("probe", "a probe", {"type": "object", "properties": {"code": {"type": "string"}}})
+PROBED = ToolSpec(
+    "probe", "a probe", {"type": "object", "properties": {"code": {"type": "string", "description": "c"}}}
+)
 OPEN, CLOSE = "<think>", "\n</think>\n\n"
 """Around what a model thinks, where its template opens a turn with the first and shows no earlier thought."""
 KEPT = 64
 """Of what was rendered, the last that is kept of each kind: a server's clients bring tools without end."""
-_LABEL = re.compile(r"[A-Za-z0-9_-]{1,64}")
-
-MutableMessage = dict[str, object]
+_LABEL = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 
 
 def _inside_json(text: str) -> str:
@@ -171,7 +220,7 @@ class Templated:
     not known; it names the family whose shipped framing can be had in its place.
     """
 
-    def __init__(self, template: Template, family: Family) -> None:
+    def __init__(self, template: Template, family: Family, *, without_tools: bool = False) -> None:
         self._template = template
         self._family = family
         self._opening = lru_cache(KEPT)(self._around_messages)
@@ -180,17 +229,39 @@ class Templated:
         self._thinking = lru_cache(KEPT)(self._around_thought)
         instead = f"set model.style = {family.name!r} for that family's shipped template"
         try:
-            if PROBED.description not in template.render([_message("user", "x")], [PROBED.as_function()]):
+            roles = ("user", "system", "assistant") if without_tools else ("user", "system", "assistant", "tool")
+            shown = template.render([_message("user", "x")], [PROBED.as_function()])
+            template.no_tools = None if template.renders([_message("user", "x")]) else []
+            if not without_tools and PROBED.description not in shown:
                 raise RecipeError(f"{template.where}: the chat template does not show the model any tools: {instead}")
-            self._manner = {role: self._find_manner(role) for role in ("user", "system", "assistant", "tool")}
+            self._system = self._takes_system()
+            self._manner = {role: self._find_manner(role) for role in roles if role != "system" or self._system}
         except Refused as error:
             raise RecipeError(f"{error}: {instead}") from error
 
+    def _takes_system(self) -> bool:
+        """Whether the template shows a system message."""
+        try:
+            return _mark(0) in self._template.render([_message("system", _mark(0)), _message("user", "x")])
+        except Refused:
+            return False
+
+    def placed(self, messages: Sequence[Told]) -> Sequence[Told]:
+        """The messages, with what the system says before the first question where there is no place for the system."""
+        if self._system or not messages or messages[0][0] != "system":
+            return messages
+        (_, system), *rest = messages
+        at = next((n for n, (role, _) in enumerate(rest) if role == "user"), None)
+        if at is None:
+            return [("user", system), *rest]
+        return [*rest[:at], ("user", f"{system}\n\n{rest[at][1]}"), *rest[at + 1 :]]
+
     def opened(self, messages: Sequence[Told], tools: Sequence[ToolSpec]) -> list[Piece]:
+        messages = self.placed(messages)
         try:
             around = self._opening(tuple(role for role, _ in messages), tuple(tools))
         except Refused:
-            if messages:
+            if messages or not self._family.template:
                 raise
             pieces = self._family.opened(messages, tools)  # many a template looks at what the first message is
             beyond = self._beyond()
@@ -279,13 +350,13 @@ class Templated:
         """The glue around the observations that answer calls of these names, and messages of these roles after them;
         see `_around_told`.
 
-        Templates differ in how many calls a turn may have, and whether arguments are an object or its text.
+        Templates differ in how many calls a turn may have.
         """
         marks = [_mark(n) for n in range(len(names) + len(roles))]
         last: Refused | None = None
-        for count, as_text in ((len(names), False), (len(names), True), (1, False), (1, True)):
+        for count in dict.fromkeys((len(names), 1)):
             arguments = {"code": _mark(-1)}
-            calls = [_call(name, arguments, n, as_text=as_text) for n, name in enumerate(names[:count])]
+            calls = [_call(name, arguments, n) for n, name in enumerate(names[:count])]
             results = [_message("tool", marks[n], name, _label(n)) for n, name in enumerate(names)]
             messages = [_message("user", "x"), _message("assistant", "") | {"tool_calls": calls}, *results]
             messages += map(_message, roles, marks[len(names) :])
@@ -319,14 +390,10 @@ class Templated:
     def _renders(self, role: str, text: str) -> bool:
         """Whether what is put together here is what the template makes of a message that says this."""
         if role == "tool":
-            calls = [_call("probe", {"code": _mark(-1)}, 0, as_text=False)]
+            calls = [_call("probe", {"code": _mark(-1)}, 0)]
             start = [_message("user", "x"), _message("assistant", "") | {"tool_calls": calls}]
             messages = [*start, _message("tool", text, "probe", _label(0))]
-            try:
-                whole = self._template.render(messages, [PROBED.as_function()])
-            except Refused:
-                start[1]["tool_calls"] = [_call("probe", {"code": _mark(-1)}, 0, as_text=True)]
-                whole = self._template.render(messages, [PROBED.as_function()])
+            whole = self._template.render(messages, [PROBED.as_function()])
             made = self.observed([Answer("probe", text, _label(0))], ())
             return self._after_end(whole, _mark(-1)) == _text(made)
         told: list[Told] = {
@@ -351,9 +418,8 @@ def _message(role: str, content: str, name: str = "", label: str = "") -> Mutabl
     return message | ({"name": name, "tool_call_id": label} if name else {})
 
 
-def _call(name: str, arguments: Mapping[str, object], n: int, *, as_text: bool) -> MutableMessage:
-    given = json.dumps(arguments, ensure_ascii=False) if as_text else arguments
-    return {"id": _label(n), "type": "function", "function": {"name": name, "arguments": given}}
+def _call(name: str, arguments: Mapping[str, object], n: int, label: str = "") -> MutableMessage:
+    return {"id": label or _label(n), "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def _mark(n: int) -> str:

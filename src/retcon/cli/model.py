@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -9,6 +11,7 @@ import typer
 from retcon.cli.arguments import command_line, need_training
 
 if TYPE_CHECKING:
+    from retcon.chat.checks import ChatCheck
     from retcon.models.checking import Checked
 
 model = typer.Typer(
@@ -59,13 +62,31 @@ def check_model(
     path: Annotated[
         str, typer.Argument(metavar="MODEL", help="A folder, a GGUF file, or the name of a fetched model.")
     ],
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was found as JSON.")] = False,
 ) -> None:
-    """Load a model and test weights, tokenizer, chat template, a greedy continuation. Exit code 2 if it is broken."""
+    """Load a model and test weights, tokenizer, chat template, a greedy continuation.
+
+    Exit code 2 if it is broken, or if training would be wrong: its chat is compared with what its template renders.
+    """
     need_training()
     from retcon.models.checking import check_model_folder
     from retcon.models.locating import locate
 
-    _print(check_model_folder(locate(path)))
+    checked = check_model_folder(locate(path))
+    if as_json:
+        found = asdict(checked)
+        chat = found.pop("chat") or {"family": None}
+        typer.echo(json.dumps({**chat, **found, "folder": str(checked.folder)}, indent=2, ensure_ascii=False))
+    else:
+        _print(checked)
+    if not checked.trains:
+        raise typer.Exit(2)
+
+
+def _calls(chat: ChatCheck) -> str:
+    several = "several in a turn" if chat.parallel else "one in a turn"
+    history = "" if chat.append_only else "; the template drops earlier thoughts, training keeps them"
+    return f"{chat.family}: read back as the template writes them, {several}{history}"
 
 
 def _print(checked: Checked) -> None:
@@ -85,6 +106,7 @@ def _print(checked: Checked) -> None:
         "architecture": f"{checked.architecture}, {checked.parameters / 1e6:,.1f} M parameters",
         "tokenizer": f"{checked.vocabulary:,} tokens",
         "plain English": f"{checked.nats:.2f} nats a token",
+        "calls": _calls(checked.chat) if checked.chat else "the chat template cannot be followed",
         QUESTION: checked.continuation,
     }
     for label, value in rows.items():

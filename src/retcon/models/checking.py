@@ -14,7 +14,9 @@ from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from retcon.chat.chat import Chat
-from retcon.chat.opening import open_chat
+from retcon.chat.checks import ChatCheck
+from retcon.chat.learning import Learned
+from retcon.chat.opening import BLOCKS, check_folder
 from retcon.chat.template import Refused, Template, read_template
 from retcon.core.errors import CheckpointError, RecipeError
 from retcon.core.types import ids_of
@@ -24,14 +26,6 @@ QUESTION = "What is the capital of France?"
 SYSTEM = "Answer in one word."
 TEXT = "Water boils at 100 degrees, and ice melts at 0.\n\tif x >= 10:\n\t\treturn f'{x:.2f}'  # Größe → naïve, 東京"
 ENGLISH = "The sun rises in the east and sets in the west. There are seven days in a week and twelve months in a year."
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": "run_python",
-        "description": "Runs a program.",
-        "parameters": {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]},
-    },
-}
 CONTINUATION = 24
 """Tokens of the greedy answer."""
 
@@ -41,7 +35,8 @@ class Checked:
     """Findings about a model folder.
 
     parameters, vocabulary: numbers of the model's parameters and of the tokenizer's tokens. continuation: the greedy
-    answer to QUESTION. nats: mean loss per token of plain English. warnings: what may not work as expected.
+    answer to QUESTION. nats: mean loss per token of plain English. chat: None where the template cannot be followed.
+    warnings: what may not work as expected.
     """
 
     folder: Path
@@ -50,8 +45,14 @@ class Checked:
     vocabulary: int
     continuation: str
     nats: float
+    chat: ChatCheck | None = None
     source: dict[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+
+    @property
+    def trains(self) -> bool:
+        """Whether training with its chat is right."""
+        return self.chat is not None and self.chat.trains
 
 
 def check_model_folder(folder: Path) -> Checked:
@@ -70,13 +71,13 @@ def check_model_folder(folder: Path) -> Checked:
         )
     source = read_template(folder)
     template = None if source is None else source.compiled()
-    chat, said = _chat(folder)
+    learned, said = _chat(folder)
     warnings = [*_special_tokens(folder, tokenizer, config), *_round_trip(tokenizer), *_template(template), *said]
     model = load_model(folder)
     _whole(folder, model)
     with torch.inference_mode():
         nats = _loss(model, tokenizer)
-        continuation = _continuation(model, tokenizer, _asked(tokenizer, chat, template))
+        continuation = _continuation(model, tokenizer, _asked(tokenizer, learned.chat if learned else None, template))
     if not math.isfinite(nats):
         raise CheckpointError(f"{folder}: its logits are not finite")
     if nats > 0.9 * math.log(size):
@@ -91,6 +92,7 @@ def check_model_folder(folder: Path) -> Checked:
         size,
         continuation,
         nats,
+        learned.check if learned else None,
         _source(folder),
         tuple(warnings),
     )
@@ -153,15 +155,16 @@ def _round_trip(tokenizer: PreTrainedTokenizerFast) -> Iterator[str]:
         yield f"its tokenizer changes text: {TEXT[at : at + 12]!r} comes back as {back[at : at + 12]!r}"
 
 
-def _chat(folder: Path) -> tuple[Chat | None, list[str]]:
-    """Return the model's chat, None if its family is unknown, and warnings."""
+def _chat(folder: Path) -> tuple[Learned | None, list[str]]:
+    """The chat through which the model is asked, None where its template cannot be followed; and what is odd."""
     try:
-        chat = open_chat(folder)
+        learned = check_folder(folder)
     except RecipeError as error:
         return None, [str(error)]
+    style = learned.chat.style
     if read_template(folder) is None:
-        return chat, [f"it has no chat template: prompts are rendered in the style {chat.style}, by its control tokens"]
-    return chat, []
+        return learned, [f"it has no chat template: prompts are rendered in the style {style}, by its control tokens"]
+    return learned, [f"{BLOCKS}: {learned.why_blocks}"] if learned.why_blocks else []
 
 
 def _template(template: Template | None) -> Iterator[str]:
@@ -176,11 +179,6 @@ def _template(template: Template | None) -> Iterator[str]:
             yield "its chat template leaves out the system prompt"
     except Refused as error:
         yield f"its chat template refuses a system prompt: {error.__cause__}"
-    try:
-        if "run_python" not in template.render([user], [TOOL]):
-            yield "its chat template does not show tools: what they are must stand in the prompt"
-    except Refused as error:
-        yield f"its chat template refuses tools: {error.__cause__}"
 
 
 def _whole(folder: Path, model: PreTrainedModel) -> None:

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from conversing import TOOLS, controls_of
+from conversing import NAMES, TOOLS, chat_of, controls_of
 from playing import TASK
-from retcon.chat import family as registry
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.engine.types import Generation, SamplingParams
@@ -55,12 +54,12 @@ class Caller:
         """Nothing is kept."""
 
 
-@pytest.mark.parametrize("family", registry.names())
+@pytest.mark.parametrize("family", NAMES)
 def test_four_times_the_turns_cost_four_times_as_much(family: str) -> None:
     costs: list[tuple[int, int]] = []
     for turns in TURNS:
-        tokenizer = Counting(controls_of(family))
-        chat = Chat(tokenizer, style=family, tools=TOOLS)
+        tokenizer, known = Counting(controls_of(family)), chat_of(family)
+        chat = Chat(tokenizer, tools=TOOLS, framing=known.framing, family=known.family)
         engine = Caller(chat.wrote("SAMPLED", [("python", {"code": "1"})]).ids, chat.wrote("x").ids, turns)
         tokenizer.encoded, tokenizer.decoded, tokenizer.sampled_again = 0, 0, False
         made = asyncio.run(

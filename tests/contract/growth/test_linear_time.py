@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from retcon.chat import hermes, markdown
+from conversing import family_of
+from retcon.chat import hermes, markdown, tagged
 from retcon.chat.chat import Chat, Together
-from retcon.chat.family import named
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.chat.types import glue, words
 from retcon.config.load import find_line
@@ -81,19 +81,21 @@ def program(text: str) -> None:
 
 CALLS = {
     "qwen": ('<tool_call>"\\\\u', '<tool_call>"\\\\', "</think>", "<tool_call>", '<tool_call>{"', "<think>"),
-    "llama3": ('{"name": ', '\n{"name": "s", "parameters": {}};', '{"name": "s", "parameters": {}}; ', "<|python_tag|>",
-               "\n{", "\n ", '\n{"name": "', "{\n", ";", "["),
-    "mistral": ("[TOOL_CALLS]", '[TOOL_CALLS][{"', "[TOOL_CALLS][", '{"name": "s", "arguments": {}}, ',
-                '[TOOL_CALLS][{"name": "s", "arguments": {}},', "[TOOL_CALLS]s[ARGS]{", "[TOOL_CALLS]s",
-                '[TOOL_CALLS]s[ARGS]{"', "[TOOL_CALLS]s[ARGS]{}", "[TOOL_CALLS][{}]", "a", " ", "["),
-    "deepseek": ("<｜tool▁call▁begin｜>", "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>s", "a",
-                 '<｜tool▁call▁begin｜>s<｜tool▁sep｜>{"', "<｜tool▁call▁begin｜>s<｜tool▁sep｜>{}", " ", "\n"),
+    "bare": ('{"name": ', '\n{"name": "s", "parameters": {}};', '{"name": "s", "parameters": {}}; ', "<|python_tag|>",
+             "\n{", "\n ", '\n{"name": "', "{\n", ";", "["),
+    "listed": ("[TOOL_CALLS]", '[TOOL_CALLS][{"', "[TOOL_CALLS][", '{"name": "s", "arguments": {}}, ',
+               '[TOOL_CALLS][{"name": "s", "arguments": {}},', "[TOOL_CALLS][{}]", "a", " ", "["),
+    "objects": ('<tool_call>"\\u', "</think>", "<tool_call>", '<tool_call>{"', "<think>", "</tool_call>"),
+    "named": ("[TOOL_CALLS]s[ARGS]{", "[TOOL_CALLS]s", '[TOOL_CALLS]s[ARGS]{"', "[TOOL_CALLS]s[ARGS]{}", "[ARGS]"),
+    "fenced": ("<｜tool▁call▁begin｜>", "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>s", "a",
+               '<｜tool▁call▁begin｜>function<｜tool▁sep｜>s\n```json\n{"', " ", "\n"),
+    "quoted": ("<|tool_call>call:s{", '<|tool_call>call:s{q:<|"|>', "<|tool_call>call:s{q:[", "}<tool_call|>", '<|"|>'),
+    "pythonic": ("<|tool_call_start|>[", "<|tool_call_start|>[s(q='", "<|tool_call_start|>[s()]<|tool_call_end|>", "("),
     "harmony": ("<|message|>", "to=functions.s<|message|>", 'to=functions.s<|message|>{"', "<|start|>", "to=",
                 "to=python<|message|>", "to=functions.s<|message|>{}", "<|end|>", "<|message|><|end|>", " "),
-    "qwen3_coder": ("<tool_call>", "<function=s>", "<tool_call><function=s><parameter=q>", "<function=s><parameter=q>1",
+    "tags": ("<tool_call>", "<function=s>", "<tool_call><function=s><parameter=q>", "<function=s><parameter=q>1",
                     "<parameter=q>1</parameter>", "</parameter>", "</parameter> ", "<tool_call> ", "</tool_call>",
                     "<tool_call><function=s></function></tool_call>", "<function=", "</function> "),
-    "gemma": ("```tool_code\n", '```tool_code\n{"name": "s", "parameters": {}}\n```\n', "```tool_code\n{", "`", "["),
 }  # fmt: skip
 READERS: dict[str, tuple[Callable[[str], object], tuple[str, ...]]] = {
     "profiles": (
@@ -106,6 +108,7 @@ READERS: dict[str, tuple[Callable[[str], object], tuple[str, ...]]] = {
         ("<tool_call>", '<tool_call>{"', "<tool_call>{", "<tool_call>[1", '<tool_call>"a" ', "<tool_call>1 ",
          "<tool_call>{}</tool_call>", "</tool_call>", '<tool_call>"\\"', " ", "["),
     ),
+    "chat.tagged": (lambda text: list(tagged.find_calls(text)), CALLS["tags"]),
     "chat.markdown": (
         lambda text: [list(markdown.find_calls(text, indented=indented)) for indented in (False, True)],
         ("```python\n", "````python\n", "```python\nx\n```\n", "`", "\n```", "\n``` x", "```py ", "\n", " ", "- ",
@@ -121,7 +124,7 @@ READERS: dict[str, tuple[Callable[[str], object], tuple[str, ...]]] = {
         in_words,
         (r"\text{", r"\text{a}", r"\text", "sin", "ab ", "{", "\\\\"),
     ),
-    **{f"chat.{name}": (lambda text, name=name: list(named(name).find_calls(text)), units)
+    **{f"chat.{name}": (lambda text, name=name: list(family_of(name).find_calls(text)), units)
        for name, units in CALLS.items()},
     "chat.encoding": (
         lambda text: TOGETHER([glue("<|im_start|>"), words(text), *[words("é"), glue("x")] * (len(text) // 9)]),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from retcon.chat.family import named
+from conversing import family_of
+from retcon.chat import tagged
 from retcon.chat.markdown import find_calls
 from retcon.chat.types import FoundCall
 from retcon.core.types import ToolSpec
@@ -22,35 +23,56 @@ def F(q: str) -> str:
 
 
 CALLS = [
-    ("llama3", '{"name": "python", "parameters": {"code": "1"}}', [("python", {"code": "1"}, 0)]),
-    ("llama3", 'so\n {"name": "s", "arguments": {"q": 1}}', [("s", {"q": 1}, 4)]),
-    ("llama3", '{"type": "function", "name": "s", "parameters": {}}', [("s", {}, 0)]),
-    ("llama3", "<|python_tag|>print(1)", [("python", {"code": "print(1)"}, 0)]),
-    ("llama3", 'a<|python_tag|>{"name": "s", "parameters": {}}; {"name": "t", "parameters": {}}',
+    ("bare", '{"name": "python", "parameters": {"code": "1"}}', [("python", {"code": "1"}, 0)]),
+    ("bare", 'so\n {"name": "s", "arguments": {"q": 1}}', [("s", {"q": 1}, 4)]),
+    ("bare", '{"type": "function", "name": "s", "parameters": {}}', [("s", {}, 0)]),
+    ("bare", 'a<|python_tag|>{"name": "s", "parameters": {}}; {"name": "t", "parameters": {}}',
      [("s", {}, 1), ("t", {}, 48)]),
-    ("llama3", '<|python_tag|>x = 1\n{"name": "s", "parameters": {}}',
-     [("python", {"code": 'x = 1\n{"name": "s", "parameters": {}}'}, 0)]),
-    ("llama3", '{"name": "s", "parameters": {"q": "1"', [("s", '{"name": "s", "parameters": {"q": "1"', 0)]),
-    ("llama3", 'the set {"name": 1}', []),
-    ("llama3", '{"name": "Alice", "age": 3}', []),
-    ("llama3", 'a schema:\n{"type": "object", "required": []}\nthat is it', []),
-    ("llama3", '{"name": 1, "parameters": {}}', []),
-    ("llama3", '{"name": "s", "parameters": 1}', [("s", '{"name": "s", "parameters": 1}', 0)]),
-    ("llama3", '{"type": "a"}\n{"name": "s", "parameters": {}}\n{"name": "b"}', [("s", {}, 14)]),
-    ("llama3", '{"type": "function", "function": {"name": "s", "arguments": {"q": 1}}}', [("s", {"q": 1}, 0)]),
-    ("llama3", '{"type": "a"}<|python_tag|>{"name": "s", "parameters": {}}', [("s", {}, 13)]),
-    ("llama3", '<|python_tag|>{"name": "b"}', [("python", {"code": '{"name": "b"}'}, 0)]),
-    ("llama3", '{"name": "<|python_tag|>"}', []),
-    ("mistral", '[TOOL_CALLS] [{"name": "s", "arguments": {"q": "[TOOL_CALLS]"}}, {"name": "t", "arguments": {}}]',
+    ("bare", "<|python_tag|>print(1)", []),
+    ("bare", 'the set {"name": 1}', []),
+    ("bare", '{"name": "Alice", "age": 3}', []),
+    ("bare", 'a schema:\n{"type": "object", "required": []}\nthat is it', []),
+    ("bare", '{"name": 1, "parameters": {}}', []),
+    ("bare", '{"name": "s", "parameters": 1}', [("s", '{"name": "s", "parameters": 1}', 0)]),
+    ("bare", '{"type": "a"}\n{"name": "s", "parameters": {}}\n{"name": "b"}', [("s", {}, 14)]),
+    ("bare", '{"type": "function", "function": {"name": "s", "arguments": {"q": 1}}}', [("s", {"q": 1}, 0)]),
+    ("bare", '{"name": "<|python_tag|>"}', []),
+    ("objects", f"{T('a')}\n{T('</tool_call>')}", [("s", {"q": "a"}, 0), ("s", {"q": "</tool_call>"}, 62)]),
+    ("objects", '<tool_call>[{"name": "s", "arguments": {}}, {"name": "t", "arguments": {}}]</tool_call>',
+     [("s", {}, 0), ("t", {}, 44)]),
+    ("objects", '<tool_call>{"name": "s", "arguments": {}}{"name": "t", "arguments": {}}</tool_call>',
+     [("s", {}, 0), ("t", {}, 41)]),
+    ("objects", '<tool_call>\n{"name": "s", "arguments": "{\\"q\\": 1}"}', [("s", {"q": 1}, 0)]),
+    ("objects", '<tool_call>{"name": "s", "arguments": {"q": 1},}</tool_call>',
+     [("s", '{"name": "s", "arguments": {"q": 1},}', 0)]),
+    ("objects", f"<think>{T('a')}</think>{T('b')}", [("s", {"q": "b"}, 76)]),
+    ("objects", f"<think>{T('a')}", []),
+    ("objects", f"[THINK]{T('a')}[/THINK]4", []),
+    ("objects", f"{T('a')}{T('</think>')}", [("s", {"q": "a"}, 0), ("s", {"q": "</think>"}, 61)]),
+    ("objects", f"in <tool_call> or {T('a')}", [("s", {"q": "a"}, 18)]),
+    ("listed", '[TOOL_CALLS] [{"name": "s", "arguments": {"q": "[TOOL_CALLS]"}}, {"name": "t", "arguments": {}}]',
      [("s", {"q": "[TOOL_CALLS]"}, 0), ("t", {}, 65)]),
-    ("mistral", 'a[TOOL_CALLS]s[ARGS]{"q": 1}[TOOL_CALLS]t[CALL_ID]abc[ARGS]{}', [("s", {"q": 1}, 1), ("t", {}, 28)]),
-    ("mistral", '[TOOL_CALLS][{"name": "s", "arguments": {"q": 1}', [("s", '[{"name": "s", "arguments": {"q": 1}', 0)]),
-    ("mistral", "[TOOL_CALLS]", [("python", "", 0)]),
-    ("mistral", "[TOOL_CALLS]s[ARGS]{oh[TOOL_CALLS]t[ARGS]{}", [("s", "{oh", 0), ("t", {}, 22)]),
-    ("deepseek", P + '{"code": "<｜tool▁call▁end｜>"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+    ("listed", '[TOOL_CALLS][{"name": "s", "arguments": {"q": 1}},]', [("s", {"q": 1}, 0)]),
+    ("listed", '[TOOL_CALLS][{"name": "s", "arguments": {"q": 1}', [("s", '{"name": "s", "arguments": {"q": 1}', 0)]),
+    ("listed", "[TOOL_CALLS]", [("python", "", 0)]),
+    ("named", 'a[TOOL_CALLS]s[ARGS]{"q": 1}[TOOL_CALLS]t[ARGS]{}', [("s", {"q": 1}, 1), ("t", {}, 28)]),
+    ("named", "[TOOL_CALLS]s[ARGS]{oh[TOOL_CALLS]t[ARGS]{}", [("s", "{oh", 0), ("t", {}, 22)]),
+    ("fenced", P + '{"code": "<｜tool▁call▁end｜>"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
      [("python", {"code": "<｜tool▁call▁end｜>"}, 0)]),
-    ("deepseek", 'a<｜tool▁call▁begin｜>s<｜tool▁sep｜>{"q": 1}<｜tool▁call▁end｜>', [("s", {"q": 1}, 1)]),
-    ("deepseek", P + "print(1)\n```<｜tool▁call▁end｜>", [("python", "print(1)", 0)]),
+    ("fenced", P + "print(1)\n```<｜tool▁call▁end｜>", [("python", "print(1)", 0)]),
+    ("tags", C + "<parameter=code>\nx = '</parameter>'\n\nprint(x)\n</parameter>\n</function>\n</tool_call>",
+     [("python", {"code": "x = '</parameter>'\n\nprint(x)"}, 0)]),
+    ("tags", "so\n<function=s>\n</function>\n</tool_call>", [("s", {}, 3)]),
+    ("tags", "write <function=s> or <tool_call>", []),
+    ("tags", C + "<parameter=code>\n1\n</function>\n</tool_call>", [("python", ">\n<parameter=code>\n1", 0)]),
+    ("pairs", "<tool_call>s<arg_key>q</arg_key>\n<arg_value>1</arg_value></tool_call>", [("s", {"q": "1"}, 0)]),
+    ("quoted", '<|tool_call>call:s{q:<|"|>a, b:1}<|"|>,n:[1,<|"|>x<|"|>],o:{k:true}}<tool_call|>',
+     [("s", {"q": "a, b:1}", "n": [1, "x"], "o": {"k": True}}, 0)]),
+    ("pythonic", '<|tool_call_start|>[s(q="a)"), t(n=[1, true])]<|tool_call_end|>',
+     [("s", {"q": "a)"}, 0), ("t", {"n": [1, True]}, 0)]),
+    ("pythonic", "<|tool_call_start|>[s(1)]<|tool_call_end|>", [("python", "[s(1)]", 0)]),
+    ("plain", "so\n```python\nprint(1)\n```", [("python", {"code": "print(1)"}, 3)]),
+    ("plain", "<think>\n```python\nprint(1)\n```", []),
     ("harmony", '<|channel|>commentary to=functions.s <|constrain|>json<|message|>{"q": "<|end|><|message|>"}',
      [("s", {"q": "<|end|><|message|>"}, 0)]),
     ("harmony", "<|channel|>analysis to=python code<|message|>print(1)<|end|>", [("python", {"code": "print(1)"}, 0)]),
@@ -66,10 +88,6 @@ CALLS = [
     ("harmony", "<|channel|>final to=user<|message|>{}", []),
     ("markdown", "- ```py\n  x\n   y\n  ```", [("python", {"code": "  x\n   y"}, 2)]),
     ("markdown", "  ```py\n  ```\n   ```py\n   x", [("python", {"code": ""}, 2), ("python", "   x", 17)]),
-    ("gemma", "so\n```tool_code\nprint(1)\n```", [("python", {"code": "print(1)"}, 3)]),
-    ("gemma", '```tool_code\n{"name": "s", "parameters": {"q": 1}}\n```', [("s", {"q": 1}, 0)]),
-    ("gemma", '```tool_code\n{"a": 1}\n```', [("python", {"code": '{"a": 1}'}, 0)]),
-    ("gemma", "```tool_code\nprint(1)", [("python", "print(1)", 0)]),
     ("qwen", '<think>\n<tool_call>{}</tool_call></think><tool_call>{"name": "s", "arguments": {}}</tool_call>',
      [("s", {}, 41)]),
     ("qwen", f"{T('a')}{T('</think>')}{T('c')}",
@@ -77,29 +95,38 @@ CALLS = [
     ("qwen", f"so {T('a')} or {T('</think>')}</think>{T('b')}", [("s", {"q": "b"}, 144)]),
     ("qwen", f"in <tool_call> and </think>{T('</think>')}", [("s", {"q": "</think>"}, 27)]),
     ("qwen", "in <tool_call> and </think>4", []),
-    ("qwen3_coder", f"{F('a')}{F('</think>')}", [("s", {"q": "a"}, 0), ("s", {"q": "</think>"}, 72)]),
-    ("qwen3_coder", f"so {F('a')} or {F('</think>')}</think>{F('b')}", [("s", {"q": "b"}, 166)]),
-    ("qwen3_coder", f"in <tool_call> and <function=s> </think>{F('</think>')}", [("s", {"q": "</think>"}, 40)]),
-    ("qwen3_coder", C + "<parameter=code>\nx = '</parameter>'\n\nprint(x)\n</parameter>\n</function>\n</tool_call>",
-     [("python", {"code": "x = '</parameter>'\n\nprint(x)"}, 0)]),
-    ("qwen3_coder", "a<tool_call><function=s><parameter=q>1</parameter><parameter=r></parameter></function></tool_call>"
-     "<tool_call><function=t></function></tool_call>", [("s", {"q": "1", "r": ""}, 1), ("t", {}, 98)]),
-    ("qwen3_coder", "so\n<function=s>\n</function>\n</tool_call>", [("s", {}, 3)]),
-    ("qwen3_coder", "write <function=s> or <tool_call>", [("python", "", 22)]),
-    ("qwen3_coder", "write <function=s>", []),
-    ("qwen3_coder", C + "<parameter=code>\n1\n</function>\n</tool_call>",
-     [("python", "<function=python>\n<parameter=code>\n1\n</function>", 0)]),
-    ("qwen3_coder", C + "<parameter=code>\n1\n", [("python", "<function=python>\n<parameter=code>\n1", 0)]),
-    ("qwen3_coder", '<tool_call>\n{"name": "s", "arguments": {}}\n</tool_call>',
-     [("python", '{"name": "s", "arguments": {}}', 0)]),
-    ("qwen3_coder", "<tool_call>no<tool_call><function=s></function></tool_call>", [("s", {}, 13)]),
-    ("qwen3_coder", f"<think>{C}</function></tool_call></think>{C}</function></tool_call>", [("python", {}, 68)]),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("family", "text", "calls"), CALLS)
 def test_calls(family: str, text: str, calls: list[tuple[str, object, int]]) -> None:
-    assert [(call.name, call.arguments, call.char) for call in named(family).find_calls(text)] == calls
+    assert [(call.name, call.arguments, call.char) for call in family_of(family).find_calls(text)] == calls
+
+
+TAGGED = [
+    (f"{F('a')}{F('</think>')}", [("s", {"q": "a"}, 0), ("s", {"q": "</think>"}, 72)]),
+    (f"so {F('a')} or {F('</think>')}</think>{F('b')}", [("s", {"q": "b"}, 166)]),
+    (f"in <tool_call> and <function=s> </think>{F('</think>')}", [("s", {"q": "</think>"}, 40)]),
+    (C + "<parameter=code>\nx = '</parameter>'\n\nprint(x)\n</parameter>\n</function>\n</tool_call>",
+     [("python", {"code": "x = '</parameter>'\n\nprint(x)"}, 0)]),
+    ("a<tool_call><function=s><parameter=q>1</parameter><parameter=r></parameter></function></tool_call>"
+     "<tool_call><function=t></function></tool_call>", [("s", {"q": "1", "r": ""}, 1), ("t", {}, 98)]),
+    ("so\n<function=s>\n</function>\n</tool_call>", [("s", {}, 3)]),
+    ("write <function=s> or <tool_call>", [("python", "", 22)]),
+    ("write <function=s>", []),
+    (C + "<parameter=code>\n1\n</function>\n</tool_call>",
+     [("python", "<function=python>\n<parameter=code>\n1\n</function>", 0)]),
+    (C + "<parameter=code>\n1\n", [("python", "<function=python>\n<parameter=code>\n1", 0)]),
+    ('<tool_call>\n{"name": "s", "arguments": {}}\n</tool_call>',
+     [("python", '{"name": "s", "arguments": {}}', 0)]),
+    ("<tool_call>no<tool_call><function=s></function></tool_call>", [("s", {}, 13)]),
+    (f"<think>{C}</function></tool_call></think>{C}</function></tool_call>", [("python", {}, 68)]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "calls"), TAGGED)
+def test_calls_in_tags(text: str, calls: list[tuple[str, object, int]]) -> None:
+    assert [(call.name, call.arguments, call.char) for call in tagged.find_calls(text)] == calls
 
 
 @pytest.mark.parametrize(("text", "calls"), [
@@ -129,16 +156,15 @@ def test_blocks_in_items_of_lists(text: str, calls: list[tuple[str, object, int]
     ("harmony", "<|channel|>fin", ""),
 ])  # fmt: skip
 def test_what_a_user_is_shown_of_a_turn(family: str, text: str, shown: str) -> None:
-    assert named(family).shown(text) == shown
+    assert family_of(family).shown(text) == shown
 
 
 @pytest.mark.parametrize(("family", "text", "label"), [
-    ("mistral", '[TOOL_CALLS]s[CALL_ID]abc[ARGS]{}', "abc"),
-    ("mistral", '[TOOL_CALLS][{"name": "s", "arguments": {}, "id": "abc"}]', "abc"),
+    ("listed", '[TOOL_CALLS][{"name": "s", "arguments": {}, "id": "abc"}]', "abc"),
     ("harmony", "<|channel|>analysis to=python<|message|>1", "python"),
 ])  # fmt: skip
 def test_what_the_model_calls_its_call(family: str, text: str, label: str) -> None:
-    (call,) = named(family).find_calls(text)
+    (call,) = family_of(family).find_calls(text)
     assert call.label == label
 
 
@@ -149,11 +175,10 @@ def test_arguments_without_types_get_those_of_the_schema() -> None:
         "wide": {"type": "boolean"}, "tags": {"type": "array"}, "kind": {"enum": ["1", "2"]}, "any": {},
         "maybe": {"anyOf": [{"type": "string"}, {"type": "null"}]}, "other": {"$ref": "#/$defs/other"},
     }  # fmt: skip
-    family = named("qwen3_coder")
     tools = [ToolSpec("s", "", {"type": "object", "properties": properties})]
 
     def read(**given: str) -> object:
-        return family.typed(FoundCall("s", dict(given), 7, "l"), tools).arguments
+        return tagged.typed_arguments(FoundCall("s", dict(given), 7, "l"), tools).arguments
 
     assert read(code="1", top="2", half="0.5", wide="True", tags='["a", 1]', kind="1", any="1", maybe="x") == {
         "code": "1", "top": 2, "half": 0.5, "wide": True, "tags": ["a", 1], "kind": "1", "any": "1", "maybe": "x",
@@ -161,15 +186,4 @@ def test_arguments_without_types_get_those_of_the_schema() -> None:
     assert read(half="None", maybe="null", other='{"a": 1}') == {"half": None, "maybe": None, "other": {"a": 1}}
     assert read(top="two", wide="0", new="1", code="null") == {"top": "two", "wide": 0, "new": "1", "code": "null"}
     call = FoundCall("t", {"top": "2"}, 0)
-    assert family.typed(call, tools) is call
-
-
-def test_arguments_are_written_as_the_models_template_has_them() -> None:
-    given = {"code": "print(1)\n", "top": 2, "wide": True, "tags": ["é"], "about": {"a": None}}
-    (piece,) = named("qwen3_coder").written("so", [("s", given), ("t", {})])
-    assert piece.text == (
-        "so\n\n<tool_call>\n<function=s>\n<parameter=code>\nprint(1)\n\n</parameter>\n<parameter=top>\n2\n</parameter>\n"
-        '<parameter=wide>\nTrue\n</parameter>\n<parameter=tags>\n["é"]\n</parameter>\n'
-        '<parameter=about>\n{"a": null}\n</parameter>\n</function>\n</tool_call>\n'
-        "<tool_call>\n<function=t>\n</function>\n</tool_call>"
-    )
+    assert tagged.typed_arguments(call, tools) is call

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import re
 import shutil
 import weakref
 from collections.abc import Sequence
@@ -11,49 +12,23 @@ from pathlib import Path
 
 import pytest
 
+from chat_templates import LISTED, OBJECTS, TAGS, TEMPLATES, learned_chat, template_of, tokenizer_of
 from conversing import TOOLS, bytes_of, conversed, text_of
 from retcon.build import build_chat, build_engine_chat
 from retcon.chat.chat import Chat
 from retcon.chat.family import Family, named, recognised
+from retcon.chat.learned import CodeBlocks
+from retcon.chat.learning import learn_chat
 from retcon.chat.opening import open_chat
 from retcon.chat.template import FOR_TOOLS, KEPT, Message, Template, Templated, read_template
 from retcon.config.load import load_recipe
-from retcon.core.errors import CheckpointError, RecipeError
+from retcon.core.errors import CheckpointError, RecipeError, TaskWarning
 from retcon.core.types import Observation, ToolSpec
 from retcon.models.locating import BASE
 from retcon.store.fingerprint import template_fingerprint
 
 pytest.importorskip("jinja2", reason="jinja2 comes with the [train] extra")
 
-LLAMA = """{{ bos_token }}{% if tools %}<|start_header_id|>system<|end_header_id|>
-
-{% for tool in tools %}{{ tool | tojson }}{% endfor %}{{ strftime_now("%Y") }}<|eot_id|>{% endif %}
-{%- for m in messages %}{% if m.tool_calls %}
-{%- if m.tool_calls | length != 1 %}{{ raise_exception("one call") }}{% endif %}
-{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' + (m.tool_calls[0].function | tojson) + '<|eot_id|>' }}
-{%- elif m.role == 'tool' %}
-{{- '<|start_header_id|>ipython<|end_header_id|>\\n\\n' + (m.content | tojson) + '<|eot_id|>' }}
-{%- else %}{{ '<|start_header_id|>' + m.role + '<|end_header_id|>\\n\\n' + m.content | trim + '<|eot_id|>' }}{% endif %}
-{%- endfor %}{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}"""
-MISTRAL = """{{ bos_token }}{% if tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}
-{%- for m in messages %}{% if m.role == 'tool' %}
-{%- if m.tool_call_id | length != 9 %}{{ raise_exception("id") }}{% endif %}
-{{- '[TOOL_RESULTS]{"content": ' + m.content | tojson + ', "call_id": "' + m.tool_call_id + '"}[/TOOL_RESULTS]' }}
-{%- elif m.role == 'assistant' %}
-{{- m.content + ('[TOOL_CALLS]' + (m.tool_calls | tojson) if m.tool_calls else '') + '</s>' }}
-{%- else %}{{ '[INST]' + m.content + '[/INST]' }}{% endif %}{% endfor %}"""
-TAGS = """{% if tools %}<|im_start|>system
-{{ tools | tojson }}
-Call as <tool_call><function=NAME><parameter=NAME>value</parameter></function></tool_call>.<|im_end|>
-{% endif %}{% for m in messages %}{% if m.tool_calls %}
-{{- '<|im_start|>assistant\\n' }}{% for c in m.tool_calls %}{{ '<tool_call>\\n<function=' + c.function.name + '>\\n' }}
-{%- for name, value in c.function.arguments | items %}{{ '<parameter=' + name + '>\\n' + value + '\\n</parameter>\\n' }}
-{%- endfor %}{{ '</function>\\n</tool_call>' }}{% endfor %}{{ '<|im_end|>\\n' }}
-{%- elif m.role == 'tool' %}{% if loop.previtem.role != 'tool' %}{{ '<|im_start|>user\\n' }}{% endif %}
-{{- '<tool_response>\\n' + m.content + '\\n</tool_response>\\n' }}
-{%- if loop.last or loop.nextitem.role != 'tool' %}{{ '<|im_end|>\\n' }}{% endif %}
-{%- else %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endif %}
-{%- endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
 HARMONY = """{% if tools %}<|start|>developer<|message|>{{ tools | tojson }}<|end|>{% endif %}{% for m in messages %}
 {%- if m.tool_calls %}{% set f = m.tool_calls[0].function %}
 {{- '<|start|>assistant to=functions.' + f.name + '<|message|>' + (f.arguments | tojson) + '<|call|>' }}
@@ -81,13 +56,14 @@ def test_a_turn_that_the_template_ends_otherwise_once_it_is_past_is_followed() -
 
 
 def test_line_ends_that_a_template_takes_from_a_reply_are_taken() -> None:
-    chat = framed(TAGS.replace("m.content + '<|im_end|>", "m.content.lstrip('\\n') + '<|im_end|>"), "qwen3_coder")
-    assert "user\n  x\n<|im_end|>" in text_of(chat.prompt("\n\n  x\n"))
+    changed = TAGS.replace("m.content + '<|im_end|>", "m.content.lstrip('\\n') + '<|im_end|>")
+    assert changed != TAGS
+    assert "user\n  x\n<|im_end|>" in text_of(learned_chat("tags", changed, tools=TOOLS).prompt("\n\n  x\n"))
 
 
 def test_what_a_template_does_to_messages_is_done_to_them() -> None:
     """It trims what is said and writes observations as JSON, and it takes one call a turn."""
-    chat = framed(LLAMA, "llama3")
+    chat = learned_chat("bare", tools=TOOLS)
     calls = [("python", CODE), ("search", {"query": "b"})]
     (prompt, turn) = conversed(chat, [("so", calls, ['a "b"\n', ""])], "  what?\n")
     assert text_of(prompt).endswith("2024<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nwhat?<|eot_id|>"
@@ -99,18 +75,16 @@ def test_what_a_template_does_to_messages_is_done_to_them() -> None:
     assert [s.text for s in turn if s.kind == "observation"] == ['a \\"b\\"\\n']
 
 
-def test_a_turn_that_nothing_comes_before_opens_as_any_other_where_a_template_looks_at_the_first_message() -> None:
+def test_a_thought_that_the_template_opens_is_opened() -> None:
     opening = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n"
     thinking = "{% set first = messages[0].role %}" + TAGS.replace(opening, f"{opening}<think>\\n")
     for template, opened in ((TAGS, "<|im_start|>assistant\n"), (thinking, "<|im_start|>assistant\n<think>\n")):
-        chat = framed(template, "qwen3_coder")
-        assert text_of(chat.opened(())).endswith(f"<|im_end|>\n{opened}")
+        chat = learned_chat("tags", template, tools=TOOLS)
         assert text_of(chat.prompt("x")).endswith(f"<|im_end|>\n{opened}")
 
 
-def test_a_template_whose_calls_are_tags_is_told_from_one_whose_calls_are_json() -> None:
-    assert recognised(TAGS, "the file").name == "qwen3_coder"
-    chat = framed(TAGS, "qwen3_coder")
+def test_calls_are_written_and_answered_as_the_template_has_them() -> None:
+    chat = learned_chat("tags", tools=TOOLS)
     given = {"query": "b", "top": 2}
     parsed = chat.parse(chat.wrote("so", [("python", CODE), ("search", given)]).ids, prefix="0")
     assert [(call.name, call.arguments) for call in parsed.calls] == [("python", CODE), ("search", given)]
@@ -119,30 +93,23 @@ def test_a_template_whose_calls_are_tags_is_told_from_one_whose_calls_are_json()
         "\n<|im_start|>user\n<tool_response>\n1\n</tool_response>\n<tool_response>\n\n</tool_response>\n<|im_end|>\n"
     )
     assert text_of(chat.observations(parsed.calls, seen)) == f"{shown}<|im_start|>assistant\n"
-    shipped = Chat(bytes_of("qwen3_coder"), style="qwen3_coder", tools=TOOLS)
-    assert shipped.observations(parsed.calls, seen) == chat.observations(parsed.calls, seen)
 
 
-@pytest.mark.parametrize("template", [None, TAGS])
-def test_other_tools_are_shown_after_the_same_system_prompt_and_through_the_same_template(template: str | None) -> None:
+def test_other_tools_are_shown_after_the_same_system_prompt_and_through_the_same_template() -> None:
     """As to clients of a served model that bring their own."""
-    known = named("qwen3_coder")
-    framing = None if template is None else Templated(Template(template, {}, where="the file"), known)
-    about = {"style": "qwen3_coder", "system": "Solve it.", "framing": framing}
-    shown = Chat(bytes_of("qwen3_coder"), **about).showing(TOOLS[:1])
+    shown = learned_chat("tags", system="Solve it.").showing(TOOLS[:1])
     assert shown.tools == TOOLS[:1]
-    prompt = shown.prompt("x")
-    assert prompt == Chat(bytes_of("qwen3_coder"), tools=TOOLS[:1], **about).prompt("x")
-    assert ("Call as <tool_call>" in text_of(prompt), "Solve it." in text_of(prompt)) == (template is not None, True)
+    assert shown.prompt("x") == learned_chat("tags", system="Solve it.", tools=TOOLS[:1]).prompt("x")
+    assert "Solve it." in text_of(shown.prompt("x"))
     assert shown.showing(TOOLS[:1]) is shown
 
 
 def test_today_is_the_same_day_tomorrow() -> None:
-    assert "2024" in text_of(framed(LLAMA, "llama3").prompt("x"))
+    assert "2024" in text_of(learned_chat("bare", tools=TOOLS).prompt("x"))
 
 
 def test_observations_name_calls_as_the_model_did() -> None:
-    chat = framed(MISTRAL, "mistral")
+    chat = learned_chat("listed", tools=TOOLS)
     t = chat.tokenizer
     said = t.encode('[TOOL_CALLS][{"name": "python", "arguments": {"code": "1"}, "id": "abcdefghi"}]</s>', special=True)
     parsed = chat.parse(said, prefix="0")
@@ -156,19 +123,41 @@ def test_observations_name_calls_as_the_model_did() -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (("tools | tojson", "''"), "does not show the model any tools: set model.style = 'mistral'"),
-        (("m.content + (", "m.content | upper + ("), "changes what a message of the role 'assistant' says"),
-        (("'[INST]' + m.content", "'[INST]' + m.content + m.content"), "leaves out, repeats or moves a message"),
-        (("'</s>'", "''"), r"does not end a turn by </s>"),
-        (("{%- elif m.role == 'assistant'", "{% elif m.role == 'system' %}{{ raise_exception('no system') }}"
-          "{%- elif m.role == 'assistant'"), "refuses a conversation: no system"),
-        (("m.content | tojson", "''"), "leaves out, repeats or moves a message"),
+        (("m.role + '\\n' + m.content", "m.role + '\\n' + m.content | upper"), "changes what a message of the role"),
+        (("m.role + '\\n' + m.content", "m.role + m.content + m.content"), "leaves out, repeats or moves a message"),
+        (("{{ '<|im_start|>assistant\\n' + m.content }}", "{{ '<|im_start|>assistant\\n' }}"),
+         "leaves out what the assistant says"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_followed_is_refused_with_what_to_set(change: tuple[str, str], why: str) -> None:
-    assert change[0] in MISTRAL
-    with pytest.raises(RecipeError, match=why):
-        framed(MISTRAL.replace(*change), "mistral")
+def test_what_cannot_be_followed_is_refused_with_the_reason(change: tuple[str, str], why: str) -> None:
+    assert change[0] in OBJECTS
+    with pytest.raises(RecipeError, match=f"objects: this chat template cannot be followed: .*{why}"):
+        learned_chat("objects", OBJECTS.replace(*change))
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "why"),
+    [
+        ("plain", ("", ""), "does not show the name of a called tool"),
+        ("objects", ("(c.function.arguments | tojson)", "\"{'code': '\" + c.function.arguments.code | string + \"'}\""),
+         "shows arguments in no order of key and value"),
+        ("tags", ("(value | string)", "value"), "refuses a conversation: can only concatenate str"),
+        ("listed", ("m.content | tojson", "''"), "leaves out what a tool answers"),
+    ],
+)  # fmt: skip
+def test_calls_that_cannot_be_read_back_are_code_blocks(name: str, change: tuple[str, str], why: str) -> None:
+    """And the reason is given: a call that is written wrongly is never learnt."""
+    text, controls = TEMPLATES[name]
+    learned = learn_chat(
+        template_of(name, text.replace(*change)), tokenizer_of(name), controls[:1], system=None, tools=()
+    )
+    assert isinstance(learned.chat.family, CodeBlocks)
+    assert re.search(why, learned.why_blocks)
+    assert learned.check.trains
+    chat = learned.chat.showing(TOOLS[:1])
+    (prompt, turn, *_) = conversed(chat, [("I try.", [("python", {"code": "print(1)"})], ["1"])])
+    assert "begins with ```python" in text_of(prompt)
+    assert "```output\n1\n```" in text_of(turn)
 
 
 def test_templates_are_found_in_a_folder(tmp_path: Path) -> None:
@@ -216,23 +205,16 @@ def test_every_file_that_says_how_a_model_is_talked_to_is_told_apart(name: str, 
 
 
 def test_a_template_reaches_nothing() -> None:
-    for attack in ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "{{ messages.append(1) }}"):
-        with pytest.raises(CheckpointError, match="refuses a conversation"):
-            Template(attack).render([])
+    with pytest.raises(CheckpointError, match="refuses a conversation"):
+        Template("{{ ''.__class__.__mro__[1].__subclasses__() }}").render([])
+    messages: list[dict[str, object]] = []
+    Template("{{ messages.append(1) }}").render(messages)
+    assert messages == []
 
 
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        ("<|im_start|>", "the nearest is 'qwen', of which it lacks '<tool_call>': set model.style = 'qwen'"),
-        ("<|begin|>", "of no known family: set model.style to one of deepseek, gemma"),
-    ],
-)
-def test_templates_of_no_family(text: str, why: str) -> None:
-    with pytest.raises(RecipeError, match=f"my file is of no known family.*{why}|my file is {why}"):
-        recognised(text, "my file")
-    assert recognised(LLAMA, "").name == "llama3"
-    assert recognised(MISTRAL, "").name == "mistral"
+def test_a_tokenizer_of_no_family_is_refused() -> None:
+    with pytest.raises(RecipeError, match=r"the tokenizer is of no known family: set model\.style to one of"):
+        recognised({"<|begin|>"}, "the tokenizer")
 
 
 class Counting(Template):
@@ -250,8 +232,8 @@ class Parameters(dict[str, object]):
 
 
 def test_tool_sets_without_end_are_not_kept_and_the_one_in_use_is() -> None:
-    template = Counting(MISTRAL, {"bos_token": "<s>"})
-    framing = Templated(template, named("mistral"))
+    template = Counting(LISTED, {"bos_token": "<s>"})
+    framing = Templated(template, learned_chat("listed").family)
     before = template.rendered
     schemas: list[weakref.ref[Parameters]] = []
 
@@ -276,14 +258,14 @@ def test_the_packaged_model_is_known_by_its_template(tmp_path: Path) -> None:
     assert [segment.ids for segment in chat.prompt("1 + 1?")] == [segment.ids for segment in told.prompt("1 + 1?")]
     folder = Path(shutil.copytree(BASE, tmp_path / "model", ignore=shutil.ignore_patterns("*.safetensors")))
     (folder / "chat_template.jinja").write_text(Path(BASE / "chat_template.jinja").read_text() + "{# mine #}")
-    with pytest.raises(RecipeError, match=r"jinja: the chat template is of no known family.* set model\.style"):
+    with pytest.warns(TaskWarning, match=r"model: calls are written as ```python blocks, which the system prompt expl"):
         build_chat(load_recipe(None), folder)
 
 
 def test_any_other_model_is_asked_through_its_own_template_unless_told_otherwise(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(BASE, tmp_path / "model", ignore=shutil.ignore_patterns("*.safetensors")))
     (folder / "chat_template.jinja").write_text(TAGS)
-    assert build_chat(load_recipe(None), folder).style == "qwen3_coder"
+    assert build_chat(load_recipe(None), folder).style == "template"
     assert build_chat(load_recipe(None, ["model.style=hermes"]), folder).style == "hermes"
 
 

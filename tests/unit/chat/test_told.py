@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import pytest
 
-from conversing import TOOLS, bytes_of, chat_of, text_of
+from conversing import NAMES, TOOLS, bytes_of, chat_of, text_of
 from retcon.chat.chat import Chat
-from retcon.chat.family import named, names
+from retcon.chat.family import named
 from retcon.chat.template import Template, Templated
 from retcon.core.types import Observation, ToolCall
 
 CALL, SEEN = ToolCall("0.0", "python", {"code": "1"}, 0), Observation("0.0", "42", "ok")
 ROLES = {
-    "llama3": "<|start_header_id|>system<|end_header_id|>\n\nNow<|eot_id|>",
+    "bare": "<|start_header_id|>system<|end_header_id|>\n\nNow<|eot_id|>",
     "harmony": "<|start|>developer<|message|># Instructions\n\nNow<|end|>",
-    "mistral": "[INST]Now\n\nWhy?[/INST]",
-    "gemma": "<start_of_turn>user\nNow\n\nWhy?<end_of_turn>",
-    "deepseek": "<｜User｜>Now<｜User｜>Why?",
+    "listed": "[INST]Now[/INST][INST]Why?[/INST]",
+    "plain": "<start_of_turn>system\nNow<end_of_turn>\n",
+    "fenced": "Now<｜User｜>Why?",
 }
 CHATML = "<|im_start|>system\nNow<|im_end|>\n<|im_start|>user\nWhy?<|im_end|>\n"
 
 
-@pytest.mark.parametrize("family", names())
+@pytest.mark.parametrize("family", NAMES)
 def test_a_system_that_speaks_later_does_so_in_its_role_or_as_a_user(family: str) -> None:
     chat = chat_of(family)
     told = [("system", "Now"), ("user", "Why?")]
@@ -29,7 +29,7 @@ def test_a_system_that_speaks_later_does_so_in_its_role_or_as_a_user(family: str
     assert ROLES.get(family, CHATML) in answered
     observed = text_of(chat.observations([CALL], [SEEN], told=told))
     assert observed.index("42") < observed.index("Now") < observed.index("Why?")
-    assert (ROLES.get(family, CHATML) in observed) == (family != "gemma"), "Gemma's observations are a user's turn"
+    assert ROLES.get(family, CHATML) in observed
     assert "Now" in text_of(chat.answered(told[:1]))
     elsewhere = text_of(chat.answered([("assistant", "So."), ("user", "Why?")]))
     assert elsewhere.index("So.") < elsewhere.index("Why?")

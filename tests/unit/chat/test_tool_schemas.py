@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from conversing import chat_of
 from playing import LIMITS, TASK, hermes_call
 from retcon.chat import hermes
 from retcon.chat.chat import Chat
@@ -226,7 +227,7 @@ def test_tools_by_import_path(module: types.ModuleType) -> None:
         (["search"], "no tool 'search'; there are: python, and by"),
         (["own_tools:Serch"], "cannot be imported: .*Serch"),
         (["no_such_module:Search"], "cannot be imported: No module named"),
-        (["own_tools:Bare"], "is not a tool: it needs a `spec`"),
+        (["own_tools:Bare"], "is not a tool, which has a `spec`"),
         (["own_tools:Other"], "is called 'other' and 'search'"),
         (
             ["own_tools:NoSchema"],
@@ -275,7 +276,7 @@ def test_an_argument_may_be_called_nullable() -> None:
 @pytest.mark.parametrize("written", ["null", "None"])
 def test_a_nullable_argument_without_quotes_is_read_as_null(written: str) -> None:
     spec = ToolSpec("find", "", {"type": "object", "properties": {"top": {"type": "integer", "nullable": True}}})
-    chat = Chat(ByteTokenizer(), style="qwen3_coder", tools=[spec])
+    chat = chat_of("tags", tools=[spec])
     text = f"<tool_call>\n<function=find>\n<parameter=top>\n{written}\n</parameter>\n</function>\n</tool_call>"
     assert chat.parse_text(text, prefix="0").calls[0].arguments == {"top": None}
 

@@ -246,13 +246,13 @@ def test_a_call_that_opens_a_message_takes_the_place_of_one_that_does(failed: st
     ("words", "decision"), [("Let me see.", "deep"), ("Let me see.\n", "shallow"), ("", "shallow")]
 )
 def test_a_call_that_is_a_bare_object_is_one_only_at_the_beginning_of_a_line(words: str, decision: str):
-    """Else what is learnt, after Llama 3's other form of a call, would be read as an answer."""
-    said = f'{{"name": "python", "parameters": {{"code": "{GOOD}"}}}}'
-    replies = [f"{words}<|python_tag|>{BAD}", said, DONE]
-    p = play(replies, {BAD: "error"}, repair=Saar(), style="llama3", tokenizer=bytes_of("llama3"))
+    """Else what is learnt, after a call that begins with a tag, would be read as an answer."""
+    bad, good = (f'{{"name": "python", "parameters": {{"code": "{code}"}}}}' for code in (BAD, GOOD))
+    replies = [f"{words}<|python_tag|>{bad}", good, DONE]
+    p = play(replies, {BAD: "error"}, repair=Saar(), chat=chat_of("bare", None))
     turn = p.turns[0]
     assert turn.repair.decision == decision
-    again = chat_of("llama3").parse(ids_of(turn.generated), prefix="")
+    again = chat_of("bare").parse(ids_of(turn.generated), prefix="")
     assert [(c.char, c.start, c.code) for c in again.calls] == [(c.char, c.start, c.code) for c in turn.calls]
 
 

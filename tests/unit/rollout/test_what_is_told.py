@@ -107,7 +107,7 @@ def test_a_turn_that_a_repair_writes_is_closed_once_before_what_tools_said() -> 
 
 
 def test_what_tools_said_names_the_call_as_the_turn_does_that_a_repair_writes() -> None:
-    told = told_after(chat_of("mistral"), "[TOOL_CALLS]python[CALL_ID]abc", 'defghi[ARGS]{"code": "1"}')
+    told = told_after(chat_of("listed"), '[TOOL_CALLS][{"name": "python", "arguments": {}, "id": "abc', 'defghi"}]')
     assert '"call_id": "abcdefghi"' in told
 
 

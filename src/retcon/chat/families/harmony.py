@@ -90,6 +90,8 @@ class Harmony(Family):
     past_ends = (END,)
     closes = (END,)
     labels_calls = True
+    parallel = False
+    writes_calls = False
     calls_are_text = False
 
     def opened(self, messages: Sequence[Told], tools: Sequence[ToolSpec]) -> list[Piece]:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from retcon.chat import hermes
 from retcon.chat.families.hermes import Hermes
 from retcon.chat.family import with_system
+from retcon.chat.thoughts import THOUGHTS, spoken
 from retcon.chat.types import TURN_START, FoundCall, Told
 from retcon.core.types import ToolSpec
 
-THOUGHT = "</think>"
 BEFORE = (
     "# Tools\n\nYou may call one or more functions to assist with the user query.\n\nYou are provided with function "
     "signatures within <tools></tools> XML tags:\n<tools>"
@@ -40,30 +40,14 @@ class Qwen(Hermes):
     name = "qwen"
     template = OPENING + hermes.TURNS
     piecewise = False
-    marks: tuple[str, ...] = (TURN_START, hermes.OPEN)
+    tokens = (TURN_START, hermes.OPEN)
 
     def find_calls(self, text: str) -> Iterator[FoundCall]:
         """What the model only thought of is no call."""
-        return hermes.find_calls(text, thought_end(text, hermes.closed_calls(text)))
+        return iter(spoken(text, hermes.locate_calls(text), THOUGHTS, opened=False))
 
     def with_tools(self, messages: Sequence[Told], tools: Sequence[ToolSpec]) -> Sequence[Told]:
         return with_system(messages, _shown(tools)) if tools else messages
-
-
-def thought_end(text: str, calls: Iterable[tuple[int, int]]) -> int:
-    """Where the model's thought ends, 0 where there is none: it may have begun in the prompt.
-
-    calls: start and end of those that are whole, in order; what closes a thought within one is part of a program.
-    """
-    at = text.find(THOUGHT)
-    if at < 0:
-        return 0
-    for start, end in calls:
-        if at < start:
-            break
-        if at < end and (at := text.find(THOUGHT, end)) < 0:
-            return 0
-    return at
 
 
 def _shown(tools: Sequence[ToolSpec]) -> str:

@@ -10,7 +10,8 @@ import msgspec
 from msgspec.structs import replace
 
 from retcon.chat import hermes
-from retcon.chat.families.qwen3_coder import FAMILY, FUNCTION
+from retcon.chat import tagged as tags
+from retcon.chat.tagged import FUNCTION
 from retcon.chat.types import FoundCall
 from retcon.core.errors import RecordError
 from retcon.transcripts.in_messages import InMessages, InText, ItemsReading, in_messages
@@ -476,7 +477,7 @@ class Qwen3Coder(Hermes):
         return tagged(text) and (hermes.OPEN in text or hermes.CLOSE in text)
 
     def find_calls(self, text: str) -> Iterator[FoundCall]:
-        return FAMILY.find_calls(text)
+        return tags.find_calls(text)
 
     def clean_calls(self, text: str) -> int | None:
         found = list(self.find_calls(text)) if "<" in text else []

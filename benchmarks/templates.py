@@ -1,0 +1,123 @@
+"""Published chat templates: how many are followed, and whether conversations are what the template renders.
+
+    python benchmarks/templates.py [FOLDER] [--show]
+
+The templates are those of pinned source distributions (llama-cpp-python, vLLM, TRL), fetched from the package index and
+unpacked, not built; or the `.jinja` files of FOLDER. Each gets a byte-level tokenizer with the control tokens that it
+writes. --show: the table with a row for each template. Ends with 1 where one was taken and its check is not right.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import hashlib
+import io
+import json
+import re
+import sys
+import tarfile
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+from retcon.chat.chat import Chat
+from retcon.chat.checks import check_chat
+from retcon.chat.family import shipped_family
+from retcon.chat.learning import Learned, learn_chat
+from retcon.chat.template import Template, Templated
+from retcon.chat.tokenizer import ByteTokenizer
+from retcon.core.errors import RetconError
+
+SOURCES = ("llama-cpp-python==0.3.36", "vllm==0.33.0", "trl==1.16.0")
+INDEX = "https://pypi.org/simple"
+CONTROL = re.compile(
+    r"<\|[^|<>\s'\"{}]+\|>|<｜[^｜<>\s]+｜>|<(?:start|end)_of_turn>|</?s>|<[be]os>|\[e~\[|\]~b\]|\]~!b\[|</(?:assistant|user)>"
+    r"|<(?:end|beginning)_of_sentence>|<seed:\w+>|<SPECIAL_\d+>|<turn\|>|<\|turn>|<tool_call\|>|<\|tool_call>|<sep>"
+    r"|<\|tool_response>|<tool_response\|>|<\|channel>|<channel\|>|<end_of_utterance>|<(?:start|end)_function_\w+>"
+    r"|\[/?(?:INST|TOOL_CALLS|AVAILABLE_TOOLS|TOOL_RESULTS|SYSTEM_PROMPT|TOOL_CONTENT|ARGS|CALL_ID|THINK|MODEL_SETTINGS)\]"
+)
+"""What published models have as control tokens, by the look of it."""
+TOKENS = (
+    ("<|begin_of_text|>", "<|eot_id|>", "<|start_header_id|>"), ("<|begin_of_text|>", "<|eot|>", "<|header_start|>"),
+    ("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>"), ("<bos>", "<end_of_turn>", "<start_of_turn>"),
+    ("<bos>", "<turn|>", "<|turn>"), ("<s>", "</s>", "[INST]"),
+    ("<|startoftext|>", "<|im_end|>", "<|tool_list_start|>"),
+    ("", "<|im_end|>", "<|im_start|>"), ("<|startoftext|>", "<|return|>", "<|channel|>"),
+    ("", "<|end_of_text|>", "<|start_of_role|>"), ("<|endoftext|>", "<|end|>", "<|assistant|>"),
+    ("<BOS_TOKEN>", "<|END_OF_TURN_TOKEN|>", "<|START_OF_TURN_TOKEN|>"),
+)  # fmt: skip
+"""First and last token of a text, by a token that a template holds."""
+
+
+def fetched(source: str) -> Iterator[tuple[str, str]]:
+    """The templates in a source distribution: name and text."""
+    name, version = source.split("==")
+    asked = urllib.request.Request(f"{INDEX}/{name}/", headers={"Accept": "application/vnd.pypi.simple.v1+json"})
+    with urllib.request.urlopen(asked, timeout=60) as page:
+        files = json.load(page)["files"]
+    url = next(f["url"] for f in files if f["filename"].endswith(f"{version}.tar.gz"))
+    with urllib.request.urlopen(urllib.parse.urljoin(f"{INDEX}/{name}/", url), timeout=600) as body:
+        packed = io.BytesIO(body.read())
+    with tarfile.open(fileobj=packed) as archive:
+        for member in archive:
+            if member.name.endswith(".jinja") and (file := archive.extractfile(member)) is not None:
+                yield f"{name}: {Path(member.name).stem}", file.read().decode()
+
+
+def opened(text: str, where: str) -> Learned:
+    """A template's chat over bytes. Raises RetconError where it is refused."""
+    first, last = next(((first, last) for first, last, mark in TOKENS if mark in text), ("<s>", "</s>"))
+    template = Template(text, {"bos_token": first, "eos_token": last, "pad_token": last, "unk_token": ""}, where=where)
+    talk = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}, {"role": "user", "content": "x"}]
+    shown = text + (template.render(talk) if template.renders(talk) else "")
+    tokenizer = ByteTokenizer(sorted({*CONTROL.findall(shown), first, last} - {""}))
+    if family := shipped_family(text):
+        chat = Chat(tokenizer, style=family.name, framing=Templated(template, family))
+        return Learned(chat, check_chat(chat, template))
+    return learn_chat(template, tokenizer, [last], system=None, tools=())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", nargs="?", type=Path)
+    parser.add_argument("--show", action="store_true")
+    asked = parser.parse_args()
+    if asked.folder:
+        found = [(file.stem, file.read_text(encoding="utf-8")) for file in sorted(asked.folder.rglob("*.jinja"))]
+    else:
+        found = [one for source in SOURCES for one in fetched(source)]
+    texts = {hashlib.sha256(text.encode()).hexdigest(): (name, text) for name, text in reversed(found)}
+    counts: collections.Counter[str] = collections.Counter()
+    seconds = 0.0
+    print("| template | calls | check | append-only |\n|---|---|---|---|" if asked.show else "", end="\n")
+    for name, text in sorted(texts.values()):
+        started = time.process_time()
+        try:
+            learned = opened(text, name)
+        except RetconError as error:
+            counts["refused"] += 1
+            if asked.show:
+                print(f"| {name} | refused | {str(error).removeprefix(f'{name}: ')[:100]} | |")
+            continue
+        seconds += time.process_time() - started
+        check = learned.check
+        family = learned.chat.family
+        form = getattr(family, "format", None)
+        kind = "code blocks" if learned.why_blocks else form.syntax if form else family.name
+        counts["code blocks" if learned.why_blocks else "its own calls"] += 1
+        counts["wrong"] += not check.trains
+        counts["append-only"] += check.append_only
+        if asked.show:
+            why = f" ({learned.why_blocks[:60]})" if learned.why_blocks else ""
+            marks = ("right" if check.trains else "WRONG", "yes" if check.append_only else "no")
+            print(f"| {name} | {kind}{why} | {' | '.join(marks)} |")
+    each = seconds / (len(texts) - counts["refused"])
+    print(f"{len(texts)} templates: {dict(counts)}; opening one takes {each:.3f} CPU-s")
+    sys.exit(counts["wrong"] > 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,457 @@
+"""How a model writes tool calls, learnt from what its chat template renders.
+
+A template is asked to render conversations that differ in one thing: a call, its name, one argument, a second call,
+words before it. What differs in the text says where calls begin and end, where name and arguments stand, and in which
+syntax. llama.cpp reads templates in the same way.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+from retcon.chat.hermes import to_call
+from retcon.chat.jsons import as_json, read_value
+from retcon.chat.tagged import Places
+from retcon.chat.types import FoundCall
+
+ID = "\ue010"
+"""Stands in a format for a call's id."""
+KEY = "\ue011"
+"""Stands in a format for an argument's name where that is part of a tag."""
+NAME_PATTERN = r"[\w.\-/]+"
+NAMES, KEYS, VALUES = ("zqprobe", "zqother"), ("zqfirst", "zqsecond"), ("zqvalue", "zqthird")
+IDS = ("zqcallid1", "zqcallid2")
+"""Names, arguments and ids of the calls by which a template is learnt."""
+_STYLES: tuple[dict[str, Any], ...] = ({}, {"indent": 4}, {"indent": 2}, {"separators": (",", ":")})
+UNREADABLE = 100
+"""A text with more calls that cannot be read is not read on."""
+CLOSINGS = 8
+"""Of those within the strings of a call that is Python."""
+_SPACE = re.compile(r"\s*")
+_UNMARKED = re.compile(r"(?:^[ \t]*|(?=<\|python_tag\|>))(?P<call>(?:<\|python_tag\|>\s*)?)(?=[\[{])", re.MULTILINE)
+"""Where a call without a marker begins: a line, or the tag that Llama 3 may write before it."""
+_FILLER = re.compile(r"[\s,;]*")
+
+
+class UnknownFormat(ValueError):
+    """What a template renders for a call follows none of the known syntaxes; says where it differs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """Arguments in tags: `opening` key `middle` value `closing`, `between` two of them.
+
+    middle_other: before a value that is no string. quote: around strings, where they are told from other values so.
+    json_strings: whether strings are written as JSON.
+    """
+
+    opening: str
+    middle: str
+    closing: str
+    between: str
+    middle_other: str
+    quote: str = ""
+    json_strings: bool = False
+
+
+@dataclass(frozen=True)
+class CallFormat:
+    """Syntax of the calls of one model.
+
+    syntax: `object` (JSON that holds name and arguments), `named` (a name, then JSON), `tags` (a name, then arguments
+    in tags) or `python` (`name(key=value)`). A turn's calls are `begin`, then for each `opening`, the call, `closing`,
+    with `between` two of them, then `end`. after_words: in place of `begin` where the turn has words. after_name: from
+    the name to the arguments. name_key, arguments_key: of an object; name_key None: the name is the key. wrapped: the
+    key under which both stand. parallel: whether a turn may have several calls. shows_id: whether calls have ids.
+    numbered: whether what follows the name counts the calls of a turn.
+    """
+
+    syntax: Literal["object", "named", "tags", "python"]
+    begin: str
+    opening: str
+    closing: str
+    between: str
+    end: str
+    after_words: str = ""
+    after_name: str = ""
+    name_key: str | None = "name"
+    arguments_key: str = "arguments"
+    wrapped: str = ""
+    tags: Arguments | None = None
+    parallel: bool = True
+    shows_id: bool = False
+    numbered: bool = False
+    probe: str = ""
+    """An object as the template wrote it, of which `written_object` takes keys and style; the quote of `python`."""
+
+    def find_calls(self, text: str) -> Iterator[tuple[FoundCall, int]]:
+        """The calls in a text and where each ends, in order. Malformed ones keep their text as arguments."""
+        return _Reader(self, text).calls()
+
+    def written_object(self, name: str, arguments: Mapping[str, object], n: int, label: str) -> str:
+        """The JSON of a call, the n-th of its turn, as the template writes it."""
+        if not self.probe:
+            return as_json({"name": name, "arguments": arguments})
+        value = _filled(read_value(self.probe, 0, None)[0], name, arguments, n, label)
+        given = {KEYS[0]: VALUES[0]}
+        shown = _filled(read_value(self.probe, 0, None)[0], NAMES[0], given, 0, IDS[0])
+        for style in _STYLES:
+            for margin in ("", "    "):
+                if json.dumps(shown, ensure_ascii=False, **style).replace("\n", "\n" + margin) == self.probe:
+                    return json.dumps(value, ensure_ascii=False, **style).replace("\n", "\n" + margin)
+        return as_json(value)
+
+    @cached_property
+    def anchors(self) -> tuple[str, ...]:
+        """What stands before a call, the first of a turn first, without brackets and space around it."""
+        markers = (self.begin + self.opening, self.opening)
+        return tuple(dict.fromkeys(one for marker in markers if (one := marker.strip().rstrip("[,").strip())))
+
+    @cached_property
+    def head(self) -> re.Pattern[str]:
+        """A call's marker, and its name where that stands before its arguments; `call`: where the call begins."""
+        if self.syntax in ("object", "python"):
+            return re.compile("(?P<call>" + "|".join(map(re.escape, self.anchors)) + ")") if self.anchors else _UNMARKED
+        markers = [self.begin + self.opening, self.opening]
+        if self.tags and "<" in self.opening[1:]:
+            markers.append(self.opening[self.opening.rindex("<") :])  # models forget the tag around a function
+        markers = list(dict.fromkeys(marker.lstrip() for marker in markers if marker.strip()))
+        either = "|".join(_flex(marker, label=f"label{n}") for n, marker in enumerate(markers))
+        after = _flex(self.after_name, label="label", numbers=True)
+        return re.compile(rf"(?P<call>{either})(?P<name>{NAME_PATTERN}){after}")
+
+    @cached_property
+    def closer(self) -> re.Pattern[str] | None:
+        """What ends a call, or all calls of a turn: where a malformed one is over."""
+        text = self.closing.strip().lstrip("]>}").strip() or self.end.strip().lstrip("]>}").strip()
+        return re.compile(_flex(text)) if text else None
+
+    @cached_property
+    def closed(self) -> re.Pattern[str] | None:
+        """What may follow an object."""
+        return re.compile(_flex(self.closing)) if self.closing.strip("] \n") else None
+
+    def call_of(self, value: object, raw: str, char: int) -> FoundCall | None:
+        """The call that an object says; None where it says none."""
+        if not isinstance(value, dict):
+            return None
+        label = next((str(value[key]) for key in ("id", "tool_call_id", "call_id") if key in value), "")
+        if self.name_key is None:
+            if len(value) != 1:
+                return None
+            ((name, arguments),) = value.items()
+            return to_call({"name": name, "arguments": arguments}, raw, char)
+        inner = value
+        for wrapper in (self.wrapped, "function"):
+            if wrapper and isinstance(value.get(wrapper), dict):
+                inner = value[wrapper]
+        name = inner.get(self.name_key, inner.get("name"))
+        key = next((k for k in (self.arguments_key, "arguments", "parameters") if k in inner), None)
+        if not isinstance(name, str) or (key is None and not self.anchors):
+            return None
+        found = to_call({"name": name, "arguments": inner.get(key, {}) if key else {}}, raw, char)
+        return FoundCall(found.name, found.arguments, char, label) if label else found
+
+    @cached_property
+    def tag_patterns(self) -> tuple[re.Pattern[str], str, str]:
+        """An argument's opening; what follows a value's closing: another argument's opening, or the call's end."""
+        tags = self.tags
+        assert tags is not None
+        middle = _flex(tags.middle.rstrip()) if tags.middle == tags.middle_other else _typed_middle(tags)
+        middle += _optional(tags.middle[len(tags.middle.rstrip()) :])
+        key = r"(?P<key>[^<>\s\"'=:,{}\[\]|]+)"
+        opening = _flex(tags.opening.lstrip())
+        argument = re.compile(rf"\s*{opening}{key}{middle}")
+        end = _flex(self.closing.lstrip()) if self.closing.strip() else (_flex(self.end.lstrip()) or r"\Z")
+        return argument, rf"(?:{_flex(tags.between)}\s*{opening}\S|\s*{end})", end
+
+
+class _Reader:
+    """Reads the calls of one text, in time in proportion to its length."""
+
+    def __init__(self, form: CallFormat, text: str) -> None:
+        self._form, self._text = form, text
+        self._heads = Places(form.head, text)
+        self._closers = Places(form.closer, text) if form.closer else None
+        self._read = {"object": self._objects, "python": self._python}.get(form.syntax, self._named)
+
+    def calls(self) -> Iterator[tuple[FoundCall, int]]:
+        at, unread = 0, 0
+        while unread < UNREADABLE and (head := self._heads.first(at)) is not None:
+            found, at = self._read(head)
+            unread += not found or isinstance(found[-1].arguments, str)
+            yield from ((call, at) for call in found)
+
+    def _malformed(self, head: re.Match[str], call: Callable[[str], FoundCall]) -> tuple[list[FoundCall], int]:
+        """What cannot be read: up to its end, or prose where another call begins before that."""
+        following = self._heads.first(head.end())
+        close = self._closers.first(head.end()) if self._closers else None
+        stop, end = close.span() if close else (len(self._text), len(self._text))
+        if following is not None and following.start("call") < stop:
+            stop = end = following.start("call")
+            if self._form.syntax != "named":
+                return [], end
+        return [call(self._text[head.end() : stop].strip())], end
+
+    def _objects(self, head: re.Match[str]) -> tuple[list[FoundCall], int]:
+        """JSON values one after the other, or in a list."""
+        form, text = self._form, self._text
+        calls: list[FoundCall] = []
+        char, at, inside = head.start("call"), head.end(), False
+        while (values := self._values(at)) is not None:
+            items, end = values
+            made = [form.call_of(value, text[begin:stop], begin) for value, begin, stop in items]
+            if not items or not all(made):
+                break
+            for n, call in enumerate(filter(None, made)):
+                where = call.char if n or inside else char
+                calls.append(FoundCall(call.name, call.arguments, where, call.label, bool(n) or inside))
+            closing = form.closed.match(text, end) if form.closed else None
+            at = closing.end() if closing else end
+            beyond = _FILLER.match(text, at)
+            char = beyond.end() if beyond else at
+            if form.anchors and text.startswith(form.anchors[-1], char) and form.opening.strip():
+                at, inside = char + len(form.anchors[-1]), False
+            elif text[char : char + 1] in ("{", "[") and not closing:
+                at, inside = char, bool(form.anchors)
+            else:
+                break
+        if calls:
+            return calls, at
+        if not form.anchors:
+            return [], head.end() + 1  # prose
+        return self._malformed(head, lambda raw: to_call(None, raw.lstrip("[").strip(), head.start("call")))
+
+    def _values(self, at: int) -> tuple[list[tuple[Any, int, int]], int] | None:
+        """The values of a list, or one value, with where they stand; and where they end.
+
+        A list may end with a comma, and need not be closed where the turn or its calls end.
+        """
+        text = self._text
+        opened = _SPACE.match(text, at)
+        at = opened.end() if opened else at
+        listed = text.startswith("[", at)
+        at += listed
+        values: list[tuple[Any, int, int]] = []
+        while True:
+            space = _FILLER.match(text, at) if listed else None
+            begin = space.end() if space else at
+            try:
+                value, at = read_value(text, begin, None)
+            except (ValueError, RecursionError):
+                if not listed:
+                    return None
+                if text.startswith("]", begin):
+                    return values, begin + 1
+                whole = begin == len(text) or (self._form.closer is not None and self._form.closer.match(text, begin))
+                return (values, begin) if whole else None
+            values.append((value, begin, at))
+            if not listed:
+                return values, at
+
+    def _named(self, head: re.Match[str]) -> tuple[list[FoundCall], int]:
+        form, char = self._form, head.start("call")
+        label = next((v for k, v in head.groupdict().items() if k.startswith("label") and v), "")
+        if form.numbered and not label:  # the model itself names the call by what stands around its name
+            label = _written_id(head[0], head["name"])
+        whole = self._tagged(head.end()) if form.tags else self._json_arguments(head.end())
+        if whole is not None:
+            return [FoundCall(head["name"], whole[0], char, label)], whole[1]
+        if form.anchors and not any(head[0].startswith(one[:6]) for one in form.anchors):
+            return [], head.end()  # a function without the tag around it, not whole: prose
+        return self._malformed(head, lambda raw: FoundCall(head["name"], raw, char, label))
+
+    def _json_arguments(self, at: int) -> tuple[dict[str, object], int] | None:
+        try:
+            value, end = read_value(self._text, at, None)
+        except (ValueError, RecursionError):
+            return None
+        return (value, end) if isinstance(value, dict) else None
+
+    def _tagged(self, at: int) -> tuple[dict[str, object], int] | None:
+        text, tags = self._text, self._form.tags
+        assert tags is not None
+        argument, following, end = self._form.tag_patterns
+        values: dict[str, object] = {}
+        while (found := argument.match(text, at)) is not None:
+            closing, begin = tags.closing.replace(KEY, found["key"]), found.end()
+            if tags.quote and text.startswith(tags.quote, begin):
+                begin += len(tags.quote)
+                close = text.find(tags.quote, begin)
+                if close < 0:
+                    return None
+                values[found["key"]] = text[begin:close]
+                at = close + len(tags.quote)
+            elif tags.quote:
+                value, at = _bare_value(text, begin, tags.quote)
+                if at < 0:
+                    return None
+                values[found["key"]] = value
+            else:
+                core = closing.lstrip()
+                space = _optional(closing[: len(closing) - len(core)])
+                close_at = re.compile(rf"{space}{_flex(core)}(?={following})").search(text, begin)
+                if close_at is None:
+                    return None
+                raw = text[begin : close_at.start()]
+                values[found["key"]] = from_json(raw) if tags.json_strings else raw
+                at = close_at.end()
+            if tags.between and (comma := re.compile(_flex(tags.between)).match(text, at)):
+                at = comma.end()
+        done = re.compile(rf"\s*{end}").match(text, at)
+        return None if done is None else (values, done.end())
+
+    def _python(self, head: re.Match[str]) -> tuple[list[FoundCall], int]:
+        """Calls as Python writes them, in a list or alone; what closes them may stand in their strings."""
+        text, char = self._text, head.start("call")
+        begin, at = head.end(), head.end()
+        for _ in range(CLOSINGS):
+            close = self._closers.first(at) if self._closers else None
+            stop, at = close.span() if close else (len(text), len(text))
+            source = text[begin:stop].strip()
+            try:
+                tree = ast.parse(
+                    source if source.startswith("[") else f"[{source.removesuffix(']')}]", mode="eval"
+                ).body
+                found = [_python_call(node) for node in getattr(tree, "elts", ())]
+            except (SyntaxError, ValueError, RecursionError, MemoryError):
+                found = []
+            if found:
+                calls = enumerate(found)
+                return [FoundCall(name, arguments, char, inside=bool(n)) for n, (name, arguments) in calls], at
+            if close is None:
+                break
+        if not self._form.anchors:
+            return [], head.end() + 1
+        return self._malformed(head, lambda raw: to_call(None, raw, char))
+
+
+def _filled(probe: Any, name: str, arguments: Mapping[str, object], n: int, label: str) -> Any:
+    """An object of a probe with another call's name, arguments, number and id."""
+    if isinstance(probe, dict):
+        if probe == {KEYS[0]: VALUES[0]}:
+            return dict(arguments)
+        return {
+            (name if key == NAMES[0] else key): _filled(value, name, arguments, n, label)
+            for key, value in probe.items()
+        }
+    if probe == NAMES[0]:
+        return name
+    if probe == IDS[0]:
+        return label
+    if isinstance(probe, str) and VALUES[0] in probe:
+        return as_json(arguments)
+    return str(n) if probe == "0" else n if probe == 0 and probe is not False else probe
+
+
+def _python_call(node: ast.expr) -> tuple[str, dict[str, object]]:
+    if not isinstance(node, ast.Call) or node.args:
+        raise ValueError("no call with named arguments")
+    return ast.unparse(node.func), {str(k.arg): ast.literal_eval(_Literals().visit(k.value)) for k in node.keywords}
+
+
+class _Literals(ast.NodeTransformer):
+    """Reads JSON's words for constants as Python's."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        known = {"true": True, "false": False, "null": None}
+        return ast.Constant(known[node.id]) if node.id in known else node
+
+
+def _written_id(head: str, name: str) -> str:
+    found = re.search(rf"[\w.]*{re.escape(name)}:\d+", head)
+    return found[0] if found else ""
+
+
+def from_json(raw: str) -> object:
+    try:
+        return json.loads(raw)
+    except ValueError:
+        return raw
+
+
+def _bare_value(text: str, at: int, quote: str) -> tuple[object, int]:
+    """A value that is no string, where strings stand between `quote`: a number, a list or an object of such."""
+    if text.startswith("{", at) or text.startswith("[", at):
+        close = "}" if text[at] == "{" else "]"
+        values: list[object] = []
+        named: dict[str, object] = {}
+        at += 1
+        while not text.startswith(close, at):
+            if close == "}":
+                key = re.compile(r"\s*([^:{}\[\],]+):").match(text, at)
+                if key is None:
+                    return None, -1
+                at = key.end()
+            if text.startswith(quote, at):
+                end = text.find(quote, at + len(quote))
+                value: object = text[at + len(quote) : end]
+                at = end + len(quote) if end >= 0 else -1
+            else:
+                value, at = _bare_value(text, at, quote)
+            if at < 0 or at >= len(text):
+                return None, -1
+            if close == "}":
+                named[key[1].removeprefix(quote).removesuffix(quote)] = value  # type: ignore[index]
+            else:
+                values.append(value)
+            at += text.startswith(",", at)
+        return (named if close == "}" else values), at + 1
+    literal = re.compile(r"[^,}\]]*").match(text, at)
+    assert literal is not None
+    return from_json(literal[0].strip()), literal.end()
+
+
+def _flex(text: str, label: str = "", *, numbers: bool = False) -> str:
+    """A pattern of a marker: space in any amount, an id where one stood, numbers where calls are counted."""
+    out: list[str] = []
+    for part in re.split(rf"(\s+|{ID}|{KEY}|\d+|(?<=>)(?=<))", text):
+        if not part:
+            out += [r"\s*"] if out and out[-1].endswith(">") else []
+            continue
+        if part.isspace():
+            out.append(r"\s*")
+        elif part == ID:
+            out.append(rf"(?P<{label}>[\w.:-]*)" if label and f"(?P<{label}>" not in "".join(out) else r"[\w.:-]*")
+        elif numbers and part.isdigit():
+            out.append(r"\d+")
+        else:
+            out.append(re.escape(part))
+    return "".join(out)
+
+
+def _optional(space: str) -> str:
+    """Space that belongs to a marker, where it is there; what is beyond it belongs to the value."""
+    return f"(?:{re.escape(space)})?" if space else ""
+
+
+def _typed_middle(tags: Arguments) -> str:
+    """Between key and value where that names the value's type."""
+    if tags.quote:
+        return _flex(tags.middle_other)
+    one, other = tags.middle, tags.middle_other
+    head = common_start(one, other)
+    tail = common_end(one[len(head) :], other[len(head) :])
+    return rf"{_flex(head)}[^<>]{{0,20}}?{_flex(tail)}"
+
+
+def common_end(one: str, other: str) -> str:
+    """What both texts end with."""
+    return common_start(one[::-1], other[::-1])[::-1]
+
+
+def common_start(one: str, other: str) -> str:
+    """What both texts begin with."""
+    n = next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    return one[:n]
+
+
+def whole_tags(text: str) -> str:
+    """The text without the beginning of a tag at its end."""
+    return text[: match.start()] if (match := re.search(r"[<\[][^<>\[\]\s]{0,24}\Z", text)) else text

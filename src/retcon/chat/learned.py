@@ -1,0 +1,168 @@
+"""Families of models whose chat template alone says how calls are written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from retcon.chat import markdown
+from retcon.chat.family import Family, Written, joined, with_system
+from retcon.chat.formats import ID, KEY, CallFormat
+from retcon.chat.jsons import as_json
+from retcon.chat.tagged import typed_arguments
+from retcon.chat.template import Templated
+from retcon.chat.thoughts import spoken
+from retcon.chat.types import Answer, FoundCall, Piece, Told, glue, words
+from retcon.core.types import ToolSpec
+
+_WORDS = "zqwords"
+
+
+@dataclass(frozen=True)
+class LearnedFamily(Family):
+    """Implements `Family` by a learnt format. call_end: the control token that ends a turn with calls."""
+
+    format: CallFormat
+    ends: tuple[str, ...]
+    call_end: str
+    thoughts: tuple[tuple[str, str], ...]
+    opens_thought: bool = False
+    before_words: str = ""
+    after_words: str = ""
+    observed_between: tuple[str, str] = ("", "")
+    stops: tuple[str, ...] = ()
+    name: str = "template"
+    calls_are_text: bool = False
+
+    @property
+    def labels_calls(self) -> bool:  # type: ignore[override]
+        return self.format.shows_id or self.format.numbered
+
+    @property
+    def parallel(self) -> bool:  # type: ignore[override]
+        return self.format.parallel
+
+    def find_calls(self, text: str) -> Iterator[FoundCall]:
+        return iter(spoken(text, self.format.find_calls(text), self.thoughts, opened=self.opens_thought))
+
+    def typed(self, call: FoundCall, tools: Sequence[ToolSpec]) -> FoundCall:
+        return typed_arguments(call, tools) if self.format.syntax == "tags" else call
+
+    def written(self, text: str, calls: Sequence[Written]) -> list[Piece]:
+        pieces = [glue(self.before_words), words(text)] if text else []
+        pieces += self._calls(calls, after_words=bool(text)) if calls else [glue(self.after_words)]
+        return [piece for piece in pieces if piece.text]
+
+    def end_of(self, calls: Sequence[Written]) -> str:
+        return self.call_end if calls else self.ends[0]
+
+    def opened(self, messages: Sequence[Told], tools: Sequence[ToolSpec]) -> list[Piece]:
+        raise NotImplementedError("a learnt family is framed by its template")
+
+    def observations_in(self, text: str) -> list[str]:
+        before, after = map(re.escape, self.observed_between)
+        return re.findall(f"{before}(.*?){after}", text, re.DOTALL) if before and after else []
+
+    def _calls(self, calls: Sequence[Written], *, after_words: bool) -> list[Piece]:
+        form = self.format
+        pieces = [glue(form.after_words if after_words else form.begin)]
+        for n, (name, arguments) in enumerate(calls):
+            label = f"retcon{n:03d}"
+            pieces.append(glue(((form.between if n else "") + form.opening).replace(ID, label)))
+            if isinstance(arguments, str):
+                pieces.append(words(arguments))
+            else:
+                pieces += self._written_call(name, arguments, n, label)
+            pieces.append(glue(form.closing))
+        return [*pieces, glue(form.end)]
+
+    def _written_call(self, name: str, arguments: Mapping[str, object], n: int, label: str) -> list[Piece]:
+        form = self.format
+        if form.syntax == "object":
+            return [words(form.written_object(name, arguments, n, label))]
+        if form.syntax == "python":
+            literal = as_json_value if form.probe == '"' else repr
+            return [words(f"{name}({', '.join(f'{key}={literal(value)}' for key, value in arguments.items())})")]
+        after = form.after_name.replace(ID, label)
+        pieces = [words(name), glue(re.sub(r"\d+", lambda m: str(int(m[0]) + n), after) if form.numbered else after)]
+        if form.tags is None:
+            return [*pieces, words(as_json(arguments))]
+        tags = form.tags
+        for which, (key, value) in enumerate(arguments.items()):
+            text = isinstance(value, str)
+            shown = value if isinstance(value, str) and not tags.json_strings else as_json_value(value)
+            quote = tags.quote if text else ""
+            pieces += [
+                glue((tags.between if which else "") + tags.opening), words(key),
+                glue(tags.middle if text else tags.middle_other), words(shown),
+                glue(quote + tags.closing.replace(KEY, key)),
+            ]  # fmt: skip
+        return pieces
+
+
+def as_json_value(value: object) -> str:
+    """A value as JSON on one line."""
+    return as_json({"": value})[5:-1]
+
+
+class CodeBlocks(LearnedFamily):
+    """A model whose template shows no tools: calls are Markdown blocks of Python, which a system prompt explains."""
+
+    names_calls = False
+
+    @property
+    def labels_calls(self) -> bool:  # type: ignore[override]
+        return False
+
+    def find_calls(self, text: str) -> Iterator[FoundCall]:
+        body = text.removesuffix(self.after_words)
+        calls = zip(markdown.find_calls(body), markdown.block_ends(body), strict=True)
+        return iter(spoken(body, calls, self.thoughts, opened=self.opens_thought))
+
+    def typed(self, call: FoundCall, tools: Sequence[ToolSpec]) -> FoundCall:
+        return call
+
+    def written(self, text: str, calls: Sequence[Written]) -> list[Piece]:
+        blocks = joined(text, (markdown.render_call(_code(arguments)) for _, arguments in calls))
+        return [glue(self.before_words), *blocks, glue(self.after_words)]
+
+
+def _code(arguments: Mapping[str, object] | str) -> str:
+    return arguments if isinstance(arguments, str) else str(arguments.get("code", ""))
+
+
+EXPLAINED = (
+    "You can run Python. Write a program in a block that begins with ```python and ends with ```; its output is given "
+    "to you in a block that begins with ```output. Print what you want to see."
+)
+OUTPUT, OUTPUT_END = "```output\n", "\n```"
+
+
+class CodeBlockFraming:
+    """Implements `Framing`: messages as the template has them; observations are blocks in a message of the user's."""
+
+    def __init__(self, framing: Templated) -> None:
+        self._framing = framing
+
+    def messages(self, messages: Sequence[Told], tools: Sequence[ToolSpec]) -> Sequence[Told]:
+        """The messages as the template gets them."""
+        return self._framing.placed(with_system(messages, EXPLAINED) if tools else messages)
+
+    def opened(self, messages: Sequence[Told], tools: Sequence[ToolSpec]) -> list[Piece]:
+        return self._framing.opened(self.messages(messages, tools), ())
+
+    def observed(self, answers: Sequence[Answer], told: Sequence[Told]) -> list[Piece]:
+        first, *rest = self._framing.answered([("user", _WORDS), *told])
+        pieces = [first, *rest]
+        at = next(n for n, piece in enumerate(pieces) if piece.sort == "words")
+        blocks: list[Piece] = []
+        for n, answer in enumerate(answers):
+            blocks += [glue(("\n" if n else "") + OUTPUT), Piece("observation", answer.text), glue(OUTPUT_END)]
+        return [*pieces[:at], *blocks, *pieces[at + 1 :]]
+
+    def answered(self, told: Sequence[Told]) -> list[Piece]:
+        return self._framing.answered(told)
+
+    def thought(self, text: str, *, last: bool) -> list[Piece] | None:
+        return self._framing.thought(text, last=last)
