@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import get_args, get_type_hints
+from typing import Any
 
 import pytest
 import typer
@@ -33,22 +33,17 @@ def test_a_flag_that_would_change_nothing_is_refused(words: tuple[str, ...], sai
     assert said in " ".join(done.output.split())
 
 
-def fractions_of(app: typer.Typer, *names: str) -> Iterator[tuple[tuple[str, ...], str]]:
+def fractions_of(group: Any, *names: str) -> Iterator[tuple[tuple[str, ...], str]]:
     """The commands' options that take a fraction: (words of the command, option)."""
-    for group in app.registered_groups:
-        assert group.typer_instance is not None
-        yield from fractions_of(group.typer_instance, *names, str(group.name or group.typer_instance.info.name))
-    for command in app.registered_commands:
-        assert command.callback is not None
-        name = command.name or command.callback.__name__
-        for hint in get_type_hints(command.callback, include_extras=True).values():
-            kind, *more = get_args(hint) or (hint,)
-            if kind is float or float in get_args(kind):
-                (option,) = more
-                yield (*names, name), next(f for f in (option.default, *option.param_decls) if str(f).startswith("--"))
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from fractions_of(command, *names, name)
+        for given in command.params:
+            if given.opts[0].startswith("--") and given.type_descriptor.annotation in (float, float | None):
+                yield (*names, name), given.opts[0]
 
 
-FRACTIONS = list(fractions_of(app))
+FRACTIONS = list(fractions_of(typer.main.get_command(app)))
 
 
 def test_there_are_options_with_fractions() -> None:
