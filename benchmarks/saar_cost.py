@@ -40,7 +40,7 @@ from retcon.config.schema import Recipe
 from retcon.core.types import Trajectory
 from retcon.models.devices import Placement
 from retcon.models.placing import model_folder, place_training, start_model
-from retcon.runs.manifest import Meter
+from retcon.runs.folder import Meter
 from retcon.store import jsonl
 from retcon.tasks.kinds.numbers import NumberTasks, Rates
 from retcon.tasks.registry import training_prompts

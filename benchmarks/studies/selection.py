@@ -26,7 +26,7 @@ from typing import Any
 from retcon.config.load import load_recipe
 from retcon.evaluate.difficulty import run_difficulty
 from retcon.models.locating import locate
-from retcon.runs.manifest import cpu_seconds
+from retcon.runs.folder import cpu_seconds
 from retcon.train.rl import run_rl
 
 sys.path.append(str(Path(__file__).parents[1]))  # where `parts` is

@@ -392,8 +392,9 @@ def build_policy(recipe: Recipe, checkpoint: Path, chat: Chat, on_place: OnPlace
         try:
             import torch
 
-            from retcon.models.devices import place, set_threads
+            from retcon.models.devices import set_threads
             from retcon.models.loading import load_config, load_model
+            from retcon.models.placing import place
         except ImportError as error:
             raise MissingExtra(f"evaluating needs torch ({error.name}): {how_to_install('train')}") from error
         where = place(recipe, load_config(checkpoint), ("rollout_dtype",))

@@ -10,7 +10,8 @@ from transformers import Qwen3Config
 
 from retcon.config.schema import Recipe
 from retcon.core.errors import RecipeError
-from retcon.models.devices import Placement, look_at_machine, place, supports
+from retcon.models.devices import Placement, look_at_machine, supports
+from retcon.models.placing import place
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::retcon.core.errors.ComputeWarning")]  # few cores
 

@@ -20,7 +20,7 @@ from retcon.chat.tokenizer import load_tokenizer
 from retcon.cli.app import app
 from retcon.cli.dry_run import _memory
 from retcon.config.load import load_recipe
-from retcon.config.stages import stages_of
+from retcon.config.schema import stages_of
 from retcon.core.errors import CheckpointError, ComputeWarning, MissingExtra, RecipeError, SandboxUnavailable
 from retcon.evaluate.runner import run_evaluation
 from retcon.models.placing import place_training

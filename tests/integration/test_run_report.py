@@ -16,13 +16,13 @@ from typer.testing import CliRunner
 from comparing import FIX, repaired, trajectory
 from retcon.cli.app import app
 from retcon.config.load import load_recipe, recipe_to_toml
-from retcon.config.stages import stages_of
+from retcon.config.schema import stages_of
 from retcon.core.errors import CheckpointError, RecordError
 from retcon.evaluate.result import Result, score, write_result
 from retcon.report.page import document, draw_runs, runs_page
 from retcon.report.plots import Curve, draw, looks, shown
 from retcon.report.runs import named, some_trajectories, view
-from retcon.runs.manifest import manifest
+from retcon.runs.folder import manifest
 from retcon.store import jsonl
 
 pytest.importorskip("matplotlib", reason="pictures need matplotlib, of the extra [report]")

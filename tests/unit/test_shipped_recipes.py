@@ -11,8 +11,7 @@ from typer.testing import CliRunner
 from retcon.cli.app import app
 from retcon.cli.recipes import about_file, about_shipped, changes, markdown_list
 from retcon.config.load import load_recipe, shipped_recipes
-from retcon.config.schema import SECTIONS, Recipe, RepairSection, RLSection
-from retcon.config.stages import stage_named, stages_of
+from retcon.config.schema import SECTIONS, Recipe, RepairSection, RLSection, stage_named, stages_of
 from retcon.core.errors import RecipeError
 from retcon.train.prompts import refuse_idle_bounds
 

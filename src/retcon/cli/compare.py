@@ -24,8 +24,7 @@ from retcon.cli.arguments import (
 )
 from retcon.cli.runner import EVALUATION, Experiment, cold_start, evaluation, print_end, read_record, training
 from retcon.config.load import find_recipe, load_recipe
-from retcon.config.schema import Recipe, RLSection
-from retcon.config.stages import stages_of
+from retcon.config.schema import Recipe, RLSection, stages_of
 from retcon.core.errors import RecipeError, RecordError, TaskWarning
 from retcon.core.texts import counted
 from retcon.report.comparison import (
@@ -38,7 +37,7 @@ from retcon.report.comparison import (
     run_folder,
     write_compared,
 )
-from retcon.runs.manifest import differing
+from retcon.runs.folder import differing
 from retcon.runs.metrics import read_metrics
 
 FILE = "comparison.json"

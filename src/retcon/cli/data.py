@@ -272,7 +272,7 @@ def export(
     from retcon.build import build_tasks
     from retcon.cli.arguments import plain_console
     from retcon.config.load import load_recipe
-    from retcon.config.stages import stage_named, stages_of
+    from retcon.config.schema import stage_named, stages_of
     from retcon.core.errors import RecipeError
     from retcon.tasks.data.conventions import verl_rows, write_verl
 

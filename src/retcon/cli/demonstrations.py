@@ -16,7 +16,7 @@ from retcon.config.schema import Recipe
 from retcon.core.errors import CheckpointError, RecipeError, nearest_path
 from retcon.models.locating import model_folder
 from retcon.rollout.lengths import Derived, context_of, open_keys, with_lengths
-from retcon.runs.manifest import as_now, differing, relevant
+from retcon.runs.folder import as_now, differing, relevant
 from retcon.runs.progress import Tell
 from retcon.store.whole import explained, refuse_special, write_json
 from retcon.train.datasets.demonstrations import vocabulary_of

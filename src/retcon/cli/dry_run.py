@@ -13,8 +13,7 @@ from rich.text import Text
 
 from retcon.build import as_evaluated, build_chat, build_engine_chat, build_tasks, settle
 from retcon.cli.arguments import plain_console
-from retcon.config.schema import Recipe
-from retcon.config.stages import Stage, stages_of
+from retcon.config.schema import Recipe, Stage, stages_of
 from retcon.core.errors import RecipeError
 from retcon.core.texts import counted
 from retcon.core.types import Sample
@@ -25,7 +24,7 @@ from retcon.models.placing import place_training
 from retcon.planning.estimate import USED, Speed, measure_speed, needs_on_gpus, published, step_seconds
 from retcon.planning.needs import Needs, free_on, gib, needs_of, refuse_overfull, refuse_unfit, table, warn_of_rate
 from retcon.rollout.lengths import Derived, check_lengths, context_of, open_keys
-from retcon.runs.manifest import RunKind, check_free
+from retcon.runs.folder import RunKind, check_free
 from retcon.runs.progress import duration
 from retcon.tasks.registry import EVERY, TaskSet, evaluation_tasks, problems_of
 from retcon.train.measuring import Measured, measure_evaluation, measure_rl, measure_updates

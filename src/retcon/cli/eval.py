@@ -31,8 +31,7 @@ from retcon.runs.progress import tell_line, tell_place, telling
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from retcon.config.schema import Recipe
-    from retcon.config.stages import Stage
+    from retcon.config.schema import Recipe, Stage
     from retcon.core.types import Trajectory
     from retcon.store.pass_rates import PassRate
     from retcon.tasks.data.settings import FileTaskSettings
@@ -178,7 +177,7 @@ def difficulty(
     """Measure pass rates of training tasks, for select.pass_rates to leave out those too easy or too hard."""
     from retcon.cli.arguments import READS
     from retcon.config.load import load_recipe
-    from retcon.config.stages import stage_named
+    from retcon.config.schema import stage_named
     from retcon.models.locating import locate
     from retcon.store.whole import refuse_special
 

@@ -153,8 +153,7 @@ def sft(
     need_training()
     from retcon.cli.demonstrations import ensure_demonstrations, refuse_missing
     from retcon.models.locating import model_folder
-    from retcon.runs.folder import check_run
-    from retcon.runs.manifest import check_free
+    from retcon.runs.folder import check_free, check_run
 
     if dry_run:
         check_free(out, "sft", settings)
@@ -244,7 +243,7 @@ def dpo(
     recipe = load_recipe(name, overrides, reads=READS["dpo"])
     folder = locate(start or recipe.model.path)
     need_training()
-    from retcon.runs.manifest import check_free
+    from retcon.runs.folder import check_free
 
     check_free(out, "dpo", recipe)
     if not pairs[0].exists():

@@ -25,13 +25,12 @@ from retcon.build import as_evaluated
 from retcon.cli.arguments import READS, names_demos, of_sections
 from retcon.cli.jobs import Job, display_jobs, run_jobs
 from retcon.config.load import load_recipe
-from retcon.config.schema import Recipe
-from retcon.config.stages import stages_of
+from retcon.config.schema import Recipe, stages_of
 from retcon.core.errors import CheckpointError, RetconError
 from retcon.evaluate.result import read_result
 from retcon.evaluate.runner import settings_of
-from retcon.runs.manifest import NAME as RUN
-from retcon.runs.manifest import PROBLEMS, WEIGHTS, RunKind, as_now, differing, flat, refuse_unloadable
+from retcon.runs.folder import NAME as RUN
+from retcon.runs.folder import PROBLEMS, WEIGHTS, RunKind, as_now, differing, flat, refuse_unloadable
 from retcon.store.whole import LOCK, alone, explained, write_whole
 from retcon.train.settling import refuse_rollouts, refuse_unlearnable
 

@@ -17,9 +17,8 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from retcon.config.schema import SECTIONS, Recipe
+from retcon.config.schema import CHANGED, OWN, SECTIONS, Recipe, StageSection, place_of_stage
 from retcon.config.section import Chosen, Section
-from retcon.config.stages import CHANGED, OWN, StageSection, place_of_stage
 from retcon.core.errors import RecipeError, nearest, nearest_path
 
 

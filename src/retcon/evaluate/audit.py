@@ -43,7 +43,7 @@ from retcon.rollout.context import MAX_LOST_SHARE, RolloutContext
 from retcon.rollout.group import rollout_groups
 from retcon.rollout.lengths import check_lengths
 from retcon.rollout.loop import run_rollout
-from retcon.runs.manifest import as_now, differing
+from retcon.runs.folder import as_now, differing
 from retcon.store import jsonl
 from retcon.store.fingerprint import fingerprint
 from retcon.store.whole import alone, write_json, write_whole

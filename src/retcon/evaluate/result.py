@@ -17,7 +17,7 @@ from retcon.core.codec import from_dict
 from retcon.core.errors import CheckpointError, RecordError
 from retcon.core.types import FirstTries, Trajectory, first_tries
 from retcon.evaluate.statistics import pass_at_k
-from retcon.runs.manifest import Cost, Meter
+from retcon.runs.folder import Cost, Meter
 from retcon.store.jsonl import line_of
 from retcon.store.lines import SUFFIX, LineAppender
 from retcon.store.whole import alone_on, refuse_special, write_whole

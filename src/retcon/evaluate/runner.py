@@ -47,7 +47,7 @@ from retcon.planning.rollouts import check_rollouts_fit
 from retcon.rollout.context import MAX_LOST_SHARE, Faults
 from retcon.rollout.group import rollout_group
 from retcon.rollout.lengths import check_lengths
-from retcon.runs.manifest import as_now, is_immaterial
+from retcon.runs.folder import as_now, is_immaterial
 from retcon.serve.harness import harness_fingerprint
 from retcon.store import jsonl
 from retcon.store.compression import SUFFIXES

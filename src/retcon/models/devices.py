@@ -10,7 +10,6 @@ import platform
 import re
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -21,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch.nn import functional
 
-from retcon.config.schema import ComputeSection, Recipe
-from retcon.core.errors import ComputeWarning, RecipeError
+from retcon.config.schema import ComputeSection
+from retcon.core.errors import RecipeError
 from retcon.core.machine import usable_cores
 from retcon.models.loading import empty_model
 
@@ -163,22 +162,6 @@ OnPlace = Callable[[Placement], None]
 Use = Literal["dtype", "rollout_dtype"]
 """Keys that a command uses: it trains, it rolls out."""
 USES: tuple[Use, ...] = ("dtype", "rollout_dtype")
-
-
-def place(
-    recipe: Recipe, config: PretrainedConfig, uses: Sequence[Use] = USES, *, reference: bool = False
-) -> Placement:
-    """Choose the placement of a recipe on this machine for a model's `config`.
-
-    uses: what hints are given for. reference: whether there is a reference model too. Raises RecipeError as `choose`
-    does. Warns (ComputeWarning) of too many threads and sandbox workers.
-    """
-    machine = look_at_machine()
-    workers = 0 if recipe.sandbox.url else recipe.sandbox.workers
-    if crowd := crowding(recipe.run.threads, workers, machine.cores):
-        warnings.warn(crowd, ComputeWarning, stacklevel=2)
-    each = (HELD_FROZEN if recipe.lora.rank else HELD) + REFERENCE * reference
-    return choose(recipe.compute, config, machine, threads=recipe.run.threads, uses=uses, held=each)
 
 
 def choose(

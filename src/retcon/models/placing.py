@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from collections.abc import Mapping, Sequence
 from math import inf
 from pathlib import Path
@@ -15,8 +16,8 @@ from safetensors.numpy import load_file, save_file
 from torch import Tensor, nn
 
 from retcon.config.schema import Recipe
-from retcon.core.errors import CheckpointError, told_as
-from retcon.models.devices import USES, Placement, Use, place
+from retcon.core.errors import CheckpointError, ComputeWarning, told_as
+from retcon.models.devices import HELD, HELD_FROZEN, REFERENCE, USES, Placement, Use, choose, crowding, look_at_machine
 from retcon.models.loading import load_config, load_model
 from retcon.models.locating import SCRATCH, model_folder
 from retcon.models.lora import check_lora
@@ -125,6 +126,22 @@ def check_logits(model: PreTrainedModel, name: object) -> None:
 def _apart(found: Tensor, expected: Tensor) -> float:
     """Return the largest difference, relative to the largest value."""
     return float((found - expected).abs().max() / expected.abs().max())
+
+
+def place(
+    recipe: Recipe, config: PretrainedConfig, uses: Sequence[Use] = USES, *, reference: bool = False
+) -> Placement:
+    """Choose the placement of a recipe on this machine for a model's `config`.
+
+    uses: what hints are given for. reference: whether there is a reference model too. Raises RecipeError as `choose`
+    does. Warns (ComputeWarning) of too many threads and sandbox workers.
+    """
+    machine = look_at_machine()
+    workers = 0 if recipe.sandbox.url else recipe.sandbox.workers
+    if crowd := crowding(recipe.run.threads, workers, machine.cores):
+        warnings.warn(crowd, ComputeWarning, stacklevel=2)
+    each = (HELD_FROZEN if recipe.lora.rank else HELD) + REFERENCE * reference
+    return choose(recipe.compute, config, machine, threads=recipe.run.threads, uses=uses, held=each)
 
 
 def place_training(recipe: Recipe, folder: Path, uses: Sequence[Use] = USES, *, reference: bool = False) -> Placement:

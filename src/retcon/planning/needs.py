@@ -30,7 +30,7 @@ from retcon.engine.local.slabs import budget_for, capacity_for
 from retcon.models.devices import LOGIT, Placement, activations, kv_heads, value_bytes
 from retcon.models.loading import empty_model, load_config
 from retcon.models.lora import Adapter
-from retcon.runs.manifest import RunKind
+from retcon.runs.folder import RunKind
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

@@ -17,8 +17,8 @@ def check_rollouts_fit(recipe: Recipe, checkpoint: Path, out: Path | None = None
     if not recipe.engine.in_process:
         return
     try:
-        from retcon.models.devices import place
         from retcon.models.loading import load_config
+        from retcon.models.placing import place
         from retcon.planning.needs import needs_of, refuse_overfull, refuse_unfit
     except ImportError:  # without torch, which `build_policy` reports
         return

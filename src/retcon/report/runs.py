@@ -13,7 +13,7 @@ from retcon.core.errors import CheckpointError, RecordError, nearest
 from retcon.core.types import REPLACED, Trajectory
 from retcon.evaluate.audit import ABOUT
 from retcon.evaluate.result import Result, read_result
-from retcon.runs.manifest import NAME
+from retcon.runs.folder import NAME
 from retcon.runs.metrics import Metrics, read_metrics
 from retcon.store import jsonl
 from retcon.store.compression import read_once

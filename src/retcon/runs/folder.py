@@ -12,27 +12,369 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal
 
+from retcon import __version__
 from retcon.config.schema import Recipe
-from retcon.core.errors import RecordError
+from retcon.config.section import Section, Work
+from retcon.core.errors import CheckpointError, RecordError
 from retcon.core.types import Trajectory
-from retcon.runs.manifest import (
-    NAME,
-    RunKind,
-    check_place,
-    manifest,
-    note_curve,
-    note_harnesses,
-    note_inputs,
-    note_place,
-)
 from retcon.runs.metrics import Metrics, read_metrics
+from retcon.runs.tracking import find_trackers
 from retcon.store import jsonl
-from retcon.store.whole import alone, explained, remove_partial, synced, write_json, write_whole
+from retcon.store.whole import alone, check_unlocked, explained, remove_partial, synced, write_json, write_whole
+
+# run.json, the run manifest: what a run is, what it started from, and what it computed on.
+#
+# {"format": 1, "version": …, "kind": "rl", "recipe": …, "inputs": {name: fingerprint}, "start": …, "places": […],
+#  "harnesses": {import path: [hash of its code, …]}}
+
+FINAL = "final"
+Keys = Collection[str]
+Values = Mapping[str, Mapping[str, object]]
+"""A recipe, or a part of it, as JSON: section to key to value."""
+WEIGHTS, PROBLEMS = "weights", "problems"
+"""What runs that are compared start from, and are measured on: what a recipe names may change, and the recipe not."""
+
+
+def relevant(recipe: Recipe, work: Work) -> dict[str, dict[str, object]]:
+    """What of the recipe `work` depends on, as its sections declare (`Section.matters_to`), as JSON, `flat`."""
+    found: dict[str, dict[str, object]] = {}
+    for name in type(recipe).model_fields:
+        section = getattr(recipe, name)
+        keys = section.keys_for(work) if isinstance(section, Section) else ()
+        if keys:
+            found[name] = section.model_dump(mode="json", include=set(keys))
+    if work == "rl":
+        whole = flat(recipe.model_dump(mode="json"))
+        found |= {name: keys for name, keys in whole.items() if name.partition(".")[0] == "stages"}
+    return found
+
+
+def flat(recipe: Mapping[str, Any]) -> dict[str, dict[str, object]]:
+    """A whole recipe as `Values`, its stages among the sections: `stages.2` with keys such as `rollout.max_tokens`, and
+    `stages` with their names, which is empty where there are none."""
+    stages = recipe.get("stages", ())
+    found = {name: dict(keys) for name, keys in recipe.items() if name != "stages"}
+    found["stages"] = {"names": [stage["name"] for stage in stages]} if stages else {}
+    for number, stage in enumerate(stages, start=1):
+        keys: dict[str, object] = {}
+        for name, value in stage.items():
+            keys |= {f"{name}.{k}": v for k, v in value.items()} if isinstance(value, Mapping) else {name: value}
+        found[f"stages.{number}"] = keys
+    return found
+
+
+def as_now(old: Values, recipe: Recipe, part: Values | None = None) -> dict[str, dict[str, object]]:
+    """`old`, which an earlier Retcon may have written, as this one would have: keys that it lacks, and that have their
+    default in the recipe, are added. For a new key's default does what was done before there was the key; the one
+    that does not is written out below. part: what `old` is to have of the recipe, None where that is all."""
+    found = {name: dict(keys) for name, keys in old.items()}
+    masks = [v for keys in old.values() for k, v in keys.items() if k.endswith(("truncated", "void_turns"))]
+    if "mask" in masks:  # rollouts that were masked stayed in the baseline until a key said so
+        found["rl"] = {"masked_in_baseline": True, **found.get("rl", {})}
+    for name in type(recipe).model_fields:
+        section = getattr(recipe, name)
+        if not isinstance(section, Section):
+            continue
+        keys = found.setdefault(name, {})
+        for key, value in section.model_dump(mode="json").items():
+            usual = type(section).model_fields[key].get_default(call_default_factory=True)
+            wanted = part is None or key in part.get(name, {})
+            if wanted and key not in keys and getattr(section, key) == usual:
+                keys[key] = value
+    return found
+
+
+def is_immaterial(section: str, before: Mapping[str, object], key: str, value: object) -> bool:
+    """Whether work goes on with another value of a key of the section, or of one of `stages`: it is one of
+    `Section.immaterial`, or a table without an entry, of which an earlier Retcon knew nothing."""
+    new_and_empty = key not in before and value == {}
+    if section.startswith("stages."):
+        section, _, key = key.partition(".")
+    field = Recipe.model_fields.get(section)
+    return new_and_empty or (field is not None and key in getattr(field.annotation, "immaterial", ()))
+
+
+def differing(old: Values, new: Values) -> Iterator[str]:
+    """`section.key was X, is Y` for every key of either that differs; what one of them lacks is None there.
+
+    Sections that `new` does not have are not compared, nor keys that are immaterial (`is_immaterial`).
+    """
+    for section, now in new.items():
+        before = old.get(section, {})
+        for key in sorted({*before, *now}):
+            if before.get(key) != now.get(key) and not is_immaterial(section, before, key, now.get(key)):
+                yield f"{section}.{key} was {before.get(key)!r}, is {now.get(key)!r}"
+
+
+FORMAT = 1
+NAME = "run.json"
+RunKind = Literal["sft", "dpo", "rl"]
+NOT_THERE = "not there yet"
+"""In place of an input's fingerprint: what a later stage of the run will need, and nobody has made yet."""
+RENDERED = "tools or chat template"
+"""An input: the ids that texts, or the first prompts, came to, with the tools that stand in them. Runs of earlier
+versions lack it, and go on."""
+
+
+def manifest(
+    kind: RunKind, recipe: Recipe, inputs: Mapping[str, str], tasks: str | None, start: str = ""
+) -> dict[str, Any]:
+    """The manifest of a run that begins now. tasks, start: name of the task set, and the model to start from, where
+    they need not be the recipe's."""
+    values = recipe.model_dump(mode="json")
+    if tasks is not None:
+        values["task"]["name"] = tasks
+    about = {"format": FORMAT, "version": __version__, "kind": kind, "recipe": values, "inputs": dict(inputs)}
+    return {**about, "start": start} if start else about
+
+
+def check_place(root: Path, recipe: Recipe, about: Mapping[str, Any], skip: Keys = ()) -> bool:
+    """Whether there is a run of this manifest in `root`; else there is a folder for one.
+
+    Raises CheckpointError where `root` holds something else (another format, kind, recipe or input, or no run at all);
+    nothing in it is touched then; also for a path that no model could be loaded from. StorageError where no folder can
+    be made; for trackers what `find_trackers` raises.
+    """
+    find_trackers(recipe.track)
+    refuse_unloadable(root)
+    if root.exists() and not root.is_dir():
+        raise CheckpointError(f"{root} is a file, not a run folder: choose another place for the run")
+    if (root / NAME).exists():
+        _check_same(root, recipe, about, skip)
+        return True
+    if root.is_dir() and any(not p.name.startswith(".") for p in root.iterdir()):
+        raise CheckpointError(f"{root} is not empty and has no {NAME}: choose another folder, or empty this one")
+    with explained(root):
+        root.mkdir(parents=True, exist_ok=True)
+    return False
+
+
+def refuse_unloadable(root: Path) -> None:
+    """Raises CheckpointError for a path that is not in UTF-8: safetensors writes models there, and reads none."""
+    text = str(root)
+    if text.encode(errors="replace").decode() != text:
+        raise CheckpointError(
+            f"{root}: this path is not in UTF-8, and no model could be loaded from there: choose another place"
+        )
+
+
+def check_free(
+    root: Path, kind: RunKind, recipe: Recipe, *, inputs: Mapping[str, str] = MappingProxyType({}), skip: Keys = ()
+) -> None:
+    """Check that a run of this recipe can begin or go on in `root`; make nothing.
+
+    Args:
+        inputs: name to fingerprint of those that are known already.
+        skip: keys that the recipe leaves open, and whose values are not known yet.
+
+    Raises what `check_place` raises, and CheckpointError where another process is at work there.
+    """
+    refuse_unloadable(root)
+    if root.exists():
+        check_place(root, recipe, manifest(kind, recipe, inputs, None), skip)
+        check_unlocked(root)
+    else:
+        find_trackers(recipe.track)
+
+
+def longer_than(root: Path, kind: RunKind, recipe: Recipe) -> int:
+    """Return the steps that the run in `root` was to have, where the recipe has more of them; else 0."""
+    try:
+        before = int(json.loads((Path(root) / NAME).read_text(encoding="utf-8"))["recipe"][kind]["steps"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return 0  # there is none yet, or the check of the folder tells what is wrong with it
+    return before if kind == "rl" and not recipe.stages and before < recipe.rl.steps else 0
+
+
+def lengthen(root: Path, recipe: Recipe, before: int, *, old: Mapping[str, str], new: Mapping[str, str]) -> None:
+    """Let the run in `root`, of `before` steps, have the recipe's; keep its model so far as `final-STEPS`.
+
+    Args:
+        old: the inputs that the run of `before` steps would have now, which must be those that it had.
+        new: the inputs of the longer run.
+
+    Raises CheckpointError where it is another run, or another process is at work there.
+    """
+    root = Path(root)
+    file = root / NAME
+    with alone(root):
+        about = json.loads(file.read_text(encoding="utf-8"))
+        check_place(root, recipe, manifest("rl", recipe, old, about["recipe"]["task"].get("name")))
+        if (root / FINAL).is_dir():
+            (root / FINAL).rename(root / f"{FINAL}-{before}")
+        about["recipe"]["rl"]["steps"] = recipe.rl.steps
+        write_json(file, {**about, "inputs": {**about["inputs"], **new}})
+    falls = ""
+    if recipe.rl.schedule != "constant":
+        falls = f"; rl.schedule = {recipe.rl.schedule} falls over all of them, so that the learning rate rises again"
+    LOG.info("%s goes on from %d to %d steps%s", root, before, recipe.rl.steps, falls)
+
+
+def note_inputs(root: Path, inputs: Mapping[str, str]) -> None:
+    """Keep in the manifest inputs that were not there when the run began."""
+    file = root / NAME
+    about = json.loads(file.read_text(encoding="utf-8"))
+    there = {RENDERED: NOT_THERE, **about["inputs"]}
+    came = {name: value for name, value in inputs.items() if there.get(name) == NOT_THERE != value}
+    if came:
+        write_json(file, {**about, "inputs": {**about["inputs"], **came}})
+
+
+def note_place(root: Path, line: str) -> None:
+    """Keep in the manifest what the run computes on from here, where that is not what it computed on before."""
+    file = root / NAME
+    about = json.loads(file.read_text(encoding="utf-8"))
+    if about.get("places", [])[-1:] != [line]:
+        write_json(file, {**about, "places": [*about.get("places", []), line]})
+
+
+def note_harnesses(root: Path, code: Mapping[str, str]) -> list[str]:
+    """Keep in the manifest the code of a run's harnesses (a hash by import path) where it is not what it was. Those of
+    which it is another than the run went on with so far."""
+    file = root / NAME
+    about = json.loads(file.read_text(encoding="utf-8"))
+    known: dict[str, list[str]] = about.get("harnesses", {})
+    new = {path: [*known.get(path, []), one] for path, one in code.items() if [one] != known.get(path, [])[-1:]}
+    if new:
+        write_json(file, {**about, "harnesses": {**known, **new}})
+    return [path for path in new if path in known]
+
+
+def note_curve(root: Path, recipe: Recipe) -> None:
+    """Keep in the manifest what a curve's points are measured by, where this is the first of a run that began
+    without one."""
+    file = root / NAME
+    about = json.loads(file.read_text(encoding="utf-8"))
+    if not about["recipe"].get("evaluate", {}).get("every"):
+        evaluate = recipe.evaluate.model_dump(mode="json")
+        write_json(file, {**about, "recipe": {**about["recipe"], "evaluate": evaluate}})
+
+
+def _check_same(root: Path, recipe: Recipe, about: Mapping[str, Any], skip: Keys) -> None:
+    file = root / NAME
+    try:
+        there = json.loads(file.read_text(encoding="utf-8"))
+        version = there["format"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise _unreadable(file, error) from error
+    if version != FORMAT:
+        raise CheckpointError(
+            f"{root} is a run folder of format {version} (retcon {there.get('version', '?')}), this is retcon "
+            f"{__version__} with format {FORMAT}: use that version, or start in another folder"
+        )
+    try:
+        found_kind, found_recipe = there["kind"], flat(there["recipe"])
+        found_inputs = {RENDERED: NOT_THERE, **there["inputs"]}
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise _unreadable(file, error) from error
+    kind: RunKind = about["kind"]
+    if found_kind != kind:
+        raise CheckpointError(f"{root} holds a run of kind '{found_kind}', not '{kind}': choose another folder")
+    now = flat(about["recipe"])
+    then = as_now(found_recipe, recipe)
+    named = relevant(recipe, kind)
+    if not then["evaluate"].get("every"):
+        named.pop("evaluate", None)  # there is no curve yet that other problems would go on
+    found = differing(_part(then, named, recipe, kind), _part(now, named, recipe, kind))
+    skip = {*skip, "rl.steps"} if longer_than(root, kind, recipe) else skip
+    changed = [line for line in found if line.partition(" was ")[0] not in skip]
+    if changed:
+        more = f", or begin another run with its model: --from {root} --out OTHER" if (root / FINAL).is_dir() else ""
+        raise CheckpointError(
+            f"{root} was started with another recipe: {'; '.join(changed)}. Use the old values to continue (a larger "
+            f"rl.steps goes on), or choose another folder{more}"
+        )
+    for name, value in about["inputs"].items():
+        if found_inputs.get(name) not in (value, NOT_THERE):
+            was = found_inputs.get(name, "not recorded")
+            raise CheckpointError(f"{root} was started from other {name} ({was}, now {value}): choose another folder")
+
+
+def _part(values: Values, named: Values, recipe: Recipe, kind: RunKind) -> dict[str, Mapping[str, object]]:
+    """The sections that are named, whole, or with the keys that matter where not all do."""
+    found: dict[str, Mapping[str, object]] = {}
+    for name, keys in named.items():
+        section, here = getattr(recipe, name, None), values.get(name, {})
+        some = isinstance(section, Section) and section.matters_to[kind] is not None
+        found[name] = {key: value for key, value in here.items() if key in keys} if some else here
+    return found
+
+
+def _unreadable(file: Path, error: Exception) -> CheckpointError:
+    return CheckpointError(f"{file} is broken ({error!r}): this run cannot be resumed; start it in another folder")
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """cpu_s: of this process and all of its children, dead or alive. wall_s: while a session of the run was alive."""
+
+    cpu_s: float = 0.0
+    wall_s: float = 0.0
+
+
+class Meter:
+    """Counts on from `spent`, which earlier sessions of the run have cost."""
+
+    def __init__(self, spent: Cost | None = None) -> None:
+        spent = spent or Cost()
+        self._cpu = cpu_seconds() - spent.cpu_s
+        self._wall = time.monotonic() - spent.wall_s
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """What is spent within is not counted."""
+        before = self.read()
+        try:
+            yield
+        finally:
+            after = self.read()
+            self._cpu += after.cpu_s - before.cpu_s
+            self._wall += after.wall_s - before.wall_s
+
+    def read(self) -> Cost:
+        """The cost so far."""
+        return Cost(cpu_seconds() - self._cpu, time.monotonic() - self._wall)
+
+
+def cpu_seconds(proc: Path = Path("/proc")) -> float:
+    """User and system time of this process, of children that were waited for, and of living descendants.
+
+    The last from `proc`, where the system has it: a worker that lives as long as the run would be missed otherwise.
+    """
+    times = os.times()
+    return time.process_time() + times.children_user + times.children_system + _descendants(proc, os.getpid())
+
+
+def _descendants(proc: Path, root: int) -> float:
+    ticks: dict[int, int] = {}
+    children: dict[int, list[int]] = {}
+    for entry in proc.iterdir() if proc.is_dir() else ():
+        if not entry.name.isdigit():
+            continue
+        try:
+            # The name, in parentheses, may hold anything; the fields after it are numbers.
+            fields = (entry / "stat").read_text(encoding="latin-1").rpartition(")")[2].split()
+        except OSError:  # it ended while we looked
+            continue
+        children.setdefault(int(fields[1]), []).append(int(entry.name))
+        ticks[int(entry.name)] = sum(map(int, fields[11:15]))  # utime, stime, and both of its own dead children
+    found, total = [root], 0
+    while found:
+        below = children.get(found.pop(), [])
+        total += sum(ticks[pid] for pid in below)
+        found += below
+    return total / os.sysconf("SC_CLK_TCK")
+
 
 LOG = logging.getLogger(__name__)
 STEP = re.compile(r"step-(\d+)(\.jsonl(\.gz|\.zst)?)?")

@@ -9,8 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from retcon.config.schema import SECTIONS, Recipe
-from retcon.config.stages import stages_of
+from retcon.config.schema import SECTIONS, Recipe, stages_of
 from retcon.core.errors import RecordError
 from retcon.core.texts import counted
 

@@ -19,8 +19,7 @@ from retcon.models.loading import load_config, positions
 from retcon.models.locating import locate, name_of
 from retcon.models.placing import place_training, start_model
 from retcon.planning.needs import needs_of, refuse_unfit, warn_of_rate
-from retcon.runs.folder import open_run
-from retcon.runs.manifest import RENDERED
+from retcon.runs.folder import RENDERED, open_run
 from retcon.store.fingerprint import fingerprint, ids_fingerprint
 from retcon.train.batch import epoch_batch
 from retcon.train.datasets.preferences import Preference, both_sides, read_preferences

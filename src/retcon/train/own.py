@@ -11,8 +11,7 @@ import msgspec
 from retcon.config.load import load_recipe, toml_of
 from retcon.core.errors import CheckpointError, RecipeError
 from retcon.models.locating import locate
-from retcon.runs.folder import RunFolder
-from retcon.runs.manifest import NAME
+from retcon.runs.folder import NAME, RunFolder
 from retcon.runs.progress import tell_place, telling_steps
 from retcon.store.whole import write_whole
 

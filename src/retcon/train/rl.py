@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from retcon.build import build_limits
-from retcon.config.schema import Recipe
-from retcon.config.stages import Stage
+from retcon.config.schema import Recipe, Stage
 from retcon.core.errors import EngineError, SandboxUnavailable
 from retcon.core.seeds import derive
 from retcon.core.together import cancelled, in_a_loop
@@ -29,8 +28,7 @@ from retcon.models.locating import locate, name_of
 from retcon.models.placing import place_training
 from retcon.planning.needs import needs_of, refuse_unfit, warn_of_rate
 from retcon.rollout.context import count_ungraded
-from retcon.runs.folder import RunFolder, open_run
-from retcon.runs.manifest import RENDERED, lengthen, longer_than
+from retcon.runs.folder import RENDERED, RunFolder, lengthen, longer_than, open_run
 from retcon.runs.metrics import mechanisms_of
 from retcon.serve.harness import harness_fingerprint
 from retcon.store.fingerprint import fingerprint

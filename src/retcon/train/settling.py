@@ -7,13 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from retcon.build import as_evaluated, build_tasks, settle
-from retcon.config.schema import Recipe, TaskSection
-from retcon.config.stages import Changes, Stage, StageSection, stages_of
+from retcon.config.schema import Changes, Recipe, Stage, StageSection, TaskSection, stages_of
 from retcon.core.errors import RecipeError
 from retcon.engine.types import GREEDY_BELOW
 from retcon.rollout.lengths import Derived, open_keys
-from retcon.runs.folder import RunFolder
-from retcon.runs.manifest import check_free, longer_than
+from retcon.runs.folder import RunFolder, check_free, longer_than
 from retcon.store.fingerprint import fingerprint
 from retcon.tasks.registry import TaskSet
 from retcon.train.prompts import refuse_idle_bounds

@@ -34,8 +34,7 @@ from retcon.planning.needs import needs_of, refuse_unfit, warn_of_rate
 from retcon.planning.rollouts import check_rollouts_fit
 from retcon.rollout.group import rollout_groups
 from retcon.rollout.lengths import fitting
-from retcon.runs.folder import RunFolder, open_run
-from retcon.runs.manifest import RENDERED
+from retcon.runs.folder import RENDERED, RunFolder, open_run
 from retcon.store import jsonl
 from retcon.store.fingerprint import files_fingerprint, fingerprint, ids_fingerprint
 from retcon.tasks.registry import TaskSet, held_out

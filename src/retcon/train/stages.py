@@ -14,15 +14,14 @@ from types import MappingProxyType
 
 from retcon.build import build_chat, without_harness
 from retcon.config.load import load_recipe
-from retcon.config.schema import Recipe
-from retcon.config.stages import Changes, Stage, stages_of
+from retcon.config.schema import Changes, Recipe, Stage, stages_of
 from retcon.core.errors import RecipeError, RetconError
 from retcon.core.texts import counted
 from retcon.models.devices import Placement
 from retcon.models.placing import place_training
 from retcon.planning.needs import Needs, needs_of, refuse_hopeless
 from retcon.rollout.lengths import check_lengths
-from retcon.runs.manifest import NOT_THERE, WEIGHTS, check_free
+from retcon.runs.folder import NOT_THERE, WEIGHTS, check_free
 from retcon.store.fingerprint import fingerprint, ids_fingerprint
 from retcon.tasks.registry import TaskSet, evaluation_tasks, is_own, named, problems_of, training_prompts
 from retcon.tasks.types import Task, fingerprint_of
@@ -190,7 +189,7 @@ def _refuse_shared(stage: Stage, tasks: TaskSet, problems: Sequence[Task], most:
 Asked = tuple[str, str, Sequence[str], str, bool, str]
 """Name, recipe, overrides, folder of the model or of one like it, whether it is the model itself, run folder."""
 Made = tuple[str, str, str]
-"""Of runs that it is to be compared with: WEIGHTS or PROBLEMS (`retcon.runs.manifest`), their fingerprint, whose."""
+"""Of runs that it is to be compared with: WEIGHTS or PROBLEMS (`retcon.runs.folder`), their fingerprint, whose."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,7 @@ from retcon.models.loading import load_model
 from retcon.models.locating import as_os_error, model_folder
 from retcon.models.lora import CONFIG, WEIGHTS, Adapter
 from retcon.models.placing import move, start_model
-from retcon.runs.folder import RunFolder
-from retcon.runs.manifest import Cost, Meter
+from retcon.runs.folder import Cost, Meter, RunFolder
 from retcon.runs.tracking import tracking
 from retcon.store.whole import whole_folder, write_json
 from retcon.train.kernels.computing import computing_of

@@ -17,8 +17,7 @@ import pytest
 
 pytest.importorskip("torch", reason="training needs the [train] extra")
 
-from retcon.config.schema import Recipe
-from retcon.config.stages import stages_of
+from retcon.config.schema import Recipe, stages_of
 from retcon.core.types import Segment, Trajectory, Turn
 from retcon.train import rl
 from retcon.train.kernels.computing import Computing

@@ -25,7 +25,7 @@ from retcon.core.seeds import derive
 from retcon.core.types import ToolCall, Trajectory
 from retcon.engine.types import SamplingParams
 from retcon.models.placing import start_model
-from retcon.runs import manifest as cost
+from retcon.runs import folder as cost
 from retcon.tasks.types import Task
 from retcon.train import rl
 from retcon.train.rl import run_rl

@@ -20,7 +20,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from retcon.config.schema import DPOSection, SFTSection
 from retcon.core.errors import RecipeError, TaskWarning, TrainingDiverged
 from retcon.core.types import Sample
-from retcon.models import devices
+from retcon.models import devices, placing
 from retcon.store import jsonl
 from retcon.train import sft as module
 from retcon.train.batch import collate
@@ -227,7 +227,7 @@ def test_a_run_is_reckoned_by_its_longest_sample_and_tells_where_it_computes(
 def test_a_run_gets_no_advice_on_rollouts_of_which_it_makes_none(
     world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(devices, "look_at_machine", lambda: devices.Machine("Intel Xeon", 0.5, cores=64))
+    monkeypatch.setattr(placing, "look_at_machine", lambda: devices.Machine("Intel Xeon", 0.5, cores=64))
     slow = {"dtype": "bfloat16", "rollout_dtype": "bfloat16"}
     recipe = small_recipe(world / "base", sft={"steps": 1, "batch": 2}, compute=slow)
     places: list[Any] = []

@@ -28,9 +28,8 @@ from transformers import MistralConfig, MistralForCausalLM, PreTrainedModel, Qwe
 from retcon.config.schema import Recipe
 from retcon.core.errors import CheckpointError, TrainingDiverged
 from retcon.models.placing import place_training
-from retcon.runs import manifest as cost
-from retcon.runs.folder import RunFolder
-from retcon.runs.manifest import Cost
+from retcon.runs import folder as cost
+from retcon.runs.folder import Cost, RunFolder
 from retcon.train import trainer as module
 from retcon.train.kernels.forward import why_not_packed
 from retcon.train.optim import torch_settings

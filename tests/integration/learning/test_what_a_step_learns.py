@@ -19,8 +19,7 @@ from safetensors.torch import load_file
 
 from retcon import build
 from retcon.config.load import load_recipe
-from retcon.config.schema import Recipe
-from retcon.config.stages import stages_of
+from retcon.config.schema import Recipe, stages_of
 from retcon.core.errors import IdleWarning, RecipeError, SandboxUnavailable
 from retcon.core.types import Segment, Trajectory, Turn
 from retcon.planning.needs import parameters_of

@@ -25,7 +25,7 @@ from retcon.engine.local.machine import attend_without_cudnn, free_memory
 from retcon.engine.local.sampling import Sampler
 from retcon.engine.local.slabs import KeysAndValues, Memory
 from retcon.engine.types import SamplingParams
-from retcon.models import devices
+from retcon.models import devices, placing
 from retcon.models.devices import (
     Gpu,
     Machine,
@@ -34,10 +34,10 @@ from retcon.models.devices import (
     choose,
     crowding,
     look_at_machine,
-    place,
     supports,
     torch_threads,
 )
+from retcon.models.placing import place
 from retcon.planning.needs import free_on
 from retcon.train.kernels.computing import Computing
 from retcon.train.kernels.forward import forwards
@@ -125,7 +125,7 @@ def test_micro_batches_leave_room_for_the_model(monkeypatch: pytest.MonkeyPatch)
     config = Qwen3Config(hidden_size=2560, intermediate_size=9728, num_hidden_layers=36, num_attention_heads=32,
                          num_key_value_heads=8, head_dim=128, vocab_size=151936, tie_word_embeddings=True)  # fmt: skip
     machine = Machine("Some CPU", 1.0, 4, (Gpu("NVIDIA A", True, 96 * 2**30),))
-    monkeypatch.setattr(devices, "look_at_machine", lambda: machine)
+    monkeypatch.setattr(placing, "look_at_machine", lambda: machine)
     adapted = load_recipe(None, ["lora.rank=16"])
     found = [place(load_recipe(None), config), place(adapted, config), place(adapted, config, reference=True)]
     assert [one.micro_batch_tokens for one in found] == [2048, 4096, 2048]

@@ -23,8 +23,7 @@ from retcon.cli.compare import CompareOptions, make_plan, read_arms
 from retcon.cli.quickstart import make_plan as quickstart_plan
 from retcon.cli.runner import NotReady, check_same_inputs, check_trainable, training
 from retcon.config.load import load_recipe
-from retcon.config.schema import Recipe, TaskSection
-from retcon.config.stages import stages_of
+from retcon.config.schema import Recipe, TaskSection, stages_of
 from retcon.core.errors import CheckpointError, RecipeError, RetconError, TaskWarning
 from retcon.evaluate.result import Result, write_result
 from retcon.models.locating import BASE

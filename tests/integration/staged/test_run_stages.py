@@ -14,13 +14,12 @@ import pytest
 pytest.importorskip("torch", reason="training needs the [train] extra")
 
 from retcon.build import settle
-from retcon.config.schema import Recipe, TaskSection
-from retcon.config.stages import Stage, stages_of
+from retcon.config.schema import Recipe, Stage, TaskSection, stages_of
 from retcon.core.errors import RecipeError, RecordError
 from retcon.core.seeds import derive
 from retcon.engine.types import GREEDY_BELOW
 from retcon.models.locating import name_of
-from retcon.runs.manifest import NOT_THERE
+from retcon.runs.folder import NOT_THERE
 from retcon.store import jsonl
 from retcon.tasks.types import Task
 from retcon.train.rl import run_rl

@@ -17,10 +17,9 @@ pytest.importorskip("torch", reason="training needs the [train] extra")
 from safetensors.torch import load_file
 
 from retcon.build import build_tasks
-from retcon.config.schema import Recipe
-from retcon.config.stages import stages_of
+from retcon.config.schema import Recipe, stages_of
 from retcon.core.errors import CheckpointError, DriftWarning, RecipeError
-from retcon.runs.manifest import NOT_THERE, Cost
+from retcon.runs.folder import NOT_THERE, Cost
 from retcon.store import jsonl
 from retcon.tasks.types import Task
 from retcon.train.rl import run_rl

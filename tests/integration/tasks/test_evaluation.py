@@ -18,7 +18,7 @@ from retcon.engine.kinds.scripted import ScriptedEngine
 from retcon.evaluate import runner
 from retcon.evaluate.result import Begun, BegunFile, Result, Setting, read_result, write_result
 from retcon.evaluate.runner import evaluate, fingerprint_of, held_by, run_evaluation, settings_of
-from retcon.runs.manifest import Cost, Meter
+from retcon.runs.folder import Cost, Meter
 from retcon.store import jsonl
 from retcon.tasks.registry import task_set
 from retcon.tasks.types import Task

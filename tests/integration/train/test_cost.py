@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from retcon.runs.manifest import Cost, Meter, cpu_seconds
+from retcon.runs.folder import Cost, Meter, cpu_seconds
 
 BURN = "import time\nwhile time.process_time() < 0.3: pass\nprint('done', flush=True)\ninput()"
 

@@ -19,7 +19,7 @@ from retcon.config.load import load_recipe
 from retcon.config.schema import DPOSection
 from retcon.core.errors import ComputeWarning, RecipeError, RecordError, TaskWarning, TrainingDiverged
 from retcon.core.types import Completion, Pair, Sample
-from retcon.models import devices
+from retcon.models import devices, placing
 from retcon.models.placing import place_training
 from retcon.planning import needs as planning
 from retcon.planning.needs import needs_of
@@ -325,7 +325,7 @@ def test_a_run_is_computed_as_its_recipe_says(tmp_path, monkeypatch):
 def test_a_run_gets_no_advice_on_rollouts_of_which_it_makes_none(tmp_path, monkeypatch):
     base = make_base(tmp_path / "base")
     (tmp_path / "pairs.jsonl").write_text(json.dumps(ROW) + "\n")
-    monkeypatch.setattr(devices, "look_at_machine", lambda: devices.Machine("Intel Xeon", 0.5, cores=64))
+    monkeypatch.setattr(placing, "look_at_machine", lambda: devices.Machine("Intel Xeon", 0.5, cores=64))
     keys = ["dpo.steps=1", "dpo.batch=1", "compute.dtype=bfloat16", "compute.rollout_dtype=bfloat16"]
     places = []
     run_dpo(load_recipe(None, keys), tmp_path / "pairs.jsonl", base, tmp_path / "out", on_place=places.append)

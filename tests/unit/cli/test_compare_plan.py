@@ -19,7 +19,7 @@ from retcon.cli.compare import (
     read_arms,
 )
 from retcon.config.load import find_recipe
-from retcon.config.stages import stages_of
+from retcon.config.schema import stages_of
 from retcon.core.errors import CheckpointError, RecipeError
 from retcon.report.comparison import run_folder
 

@@ -18,7 +18,7 @@ from retcon.cli.reproduce import (
     select_studies,
 )
 from retcon.config.load import load_recipe
-from retcon.config.stages import stages_of
+from retcon.config.schema import stages_of
 from retcon.core.errors import CheckpointError, RecipeError
 
 

@@ -7,8 +7,7 @@ import pytest
 from pydantic import Field
 
 from retcon.config.load import find_recipe, load_recipe, recipe_to_toml, reference, shipped_recipes
-from retcon.config.schema import SECTIONS, Recipe, RepairSection
-from retcon.config.stages import stages_of
+from retcon.config.schema import SECTIONS, Recipe, RepairSection, stages_of
 from retcon.core.errors import RecipeError
 
 

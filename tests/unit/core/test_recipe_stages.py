@@ -7,8 +7,7 @@ import pytest
 
 from retcon.cli.recipes import changes
 from retcon.config.load import apply_override, find_line, load_recipe, recipe_to_toml
-from retcon.config.schema import Recipe
-from retcon.config.stages import stages_of
+from retcon.config.schema import Recipe, stages_of
 from retcon.core.errors import RecipeError
 
 THREE = """

@@ -10,7 +10,7 @@ import pytest
 from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
 from retcon.core.errors import CheckpointError
-from retcon.runs.manifest import RunKind, check_place, differing, manifest, note_curve, relevant
+from retcon.runs.folder import RunKind, check_place, differing, manifest, note_curve, relevant
 
 OTHERS = ("evaluate.problems=3", "evaluate.seed=7", "evaluate.every_samples=1", "evaluate.faults=0.5")
 SERVERS = ("engine.kind=vllm", "engine.url=http://a:1")

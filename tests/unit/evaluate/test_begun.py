@@ -12,7 +12,7 @@ from retcon.core.errors import CheckpointError
 from retcon.core.types import Segment, Trajectory, Turn
 from retcon.evaluate.result import BegunFile, Result, evaluation_of, partial, write_result
 from retcon.evaluate.runner import _refuse_begun, held_by
-from retcon.runs.manifest import Cost, Meter
+from retcon.runs.folder import Cost, Meter
 from retcon.tasks.data.tasks import DataTasks
 from retcon.tasks.types import Task
 

@@ -16,8 +16,7 @@ from test_house import ROOT, tracked
 
 from retcon.cli.app import app
 from retcon.config.load import all_keys, shipped_recipes
-from retcon.config.schema import SECTIONS
-from retcon.config.stages import CHANGED, OWN
+from retcon.config.schema import CHANGED, OWN, SECTIONS
 from snippets import FENCED
 
 PAGES = [page for page in tracked("README.md", "CONTRIBUTING.md", "docs/*.md") if page.name != "log.md"]

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from retcon.config.load import load_recipe, shipped_recipes
-from retcon.config.stages import stages_of
+from retcon.config.schema import stages_of
 from retcon.core.errors import RateWarning
 from retcon.planning.needs import parameters_of, warn_of_rate
-from retcon.runs.manifest import RunKind
+from retcon.runs.folder import RunKind
 
 OWN = Path(__file__).parents[3] / "examples/own_data"
 PACKAGED, SMALL, REAL = 680_000, 134_515_008, 596_049_920

@@ -30,7 +30,7 @@ from retcon.report.tables import (
     stacked,
     tell_cut_off,
 )
-from retcon.runs.manifest import manifest
+from retcon.runs.folder import manifest
 from retcon.store import jsonl
 
 EVIL = "<script>alert('x')</script> & \"q\""

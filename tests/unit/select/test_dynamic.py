@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retcon.config.load import load_recipe
-from retcon.config.schema import Recipe
-from retcon.config.stages import stages_of
+from retcon.config.schema import Recipe, stages_of
 from retcon.core.types import Trajectory
 from retcon.select.filters import DynamicSampling, informative
 from retcon.train.prompts import Drawn, dynamic_sampling, selection_metrics, to_train

@@ -12,7 +12,7 @@ from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
 from retcon.core.errors import CheckpointError, RecordError, StorageError
 from retcon.core.types import Segment, Trajectory, Turn
-from retcon.runs.manifest import Values, relevant
+from retcon.runs.folder import Values, relevant
 from retcon.store.jsonl import line_of
 from retcon.train.demos import making as journal
 from retcon.train.demos.making import FileJournal, begun

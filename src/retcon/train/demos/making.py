@@ -24,7 +24,7 @@ from retcon.config.schema import Recipe
 from retcon.core.codec import from_dict
 from retcon.core.errors import CheckpointError, RecipeError, SandboxUnavailable, StorageError
 from retcon.core.types import Trajectory, Turn, ids_of
-from retcon.runs.manifest import Values, as_now, differing, relevant
+from retcon.runs.folder import Values, as_now, differing, relevant
 from retcon.store import jsonl
 from retcon.store.jsonl import line_of
 from retcon.store.lines import JOURNAL, SUFFIX, LineAppender
