@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from retcon.cli.arguments import READS, of_sections
+from retcon.cli.arguments import READS, overrides_of
 from retcon.report.comparison import HELD_OUT, figures, read_compared
 from retcon.runs.metrics import read_metrics
 
@@ -94,9 +94,9 @@ def calibrate(out: Path, arm: str, keys: Sequence[str]) -> None:
     """A cold start and an arm; what is there is not made again."""
     given, run = (*CALIBRATION, *keys), out / arm.rpartition("/")[2]
     if not (out / "cold" / "final").is_dir():
-        retcon("sft", "quickstart/cold_start", "--out", str(out / "cold"), *of_sections(given, READS["sft"]))
+        retcon("sft", "quickstart/cold_start", "--out", str(out / "cold"), *overrides_of(given, READS["sft"]))
     if not (run / "final").is_dir():
-        retcon("train", arm, "--from", str(out / "cold"), "--out", str(run), *of_sections(given, READS["train"]))
+        retcon("train", arm, "--from", str(out / "cold"), "--out", str(run), *overrides_of(given, READS["train"]))
     metrics = [line for line in read_metrics(run / "metrics.jsonl") if line.get(HELD_OUT) is not None]
     curve = ", ".join(f"{line[HELD_OUT]:.3f} at step {line['step']:.0f}" for line in metrics)
     print(f"{out.name}, {arm}: pass@1 {curve}; {metrics[-1]['eval_failed_calls']:.2f} failed calls", flush=True)

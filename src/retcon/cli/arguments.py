@@ -22,17 +22,17 @@ from retcon.config.section import Chosen
 from retcon.core.errors import Interrupted, MissingExtra, RecipeError
 from retcon.core.installing import how_to_install
 from retcon.core.texts import is_url
-from retcon.runs.progress import tell_line
+from retcon.runs.progress import print_line
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 
 def _elsewhere(flag: str, key: str) -> object:
-    """A flag of other commands, which here is a key of the recipe."""
+    """Refuse a flag of other commands that is a key of the recipe here."""
 
     def refuse(value: str | None) -> None:
-        refuse_idle(flag, value is not None, f"here it is a key of the recipe: {key}={value}")
+        check_useful(flag, value is not None, f"here it is a key of the recipe: {key}={value}")
 
     return typer.Option(flag, hidden=True, callback=refuse)
 
@@ -156,29 +156,28 @@ def split_overrides(words: Sequence[str]) -> tuple[str | None, list[str]]:
     return name, overrides
 
 
-def refuse_several(flag: str, given: Sequence[Path]) -> None:
-    """Raises typer.BadParameter where a flag that takes one file is there again: all but the last would not count."""
+def check_single(flag: str, given: Sequence[Path]) -> None:
+    """Check that a flag that takes one file is given once. Raises typer.BadParameter."""
     if len(given) > 1:
         said = f"it takes one, and is given {len(given)}: {', '.join(map(str, given))}; join them into one"
         raise typer.BadParameter(said, param_hint=flag)
 
 
-def number(value: float | None) -> float | None:
-    """What an option with a fraction has as its callback: NaN is below no bound and above none. Raises
-    typer.BadParameter."""
+def check_number(value: float | None) -> float | None:
+    """Refuse NaN, which passes every bound; a callback of options. Raises typer.BadParameter."""
     if value is not None and math.isnan(value):
         raise typer.BadParameter(f"{value} is no number")
     return value
 
 
-def refuse_idle(flag: str, idle: bool, why: str) -> None:
-    """Raises typer.BadParameter where a flag is given that would change nothing."""
+def check_useful(flag: str, idle: bool, why: str) -> None:
+    """Check that a given flag has an effect. Raises typer.BadParameter."""
     if idle:
         raise typer.BadParameter(why, param_hint=flag)
 
 
 def need_training() -> None:
-    """Raises MissingExtra unless the packages that training needs are installed; imports none of them."""
+    """Check that the packages of training are installed, without importing them. Raises MissingExtra."""
     missing = [name for name in ("torch", "transformers", "tokenizers", "safetensors") if find_spec(name) is None]
     if missing:
         raise MissingExtra(f"this needs {', '.join(missing)}: {how_to_install('train')}")
@@ -190,23 +189,21 @@ def command_line(*words: object) -> str:
 
 
 def plain_console(*, stderr: bool = False, soft_wrap: bool = True) -> Console:
-    """Prints text as it is: brackets and colons in paths and commands are theirs. soft_wrap: whether long lines are
-    left to the terminal, as is right for lines, and not for tables."""
+    """A console that reads no markup in paths and commands. soft_wrap: leave long lines to the terminal."""
     from rich.console import Console
 
     return Console(highlight=False, soft_wrap=soft_wrap, markup=False, emoji=False, stderr=stderr)
 
 
-def kept_run(out: Path) -> str:
-    """What to say where a training is interrupted, which may be before it has begun."""
+def describe_kept(out: Path) -> str:
+    """Say what an interrupted training has kept."""
     if not out.exists():
         return f"{out} was not begun; the same command starts it"
     return f"what {out} holds is kept; the same command continues from its newest checkpoint"
 
 
-def tell_trained(final: Path, out: Path, *others: str, recipe: Sequence[str] = ()) -> None:
-    """Where a training's results are, and what to run next. others: lines on what else there is. recipe: its name and
-    its overrides, as they were given, where they say on which tasks to evaluate."""
+def print_trained(final: Path, out: Path, *others: str, recipe: Sequence[str] = ()) -> None:
+    """Print where a training's results are, and what to run next. others: further lines. recipe: name and overrides."""
     console = plain_console()
     console.print("\n".join((f"model: {final}", *others)))
     console.print(f"try: {command_line('retcon', 'eval', out, *recipe, '--out', out / 'eval')}")
@@ -238,17 +235,15 @@ READS: Mapping[str, Sequence[str]] = {
     "conversing": (*_ROLLOUTS, "repair"),
     "compare": tuple(name for name in ALL if name != "dpo"),
 }
-"""A section that matters to a part of a command's work alone, such as the making of demonstrations, is among them, as
-are those that say which tools the model is shown. section.key: of that section this key alone. conversing: `ask` and
-`serve-agent`; compare: also `reproduce`. `eval` takes those of the training that it measures."""
+"""Sections that each command reads, or single keys (`evaluate.seed`). conversing: `ask` and `serve-agent`; compare:
+also `reproduce`. `eval` reads those of the training that it measures."""
 
 
 def import_training() -> None:
-    """Import torch and transformers with the garbage collector at rest, and set what they leave aside (`gc.freeze`).
+    """Import torch and transformers without garbage collection, and freeze their objects (`gc.freeze`).
 
-    That is some 400,000 objects which never go. To pass through them again and again takes a seventh of the imports'
-    time, and each full collection .2 s from then on. For the process of a command alone: what was set aside is never
-    collected. Raises MissingExtra (see `need_training`).
+    Some 400,000 objects stay for good: collecting takes a seventh of the imports' time, and .2 s each time later. Only
+    for a command's process. Raises MissingExtra.
     """
     need_training()
     gc.disable()
@@ -264,28 +259,26 @@ def ready(recipe: Recipe) -> Callable[[], None]:
 
     def load() -> None:
         if recipe.engine.in_process:
-            tell_line("loading torch")
+            print_line("loading torch")
             import_training()
 
     return load
 
 
 ROOM = 8192
-"""Tokens of a conversation at most, where a model in a folder takes more."""
+"""Most tokens of a conversation with a local model."""
 ANSWER = 1024
-"""Of one message, of a server."""
+"""Most tokens of one message of a server."""
 CHARS = 2000
 
 
-def conversing(
+def load_conversation(
     model: str, tools: Sequence[str], overrides: Sequence[str], *, answer_tokens: int = ANSWER
 ) -> tuple[Recipe, Path]:
-    """The recipe, of the lengths that the model takes unless `overrides` say otherwise, and the folder of the model; of
-    one behind a URL that of model.path, whose tokenizer counts, the base model's where it is not given. answer_tokens:
-    of one message of a server, 0 where requests say it.
+    """Read the recipe of a conversation, with the lengths of its model, and find the model's folder.
 
-    Raises RecipeError, also for a harness, which nobody would ask, CheckpointError where there is no such model,
-    MissingExtra where it computes here and that needs packages which are not installed.
+    The folder of a model behind a URL is that of model.path, whose tokenizer counts. answer_tokens: most of one message
+    of a server, 0 where requests set it. Raises RecipeError, CheckpointError, MissingExtra.
     """
     from retcon.models.locating import BASE, locate
 
@@ -293,7 +286,7 @@ def conversing(
     folder = locate(BASE if served else model)
     recipe = _recipe(model if served else None, folder, tools, overrides, answer_tokens)
     if recipe.rollout.harness:
-        raise RecipeError("rollout.harness: whoever converses makes the rollouts here: leave it out")
+        raise RecipeError("rollout.harness: in a conversation the client makes the rollouts: leave it out")
     recipe.task.refuse_rollouts(recipe)
     if served and "path" in recipe.model.model_fields_set:
         folder = locate(recipe.model.path)
@@ -334,19 +327,19 @@ TokenFile = Annotated[
 
 
 def token_option(variable: str) -> Any:
-    """`--token`. variable: of the environment, which says it too."""
+    """Make the option `--token`, also read from an environment variable."""
     said = "Bearer token (API key) to require. Other users of this machine can read a command line: prefer the file."
     return typer.Option("--token", envvar=variable, help=said, show_default=False)
 
 
 def need_serving() -> None:
-    """Raises MissingExtra, with what to install, where [serve] is not there."""
+    """Check that [serve] is installed. Raises MissingExtra."""
     if missing := [name for name in EXTRA if find_spec(name) is None]:
         raise MissingExtra(f"serving needs {', '.join(missing)}: {how_to_install('serve')}")
 
 
-def token_of(token: str | None, file: Path | None) -> str | None:
-    """The token, or that in a file. Raises ValueError where the file cannot be read or is empty."""
+def read_token(token: str | None, file: Path | None) -> str | None:
+    """Return the token, or read it from a file. Raises ValueError."""
     if file is None:
         return token
     try:
@@ -359,20 +352,20 @@ def token_of(token: str | None, file: Path | None) -> str | None:
 
 
 COLD_SECTIONS = ("run", "model", "compute", "lora", "engine", "task", "rollout", "sandbox", "demos", "sft", "track")
-"""Sections whose overrides concern a cold start; by [engine] its demonstrations may be made."""
+"""Sections of overrides for a cold start; [engine] may make its demonstrations."""
 
 
-def taken(recipe: str, overrides: Sequence[str], given: Sequence[str] = ()) -> list[str]:
-    """The overrides that can be of the recipe; one cannot where it sets a key of a kind that neither the recipe nor an
-    override chooses: such as SAAR's γ where nothing repairs, or of a stage that it does not have. given: overrides that
-    it has beside these."""
+def select_overrides(recipe: str, overrides: Sequence[str], given: Sequence[str] = ()) -> list[str]:
+    """Select the overrides that a recipe can have: keys of its kinds (SAAR's γ only with SAAR) and of its stages.
+
+    given: overrides that it has besides.
+    """
     data = with_kinds(recipe, [*given, *overrides])
     return [override for override in overrides if _takes(data, override)]
 
 
-def refuse_untaken(overrides: Sequence[str], takers: Sequence[tuple[str, Sequence[str]]]) -> None:
-    """Raises RecipeError for an override that is taken nowhere because it is wrong, or of another kind. takers: each
-    recipe with what it takes."""
+def check_taken(overrides: Sequence[str], takers: Sequence[tuple[str, Sequence[str]]]) -> None:
+    """Check that each override is valid for some recipe. takers: each recipe with its overrides. Raises RecipeError."""
     for override in overrides:
         if any(override in own for _, own in takers):
             continue
@@ -382,23 +375,22 @@ def refuse_untaken(overrides: Sequence[str], takers: Sequence[tuple[str, Sequenc
             load_recipe(recipe, [*own, override])
 
 
-def of_cold_start(recipe: str, overrides: Sequence[str]) -> list[str]:
-    """The overrides that concern a cold start by this recipe, and can be of it."""
-    return taken(recipe, of_sections(overrides, COLD_SECTIONS))
+def cold_start_overrides(recipe: str, overrides: Sequence[str]) -> list[str]:
+    """Select the overrides for a cold start by this recipe."""
+    return select_overrides(recipe, overrides_of(overrides, COLD_SECTIONS))
 
 
-def of_sections(overrides: Sequence[str], sections: Iterable[str]) -> list[str]:
-    """The overrides of these sections, or of the one key that a name has after its section's (`evaluate.seed`)."""
+def overrides_of(overrides: Sequence[str], sections: Iterable[str]) -> list[str]:
+    """Select the overrides of sections, or of single keys (`evaluate.seed`)."""
     named = set(sections)
     return [o for o in overrides if not named.isdisjoint((o.partition(".")[0].strip(), o.partition("=")[0].strip()))]
 
 
 def names_demos(recipe: Recipe, overrides: Sequence[str]) -> bool:
-    """Whether somebody said what demonstrations are made of: not where the recipe names every section, as a report
-    writes it, and [demos] is the default. overrides: those of `recipe`."""
+    """Whether [demos] is set: a recipe that a report wrote names every section, also at its default."""
     named = recipe.model_fields_set
     written_out = named >= SECTIONS.keys() and recipe.demos == Recipe().demos
-    return bool(of_sections(overrides, ["demos"])) or ("demos" in named and not written_out)
+    return bool(overrides_of(overrides, ["demos"])) or ("demos" in named and not written_out)
 
 
 def _takes(data: Data, override: str) -> bool:
@@ -407,7 +399,7 @@ def _takes(data: Data, override: str) -> bool:
     if section == "stages":
         named, _, rest = key.partition(".")
         stages = enumerate(data.get("stages", ()), start=1)
-        stage = next((one for number, one in stages if named in (one.get("name"), str(number))), None)
+        stage = next((one for check_number, one in stages if named in (one.get("name"), str(check_number))), None)
         if stage is None:
             return False
         section, _, key = rest.partition(".")
@@ -417,5 +409,5 @@ def _takes(data: Data, override: str) -> bool:
         return True
     try:
         return key in about.kind_in({k: v for layer in layers for k, v in layer.get(section, {}).items()}).model_fields
-    except RecipeError:  # which whoever reads the recipe tells
+    except RecipeError:  # reported when the recipe is read
         return True

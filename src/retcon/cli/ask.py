@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from retcon.cli.arguments import ModelOrURL, ModelOverrides, command_line, conversing, ready
+from retcon.cli.arguments import ModelOrURL, ModelOverrides, command_line, load_conversation, ready
 from retcon.core.errors import EngineError
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def ask(
     from retcon.store.jsonl import adding
 
     given = ["rollout.temperature=0", f"repair.kind={'saar' if repair else 'none'}"]
-    recipe, folder = conversing(model, tool or ["python"], [*given, *(overrides or ())])
+    recipe, folder = load_conversation(model, tool or ["python"], [*given, *(overrides or ())])
     console = Console(highlight=False)
     if folder == BASE and not is_url(model):
         known = "base is a model of 0.68 M parameters for the quickstart's tasks: it knows no others, and no English"

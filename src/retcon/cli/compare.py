@@ -16,11 +16,11 @@ from retcon.build import as_evaluated
 from retcon.cli.arguments import (
     COLD_SECTIONS,
     READS,
+    check_taken,
+    cold_start_overrides,
     command_line,
-    of_cold_start,
-    of_sections,
-    refuse_untaken,
-    taken,
+    overrides_of,
+    select_overrides,
 )
 from retcon.cli.runner import EVALUATION, Experiment, cold_start, evaluation, print_end, read_record, training
 from retcon.config.load import find_recipe, load_recipe
@@ -121,8 +121,8 @@ def read_arms(words: Sequence[str], there: Sequence[str] = (), cold: str | None 
     names = name_arms(recipes, there)
     for recipe in recipes:
         find_recipe(recipe)
-    own = {recipe: taken(recipe, overrides) for recipe in recipes}
-    refuse_untaken(overrides, [*own.items(), *([(cold, of_cold_start(cold, overrides))] if cold else ())])
+    own = {recipe: select_overrides(recipe, overrides) for recipe in recipes}
+    check_taken(overrides, [*own.items(), *([(cold, cold_start_overrides(cold, overrides))] if cold else ())])
     return finish_arms([make_arm(names[recipe], recipe, own[recipe]) for recipe in recipes])
 
 
@@ -354,7 +354,7 @@ def _origin(options: CompareOptions, arms: Sequence[Arm], overrides: Sequence[st
     if options.start is not None and options.cold is not None:
         raise RecipeError("--from names a model to start from, --cold-start a recipe to make one: give one of them")
     if options.cold is not None:
-        cold = make_arm("cold start", options.cold, of_cold_start(options.cold, overrides))
+        cold = make_arm("cold start", options.cold, cold_start_overrides(options.cold, overrides))
         for arm in arms:
             _check_sections(cold, arm, ("model",), "started alike")
     elif options.start is None:
@@ -363,7 +363,7 @@ def _origin(options: CompareOptions, arms: Sequence[Arm], overrides: Sequence[st
         for arm in arms[1:]:
             _check_sections(arms[0], arm, COLD_START_SECTIONS if needed else ("model",), "started alike", advice)
         if needed:
-            cold = make_arm("cold start", arms[0].recipe, of_sections(arms[0].overrides, COLD_SECTIONS))
+            cold = make_arm("cold start", arms[0].recipe, overrides_of(arms[0].overrides, COLD_SECTIONS))
     model = options.start or (cold or arms[0]).settings.model.path
     if model not in UNTRAINED:
         from retcon.models.locating import locate  # needs the [train] extra

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from retcon.cli.arguments import number
+from retcon.cli.arguments import check_number
 from retcon.core.texts import counted
 
 if TYPE_CHECKING:
@@ -241,7 +241,11 @@ def export(
     share: Annotated[
         float,
         typer.Option(
-            "--share", callback=number, min=0, max=1, help="Of files: share of the questions held out for evaluation."
+            "--share",
+            callback=check_number,
+            min=0,
+            max=1,
+            help="Of files: share of the questions held out for evaluation.",
         ),
     ] = 0.0,
     count: Annotated[

@@ -17,7 +17,7 @@ from retcon.core.errors import CheckpointError, RecipeError, nearest_path
 from retcon.models.locating import model_folder
 from retcon.rollout.lengths import Derived, context_of, open_keys, with_lengths
 from retcon.runs.folder import as_now, differing, relevant
-from retcon.runs.progress import Tell
+from retcon.runs.progress import OnProgress
 from retcon.store.whole import explained, refuse_special, write_json
 from retcon.train.datasets.demonstrations import vocabulary_of
 from retcon.train.demos.making import Summary, begun, clear, write_demonstrations
@@ -31,7 +31,7 @@ TOKENS = {"vocabulary", "thinking"}
 """Of the note, in its section `model`: whose token ids the file has; notes of before Retcon wrote it lack it."""
 
 
-def refuse_missing(recipe: Recipe, overrides: Sequence[str], file: Path, command: str) -> None:
+def check_demonstrations(recipe: Recipe, overrides: Sequence[str], file: Path, command: str) -> None:
     """Raises RecipeError where a file that the user names is not there, is not begun, and the recipe has no [demos] to
     say what it is to be made of: a typing error would be learnt from as the default's number game. overrides: those of
     the recipe. command: makes it. Raises CheckpointError as `begun`."""
@@ -43,7 +43,9 @@ def refuse_missing(recipe: Recipe, overrides: Sequence[str], file: Path, command
     )
 
 
-def ensure_demonstrations(recipe: Recipe, file: Path, tell: Tell, on_place: OnPlace | None = None) -> Summary | None:
+def ensure_demonstrations(
+    recipe: Recipe, file: Path, tell: OnProgress, on_place: OnPlace | None = None
+) -> Summary | None:
     """Writes `file` unless it is there, and says what became of the candidates, None where that is not known. A file
     without a note beside it is the user's own and is taken as it is. Lengths that the recipe leaves open are as in
     training (`settle`); transcripts, which nobody rolls out, may be as long as the model's context.

@@ -25,7 +25,7 @@ from retcon.planning.estimate import USED, Speed, measure_speed, needs_on_gpus, 
 from retcon.planning.needs import Needs, free_on, gib, needs_of, refuse_overfull, refuse_unfit, table, warn_of_rate
 from retcon.rollout.lengths import Derived, check_lengths, context_of, open_keys
 from retcon.runs.folder import RunKind, check_free
-from retcon.runs.progress import duration
+from retcon.runs.progress import format_duration
 from retcon.tasks.registry import EVERY, TaskSet, evaluation_tasks, problems_of
 from retcon.train.measuring import Measured, measure_evaluation, measure_rl, measure_updates
 from retcon.train.settling import Settled
@@ -69,7 +69,7 @@ def plan_rl(
     _advise(show, seconds)
     if recipe.stages:
         steps = counted(recipe.rl.steps, "step")
-        show.print(Text(f"{steps} in all: {duration(seconds)} to {duration(SHARED * seconds)}", "bold"))
+        show.print(Text(f"{steps} in all: {format_duration(seconds)} to {format_duration(SHARED * seconds)}", "bold"))
 
 
 def _plan_unfetched(recipe: Recipe, name: str, out: Path, gpus: Speed | None) -> None:
@@ -96,8 +96,8 @@ def _plan_unfetched(recipe: Recipe, name: str, out: Path, gpus: Speed | None) ->
         usual += stage.steps * (rollouts + updates)
         longest += stage.steps * sum(step_seconds(stage.recipe, text, needs, speed, most))
         show.print(
-            f"rollouts of {USED * most:,.0f} tokens in the mean (CLEANER's share of their limit): {duration(rollouts)} "
-            f"a step, updates {duration(updates)}"
+            f"rollouts of {USED * most:,.0f} tokens in the mean (CLEANER's share of their limit): "
+            f"{format_duration(rollouts)} a step, updates {format_duration(updates)}"
         )
     total = f"{counted(recipe.rl.steps, 'step')}: about {usual / DAY:,.1f} days"
     rest = f", {longest / DAY:,.1f} if all rollouts use up their limit; by formula, without evaluations and lookaheads"
@@ -189,7 +189,7 @@ def plan_evaluation(recipe: Recipe, folder: Path, out: Path) -> None:
     total = (measured.rollout_seconds or 0.0) * count
     show.print(
         f"{measured.sampled_per_second:,.0f} tokens/s sampled; {counted(count, 'rollout')} in all: "
-        f"{duration(total)} to {duration(SHARED * total)}{kind}"
+        f"{format_duration(total)} to {format_duration(SHARED * total)}{kind}"
     )
 
 
@@ -288,7 +288,7 @@ def _time(show: Console, measured: Measured, steps: int, besides: float = 0.0) -
     )
     total = steps * measured.step_seconds + besides
     show.print(
-        Text(f"{counted(steps, 'step')}: {duration(total)} to {duration(SHARED * total)}", "bold"),
+        Text(f"{counted(steps, 'step')}: {format_duration(total)} to {format_duration(SHARED * total)}", "bold"),
         Text(f"; measured peak {gib(measured.peak)}"),
         sep="",
     )

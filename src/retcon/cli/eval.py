@@ -19,14 +19,14 @@ from retcon.cli.arguments import (
     complete_word,
     interruptible,
     need_training,
-    of_sections,
+    overrides_of,
     plain_console,
     ready,
     split_overrides,
 )
 from retcon.core.errors import RecipeError
 from retcon.core.texts import counted, is_url
-from retcon.runs.progress import tell_line, tell_place, telling
+from retcon.runs.progress import print_line, print_place, show_progress
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -85,8 +85,8 @@ def evaluate(
         kind = "saar" if build_repair(recipe) is None else recipe.repair.kind
         recipe = apply_override(recipe, f"evaluate.repair={kind}")
     elif recipe.evaluate.repair == "none":
-        for override in of_sections(overrides, ["repair"]):
-            tell_line(f"{override}: without --repair an evaluation repairs nothing")
+        for override in overrides_of(overrides, ["repair"]):
+            print_line(f"{override}: without --repair an evaluation repairs nothing")
     folder = locate(recipe.model.path if served else checkpoint)
     if dry_run:
         need_training()
@@ -100,8 +100,8 @@ def evaluate(
     from retcon.evaluate.runner import run_evaluation
 
     kept = f"the problems that are measured are kept in {out}; the same command continues"
-    with interruptible(kept), telling(f"evaluating {checkpoint}") as tell:
-        path = run_evaluation(recipe, folder, out, on_progress=tell, on_place=tell_place, on_ready=ready(recipe))
+    with interruptible(kept), show_progress(f"evaluating {checkpoint}") as tell:
+        path = run_evaluation(recipe, folder, out, on_progress=tell, on_place=print_place, on_ready=ready(recipe))
     from retcon.report.tables import result_table, result_title, tell_cut_off
 
     console, result = plain_console(), read_result(path)
@@ -193,7 +193,7 @@ def difficulty(
     from retcon.evaluate.difficulty import run_difficulty
 
     kept = f"what was measured is kept in {out}; the same command measures the rest"
-    with interruptible(kept), telling(f"measuring with {checkpoint}") as tell:
+    with interruptible(kept), show_progress(f"measuring with {checkpoint}") as tell:
         measured = run_difficulty(
             recipe,
             folder,
@@ -201,7 +201,7 @@ def difficulty(
             tasks=tasks,
             rollouts=rollouts,
             on_progress=tell,
-            on_place=tell_place,
+            on_place=print_place,
             on_ready=ready(recipe),
         )
     section = recipe.select
@@ -324,8 +324,8 @@ def audit(
 
     job = Auditing(recipe, folder, out, Size(prompts, calls, replays), credit)
     kept = f"what was replayed is kept in {out}; the same command continues"
-    with interruptible(kept), telling(f"replaying failed calls of {checkpoint}") as tell:
-        found = run_audit(job, on_progress=tell, on_place=tell_place, on_ready=ready(recipe))
+    with interruptible(kept), show_progress(f"replaying failed calls of {checkpoint}") as tell:
+        found = run_audit(job, on_progress=tell, on_place=print_place, on_ready=ready(recipe))
     sheets = audit_sheets(found)
     write_whole(out / "table.md", "\n".join(sheet.markdown() for sheet in sheets))
     console = plain_console()
@@ -387,7 +387,7 @@ def regrade(
     settings = GradeSettings(grader or "math", rewards, _options(option or []))
     job = Regrading(run, target, settings, by=grader, tasks=tasks, at_once=jobs, force=force)
     kept = f"what was graded is kept in {target}; the same command continues"
-    with interruptible(kept), telling(f"regrading {run}") as tell:
+    with interruptible(kept), show_progress(f"regrading {run}") as tell:
         done = do(job, tell)
     console = plain_console()
     console.print(_table_of_regrades(done), soft_wrap=False)

@@ -14,10 +14,10 @@ from retcon.cli.arguments import (
     Out,
     Seeds,
     StartOfAll,
+    check_number,
     command_line,
     interruptible,
     need_training,
-    number,
     plain_console,
 )
 from retcon.core.machine import usable_cores
@@ -78,7 +78,7 @@ def quickstart(
         float | None,
         typer.Option(
             "--hours",
-            callback=number,
+            callback=check_number,
             min=0.01,
             max=10_000,
             help="smollm2: as many steps as fit, according to a measurement.",
@@ -140,7 +140,7 @@ def compare(
         float,
         typer.Option(
             "--faults",
-            callback=number,
+            callback=check_number,
             min=0.0,
             max=1.0,
             help="Share of calls that fail in the evaluation with faulty tools.",

@@ -28,7 +28,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from retcon.core.errors import RetconError
 from retcon.core.together import cancelled
-from retcon.runs.progress import FILE, POLL_SECONDS, Lines, duration
+from retcon.runs.progress import FILE, POLL_SECONDS, Lines, format_duration
 
 PATIENCE_SECONDS = 600.0  # for what a job that was asked to end still has to finish
 GRACE_SECONDS = 5.0  # between asking a job to end at once and ending it
@@ -398,4 +398,4 @@ class LineBoard:
 def _left(remaining: Remaining) -> str:
     """The time left, empty where nobody knows."""
     seconds = remaining.seconds()
-    return "" if seconds is None else f"about {duration(seconds)} left"
+    return "" if seconds is None else f"about {format_duration(seconds)} left"

@@ -18,19 +18,19 @@ from retcon.cli.arguments import (
     RecipeName,
     SFTOverrides,
     Start,
+    check_single,
     command_line,
+    describe_kept,
     import_training,
     interruptible,
-    kept_run,
     need_training,
     plain_console,
-    refuse_several,
+    print_trained,
     split_overrides,
-    tell_trained,
 )
 from retcon.core.errors import RecipeError, RecordError, nearest_path
 from retcon.core.texts import counted
-from retcon.runs.progress import tell_line, tell_place, telling, telling_steps
+from retcon.runs.progress import print_line, print_place, show_progress, show_steps
 
 if TYPE_CHECKING:
     from retcon.train.demos.making import Summary
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from retcon.train.trainer import Metrics, OnStep
 
 MANY = 0.25
-"""Share of rollouts that may be cut off without being told."""
+"""Share of cut-off rollouts above which a line says so."""
 
 
 def train(
@@ -76,18 +76,18 @@ def train(
 
     final = out / FINAL
     if settled is None:
-        tell_line(f"{out} is finished: nothing is trained any more")
+        print_line(f"{out} is finished: nothing is trained any more")
     else:
         size = f"{settings.rl.prompts} × {settings.select.made(settings.rl.group)} rollouts"
-        tell_line(
+        print_line(
             f"training {name} by {recipe}, {counted(settings.rl.steps, 'step')} of {size}, into {out}; loading torch"
         )
-        with interruptible(partial(kept_run, out)):
+        with interruptible(partial(describe_kept, out)):
             import_training()
             from retcon.train.rl import run_rl
 
             stages = [stage.name for stage in settings.stages]
-            with telling_steps(f"training {recipe}", settings.rl.steps, stages) as on_step:
+            with show_steps(f"training {recipe}", settings.rl.steps, stages) as on_step:
                 run_rl(
                     settings,
                     locate(name),
@@ -95,7 +95,7 @@ def train(
                     settled=settled,
                     on_step=on_step,
                     on_rollouts=on_step.rollouts,
-                    on_place=tell_place,
+                    on_place=print_place,
                 )
     metrics = out / "metrics.jsonl"
     lines = [f"metrics: {metrics}", f"trajectories: {out / 'trajectories'}"]
@@ -103,8 +103,8 @@ def train(
     if lost := round(sum(line.get("infrastructure") or 0 for line in steps)):
         made = round(sum(line.get("rollouts") or 0 for line in steps))
         lines.append(
-            f"{lost:,} of {counted(made, 'rollout')} were lost to faults of the sandbox, the engine or a grader, and "
-            "nothing is learnt from them; each reason was told when it first came up"
+            f"{lost:,} of {counted(made, 'rollout')} were dropped because of faults of the sandbox, the engine or a "
+            "grader (see the warnings above)"
         )
     shares = [share for line in steps if (share := line.get("cut_off")) is not None]
     if shares and sum(shares) > MANY * len(shares):
@@ -119,7 +119,7 @@ def train(
             "have to come first (docs/data/demonstrations.md)"
         )
     lines += idle_mechanisms(settings, steps)
-    tell_trained(final, out, *lines, recipe=[recipe, *(overrides or ())])
+    print_trained(final, out, *lines, recipe=[recipe, *(overrides or ())])
 
 
 COLD_START = "quickstart/cold_start"
@@ -144,14 +144,14 @@ def sft(
     _start: NoStart = None,
 ) -> None:
     """Supervised training: a cold start on a teacher's demonstrations, or training on your own transcripts."""
-    from retcon.cli.arguments import READS, of_sections
+    from retcon.cli.arguments import READS, overrides_of
     from retcon.config.load import load_recipe
 
-    refuse_several("--demonstrations", demonstrations or ())
+    check_single("--demonstrations", demonstrations or ())
     name, changes = split_overrides([recipe, *(overrides or ())])
     settings = load_recipe(name or COLD_START, changes, reads=READS["sft"])
     need_training()
-    from retcon.cli.demonstrations import ensure_demonstrations, refuse_missing
+    from retcon.cli.demonstrations import check_demonstrations, ensure_demonstrations
     from retcon.models.locating import model_folder
     from retcon.runs.folder import check_free, check_run
 
@@ -161,15 +161,15 @@ def sft(
         check_run(out, kind="sft", recipe=settings)
     file = demonstrations[0] if demonstrations else _beside(out)
     if demonstrations:
-        own = of_sections(changes, READS["demos"])
+        own = overrides_of(changes, READS["demos"])
         made_by = command_line("retcon", "demos", name or COLD_START, *own, "--out", file)
-        refuse_missing(settings, changes, file, made_by)
+        check_demonstrations(settings, changes, file, made_by)
     if dry_run:
         from retcon.cli.dry_run import plan_sft
 
         plan_sft(settings, file, out)
         return
-    tell_line(
+    print_line(
         f"training {settings.model.path} on {file}, {counted(settings.sft.steps, 'step')}, into {out}; loading torch"
     )
     import_training()
@@ -179,19 +179,19 @@ def sft(
     if not file.exists():  # whose making may take hours
         place_training(settings, model_folder(settings.model.path), ("dtype",))
     samples: list[str] = []
-    with interruptible(partial(kept_run, out)):
-        with telling("writing demonstrations") as tell:
-            ensure_demonstrations(settings, file, tell, tell_place)
-        with telling_steps("supervised training", settings.sft.steps) as on_step:
+    with interruptible(partial(describe_kept, out)):
+        with show_progress("writing demonstrations") as tell:
+            ensure_demonstrations(settings, file, tell, print_place)
+        with show_steps("supervised training", settings.sft.steps) as on_step:
             final = run_sft(
                 settings,
                 file,
                 out,
                 on_step=lambda metrics: _tell_step(metrics, on_step),
-                on_place=tell_place,
+                on_place=print_place,
                 on_samples=lambda found: samples.append(_result_of_sft(found)),
             )
-    tell_trained(final, out, f"demonstrations: {file}", *samples, recipe=[recipe, *(overrides or ())])
+    print_trained(final, out, f"demonstrations: {file}", *samples, recipe=[recipe, *(overrides or ())])
 
 
 def _beside(out: Path) -> Path:
@@ -205,7 +205,9 @@ def _beside(out: Path) -> Path:
 def _tell_step(metrics: Metrics, on_step: OnStep) -> None:
     on_step(metrics)
     if (loss := metrics.get("validation_loss")) is not None:
-        tell_line(f"step {metrics['step']}: loss {metrics['loss'] or 0.0:.3f}, validation loss {loss:.3f} nats a token")
+        print_line(
+            f"step {metrics['step']}: loss {metrics['loss'] or 0.0:.3f}, validation loss {loss:.3f} nats a token"
+        )
 
 
 def _result_of_sft(found: Samples) -> str:
@@ -238,7 +240,7 @@ def dpo(
     from retcon.config.load import load_recipe
     from retcon.models.locating import locate
 
-    refuse_several("--pairs", pairs)
+    check_single("--pairs", pairs)
     name, overrides = split_overrides(words or [])
     recipe = load_recipe(name, overrides, reads=READS["dpo"])
     folder = locate(start or recipe.model.path)
@@ -253,20 +255,20 @@ def dpo(
 
         plan_dpo(recipe, pairs[0], folder, out)
         return
-    tell_line(f"training {folder} on {pairs[0]}, {counted(recipe.dpo.steps, 'step')}, into {out}; loading torch")
+    print_line(f"training {folder} on {pairs[0]}, {counted(recipe.dpo.steps, 'step')}, into {out}; loading torch")
     import_training()
     from retcon.train.dpo import run_dpo
 
-    with interruptible(partial(kept_run, out)), telling_steps("preference training", recipe.dpo.steps) as on_step:
+    with interruptible(partial(describe_kept, out)), show_steps("preference training", recipe.dpo.steps) as on_step:
         final = run_dpo(
             recipe,
             pairs[0],
             folder,
             out,
             on_step=on_step,
-            on_place=tell_place,
+            on_place=print_place,
         )
-    tell_trained(final, out, f"metrics: {out / 'metrics.jsonl'}", recipe=[*filter(None, [name]), *overrides])
+    print_trained(final, out, f"metrics: {out / 'metrics.jsonl'}", recipe=[*filter(None, [name]), *overrides])
 
 
 def demos(
@@ -288,8 +290,8 @@ def demos(
     from retcon.cli.demonstrations import ensure_demonstrations
 
     kept = f"what was made is kept beside {out}; the same command makes the rest"
-    with interruptible(kept), telling("writing demonstrations") as tell:
-        summary = ensure_demonstrations(settings, out, tell, tell_place)
+    with interruptible(kept), show_progress("writing demonstrations") as tell:
+        summary = ensure_demonstrations(settings, out, tell, print_place)
     console = plain_console()
     console.print("\n".join(_result_of_demos(out, summary)))
     words = command_line("retcon", "sft", recipe, *(overrides or ()), "--demonstrations", out, "--out", "runs/sft")

@@ -15,7 +15,14 @@ from rich.rule import Rule
 
 from retcon import __version__
 from retcon.build import build_chat, build_repair, build_tasks
-from retcon.cli.arguments import command_line, of_cold_start, of_sections, refuse_untaken, split_overrides, taken
+from retcon.cli.arguments import (
+    check_taken,
+    cold_start_overrides,
+    command_line,
+    overrides_of,
+    select_overrides,
+    split_overrides,
+)
 from retcon.cli.doctor import look_at_machine
 from retcon.cli.quickstart_budget import Lengths, budget_of, budget_table, fit_steps, measure_speed
 from retcon.cli.runner import Experiment, Target, cold_start, evaluation, print_end, read_record, training
@@ -153,11 +160,11 @@ def make_plan(
             raise RecipeError(f"override '{override}': {key} {REFUSED[key]}")
     talking = [o for o in overrides if _key(o) in TALKING]
     threads = [o for o in overrides if _key(o) == "run.threads"] or ["run.threads=1"]
-    start = of_cold_start(about.cold_start, overrides)
-    shared = [o for o in of_sections(overrides, ARM_SECTIONS) if _key(o) != SEED]
-    own = {arm: taken(recipe, shared) for arm, recipe in recipes.items()}
+    start = cold_start_overrides(about.cold_start, overrides)
+    shared = [o for o in overrides_of(overrides, ARM_SECTIONS) if _key(o) != SEED]
+    own = {arm: select_overrides(recipe, shared) for arm, recipe in recipes.items()}
     takers = [*((recipe, [*talking, *own[arm]]) for arm, recipe in recipes.items()), (about.cold_start, start)]
-    refuse_untaken(overrides, takers)
+    check_taken(overrides, takers)
     if lost := [o for o in overrides if not any(o in some for _, some in takers)]:
         raise RecipeError(f"override '{lost[0]}': no job of a quickstart has a use for {_key(lost[0])}")
     words = (*(overrides if options is None else options), *(["--from-scratch"] if from_scratch else ()))
@@ -166,7 +173,7 @@ def make_plan(
         out, out / COLD_START, about.cold_start, [*(FROM_SCRATCH if from_scratch else ()), *start], name="cold start",
         demos=out / "demonstrations.jsonl",
     )  # fmt: skip
-    measured = [*talking, *taken(about.cold_start, of_sections(overrides, MEASURED_SECTIONS)), *threads]
+    measured = [*talking, *select_overrides(about.cold_start, overrides_of(overrides, MEASURED_SECTIONS)), *threads]
     first = cold.recipe.run.seed
     plan.seeds = range(first, first + seeds)
     plan.add_cold_start("", first, cold)

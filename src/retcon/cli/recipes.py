@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from retcon.cli.arguments import command_line, refuse_idle
+from retcon.cli.arguments import check_useful, command_line
 from retcon.core.errors import RecipeError
 from retcon.store.whole import explained
 
@@ -59,7 +59,7 @@ def recipes(
 
     from retcon.config.load import find_recipe, load_recipe
 
-    refuse_idle("--markdown", markdown and name is not None, f"it is of the whole list: leave {name} out")
+    check_useful("--markdown", markdown and name is not None, f"it is of the whole list: leave {name} out")
     shipped = about_shipped()
     if markdown:
         typer.echo(markdown_list(shipped))

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from retcon.cli.arguments import command_line, of_sections, refuse_untaken, split_overrides, taken
+from retcon.cli.arguments import check_taken, command_line, overrides_of, select_overrides, split_overrides
 from retcon.cli.compare import Arm, CompareOptions, Comparison, add_curve, arms_in, finish_arms, make_arm, make_plan
 from retcon.cli.runner import Target, print_end
 from retcon.config.load import complaint, find_recipe, load_recipe, recipe_to_toml
@@ -80,7 +80,7 @@ def make_reproduction(
 def quick_overrides(paper: Paper, studies: tuple[Study, ...], recipes: Mapping[str, str]) -> list[str]:
     """The overrides of `--quick` that some arm of these studies can have."""
     used = {recipes[variant.role] for variant in paper.arms_of(studies)}
-    return [override for override in paper.quick if any(taken(recipe, [override]) for recipe in used)]
+    return [override for override in paper.quick if any(select_overrides(recipe, [override]) for recipe in used)]
 
 
 def find_paper(words: Sequence[str]) -> tuple[Paper, list[str]]:
@@ -133,7 +133,7 @@ def make_arms(
     """
     takers = [(recipes[v.role], [*v.keys, *_own(v, recipes, overrides)]) for v in variants]
     takers += [(recipes[v.switches_to], _later(v, recipes, overrides)) for v in variants if v.switches_to]
-    refuse_untaken(overrides, takers)
+    check_taken(overrides, takers)
     return finish_arms([_arm(variant, recipes, overrides, out) for variant in variants])
 
 
@@ -171,12 +171,12 @@ def _own(variant: Variant, recipes: Mapping[str, str], overrides: Sequence[str])
     """Overrides of a variant's recipe, except of the keys that it is about."""
     about = [key.partition("=")[0] for key in variant.keys]
     free = [o for o in overrides if o.partition("=")[0] not in about]
-    return taken(recipes[variant.role], free, variant.keys)
+    return select_overrides(recipes[variant.role], free, variant.keys)
 
 
 def _later(variant: Variant, recipes: Mapping[str, str], overrides: Sequence[str]) -> list[str]:
     """Overrides of the [repair] that a variant switches to."""
-    return taken(recipes[variant.switches_to], of_sections(overrides, ("repair",)))
+    return select_overrides(recipes[variant.switches_to], overrides_of(overrides, ("repair",)))
 
 
 def _switched(variant: Variant, recipes: Mapping[str, str], overrides: Sequence[str], later: Sequence[str]) -> Recipe:

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.text import Text
 
 from retcon.build import as_evaluated
-from retcon.cli.arguments import READS, names_demos, of_sections
+from retcon.cli.arguments import READS, names_demos, overrides_of
 from retcon.cli.jobs import Job, display_jobs, run_jobs
 from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe, stages_of
@@ -73,7 +73,7 @@ class Target:
 def cold_start(out: Path, folder: Path, recipe: str, overrides: Sequence[str], *, name: str, demos: Path) -> Target:
     """Supervised training into `folder` of the experiment `out`; writes `demos` unless the file exists."""
     settings, overrides = _name_run(out, folder, recipe, overrides)
-    own = of_sections(overrides, READS["sft"])
+    own = overrides_of(overrides, READS["sft"])
     kind = () if names_demos(settings, own) else (f"demos.kind={settings.demos.kind}",)  # `retcon sft` requires it
     words = ("sft", recipe, *own, *kind, "--demonstrations", str(demos), "--out", str(folder))
     job = Job(name, words, _log(out, folder), threads=settings.run.threads)
@@ -102,7 +102,7 @@ def training(
         settings.engine.refuse_training(settings)
         refuse_rollouts(settings)
     refuse_unlearnable(settings)
-    words = ("train", recipe, *of_sections(overrides, READS["train"]), "--from", start, "--out", str(folder))
+    words = ("train", recipe, *overrides_of(overrides, READS["train"]), "--from", start, "--out", str(folder))
     job = Job(name, words, _log(out, folder), threads=settings.run.threads, needs=tuple(needs), late=late)
     return Target(job, settings, folder / "final", tuple(overrides), "rl", start, recipe)
 

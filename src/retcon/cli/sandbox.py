@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from retcon.cli.arguments import Host, Port, TierName, TokenFile, need_serving, number, token_of, token_option
+from retcon.cli.arguments import Host, Port, TierName, TokenFile, check_number, need_serving, read_token, token_option
 from retcon.core.errors import SandboxUnavailable
 from retcon.core.texts import counted
 
@@ -35,7 +35,7 @@ def execute(
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole result as JSON.")] = False,
     tier: TierName = None,
     timeout: Annotated[
-        float, typer.Option("--timeout", callback=number, help="Seconds, of CPU time and of wall time.")
+        float, typer.Option("--timeout", callback=check_number, help="Seconds, of CPU time and of wall time.")
     ] = 10.0,
     memory: Annotated[int, typer.Option("--memory", help="MiB that the program may use.")] = 512,
     stdin: Annotated[
@@ -205,11 +205,12 @@ def serve(
     token: Annotated[str | None, token_option("RETCON_SANDBOX_TOKEN")] = None,
     token_file: TokenFile = None,
     timeout: Annotated[
-        float, typer.Option("--timeout", callback=number, help="Seconds that a call gets unless it asks for others.")
+        float,
+        typer.Option("--timeout", callback=check_number, help="Seconds that a call gets unless it asks for others."),
     ] = 10.0,
     memory: Annotated[int, typer.Option("--memory", help="MiB that a call gets unless it asks for others.")] = 512,
     max_timeout: Annotated[
-        float, typer.Option("--max-timeout", callback=number, help="The most seconds that a call may ask for.")
+        float, typer.Option("--max-timeout", callback=check_number, help="The most seconds that a call may ask for.")
     ] = 600.0,
     max_memory: Annotated[int, typer.Option("--max-memory", help="The most MiB that a call may ask for.")] = 16384,
     queue: Annotated[int, typer.Option("--queue", help="Calls that may wait; more are refused.")] = 20000,
@@ -224,7 +225,9 @@ def serve(
     fusion_wait: Annotated[
         float,
         typer.Option(
-            "--fusion-wait", callback=number, help="Seconds that a call of SandboxFusion's API waits for a worker."
+            "--fusion-wait",
+            callback=check_number,
+            help="Seconds that a call of SandboxFusion's API waits for a worker.",
         ),
     ] = 8.0,
     drain: Annotated[
@@ -255,7 +258,7 @@ def serve(
             judge_chars=judge_chars,
             fusion_bytes=fusion_output << 10,
             fusion_wait=fusion_wait,
-            token=token_of(token, token_file),
+            token=read_token(token, token_file),
             drain=drain,
         )
         sandbox = SandboxPool(

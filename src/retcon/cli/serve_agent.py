@@ -16,11 +16,11 @@ from retcon.cli.arguments import (
     ModelOverrides,
     Port,
     TokenFile,
-    conversing,
+    check_number,
+    load_conversation,
     need_serving,
-    number,
+    read_token,
     ready,
-    token_of,
     token_option,
 )
 from retcon.core.errors import RecipeError
@@ -80,7 +80,7 @@ def serve_agent(
     at_once: Annotated[int, typer.Option("--at-once", help="Most requests at a time; more are refused.")] = 256,
     sessions: Annotated[int, typer.Option("--sessions", help="Most sessions open at a time.")] = 4096,
     idle: Annotated[
-        float, typer.Option("--idle", callback=number, help="Seconds after which an unused session is ended.")
+        float, typer.Option("--idle", callback=check_number, help="Seconds after which an unused session is ended.")
     ] = 3600,
     grace: Annotated[
         int, typer.Option("--grace", min=1, help="Seconds that running requests get when the server is told to stop.")
@@ -92,10 +92,10 @@ def serve_agent(
     from retcon.serve.errors import ServeSettings
 
     given = [f"repair.kind={repair}", *(overrides or ())]
-    recipe, folder = conversing(model, tool or ["python"], given, answer_tokens=0)  # --answer-tokens says it
+    recipe, folder = load_conversation(model, tool or ["python"], given, answer_tokens=0)  # --answer-tokens says it
     called = name or _last_part(model)
     try:
-        secret = token_of(token, token_file)
+        secret = read_token(token, token_file)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     settings = ServeSettings(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from retcon.cli.arguments import command_line, plain_console, refuse_idle
+from retcon.cli.arguments import check_useful, command_line, plain_console
 from retcon.core.errors import RecordError
 from retcon.core.texts import counted, is_url
 
@@ -46,9 +46,9 @@ def show(
     from rich.console import Console
 
     one = id is not None or first_repaired
-    refuse_idle("--raw", raw and not one, "it is of one trajectory: name it by its ID, or say --first-repaired")
-    refuse_idle("--first-repaired", first_repaired and id is not None, f"{id} is named already")
-    refuse_idle("--limit", one and limit is not None, "it is of the list, and one trajectory is asked for")
+    check_useful("--raw", raw and not one, "it is of one trajectory: name it by its ID, or say --first-repaired")
+    check_useful("--first-repaired", first_repaired and id is not None, f"{id} is named already")
+    check_useful("--limit", one and limit is not None, "it is of the list, and one trajectory is asked for")
     console = Console()
     if not one:
         bad = _list(console, file, LINES if limit is None else limit)
@@ -185,7 +185,7 @@ def _recipe_names(runs: Sequence[str]) -> dict[str, str]:
 
 
 def _marked(recipe: str) -> str:
-    """The recipe below a line by which it is known as what a report wrote, until somebody changes it."""
+    """Put a checksum above a recipe, which shows whether it was changed since."""
     digest = hashlib.sha256(recipe.encode()).hexdigest()[:16]
     return f"# By `retcon report`, which replaces it only as it wrote it: {digest}\n{recipe}"
 

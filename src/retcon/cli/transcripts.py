@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import typer
 
-from retcon.cli.arguments import command_line, number, refuse_idle
+from retcon.cli.arguments import check_number, check_useful, command_line
 from retcon.core.errors import Interrupted, RecordError, nearest
 from retcon.core.types import REPLACED, Decision
-from retcon.runs.progress import telling
+from retcon.runs.progress import show_progress
 
 if TYPE_CHECKING:
     from retcon.core.types import Trajectory
@@ -42,7 +42,7 @@ def purify(
     gamma: Annotated[
         float,
         typer.Option(
-            "--gamma", callback=number, min=0.0, max=1.0, help="γ: similarity from which a repair is shallow."
+            "--gamma", callback=check_number, min=0.0, max=1.0, help="γ: similarity from which a repair is shallow."
         ),
     ] = 0.5,
     attempts: Annotated[
@@ -129,7 +129,7 @@ def purify(
         # What an interrupted run was to replace, it was told to replace.
         refuse_finished(reported if resume else [*assignment.outputs(), *reported], "--force")
     try:
-        with _asked_to_stop() as stop, telling("purifying (kB)") as tell:
+        with _asked_to_stop() as stop, show_progress("purifying (kB)") as tell:
             run(tell, stop)
     except Stopped as stopped:
         raise _explained(stopped, assignment, out) from stopped.__cause__
@@ -225,7 +225,7 @@ def _refuse_twice(inputs: Sequence[Path]) -> None:
 
 
 def audit_of(out: Path, folder: bool) -> Path | None:
-    """Where its audit goes if nobody says: beside the output, where that is a file."""
+    """Default path of the audit: beside an output file."""
     from retcon.store.compression import plain_name
     from retcon.store.records import KINDS
 
@@ -298,8 +298,8 @@ def diff(
 
     from retcon.report.transcript import show_change
 
-    refuse_idle("--seed", seed is not None and sample is None, "it is of a draw: say how many (--sample)")
-    refuse_idle("--all", all_ and sample is not None, f"--sample {sample} shows no more than that: leave one out")
+    check_useful("--seed", seed is not None and sample is None, "it is of a draw: say how many (--sample)")
+    check_useful("--all", all_ and sample is not None, f"--sample {sample} shows no more than that: leave one out")
     found = _sampled(_changes(file, id, kind), sample, seed or 0) if sample else _changes(file, id, kind)
     console = Console()
     shown = more = 0

@@ -148,11 +148,11 @@ async def replay(
     call: FailedCall, task: Task, context: RolloutContext, *, times: int, seed: int, grade: Grade
 ) -> Replays:
     """Every counterfactual `times` times, graded, their ids `{rollout}/{way}/{n}`; nothing is repaired in them, so that
-    they differ in where they begin alone.
+    they differ only in where they begin.
 
-    Seeds derive from (seed, rollout, way, n). Where tools keep state, what was called before is called again, and a
-    replay that is told something else then ends as an infrastructure fault, without a reward. So does one that calls
-    nothing: which replays are lost must not depend on what the model does in them.
+    Seeds derive from (seed, rollout, way, n). Where tools keep state, earlier calls are repeated, and a replay whose
+    observations differ then ends as an infrastructure fault. So does one that calls nothing: which replays are lost
+    must not depend on what the model does in them.
     """
 
     async def one(way: Way, turns: tuple[Turn, ...], n: int) -> tuple[Trajectory, bool]:
@@ -198,8 +198,8 @@ async def _checked(made: Trajectory, tools: Sequence[Rebuilt], lost: Callable[[s
 
 
 class Rebuilt:
-    """A tool that keeps state, opened in the state that calls have left; implements `StatefulTool`. told: those calls,
-    and what the tool said to them. rollout: in which they were made: a tool may draw random numbers by its id.
+    """A tool that keeps state, opened in the state that calls have left; implements `StatefulTool`. told: those calls
+    and their observations. rollout: in which they were made: a tool may draw random numbers by its id.
 
     tried: it was opened, or was to be. differs: it said something else this time.
     """
@@ -231,13 +231,13 @@ class Rebuilt:
             return
         self.differs = again.status != "infrastructure"
         raise InfrastructureFault(
-            f"rollout {trajectory}: call {call.id} was told {said.status} {said.text[:80]!r}, and is now told "
+            f"rollout {trajectory}: call {call.id} returned {said.status} {said.text[:80]!r}, and now "
             f"{again.status} {again.text[:80]!r}: its state cannot be rebuilt"
         )
 
 
 class Count(msgspec.Struct, frozen=True):
-    """Replays that came to their end, and those of them that passed."""
+    """Replays without a fault, and how many passed."""
 
     made: int
     passed: int
@@ -271,7 +271,7 @@ class Replayed(msgspec.Struct, frozen=True):
 
     @property
     def of_fix(self) -> float | None:
-        """The same of what SAAR put in its place."""
+        """By how much likelier it passes after the fix than from the history before it."""
         return _difference(self.fixed, self.fresh)
 
     @property
@@ -622,7 +622,7 @@ def _foreign(path: Path) -> bool:
 
 
 def _open(job: Auditing, model: str, tasks: Sequence[Task], system: str | None = None) -> dict[str, Any]:
-    """Makes the folder, or finds it as this job left it; one that has no rollouts yet is anybody's. What the job is, as
+    """Makes the folder, or finds it as this job left it; one without rollouts can be taken over. What the job is, as
     the folder is to say. system: prompt of tasks that have none. Raises CheckpointError."""
     asked = {"problems": fingerprint_of(tasks), "system prompts": fingerprint_of([Task("", "", "", system)])}
     about: dict[str, Any] = {
@@ -643,7 +643,7 @@ def _open(job: Auditing, model: str, tasks: Sequence[Task], system: str | None =
         there = msgspec.json.decode(file.read_bytes(), type=dict[str, dict[str, Any]])
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{file} is broken ({error}): choose another --out") from error
-    there["audit"] = {**asked, **there.get("audit", {})}  # audits of before they were told say nothing of them
+    there["audit"] = {**asked, **there.get("audit", {})}  # earlier versions did not record them
     then = {**as_now(there, job.recipe), "evaluate": there.get("evaluate", {})}  # of which an audit has the seed alone
     if changed := list(differing(then, about)):
         raise CheckpointError(f"{job.out} holds an audit of other things: {'; '.join(changed)}: choose another --out")

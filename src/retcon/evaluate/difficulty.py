@@ -106,7 +106,7 @@ async def measure(
 ) -> None:
     """Rolls out each task `rollouts` times; on_task gets its id and how many passed, once the last one is graded.
 
-    A task that lost rollouts, be it in grading, is not told. The rollouts' seeds depend on the recipe's and the task
+    on_task is not called for a task that lost rollouts. The rollouts' seeds depend on the recipe's and the task
     alone. Raises SandboxUnavailable where more than one rollout in twenty was lost.
     """
     passed: dict[str, list[bool]] = defaultdict(list)

@@ -24,17 +24,17 @@ from retcon.store.whole import alone_on, refuse_special, write_whole
 
 RESULT_FORMAT = 1
 PASS_AT = (1, 8, 16)
-"""The k of the pass@k that are told, where problems have as many samples."""
+"""Values of k that are reported, where problems have enough samples."""
 K = 8
 
 
 def setting_names(top_p: float) -> tuple[str, ...]:
-    """Of an evaluation's settings. top_p: of the second one; with 1 there is none. Results and files are under them."""
+    """Names of an evaluation's settings. top_p: of the second one, which 1 leaves out."""
     return ("t1",) if top_p == 1 else ("t1", "top_p")
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """One problem in one setting. samples: rollouts that came to an end of their own; means are over those.
+    """One problem in one setting. samples: rollouts that no fault ended; means are over those.
     first_try_failures: share of their first tries that failed (`retcon.core.types`), None where they tried nothing."""
 
     task: str
@@ -90,7 +90,7 @@ class Result(msgspec.Struct, frozen=True):
         return not isinstance(top_p, int | float) or self.settings.keys() >= set(setting_names(top_p))
 
     def without_settings(self) -> Result:
-        """What it is a result of, without what came out."""
+        """Return the result with its inputs alone."""
         return Result(self.checkpoint, self.recipe, {}, inputs=self.inputs)
 
     def with_setting(self, name: str, setting: Setting) -> Result:
@@ -178,24 +178,22 @@ def write_result(path: Path, result: Result) -> None:
 
 
 class Begun:
-    """The problems of a setting that were measured, in memory alone. meter: of what they cost."""
+    """Measured problems of a setting, in memory. meter: their cost."""
 
     def __init__(self) -> None:
         self.groups: dict[str, list[Trajectory]] = {}
         self.meter = Meter()
 
     def add(self, task: str, group: Sequence[Trajectory]) -> None:
-        """All rollouts of a problem. One of which some were lost is not kept: it gets another chance."""
+        """Add the rollouts of a problem, unless some were lost: it is measured again."""
         if all(t.reward is not None for t in group):
             self.groups[task] = list(group)
 
 
 class BegunFile(Begun, AbstractContextManager["BegunFile"]):
-    """In `FILE.partial`, whose first line says of which evaluation it is; goes on where that stopped. No other process
-    writes it meanwhile.
+    """Measured problems in a locked `FILE.partial`, whose first line names the evaluation; resumes what it holds.
 
-    Raises CheckpointError where another process is at it, or it is broken; RecordError or StorageError where it cannot
-    be written.
+    Raises CheckpointError for a broken file or one that another process writes, RecordError, StorageError.
     """
 
     def __init__(self, file: Path, of: Result) -> None:
@@ -232,7 +230,7 @@ class BegunFile(Begun, AbstractContextManager["BegunFile"]):
             self._lines.add(msgspec.json.encode(line) + b"\n", name=f"problem {task}")
 
     def remove(self) -> None:
-        """The setting is whole, and kept elsewhere."""
+        """Remove the file, once the setting is written elsewhere."""
         self._path.unlink(missing_ok=True)
 
     def __exit__(
@@ -242,13 +240,12 @@ class BegunFile(Begun, AbstractContextManager["BegunFile"]):
 
 
 def partial(file: Path) -> Path:
-    """Where the rollouts of a file stand until it is whole."""
+    """Path of a file's rollouts until all are there."""
     return file.with_name(file.name + SUFFIX)
 
 
 def evaluation_of(path: Path) -> Result | None:
-    """Of which evaluation the rollouts of a partial file are, None where it has none, as of one that another server
-    than the one meant did not answer. Raises CheckpointError."""
+    """Read the evaluation that a partial file belongs to; None without rollouts. Raises CheckpointError."""
     try:
         with path.open("rb") as file:
             line, more = file.readline(), file.read(1)

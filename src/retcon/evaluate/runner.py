@@ -62,14 +62,13 @@ Progress = Callable[[int, int], None]
 """Rollouts done, of how many, over all settings."""
 
 OnPlace = Callable[["Placement"], None]
-"""Told where the model computes, before it does."""
+"""Called with where the model computes, before it does."""
 
 RELEVANT = ("run", "model", "compute", "engine", "task", "rollout", "sandbox", "evaluate")
 """Sections of a recipe that an evaluation depends on; with repairs also `repair`."""
 
 AT_ONCE = 4096
-"""Rollouts that are begun side by side at most, unless servers take more: of large sets, the others would wait for the
-engine with their prompts in memory."""
+"""Most rollouts at once, unless servers take more; waiting ones would hold their prompts in memory."""
 
 
 def settings_of(recipe: Recipe) -> dict[str, SamplingParams]:
@@ -163,8 +162,8 @@ async def evaluate(
     begun: Begun | None = None,
 ) -> tuple[list[list[Trajectory]], Setting]:
     """Rolls out one setting with the recipe's sandbox: the graded rollouts of each task, and their figures. family:
-    that the tasks are of, None for the recipe's. faults: told why rollouts are lost. begun: the problems
-    that are done already, and those that will be.
+    that the tasks are of, None for the recipe's. faults: collects why rollouts are lost. begun: problems done
+    so far, to which new ones are added.
 
     The rollouts' seeds depend on the evaluation's seed, the setting's name and the problem: equal for every checkpoint.
     """
@@ -208,7 +207,7 @@ def held_by(
     recipe: Recipe, checkpoint: Path, out: Path, tasks: Sequence[Task], family: TaskSet | None = None
 ) -> Result:
     """The result that `out` holds so far; a new one where it holds none. Makes nothing. tasks: those to evaluate on.
-    family: that they are of, whose system prompt a class of one's own may have changed.
+    family: that they are of, whose system prompt the user's class may set.
 
     Raises CheckpointError where it is of another recipe, checkpoint or set of problems, or no evaluation's folder."""
     sections = RELEVANT if recipe.evaluate.repair == "none" else (*RELEVANT, "repair")
@@ -239,7 +238,7 @@ def _refuse_begun(result: Result, recipe: Recipe, out: Path, name: str) -> None:
 
 
 def _refuse_other(old: Result, new: Result, recipe: Recipe, out: Path) -> None:
-    """Raises CheckpointError where the two are of different evaluations. recipe: of the new one."""
+    """Check that two results are of one evaluation. recipe: of the new one. Raises CheckpointError."""
     weights = old.inputs.get("weights")
     if old.checkpoint != new.checkpoint and (weights is None or weights != new.inputs.get("weights")):  # else: moved
         raise CheckpointError(f"{out} evaluates {old.checkpoint}, not {new.checkpoint}: choose another --out")
@@ -282,7 +281,7 @@ def _harness_code(recipe: Recipe, over: bool) -> dict[str, str]:
 
 
 def _refuse_foreign(out: Path, recipe: Recipe) -> None:
-    """Raises CheckpointError where it is a file, or holds what no evaluation made."""
+    """Check that a folder holds files of evaluations alone. Raises CheckpointError."""
     files = [_trajectories(out, name) for name in settings_of(recipe)]
     own = {path.name for file in files for path in (file, partial(file))}
     try:
@@ -297,7 +296,7 @@ def _refuse_foreign(out: Path, recipe: Recipe) -> None:
 
 
 def _make_folder(out: Path) -> None:
-    """Raises CheckpointError where it cannot be made or written to."""
+    """Make the folder. Raises CheckpointError where that fails or it is not writable."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:

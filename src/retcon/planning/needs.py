@@ -295,14 +295,14 @@ def _advice(part: str, *, trains: bool) -> str:
 
 
 def free_on(device: str) -> int | None:
-    """Bytes that can be had on a device; None where nobody knows."""
+    """Free bytes of a device, None if unknown."""
     if device.startswith("cuda"):
         return free_memory(torch.device(device))
     return available_memory()
 
 
 def memory_of(device: str) -> int:
-    """Bytes that a device has, whoever has taken them."""
+    """All bytes of a device, free or not."""
     return int(torch.cuda.mem_get_info(torch.device(device))[1]) if device.startswith("cuda") else total_memory()
 
 
@@ -396,7 +396,7 @@ def parameters_of(folder: Path) -> int:
 
 
 def warn_of_rate(kind: RunKind, recipe: Recipe, parameters: int) -> None:
-    """Warns (RateWarning) where a model of so many parameters is to be trained at a rate that nobody uses for such."""
+    """Warn (RateWarning) of a learning rate far above those used for models of this size."""
     usual, lr = USUAL[kind], getattr(recipe, kind).lr
     times = ADAPTERS if recipe.lora.rank else 1
     if parameters < LARGE or lr <= times * usual.most:

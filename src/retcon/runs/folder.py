@@ -120,7 +120,7 @@ FORMAT = 1
 NAME = "run.json"
 RunKind = Literal["sft", "dpo", "rl"]
 NOT_THERE = "not there yet"
-"""In place of an input's fingerprint: what a later stage of the run will need, and nobody has made yet."""
+"""In place of an input's fingerprint: a file that a later stage needs and that does not exist yet."""
 RENDERED = "tools or chat template"
 """An input: the ids that texts, or the first prompts, came to, with the tools that stand in them. Runs of earlier
 versions lack it, and go on."""

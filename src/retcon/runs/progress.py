@@ -1,4 +1,4 @@
-"""Progress of one command: a bar in a terminal, plain lines elsewhere, and a file for whoever started it."""
+"""Progress of one command: a bar in a terminal, lines elsewhere, a file for a parent process."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ FILE = "RETCON_PROGRESS"
 """Environment variable: a file that a parent process reads `{"label", "done", "total"}` from."""
 
 POLL_SECONDS = 0.2
-"""How often it does."""
+"""How often the parent reads it."""
 
-Tell = Callable[[int, int], None]
+OnProgress = Callable[[int, int], None]
 """Takes (done, total)."""
 
 
 @contextmanager
-def telling(label: str) -> Iterator[Tell]:
-    """A function that shows how far `label` has come."""
+def show_progress(label: str) -> Iterator[OnProgress]:
+    """Return a function that shows the progress of `label`."""
     if path := os.environ.get(FILE):
-        yield Written(Path(path), label)
+        yield ProgressFile(Path(path), label)
         return
     from rich.console import Console
 
@@ -63,10 +63,9 @@ def telling(label: str) -> Iterator[Tell]:
 
 
 @contextmanager
-def telling_steps(label: str, steps: int, stages: Sequence[str] = ()) -> Iterator[StepProgress]:
-    """What gets the metrics of each of `steps` steps, and shows a line of each: above a bar in a terminal. stages:
-    names of the run's."""
-    with telling(label) as tell:
+def show_steps(label: str, steps: int, stages: Sequence[str] = ()) -> Iterator[StepProgress]:
+    """Return a function that takes a step's metrics and prints a line, in a terminal above a bar. stages: names."""
+    with show_progress(label) as tell:
         yield StepProgress(tell, label, steps, stages)
 
 
@@ -80,7 +79,7 @@ class StepProgress:
     """Shows a line of each step's metrics, and within a step how far its rollouts are: in a terminal beside the bar."""
 
     def __init__(
-        self, tell: Tell, label: str, steps: int, stages: Sequence[str] = (), *,
+        self, tell: OnProgress, label: str, steps: int, stages: Sequence[str] = (), *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self._tell, self._label, self._steps, self._clock = tell, label, steps, clock
@@ -90,10 +89,10 @@ class StepProgress:
 
     def __call__(self, metrics: Mapping[str, float | None]) -> None:
         """Show a step that is over."""
-        tell_line(self._line(metrics))
+        print_line(self._line(metrics))
         if isinstance(self._tell, Bar):
             self._tell.describe(self._label)
-        if not isinstance(self._tell, Lines):  # which would say the same again
+        if not isinstance(self._tell, Lines):  # its lines would repeat this one
             self._tell(int(metrics["step"] or 0), self._steps)
 
     def rollouts(self, step: int, done: int, total: int, tokens: int) -> None:
@@ -107,12 +106,12 @@ class StepProgress:
             parts.append(f"{tokens:,} tokens, {tokens / spent:,.0f} a second")
         if done:
             left = spent / done * (total - done + (self._steps - step) * total)
-            parts.append(f"all rollouts in about {duration(left)}")
+            parts.append(f"all rollouts in about {format_duration(left)}")
         if isinstance(self._tell, Bar):
             self._tell.describe(f"{self._label}  {', '.join(parts)}")
         elif now >= self._next:
             self._next = now + EVERY
-            tell_line(", ".join(parts))
+            print_line(", ".join(parts))
 
 
 class Bar:
@@ -129,20 +128,20 @@ class Bar:
         self._progress.update(self._bar, description=label)
 
 
-def tell_place(where: Placement) -> None:
-    """Say where a command computes, and what its recipe could gain there."""
+def print_place(where: Placement) -> None:
+    """Print where a command computes, and which keys would make it faster there."""
     for line in (where.line, *where.hints):
-        tell_line(line)
+        print_line(line)
 
 
-def tell_line(line: str) -> None:
-    """A line beside the progress."""
+def print_line(line: str) -> None:
+    """Print a line beside the progress."""
     # Through sys.stderr, which a bar on the terminal redirects to above itself.
     print(line, file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class StepFigure:
     """One figure of a step's line. metric: its name in metrics.jsonl; label before, unit behind."""
 
     metric: str
@@ -152,24 +151,28 @@ class Shown:
 
 
 FIGURES = (
-    Shown("reward", "reward", "{:+.3f}"),
-    Shown("pass_rate", "pass", "{:.1%}"),
-    Shown("eval_pass_rate", "held out", "{:.1%}"),
-    Shown("raw_failures", "failed calls", "{:.2f}"),
-    Shown("loss", "loss", "{:.4f}"),
-    Shown("accuracy", "accuracy", "{:.1%}"),
-    Shown("margin", "margin", "{:+.3f}"),
-    Shown("tokens_per_second", "", "{:,.0f}", " tokens/s"),
-    Shown("kl", "kl", "{:.4f}"),
+    StepFigure("reward", "reward", "{:+.3f}"),
+    StepFigure("pass_rate", "pass", "{:.1%}"),
+    StepFigure("eval_pass_rate", "held out", "{:.1%}"),
+    StepFigure("raw_failures", "failed calls", "{:.2f}"),
+    StepFigure("loss", "loss", "{:.4f}"),
+    StepFigure("accuracy", "accuracy", "{:.1%}"),
+    StepFigure("margin", "margin", "{:+.3f}"),
+    StepFigure("tokens_per_second", "", "{:,.0f}", " tokens/s"),
+    StepFigure("kl", "kl", "{:.4f}"),
 )
 RECENT = 20
-"""Steps that the time left is reckoned from: what came long before says little about what is to come."""
+"""Latest steps from which the time left is estimated."""
 
 
 class StepLine:
-    """Makes the line of each step. steps: of the whole run, of which a session may take the last ones alone. stages:
-    names of its stages, in their order; none where it has none. clock: seconds, from which the time left is
-    reckoned: what a run cost, its `wall_s`, leaves out evaluations on the way."""
+    """Formats the line of a step.
+
+    Args:
+        steps: of the whole run, earlier sessions included.
+        stages: names of its stages, in order.
+        clock: seconds; `wall_s` of the metrics leaves out evaluations.
+    """
 
     def __init__(self, steps: int, stages: Sequence[str] = (), *, clock: Callable[[], float] = time.monotonic) -> None:
         self._steps, self._stages, self._clock = steps, stages, clock
@@ -180,7 +183,7 @@ class StepLine:
         parts = [f"step {step:>{len(str(self._steps))}}/{self._steps}"]
         if self._stages and (stage := int(metrics.get("stage") or 0)):
             parts.append(f"stage {stage}/{len(self._stages)} {self._stages[stage - 1]}")
-        # A loss of reinforcement learning says nothing to the eye: its sign and size follow the advantages.
+        # In reinforcement learning, sign and size of the loss follow the advantages.
         left_out = {"loss"} if "reward" in metrics else set()
         for shown in FIGURES:
             value = metrics.get(shown.metric)
@@ -189,23 +192,23 @@ class StepLine:
             if value is not None and shown.metric not in left_out:
                 parts.append(f"{shown.label} {shown.form.format(value)}{shown.unit}".strip())
         if (left := self._left(step)) is not None:
-            parts.append(f"left {duration(left)}")
+            parts.append(f"left {format_duration(left)}")
         return "  ".join(parts)
 
     def _left(self, step: int) -> float | None:
-        """Seconds, by the mean of the last steps; None after a session's first, which has nothing to compare with."""
+        """Seconds left by the mean of the last steps; None after a session's first."""
         self._recent.append((step, self._clock()))
         (first, since), (last, until) = self._recent[0], self._recent[-1]
         return None if first == last else (self._steps - last) * (until - since) / (last - first)
 
 
 def _rate(metrics: Mapping[str, float | None]) -> float | None:
-    """Tokens that were learnt in a second of a supervised step."""
+    """Tokens a second of a supervised step."""
     tokens, seconds = metrics.get("tokens"), metrics.get("seconds")
     return tokens / seconds if tokens and seconds else None
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """`0:07`, `12:40`, `3:05:00`: hours, minutes and seconds."""
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
@@ -226,9 +229,8 @@ class Lines:
             self._write(f"{self._label}: {done} of {total}")
 
 
-class Written:
-    """Progress in a file, for whoever looks into it: no oftener than it looks, but for the end, as each takes some
-    milliseconds, or far more on a slow disk, and an evaluation tells every rollout. clock: seconds."""
+class ProgressFile:
+    """Progress in a file, written no more often than a parent reads it, and at the end; disks may be slow."""
 
     def __init__(self, path: Path, label: str, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._path, self._label, self._clock = path, label, clock

@@ -12,7 +12,7 @@ from retcon.config.load import load_recipe, toml_of
 from retcon.core.errors import CheckpointError, RecipeError
 from retcon.models.locating import locate
 from retcon.runs.folder import NAME, RunFolder
-from retcon.runs.progress import tell_place, telling_steps
+from retcon.runs.progress import print_place, show_steps
 from retcon.store.whole import write_whole
 
 Problems = str | Path | Iterable[Mapping[str, Any]]
@@ -47,8 +47,8 @@ def train(
     from retcon.train.rl import run_rl  # it brings torch
 
     stages = [stage.name for stage in changed.stages]
-    with telling_steps(f"training {recipe}", changed.rl.steps, stages) as on_step:
-        run_rl(changed, folder, out, on_step=on_step, on_rollouts=on_step.rollouts, on_place=tell_place)
+    with show_steps(f"training {recipe}", changed.rl.steps, stages) as on_step:
+        run_rl(changed, folder, out, on_step=on_step, on_rollouts=on_step.rollouts, on_place=print_place)
     return RunFolder(out)
 
 

@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("torch", reason="training needs the [train] extra")
 
-from retcon.cli.arguments import conversing
+from retcon.cli.arguments import load_conversation
 from retcon.cli.compare import CompareOptions, make_plan, read_arms
 from retcon.cli.dry_run import plan_evaluation, plan_rl, plan_sft
 from retcon.cli.runner import training
@@ -122,7 +122,7 @@ def test_so_do_a_comparison_before_its_cold_start_a_conversation_and_trls_traine
     with pytest.raises(RecipeError, match="cannot be gone back to"):
         training(tmp_path, tmp_path / "a", "quickstart/saar", KEYS, name="a", start="base", needs=("cold",))
     with pytest.raises(RecipeError, match="cannot be gone back to"):
-        conversing(str(base), [], [key for key in (*KEYS, "repair.kind=saar") if "tools" not in key])
+        load_conversation(str(base), [], [key for key in (*KEYS, "repair.kind=saar") if "tools" not in key])
     with pytest.raises(RecipeError, match="cannot be gone back to"):
         Rollouts("quickstart/saar", KEYS, model=base)
 

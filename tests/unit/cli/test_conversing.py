@@ -9,14 +9,14 @@ import pytest
 
 pytest.importorskip("torch", reason="a model's folder is found by the [train] extra")
 
-from retcon.cli.arguments import ANSWER, CHARS, ROOM, conversing
+from retcon.cli.arguments import ANSWER, CHARS, ROOM, load_conversation
 from retcon.core.errors import RecipeError
 
 URL = "http://127.0.0.1:1/v1"
 
 
 def lengths(model: str, *overrides: str) -> tuple[int, int]:
-    rollout = conversing(model, ["python"], overrides)[0].rollout
+    rollout = load_conversation(model, ["python"], overrides)[0].rollout
     return rollout.max_tokens, rollout.lookahead_tokens
 
 
@@ -37,17 +37,17 @@ def test_a_server_says_itself_how_much_it_takes() -> None:
 
 
 def test_whatever_a_conversation_begins_with_can_be_overridden() -> None:
-    recipe, _ = conversing(URL, ["python"], [])
+    recipe, _ = load_conversation(URL, ["python"], [])
     assert (recipe.engine.url, recipe.rollout.tools, recipe.sandbox.output_chars) == (URL, ("python",), CHARS)
     assert (recipe.engine.answer_tokens, recipe.engine.patience, recipe.sandbox.patience) == (ANSWER, 0, 0)
     own = ["sandbox.output_chars=77", "sandbox.patience=5"]
     keys = ["engine.answer_tokens=9", "engine.patience=4", "rollout.tools=[]", *own]
-    changed, _ = conversing(URL, ["python"], keys)
+    changed, _ = load_conversation(URL, ["python"], keys)
     assert (changed.engine.answer_tokens, changed.engine.patience) == (9, 4)
     assert (changed.sandbox.output_chars, changed.sandbox.patience, changed.rollout.tools) == (77, 5, ())
-    assert conversing(URL, [], [], answer_tokens=0)[0].engine.answer_tokens == 0
+    assert load_conversation(URL, [], [], answer_tokens=0)[0].engine.answer_tokens == 0
 
 
 def test_a_harness_that_nobody_would_ask_is_refused() -> None:
-    with pytest.raises(RecipeError, match=r"^rollout\.harness: whoever converses makes the rollouts"):
-        conversing(URL, ["python"], ["rollout.harness=mine:solve"])
+    with pytest.raises(RecipeError, match=r"^rollout\.harness: in a conversation the client makes the rollouts"):
+        load_conversation(URL, ["python"], ["rollout.harness=mine:solve"])

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from retcon.cli.app import app
-from retcon.cli.arguments import READS, conversing
+from retcon.cli.arguments import READS, load_conversation
 from retcon.cli.compare import read_arms
 from retcon.cli.runner import cold_start, training
 from retcon.config.load import ALL, load_recipe
@@ -89,7 +89,7 @@ def test_a_comparison_and_a_conversation_refuse_them_too() -> None:
     with pytest.raises(RecipeError, match=r"'dpo\.lr=1': this command does not read \[dpo\]"):
         read_arms(["quickstart/saar", "quickstart/roc", "dpo.lr=1"])
     with pytest.raises(RecipeError, match=r"'rl\.steps=1': this command does not read \[rl\]"):
-        conversing("http://127.0.0.1:1/v1", ["python"], ["rl.steps=1"])
+        load_conversation("http://127.0.0.1:1/v1", ["python"], ["rl.steps=1"])
 
 
 def test_the_page_on_recipes_names_the_sections_of_each_command() -> None:

@@ -11,17 +11,17 @@ import pytest
 
 from retcon.cli.jobs import Job, run_jobs
 from retcon.cli.learn import _result_of_demos
-from retcon.runs.progress import FILE, StepLine, Written, telling, telling_steps
+from retcon.runs.progress import FILE, ProgressFile, StepLine, show_progress, show_steps
 from retcon.train.demos.making import Summary
 
 
 def test_who_started_a_command_reads_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "progress.json"
     monkeypatch.setenv(FILE, str(file))
-    with telling_steps("training", 80) as told:
+    with show_steps("training", 80) as told:
         told({"step": 3, "reward": 0.5})
         assert json.loads(file.read_text()) == {"label": "training", "done": 3, "total": 80}
-    with telling("writing demonstrations") as tell:
+    with show_progress("writing demonstrations") as tell:
         tell(5, 40)
     assert json.loads(file.read_text()) == {"label": "writing demonstrations", "done": 5, "total": 40}
 
@@ -29,7 +29,7 @@ def test_who_started_a_command_reads_how_far_it_is(tmp_path: Path, monkeypatch: 
 def test_who_started_a_command_is_told_no_oftener_than_it_looks(tmp_path: Path) -> None:
     """Of thousands of rollouts each would wait for the disk."""
     now, file = [0.0], tmp_path / "progress.json"
-    tell, told = Written(file, "evaluating", clock=lambda: now[0]), []
+    tell, told = ProgressFile(file, "evaluating", clock=lambda: now[0]), []
     for at, done in ((0.0, 1), (0.1, 2), (0.3, 3), (0.31, 4), (0.32, 5)):
         now[0] = at
         tell(done, 5)
