@@ -170,7 +170,7 @@ class SimulatedReplica:
         if not rows:
             self._count = 0
             return
-        room = (self.costs.capacity - self.used) // rows
+        room = self._room()
         while self._stale(self._ends[0]):
             heapq.heappop(self._ends)
         self._count = max(1, min(self._ends[0][0] - self._forwards, room))
@@ -223,7 +223,6 @@ class SimulatedReplica:
         self._cache(call.id, tokens)
 
     def _cache(self, id: Hashable, tokens: int) -> None:
-        self.forget(id)
         self._cached[id] = tokens
         self._cached_tokens += tokens
 
@@ -241,25 +240,47 @@ class SimulatedReplica:
 
     def _admit(self, done: list[tuple[Call, int]]) -> None:
         """First come, first served, while the history fits and a forward's tokens of prefill are not used up."""
-        while self.waiting and len(self._decoding) + len(self._feeding) < self.costs.rows:
-            call = self.waiting[0]
-            tokens = call.tokens + call.made
-            if self.used + tokens + 1 > self.costs.capacity and (self._decoding or self._feeding):
+        for call in self._queue():
+            if len(self._decoding) + len(self._feeding) >= self.costs.rows:
                 break
-            self.waiting.popleft()
+            if self._led(call):
+                continue
+            tokens = call.tokens + call.made
+            if not self._place(call, tokens):
+                break
+            self.waiting.remove(call)
             if call.wanted <= call.made:  # nothing to generate
                 del self.calls[call.id]
                 done.append((call, 0))
                 continue
             cached = min(self._cached.get(call.id, 0), tokens)
-            if not cached and call.group in self._prompts:
-                cached = min(self._prompts[call.group], tokens)
-            self.forget(call.id)
+            cached = cached or min(self._shared(call), tokens)
+            self._cached_tokens -= self._cached.pop(call.id, 0)
             call.left = max(1, tokens - cached)
             self.counts.again += max(0, min(max(call.known, call.made and tokens), tokens) - cached)
             self._feeding.append(call)
             self._fed += tokens
             self._squeeze()
+
+    def _queue(self) -> list[Call]:
+        """Who is admitted, in order."""
+        return list(self.waiting)
+
+    def _led(self, call: Call) -> bool:
+        """Whether it waits for a sibling to compute their prompt."""
+        return False
+
+    def _shared(self, call: Call) -> int:
+        """Tokens at its front that are there, as a sibling computed them."""
+        return self._prompts.get(call.group, 0)
+
+    def _place(self, call: Call, tokens: int) -> bool:
+        """Whether its history has room; it has where nothing else is computed."""
+        return self.used + tokens + 1 <= self.costs.capacity or not (self._decoding or self._feeding)
+
+    def _room(self) -> int:
+        """Forwards for which those that decode have room."""
+        return (self.costs.capacity - self.used) // len(self._decoding)
 
     def _squeeze(self) -> None:
         """What is cached gives way to calls, the oldest first, from its end."""

@@ -66,6 +66,10 @@ class Immediate:
     def wake(self, now: float) -> float | None:
         return self._later[0][0] if self._later else None
 
+    def down_since(self, now: float) -> float | None:
+        """For the pool's dispatcher: it waits for replicas that are down as long as it takes."""
+        return None
+
     def least(self, now: float) -> int:
         """The replica with the fewest calls, of those that did not fail just now."""
         up = [n for n, until in enumerate(self._down) if until <= now] if any(u > now for u in self._down) else None

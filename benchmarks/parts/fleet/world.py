@@ -94,7 +94,8 @@ class _State:
 
 class World:
     """Runs jobs to their ends. slow: factors on the times of some replicas. began: when, by the policy's clock; the
-    faults' times count from then. timed: whether to measure the policy's own time."""
+    faults' times count from then. timed: whether to measure the policy's own time. engine: makes a
+    replica of its costs and a factor on its times."""
 
     def __init__(
         self,
@@ -107,9 +108,10 @@ class World:
         faults: Sequence[Fault] = (),
         began: float = 0.0,
         timed: bool = False,
+        engine: Callable[[Costs, float], SimulatedReplica] = SimulatedReplica,
     ) -> None:
         self.policy, self._began, self._timed = policy, began, timed
-        self.replicas = [SimulatedReplica(costs, (slow or {}).get(n, 1.0)) for n in range(replicas)]
+        self.replicas = [engine(costs, (slow or {}).get(n, 1.0)) for n in range(replicas)]
         self.states = [_State(job, tokens=job.prompt) for job in jobs]
         self.outcome = Outcome()
         self._heap: list[tuple[float, int, int, int, int]] = []  # time, order, kind, number, version

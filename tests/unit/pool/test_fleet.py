@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
 from parts.fleet.costs import PUBLISHED, Costs, misfit
 from parts.fleet.loads import LOADS, Job, Turn
 from parts.fleet.rivals import Aimd, LeastRequests, PrefixAffinity, Reserving, Static, Sticky
+from parts.fleet.slotted import SlottedReplica
 from parts.fleet.world import Fault, Outcome, Policy, World, bounds
 
 STEP = 0.125
@@ -92,6 +95,29 @@ def test_an_overflow_puts_the_last_one_back_and_no_token_is_decoded_twice() -> N
     assert outcome.again > 0
     # Both reach 150 tokens, where one goes on alone for 50 more; the other has its 151 computed again.
     assert outcome.makespan == pytest.approx((180 + 50) * STEP, abs=2 * STEP)
+
+
+def test_a_local_engine_keeps_what_was_used_just_now_from_new_trajectories() -> None:
+    company, comes_back, new = (
+        job((50, 0, 0.0)),
+        job((20, 0, STEP), (10, 0, 0.0), prompt=90),
+        job((5, 0, 0.0), prompt=240),
+    )
+    jobs = [replace(one, group=n) for n, one in enumerate((company, comes_back, new))]
+    tight = replace(PLAIN, capacity=320)
+    assert simulate(jobs, tight).again > 0
+    assert simulate(jobs, tight, engine=partial(SlottedReplica, longest=400)).again == 0
+
+
+def test_a_local_engine_shares_a_prompt_only_with_what_begins() -> None:
+    slotted = partial(SlottedReplica, longest=1000)
+    siblings = [job((5, 0, 0.0), prompt=100) for _ in range(4)]
+    assert simulate(siblings, PLAIN, engine=slotted).prefilled == 100 + 3  # a copy feeds one token
+    growing = [job((120, 0, 0.0), prompt=100, group=n) for n in range(2)]
+    outcome = simulate(growing, replace(PLAIN, capacity=400), engine=slotted)
+    assert outcome.preempted > 0
+    assert outcome.decoded == 240
+    assert outcome.prefilled > 2 * 100 + 100  # what was put back begins anew, its prompt included
 
 
 def test_a_replica_that_dies_loses_its_tokens_and_they_are_decoded_again() -> None:
