@@ -212,8 +212,14 @@ def print_trained(final: Path, out: Path, *others: str, recipe: Sequence[str] = 
 @contextmanager
 def interruptible(message: str | Callable[[], str]) -> Iterator[None]:
     """Turns Ctrl-C, and SIGTERM, inside the block into `Interrupted` with `message`, or with what it says by then."""
+
+    def interrupt(*_: object) -> None:
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in what a script runs behind itself
+            raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)
+
     main = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT)) if main else None
+    before = signal.signal(signal.SIGTERM, interrupt) if main else None
     try:
         yield
     except KeyboardInterrupt:

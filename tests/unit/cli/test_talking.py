@@ -30,11 +30,15 @@ def _ended_by_sigterm() -> None:
         signal.raise_signal(signal.SIGTERM)
 
 
-def test_sigterm_ends_a_command_as_ctrl_c_does() -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(Interrupted, match="kept"):
-        _ended_by_sigterm()
-    assert signal.getsignal(signal.SIGTERM) is before
+@pytest.mark.parametrize("ctrl_c", [signal.default_int_handler, signal.SIG_IGN], ids=["in front", "behind a script"])
+def test_sigterm_ends_a_command_as_ctrl_c_does(ctrl_c: signal.Handlers) -> None:
+    before, usual = signal.getsignal(signal.SIGTERM), signal.signal(signal.SIGINT, ctrl_c)
+    try:
+        with pytest.raises(Interrupted, match="kept"):
+            _ended_by_sigterm()
+        assert signal.getsignal(signal.SIGTERM) is before
+    finally:
+        signal.signal(signal.SIGINT, usual)
 
 
 def test_an_empty_input_is_an_error(tmp_path: Path) -> None:
