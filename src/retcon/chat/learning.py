@@ -147,7 +147,7 @@ def learn_format(turns: _Turns, words: str) -> CallFormat:
         return _object_format(turns, one, two, span, one_argument, words)
     at = one.find(NAMES[0])
     if at < 0:
-        raise UnknownFormat("the template does not show the name of a called tool")
+        raise UnknownFormat("it shows no calls of tools")
     json_span = _json_span(one, at + len(NAMES[0]), one_argument)
     if json_span is not None:
         return _named_format(turns, one, two, at, json_span, words)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Collection, Coroutine, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from threading import Thread
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -39,11 +40,22 @@ def in_a_loop(work: Coroutine[Any, Any, T]) -> T:
         running.set_result((asyncio.get_running_loop(), asyncio.current_task()))
         return await work
 
-    with ThreadPoolExecutor(1) as pool:
+    made: Future[T] = Future()
+
+    def compute() -> None:
         try:
-            return pool.submit(asyncio.run, run()).result()
-        except KeyboardInterrupt:
-            loop, task = running.result(timeout=1)
-            if task is not None:
-                loop.call_soon_threadsafe(task.cancel)
-            raise
+            made.set_result(asyncio.run(run()))
+        except BaseException as error:  # noqa: BLE001  raised again in the thread that waits
+            made.set_exception(error)
+
+    thread = Thread(target=compute)  # not a pool's, which forgets one whose start is interrupted
+    try:
+        thread.start()
+        return made.result()
+    except KeyboardInterrupt:
+        loop, task = running.result(timeout=1)
+        if task is not None:
+            loop.call_soon_threadsafe(task.cancel)
+        raise
+    finally:
+        thread.join()

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from safetensors.numpy import load_file, save_file
@@ -66,15 +66,17 @@ class OwnHead(nn.Module):
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
-        self._model = (model,)  # in a tuple, so that it is no submodule
+        self._model = ref(model)  # no submodule, and kept no longer than it is used
 
     def forward(self, hidden: Tensor) -> Tensor:
-        base = self._model[0].base_model
+        model = self._model()
+        assert model is not None
+        base = model.base_model
         before = vars(base).get("forward")
         base.forward = lambda *_, **__: _States(hidden[None])
         try:
             ids = torch.zeros(1, len(hidden), dtype=torch.long, device=hidden.device)
-            logits: Tensor = self._model[0](input_ids=ids, use_cache=False).logits
+            logits: Tensor = model(input_ids=ids, use_cache=False).logits
         finally:
             del base.forward
             if before is not None:

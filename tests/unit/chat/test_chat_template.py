@@ -138,7 +138,7 @@ def test_what_cannot_be_followed_is_refused_with_the_reason(change: tuple[str, s
 @pytest.mark.parametrize(
     ("name", "change", "why"),
     [
-        ("plain", ("", ""), "does not show the name of a called tool"),
+        ("plain", ("", ""), "it shows no calls of tools"),
         ("objects", ("(c.function.arguments | tojson)", "\"{'code': '\" + c.function.arguments.code | string + \"'}\""),
          "shows arguments in no order of key and value"),
         ("tags", ("(value | string)", "value"), "refuses a conversation: can only concatenate str"),

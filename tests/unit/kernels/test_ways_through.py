@@ -17,6 +17,7 @@ from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM, StableL
 from retcon.config.schema import ComputeSection
 from retcon.core.types import Sample
 from retcon.models.devices import Placement, TrainDtype
+from retcon.models.placing import head_of
 from retcon.train.kernels.computing import Computing, computing_of
 from retcon.train.kernels.forward import forwards
 
@@ -91,6 +92,7 @@ def test_what_samples_of_a_tree_learn_alike_goes_through_the_output_layer_once()
     """4 of the 5 of each; an output layer that is no plain linear one is called on them."""
     model, rows = qwen(), []
     model.set_output_embeddings(nn.Sequential(model.get_output_embeddings()))
+    head_of(model)  # found out before anything is counted
     model.lm_head.register_forward_hook(lambda module, given, out: rows.append(len(out)))
     one, short = sample(1, 3, 5, tree="t"), sample(1, 3, 4, tree="t")
     other = Sample((*short.ids, 30), *(getattr(one, name) for name in ("mask", "logprobs", "spliced")), tree="t")
@@ -129,12 +131,14 @@ def test_products_and_masks_are_of_the_recipes_dtype_and_no_keys_are_kept(
         masks = [bucket.prefix.mask.dtype for bucket in named["packing"].buckets if bucket.prefix is not None]
         found.append((masks, out.past_key_values))
 
+    samples = [sample(1, 3, 4), sample(1, 3, 5)]
+    with torch.no_grad(), forwards(model, samples, Computing(dtype=dtype)) as parts:
+        list(parts)  # what is found out of a model once
     model.base_model.register_forward_hook(note, with_kwargs=True)
     products = []
     model.base_model.layers[0].mlp.down_proj.register_forward_hook(
         lambda module, given, out: products.append(out.dtype)
     )
-    samples = [sample(1, 3, 4), sample(1, 3, 5)]
     with torch.no_grad(), forwards(model, samples, Computing(dtype=dtype)) as parts:
         for part in parts:
             assert part.logprobs.dtype == (torch.float64 if weights == torch.float64 else torch.float32)
