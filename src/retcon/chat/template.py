@@ -217,7 +217,7 @@ class Templated:
     """Implements `Framing` by a model's own template; family: whose tokens end turns and how its calls are labelled.
 
     Raises RecipeError where the template shows no tools or no observations, or changes what is said in a way that is
-    not known; it names the family whose shipped framing can be had in its place.
+    not known.
     """
 
     def __init__(self, template: Template, family: Family, *, without_tools: bool = False) -> None:
@@ -227,17 +227,16 @@ class Templated:
         self._observing = lru_cache(KEPT)(self._around_observations)
         self._answering = lru_cache(KEPT)(self._around_told)
         self._thinking = lru_cache(KEPT)(self._around_thought)
-        instead = f"set model.style = {family.name!r} for that family's shipped template"
         try:
             roles = ("user", "system", "assistant") if without_tools else ("user", "system", "assistant", "tool")
             shown = template.render([_message("user", "x")], [PROBED.as_function()])
             template.no_tools = None if template.renders([_message("user", "x")]) else []
             if not without_tools and PROBED.description not in shown:
-                raise RecipeError(f"{template.where}: the chat template does not show the model any tools: {instead}")
+                raise RecipeError(f"{template.where}: the chat template does not show the model any tools")
             self._system = self._takes_system()
             self._manner = {role: self._find_manner(role) for role in roles if role != "system" or self._system}
         except Refused as error:
-            raise RecipeError(f"{error}: {instead}") from error
+            raise RecipeError(str(error)) from error
 
     def _takes_system(self) -> bool:
         """Whether the template shows a system message."""
