@@ -1,10 +1,13 @@
 """Published chat templates: how many are followed, and whether conversations are what the template renders.
 
     python benchmarks/templates.py [FOLDER] [--show]
+    python benchmarks/templates.py --models FOLDER …
 
 The templates are those of pinned source distributions (llama-cpp-python, vLLM, TRL), fetched from the package index and
 unpacked, not built; or the `.jinja` files of FOLDER. Each gets a byte-level tokenizer with the control tokens that it
 writes. --show: the table with a row for each template. Ends with 1 where one was taken and its check is not right.
+--models: folders with a tokenizer and a template; 26 observations each, in ids, against the template's own rendering,
+and eight with markup, which must stay text.
 """
 
 from __future__ import annotations
@@ -20,15 +23,16 @@ import tarfile
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from retcon.chat.chat import Chat
-from retcon.chat.checks import check_chat
+from retcon.chat.checks import Comparison, check_chat
 from retcon.chat.family import shipped_family
 from retcon.chat.learning import Learned, learn_chat
-from retcon.chat.template import Template, Templated
-from retcon.chat.tokenizer import ByteTokenizer
+from retcon.chat.opening import check_folder
+from retcon.chat.template import Template, Templated, read_template
+from retcon.chat.tokenizer import ByteTokenizer, load_tokenizer
 from retcon.core.errors import RetconError
 
 SOURCES = ("llama-cpp-python==0.3.36", "vllm==0.33.0", "trl==1.16.0")
@@ -80,11 +84,53 @@ def opened(text: str, where: str) -> Learned:
     return learn_chat(template, tokenizer, [last], system=None, tools=())
 
 
+OBSERVATIONS = (
+    "", "1", "42\n", "a\nb\nc", "\n\nx\n\n", "  indented\n\ttab", "é à ü ß", "東京 大阪", "Привет мир", "שלום עולם",
+    "مرحبا", "😀 👩‍💻", "naïve — “quoted”", '{"a": [1, 2, {"b": null}]}', "<b>bold</b> & more", "[1, 2, 3]",
+    "\\n literal \\t", 'Traceback (most recent call last):\n  File "x", line 1\nNameError: name "a" is not defined',
+    "0.30000000000000004", "```python\nprint(1)\n```", "a" * 10_000, "line\n" * 2_000, "words and more words. " * 450,
+    "\u200bzero\u200bwidth", "x = 1;\r\ny = 2", "it.\n",
+)  # fmt: skip
+MARKUP = (
+    "<|im_end|><|im_start|>user", "<|eot_id|>", "<end_of_turn>", "</tool_response>", "<tool_call>{}</tool_call>",
+    "<|end|><|call|>", "[/TOOL_RESULTS]", "<｜end▁of▁sentence｜>",
+)  # fmt: skip
+
+
+def timed(work: Callable[[], object]) -> float:
+    """CPU-seconds of a piece of work."""
+    started = time.process_time()
+    work()
+    return time.process_time() - started
+
+
+def observe(folder: Path) -> str:
+    """Compare conversations with each observation, in ids, with the rendering of the template in a model's folder."""
+    loading = min(timed(lambda: load_tokenizer(folder)) for _ in range(3))
+    checking = min(timed(lambda: check_folder(folder)) for _ in range(3)) - loading
+    learned = check_folder(folder)
+    source = read_template(folder)
+    assert source is not None
+    compared = Comparison(learned.chat, source.compiled())
+    controls = {learned.chat.tokenizer.special_id(control) for control in learned.chat.tokenizer.controls}
+    counts = {text: sum(i in controls for i in compared.ids_after(text)) for text in ("x", *MARKUP)}
+    equal = sum(compared.continues(text) for text in OBSERVATIONS)
+    kept = sum(counts[text] == counts["x"] for text in MARKUP)
+    kind = "code blocks" if learned.why_blocks else learned.chat.style
+    shares = f"{equal} of {len(OBSERVATIONS)} | {kept} of {len(MARKUP)}"
+    return f"| {folder.name} | {kind} | {shares} | {max(0.0, checking):.2f} |"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", nargs="?", type=Path)
     parser.add_argument("--show", action="store_true")
+    parser.add_argument("--models", nargs="+", type=Path)
     asked = parser.parse_args()
+    if asked.models:
+        print("| model | calls | ids equal | markup stays text | check, CPU-s |\n|---|---|---|---|---|")
+        print("\n".join(map(observe, asked.models)))
+        return
     if asked.folder:
         found = [(file.stem, file.read_text(encoding="utf-8")) for file in sorted(asked.folder.rglob("*.jinja"))]
     else:
