@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 from retcon.chat.chat import Chat
@@ -40,8 +41,14 @@ def open_chat(
     """
     learned = check_folder(folder, style=style, system=system, tools=tools, thinking=thinking)
     if learned.why_blocks and tools:
-        warnings.warn(f"{folder}: {BLOCKS}: {learned.why_blocks}", TaskWarning, stacklevel=2)
+        _warn_once(f"{folder}: {BLOCKS}: {learned.why_blocks}")
     return learned.chat
+
+
+@cache
+def _warn_once(text: str) -> None:
+    """Warn in a process once: a command opens its model's chat before its work and for it."""
+    warnings.warn(text, TaskWarning, stacklevel=4)
 
 
 def check_folder(
