@@ -155,15 +155,15 @@ def sft(
     from retcon.models.locating import model_folder
     from retcon.runs.folder import check_free, check_run
 
-    if dry_run:
-        check_free(out, "sft", settings)
-    else:
-        check_run(out, kind="sft", recipe=settings)
     file = demonstrations[0] if demonstrations else _beside(out)
     if demonstrations:
         own = overrides_of(changes, READS["demos"])
         made_by = command_line("retcon", "demos", name or COLD_START, *own, "--out", file)
         check_demonstrations(settings, changes, file, made_by)
+    if dry_run:
+        check_free(out, "sft", settings)
+    else:
+        check_run(out, kind="sft", recipe=settings)
     if dry_run:
         from retcon.cli.dry_run import plan_sft
 

@@ -243,7 +243,7 @@ class Stages:
         run: Any = SimpleNamespace(checkpoint=lambda step: f"checkpoint {step}")
         own: Any = self
         folder: Any = "tokenizer"
-        asyncio.run(rl._train(run, own, folder, own))
+        asyncio.run(rl._train(run, own, folder, own, None))
 
     def _course(self, section: object, history: object) -> Stages.Course:
         assert (section, history) == (self.recipe.rl, "history")
