@@ -62,13 +62,6 @@ def test_a_tokenizer_of_another_vocabulary_than_the_model(base: Path, tmp_path: 
         train(tmp_path, "--from", other)
 
 
-def test_a_template_without_tools(base: Path, tmp_path: Path) -> None:
-    plain = shutil.copytree(base, tmp_path / "plain")
-    (plain / "chat_template.jinja").write_text(PLAIN)
-    with pytest.raises(RetconError, match="tool"):
-        train(tmp_path, "--from", plain, "model.style=auto")
-
-
 def test_a_hub_id_that_was_not_fetched_names_the_command_that_fetches_it(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="run `retcon model get nobody/nothing`"):
         train(tmp_path, "--from", "nobody/nothing")

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import aiohttp
 import torch
 
+from chat_templates import OBJECTS
 from keys.acting import Lab, acts, run
 from playing import call, hermes_call
 from retcon.build import build_chat
@@ -77,21 +78,21 @@ def calls_in_the_style_of_hermes(recipe: Recipe, lab: Lab) -> int:
 
 
 AUTO = ('model.style="auto"',)
-THINKING = """{% if tools %}<|im_start|>system
-{{ tools | tojson }}<tool_call><|im_end|>
-{% endif %}{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content }}
-{{- m.tool_calls | tojson if m.tool_calls }}{{ '<|im_end|>\\n' }}{% endfor %}
-{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% if enable_thinking is false %}<think>off</think>
-{%- endif %}{% if enable_thinking is true %}<think>{% endif %}{% endif %}"""
+THINKING = (
+    OBJECTS
+    + """{% if add_generation_prompt %}
+{%- if enable_thinking is false %}{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}
+{%- if enable_thinking is true %}<think>{% endif %}{% endif %}"""
+)
 
 
-@acts("model.thinking", ("default", "assistant\n"), ("on", "<think>"), ("off", "off</think>"), given=AUTO)
+@acts("model.thinking", ("default", "assistant\n"), ("on", "<think>"), ("off", "</think>\n\n"), given=AUTO)
 def how_the_template_opens_a_turn(recipe: Recipe, lab: Lab) -> str:
     folder = lab.out()
     shutil.copytree(lab.base, folder)
     (folder / "chat_template.jinja").write_text(THINKING)
     text = "".join(segment.text for segment in build_chat(recipe, folder).prompt("go"))
-    return next(end for end in ("off</think>", "<think>", "assistant\n") if text.endswith(end))
+    return next(end for end in ("</think>\n\n", "<think>", "assistant\n") if text.endswith(end))
 
 
 @acts("run.seed", (0, derive("rollout", 0, 1, "t", 0)), (5, derive("rollout", 5, 1, "t", 0)), given=ROOM)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -95,8 +96,20 @@ def head_of(model: PreTrainedModel) -> tuple[nn.Module, float]:
     """
     if model not in _HEADS:
         check_logits(model, "the model")
-    own = _HEADS[model]
+    own = _HEADS.get(model)
     return (model.get_output_embeddings(), factor(model.config)) if own is None else (own, 1.0)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Within, no part of the model is in training mode: what is tried draws no dropout from a run's random numbers."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
 
 
 @torch.no_grad()
@@ -107,16 +120,19 @@ def check_logits(model: PreTrainedModel, name: object) -> None:
     """
     kind, own, head, scale = type(model).__name__, OwnHead(model), model.get_output_embeddings(), factor(model.config)
     ids = torch.arange(_IDS, device=model.device)[None] % model.config.get_text_config().vocab_size
-    expected: Tensor = model(input_ids=ids, use_cache=False).logits[0]
-    with told_as(CheckpointError, f"{name}: training {kind} by its last hidden states"):
-        hidden: Tensor = model.base_model(input_ids=ids, use_cache=False).last_hidden_state[0]
-        large = LARGE * hidden  # which shows caps
-        simple = head is not None and _apart(head(scale * hidden), expected) <= TOLERANCE
-    try:
-        apart = _apart(own(hidden), expected)
-        more = apart <= TOLERANCE and not (simple and _apart(head(scale * large), own(large)) <= TOLERANCE)
-    except (AttributeError, TypeError, ValueError, IndexError, RuntimeError):  # its forward needs more than states
-        apart, more = inf, False
+    with evaluating(model):
+        expected: Tensor = model(input_ids=ids, use_cache=False).logits[0]
+        if not bool(expected.isfinite().all()):
+            return  # it has diverged, which a step says of its loss
+        with told_as(CheckpointError, f"{name}: training {kind} by its last hidden states"):
+            hidden: Tensor = model.base_model(input_ids=ids, use_cache=False).last_hidden_state[0]
+            large = LARGE * hidden  # which shows caps
+            simple = head is not None and _apart(head(scale * hidden), expected) <= TOLERANCE
+        try:
+            apart = _apart(own(hidden), expected)
+            more = apart <= TOLERANCE and not (simple and _apart(head(scale * large), own(large)) <= TOLERANCE)
+        except (AttributeError, TypeError, ValueError, IndexError, RuntimeError):  # its forward needs more than states
+            apart, more = inf, False
     if not (simple or more):
         raise CheckpointError(
             f"{name}: the logits of {kind} are not made of its last hidden states (up to {apart:.2g} of the largest "

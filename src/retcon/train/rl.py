@@ -45,7 +45,7 @@ from retcon.train.rollouts import (
     staleness,
 )
 from retcon.train.settling import Settled, settle_stages
-from retcon.train.stages import RunStages, with_harnesses, without_harnesses
+from retcon.train.stages import HARNESS, RunStages, harness_of, without_harnesses
 from retcon.train.trainer import Metrics, OnStep, Trainer, Training, train
 from retcon.train.update import count_changes, rate_of, to_samples, update
 from retcon.train.watch import Course, branch_metrics, rollout_metrics
@@ -107,7 +107,7 @@ def run_rl(
     before = longer_than(out, "rl", recipe)
     over = RunFolder(Path(out)).finished and not before
     settled = settled or settle_stages(without_harnesses(recipe) if over else recipe, folder, tasks)
-    written, recipe = with_harnesses(settled.recipe, recipe), settled.recipe
+    written, recipe = _with_harnesses(settled.recipe, recipe), settled.recipe
     stages = RunStages(settled, folder, model=start_id)
     where = place_training(recipe, folder, reference=stages.needs_reference)
     for stage, _ in stages.after(0):
@@ -128,6 +128,16 @@ def run_rl(
 
     training = Training(run, recipe, where, start, recipe.rl)
     return train(training, steps, first=partial(run.note_harnesses, code), on_step=on_step, on_place=on_place)
+
+
+def _with_harnesses(settled: Recipe, recipe: Recipe) -> Recipe:
+    """A settled recipe with the harnesses of `recipe`: as the run's manifest has it."""
+    rollout = settled.rollout.model_copy(update={HARNESS: recipe.rollout.harness})
+    stages = tuple(
+        one.model_copy(update={"rollout": {**one.rollout, **harness_of(stage.rollout)}})
+        for one, stage in zip(settled.stages, recipe.stages, strict=True)
+    )
+    return settled.model_copy(update={"rollout": rollout, "stages": stages})
 
 
 async def _train(

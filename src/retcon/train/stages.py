@@ -284,15 +284,6 @@ def without_harnesses(recipe: Recipe) -> Recipe:
     return without_harness(recipe).model_copy(update={"stages": stages})
 
 
-def with_harnesses(settled: Recipe, recipe: Recipe) -> Recipe:
-    """A settled recipe with the harnesses of `recipe`: as the run's manifest has it."""
-    rollout = settled.rollout.model_copy(update={HARNESS: recipe.rollout.harness})
-    stages = tuple(
-        one.model_copy(update={"rollout": {**one.rollout, **_harness_of(stage.rollout)}})
-        for one, stage in zip(settled.stages, recipe.stages, strict=True)
-    )
-    return settled.model_copy(update={"rollout": rollout, "stages": stages})
-
-
-def _harness_of(changes: Changes) -> Changes:
+def harness_of(changes: Changes) -> Changes:
+    """The harness among a stage's changes."""
     return {HARNESS: changes[HARNESS]} if HARNESS in changes else {}

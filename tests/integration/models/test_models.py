@@ -148,13 +148,14 @@ def test_nothing_is_left_of_a_conversion_that_failed(tmp_path: Path, home: Path)
         ("localhost:8000/v1", "the URL of a server is written with http:// before it: http://localhost:8000/v1"),
         ("http://127.0.0.1:8000/v1", "is a server's URL, and this needs the model itself"),
         ("scratch", "scratch is for `retcon sft` alone"),
-        ("xyzzy", r"neither a folder nor a name of `retcon model list`; folders in /.*: runs"),
+        ("xyzzy", r"neither a folder nor a name of `retcon model list`; models in /.*: none"),
     ],
 )
 def test_a_name_that_leads_nowhere_says_what_to_do(
     name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "runs" / "model").mkdir(parents=True)
+    (tmp_path / "runs" / "model" / "config.json").write_text("{}")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(CheckpointError, match=said):
         locate(name)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from retcon.core.types import Sample
 from retcon.engine.local.machine import attend_without_cudnn, keep_pages
-from retcon.models.placing import head_of
+from retcon.models.placing import evaluating, head_of
 from retcon.train.batch import Batch, collate, micro_batches
 from retcon.train.kernels.attention import attending
 from retcon.train.kernels.computing import Computing
@@ -117,9 +117,9 @@ def _packs_alike(model: PreTrainedModel) -> bool:
         rows = [tuple(n % vocabulary for n in (3, 4, 5, *more)) for more in ((6, 7), (8, 9, 10))]
         samples = [Sample(r, (0, 0, 0, *(1,) * (len(r) - 3)), (None,) * len(r), (0,) * len(r)) for r in rows]
         batch = collate(samples, device=model.device)
-        hidden, source = padded_hidden(model, batch.ids, batch.mask)
         try:
-            with attending(model):
+            with evaluating(model), attending(model):
+                hidden, source = padded_hidden(model, batch.ids, batch.mask)
                 packing = pack(samples, share=True, dtype=model.dtype, device=model.device)
                 found = model.base_model(
                     input_ids=packing.ids, position_ids=packing.positions, use_cache=False, packing=packing
