@@ -62,7 +62,7 @@ def test_rollouts_that_were_lost_are_counted_over_the_whole_run(tmp_path: Path) 
     words = ["train", "quickstart/baseline", *SMALL, *given, "--from", str(base), "--out", str(out)]
     for _ in range(2):  # one that is finished says what there was to say
         done = CliRunner().invoke(app, words, catch_exceptions=False)
-        assert "2 of 8 rollouts were lost to faults" in " ".join(done.output.split())
+        assert "2 of 8 rollouts were dropped because of faults" in " ".join(done.output.split())
         assert "no step moved the weights" not in done.output
 
 
