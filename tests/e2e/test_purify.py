@@ -313,7 +313,7 @@ def test_files_that_are_not_there_are_refused(tmp_path: Path) -> None:
     source.write_bytes(lines(messages(CLEAN)))
     done = retcon("purify", tmp_path / "sone.jsonl", "-o", tmp_path / "out.jsonl")
     assert done.returncode == 2
-    assert f"did you mean '{source}'?" in done.stderr.decode()
+    assert f"did you mean '{source.name}'?" in done.stderr.decode()
 
 
 @pytest.mark.parametrize(
