@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """Count the modules that a recipe passes through in a command.
 
 python benchmarks/recipe_path.py train mini/grpo rl.steps=1 --out runs/path

@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """Published chat templates: how many are followed, and whether conversations are what the template renders.
 
     python benchmarks/templates.py [FOLDER] [--show]

@@ -117,17 +117,18 @@ def _packs_alike(model: PreTrainedModel) -> bool:
         rows = [tuple(n % vocabulary for n in (3, 4, 5, *more)) for more in ((6, 7), (8, 9, 10))]
         samples = [Sample(r, (0, 0, 0, *(1,) * (len(r) - 3)), (None,) * len(r), (0,) * len(r)) for r in rows]
         batch = collate(samples, device=model.device)
-        try:
-            with evaluating(model), attending(model):
-                hidden, source = padded_hidden(model, batch.ids, batch.mask)
-                packing = pack(samples, share=True, dtype=model.dtype, device=model.device)
-                found = model.base_model(
-                    input_ids=packing.ids, position_ids=packing.positions, use_cache=False, packing=packing
-                ).last_hidden_state[0]
-            apart = (found[packing.source] - hidden[source]).abs().max() / hidden[source].abs().max()
-            _ALIKE[model] = bool(apart <= (1e-3 if model.dtype is torch.float32 else 0.1))
-        except (TypeError, AttributeError, RuntimeError):  # it calls its attention in another way
-            _ALIKE[model] = False
+        with evaluating(model):
+            hidden, source = padded_hidden(model, batch.ids, batch.mask)
+            try:
+                with attending(model):
+                    packing = pack(samples, share=True, dtype=model.dtype, device=model.device)
+                    found = model.base_model(
+                        input_ids=packing.ids, position_ids=packing.positions, use_cache=False, packing=packing
+                    ).last_hidden_state[0]
+                apart = (found[packing.source] - hidden[source]).abs().max() / hidden[source].abs().max()
+                _ALIKE[model] = bool(apart <= (1e-3 if model.dtype is torch.float32 else 0.1))
+            except (TypeError, AttributeError, RuntimeError):  # it calls its attention in another way
+                _ALIKE[model] = False
     return _ALIKE[model]
 
 
