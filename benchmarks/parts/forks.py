@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """The floor of a sandbox: programs in plain forks of a process that has imported numpy, without limits or clean-up.
 
     python benchmarks/parts/forks.py AT_ONCE
