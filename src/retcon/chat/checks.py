@@ -192,7 +192,7 @@ class Comparison:
         return self._render(turn, turn).startswith(self._render(turn)) and self._render(turn).startswith(self._render())
 
     def _skips_thoughts(self) -> bool:
-        """Whether a call that is only thought of is none, and one after the thought is."""
+        """Whether calls drafted in a thought are ignored, and one after it is read."""
         body = self._chat.wrote("", [(TOOL.name, {"code": "print(1)"})]).text
         for n, (opening, closing) in enumerate(self._family.thoughts):
             if n and self._family.opens_thought:

@@ -140,7 +140,7 @@ def template_of(style: str) -> str:
 
 
 def shipped_family(template: str) -> Family | None:
-    """The family whose own template this is, or whose marks all stand in it; None where there is none."""
+    """The family whose own template this is, or whose marks all stand in it, if any."""
     families = FAMILIES.all()
     own = [family for family in families if family.template and family.template == template]
     marked = [f for f in families if f.marks and all(mark in template for mark in f.marks)]

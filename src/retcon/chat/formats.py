@@ -47,7 +47,7 @@ class UnknownFormat(ValueError):
 class Arguments:
     """Arguments in tags: `opening` key `middle` value `closing`, `between` two of them.
 
-    middle_other: before a value that is no string. quote: around strings, where they are told from other values so.
+    middle_other: before a value that is no string. quote: around strings, if only those have it.
     json_strings: whether strings are written as JSON.
     """
 

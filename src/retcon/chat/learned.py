@@ -57,9 +57,6 @@ class LearnedFamily(Family):
     def end_of(self, calls: Sequence[Written]) -> str:
         return self.call_end if calls else self.ends[0]
 
-    def opened(self, messages: Sequence[Told], tools: Sequence[ToolSpec]) -> list[Piece]:
-        raise NotImplementedError("a learnt family is framed by its template")
-
     def observations_in(self, text: str) -> list[str]:
         before, after = map(re.escape, self.observed_between)
         return re.findall(f"{before}(.*?){after}", text, re.DOTALL) if before and after else []

@@ -14,7 +14,7 @@ THOUGHTS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<|START_THINKING
 def spoken(
     text: str, calls: Iterable[tuple[FoundCall, int]], thoughts: Sequence[tuple[str, str]], *, opened: bool
 ) -> list[FoundCall]:
-    """The calls that stand in no thought, not even in one that is never closed.
+    """The calls outside thoughts, also outside one that is never closed.
 
     calls: with where each ends; markers within one that is whole are part of its program. thoughts: openings and
     closings. opened: whether the prompt opens the first kind of thought. A closing without an opening ends a thought
