@@ -115,7 +115,7 @@ def training(model: Any) -> tuple[str, float]:
     samples = [Sample(ids, (0,) * 7 + (1,) * (len(ids) - 7), (None,) * len(ids), (0,) * len(ids)) for ids in rows]
     found = Compared(model)
     check_logits(model, "it")
-    pairs = []
+    pairs: list[tuple[Sample, list[float]]] = []
     with forwards(model, samples, DEFAULT) as parts:
         for part in parts:
             part.logprobs.sum().backward()

@@ -104,7 +104,7 @@ LAYER_KINDS = ("layer_types", "layers_block_type", "block_types")
 
 def _layer_kinds(known: Mapping[str, Any]) -> list[str]:
     """One of each kind of layer, in order, two at least."""
-    kinds = next((known[name] for name in LAYER_KINDS if known.get(name)), [])
+    kinds: list[str] = next((known[name] for name in LAYER_KINDS if known.get(name)), [])
     each = list(dict.fromkeys(kinds))
     return each * LAYERS if len(each) == 1 else each
 
