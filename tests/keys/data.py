@@ -96,6 +96,18 @@ def letter_of_the_right_option(recipe: Recipe, lab: Lab) -> str:
     return trained(recipe, lab)[0].answer
 
 
+@acts("task.prompt", ("", "one and one?"), ("So: {question}", "So: one and one?"), given=FILE)
+def how_a_problem_is_asked(recipe: Recipe, lab: Lab) -> str:
+    write(lab, TWO[0])
+    return trained(recipe, lab)[0].question
+
+
+@acts("task.benchmark", ("", ["rows/1"]), ("gsm8k", ["gsm8k/1"]), given=FILE)
+def what_problems_are_named_after(recipe: Recipe, lab: Lab) -> list[str]:
+    write(lab, {"id": "1", **TWO[0]})
+    return [task.id for task in trained(recipe, lab)]
+
+
 @acts("task.grader", ("exact", "exact"), ("math", "math"), given=FILE)
 def who_grades(recipe: Recipe, lab: Lab) -> object:
     write(lab, *TWO)

@@ -41,6 +41,16 @@ def top_p_of_both_settings(recipe: Recipe, lab: Lab) -> list[float]:
     return [setting.top_p for setting in evaluated(recipe, lab).settings.values()]
 
 
+@acts(
+    "evaluate.sampling",
+    ("plain", {"t1": 1.0, "top_p": 1.0}),
+    ("rollout", {"rollout": 0.5}),
+    given=(*SMALL, "rollout.temperature=0.5"),
+)
+def temperatures_of_all_settings(recipe: Recipe, lab: Lab) -> dict[str, float]:
+    return {name: setting.temperature for name, setting in evaluated(recipe, lab).settings.items()}
+
+
 @acts("evaluate.seed", (1000, names(1000)), (7, names(7)), given=SMALL)
 def problems_that_are_drawn(recipe: Recipe, lab: Lab) -> list[str]:
     return [problem.task for problem in evaluated(recipe, lab).settings["t1"].problems]

@@ -45,8 +45,9 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     ),
     "eval": (
         "eval:evaluate",
-        "Measure a checkpoint on problems that no training saw, with purification off by default.",
+        "Measure models on benchmarks or your own problems, with purification off by default.",
     ),
+    "benchmarks": ("eval:benchmarks", "List the standard benchmarks that `retcon eval` knows by name."),
     "compare": (
         "experiments:compare",
         "Train recipes from one cold start, seed by seed, and compare them fairly. Repeat the command to continue.",

@@ -56,6 +56,13 @@ def complete_word(incomplete: str) -> list[str]:
     return [*complete_recipe(incomplete), *complete_key(incomplete)]
 
 
+def complete_measured(incomplete: str) -> list[str]:
+    """Benchmarks, recipes and keys, for the shell."""
+    from retcon.tasks.benchmarks import BENCHMARKS
+
+    return [*(name for name in BENCHMARKS.names if name.startswith(incomplete)), *complete_word(incomplete)]
+
+
 def _changes(of: str, example: str) -> object:
     help = f"{of}, such as [bold]{example}[/]."
     return typer.Argument(metavar="KEY=VALUE", help=help, show_default=False, autocompletion=complete_key)

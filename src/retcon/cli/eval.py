@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, cast
 
@@ -15,7 +17,9 @@ from retcon.cli.arguments import (
     Model,
     ModelOrURL,
     Out,
+    check_useful,
     command_line,
+    complete_measured,
     complete_word,
     interruptible,
     need_training,
@@ -24,7 +28,7 @@ from retcon.cli.arguments import (
     ready,
     split_overrides,
 )
-from retcon.core.errors import RecipeError
+from retcon.core.errors import RecipeError, nearest
 from retcon.core.texts import counted, is_url
 from retcon.runs.progress import print_line, print_place, show_progress
 
@@ -38,14 +42,44 @@ if TYPE_CHECKING:
     from retcon.tasks.grading.regrade import Regraded
 
 
+SETTINGS: Mapping[str, tuple[str, ...]] = {
+    # CLEANER (arXiv 2601.15141): table 6, lengths of table 5, pass@1 and pass@16 of table 2
+    "cleaner": ("temperature=1.0", "top_p=0.6", "max_tokens=23040", "max_response_tokens=20480", "max_turns=16",
+                "evaluate.samples=16"),
+    # rStar2-Agent (arXiv 2508.20722), section 5.1; lengths of its last stage
+    "rstar2": ("temperature=0.6", "top_p=1.0", "max_tokens=32768", "max_response_tokens=30720", "max_turns=30",
+               "evaluate.samples=16"),
+    # DemyAgent (arXiv 2510.11701), its script: val_kwargs, n_resp_per_prompt_val
+    "demyagent": ("temperature=1.0", "top_p=0.6", "max_tokens=23040", "max_response_tokens=20480", "max_turns=16",
+                  "evaluate.samples=32"),
+    # LiveCodeBench's runner (github.com/LiveCodeBench, 28fef95): n, temperature, top_p, max_tokens
+    "livecodebench": ("temperature=0.2", "top_p=0.95", "max_response_tokens=2000", "evaluate.samples=10"),
+}  # fmt: skip
+"""Published ways of measuring: keys of [rollout], unless they name another section."""
+Mode = Literal["on", "off", "both"]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One evaluation of a command: a model on one benchmark, with tools or without. benchmark: "" for other data."""
+
+    model: str
+    benchmark: str
+    tools: str
+    recipe: Recipe
+    folder: Path
+    out: Path
+
+
 def evaluate(
     checkpoint: ModelOrURL,
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="RECIPE KEY=VALUE",
-            autocompletion=complete_word,
-            help="A recipe (its sections task, rollout, sandbox and evaluate matter), and changes to it.",
+            metavar="BENCHMARK… MODEL… RECIPE KEY=VALUE",
+            autocompletion=complete_measured,
+            help="Benchmarks by name ([bold]retcon benchmarks[/]); further models; a recipe (its sections task, "
+            "rollout, sandbox and evaluate matter); changes to it.",
             show_default=False,
         ),
     ] = None,
@@ -60,6 +94,32 @@ def evaluate(
             show_default=False,
         ),
     ] = None,
+    benchmark_file: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--benchmark-file",
+            metavar="NAME=FILE",
+            help="A benchmark's problems in a local file of its published layout; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    settings: Annotated[
+        str,
+        typer.Option(
+            "--settings",
+            metavar="NAME",
+            help=f"Sampling, lengths and rollouts of a paper: {', '.join(SETTINGS)}. By default T = 1 with top-p 1.",
+            show_default=False,
+        ),
+    ] = "",
+    tools: Annotated[
+        Mode | None,
+        typer.Option("--tools", help="With the recipe's tools, without any, or both ways, compared by problem."),
+    ] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option("--limit", min=1, help="Problems of each benchmark, drawn by evaluate.seed.", show_default=False),
+    ] = None,
     repair: Annotated[
         bool,
         typer.Option(
@@ -70,38 +130,72 @@ def evaluate(
     out: Out = Path("runs/eval"),
     dry_run: DryRun = False,
 ) -> None:
-    """Measure a checkpoint on problems that no training saw, with purification off by default."""
-    from retcon.build import build_repair
-    from retcon.config.load import apply_override, load_recipe
+    """Measure models on benchmarks or your own problems, with purification off by default."""
     from retcon.models.locating import locate
 
-    name, overrides = split_overrides(words or [])
-    given = [*_of_files(data, name, overrides), *overrides] if data else overrides
-    served = is_url(checkpoint)
-    if served:
-        given = ["engine.kind=openai", f"engine.url={checkpoint}", *given]
+    files = _benchmark_files(benchmark_file or [])
+    asked = sort_words(words or [])
+    benchmarks = list(dict.fromkeys((*asked.benchmarks, *files)))
+    check_useful("--data", bool(data and benchmarks), f"{benchmarks[:1]} names the problems: leave one of them out")
+    if settings not in ("", *SETTINGS):
+        known = ", ".join(SETTINGS)
+        raise RecipeError(f"no settings '{settings}'{nearest(settings, SETTINGS)}; there are: {known}")
+    models = (checkpoint, *asked.models)
+    apart = bool(benchmarks or tools == "both" or len(models) > 1)
+    jobs: list[Job] = []
+    for model in models:
+        for name in benchmarks or [""]:
+            for mode in ("off", "on") if tools == "both" else (tools or "",):
+                given = _of_benchmark(name, files.get(name, "")) if name else []
+                given += _of_files(data, asked.recipe, asked.overrides) if data else []
+                given += _of_options(settings, mode, limit, bool(name))
+                recipe = _recipe_of(model, asked.recipe, [*given, *asked.overrides], repair)
+                folder = locate(recipe.model.path if is_url(model) else model)
+                place = out / _slug(model) / f"{name or 'data'}{'-no-tools' * (mode == 'off')}" if apart else out
+                jobs.append(Job(model, name, mode or ("on" if recipe.rollout.tools else "off"), recipe, folder, place))
+    if repair is False:
+        for override in overrides_of(asked.overrides, ["repair"]):
+            print_line(f"{override}: without --repair an evaluation repairs nothing")
+    if dry_run or any(job.recipe.engine.in_process for job in jobs):
+        need_training()
+    if len(jobs) > 1:  # what is wrong with one is said before another is measured
+        for recipe in {job.benchmark: job.recipe for job in jobs}.values():
+            recipe.task.build()
+    for job in jobs:
+        if apart:
+            print_line(f"{job.model}: {job.benchmark or 'data'}, tools {job.tools}")
+        _measure(job, dry_run)
+
+
+def _recipe_of(model: str, name: str | None, given: Sequence[str], repair: bool) -> Recipe:
+    """The recipe of an evaluation of this model. Raises RecipeError."""
+    from retcon.build import build_repair
+    from retcon.config.load import apply_override, load_recipe
+
+    if is_url(model):
+        given = ["engine.kind=openai", f"engine.url={model}", *given]
     recipe = load_recipe(name, given)
     if repair:
         kind = "saar" if build_repair(recipe) is None else recipe.repair.kind
         recipe = apply_override(recipe, f"evaluate.repair={kind}")
-    elif recipe.evaluate.repair == "none":
-        for override in overrides_of(overrides, ["repair"]):
-            print_line(f"{override}: without --repair an evaluation repairs nothing")
-    folder = locate(recipe.model.path if served else checkpoint)
+    return recipe
+
+
+def _measure(job: Job, dry_run: bool) -> None:
+    """Run one evaluation, or plan it, and print what came out."""
     if dry_run:
-        need_training()
         from retcon.cli.dry_run import plan_evaluation
 
-        plan_evaluation(recipe, folder, out)
+        plan_evaluation(job.recipe, job.folder, job.out)
         return
-    if recipe.engine.in_process:
-        need_training()
     from retcon.evaluate.result import read_result
-    from retcon.evaluate.runner import run_evaluation
+    from retcon.evaluate.runner import run_evaluation, settings_of
 
-    kept = f"the problems that are measured are kept in {out}; the same command continues"
-    with interruptible(kept), show_progress(f"evaluating {checkpoint}") as tell:
-        path = run_evaluation(recipe, folder, out, on_progress=tell, on_place=print_place, on_ready=ready(recipe))
+    kept = f"the problems that are measured are kept in {job.out}; the same command continues"
+    with interruptible(kept), show_progress(f"evaluating {job.model}") as tell:
+        path = run_evaluation(
+            job.recipe, job.folder, job.out, on_progress=tell, on_place=print_place, on_ready=ready(job.recipe)
+        )
     from retcon.report.tables import result_table, result_title, tell_cut_off
 
     console, result = plain_console(), read_result(path)
@@ -109,7 +203,124 @@ def evaluate(
     console.print(result_table(result), soft_wrap=False)
     if said := tell_cut_off(result):
         console.print(said, style="yellow")
-    console.print(f"result: {path}\ntry: {command_line('retcon', 'show', out / 'trajectories-t1.jsonl')}")
+    rollouts = job.out / f"trajectories-{next(iter(settings_of(job.recipe)))}.jsonl"
+    console.print(f"result: {path}\ntry: {command_line('retcon', 'show', rollouts)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """What the words after an evaluation's first model name."""
+
+    benchmarks: tuple[str, ...]
+    models: tuple[str, ...]
+    recipe: str | None
+    overrides: tuple[str, ...]
+
+
+def sort_words(words: Sequence[str]) -> Words:
+    """Tell benchmarks, models, a recipe and `key=value` apart. Raises RecipeError for a word that is none of them."""
+    from retcon.config.load import find_recipe, shipped_recipes
+    from retcon.models.locating import BASE, PACKAGED, is_hub_name
+    from retcon.tasks.benchmarks import BENCHMARKS
+
+    shipped, names = shipped_recipes(), (BASE.name, *PACKAGED)
+    folders = {name.partition("/")[0] for name in shipped if "/" in name}
+    benchmarks: list[str] = []
+    models: list[str] = []
+    recipes: list[str] = []
+    overrides: list[str] = []
+    for word in words:
+        if is_url(word):
+            models.append(word)
+        elif "=" in word:
+            overrides.append(word)
+        elif word in BENCHMARKS.names or re.fullmatch(r"[\w.]+:\w+", word):
+            BENCHMARKS.find(word)
+            benchmarks.append(word)
+        elif overrides:
+            split_overrides([overrides[0], word])  # which says what is wrong with it
+        elif word in shipped or word.endswith(".toml"):
+            recipes.append(word)
+        elif Path(word).exists() or word in names or (is_hub_name(word) and word.partition("/")[0] not in folders):
+            models.append(word)
+        else:
+            hint = nearest(word, BENCHMARKS.names)
+            if not hint:
+                find_recipe(word)
+            raise RecipeError(f"'{word}'{hint} is no benchmark (`retcon benchmarks` lists them), model or recipe")
+    if len(recipes) > 1:
+        raise RecipeError(f"an evaluation has one recipe, and {' and '.join(recipes)} are two: leave one out")
+    return Words(tuple(benchmarks), tuple(models), recipes[0] if recipes else None, tuple(overrides))
+
+
+def _benchmark_files(given: Sequence[str]) -> dict[str, str]:
+    """Name to file, of `--benchmark-file`. Raises RecipeError."""
+    from retcon.tasks.benchmarks import BENCHMARKS
+
+    found: dict[str, str] = {}
+    for one in given:
+        name, equals, file = one.partition("=")
+        if not equals or not file:
+            raise typer.BadParameter(f"'{one}': write it as NAME=FILE", param_hint="--benchmark-file")
+        BENCHMARKS.find(name)
+        found[name] = file
+    return found
+
+
+def _of_benchmark(name: str, file: str) -> list[str]:
+    """Changes to a recipe that evaluate it on a benchmark's every problem."""
+    from retcon.config.load import toml_of
+    from retcon.tasks.registry import EVERY
+
+    return [
+        "task.kind=file", f"task.benchmark={toml_of(name)}", f"task.path={toml_of(file)}", "task.sources=[]",
+        *(f'task.{key}=""' for key in ("split", "subset", "revision", "evaluation_path", "evaluation_split")),
+        "task.evaluation_share=1", "task.duplicates=keep", "task.overlap=allow", f"evaluate.problems={EVERY}",
+        f"evaluate.samples={SAMPLES}",
+    ]  # fmt: skip
+
+
+def _of_options(settings: str, mode: str, limit: int | None, named: bool) -> list[str]:
+    """Changes to a recipe by --settings, --tools and --limit. named: of a benchmark."""
+    given = ["evaluate.sampling=rollout"] if settings or named else []
+    given += [key if "." in key.partition("=")[0] else f"rollout.{key}" for key in SETTINGS.get(settings, ())]
+    given += ["rollout.tools=[]"] if mode == "off" else []
+    return given + ([f"evaluate.problems={limit}"] if limit is not None else [])
+
+
+def _slug(model: str) -> str:
+    """A folder's name for a model."""
+    return re.sub(r"[^\w.-]+", "-", model).strip("-.") or "model"
+
+
+def benchmarks(
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything that is known of them, as JSON.")] = False,
+) -> None:
+    """List the standard benchmarks that `retcon eval` knows by name."""
+    from dataclasses import asdict
+
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from retcon.tasks.benchmarks import BENCHMARKS
+
+    if as_json:
+        typer.echo(json.dumps([asdict(one) for one in BENCHMARKS.all()], indent=2))
+        return
+    table = Table(box=box.HORIZONTALS, pad_edge=False)
+    table.add_column("name", no_wrap=True)
+    table.add_column("problems", justify="right")
+    table.add_column("from")
+    table.add_column("note")
+    for one in BENCHMARKS.all():
+        takes = "; ".join(filter(None, ("gated: takes an account" * one.gated, one.needs and f"takes {one.needs}")))
+        note = "; ".join(filter(None, (one.contamination, takes)))
+        table.add_row(one.name, f"{one.size:,}", f"{one.hub}\n{one.source}\n{one.licence}", note)
+    Console(highlight=False, markup=False).print(table)
+    Console(highlight=False, markup=False, soft_wrap=True).print(
+        "try: retcon eval MODEL gsm8k math500 --limit 100   (--benchmark-file NAME=FILE without the hub)"
+    )
 
 
 SAMPLES = 4

@@ -528,6 +528,8 @@ class EvaluateSection(Section):
     samples: Positive = Field(16, description="rollouts per problem in each setting")
     top_p: float = Field(0.6, gt=0, le=1, description="of the second setting, the paper's; the first is top-p 1. "
                          "1: there is no second one")  # fmt: skip
+    sampling: Literal["plain", "rollout"] = Field("plain", description="plain: T = 1 with top-p 1 and with top_p, "
+        "whatever [rollout] says; rollout: one setting, [rollout]'s own")  # fmt: skip
     seed: int = Field(1000, description="of the evaluation problems and their rollouts")
     repair: str = Field("none", description="what to do about failed turns while measuring: as [repair] says if it is "
                         "of that kind, else with that kind's defaults; its probability is "

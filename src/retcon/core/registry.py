@@ -28,6 +28,7 @@ FOLDERS: Mapping[str, str] = {
     "engine": "retcon.engine.kinds",
     "tool": "retcon.tools.kinds",
     "task_family": "retcon.tasks.kinds",
+    "benchmark": "retcon.tasks.benchmarks",
     "grader": "retcon.tasks.graders",
     "convention": "retcon.tasks.data.conventions",
     "demos_source": "retcon.train.demos.kinds",

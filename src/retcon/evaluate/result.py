@@ -28,8 +28,10 @@ PASS_AT = (1, 8, 16)
 K = 8
 
 
-def setting_names(top_p: float) -> tuple[str, ...]:
-    """Names of an evaluation's settings. top_p: of the second one, which 1 leaves out."""
+def setting_names(top_p: float, sampling: str = "plain") -> tuple[str, ...]:
+    """Names of an evaluation's settings. top_p: of the second plain one, which 1 leaves out."""
+    if sampling != "plain":
+        return (sampling,)
     return ("t1",) if top_p == 1 else ("t1", "top_p")
 
 
@@ -86,8 +88,9 @@ class Result(msgspec.Struct, frozen=True):
     @property
     def whole(self) -> bool:
         """Whether all settings are measured that its recipe asks for; one without [evaluate] asks for none."""
-        top_p = self.recipe.get("evaluate", {}).get("top_p")
-        return not isinstance(top_p, int | float) or self.settings.keys() >= set(setting_names(top_p))
+        section = self.recipe.get("evaluate", {})
+        top_p, sampling = section.get("top_p"), str(section.get("sampling", "plain"))
+        return not isinstance(top_p, int | float) or self.settings.keys() >= set(setting_names(top_p, sampling))
 
     def without_settings(self) -> Result:
         """Return the result with its inputs alone."""

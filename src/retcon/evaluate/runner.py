@@ -18,6 +18,7 @@ from retcon.build import (
     build_engine_chat,
     build_plain_sampling,
     build_policy,
+    build_sampling,
     build_tasks,
     measuring,
     open_context,
@@ -72,7 +73,9 @@ AT_ONCE = 4096
 
 
 def settings_of(recipe: Recipe) -> dict[str, SamplingParams]:
-    """The settings by name, both at T = 1, so that neither is the recipe's own sampling; with top-p 1 there is one."""
+    """The settings by name: [rollout]'s own, or two at T = 1, so that neither is that; with top-p 1 there is one."""
+    if recipe.evaluate.sampling == "rollout":
+        return {"rollout": build_sampling(recipe)}
     plain = build_plain_sampling(recipe)
     second = replace(plain, top_p=recipe.evaluate.top_p)
     return dict(zip(setting_names(second.top_p), (plain, second), strict=False))

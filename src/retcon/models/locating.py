@@ -263,8 +263,13 @@ def fetch_model(name: str, log: Callable[[str], None]) -> Path:
 
 
 def fetch_files(name: str, files: Sequence[str], *, kind: str = "model", cache: Path | None = None) -> Path:
-    """Fetch files of a hub model or `dataset` and return its folder. Raises CheckpointError."""
-    folder = _snapshot(name, files, local=False, kind=kind, cache=cache)
+    """Fetch files of a hub model or `dataset` and return its folder. Raises CheckpointError.
+
+    With a revision in the name, files that are here already take no network.
+    """
+    folder = _snapshot(name, files, local=True, kind=kind, cache=cache) if "@" in name else None
+    if folder is None or not all(any(folder.glob(file)) for file in files):
+        folder = _snapshot(name, files, local=False, kind=kind, cache=cache)
     assert folder is not None
     return folder
 

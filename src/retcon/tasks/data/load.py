@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from retcon.core.errors import RecipeError, TaskWarning, nearest
 from retcon.core.texts import counted
+from retcon.tasks.benchmarks import fill_prompt, resolve
 from retcon.tasks.data.conventions import CODE, PLAIN, QUESTIONS, Convention, Untold, named, others, recognised
 from retcon.tasks.data.fields import NAMED, Columns, DataError, Item, Misfit, Row, empty, key, marks, words
 from retcon.tasks.data.rows import (
@@ -274,7 +275,9 @@ class ReadSource:
                     "content": _combined(tasks)}  # fmt: skip
         kept = [*self.train, *self.evaluation]
         train, evaluation = ([content(p.task) for p in placed] for placed in (self.train, self.evaluation))
-        about = self.settings.model_dump(include={"path", "columns", "split", "subset", "revision", "weight"})
+        about = self.settings.model_dump(
+            include={"path", "columns", "split", "subset", "revision", "weight", "benchmark", "prompt"}
+        )
         return {
             **{name: value for name, value in about.items() if value},
             "origin": self.origin, "convention": self.convention, "rows": self.rows, "train": len(self.train),
@@ -389,7 +392,7 @@ def load(settings: FileTaskSettings, count_tokens: CountTokens | None = None) ->
     loader = _Loader(settings, count_tokens)
     sources = [loader.read(source, "train") for source in settings.each()]
     if settings.evaluation_path:
-        sources.append(loader.read(settings.source(settings.evaluation_path), "evaluation"))
+        sources.append(loader.read(settings.evaluation_source(), "evaluation"))
     for read in sources:
         if read.tasks is not None and len(sources) > 1 and not read.settings.weight:
             raise DataError(f"{read.settings.path}: a task set may be endless: give every source a weight to mix it")
@@ -450,6 +453,7 @@ class _Loader:
 
     def read(self, source: TaskSource, role: Role) -> ReadSource:
         """role: what the source is for; rows of a source that trains may be for evaluation all the same."""
+        source, benchmark = resolve(source)
         origin = origin_of(source.path)
         if origin in ("family", "import"):
             if role == "evaluation":
@@ -461,7 +465,7 @@ class _Loader:
         if splits is not None and self._measures and role == "train" and not source.split:
             source = _measured(source, splits)
         alone = self._settings.name if source.path == self._settings.path else ""
-        read = ReadSource(source, origin, alone or short_name(source.path))
+        read = ReadSource(source, origin, alone or source.benchmark or short_name(source.path))
         if source.grader:
             refuse_unknown(source.grader, "task.grader")
         convention = named(source.format) if source.format != "auto" else None
@@ -487,6 +491,9 @@ class _Loader:
                 self._take(read, row, columns, convention, row_role)
         if convention is None and untold is not None:
             raise untold
+        if benchmark is not None and read.rows != benchmark.size:
+            told = f"{source.path} has {counted(read.rows, 'row')}, and {benchmark.name} as published {benchmark.size}"
+            warnings.warn(f"{told}: its results are not comparable", TaskWarning, stacklevel=2)
         return read
 
     def _rows(self, source: TaskSource, role: Role, splits: Splits | None) -> Iterator[tuple[Row, Role | None]]:
@@ -521,6 +528,9 @@ class _Loader:
 
     def _take(self, read: ReadSource, row: Row, columns: Columns, convention: Convention, role: Role) -> None:
         item, grader = graded_item(_item(row, columns, convention), read.settings.grader, convention.grader)
+        if prompt := read.settings.prompt:
+            ask = fill_prompt(prompt, item.question, columns)
+            item = replace(item, question=ask, bare=item.bare or item.question)
         _refuse_huge(item, row, grader)
         read.asked_with.update(item.asked_with)
         if item.grader:

@@ -27,6 +27,7 @@ from retcon.core.texts import counted
 from retcon.store.compression import decompressed, plain_name, read_errors
 from retcon.store.parquet import Rows, arrow, row_reader, rows_of
 from retcon.store.records import Record, marked_as, open_source
+from retcon.tasks.benchmarks import BENCHMARKS
 from retcon.tasks.data.conventions import others
 from retcon.tasks.data.fields import Columns, DataError, Misfit, Moment, Row, text, written_out
 from retcon.tasks.registry import TaskSet, serves
@@ -543,7 +544,7 @@ def splits_of(source: TaskSource, origin: Origin) -> Splits | None:
     return Splits(tuple(data), lambda split: hub_rows(source.path, data, split=split, revision=source.revision))
 
 
-Origin = Literal["file", "family", "import", "hub"]
+Origin = Literal["file", "family", "benchmark", "import", "hub"]
 _IMPORT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _HUB = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 
@@ -554,6 +555,8 @@ def origin_of(path: str) -> Origin:
         return "file"
     if path in families():
         return "family"
+    if path in BENCHMARKS.names:
+        return "benchmark"
     if _IMPORT.fullmatch(path):
         return "import"
     if is_data_file(path):
@@ -563,8 +566,9 @@ def origin_of(path: str) -> Origin:
     folder = Path(path).parent
     there = [p.name for p in folder.iterdir() if is_data_file(p.name)] if folder.is_dir() else []
     raise DataError(
-        f"no tasks '{path}'{nearest(path, [*families(), *there])}: give a file ({', '.join(SUFFIXES)}), a family "
-        f"({', '.join(families())}), a data set of the hub (ORG/NAME), or my_package.my_module:MyTasks"
+        f"no tasks '{path}'{nearest(path, [*families(), *BENCHMARKS.names, *there])}: give a file "
+        f"({', '.join(SUFFIXES)}), a family ({', '.join(families())}), a benchmark ({', '.join(BENCHMARKS.names)}), a "
+        "data set of the hub (ORG/NAME), or my_package.my_module:MyTasks"
     )
 
 

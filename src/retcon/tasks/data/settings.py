@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from retcon.config.section import Several
 from retcon.core.errors import RecipeError, nearest
+from retcon.tasks.benchmarks import BENCHMARKS
 from retcon.tasks.data.conventions import FIELDS
 from retcon.tasks.data.fields import DataError
 from retcon.tasks.data.load import load
@@ -38,6 +39,20 @@ class _Reading(BaseModel):
     options_seed: int = Field(0, description="of the order of options where a row gives none, as GPQA's")
     subset: str = Field("", description="of a hub data set: its configuration, such as main")
     revision: str = Field("", description="of a hub data set: branch, tag or commit")
+    benchmark: str = Field("", description="a standard benchmark (`retcon benchmarks`) that these rows are, which says "
+                           "how they are read, asked and graded; without a path they come from the hub")  # fmt: skip
+    prompt: str = Field("", description="how a problem is asked: \"Solve this: {question}\"; columns of the row may "
+                        "stand in braces, too; empty: the question alone")  # fmt: skip
+
+    @field_validator("benchmark")
+    @classmethod
+    def _benchmark(cls, value: str) -> str:
+        if value and ":" not in value:  # a stored recipe is read without the modules of import paths
+            try:
+                BENCHMARKS.find(value)
+            except RecipeError as error:
+                raise ValueError(str(error)) from None
+        return value
 
     @field_validator("columns")
     @classmethod
@@ -51,7 +66,7 @@ class _Reading(BaseModel):
 class TaskSource(_Reading):
     """One of several sources. What it leaves out is as the section says."""
 
-    path: str = Field(description="as the section's path")
+    path: str = Field("", description="as the section's path")
     weight: Annotated[float, Field(ge=0)] = Field(0.0, description="share of the training prompts that are drawn from "
         "here, relative to the others'; 0 in all of them: each task comes once in a pass")  # fmt: skip
 
@@ -60,8 +75,8 @@ class FileTaskSettings(_Reading):
     """The section [task] of kind `file`."""
 
     path: str = Field("", description="a file (.jsonl, .json, .csv, .tsv, .parquet, .arrow, also .gz, .zst), a folder "
-        "or a pattern (shards/*.parquet) of those, a family such as numbers, a hub data set ORG/NAME, or my_package."
-        "my_module:MyTasks")  # fmt: skip
+        "or a pattern (shards/*.parquet) of those, a family such as numbers, a benchmark, a hub data set ORG/NAME, or "
+        "my_package.my_module:MyTasks")  # fmt: skip
     sources: tuple[TaskSource, ...] = Field((), description="several, in place of path: each with path and weight, and "
         "what differs from the keys here")  # fmt: skip
     rewards: Rewards = Field("signed", description="signed: 1 right, -1 wrong; binary: "
@@ -115,6 +130,11 @@ class FileTaskSettings(_Reading):
         """A source at `path`, read as the section says."""
         return TaskSource(path=path, **{name: getattr(self, name) for name in _Reading.model_fields})
 
+    def evaluation_source(self) -> TaskSource:
+        """The source at `evaluation_path`; a benchmark's own name says how it is read."""
+        path = self.evaluation_path
+        return TaskSource(path=path) if path in BENCHMARKS.names else self.source(path)
+
     def each(self) -> list[TaskSource]:
         """All sources that are trained on, with what they leave out filled in."""
         if not self.sources:
@@ -138,7 +158,9 @@ class FileTaskSettings(_Reading):
         and where training and evaluation overlap and that is refused; MissingExtra where a kind
         of file takes a package that is not there. Warns (TaskWarning) of rows that were left out.
         """
-        if not self.path and not self.sources:  # said here, as keys may be given one after another
+        if (
+            not self.path and not self.sources and not self.benchmark
+        ):  # said here, as keys may be given one after another
             raise DataError("task.path: it is empty, and so is task.sources: name a file, or several sources")
         loaded = load(self, count_tokens)
         loaded.refuse_unread()
