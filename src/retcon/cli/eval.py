@@ -60,7 +60,7 @@ Mode = Literal["on", "off", "both"]
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class Measurement:
     """One evaluation of a command: a model on one benchmark, with tools or without. benchmark: "" for other data."""
 
     model: str
@@ -142,7 +142,7 @@ def evaluate(
         raise RecipeError(f"no settings '{settings}'{nearest(settings, SETTINGS)}; there are: {known}")
     models = (checkpoint, *asked.models)
     apart = bool(benchmarks or tools == "both" or len(models) > 1)
-    jobs: list[Job] = []
+    jobs: list[Measurement] = []
     for model in models:
         for name in benchmarks or [""]:
             for mode in ("off", "on") if tools == "both" else (tools or "",):
@@ -152,7 +152,9 @@ def evaluate(
                 recipe = _recipe_of(model, asked.recipe, [*given, *asked.overrides], repair)
                 folder = locate(recipe.model.path if is_url(model) else model)
                 place = out / _slug(model) / f"{name or 'data'}{'-no-tools' * (mode == 'off')}" if apart else out
-                jobs.append(Job(model, name, mode or ("on" if recipe.rollout.tools else "off"), recipe, folder, place))
+                jobs.append(
+                    Measurement(model, name, mode or ("on" if recipe.rollout.tools else "off"), recipe, folder, place)
+                )
     if repair is False:
         for override in overrides_of(asked.overrides, ["repair"]):
             print_line(f"{override}: without --repair an evaluation repairs nothing")
@@ -181,7 +183,7 @@ def _recipe_of(model: str, name: str | None, given: Sequence[str], repair: bool)
     return recipe
 
 
-def _measure(job: Job, dry_run: bool) -> None:
+def _measure(job: Measurement, dry_run: bool) -> None:
     """Run one evaluation, or plan it, and print what came out."""
     if dry_run:
         from retcon.cli.dry_run import plan_evaluation
@@ -208,7 +210,7 @@ def _measure(job: Job, dry_run: bool) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class EvalWords:
     """What the words after an evaluation's first model name."""
 
     benchmarks: tuple[str, ...]
@@ -217,7 +219,7 @@ class Words:
     overrides: tuple[str, ...]
 
 
-def sort_words(words: Sequence[str]) -> Words:
+def sort_words(words: Sequence[str]) -> EvalWords:
     """Tell benchmarks, models, a recipe and `key=value` apart. Raises RecipeError for a word that is none of them."""
     from retcon.config.load import find_recipe, shipped_recipes
     from retcon.models.locating import BASE, PACKAGED, is_hub_name
@@ -250,7 +252,7 @@ def sort_words(words: Sequence[str]) -> Words:
             raise RecipeError(f"'{word}'{hint} is no benchmark (`retcon benchmarks` lists them), model or recipe")
     if len(recipes) > 1:
         raise RecipeError(f"an evaluation has one recipe, and {' and '.join(recipes)} are two: leave one out")
-    return Words(tuple(benchmarks), tuple(models), recipes[0] if recipes else None, tuple(overrides))
+    return EvalWords(tuple(benchmarks), tuple(models), recipes[0] if recipes else None, tuple(overrides))
 
 
 def _benchmark_files(given: Sequence[str]) -> dict[str, str]:

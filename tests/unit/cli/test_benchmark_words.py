@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from retcon.cli.app import app
-from retcon.cli.eval import SETTINGS, Words, sort_words
+from retcon.cli.eval import SETTINGS, EvalWords, sort_words
 from retcon.config.load import load_recipe
 from retcon.core.errors import RecipeError
 
@@ -18,7 +18,7 @@ def test_benchmarks_models_a_recipe_and_changes_are_told_apart(tmp_path: Path) -
     words = ["aime24", "base", str(tmp_path), "Qwen/Qwen3-0.6B", "http://127.0.0.1:1/v1", "quickstart/saar", "gsm8k"]
     changes = ["evaluate.samples=2", "engine.url=http://x/v1"]
     models = ("base", str(tmp_path), "Qwen/Qwen3-0.6B", "http://127.0.0.1:1/v1")
-    assert sort_words([*words, *changes]) == Words(("aime24", "gsm8k"), models, "quickstart/saar", tuple(changes))
+    assert sort_words([*words, *changes]) == EvalWords(("aime24", "gsm8k"), models, "quickstart/saar", tuple(changes))
 
 
 @pytest.mark.parametrize(
