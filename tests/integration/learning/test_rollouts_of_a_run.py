@@ -22,7 +22,7 @@ from retcon.serve.harness import harness_fingerprint
 from retcon.store.fingerprint import fingerprint
 from retcon.train import rl, rollouts
 from retcon.train.rollouts import TrainingRollouts
-from retcon.train.stages import with_harnesses, without_harnesses
+from retcon.train.stages import without_harnesses
 from training import Ones, make_base, small_recipe
 
 pytestmark = pytest.mark.torch
@@ -181,4 +181,4 @@ def test_a_finished_run_does_without_its_harnesses_and_keeps_their_names() -> No
     recipe = Recipe.model_validate({"rollout": {"harness": "a:solve"}, "repair": {"kind": "none"}, "stages": stages})
     bare = without_harnesses(recipe)
     assert (bare.rollout.harness, [stage.rollout for stage in bare.stages]) == ("", [{"max_turns": 3}, {}])
-    assert with_harnesses(bare, recipe) == recipe
+    assert rl._with_harnesses(bare, recipe) == recipe
