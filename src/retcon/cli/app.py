@@ -47,6 +47,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "eval:evaluate",
         "Measure models on benchmarks or your own problems, with purification off by default.",
     ),
+    "eval-compare": (
+        "eval:eval_compare",
+        "Compare two evaluations problem by problem: pass rates, tokens, calls, failed calls, time and cost.",
+    ),
     "benchmarks": ("eval:benchmarks", "List the standard benchmarks that `retcon eval` knows by name."),
     "compare": (
         "experiments:compare",

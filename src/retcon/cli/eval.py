@@ -6,7 +6,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, cast
 
@@ -167,6 +167,9 @@ def evaluate(
         if apart:
             print_line(f"{job.model}: {job.benchmark or 'data'}, tools {job.tools}")
         _measure(job, dry_run)
+    if tools == "both" and not dry_run:
+        for off, on in zip(jobs[::2], jobs[1::2], strict=True):
+            _print_compared(off.out, on.out, ("tools off", "tools on"), f"{on.model} {on.benchmark}")
 
 
 def _recipe_of(model: str, name: str | None, given: Sequence[str], repair: bool) -> Recipe:
@@ -207,6 +210,50 @@ def _measure(job: Measurement, dry_run: bool) -> None:
         console.print(said, style="yellow")
     rollouts = job.out / f"trajectories-{next(iter(settings_of(job.recipe)))}.jsonl"
     console.print(f"result: {path}\ntry: {command_line('retcon', 'show', rollouts)}")
+
+
+def _print_compared(
+    first: Path, second: Path, names: tuple[str, str], title: str = "", price: tuple[float, float] | None = None
+) -> None:
+    """Print two folders' evaluations side by side."""
+    from retcon.evaluate.card import compare_evaluations
+    from retcon.report.tables import compared_sheet
+
+    console = plain_console()
+    for found in compare_evaluations(first, second, price):
+        sheet = compared_sheet(found, names)
+        for table in replace(sheet, title=f"{title} {sheet.title}".strip()).tables(console):
+            console.print(table)
+
+
+def eval_compare(
+    first: Annotated[Path, typer.Argument(metavar="A", help="A folder of `retcon eval`, or one that holds several.")],
+    second: Annotated[Path, typer.Argument(metavar="B", help="Another, on the same problems.")],
+    *,
+    price: Annotated[
+        str,
+        typer.Option("--price", metavar="IN,OUT", help="Dollars for a million tokens read and written, for the cost."),
+    ] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print all figures, as JSON.")] = False,
+) -> None:
+    """Compare two evaluations problem by problem: pass rates, tokens, calls, failed calls, time and cost."""
+    from retcon.evaluate.card import compare_evaluations
+
+    costs: tuple[float, float] | None = None
+    if price:
+        try:
+            read, written = map(float, price.split(","))
+            costs = (read, written)
+        except ValueError:
+            why = f"'{price}': write two numbers, such as 0.15,0.60"
+            raise typer.BadParameter(why, param_hint="--price") from None
+    if as_json:
+        found = list(compare_evaluations(first, second, costs))
+        typer.echo(json.dumps([asdict(one) for one in found], indent=2, default=str))
+        return
+    _print_compared(
+        first, second, (first.name or "A", second.name if second.name != first.name else str(second)), "", costs
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,8 +346,6 @@ def benchmarks(
     as_json: Annotated[bool, typer.Option("--json", help="Print everything that is known of them, as JSON.")] = False,
 ) -> None:
     """List the standard benchmarks that `retcon eval` knows by name."""
-    from dataclasses import asdict
-
     from rich import box
     from rich.console import Console
     from rich.table import Table

@@ -6,21 +6,23 @@ import json
 import os
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
+from typing import Any
 
 import msgspec
 
 from retcon.core.codec import from_dict
 from retcon.core.errors import CheckpointError, RecordError
-from retcon.core.types import FirstTries, Trajectory, first_tries
-from retcon.evaluate.statistics import pass_at_k
+from retcon.core.types import FirstTries, Trajectory, first_tries, token_count
+from retcon.evaluate.statistics import majority, pass_at_k
 from retcon.runs.folder import Cost, Meter
 from retcon.store.jsonl import line_of
 from retcon.store.lines import SUFFIX, LineAppender
 from retcon.store.whole import alone_on, refuse_special, write_whole
+from retcon.tasks.graders.text import folded, rational
 
 RESULT_FORMAT = 1
 PASS_AT = (1, 8, 16)
@@ -37,7 +39,10 @@ def setting_names(top_p: float, sampling: str = "plain") -> tuple[str, ...]:
 
 class Problem(msgspec.Struct, frozen=True):
     """One problem in one setting. samples: rollouts that no fault ended; means are over those.
-    first_try_failures: share of their first tries that failed (`retcon.core.types`), None where they tried nothing."""
+    first_try_failures: share of their first tries that failed (`retcon.core.types`), None where they tried nothing.
+    calls, prompt_tokens (read anew in each turn), tool_seconds: means; None in results of earlier versions. seconds:
+    wall time from its first rollout's start to its last one's end. majority: chance that the most frequent answer is
+    right, None where answers are programs. grades: share that is right to each judge, of a grader with several."""
 
     task: str
     samples: int
@@ -45,12 +50,19 @@ class Problem(msgspec.Struct, frozen=True):
     failed_calls: float
     tokens: float
     first_try_failures: float | None = None
+    calls: float | None = None
+    prompt_tokens: float | None = None
+    tool_seconds: float | None = None
+    seconds: float | None = None
+    majority: float | None = None
+    grades: dict[str, float] = {}
 
 
 class Setting(msgspec.Struct, frozen=True):
     """One sampling setting. lost: rollouts that an infrastructure fault ended, left out of every other figure.
 
     failure_types: failed calls by error type (or status where there is none). cpu_s, wall_s: seconds that it took.
+    sampling: what else was set, such as top_k.
     """
 
     temperature: float
@@ -61,6 +73,7 @@ class Setting(msgspec.Struct, frozen=True):
     stops: dict[str, int]
     cpu_s: float
     wall_s: float
+    sampling: dict[str, float] = {}
 
     def per_problem(self, value: Callable[[Problem], float]) -> list[float]:
         """`value` of each problem that has samples."""
@@ -73,7 +86,8 @@ class Setting(msgspec.Struct, frozen=True):
 
 class Result(msgspec.Struct, frozen=True):
     """result.json. pass1, pass8, pass16: means over problems by setting, None where no problem has enough samples.
-    inputs: fingerprints of what was measured, none of an earlier version's."""
+    inputs: fingerprints of what was measured, none of an earlier version's. about: what else a card tells of the
+    protocol: graders and template with their versions, the benchmark, packages."""
 
     checkpoint: str
     recipe: dict[str, dict[str, object]]
@@ -83,6 +97,7 @@ class Result(msgspec.Struct, frozen=True):
     pass16: dict[str, float | None] = {}
     failed_calls: dict[str, float | None] = {}
     inputs: dict[str, str] = {}
+    about: dict[str, Any] = {}
     format: int = RESULT_FORMAT
 
     @property
@@ -94,7 +109,7 @@ class Result(msgspec.Struct, frozen=True):
 
     def without_settings(self) -> Result:
         """Return the result with its inputs alone."""
-        return Result(self.checkpoint, self.recipe, {}, inputs=self.inputs)
+        return Result(self.checkpoint, self.recipe, {}, inputs=self.inputs, about=self.about)
 
     def with_setting(self, name: str, setting: Setting) -> Result:
         """This result with one more setting and the means brought up to date."""
@@ -120,8 +135,9 @@ def score(
     top_p: float,
     cpu_s: float,
     wall_s: float,
+    seconds: Mapping[str, float] = MappingProxyType({}),
 ) -> Setting:
-    """The figures of graded trajectories, (task id, its rollouts) each.
+    """The figures of graded trajectories, (task id, its rollouts) each. seconds: wall time of each task's rollouts.
 
     Failed calls are raw: as they happened. A rollout without a reward (infrastructure) counts as lost, never as zero.
     """
@@ -134,17 +150,54 @@ def score(
         lost += len(rollouts) - len(kept)
         stops.update(t.stop for t in kept)
         failure_types.update(kind for t in kept for kind in _failures(t))
+        right = [(t.reward or 0) > 0 for t in kept]
         problems.append(
             Problem(
                 task,
                 samples=len(kept),
-                passed=sum((t.reward or 0) > 0 for t in kept),
-                failed_calls=statistics.fmean(t.raw_failures for t in kept) if kept else 0.0,
-                tokens=statistics.fmean(t.sampled_tokens for t in kept) if kept else 0.0,
+                passed=sum(right),
+                failed_calls=_mean(t.raw_failures for t in kept),
+                tokens=_mean(t.sampled_tokens for t in kept),
                 first_try_failures=_first_try_failures(kept),
+                calls=_mean(t.raw_calls for t in kept),
+                prompt_tokens=_mean(map(_tokens_read, kept)),
+                tool_seconds=_mean(t.raw_seconds for t in kept),
+                seconds=seconds.get(task),
+                majority=_majority(kept, right),
+                grades=_grades(kept),
             )
         )
     return Setting(temperature, top_p, problems, lost, dict(failure_types), dict(stops), cpu_s, wall_s)
+
+
+def _mean(values: Iterable[float]) -> float:
+    known = list(values)
+    return statistics.fmean(known) if known else 0.0
+
+
+def _tokens_read(trajectory: Trajectory) -> int:
+    """Tokens of all prompts of its turns, each with the whole history before it, as a server counts and bills them."""
+    history, total = token_count(trajectory.prompt), 0
+    for turn in trajectory.turns:
+        read = history
+        for attempt in turn.raw():  # a lookahead reads the attempts before it
+            total += read
+            read += token_count(attempt.segments)
+        history += token_count(turn.segments)
+    return total
+
+
+def _majority(rollouts: Sequence[Trajectory], right: Sequence[bool]) -> float | None:
+    answers = [t.answer for t in rollouts]
+    if not any(answers) or any(answer is not None and "\n" in answer for answer in answers):  # programs do not vote
+        return None
+    return majority([None if a is None else str(rational(a) or folded(a)) for a in answers], right)
+
+
+def _grades(rollouts: Sequence[Trajectory]) -> dict[str, float]:
+    """Share of rollouts that each of several judges finds right."""
+    said = [grades for t in rollouts if (grades := getattr(t, "grades", None))]
+    return {name: _mean(float(grades[name]) for grades in said) for name in (said[0] if said else ())}
 
 
 def _first_try_failures(rollouts: Sequence[Trajectory]) -> float | None:
@@ -181,14 +234,17 @@ def write_result(path: Path, result: Result) -> None:
 
 
 class Begun:
-    """Measured problems of a setting, in memory. meter: their cost."""
+    """Measured problems of a setting, in memory. meter: their cost. seconds: wall time of each."""
 
     def __init__(self) -> None:
         self.groups: dict[str, list[Trajectory]] = {}
+        self.seconds: dict[str, float] = {}
         self.meter = Meter()
 
-    def add(self, task: str, group: Sequence[Trajectory]) -> None:
+    def add(self, task: str, group: Sequence[Trajectory], seconds: float | None = None) -> None:
         """Add the rollouts of a problem, unless some were lost: it is measured again."""
+        if seconds is not None:
+            self.seconds[task] = seconds
         if all(t.reward is not None for t in group):
             self.groups[task] = list(group)
 
@@ -219,16 +275,16 @@ class BegunFile(Begun, AbstractContextManager["BegunFile"]):
             for number, line in enumerate(lines, start=2):
                 said = msgspec.json.decode(line)
                 group = [from_dict(one, f"{self._path}, line {number}") for one in said["rollouts"]]
-                super().add(said["task"], group)
+                super().add(said["task"], group, said.get("seconds"))
                 self.meter = Meter(Cost(said["cpu_s"], said["wall_s"]))
         except (msgspec.DecodeError, UnicodeDecodeError, LookupError, TypeError, RecordError) as error:
             raise _broken(self._path, error) from error
 
-    def add(self, task: str, group: Sequence[Trajectory]) -> None:
-        super().add(task, group)
+    def add(self, task: str, group: Sequence[Trajectory], seconds: float | None = None) -> None:
+        super().add(task, group, seconds)
         if task in self.groups:
             cost = self.meter.read()
-            about = {"task": task, "cpu_s": cost.cpu_s, "wall_s": cost.wall_s}
+            about = {"task": task, "cpu_s": cost.cpu_s, "wall_s": cost.wall_s, "seconds": seconds}
             line = {**about, "rollouts": [json.loads(line_of(one)) for one in group]}
             self._lines.add(msgspec.json.encode(line) + b"\n", name=f"problem {task}")
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import platform
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -32,6 +35,7 @@ from retcon.core.seeds import derive
 from retcon.core.together import together
 from retcon.core.types import Trajectory
 from retcon.engine.types import Generator, SamplingParams
+from retcon.evaluate.card import write_card
 from retcon.evaluate.result import (
     Begun,
     BegunFile,
@@ -53,6 +57,8 @@ from retcon.serve.harness import harness_fingerprint
 from retcon.store import jsonl
 from retcon.store.compression import SUFFIXES
 from retcon.store.fingerprint import fingerprint, template_fingerprint
+from retcon.tasks.benchmarks import BENCHMARKS
+from retcon.tasks.grading.registry import kind_of
 from retcon.tasks.registry import TaskSet, problems_of
 from retcon.tasks.types import Task, fingerprint_of
 
@@ -106,6 +112,7 @@ def run_evaluation(
     recipe, _ = settle(recipe, checkpoint, family)
     tasks = problems_of(recipe, family)
     result = held_by(recipe, checkpoint, out, tasks, family)
+    result = msgspec.structs.replace(result, about=result.about or _about(recipe, tasks))
     settings = settings_of(recipe)
     missing = {name: params for name, params in settings.items() if not _has(out, result, name)}
     for name in settings.keys() - missing.keys():
@@ -114,6 +121,7 @@ def run_evaluation(
     if not missing:
         return out / "result.json"
     chat = build_engine_chat(recipe, checkpoint, family)
+    result.about["template"] = _template(chat, result)
     check_lengths(tasks, chat, recipe.rollout.max_tokens, "problems")
     section = recipe.evaluate.model_copy(update={"problems": max(1, len(tasks))})
     on_ready()
@@ -146,6 +154,7 @@ def run_evaluation(
                 jsonl.write(_trajectories(out, name), [t for group in groups for t in group])
                 result = result.with_setting(name, setting)
                 write_result(out / "result.json", result)
+                write_card(out, result)
                 begun.remove()
             tell(count)
     return out / "result.json"
@@ -190,8 +199,9 @@ async def evaluate(
             if task.id in begun.groups:
                 return begun.groups[task.id]
             async with room:
+                started = time.monotonic()
                 group = await rollout_group(task, measured, count=count, seed=seed, step=0, grade=graded)
-            begun.add(task.id, group)
+            begun.add(task.id, group, round(time.monotonic() - started, 3))
             return group
 
         groups = await together(group_of(task) for task in tasks)
@@ -202,8 +212,10 @@ async def evaluate(
         top_p=params.top_p,
         cpu_s=round(cost.cpu_s, 2),
         wall_s=round(cost.wall_s, 2),
+        seconds=begun.seconds,
     )
-    return groups, setting
+    rest = {"top_k": float(params.top_k), "min_p": params.min_p}
+    return groups, msgspec.structs.replace(setting, sampling={k: v for k, v in rest.items() if v})
 
 
 def held_by(
@@ -259,6 +271,35 @@ def _refuse_other(old: Result, new: Result, recipe: Recipe, out: Path) -> None:
             raise CheckpointError(
                 f"{out} holds an evaluation of other {name} ({was}, now {value}): choose another --out"
             )
+
+
+def _about(recipe: Recipe, tasks: Sequence[Task]) -> dict[str, Any]:
+    """What a card tells of the protocol besides keys: graders with their versions, the benchmark, packages."""
+    named = sorted({name for task in tasks if isinstance(name := task.meta.get("grader"), str)})
+    name = str(getattr(recipe.task, "benchmark", ""))
+    one = BENCHMARKS.find(name) if name else None
+    keep = ("name", "hub", "revision", "file", "size", "licence", "contamination")
+    return {
+        "tasks": str(getattr(recipe.task, "name", "") or getattr(recipe.task, "path", "") or recipe.task.kind),
+        "benchmark": {key: getattr(one, key) for key in keep} if one else {},
+        "prompt": str(getattr(recipe.task, "prompt", "") or (one.prompt if one else "")),
+        "graders": {name: _versions("retcon-rl", *kind_of(name).uses) for name in named},
+        "versions": {"python": platform.python_version(), **_versions("retcon-rl", "torch", "transformers")},
+    }
+
+
+def _versions(*packages: str) -> dict[str, str]:
+    """The versions of installed packages."""
+    found = {}
+    for package in packages:
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
+
+
+def _template(chat: Chat, result: Result) -> str:
+    """How the model is prompted: the family of its calls, and its template's fingerprint where it is at hand."""
+    return ", ".join(filter(None, (chat.family.name, result.inputs.get("chat templates", ""))))
 
 
 def _inputs(recipe: Recipe, checkpoint: Path, tasks: Sequence[Task], family: TaskSet | None) -> dict[str, str]:

@@ -159,3 +159,68 @@ def _half(means: np.ndarray, draws: np.random.Generator) -> float:
 
 def _cut(interval: Interval, floor: float, ceiling: float) -> Interval:
     return Interval(interval.mean, max(floor, interval.low), min(ceiling, interval.high))
+
+
+NORMAL = statistics.NormalDist()
+POWER = 0.8
+
+
+def standard_error(values: Sequence[float]) -> float:
+    """Standard error of the mean of per-problem values, (N,): that of rollouts clustered by problem.
+
+    Miller 2024 ("Adding error bars to evals", arXiv 2411.00640), section 2.2, where each problem has as many rollouts.
+    0 for one value.
+    """
+    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+
+
+def share_interval(rates: Sequence[float]) -> Interval:
+    """Mean of per-problem shares, (N,), with Wilson's interval for as many independent draws as give its error.
+
+    Problems, not rollouts, are the sample: the draws are p(1 − p)/SE² (Korn and Graubard 1998), SE that of
+    `standard_error`, or N where the rates do not differ, so that 0 of 20 still has a range. Raises ValueError for none.
+    """
+    if not rates:
+        raise ValueError("an interval needs at least one problem")
+    mean, error = statistics.fmean(rates), standard_error(rates)
+    draws = mean * (1 - mean) / error**2 if error > EVEN else float(len(rates))
+    z2 = NORMAL.inv_cdf((1 + CONFIDENCE) / 2) ** 2
+    middle = (mean + z2 / (2 * draws)) / (1 + z2 / draws)
+    half = math.sqrt(z2 * (mean * (1 - mean) / draws + z2 / (4 * draws**2))) / (1 + z2 / draws)
+    return Interval(mean, max(0.0, min(mean, middle - half)), min(1.0, max(mean, middle + half)))
+
+
+def paired_interval(differences: Sequence[float]) -> Interval:
+    """Mean of per-problem differences, (N,), with Student's t interval (Miller 2024, section 4.2). ValueError for none.
+
+    One problem has no spread: its limits are infinite.
+    """
+    if not differences:
+        raise ValueError("an interval needs at least one problem")
+    mean = statistics.fmean(differences)
+    if len(differences) == 1:
+        return Interval(mean, -math.inf, math.inf)
+    half = t_quantile(len(differences) - 1) * standard_error(differences)
+    return Interval(mean, mean - half, mean + half)
+
+
+def problems_needed(spread: float, effect: float) -> int:
+    """Problems at which a paired difference of `effect` is found in four of five evaluations (Miller 2024, section 5).
+
+    n = ((z.975 + z.8) · spread / effect)². spread: standard deviation of the per-problem differences, those of sampling
+    and of K rollouts among them, or ω where nothing is sampled.
+    """
+    return math.ceil(((NORMAL.inv_cdf((1 + CONFIDENCE) / 2) + NORMAL.inv_cdf(POWER)) * spread / effect) ** 2)
+
+
+def majority(answers: Sequence[str | None], right: Sequence[bool]) -> float:
+    """Chance that the most frequent of one problem's answers is right; ties are broken at random.
+
+    answers: one a rollout, alike where they are equal text; None does not vote. 0 where none votes.
+    """
+    votes: dict[str, list[bool]] = {}
+    for answer, is_right in zip(answers, right, strict=True):
+        if answer is not None:
+            votes.setdefault(answer, []).append(is_right)
+    most = max(map(len, votes.values()), default=0)
+    return statistics.fmean([statistics.fmean(one) for one in votes.values() if len(one) == most]) if votes else 0.0

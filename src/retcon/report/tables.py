@@ -14,10 +14,12 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from retcon.evaluate.card import EFFECT, Compared, listed
 from retcon.evaluate.result import PASS_AT, K, Result, Setting
-from retcon.evaluate.statistics import Interval, exactly, over_problems, over_seeds
+from retcon.evaluate.statistics import Interval, exactly, over_problems, over_seeds, share_interval
 from retcon.report.plots import COLD_START, looks
 from retcon.report.runs import Comparison, Run
+from retcon.report.sheet import Sheet
 from retcon.store.whole import write_whole
 from retcon.tasks.data.rows import short_name
 
@@ -241,16 +243,18 @@ def result_table(result: Result) -> Table:
         table.add_column(f"T = {setting.temperature:g}, top-p {setting.top_p:g}", justify="right", overflow="fold")
     figures: list[tuple[str, Callable[[Setting], list[float]], int]] = [
         *((f"pass@{k}", lambda s, k=k: s.passes(k), 3) for k in PASS_AT),
+        ("majority", lambda s: [v for p in s.problems if (v := p.majority) is not None and p.samples > 1], 3),
         ("failed calls", lambda s: s.per_problem(lambda p: p.failed_calls), 2),
         ("tokens", lambda s: s.per_problem(lambda p: p.tokens), 1),
     ]
     for label, values, digits in figures:
         if any(known := [values(s) for s in settings]):
-            table.add_row(label, *(cell(over_problems(v) if v else None, digits) for v in known))
+            over = share_interval if digits == 3 else over_problems
+            table.add_row(label, *(cell(over(v) if v else None, digits) for v in known))
     sources: Any = result.recipe.get("task", {}).get("sources", ())
     for name in dict.fromkeys(short_name(source["path"]) for source in sources if len(sources) > 1):
         own = [[p for p in s.problems if p.samples and p.task.startswith(f"{name}/")] for s in settings]
-        passed = [over_problems([p.passed / p.samples for p in problems]) if problems else None for problems in own]
+        passed = [share_interval([p.passed / p.samples for p in problems]) if problems else None for problems in own]
         table.add_row(f"pass@1, {name} ({len(own[0])})", *(cell(interval, 3) for interval in passed))
     table.add_row("problems", *(str(len(s.problems)) for s in settings))
     table.add_row("lost", *(str(s.lost) for s in settings))
@@ -270,3 +274,52 @@ def tell_cut_off(result: Result) -> str:
         f"{stops['length']:,} of {stops.total():,} rollouts ended for want of tokens, and an answer that is cut off is "
         f"wrong: raise rollout.max_tokens (here {limit}) where the model takes more (docs/data/problems.md)"
     )
+
+
+def compared_sheet(found: Compared, names: tuple[str, str]) -> Sheet:
+    """A comparison as a table of three columns, with what it can and cannot show."""
+    rows = [
+        (
+            figure,
+            _short(a),
+            _short(b),
+            f"{_signed(difference.mean)} [{_signed(difference.low)}–{_signed(difference.high)}]",
+        )
+        for figure, (a, b, difference) in found.figures.items()
+    ]
+    right = sum(figure.startswith(("avg@", "pass@", "majority")) for figure in found.figures)
+    sections = (("right", tuple(rows[:right])), ("a rollout", tuple(rows[right:])))
+    rate = found.figures["avg@k"][2]
+    notes = [
+        f"{found.problems} problems in both, {found.left_out} in one alone; better at {found.better}, worse at "
+        f"{found.worse}. Differences: second less first, 95 %, Student's t over problems.",
+        "avg@k: " + ("the difference is beyond chance." if rate.low > 0 or rate.high < 0 else "no difference shows.")
+        + _power(found),
+        *(f"differs: {key}: {_brief(a)} | {_brief(b)}" for key, (a, b) in found.protocol.items()),
+    ]  # fmt: skip
+    return Sheet(found.name, ("", *names, "difference"), sections, tuple(notes))
+
+
+def _power(found: Compared) -> str:
+    """How many more problems would show a difference of EFFECT."""
+    if found.needed is None:
+        return " The rates never differ, so nothing can be said of how many problems would show one."
+    more = found.needed - found.problems
+    points = f"{100 * EFFECT:g} points"
+    if more <= 0:
+        return f" These problems would show {points} in four of five such comparisons."
+    return (
+        f" {points} would show in four of five such comparisons with {more:,} more problems ({found.needed:,} in all)."
+    )
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def _signed(value: float) -> str:
+    return "+" * (value >= 0) + _short(value)
+
+
+def _brief(value: object) -> str:
+    return f"{listed(value) or 'none':.120}"

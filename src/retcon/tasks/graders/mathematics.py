@@ -475,5 +475,13 @@ def _ambiguous(answer: str) -> str:
 
 
 GRADER = Kind(
-    "math", MathSettings, _open, PACKAGES, _unreadable, _in_words, _ambiguous, lambda _settings: need_math_verify()
+    "math",
+    MathSettings,
+    _open,
+    PACKAGES,
+    _unreadable,
+    _in_words,
+    _ambiguous,
+    lambda _settings: need_math_verify(),
+    uses=("math-verify", "latex2sympy2_extended", "sympy"),
 )

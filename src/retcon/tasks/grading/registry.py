@@ -135,6 +135,7 @@ class Kind:
     ready: Callable[[Any], None] | None = None
     read: Callable[[str, Mapping[str, object]], object] | None = None
     asks: Callable[[Any], Iterable[str]] | None = None
+    uses: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not (isinstance(self.settings, type) and is_dataclass(self.settings)):
