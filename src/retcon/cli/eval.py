@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, cast
 
@@ -28,7 +29,8 @@ from retcon.cli.arguments import (
     ready,
     split_overrides,
 )
-from retcon.core.errors import RecipeError, nearest
+from retcon.core.errors import MissingExtra, RecipeError, nearest
+from retcon.core.installing import how_to_install
 from retcon.core.texts import counted, is_url
 from retcon.runs.progress import print_line, print_place, show_progress
 
@@ -127,6 +129,10 @@ def evaluate(
             help="Repair failed turns as they happen, as the recipe's [bold]repair[/] section says, or else by SAAR.",
         ),
     ] = False,
+    inspect: Annotated[
+        bool,
+        typer.Option("--inspect", help="Also write logs for `inspect view` (.eval; the extra [inspect\\])."),
+    ] = False,
     out: Out = Path("runs/eval"),
     dry_run: DryRun = False,
 ) -> None:
@@ -160,6 +166,8 @@ def evaluate(
             print_line(f"{override}: without --repair an evaluation repairs nothing")
     if dry_run or any(job.recipe.engine.in_process for job in jobs):
         need_training()
+    if inspect and find_spec("inspect_ai") is None:
+        raise MissingExtra(f"--inspect needs the inspect_ai package: {how_to_install('inspect')}")
     if len(jobs) > 1:  # what is wrong with one is said before another is measured
         for recipe in {job.benchmark: job.recipe for job in jobs}.values():
             recipe.task.build()
@@ -167,6 +175,8 @@ def evaluate(
         if apart:
             print_line(f"{job.model}: {job.benchmark or 'data'}, tools {job.tools}")
         _measure(job, dry_run)
+        if inspect and not dry_run:
+            _print_inspect_logs(job)
     if tools == "both" and not dry_run:
         for off, on in zip(jobs[::2], jobs[1::2], strict=True):
             _print_compared(off.out, on.out, ("tools off", "tools on"), f"{on.model} {on.benchmark}")
@@ -210,6 +220,16 @@ def _measure(job: Measurement, dry_run: bool) -> None:
         console.print(said, style="yellow")
     rollouts = job.out / f"trajectories-{next(iter(settings_of(job.recipe)))}.jsonl"
     console.print(f"result: {path}\ntry: {command_line('retcon', 'show', rollouts)}")
+
+
+def _print_inspect_logs(job: Measurement) -> None:
+    """Write a finished evaluation's logs for Inspect, and say where."""
+    from retcon.build import build_tasks
+    from retcon.report.inspect_log import write_inspect_logs
+    from retcon.tasks.registry import problems_of
+
+    for path in write_inspect_logs(job.out, problems_of(job.recipe, build_tasks(job.recipe, job.folder))):
+        print_line(f"log: {path}\ntry: {command_line('inspect', 'view', '--log-dir', path.parent)}")
 
 
 def _print_compared(

@@ -160,7 +160,7 @@ def score(
                 tokens=_mean(t.sampled_tokens for t in kept),
                 first_try_failures=_first_try_failures(kept),
                 calls=_mean(t.raw_calls for t in kept),
-                prompt_tokens=_mean(map(_tokens_read, kept)),
+                prompt_tokens=_mean(map(tokens_read, kept)),
                 tool_seconds=_mean(t.raw_seconds for t in kept),
                 seconds=seconds.get(task),
                 majority=_majority(kept, right),
@@ -175,7 +175,7 @@ def _mean(values: Iterable[float]) -> float:
     return statistics.fmean(known) if known else 0.0
 
 
-def _tokens_read(trajectory: Trajectory) -> int:
+def tokens_read(trajectory: Trajectory) -> int:
     """Tokens of all prompts of its turns, each with the whole history before it, as a server counts and bills them."""
     history, total = token_count(trajectory.prompt), 0
     for turn in trajectory.turns:

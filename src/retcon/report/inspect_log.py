@@ -1,0 +1,212 @@
+"""Evaluations as logs of Inspect (`inspect view`, `inspect_ai.analysis`), written with its own API."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from retcon.core.errors import MissingExtra
+from retcon.core.installing import how_to_install
+from retcon.core.texts import without_turn_end
+from retcon.core.types import Trajectory, Turn
+from retcon.evaluate.card import card_of, listed
+from retcon.evaluate.result import Result, Setting, read_result, tokens_read
+from retcon.evaluate.statistics import standard_error
+from retcon.store import jsonl
+from retcon.store.whole import explained
+from retcon.tasks.types import Task
+
+SUFFIX = ".eval"
+ERRORS = {"error": "unknown", "timeout": "timeout", "limit": "limit", "malformed": "parsing"}
+"""Status of an observation to Inspect's kind of error; others: sandbox_unavailable."""
+LIMITS = {"length": "token", "turns": "turn"}
+
+
+def write_inspect_logs(folder: Path, tasks: Sequence[Task]) -> list[Path]:
+    """Write `SETTING.eval` for each sampling setting of an evaluation's folder; return their paths.
+
+    Args:
+        folder: of `retcon eval`, finished.
+        tasks: its problems, whose questions and answers are the samples' inputs and targets.
+
+    Raises MissingExtra without inspect_ai, CheckpointError and RecordError for a broken folder, StorageError.
+    """
+    try:
+        from inspect_ai.log import write_eval_log
+    except ImportError:
+        raise MissingExtra(f"logs of Inspect need the inspect_ai package: {how_to_install('inspect')}") from None
+    result, paths = read_result(folder / "result.json"), []
+    known = {task.id: task for task in tasks}
+    for name, setting in result.settings.items():
+        rollouts = list(jsonl.read(folder / f"trajectories-{name}.jsonl"))
+        paths.append(folder / f"{name}{SUFFIX}")
+        with explained(paths[-1]):
+            write_eval_log(_log(result, setting, rollouts, known), str(paths[-1]))
+    return paths
+
+
+def _log(result: Result, setting: Setting, rollouts: Sequence[Trajectory], tasks: Mapping[str, Task]) -> Any:
+    from inspect_ai.log import EvalConfig, EvalDataset, EvalLog, EvalResults, EvalSpec, EvalStats
+    from inspect_ai.model import GenerateConfig, ModelUsage
+
+    card, now = card_of(result), datetime.now(UTC).isoformat(timespec="seconds")
+    benchmark = card.get("benchmark") or {}
+    names = list(dict.fromkeys(t.task for t in rollouts))
+    spec = EvalSpec(
+        created=now,
+        task=str(benchmark.get("name") or Path(str(card.get("tasks", "retcon"))).name),
+        model=result.checkpoint,
+        dataset=EvalDataset(
+            name=benchmark.get("name"), location=benchmark.get("hub"), samples=len(names), sample_ids=list(names)
+        ),
+        config=EvalConfig(epochs=card["rollouts"]),
+        model_generate_config=GenerateConfig(temperature=setting.temperature, top_p=setting.top_p),
+        packages={name: version for name, version in card.get("versions", {}).items() if name != "python"},
+        metadata={key: value for key, value in card.items() if key not in ("settings", "cost")},
+    )
+    samples = [_sample(trajectory, tasks.get(trajectory.task), result.checkpoint) for trajectory in rollouts]
+    graded = [sample for sample in samples if sample.scores]
+    usage = {result.checkpoint: sum((s.model_usage[result.checkpoint] for s in samples), ModelUsage())}
+    return EvalLog(
+        status="success",
+        eval=spec,
+        results=EvalResults(total_samples=len(samples), completed_samples=len(graded), scores=list(_scores(graded))),
+        stats=EvalStats(started_at=now, completed_at=now, model_usage=usage),
+        samples=samples,
+    )
+
+
+def _scores(samples: Sequence[Any]) -> Iterator[Any]:
+    """The metrics of each scorer: accuracy, and its standard error clustered by problem."""
+    from inspect_ai.log import EvalMetric, EvalScore
+
+    for name in sorted({name for sample in samples for name in sample.scores}):
+        by_problem: dict[Any, list[float]] = {}
+        for sample in samples:
+            if name in sample.scores:
+                by_problem.setdefault(sample.id, []).append(float(sample.scores[name].value == "C"))
+        rates = [statistics.fmean(values) for values in by_problem.values()]
+        metrics = {"accuracy": statistics.fmean(rates), "stderr": standard_error(rates)}
+        yield EvalScore(
+            name=name,
+            scorer=name,
+            scored_samples=sum(map(len, by_problem.values())),
+            metrics={key: EvalMetric(name=key, value=value) for key, value in metrics.items()},
+        )
+
+
+def _sample(trajectory: Trajectory, task: Task | None, model: str) -> Any:
+    from inspect_ai.log import EvalSample, EvalSampleLimit
+    from inspect_ai.model import ChatMessageSystem, ChatMessageUser, ModelOutput, ModelUsage
+    from inspect_ai.scorer import Score
+
+    asked: list[Any] = [ChatMessageUser(content=task.question if task else "".join(s.text for s in trajectory.prompt))]
+    if task and task.system:
+        asked.insert(0, ChatMessageSystem(content=task.system))
+    messages, events = list(asked), []
+    for turn in trajectory.turns:
+        if turn.repair is not None:
+            events += _repair(turn, model, messages)
+        else:
+            events += _events(turn, model, messages)
+        messages += _messages(turn)
+    scores = {}
+    if trajectory.reward is not None:
+        grader = task.meta.get("grader") if task else None
+        right = {str(grader or "grader"): trajectory.reward > 0, **(getattr(trajectory, "grades", None) or {})}
+        scores = {name: Score(value="C" if said else "I", answer=trajectory.answer) for name, said in right.items()}
+    final = trajectory.turns[-1].text if trajectory.turns else ""
+    read, written = tokens_read(trajectory), trajectory.sampled_tokens
+    index = trajectory.provenance.index
+    return EvalSample(
+        id=trajectory.task,
+        epoch=(index or 0) + 1,
+        input=asked[-1].content,
+        target=task.answer if task else "",
+        messages=messages,
+        output=ModelOutput.from_content(model, without_turn_end(final)),
+        scores=scores or None,
+        metadata={"rollout": trajectory.id, "stop": trajectory.stop, "calls": trajectory.raw_calls,
+                  "failed_calls": trajectory.raw_failures,
+                  "repaired": sum(t.repair is not None for t in trajectory.turns)},
+        events=events,
+        model_usage={model: ModelUsage(input_tokens=read, output_tokens=written, total_tokens=read + written)},
+        limit=EvalSampleLimit(type=LIMITS[trajectory.stop], limit=0) if trajectory.stop in LIMITS else None,
+        uuid=trajectory.id,
+    )  # fmt: skip
+
+
+def _messages(turn: Turn) -> list[Any]:
+    """A turn as Inspect's messages: the assistant's, with its calls, and what each tool answered."""
+    from inspect_ai.model import ChatMessageAssistant, ChatMessageTool
+    from inspect_ai.tool import ToolCall
+
+    said = turn.text[: turn.calls[0].char].rstrip("\n") if turn.calls else without_turn_end(turn.text)
+    calls = [
+        ToolCall(
+            id=call.id,
+            function=call.name,
+            arguments={"code": call.arguments} if isinstance(call.arguments, str) else dict(call.arguments),
+            parse_error="the arguments cannot be read" if call.malformed else None,
+        )
+        for call in turn.calls
+    ]
+    names = {call.id: call.name for call in turn.calls}
+    answers = [
+        ChatMessageTool(content=o.text, tool_call_id=o.call_id, function=names.get(o.call_id), error=_error(o))
+        for o in turn.observations
+    ]
+    return [ChatMessageAssistant(content=said, tool_calls=calls or None), *answers]
+
+
+def _error(observation: Any) -> Any:
+    from inspect_ai.tool import ToolCallError
+
+    if observation.status == "ok":
+        return None
+    kind = ERRORS.get(observation.status, "sandbox_unavailable")
+    return ToolCallError(kind, observation.error_type or observation.status)
+
+
+def _events(turn: Turn, model: str, before: Iterable[Any]) -> list[Any]:
+    """What happened in a turn: the model's generation, then each call."""
+    from inspect_ai.event import ModelEvent, ToolEvent
+    from inspect_ai.model import ChatCompletionChoice, GenerateConfig, ModelOutput, ModelUsage
+
+    said, *answers = _messages(turn)
+    written = sum(len(s.ids or ()) for s in turn.generated)
+    stop = {"call": "tool_calls", "length": "max_tokens"}.get(turn.stop, "stop")
+    output = ModelOutput(
+        model=model,
+        choices=[ChatCompletionChoice(message=said, stop_reason=stop)],
+        usage=ModelUsage(input_tokens=0, output_tokens=written, total_tokens=written),
+    )
+    events: list[Any] = [
+        ModelEvent(
+            model=model, input=list(before), tools=[], tool_choice="auto", config=GenerateConfig(), output=output
+        )
+    ]
+    for call, answer, observation in zip(said.tool_calls or (), answers, turn.observations, strict=False):
+        events.append(
+            ToolEvent(
+                id=call.id, function=call.function, arguments=call.arguments, result=answer.content, error=answer.error,
+                working_time=observation.seconds, failed=observation.status != "ok",
+            )
+        )  # fmt: skip
+    return events
+
+
+def _repair(turn: Turn, model: str, before: Sequence[Any]) -> list[Any]:
+    """The attempts that a repair took out of a turn, as they were sampled, and what it decided."""
+    from inspect_ai.event import InfoEvent
+
+    record, told, events = turn.repair, list(before), []
+    for attempt in turn.raw():
+        events += _events(attempt, model, told)
+        told += _messages(attempt)
+    about = {"decision": record.decision, "similarity": record.similarity, "attempts": record.attempts,
+             "reason": record.reason} if record else {}  # fmt: skip
+    return [*events, InfoEvent(source="retcon.repair", data={**about, "text": listed(about)})]
