@@ -107,7 +107,7 @@ def card_markdown(card: Mapping[str, Any]) -> str:
         ("purification", "off" if card["purification"] == "none" else card["purification"]),
         ("rollouts of a problem", card["rollouts"]),
         ("limits", listed(card["limits"])),
-        *((name, listed(value)) for name in ("graders", "template", "benchmark", "versions", "inputs")
+        *((name, listed(value)) for name in ("prompt", "graders", "template", "benchmark", "versions", "inputs")
           if (value := card.get(name))),
     ]  # fmt: skip
     lines = [f"# {title}", "", "| | |", "|---|---|", *(f"| {name} | {_cell(value)} |" for name, value in protocol)]
