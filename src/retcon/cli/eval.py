@@ -131,7 +131,7 @@ def evaluate(
     ] = False,
     inspect: Annotated[
         bool,
-        typer.Option("--inspect", help="Also write logs for `inspect view` (.eval; the extra [inspect\\])."),
+        typer.Option("--inspect", help="Also write .eval logs for `inspect view`; needs the extra inspect."),
     ] = False,
     out: Out = Path("runs/eval"),
     dry_run: DryRun = False,

@@ -34,7 +34,6 @@ FIGURES: Mapping[str, Value] = {
     "failed_calls": lambda p: p.failed_calls,
     "tokens": lambda p: p.tokens,
     "prompt_tokens": lambda p: p.prompt_tokens,
-    "tool_seconds": lambda p: p.tool_seconds,
 }
 """Means of a rollout, each of a problem."""
 
@@ -60,7 +59,7 @@ def card_of(result: Result) -> dict[str, Any]:
         "inputs": result.inputs,
         "settings": {name: figures_of(setting) for name, setting in result.settings.items()},
         "cost": {
-            name: {"wall_s": setting.wall_s, "cpu_s": setting.cpu_s, "tool_s": _sum(setting, FIGURES["tool_seconds"])}
+            name: {"wall_s": setting.wall_s, "cpu_s": setting.cpu_s, "tool_s": _tool_seconds(setting)}
             for name, setting in result.settings.items()
         },
     }
@@ -86,7 +85,7 @@ def figures_of(setting: Setting) -> dict[str, Any]:
     if disputed := [p.task for p in measured if len(set(p.grades.values())) > 1]:
         found["judges differ on"] = disputed
     for name, value in FIGURES.items():
-        if name != "tool_seconds" and (known := [v for p in measured if (v := value(p)) is not None]):
+        if known := [v for p in measured if (v := value(p)) is not None]:
             found[name] = _interval(over_problems(known))
     return {**found, "stops": setting.stops, "failure_types": setting.failure_types}
 
@@ -142,8 +141,8 @@ def _interval(found: Interval) -> dict[str, float]:
     return {"mean": found.mean, "low": found.low, "high": found.high}
 
 
-def _sum(setting: Setting, value: Value) -> float:
-    return round(sum((value(p) or 0.0) * p.samples for p in setting.problems), 3)
+def _tool_seconds(setting: Setting) -> float:
+    return round(sum(setting.tool_seconds.get(p.task, 0.0) * p.samples for p in setting.problems), 3)
 
 
 def listed(value: object) -> str:
@@ -230,15 +229,18 @@ def _compare(
     for k in PASS_AT[1:]:
         if all(p.samples >= k for tasks in (first, second) for p in tasks.values()):
             values[f"pass@{k}"] = lambda p, k=k: pass_at_k(p.samples, p.passed, k)  # type: ignore[misc]
-    values |= {"majority": lambda p: p.majority, **FIGURES, "seconds": lambda p: p.seconds}
+    values |= {"majority": lambda p: p.majority, **FIGURES}
     if price is not None:
         read, written = price
         values["cost ($)"] = lambda p: ((p.prompt_tokens or 0) * read + p.tokens * written) / 1e6
+    by_task = {
+        figure: tuple({task: v for task, p in side.items() if (v := value(p)) is not None} for side in (first, second))
+        for figure, value in values.items()
+    }
+    by_task |= {"seconds": (one.seconds, other.seconds), "tool seconds": (one.tool_seconds, other.tool_seconds)}
     found: dict[str, tuple[float, float, Interval]] = {}
-    for figure, value in values.items():
-        known = [(x, y) for task in both if (x := value(first[task])) is not None
-                 and (y := value(second[task])) is not None]  # fmt: skip
-        if known:
+    for figure, (left, right) in by_task.items():
+        if known := [(left[task], right[task]) for task in both if task in left and task in right]:
             ours, theirs = zip(*known, strict=True)
             spread = paired_interval([y - x for x, y in known])
             found[figure] = (statistics.fmean(ours), statistics.fmean(theirs), spread)

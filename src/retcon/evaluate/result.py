@@ -40,9 +40,9 @@ def setting_names(top_p: float, sampling: str = "plain") -> tuple[str, ...]:
 class Problem(msgspec.Struct, frozen=True):
     """One problem in one setting. samples: rollouts that no fault ended; means are over those.
     first_try_failures: share of their first tries that failed (`retcon.core.types`), None where they tried nothing.
-    calls, prompt_tokens (read anew in each turn), tool_seconds: means; None in results of earlier versions. seconds:
-    wall time from its first rollout's start to its last one's end. majority: chance that the most frequent answer is
-    right, None where answers are programs. grades: share that is right to each judge, of a grader with several."""
+    calls, prompt_tokens (read anew in each turn): means; None in results of earlier versions. majority: chance that
+    the most frequent answer is right, None where answers are programs. grades: share that is right to each judge, of a
+    grader with several."""
 
     task: str
     samples: int
@@ -52,8 +52,6 @@ class Problem(msgspec.Struct, frozen=True):
     first_try_failures: float | None = None
     calls: float | None = None
     prompt_tokens: float | None = None
-    tool_seconds: float | None = None
-    seconds: float | None = None
     majority: float | None = None
     grades: dict[str, float] = {}
 
@@ -62,7 +60,8 @@ class Setting(msgspec.Struct, frozen=True):
     """One sampling setting. lost: rollouts that an infrastructure fault ended, left out of every other figure.
 
     failure_types: failed calls by error type (or status where there is none). cpu_s, wall_s: seconds that it took.
-    sampling: what else was set, such as top_k.
+    sampling: what else was set, such as top_k. seconds: by problem, wall time from its first rollout's start to its
+    last one's end; tool_seconds: mean of its rollouts' calls.
     """
 
     temperature: float
@@ -74,6 +73,8 @@ class Setting(msgspec.Struct, frozen=True):
     cpu_s: float
     wall_s: float
     sampling: dict[str, float] = {}
+    seconds: dict[str, float] = {}
+    tool_seconds: dict[str, float] = {}
 
     def per_problem(self, value: Callable[[Problem], float]) -> list[float]:
         """`value` of each problem that has samples."""
@@ -144,9 +145,11 @@ def score(
     problems: list[Problem] = []
     failure_types: Counter[str] = Counter()
     stops: Counter[str] = Counter()
+    tool_seconds: dict[str, float] = {}
     lost = 0
     for task, rollouts in groups:
         kept = [t for t in rollouts if t.reward is not None]
+        tool_seconds[task] = round(_mean(t.raw_seconds for t in kept), 4)
         lost += len(rollouts) - len(kept)
         stops.update(t.stop for t in kept)
         failure_types.update(kind for t in kept for kind in _failures(t))
@@ -161,13 +164,14 @@ def score(
                 first_try_failures=_first_try_failures(kept),
                 calls=_mean(t.raw_calls for t in kept),
                 prompt_tokens=_mean(map(tokens_read, kept)),
-                tool_seconds=_mean(t.raw_seconds for t in kept),
-                seconds=seconds.get(task),
                 majority=_majority(kept, right),
                 grades=_grades(kept),
             )
         )
-    return Setting(temperature, top_p, problems, lost, dict(failure_types), dict(stops), cpu_s, wall_s)
+    return Setting(
+        temperature, top_p, problems, lost, dict(failure_types), dict(stops), cpu_s, wall_s, seconds=dict(seconds),
+        tool_seconds=tool_seconds,
+    )  # fmt: skip
 
 
 def _mean(values: Iterable[float]) -> float:

@@ -180,9 +180,17 @@ def test_one_that_was_interrupted_goes_on_with_the_problems_that_are_left(tmp_pa
     told.clear()
     resumed = read_result(run_evaluation(recipe, model, out, on_progress=lambda done, _: told.append(done)))
     assert told == [*range(2 * kept + 1, 17), 16]
-    assert sorted(path.name for path in out.iterdir()) == ["result.json", "trajectories-t1.jsonl"]
+    assert sorted(path.name for path in out.iterdir()) == [
+        "card.json",
+        "card.md",
+        "result.json",
+        "trajectories-t1.jsonl",
+    ]
     whole = read_result(run_evaluation(recipe, model, tmp_path / "whole"))
     assert resumed.settings["t1"].problems == whole.settings["t1"].problems
+    cards = [json.loads((folder / "card.json").read_text()) for folder in (out, tmp_path / "whole")]
+    assert cards[0] | {"cost": 0} == cards[1] | {"cost": 0}
+    assert (cards[0]["rollouts"], cards[0]["tools"]) == (recipe.evaluate.samples, list(recipe.rollout.tools))
     assert resumed.pass1 == {"t1": 0.125}
     name = "trajectories-t1.jsonl"
     assert [t.id for t in jsonl.read(out / name)] == [t.id for t in jsonl.read(tmp_path / "whole" / name)]
