@@ -17,6 +17,7 @@ from retcon.core.errors import TaskWarning
 from retcon.tasks.benchmarks import ALL, BENCHMARKS, Benchmark, fill_prompt
 from retcon.tasks.data.fields import DataError
 from retcon.tasks.data.settings import FileTaskSettings
+from retcon.tasks.graders.plain import grade
 from retcon.tasks.types import Task
 
 PUBLISHED: dict[str, dict[str, Any]] = {
@@ -147,6 +148,7 @@ THEIRS = {"aime24": "aime2024", "aime25": "aime2025", "gsm8k": "gsm8k", "gpqa": 
 
 
 @pytest.mark.skipif(find_spec("inspect_evals") is None, reason="inspect-evals is not installed")
+@pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("name", THEIRS)
 def test_hub_ids_revisions_and_answers_are_those_of_inspect_evals(name: str, tmp_path: Path) -> None:
     """Run it where inspect-evals 0.28.0 is: see docs/data/evaluation.md."""
@@ -177,3 +179,32 @@ def test_hub_ids_revisions_and_answers_are_those_of_inspect_evals(name: str, tmp
         lines = task.question.splitlines()
         assert f"{task.answer}. {sample.choices[0]}" in lines
         assert all(any(line.endswith(f". {choice}") for line in lines) for choice in sample.choices)
+
+
+FORMS = ("so x.\nANSWER: {}", "so\nANSWER: ${}$", "**ANSWER: {}**", "Thus $\\boxed{{{}}}$", "$$\n\\boxed{{{}}}\n$$",
+         "ANSWER: {}.", "ANSWER: {}.0", "The answer is {}", "ANSWER: {} units", "ANSWER: 0{}",
+         "ANSWER: {}\n\nI am sure.", "ANSWER: \\text{{{}}}")  # fmt: skip
+
+
+@pytest.mark.skipif(find_spec("inspect_evals") is None, reason="inspect-evals is not installed")
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("name", ["aime24", "gsm8k"])
+def test_answers_are_graded_as_by_inspect_evals_except_where_it_reads_the_last_line_alone(name: str) -> None:
+    from inspect_ai.scorer._common import match_str
+    from inspect_evals.utils.aime_common import _find_last_substantive_line, remove_boxed_from_ans
+
+    def theirs(reply: str, answer: str) -> bool:
+        said = reply if name == "gsm8k" else remove_boxed_from_ans(_find_last_substantive_line(reply))
+        return bool(match_str(value=said, target=answer, location="end", numeric=True)[1])
+
+    differ = set()
+    for answer in ("18", "73", "204", "999"):
+        for form in FORMS:
+            for said in (answer, str(int(answer) + 1)):
+                reply = form.format(said)
+                ours = grade(answer=answer, reply=reply, kind="math")
+                assert ours == (said == answer)
+                if ours != theirs(reply, answer):
+                    differ.add(form)
+    boxes = {"Thus $\\boxed{{{}}}$", "$$\n\\boxed{{{}}}\n$$"} if name == "gsm8k" else {"ANSWER: {}\n\nI am sure."}
+    assert differ == {"ANSWER: \\text{{{}}}", *boxes}
