@@ -40,7 +40,7 @@ FIGURES: Mapping[str, Value] = {
 
 def card_of(result: Result) -> dict[str, Any]:
     """Everything that a reader needs to judge a result, or to repeat it; JSON types."""
-    recipe = result.recipe
+    recipe: Mapping[str, Mapping[str, Any]] = result.recipe
     rollout, evaluate = recipe.get("rollout", {}), recipe.get("evaluate", {})
     limits = ("max_tokens", "max_response_tokens", "max_turns", "lookahead_tokens")
     calls = ("wall_seconds", "cpu_seconds", "memory_mb", "output_chars", "sessions")
@@ -199,7 +199,7 @@ def compare_evaluations(first: Path, second: Path, price: tuple[float, float] | 
     """
     ours, theirs = evaluations_in(first), evaluations_in(second)
     if len(ours) == len(theirs) == 1:
-        pairs = [(*ours, *ours.values(), *theirs.values())]
+        pairs = [(name, path, next(iter(theirs.values()))) for name, path in ours.items()]
     else:
         pairs = [(name, path, theirs[name]) for name, path in ours.items() if name in theirs]
     if not pairs:
