@@ -115,4 +115,5 @@ def trajectories(draw: st.DrawFn, *, scored: bool = True) -> Trajectory:
     returned = draw(st.none() | texts | st.floats(allow_nan=False, allow_infinity=False))
     selection = draw(st.none() | texts)
     more = {"origin": origin, "branch": branch, "returned": returned, "selection": selection, "extra": draw(extras)}
+    more["grades"] = draw(st.none() | st.dictionaries(texts, st.booleans(), max_size=2))
     return Trajectory("t1", draw(texts), prompt, tuple(lived), reward, stop, provenance, answer, **more)

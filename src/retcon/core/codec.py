@@ -148,6 +148,7 @@ def _trajectory(value: object, at: _At) -> Trajectory:
         branch=obj.nullable("branch", _branch),
         returned=obj.nullable("returned", _text_or_number),
         selection=obj.nullable("selection", _text),
+        grades=obj.nullable("grades", _flags),
         extra=obj.extra(),
     )
 
@@ -281,6 +282,12 @@ def _flag(value: object, at: _At) -> bool:
     if not isinstance(value, bool):
         raise at.unexpected("true or false", value)
     return value
+
+
+def _flags(value: object, at: _At) -> Mapping[str, bool]:
+    if not isinstance(value, dict):
+        raise at.unexpected("an object", value)
+    return {name: _flag(one, at.field(name)) for name, one in value.items()}
 
 
 def _integer(value: object, at: _At) -> int:

@@ -246,7 +246,8 @@ class Trajectory(Record, frozen=True, omit_defaults=True):
     in an audit of transcripts. branch: of one that left another after some turns, which are its own all the same.
     returned: by the harness that made it: the text that was graded in place of its last message, or the reward; None
     where it returned neither, or there was none. selection: what became of it in a step of training, `kept` or why not
-    (see `retcon.train.prompts.selected`); None elsewhere.
+    (see `retcon.train.prompts.selected`); None elsewhere. grades: whether it is right to each judge, where its
+    grader asks several (`livecodebench`: `lcb` and `strict`).
     """
 
     id: str
@@ -261,6 +262,7 @@ class Trajectory(Record, frozen=True, omit_defaults=True):
     branch: Branch | None = None
     returned: str | float | None = None
     selection: str | None = None
+    grades: Mapping[str, bool] | None = None
 
     @property
     def segments(self) -> Iterator[Segment]:

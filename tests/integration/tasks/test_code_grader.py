@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from comparing import answer, trajectory, turn
 from conversing import bytes_of
 from retcon.chat import family as registry
 from retcon.chat.chat import Chat
@@ -36,6 +37,7 @@ from retcon.tools.kinds.python import PythonTool
 T = TypeVar("T")
 DATA = Path(os.environ.get("RETCON_DATA", Path(__file__).parents[3].parent / "shared" / "data")) / "eval"
 HUMANEVAL, MBPP = DATA / "HumanEval.jsonl.gz", DATA / "mbpp.json"
+PROGRAMS = Path(__file__).parents[3] / "benchmarks/workloads/livecodebench.jsonl"
 RIGHT = "def add(a, b):\n    return a + b"
 CHECKS = "def check(f):\n    assert f(1, 2) == 3\n    assert f(-1, 1) == 0\ncheck(add)"
 TASK = Task("add", "Write add(a, b).", "", meta={"tests": CHECKS})
@@ -215,8 +217,8 @@ def test_programs_that_read_and_print(world: World) -> None:
         "input()\ninput()",
         "class Solution:\n    def add(self): pass",
     ]
-    assert world.scores([(p, meta) for p in programs]) == [1, 1, 1, 0, 0, 0, 0]
-    assert world.scores([(p, meta) for p in programs], score="share") == [1, 1, 1, 0.5, 0, 0, 0]
+    assert world.scores([(p, meta) for p in programs]) == [1, 1, 1, 0, 1, 0, 0]
+    assert world.scores([(p, meta) for p in programs], score="share") == [1, 1, 1, 0.5, 1, 0, 0]
 
 
 def test_functions_are_called_as_livecodebench_calls_them(world: World) -> None:
@@ -238,6 +240,53 @@ def test_functions_are_called_as_livecodebench_calls_them(world: World) -> None:
         "def shift(values, by): print('[4, 5]'); raise SystemExit(0)",
     ]
     assert world.scores([(p, meta) for p in programs]) == [1, 1, 1, 0, 0, 0, 0, 0, 0]
+
+
+def by_livecodebench(world: World, replies: Sequence[tuple[dict[str, Any], Reply]], **options: object) -> list[Outcome]:
+    async def work(sandbox: Sandbox) -> list[Outcome]:
+        settings = GradeSettings("livecodebench", options={"livecodebench": options})
+        async with Grading(settings, sandbox=sandbox) as grading:
+            metas = [
+                {"public_test_cases": row["tests"], "metadata": {"func_name": row.get("func_name")}}
+                for row, _ in replies
+            ]
+            tasks = [Task(f"lcb/{n}", "?", "", meta=meta) for n, meta in enumerate(metas)]
+            return await asyncio.gather(*map(grading.outcome, tasks, (reply for _, reply in replies)))
+
+    return world.run(work)
+
+
+def test_replies_are_graded_as_livecodebenchs_runner_does_and_strictly(world: World) -> None:
+    """Those that sleep for seconds are left to `benchmarks/studies/livecodebench.py`, which recorded the verdicts."""
+    rows = [row for row in map(json.loads, PROGRAMS.read_text().splitlines()) if "time.sleep" not in row["program"]]
+    replies = [(row, Reply(row.get("reply") or f"```python\n{row['program']}\n```")) for row in rows]
+    said = by_livecodebench(world, replies)
+    found = {row["name"]: getattr(one, "grades", one) for row, one in zip(rows, said, strict=True)}
+    assert found == {row["name"]: {"lcb": row["lcb"], "strict": row["strict"]} for row in rows}
+    assert [getattr(one, "right", one) for one in said] == [row["lcb"] for row in rows]
+
+
+def test_livecodebenchs_clock_is_the_walls_and_strict_may_decide(world: World) -> None:
+    row = {"tests": [{"input": "3\n", "output": "9\n", "testtype": "stdin"}]}
+    reply = Reply("```\nimport time\ntime.sleep(1.5)\nprint(int(input()) ** 2)\n```")
+    for decides, right in (("lcb", False), ("strict", True)):
+        (said,) = by_livecodebench(world, [(row, reply)], seconds=1, decides=decides)
+        assert not isinstance(said, Fault)
+        assert (said.right, said.score, said.grades) == (right, right, {"lcb": False, "strict": True})
+
+
+def test_a_program_that_was_called_is_livecodebenchs_answer_where_the_last_turn_has_no_fence(world: World) -> None:
+    program = "print(int(input()) ** 2)"
+    rollout = trajectory("t/0", turn(program, "9"), answer("That is it."), reward=None)
+    row = {"tests": [{"input": "3\n", "output": "9\n", "testtype": "stdin"}]}
+    task = Task("t", "?", "", meta={"public_test_cases": row["tests"]})
+
+    async def work(sandbox: Sandbox) -> Trajectory:
+        async with Grading(GradeSettings("livecodebench"), sandbox=sandbox) as grading:
+            return await grading.grade(task, rollout)
+
+    graded = world.run(work)
+    assert (graded.reward, graded.answer, graded.grades) == (1, program, {"lcb": True, "strict": True})
 
 
 def test_a_body_alone_goes_on_from_its_prompt(world: World) -> None:

@@ -48,9 +48,9 @@ _INDENTED = re.compile(r"(?:[ \t]*(?:#.*)?\n)*[ \t]+[^\s#]")  # its first line o
 def answered_program(reply: Reply, tests: Tests) -> str | None:
     """The program that a reply answers with; None where there is none, or no answer.
 
-    The last block of its last turn; where blocks are calls, an answer can hold none: then the last program that ran
-    without failing. Where the tests name what they call, it is the last of these that defines it or is the indented
-    body of it, if any is.
+    The last block of Python of its last turn; where blocks are calls, an answer can hold none: then the last program
+    that ran without failing; else the last block in any fence. Where the tests name what they call, it is the last of
+    these that defines it or is the indented body of it, if any is.
     """
     programs = _programs(reply)
     if len(programs) < 2:
@@ -78,8 +78,10 @@ def names_of(tests: Tests) -> frozenset[str]:
 
 def _programs(reply: Reply) -> Sequence[str]:
     if reply.trajectory is None:
-        return _blocks(reply.text)
-    return (_blocks(reply.text) or _ran(reply.trajectory)) if reply.trajectory.stop == "answer" else ()
+        return _blocks(reply.text) or _fenced(heard(reply.text))
+    if reply.trajectory.stop != "answer":
+        return ()
+    return _blocks(reply.text) or _ran(reply.trajectory) or _fenced(heard(reply.text))
 
 
 def _ran(trajectory: Trajectory) -> Sequence[str]:
@@ -100,6 +102,22 @@ def _blocks(text: str) -> Sequence[str]:
     ]
     found = find_calls(heard(text, programs), indented=True)
     return [str(call.arguments["code"]) for call in found if not isinstance(call.arguments, str)]
+
+
+def _fenced(text: str) -> Sequence[str]:
+    """The whole blocks of a text in fences of any kind."""
+    found, block, ticks = [], list[str](), 0
+    for line in text.split("\n"):
+        bare = line.strip()
+        if not ticks:
+            fence = line[line.find("```") :] if "```" in line else ""
+            block, ticks = [], len(fence) - len(fence.lstrip("`"))
+        elif len(bare) >= ticks and not bare.strip("`"):
+            found.append(dedent("\n".join(block)))
+            ticks = 0
+        else:
+            block.append(line)
+    return found
 
 
 def _is_python(block: str) -> bool:
@@ -166,7 +184,7 @@ def same_output(expected: str, printed: str, *, exact: bool = False) -> bool:
 
 
 def same_value(a: Any, b: Any) -> bool:
-    """Equality as JSON has it: a truth is no number; floats are equal but for their last digits."""
+    """Equality of JSON as Python has it, where `True` is 1; floats are equal but for their last digits."""
     todo = [(a, b)]
     while todo:
         one, other = todo.pop()
@@ -178,9 +196,6 @@ def same_value(a: Any, b: Any) -> bool:
             if one.keys() != other.keys():
                 return False
             todo += ((one[key], other[key]) for key in one)
-        elif isinstance(one, bool) or isinstance(other, bool):
-            if one is not other:
-                return False
         elif isinstance(one, float) or isinstance(other, float):
             if not _close(one, other):
                 return False
@@ -243,7 +258,7 @@ _called = _space["Solution"]() if "Solution" in _space and {name!r} not in _spac
 _called = getattr(_called, {name!r}) if _called is not None else _space[{name!r}]
 with open("arguments.json") as _file:
     _returned = _called(*_json.load(_file))
-_json.dumps(_returned).encode().hex()
+_json.dumps(_returned, default=lambda value: value.tolist()).encode().hex()
 """
 _RUN = """
 import base64
@@ -278,7 +293,7 @@ class CodeGrader:
         tests = await self._tests_of(task)
         program = answered_program(reply, tests)
         if program is None:
-            return Verdict.of(False, "no program: the answer must hold a ```python block")
+            return Verdict.of(False, "no program: the answer must hold a block in ``` fences")
         passed, why = await self._passed(whole(program, tests), tests)
         right = passed == len(tests.cases)
         score = passed / len(tests.cases) if self._settings.score == "share" else float(right)
@@ -321,7 +336,8 @@ class CodeGrader:
             code = _RUN.format(before=_packed(before), program=_packed(program)) if before else program
             result = await self._run(code, case, stdin=case.stdin, room=len(case.stdout))
             same = same_output(case.stdout, result.stdout, exact=case.exact)
-            return _failure(result) or ("" if same else "another output")
+            left = result.error_type == "SystemExit"  # whatever it says by it
+            return ("" if left else _failure(result)) or ("" if same else "another output")
         code = _CALL.format(before=_packed(before), program=_packed(program), name=case.function)
         room = 2 * len(json.dumps(case.values))
         files = {"arguments.json": json.dumps(case.arguments).encode()}
@@ -343,7 +359,7 @@ class CodeGrader:
             result = await self._sandbox.run(code, stdin=stdin, files=files, limits=limits, echo=isinstance(case, Call))
         except (RetconError, ValueError) as error:  # ValueError: its server does not allow the limits
             raise InfrastructureFault(f"an answer could not be graded: {error}") from error
-        return _of_answer(result)
+        return of_answer(result)
 
     async def _checked(self, program: str, before: str, checks: Sequence[Check]) -> tuple[int, str]:
         passed, first, tried = 0, "", 0
@@ -400,11 +416,11 @@ class CodeGrader:
 
 
 async def _cell(session: Session, code: str, *, own: bool = False) -> Result:
-    """own: whether it is the answer, and none of its tests. Raises SessionLost, and as `_of_answer`."""
-    return _of_answer(await session.run(code), own=own)
+    """own: whether it is the answer, and none of its tests. Raises SessionLost, and as `of_answer`."""
+    return of_answer(await session.run(code), own=own)
 
 
-def _of_answer(result: Result, *, own: bool = True) -> Result:
+def of_answer(result: Result, *, own: bool = True) -> Result:
     """What came of a program, where the answer is to blame for it. own: whether it is to blame for its length.
 
     Raises InfrastructureFault where it is not: the sandbox had a fault, or takes no code so long as the tests are.

@@ -432,6 +432,22 @@ def read_tests(task: Task) -> Tests:
     return found
 
 
+def written_cases(task: Task) -> tuple[str | None, Sequence[tuple[str, str]]]:
+    """The function that the cases of a task call, None of those that read and print, and what each gives and expects,
+    as LiveCodeBench writes it.
+
+    Raises ValueError, naming the task, where it has no such cases.
+    """
+    try:
+        written = [case for name in _LIVECODEBENCH for case in _livecodebench(task.meta.get(name))]
+        pairs = [(_text(case["input"]), _text(case["output"])) for case in written]
+    except _UNREADABLE as error:
+        raise ValueError(f"task {task.id}: its tests cannot be read: {error!s:.300}") from None
+    if not pairs:
+        raise ValueError(f"task {task.id} has no cases of LiveCodeBench: {' and '.join(_LIVECODEBENCH)} hold them")
+    return _function_of(task.meta), pairs
+
+
 def refuse_unreadable(answer: str, meta: Mapping[str, object]) -> None:
     """Raises ValueError where the tests of a row cannot be read; those that are packed, which takes long, are not."""
     unpacked = {name: value for name, value in meta.items() if name not in _LIVECODEBENCH or not _is_packed(value)}

@@ -97,7 +97,7 @@ async def grade_trajectory(
     if isinstance(said, Fault):
         answer = final_answer(reply.text)
         return replace(trajectory, answer=answer, reward=None, stop="infrastructure"), said
-    return replace(trajectory, answer=said.answer, reward=reward_of(said, rewards)), said
+    return replace(trajectory, answer=said.answer, reward=reward_of(said, rewards), grades=said.grades), said
 
 
 class Grading:

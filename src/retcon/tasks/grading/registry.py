@@ -34,13 +34,15 @@ class Verdict:
     no number.
 
     score: how good the answer is. right: whether it counts as right. why: a short phrase for people. answer: what the
-    grader took for the answer, None where it found none.
+    grader took for the answer, None where it found none. grades: whether it is right to each judge, of a grader that
+    asks several (`livecodebench`: `lcb`, `strict`).
     """
 
     score: float
     right: bool
     why: str = ""
     answer: str | None = None
+    grades: Mapping[str, bool] | None = None
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.score <= 1.0:

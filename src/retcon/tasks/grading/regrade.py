@@ -336,7 +336,7 @@ VERDICTS = "verdicts.jsonl"
 class Regraded(msgspec.Struct, frozen=True):
     """What became of one rollout. file, n: where it is stored (n from 0). reward: None where it could not be graded.
     why: of the grader, or its fault. right: what the grader says, whatever its score; None where it could not be
-    graded, and in files of before it was told."""
+    graded, and in files of before it was told. grades: of `Verdict`."""
 
     file: str
     n: int
@@ -348,6 +348,7 @@ class Regraded(msgspec.Struct, frozen=True):
     answer: str | None
     stop: Stop
     right: bool | None = None
+    grades: Mapping[str, bool] | None = None
 
     @property
     def is_right(self) -> bool:
@@ -506,8 +507,9 @@ async def _regraded(grading: Grading, task: Task, trajectory: Trajectory, name: 
     graded, said = await grading.judged(task, _ended(trajectory))
     score, right = (said.score, said.right) if isinstance(said, Verdict) else (None, None)
     return Regraded(
-        name, n, trajectory.id, trajectory.reward, graded.reward, score, said.why, graded.answer, graded.stop, right
-    )
+        name, n, trajectory.id, trajectory.reward, graded.reward, score, said.why, graded.answer, graded.stop, right,
+        graded.grades,
+    )  # fmt: skip
 
 
 def _kept(trajectory: Trajectory, name: str, n: int) -> Regraded:
@@ -532,7 +534,7 @@ def _graded_by(task: Task, by: str | None) -> Task:
 def _scored(path: Path, name: str, known: Mapping[tuple[str, int], Regraded]) -> Iterator[Trajectory]:
     for n, trajectory in enumerate(jsonl.read(path)):
         one = known[name, n]
-        yield replace(trajectory, reward=one.reward, answer=one.answer, stop=one.stop)
+        yield replace(trajectory, reward=one.reward, answer=one.answer, stop=one.stop, grades=one.grades)
 
 
 def _refuse_foreign(out: Path) -> None:
