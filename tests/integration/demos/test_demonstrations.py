@@ -119,11 +119,6 @@ def test_where_no_problem_is_solved_it_says_why(tmp_path: Path) -> None:
         write_demonstrations(recipe, CHAT, tmp_path / "d.jsonl")
 
 
-def test_an_unknown_kind_names_the_nearest() -> None:
-    with pytest.raises(RecipeError, match=r"no demos source 'anotated' \(did you mean 'annotated'\?\)"):
-        load_recipe(None, ["demos.kind=anotated"])
-
-
 def test_too_few_turns_for_a_repair_are_refused(tmp_path: Path) -> None:
     recipe = annotated_recipe(tmp_path, annotated(1), "demos.failed_share=0.5", "sft.max_turns=2")
     with pytest.raises(RecipeError, match=r"sft\.max_turns = 2: these demonstrations have up to 3 turns"):
@@ -280,17 +275,6 @@ class Holding(EngineSection):
         return Resource(setup.tokenizer, ["```python\nprint(5 * 6)\n```", "So \\boxed{30}."])
 
 
-@pytest.mark.torch
-def test_a_model_that_taught_is_closed_before_anything_else_is_done(tmp_path: Path) -> None:
-    """As its memory is what training needs next."""
-    pytest.importorskip("torch", reason="a model's folder is found by the [train] extra")
-    row = {"question": "What is 5 times 6?", "answer": "30"}
-    engine = ("demos.kind=engine", "engine.kind=test_demonstrations:Holding")
-    Resource.closed.clear()
-    made(annotated_recipe(tmp_path, [row], *engine), tmp_path / "d.jsonl")
-    assert Resource.closed == [True]
-
-
 SPOKEN = [{"role": "user", "content": "What is 1 + 1?"}, {"role": "assistant", "content": "\\boxed{2}"}]
 ASKS = {"prompt": [*SPOKEN, {"role": "user", "content": "What is 5 times 6?"}], "answer": "30"}
 OPENING = CHAT.prompt("What is 5 times 6?", before=[(m["role"], m["content"]) for m in SPOKEN])
@@ -371,15 +355,6 @@ def test_transcripts_go_through_the_template_with_the_wanted_share_of_failures(t
     assert (summary.kept, summary.failed) == (11, 3)
     assert found[0].text.startswith("<|im_start|>user\ngo 1<|im_end|>\n<|im_start|>assistant\n```python\nprint(1)")
     assert {o.status for t in found for u in t.turns for o in u.observations} == {"ok", "error"}
-
-
-def test_a_folder_of_transcripts_is_read_beside_files(tmp_path: Path) -> None:
-    (tmp_path / "clean").mkdir()
-    for n, name in enumerate(("clean/a.jsonl", "clean/retcon.audit.jsonl", "b.jsonl")):
-        (tmp_path / name).write_text(json.dumps(transcript(n, fails=False, right=True)) + "\n", encoding="utf-8")
-    path = json.dumps([str(tmp_path / "clean"), str(tmp_path / "b.jsonl")])
-    _, found = made(load_recipe(None, ["demos.kind=transcripts", f"demos.path={path}"]), tmp_path / "d.jsonl")
-    assert [one.text.partition("go ")[2][0] for one in found] == ["0", "2"]
 
 
 def test_transcripts_are_a_data_set_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,14 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import torch
 from typer.testing import CliRunner
 
-from retcon.cli import demonstrations
 from retcon.cli.app import app
-from retcon.cli.arguments import names_demos
-from retcon.cli.runner import cold_start
-from retcon.config.load import load_recipe, recipe_to_toml
+from retcon.config.load import load_recipe
 from retcon.core.errors import CheckpointError, RecipeError, RecordError
 from retcon.store import jsonl
 from teaching import annotated, teacher_at
@@ -53,22 +49,6 @@ def test_a_mistyped_file_is_refused_with_the_nearest_and_nothing_is_written(
     assert [p.name for p in tmp_path.iterdir()] == ["clean.jsonl"]
 
 
-def test_a_recipe_that_names_every_section_says_nothing_by_default_ones(base: Path, tmp_path: Path) -> None:
-    recipe, file = tmp_path / "recipe.toml", tmp_path / "claen.jsonl"
-    recipe.write_text(recipe_to_toml(load_recipe("quickstart/cold_start")))  # as a report does
-    words = ["sft", str(recipe), *sft(base, tmp_path / "run", "--demonstrations", file)[2:]]
-    with pytest.raises(RecipeError, match=r"claen\.jsonl is not there: name one"):
-        CliRunner().invoke(app, words, catch_exceptions=False)
-    made = cold_start(tmp_path, tmp_path / "cold", str(recipe), (), name="cold start", demos=file)
-    assert "demos.kind=teacher" in made.job.words
-    said = ["demos.kind=teacher"]
-    assert names_demos(load_recipe(recipe, said), said)
-    recipe.write_text(recipe_to_toml(load_recipe("quickstart/cold_start", ["demos.failed_share=0.5"])))
-    assert names_demos(load_recipe(recipe), ())
-    recipe.write_text('[demos]\nkind = "teacher"\n')
-    assert names_demos(load_recipe(recipe), ())
-
-
 def test_where_the_recipe_says_what_they_are_made_of_they_are_made(base: Path, tmp_path: Path) -> None:
     file = tmp_path / "new/made.jsonl"
     words = sft(base, tmp_path / "run", "demos.kind=teacher", "--demonstrations", file)
@@ -77,13 +57,6 @@ def test_where_the_recipe_says_what_they_are_made_of_they_are_made(base: Path, t
     beside = sft(base, tmp_path / "other")
     assert CliRunner().invoke(app, beside, catch_exceptions=False).exit_code == 0
     assert (tmp_path / "other-demonstrations.jsonl").is_file()
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="is there")
-def test_nothing_is_made_for_a_training_that_cannot_be_here(base: Path, tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="cuda"):
-        CliRunner().invoke(app, sft(base, tmp_path / "run", "compute.device=cuda"), catch_exceptions=False)
-    assert not list(tmp_path.glob("run-demonstrations*"))
 
 
 def test_what_was_begun_or_made_before_is_gone_on_with(base: Path, tmp_path: Path) -> None:
@@ -159,17 +132,6 @@ def test_a_broken_note_of_what_made_demonstrations_is_refused_by_name(base: Path
         CliRunner().invoke(app, words, catch_exceptions=False)
 
 
-def test_a_fault_in_comparing_with_the_note_is_not_told_as_the_notes(
-    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Who is told so removes demonstrations that took hours."""
-    file = make_demonstrations(base, tmp_path / "d.jsonl")
-    (tmp_path / "d.jsonl.recipe.json").write_text("{}")
-    monkeypatch.setattr(demonstrations, "differing", {}.__getitem__)
-    with pytest.raises(TypeError):
-        CliRunner().invoke(app, sft(base, tmp_path / "run", "--demonstrations", file), catch_exceptions=False)
-
-
 # `retcon demos` for each kind, and the command that it then names: what came out is learnt from.
 
 
@@ -230,12 +192,6 @@ def test_what_it_writes_is_learnt_from_by_the_command_that_it_names(
     assert all(0 < step["loss"] < 20 for step in steps)
 
 
-def test_a_folder_is_no_place_for_demonstrations(tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["demos", "quickstart/cold_start", "--out", str(tmp_path)])
-    assert isinstance(done.exception, RecordError)
-    assert f"--out {tmp_path} is a folder" in str(done.exception)
-
-
 # Demonstrations of one model beside a recipe of another: those of the same tokens are learnt, others refused.
 
 
@@ -252,7 +208,6 @@ def renamed(base: Path, folder: Path) -> Path:
 
 def test_demonstrations_for_other_tokens_are_not_those_that_were_asked_for(tmp_path: Path) -> None:
     from retcon.cli.demonstrations import ensure_demonstrations
-    from retcon.config.load import load_recipe
 
     base = make_base(tmp_path / "base", positions=2048)
     same, other = shutil.copytree(base, tmp_path / "same"), renamed(base, tmp_path / "other")
@@ -282,33 +237,11 @@ def test_demonstrations_for_other_tokens_are_not_those_that_were_asked_for(tmp_p
     assert not (tmp_path / "run/run.json").exists()
 
 
-def test_a_note_of_before_a_key_is_of_the_recipe_where_the_key_has_its_default(tmp_path: Path) -> None:
-    from retcon.cli.demonstrations import ensure_demonstrations
-    from retcon.config.load import load_recipe
-
-    base, file = make_base(tmp_path / "base", positions=2048), tmp_path / "d.jsonl"
-
-    def written(*changes: str) -> object:
-        overrides = ["sft.demonstrations=2", f"model.path={base}", *changes]
-        return ensure_demonstrations(load_recipe("quickstart/cold_start", overrides), file, lambda *_: None)
-
-    summary = written("sandbox.workers=1")
-    note = tmp_path / "d.jsonl.recipe.json"
-    told = json.loads(note.read_text())
-    del told["sandbox"]["sessions"], told["demos"]["failed_share"]
-    told["sandbox"]["url"] = ["http://127.0.0.1:9"]  # which says nothing of what was made
-    note.write_text(json.dumps(told))
-    assert written("sandbox.workers=7") == summary
-    with pytest.raises(CheckpointError, match=r"wrote it \(sandbox\.sessions was None, is True; see"):
-        written("sandbox.sessions=true")
-
-
 @pytest.mark.parametrize("there", [False, True], ids=["before the file", "after the file"])
 def test_a_kill_beside_the_note_leaves_no_file_that_looks_like_the_users_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool
 ) -> None:
     from retcon.cli.demonstrations import ensure_demonstrations
-    from retcon.config.load import load_recipe
 
     base, file = make_base(tmp_path / "base", positions=2048), tmp_path / "d.jsonl"
     replace = Path.replace

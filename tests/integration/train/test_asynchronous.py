@@ -9,7 +9,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from itertools import cycle, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -133,19 +133,6 @@ def test_groups_come_in_the_order_of_their_tasks_beside_them_and_named_after_the
     assert found == [(f"ones/0/{n}", f"ones/0/{n}/{1 + n // 2}/0") for n in range(6)]
 
 
-def test_a_task_that_comes_again_within_a_step_has_another_name() -> None:
-    """With dynamic sampling that happens in several calls, and at the last step nothing is begun for later ones."""
-    recipe = Recipe.model_validate({"rl": {"prompts": 2, "steps": 2, "max_staleness": 2}})
-
-    async def taken() -> list[list[tuple[Task, list[Trajectory]]]]:
-        few = cycle([Task("few/0", "go", "1"), Task("few/1", "go", "1")])
-        async with GroupStream(Playing(recipe), few) as stream:  # type: ignore[arg-type]
-            return [await stream.take(count, step=step) for step, count in ((1, 2), (2, 4), (2, 2), (2, 2))]
-
-    names = [t.id for groups in asyncio.run(taken()) for _, group in groups for t in group]
-    assert names == [f"few/{n}/{name}/0" for name in range(1, 6) for n in range(2)]
-
-
 @pytest.mark.parametrize("ahead", [0, 2])
 def test_prompts_that_run_out_are_reported_with_the_step_that_lacks_them(ahead: int) -> None:
     recipe = Recipe.model_validate({"rl": {"prompts": 2, "steps": 4, "max_staleness": ahead}})
@@ -229,22 +216,6 @@ def test_an_update_leaves_tools_and_waiting_rollouts_alone(
     monkeypatch.setattr(module, "update", updated)
     run(base, tmp_path / "run", staleness, rl={"steps": 3}, evaluate={"every": 1, "problems": 2, "every_samples": 1})
     assert seen == [(not staleness, 0)] * 3
-
-
-def test_beyond_the_last_step_nothing_is_begun(base: Path, tmp_path: Path) -> None:
-    _, graded = run(base, tmp_path / "run", 3)
-    assert len(graded) == len(set(graded)) == RL["steps"] * RL["prompts"] * RL["group"]
-
-
-def test_rollouts_are_named_after_the_step_that_they_are_begun_for(base: Path, tmp_path: Path) -> None:
-    """Which of them are purified goes by that step too. Tasks that come again soon are under way twice at a time."""
-    repair = {"kind": "saar", "attempts": 1, "probability_schedule": ((1, 0.0), (3, 0.0), (3, 1.0))}
-    recipe = small_recipe(base, rollout=LONG, repair=repair, rl={**RL, "max_staleness": 2})
-    run_rl(recipe, base, tmp_path / "run", tasks=Few())
-    for step in (1, 6):
-        made = list(jsonl.read(tmp_path / f"run/trajectories/step-{step:06}.jsonl"))
-        assert {t.provenance.step for t in made} == {step}
-        assert {t.provenance.purified for t in made} == {step >= 3}
 
 
 def test_no_two_rollouts_have_one_name_though_few_tasks_come_again(base: Path, tmp_path: Path) -> None:

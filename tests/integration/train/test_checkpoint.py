@@ -21,8 +21,6 @@ from retcon.core.errors import CheckpointError, RecordError
 from retcon.models.locating import model_folder
 from retcon.models.placing import place_training, start_model
 from retcon.planning.needs import needs_of
-from retcon.runs.folder import open_run
-from retcon.store.whole import alone
 from retcon.train.rl import run_rl
 from retcon.train.sft import run_sft
 from retcon.train.trainer import TokenizerFiles
@@ -107,21 +105,6 @@ def test_an_older_checkpoint_that_is_a_link_is_let_go_of_and_what_it_leads_to_st
     assert (moved / "model.safetensors").is_file()
 
 
-def test_an_older_checkpoint_that_cannot_be_removed_ends_no_run(world, tmp_path):
-    """A network disk refuses while another process reads it; here, a file stands in its place."""
-    place = tmp_path / "run/checkpoints/step-000001"
-
-    def hold(line):
-        if line["step"] == 1:
-            shutil.rmtree(place)
-            place.write_text("held")
-
-    recipe = small_recipe(world / "base", sft={**SHORT, "checkpoint_every": 1})
-    final = run_sft(recipe, world / "demonstrations.jsonl", tmp_path / "run", on_step=hold)
-    assert (final / "model.safetensors").read_bytes() == (world / "run/final/model.safetensors").read_bytes()
-    assert place.read_text() == "held"
-
-
 def test_a_run_takes_the_disk_that_is_planned_for_it(world):
     """Three checkpoints while one is written, and the final model."""
 
@@ -182,18 +165,6 @@ def test_two_commands_cannot_train_in_one_folder_at_once(world, unfinished):
     assert steps == [1, 2, 3, 4]
 
 
-def test_two_runs_cannot_begin_in_one_folder_at_once(tmp_path):
-    """Else one would be trained under the manifest of the other."""
-    one, other = (small_recipe(tmp_path, sft={"lr": lr}) for lr in (1e-3, 2e-3))
-    inputs = {"model": "the same"}
-    with alone(tmp_path / "run"), pytest.raises(CheckpointError, match="another command is at work"):
-        open_run(tmp_path / "run", kind="sft", recipe=one, inputs=inputs)
-    assert not (tmp_path / "run/run.json").exists()
-    open_run(tmp_path / "run", kind="sft", recipe=one, inputs=inputs)
-    with pytest.raises(CheckpointError, match=r"sft\.lr was 0\.001, is 0\.002"):
-        open_run(tmp_path / "run", kind="sft", recipe=other, inputs=inputs)
-
-
 def test_what_a_kill_left_half_written_is_removed(world, unfinished):
     (unfinished / "checkpoints/.partial-step-000006").mkdir()
     (unfinished / "checkpoints/.partial-step-000006/model.safetensors").write_bytes(b"half")
@@ -211,13 +182,6 @@ def test_an_incomplete_checkpoint_is_passed_over(world, unfinished):
 @pytest.mark.parametrize("name", ["model.safetensors", "trainer.safetensors", "trainer.json"])
 def test_a_broken_checkpoint_is_named(world, unfinished, name):
     (unfinished / "checkpoints/step-000004" / name).write_bytes(b"broken")
-    with pytest.raises(CheckpointError, match=r"step-000004 cannot be read.*delete that folder"):
-        train(world, unfinished)
-
-
-@pytest.mark.parametrize("content", ['{"step": Infinity, "drawn": [], "cpu_s": 1, "wall_s": 1}', "[" * 100_000])
-def test_a_checkpoint_whose_progress_is_none_is_named(world, unfinished, content):
-    (unfinished / "checkpoints/step-000004/trainer.json").write_text(content)
     with pytest.raises(CheckpointError, match=r"step-000004 cannot be read.*delete that folder"):
         train(world, unfinished)
 
@@ -260,11 +224,6 @@ def test_a_run_of_a_version_with_fewer_keys_goes_on(world, unfinished):
     with pytest.raises(CheckpointError, match=r"recipe: sft\.warmup was None, is 0\.5\. Use"):
         train(world, unfinished, warmup=0.5)
     assert (train(world, unfinished) / "model.safetensors").is_file()
-
-
-def test_a_recipe_may_change_where_the_run_does_not_look(world, unfinished):
-    recipe = small_recipe(world / "base", sft=SHORT, evaluate={"problems": 3}, rl={"steps": 99})
-    assert run_sft(recipe, world / "demonstrations.jsonl", unfinished) == unfinished / "final"
 
 
 def test_other_demonstrations(world, unfinished, tmp_path):
@@ -334,12 +293,6 @@ def test_a_folder_of_something_else_is_left_alone(world, tmp_path):
     with pytest.raises(CheckpointError, match=r"not empty and has no run\.json"):
         train(world, tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
-
-
-def test_no_demonstrations(world, tmp_path):
-    (tmp_path / "none.jsonl").write_text("")
-    with pytest.raises(RecordError, match="no trajectory to learn from"):
-        run_sft(small_recipe(world / "base"), tmp_path / "none.jsonl", tmp_path / "run")
 
 
 def test_a_missing_checkpoint_names_the_nearest(world):

@@ -48,13 +48,6 @@ def test_it_names_the_batch_and_keeps_the_checkpoint_before(tmp_path: Path) -> N
     assert not (out / "final").exists()
 
 
-def test_before_the_first_checkpoint_it_says_that_there_is_none(tmp_path: Path) -> None:
-    base = make_base(tmp_path / "base")
-    demonstrations = make_demonstrations(base, tmp_path / "demonstrations.jsonl")
-    with pytest.raises(TrainingDiverged, match="No checkpoint was made yet"):
-        run_sft(small_recipe(base, sft={**OVERFLOWING, "checkpoint_every": 50}), demonstrations, tmp_path / "out")
-
-
 def test_of_a_batch_those_that_made_it_diverge_are_named() -> None:
     """By their log-probs, or by the advantage that they were given; all of it, where neither tells."""
     whole = Sample((1, 2), (0, 1), (None, -1.0), (0, 0), (1.0, 1.0), source="whole")

@@ -308,20 +308,6 @@ def test_a_run_draws_every_pair_once_an_epoch_and_compares_it_with_its_own_refer
     assert run(1)[0] != first
 
 
-def test_a_run_is_computed_as_its_recipe_says(tmp_path, monkeypatch):
-    """π_ref, the forward that weighs both sides, and the one that learns."""
-    base = make_base(tmp_path / "base")
-    (tmp_path / "pairs.jsonl").write_text(json.dumps(ROW) + "\n")
-    computed: list[Computing] = []
-    forwards = module.forwards
-    monkeypatch.setattr(module, "forwards", lambda model, samples, computing: (
-        computed.append(computing), forwards(model, samples, computing)
-    )[1])  # fmt: skip
-    keys = ["compute.micro_batch_tokens=32", "compute.logits_chunk=4096", "compute.device=cpu"]
-    run_dpo(load_recipe(None, ["dpo.steps=1", *keys]), tmp_path / "pairs.jsonl", base, tmp_path / "out")
-    assert [(one.micro_batch_tokens, one.logits_chunk) for one in computed] == [(32, 4096)] * 3
-
-
 def test_a_run_gets_no_advice_on_rollouts_of_which_it_makes_none(tmp_path, monkeypatch):
     base = make_base(tmp_path / "base")
     (tmp_path / "pairs.jsonl").write_text(json.dumps(ROW) + "\n")
@@ -331,15 +317,3 @@ def test_a_run_gets_no_advice_on_rollouts_of_which_it_makes_none(tmp_path, monke
     run_dpo(load_recipe(None, keys), tmp_path / "pairs.jsonl", base, tmp_path / "out", on_place=places.append)
     ((hint,),) = (place.hints for place in places)
     assert "compute.dtype=float32" in hint
-
-
-def test_a_reference_attends_as_the_recipe_says(tmp_path, monkeypatch):
-    """As the policy does: they would be apart before the first step otherwise."""
-    base = make_base(tmp_path / "base")
-    (tmp_path / "pairs.jsonl").write_text(json.dumps(ROW) + "\n")
-    attentions: list[str | None] = []
-    start = module.start_model
-    monkeypatch.setattr(module, "start_model", lambda *given: (attentions.append(given[2]), start(*given))[1])
-    keys = ["dpo.steps=1", "dpo.batch=1", "compute.attention=eager", "compute.device=cpu"]
-    run_dpo(load_recipe(None, keys), tmp_path / "pairs.jsonl", base, tmp_path / "out")
-    assert attentions == ["eager"]

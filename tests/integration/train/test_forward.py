@@ -9,8 +9,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import nn
-from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     GPT2Config,
@@ -28,10 +26,8 @@ from transformers import (
 from retcon.core.types import Sample
 from retcon.train.algorithms.dapo import Dapo
 from retcon.train.algorithms.grpo import Grpo
-from retcon.train.kernels import logprobs
 from retcon.train.kernels.computing import Computing
 from retcon.train.kernels.forward import forwards, why_not_packed
-from retcon.train.kernels.layers import product, product_for, quick_linears, quick_norms
 from retcon.train.update import minibatch_update
 
 pytestmark = pytest.mark.torch
@@ -283,65 +279,3 @@ def test_prompts_are_computed_once_a_group(qwen):
         with forwards(qwen, samples, Computing(share_prompts=share)) as parts:
             computed[share] = sum(part.ids for part in parts)
     assert computed == {True: 20 + 40, False: 80 + 40}
-
-
-def test_norms_of_another_formula_are_left_alone():
-    class OneMoreRMSNorm(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight, self.variance_epsilon = torch.nn.Parameter(torch.zeros(32)), 1e-6
-
-        def forward(self, x):
-            return (1 + self.weight) * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.variance_epsilon)
-
-    model = made("qwen")
-    model.model.norm = OneMoreRMSNorm()
-    with quick_norms(model):
-        quick = [name for name, module in model.named_modules() if "forward" in vars(module)]
-    assert len(quick) == 8  # two of each layer's stream, two of its heads
-    assert "model.norm" not in quick
-
-
-def test_products_go_to_the_quicker_library_and_agree() -> None:
-    torch.manual_seed(0)
-    small, large = (nn.Linear(300, size) for size in (300, 1000))
-    assert [product_for(layer.weight, True) for layer in (small, large)] == [product, functional.linear]
-    assert [product_for(layer.weight, False) for layer in (small, large)] == [product, product]
-    for layer in (small, large):
-        x = torch.randn(40, 300)
-        ways = [product_for(layer.weight, at_home)(x, layer.weight, layer.bias) for at_home in (True, False)]
-        torch.testing.assert_close(*ways)
-
-
-@pytest.mark.parametrize("autocast", [False, True])
-def test_a_layer_has_its_bias_whatever_computes_it(autocast: bool) -> None:
-    """Those of new models are 0, by which a lost one would not be seen."""
-    torch.manual_seed(0)
-    layer, x = nn.Sequential(nn.Linear(8, 4)), torch.randn(3, 8)
-    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        plain = layer(x)
-        with quick_linears(layer):
-            torch.testing.assert_close(layer(x), plain)
-
-
-@pytest.mark.parametrize(("chunk", "widest"), [(7 * 400, 90), (7 * 60, 60), (7 * 500, 500)])
-def test_logits_that_are_sliced_are_sliced_finely_on_a_cpu(
-    chunk: int, widest: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    widths = []
-
-    def noted(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        widths.append(len(weight))
-        return functional.linear(x, weight, bias)
-
-    monkeypatch.setattr(logprobs, "SLICE", 7 * 90)
-    monkeypatch.setattr(logprobs, "product_for", lambda _: noted)
-    torch.manual_seed(0)
-    head, hidden, targets = nn.Linear(8, 500), torch.randn(7, 8, requires_grad=True), torch.randint(500, (7,))
-    found = logprobs.learnt_logprobs(hidden, head, targets, chunk)
-    assert max(widths) == widest
-    expected = head(hidden).log_softmax(-1).gather(1, targets[:, None])[:, 0]
-    torch.testing.assert_close(found, expected)
-    wanted = (hidden, *head.parameters())
-    for ours, theirs in zip(*(torch.autograd.grad(x.sum(), wanted) for x in (found, expected)), strict=True):
-        torch.testing.assert_close(ours, theirs)

@@ -16,7 +16,7 @@ from keys.rollouts import scripted
 from playing import call
 from retcon.build import open_connected
 from retcon.config.load import load_recipe
-from retcon.core.errors import CheckpointError, InfrastructureFault, SandboxUnavailable
+from retcon.core.errors import SandboxUnavailable
 from retcon.core.types import Trajectory
 from retcon.runs.folder import RunFolder
 from retcon.store import jsonl
@@ -156,26 +156,6 @@ def test_the_figures_of_an_evaluation_by_hand(tmp_path: Path) -> None:
     assert figures["eval_first_try_failure_rate"] is None, "none was made"
 
 
-@pytest.mark.parametrize("lost", [1, 2])
-def test_what_faults_left_of_an_evaluation_is_no_point_of_a_curve(lost: int, tmp_path: Path) -> None:
-    """As of `retcon eval`: of twenty rollouts one may be lost. Those that are left here would all pass."""
-
-    class Flaky(Numbered):
-        def grade(self, task: Task, trajectory: Trajectory) -> Trajectory:
-            if int(trajectory.id.split("/")[-1]) < lost:
-                raise InfrastructureFault("the judge does not answer")
-            return super().grade(task, trajectory)
-
-    async def measured() -> dict[str, float | None]:
-        recipe = load_recipe(None, ["rollout.max_tokens=2000", "evaluate.problems=1", "evaluate.every_samples=20"])
-        async with scripted(recipe, Lab(tmp_path), lambda id, text, n: "1") as rollouts:
-            return await replace(rollouts, tasks=Flaky(), judged=None).evaluated()
-
-    figures = run(measured())
-    assert figures["eval_rollouts"] == 20 - lost
-    assert figures["eval_pass_rate"] == (1.0 if lost == 1 else None)
-
-
 @pytest.mark.parametrize(("bound", "spent"), [("max_sampled_tokens", 1), ("max_cpu_seconds", 1e-3)])
 def test_a_run_that_ends_early_is_measured_at_its_end(
     start: tuple[Path, Path], tmp_path: Path, bound: str, spent: float
@@ -188,42 +168,6 @@ def test_a_run_that_ends_early_is_measured_at_its_end(
     run_rl(recipe, cold, tmp_path / "out", tasks=Ones(), on_step=lines.append)
     assert [line["step"] for line in lines] == [1]
     assert lines[0]["eval_rollouts"] == 2
-
-
-def test_what_an_evaluation_costs_is_not_counted(start: tuple[Path, Path], tmp_path: Path) -> None:
-    """A hundred times as many rollouts as training makes: the clock of the run stands meanwhile."""
-    _, lines = trained(start, tmp_path / "out", every=4, problems=400)
-    steps = [line["step_seconds"] for line in lines]
-    assert lines[-1]["eval_rollouts"] == 800
-    assert lines[-1]["wall_s"] - lines[-2]["wall_s"] < 2 * steps[-1] + 1
-
-
-def test_a_curve_that_begins_in_a_later_session_keeps_its_problems(start: tuple[Path, Path], tmp_path: Path) -> None:
-    class Killed(Exception):
-        pass
-
-    base, cold = start
-    rl = {"steps": 4, "prompts": 1, "group": 2, "checkpoint_every": 1}
-    lines: list[dict[str, Any]] = []
-
-    def session(until: int, **evaluate: object) -> None:
-        def tell(line: dict[str, Any]) -> None:
-            lines.append(line)
-            if line["step"] == until:
-                raise Killed
-
-        recipe = small_recipe(base, rl=rl, evaluate={"every_samples": 1, **evaluate})
-        with contextlib.suppress(Killed):
-            run_rl(recipe, cold, tmp_path / "out", tasks=Ones(), on_step=tell)
-
-    session(1)
-    session(2, every=1, problems=2)
-    with pytest.raises(CheckpointError, match=r"evaluate\.problems was 2, is 3"):
-        session(4, every=1, problems=3)
-    session(3, problems=3)  # no point, which other problems would belie
-    session(4, every=1, problems=2)
-    points = {line["step"]: line.get("eval_rollouts") for line in lines}
-    assert points == {1: None, 2: 2, 3: None, 4: 2}
 
 
 class Ungradable(Ones):

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retcon.core.types import Sample
-from retcon.train.batch import micro_batches
-from retcon.train.kernels.packing import PADDING, Size, buckets, pack, packed_batches
+from retcon.train.kernels.packing import PADDING, Size, buckets, pack
 
 pytestmark = pytest.mark.torch
 
@@ -31,14 +30,6 @@ def test_buckets_hold_everything_and_little_padding(sizes, max_tokens):
             assert sum(r.own for r in rows) >= (1 - PADDING) * len(rows) * width
             assert sum(r.own + r.prefix for r in rows) >= (1 - PADDING) * len(rows) * (width + prefix)
             assert max_tokens is None or len(rows) * width <= max_tokens
-
-
-@given(sizes)
-def test_masks_stay_small(sizes):
-    for bucket in buckets(sizes, max_mask=10**6):
-        rows = [sizes[i] for i in bucket]
-        width, prefix = max(r.own for r in rows), max(r.prefix for r in rows)
-        assert len(rows) == 1 or not prefix or len(rows) * width * (width + prefix) <= 10**6
 
 
 @st.composite
@@ -129,24 +120,3 @@ def test_what_the_samples_of_a_tree_begin_with_is_computed_once(samples):
         first, of = packing.repeats.first.tolist(), packing.repeats.of.tolist()
         assert [learnt[first[n]] for n in of] == learnt
         assert len(set(first)) == len(first) < len(learnt)
-
-
-@given(st.one_of(sampled(), branched()), st.integers(1, 200), st.booleans())
-def test_micro_batches_keep_to_the_budget(samples, max_tokens, share):
-    found = packed_batches(samples, max_tokens, share=share)
-    assert sorted(id(s) for batch in found for s in batch) == sorted(map(id, samples))
-    for batch in found:
-        packing = pack(batch, share=share, dtype=torch.float32, device=torch.device("cpu"))
-        assert packing.ids.numel() <= max_tokens or len(batch) == 1
-    padded = micro_batches(samples, max_tokens)
-    assert sorted(id(s) for batch in padded for s in batch) == sorted(map(id, samples))
-    assert all(len(b) == 1 or len(b) * max(len(s.ids) for s in b) <= max_tokens for b in padded)
-
-
-def test_what_a_sample_shares_counts_where_attention_copies_it() -> None:
-    """Eight answers of ten ids after a hundred that they share: 180 ids, and 84 more where copies count."""
-    samples = [Sample((*range(100), *[n] * 10), (0,) * 100 + (1,) * 10, (None,) * 110, (0,) * 110) for n in range(8)]
-    free, counted = (packed_batches(samples, 200, share=True, copied=copied) for copied in (0, 8))
-    assert [len(batch) for batch in free] == [8]
-    assert [len(batch) for batch in counted] == [5, 3], "110 ids, and 10 + 100 // 8 for each of the others"
-    assert [len(batch) for batch in packed_batches(samples, 200, share=False, copied=8)] == [1] * 8

@@ -6,8 +6,6 @@ import json
 import os
 import shutil
 import signal
-import time
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -16,15 +14,13 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from retcon.config.schema import LoraSection
-from retcon.core.errors import CheckpointError, EngineError, RecipeError, SandboxUnavailable
-from retcon.engine.local.engine import LocalEngine
+from retcon.core.errors import CheckpointError, RecipeError, SandboxUnavailable
 from retcon.models.locating import locate
 from retcon.models.lora import Adapter
 from retcon.runs.metrics import ALL
 from retcon.store import jsonl
 from retcon.train import rl
 from retcon.train.rl import run_rl
-from retcon.train.rollouts import TrainingRollouts
 from training import Graded, Ones, make_base, small_recipe
 
 pytestmark = pytest.mark.torch
@@ -88,28 +84,6 @@ def test_a_step_has_every_figure_that_trackers_are_sent(base, tmp_path):
     (line,) = run(base, tmp_path / "run", ((1.0, -1.0, 1.0, -1.0),), rl={**SMALL, "prompts": 1})
     elsewhere = {"stage", "eval_pass_rate", "accuracy", "margin", "chosen", "rejected"}  # of stages, evaluation, DPO
     assert {name.own for name in ALL} - elsewhere <= line.keys()
-
-
-def test_a_run_tells_nothing_of_what_it_does_not_do(base, tmp_path, monkeypatch):
-    """Nor has it a reference, which would take the memory of a second model."""
-    loaded, load = [], rl.Trainer.reference
-    monkeypatch.setattr(rl.Trainer, "reference", lambda of: (loaded.append(of.step), load(of))[1])
-    (line,) = run(base, tmp_path / "run", ((1.0, -1.0),), rl={"prompts": 1, "group": 2, "steps": 1})
-    assert not {"stage", "branches", "staleness_max", "eval_rollouts"} & line.keys()
-    assert loaded == []
-
-
-def test_a_steps_parts_take_no_longer_than_the_step(base, tmp_path):
-    """In a run whose rollouts and whose update both take some time."""
-    began = time.perf_counter()
-    (line,) = run(base, tmp_path / "run", ((1.0, -1.0) * 4,), rl={"steps": 1})
-    took = time.perf_counter() - began
-    parts = [line[f"{part}_seconds"] for part in ("rollout", "train", "sync")]
-    assert all(0 <= part < took for part in parts)
-    assert all(isinstance(part, float) for part in (*parts, line["step_seconds"])), "and no whole number"
-    assert parts[0] > 0 < parts[1]
-    assert sum(parts) <= line["step_seconds"] + 0.001 < took + 0.001
-    assert line["tokens_per_second"] == pytest.approx(line["total_tokens"] / line["step_seconds"], rel=0.02, abs=0.1)
 
 
 def test_a_step_without_rollouts_ends_the_run_by_name(base, tmp_path):
@@ -307,26 +281,6 @@ def test_a_sandbox_or_server_that_is_gone_loses_no_step(base, tmp_path, monkeypa
     assert [one.name for one in (tmp_path / "run/checkpoints").iterdir()] == ["step-000002"]
 
 
-def test_a_server_that_cannot_be_given_the_weights_loses_no_step(base, tmp_path, monkeypatch):
-    """The step that made them has been taken."""
-    sync = TrainingRollouts.sync
-
-    async def full(self, version=0):
-        await sync(self, version)
-        if version == 3:
-            raise EngineError("the weights cannot be written to /dev/shm")
-
-    recipe = small_recipe(base, rl={**SMALL, "steps": 4, "checkpoint_every": 1000}, rollout={"max_tokens": 16})
-    unbroken = run_rl(recipe, base, tmp_path / "unbroken", tasks=Ones())
-    monkeypatch.setattr(TrainingRollouts, "sync", full)
-    with pytest.raises(EngineError, match="cannot be written to /dev/shm"):
-        run_rl(recipe, base, tmp_path / "run", tasks=Ones())
-    assert [one.name for one in (tmp_path / "run/checkpoints").iterdir()] == ["step-000003"]
-    monkeypatch.undo()
-    final = run_rl(recipe, base, tmp_path / "run", tasks=Ones())
-    assert (final / "model.safetensors").read_bytes() == (unbroken / "model.safetensors").read_bytes()
-
-
 class Interrupting(Ones):
     """Ctrl-C while an evaluation is graded."""
 
@@ -375,47 +329,3 @@ def test_a_second_interrupt_does_not_wait_for_the_end_of_an_update(base, tmp_pat
     assert len((tmp_path / "run/metrics.jsonl").read_text().splitlines()) == 1
     monkeypatch.undo()
     assert run_rl(recipe, base, tmp_path / "run", tasks=Ones()).is_dir(), "it goes on"
-
-
-def test_an_interrupt_that_is_ignored_around_a_run_does_not_end_it(base, tmp_path, monkeypatch):
-    updated = rl.update
-
-    def update(*args, **kwargs):
-        os.kill(os.getpid(), signal.SIGINT)
-        return updated(*args, **kwargs)
-
-    monkeypatch.setattr(rl, "update", update)
-    recipe = small_recipe(base, rl={**SMALL, "steps": 2}, rollout={"max_tokens": 16})
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell starts what is to run behind a script
-    try:
-        assert run_rl(recipe, base, tmp_path / "run", tasks=Ones()).is_dir()
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def test_keys_and_values_take_no_memory_while_weights_are_updated(base, tmp_path, monkeypatch):
-    engines, during = [], []
-    opened, updated = rl.open_rollouts, rl.update
-
-    @asynccontextmanager
-    async def watched(*args, **kwargs):
-        async with opened(*args, **kwargs) as rollouts:
-            engines.append(rollouts.engine)
-            yield rollouts
-
-    def update(*args, **kwargs):
-        during.append((engines[0].stats.kv_peak, engines[0].stats.kv_used))
-        return updated(*args, **kwargs)
-
-    monkeypatch.setattr(rl, "open_rollouts", watched)
-    monkeypatch.setattr(rl, "update", update)
-    run(base, tmp_path / "run", ((1.0, -1.0, -1.0, 1.0),), rl={**SMALL, "steps": 2})
-    assert [used for _, used in during] == [0, 0]
-    assert all(peak > 0 for peak, _ in during)
-
-
-def test_the_budget_of_keys_and_values_leaves_room_for_the_optimiser(base):
-    model = AutoModelForCausalLM.from_pretrained(base)
-    alone = LocalEngine(model, max_len=64, max_requests=4).stats.kv_budget
-    crowded = LocalEngine(model, max_len=64, max_requests=4, reserved=1 << 60).stats.kv_budget
-    assert alone == 8 * crowded, "one request must fit all the same"

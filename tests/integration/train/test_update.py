@@ -23,7 +23,7 @@ from retcon.train.objective import old_logprobs
 from retcon.train.objective import old_logprobs as reference
 from retcon.train.objective.shaping import rewards_of
 from retcon.train.optim import adamw, apply
-from retcon.train.update import minibatch_update, rate_of, to_samples, update
+from retcon.train.update import minibatch_update, to_samples, update
 
 pytestmark = pytest.mark.torch
 CONFIG = Dapo(max_grad_norm=1e9, lr=0.1)
@@ -114,16 +114,6 @@ def test_the_figures_of_log_probs_are_of_what_was_computed(model):
     with torch.no_grad():
         found = token_logprobs(model, batch.ids, batch.mask)[batch.mask]
     assert alone["entropy_estimate"] == pytest.approx(-found.mean().item(), rel=1e-4)
-
-
-def test_a_sample_that_is_learnt_nowhere_is_no_sequence(model):
-    config = Grpo(max_grad_norm=1e9, lr=0.1)
-    alone, with_it = (moved(model, [sample(9, 1.0), *more], config)[0] for more in ([], [sample(12, 1.0, learnt=0)]))
-    assert_moved_alike(alone, with_it)
-
-
-def test_samples_of_one_length_have_no_padding(model):
-    assert moved(model, [sample(9, 1.0), sample(9, -1.0, first=3)])[1]["padding"] == 0
 
 
 def test_dropout_tells_no_log_prob_apart():
@@ -244,15 +234,6 @@ def test_a_loss_that_is_no_number_names_the_batch_and_its_rollouts_before_anythi
     assert len(steps) == place - 1
 
 
-def test_a_model_that_gives_no_numbers_names_all_of_the_batch(model):
-    trained = copy.deepcopy(model)
-    with torch.no_grad():
-        trained.get_input_embeddings().weight.fill_(float("nan"))
-    samples = [replace(sample(9, 1.0), source=f"r{n}") for n in range(7)]
-    with pytest.raises(TrainingDiverged, match="the loss is nan, by r0, r1, r2, r3, r4 and 2 more"):
-        minibatch_update(trained, torch.optim.SGD(trained.parameters()), samples, CONFIG)
-
-
 def test_the_learning_rate_of_a_step_is_that_of_the_schedule(model):
     """Plain gradient descent moves in proportion; step 2 of 4 after a warm-up of 1 has three quarters."""
     config = CONFIG.model_copy(update={"schedule": "linear", "warmup_steps": 0, "steps": 4, "minibatches": 1})
@@ -292,11 +273,6 @@ def test_a_minibatch_that_is_skipped_leaves_no_gradient_to_the_next(model):
     )
     assert (metrics["skipped"], metrics["grad_norm"]) == (1.0, 0.0)
     assert not any(p.grad is not None and p.grad.any() for p in trained.parameters())
-
-
-def test_a_stage_has_a_course_of_its_own():
-    config = CONFIG.model_copy(update={"lr": 1.0, "warmup_steps": 2, "schedule": "linear"})
-    assert [rate_of(config, step, (4, 8)) for step in (5, 6, 7, 8)] == pytest.approx([0.5, 1.0, 1.0, 0.5])
 
 
 def test_what_comes_before_the_updates_is_computed_as_they_are(model, monkeypatch):

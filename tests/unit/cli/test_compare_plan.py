@@ -18,7 +18,6 @@ from retcon.cli.compare import (
     next_commands,
     read_arms,
 )
-from retcon.config.load import find_recipe
 from retcon.config.schema import stages_of
 from retcon.core.errors import CheckpointError, RecipeError
 from retcon.report.comparison import run_folder
@@ -86,32 +85,6 @@ def test_what_is_next_is_the_same_command_with_seeds_enough_and_then_another_mat
     assert not any("--match" in line for line in refused), "no budget of tokens goes with it"
 
 
-def test_a_recipe_that_says_how_it_is_measured_can_be_overridden(tmp_path: Path) -> None:
-    """Its table would say `purification off` of figures with it on."""
-    own = tmp_path / "own.toml"
-    own.write_text(find_recipe(THREE[1]).read_text() + '\n[evaluate]\nrepair = "saar"\n')
-    alike = (THREE[0], str(own), "evaluate.problems=8", "evaluate.every=3")
-    with pytest.raises(RecipeError, match=r"own\.toml: evaluate\.repair = 'saar', but"):
-        planned(tmp_path / "out", *alike)
-    arms = planned(tmp_path / "out", *alike, "evaluate.repair=none").arms
-    assert {arm.settings.evaluate.repair for arm in arms} == {"none"}
-
-
-def test_recipes_that_differ_in_their_steps_alone_are_one_as_these_are_matched(tmp_path: Path) -> None:
-    for steps in (20, 40):
-        (tmp_path / f"{steps}.toml").write_text(f"[rl]\nsteps = {steps}\n")
-    with pytest.raises(RecipeError, match=r"20\.toml and .*40\.toml are .*: nothing distinguishes them but rl\.steps"):
-        read_arms([str(tmp_path / "20.toml"), str(tmp_path / "40.toml")])
-
-
-@pytest.mark.parametrize("match", ["wall", "tokens"])
-def test_a_schedule_that_a_match_does_not_go_with_is_named_without_an_override_of_ours(
-    tmp_path: Path, match: Match
-) -> None:
-    with pytest.raises(RecipeError, match=rf"^--match {match}: mini/cleaner: rl: schedule = cosine .*use constant$"):
-        planned(tmp_path, *THREE, "rl.schedule=cosine", match=match)
-
-
 def test_a_learning_curve_is_measured_unless_the_recipe_says_otherwise(tmp_path: Path) -> None:
     assert {arm.settings.evaluate.every for arm in planned(tmp_path, *THREE).arms} == {10}
     assert {arm.settings.evaluate.every for arm in planned(tmp_path, *THREE, "evaluate.every=0").arms} == {0}
@@ -146,16 +119,6 @@ def test_a_kind_and_its_keys_go_together(tmp_path: Path, staged: str) -> None:
     assert stages_of(arms[1].settings)[1].recipe.repair.model_dump()["gamma"] == 0.7
     with pytest.raises(RecipeError, match=r"override 'engine\.url=.*' *: .*belongs to kind = .*vllm"):
         planned(tmp_path / "out", *THREE, server[0])
-
-
-def test_keys_of_the_cold_starts_own_kind_of_demonstrations_reach_it(tmp_path: Path) -> None:
-    cold = tmp_path / "cold.toml"
-    cold.write_text('[demos]\nkind = "engine"\n')
-    options = CompareOptions(tmp_path / "out", 1, "rollouts", cold=str(cold))
-    change = "demos.model=smollm2"
-    plan = make_plan(options, read_arms([*THREE, change], cold=str(cold)), [change])
-    assert plan.cold["", 0].recipe.demos.model_dump()["model"] == "smollm2"
-    assert not any(change in target.job.words for targets in plan.trained.values() for target in targets)
 
 
 def test_a_model_to_start_from_takes_the_place_of_the_cold_start(tmp_path: Path) -> None:
@@ -217,20 +180,6 @@ def test_the_last_stage_matches_what_is_left(tmp_path: Path, staged: str, match:
         planned(tmp_path / "out", str(tmp_path / "few.toml"), staged, match=match)
 
 
-@pytest.mark.parametrize(
-    ("match", "steps"), [("rollouts", 140), ("updates", 50), ("tokens", MOST * 80), ("wall", MOST * 80)]
-)
-def test_a_last_stage_that_says_how_many_steps_it_has_gets_more_or_fewer_too(
-    tmp_path: Path, staged: str, match: Match, steps: int
-) -> None:
-    stated = tmp_path / "stated.toml"
-    stated.write_text(Path(staged).read_text().replace("name = 'half'", "name = 'half'\nsteps = 60"))
-    plan = planned(tmp_path / "out", "mini/dapo-baseline", str(stated), match=match)
-    whole, half = stages_of(plan.trained["stated", 0][0].recipe)
-    assert (whole.steps, half.last) == (20, steps)
-    assert f"stages.2.steps={half.steps}" in plan.trained["stated", 0][0].job.words
-
-
 @pytest.mark.parametrize("match", ["wall", "tokens"])
 def test_an_arm_whose_last_stage_would_come_too_late_is_named_without_an_override_of_ours(
     tmp_path: Path, staged: str, match: Match
@@ -238,14 +187,6 @@ def test_an_arm_whose_last_stage_would_come_too_late_is_named_without_an_overrid
     (tmp_path / "few.toml").write_text("[rl]\nsteps = 2\n")
     with pytest.raises(RecipeError, match=rf"^--match {match}: .*staged\.toml has 20 steps before .* more than 20, "):
         planned(tmp_path / "out", str(tmp_path / "few.toml"), staged, match=match)
-
-
-def test_recipes_that_differ_in_the_steps_of_their_last_stage_alone_are_one(tmp_path: Path, staged: str) -> None:
-    longer = tmp_path / "longer.toml"
-    text = Path(staged).read_text().replace("steps = 80", "steps = 90")
-    longer.write_text(text.replace("name = 'half'", "name = 'half'\nsteps = 70"))
-    with pytest.raises(RecipeError, match=r"longer\.toml are .*: nothing distinguishes them but rl\.steps"):
-        read_arms([staged, str(longer)])
 
 
 def test_overrides_of_a_stage_go_to_arms_that_have_it(tmp_path: Path, staged: str) -> None:
@@ -256,14 +197,6 @@ def test_overrides_of_a_stage_go_to_arms_that_have_it(tmp_path: Path, staged: st
     assert not any(word.startswith("stages.") for word in plan.trained["dapo-baseline", 0][0].job.words)
     with pytest.raises(RecipeError, match=r"override 'stages\.haf\.rl\.lr=1': no stage 'haf' \(did you mean 'half'"):
         planned(tmp_path / "out", "mini/dapo-baseline", staged, "stages.haf.rl.lr=1")
-
-
-def test_a_comparison_keeps_the_stages_it_was_made_with(tmp_path: Path, staged: str) -> None:
-    arms = ("mini/dapo-baseline", staged)
-    planned(tmp_path / "out", *arms).open().save()
-    planned(tmp_path / "out", *arms).open().save()
-    with pytest.raises(CheckpointError, match=r"stages\.2\.rl\.lr was None, is 0\.5"):
-        planned(tmp_path / "out", *arms, "stages.2.rl.lr=0.5").open()
 
 
 @pytest.mark.parametrize(
@@ -285,13 +218,6 @@ def test_a_budget_that_the_first_arm_sets_is_reported_once_it_is_trained(
     assert other.job.late() == [word]
     with pytest.raises(RecipeError, match="schedule = cosine"):
         planned(tmp_path, *THREE, "rl.schedule=cosine", match=match)
-
-
-def test_names_are_as_short_as_tells_them_apart() -> None:
-    assert list(name_arms(["mini/cleaner", "mini/rstar2"]).values()) == ["cleaner", "rstar2"]
-    assert list(name_arms(["mini/grpo", "grpo", "own/x.toml"]).values()) == ["mini-grpo", "grpo", "own-x"]
-    words = ["quickstart/cold_start", "logs.toml", "cold start.toml"]
-    assert list(name_arms(words).values()) == ["arm-cold_start", "arm-logs", "arm-cold start"]
 
 
 def test_arms_that_are_there_keep_their_names() -> None:
@@ -322,15 +248,6 @@ def test_arms_that_are_there_keep_their_names() -> None:
 def test_what_cannot_be_compared_is_refused(words: list[str], said: str) -> None:
     with pytest.raises(RecipeError, match=said):
         read_arms(words)
-
-
-def test_arms_whose_cold_starts_differ_are_refused(tmp_path: Path) -> None:
-    other = tmp_path / "longer.toml"
-    other.write_text("[sft]\nsteps = 301\n[repair]\nkind = 'saar'\n")
-    with pytest.raises(RecipeError, match=r"started alike: .*sft\.steps was 300, is 301.*--cold-start"):
-        planned(tmp_path / "out", "mini/dapo-baseline", str(other))
-    assert planned(tmp_path / "out", "mini/dapo-baseline", str(other), "sft.steps=7").cold["", 0].recipe.sft.steps == 7
-    assert planned(tmp_path / "out", "mini/dapo-baseline", str(other), cold="quickstart/cold_start").cold
 
 
 def test_arms_of_a_trained_model_need_no_more_in_common_than_that_model(tmp_path: Path) -> None:
@@ -372,29 +289,6 @@ def test_a_folder_takes_further_arms_and_seeds_and_no_other_comparison(tmp_path:
     ]:
         with pytest.raises(CheckpointError, match=said):
             planned(out, *words, **options).open()  # type: ignore[arg-type]
-
-
-def test_a_folder_takes_an_arm_whose_short_name_it_has(tmp_path: Path) -> None:
-    own = tmp_path / "mine" / "cleaner.toml"
-    own.parent.mkdir()
-    own.write_text(find_recipe(THREE[1]).read_text().replace("attempts = 3", "attempts = 9"))
-    planned(tmp_path / "out", *THREE[:2]).open().save()
-    plan = planned(tmp_path / "out", *THREE[:2], str(own)).open()
-    assert list(plan.record.arms) == ["dapo-baseline", "cleaner", "mine-cleaner"]
-    plan.save()
-    assert arms_in(tmp_path / "out") == ("dapo-baseline", "cleaner", "mine-cleaner")
-    planned(tmp_path / "out", *THREE[:2], str(own)).open()
-
-
-def test_a_folder_goes_on_however_a_recipes_file_is_spelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    own = tmp_path / "own.toml"
-    own.write_text(find_recipe(THREE[1]).read_text())
-    planned(Path("out"), THREE[0], "own.toml").open().save()
-    planned(tmp_path / "out", THREE[0], str(own)).open()
-    own.write_text(own.read_text().replace("attempts = 3", "attempts = 9"))
-    with pytest.raises(CheckpointError, match=r"repair\.attempts was 3, is 9"):
-        planned(Path("out"), THREE[0], "own.toml").open()
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:

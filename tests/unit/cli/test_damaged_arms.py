@@ -66,26 +66,6 @@ def names(targets: list[Target]) -> list[str]:
     return [target.job.name for target in targets]
 
 
-def test_a_model_that_was_removed_is_made_again_only_for_what_still_needs_it(tmp_path: Path) -> None:
-    arms = ("mini/dapo-baseline", "mini/cleaner")
-    plan = planned(tmp_path, *arms)
-    assert names(pending(plan.targets)) == names(plan.targets), "nothing is there"
-    for target in plan.targets:
-        make(target)
-    assert not pending(plan.targets)
-    for target in plan.targets:
-        if target.trains:
-            target.makes.rmdir()
-    assert not pending(plan.targets), "all that was to come of them is there"
-    more = planned(tmp_path, *arms, "mini/rstar2")
-    of_rstar2 = [name for name in names(more.targets) if name.startswith("rstar2")]
-    assert names(pending(more.targets)) == ["cold start, seed 0", *of_rstar2]
-    training, *evaluations = plan.trained["cleaner", 0]
-    evaluations[-1].makes.unlink()
-    again = ["cold start, seed 0", training.job.name, evaluations[-1].job.name]
-    assert names(pending(plan.targets)) == again
-
-
 @pytest.mark.parametrize("match", ["tokens", "wall"])
 def test_an_arm_whose_budget_is_the_firsts_needs_the_cold_start_and_of_the_first_its_metrics_alone(
     tmp_path: Path, match: Match

@@ -9,11 +9,10 @@ import typer
 
 pytest.importorskip("torch", reason="the quickstart needs the [train] extra")
 
-from retcon.cli.eval import SAMPLES, _of_files
+from retcon.cli.eval import _of_files
 from retcon.cli.learn import _beside
 from retcon.cli.quickstart import QuickstartOptions
 from retcon.config.load import load_recipe
-from retcon.tasks.registry import EVERY
 
 NAMES = ["\N{GRINNING FACE}.jsonl", '\U00020bb7 "q".csv', "a\\b.jsonl", "\x7f.jsonl"]
 
@@ -24,43 +23,6 @@ def test_a_file_is_evaluated_on_by_any_name(name: str) -> None:
     assert task["path"] == name
     several = load_recipe(None, _of_files([name, "b.csv"], None, [])).model_dump(mode="json")["task"]["sources"]
     assert [source["path"] if isinstance(source, dict) else source for source in several] == [name, "b.csv"]
-
-
-def test_how_many_problems_of_a_file_count_is_said_by_the_recipe_too(tmp_path: Path) -> None:
-    recipe = tmp_path / "mine.toml"
-    recipe.write_text("[evaluate]\nproblems = 7\nseed = 3\n")
-    for name, overrides, counts in (
-        (None, [], (EVERY, SAMPLES)),
-        (str(recipe), [], (7, SAMPLES)),
-        (str(recipe), ["evaluate.problems=5", "evaluate.samples=2"], (5, 2)),
-    ):
-        found = load_recipe(name, [*_of_files(["a.jsonl"], name, overrides), *overrides]).evaluate
-        assert (found.problems, found.samples, found.seed) == (*counts, 3 if name else 1000)
-
-
-def test_which_rows_of_its_own_data_a_recipe_takes_says_nothing_of_the_files_that_are_named(tmp_path: Path) -> None:
-    shipped, held_out = "smollm2/saar", tmp_path / "held_out.toml"
-    held_out.write_text(
-        "[task]\nkind = 'file'\npath = 'c/d'\nsubset = 'main'\nsplit = 'train'\nevaluation_path = 'e/f'\n"
-    )
-    of_any = tmp_path / "of_any.toml"
-    of_any.write_text("[task]\nkind = 'file'\nsubset = 'main'\nsplit = 'validation'\nrevision = 'v1'\n")
-    several = tmp_path / "several.toml"
-    several.write_text("[task]\nkind = 'file'\nsources = ['a/b', 'c/d']\nsubset = 'main'\nsplit = 'train'\n")
-    for name, files, overrides, kept in (
-        (shipped, ["a.jsonl"], [], ("", "", "")),
-        (shipped, ["openai/gsm8k"], [], ("", "main", "")),
-        (shipped, ["a/b"], ["task.split=validation", "task.subset=all", "task.revision=v2"],
-         ("validation", "all", "v2")),
-        (str(held_out), ["e/f"], [], ("", "main", "")),
-        (str(held_out), ["c/d", "e/f"], [], ("", "main", "")),
-        (str(held_out), ["e/f", "a.jsonl"], [], ("", "", "")),
-        (str(several), ["c/d"], [], ("", "main", "")),
-        (str(several), ["e/f"], [], ("", "", "")),
-        (str(of_any), ["e/f"], [], ("validation", "main", "v1")),
-    ):  # fmt: skip
-        task = load_recipe(name, [*_of_files(files, name, overrides), *overrides]).model_dump()["task"]
-        assert (task["split"], task["subset"], task["revision"]) == kept
 
 
 def test_a_file_that_the_recipe_evaluates_on_has_no_subset_of_its_data_set(tmp_path: Path) -> None:

@@ -82,20 +82,6 @@ def test_a_kind_and_its_keys_go_together(tmp_path: Path) -> None:
         make_plan(tmp_path, arms=["saar"], seeds=1, overrides=["engine.kind=vlm", "engine.url=http://127.0.0.1:1"])
 
 
-def test_keys_of_the_cold_starts_own_kind_of_demonstrations_reach_it(tmp_path: Path) -> None:
-    changes = ["demos.reasoning=before"]
-    plan = make_plan(tmp_path, arms=["saar"], seeds=1, overrides=changes, about=SETS["smollm2"])
-    assert plan.cold_targets[0].recipe.demos.model_dump()["reasoning"] == "before"
-    with pytest.raises(RecipeError, match=r"'demos\.keep=right': demos\.keep belongs to kind = .*teacher"):
-        make_plan(tmp_path, arms=["saar"], seeds=1, overrides=["demos.keep=right"], about=SETS["smollm2"])
-
-
-def test_an_engine_that_arms_cannot_be_trained_with_is_refused_before_the_cold_start(tmp_path: Path) -> None:
-    words = ["demos.kind=engine", "engine.kind=openai", "engine.url=http://127.0.0.1:1"]
-    with pytest.raises(RecipeError, match=r"'openai' cannot be trained with.* demos\.kind = 'openai'"):
-        make_plan(tmp_path, arms=["saar"], seeds=1, overrides=words)
-
-
 @pytest.mark.parametrize(
     ("overrides", "told"),
     [
@@ -137,35 +123,12 @@ def test_trackers_get_every_training_under_a_name_of_its_own(tmp_path: Path) -> 
     assert not any(word.startswith("track.") for target in untracked.targets for word in target.job.words)
 
 
-def test_trackers_may_change_from_session_to_session(tmp_path: Path) -> None:
-    make_plan(tmp_path, arms=["saar"], seeds=1).open().save()
-    make_plan(tmp_path, arms=["saar"], seeds=1, overrides=["track.to=tensorboard"]).open().save()
-    make_plan(tmp_path, arms=["saar"], seeds=1).open()
-
-
-def test_an_override_of_a_kind_reaches_the_arms_of_that_kind(tmp_path: Path) -> None:
-    plan = make_plan(tmp_path, arms=["baseline", "saar"], seeds=1, overrides=["repair.gamma=0.3", "rl.clip_high=0.4"])
-    (baseline, _), (saar, _) = plan.trained.values()
-    assert "repair.gamma=0.3" in saar.job.words
-    assert "repair.gamma=0.3" not in baseline.job.words
-    assert all("rl.clip_high=0.4" in target.job.words for target in (baseline, saar))
-    with pytest.raises(RecipeError, match=r'repair\.gamma belongs to kind = "branch" or "saar"'):
-        make_plan(tmp_path, arms=["baseline"], seeds=1, overrides=["repair.gamma=0.3"])
-
-
 def test_both_checkpoints_are_measured_alike(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, arms=["baseline", "saar", "roc"], seeds=1)
     measured = [plan.cold_targets[1], *(pair[1] for pair in plan.trained.values())]
     for section in ("task", "rollout", "sandbox", "evaluate"):
         assert len({getattr(s.recipe, section).model_dump_json() for s in measured}) == 1, section
     assert {s.recipe.run.threads for s in measured} == {1}
-
-
-def test_from_scratch_gives_way_to_the_users_own(tmp_path: Path) -> None:
-    plan = make_plan(tmp_path, arms=["saar"], seeds=1, overrides=["sft.steps=5"], from_scratch=True)
-    assert plan.cold_targets[0].recipe.model.path == "scratch"
-    assert plan.cold_targets[0].recipe.sft.steps == 5
-    assert plan.options == ("sft.steps=5", "--from-scratch")
 
 
 def test_what_its_table_says_of_the_evaluations_cannot_be_changed(tmp_path: Path) -> None:
@@ -184,20 +147,6 @@ def test_the_ledger_refuses_other_recipes_and_takes_further_arms(tmp_path: Path)
     make_plan(tmp_path, arms=["saar", "roc"], seeds=2).open()
     with pytest.raises(CheckpointError, match=r"rl\.steps was 80, is 5.*choose another --out"):
         make_plan(tmp_path, arms=["saar"], seeds=1, overrides=["rl.steps=5"]).open()
-
-
-def test_the_ledger_of_a_version_with_fewer_keys_is_taken(tmp_path: Path) -> None:
-    plan = make_plan(tmp_path, arms=["saar"], seeds=1)
-    plan.open().save()
-    path = tmp_path / "quickstart.json"
-    book = json.loads(path.read_text())
-    for recipe in book["recipes"].values():
-        del recipe["rl"]["shared_advantage"]
-        recipe.get("repair", {}).pop("lookahead", None)
-    path.write_text(json.dumps(book))
-    plan.open()
-    with pytest.raises(CheckpointError, match=r"repair\.lookahead was None, is 'first'"):
-        make_plan(tmp_path, arms=["saar"], seeds=1, overrides=["repair.lookahead=first"]).open()
 
 
 def test_a_broken_record_is_refused(tmp_path: Path) -> None:
@@ -220,13 +169,6 @@ def test_an_evaluation_has_finished_once_both_settings_are_there(tmp_path: Path)
         assert not target.finished
         result = result.with_setting(name, Setting(1.0, 1.0, [], 0, {}, {}, 0.0, 0.0))
         write_result(target.makes, result)
-    assert target.finished
-
-
-def test_with_top_p_1_an_evaluation_has_one_setting(tmp_path: Path) -> None:
-    target = make_plan(tmp_path, arms=["saar"], seeds=1, overrides=["evaluate.top_p=1.0"]).cold_targets[1]
-    target.makes.parent.mkdir(parents=True)
-    write_result(target.makes, Result("c", {}, {}).with_setting("t1", Setting(1.0, 1.0, [], 0, {}, {}, 0.0, 0.0)))
     assert target.finished
 
 

@@ -65,20 +65,6 @@ def test_several_at_once_share_what_is_left() -> None:
     assert remaining.seconds() == pytest.approx(8 * 50 / 2)
 
 
-def test_what_a_resumed_job_did_before_says_nothing_of_its_pace() -> None:
-    clock, jobs = Clock(), jobs_of("train")
-    remaining = Remaining(jobs, 1, clock=clock)
-    remaining.started(jobs[0])
-    clock.now += 5
-    remaining.moved(jobs[0], "training", 40, 80)
-    clock.now += 30
-    remaining.moved(jobs[0], "training", 50, 80)
-    assert remaining.seconds() == pytest.approx(90)
-    clock.now += 6  # without a word
-    remaining.moved(jobs[0], "training", 50, 80)
-    assert remaining.seconds() == pytest.approx(84)
-
-
 def test_a_job_that_begins_another_part_is_reckoned_by_that_part_alone() -> None:
     clock, jobs = Clock(), jobs_of("sft")
     remaining = Remaining(jobs, 1, clock=clock)
@@ -103,22 +89,3 @@ def test_the_board_says_how_long_all_will_take(terminal: bool) -> None:
             board.moved(job, "training", 1, 80)
             board.ended(job)
     assert re.search(r"about \d+:\d\d left", console.file.getvalue())
-
-
-def test_nothing_is_reported_of_the_time_left_while_it_is_not_known() -> None:
-    console = Console(file=io.StringIO(), width=120)
-    jobs = jobs_of("train", "eval")
-    with display_jobs(console, jobs, 1) as board:
-        board.started(jobs[0])
-        board.moved(jobs[0], "training", 1, 80)
-        board.ended(jobs[0])
-    assert "train-0: done (1 of 2)\n" in console.file.getvalue()
-
-
-def test_nothing_is_reported_of_it_when_all_are_done() -> None:
-    console = Console(file=io.StringIO(), width=120)
-    (job,) = jobs_of("train")
-    with display_jobs(console, [job], 1) as board:
-        board.started(job)
-        board.ended(job)
-    assert console.file.getvalue().endswith("train-0: done (1 of 1)\n")

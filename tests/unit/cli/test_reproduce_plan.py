@@ -19,7 +19,7 @@ from retcon.cli.reproduce import (
 )
 from retcon.config.load import load_recipe
 from retcon.config.schema import stages_of
-from retcon.core.errors import CheckpointError, RecipeError
+from retcon.core.errors import RecipeError
 
 
 def planned(out: Path, paper: str, only: str | None = None, *overrides: str, seeds: int = 1) -> Reproduction:
@@ -53,16 +53,6 @@ def test_only_the_arms_of_the_wanted_studies_are_trained(tmp_path: Path) -> None
     assert sum(name.endswith("eval") for name in jobs) == 3
 
 
-def test_a_later_session_can_be_about_other_studies(tmp_path: Path) -> None:
-    first = planned(tmp_path, "cleaner", "recovery")
-    first.compared.save()
-    later = planned(tmp_path, "cleaner", "gamma")
-    names = [arm.name for arm in later.compared.arms]
-    assert names[:3] == ["baseline", "cleaner", "recovery"]
-    assert names[3:] == [name for name in later.about if name.startswith("gamma")]
-    assert not any("recovery" in target.job.name for target in later.targets)
-
-
 def test_an_arm_that_switches_has_the_others_repair_in_its_second_half(tmp_path: Path) -> None:
     (arm,) = [one for one in planned(tmp_path, "cleaner", "recovery").compared.arms if one.name == "recovery"]
     before, after = stages_of(arm.settings)
@@ -82,23 +72,6 @@ def test_a_change_goes_to_all_arms_but_not_over_what_an_arm_is_about(tmp_path: P
     assert getattr(arms["cleaner"].repair, "attempts") == 4  # noqa: B009
     assert getattr(arms["attempts-1"].repair, "attempts") == 1  # noqa: B009
     assert stages_of(arms["recovery"])[0].last == 4
-
-
-def test_a_change_of_a_repair_goes_to_the_stage_that_has_it(tmp_path: Path) -> None:
-    changes = ("repair.gamma=0.7", "repair.probability=0.5")
-    arms = {arm.name: arm.settings for arm in planned(tmp_path, "cleaner", "switch,recovery", *changes).compared.arms}
-    repairs = {name: [stage.recipe.repair for stage in stages_of(settings)] for name, settings in arms.items()}
-    assert [[repair.kind for repair in one] for one in repairs.values()] == [["none"], ["saar"], ["none", "saar"]]
-    assert {getattr(repair, "gamma", 0.7) for one in repairs.values() for repair in one} == {0.7}
-    assert {repair.probability for one in repairs.values() for repair in one} == {0.5}
-
-
-def test_a_change_may_be_of_a_kind_that_an_arm_is_about_or_another_change_chooses(tmp_path: Path) -> None:
-    changes = ("select.failures=raw", "engine.url=http://127.0.0.1:1", "engine.kind=vllm")
-    arms = {arm.name: arm.settings for arm in planned(tmp_path, "cleaner", "main", *changes).compared.arms}
-    assert arms["roc"].select.model_dump()["failures"] == "raw"
-    assert arms["baseline"].select.kind != "roc"
-    assert {settings.engine.kind for settings in arms.values()} == {"vllm"}
 
 
 def test_recipes_of_another_size_take_the_places_of_the_small_ones(tmp_path: Path) -> None:
@@ -191,23 +164,3 @@ def test_arms_that_a_change_makes_alike_are_named(tmp_path: Path) -> None:
     """Their recipe is one: by its name nobody could tell which they are."""
     with pytest.raises(RecipeError, match="the arms cleaner and attempts-2, of mini/cleaner, are the same recipe here"):
         planned(tmp_path, "cleaner", None, "repair.attempts=2")
-
-
-def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("mine")
-    for paper, study in (("rstar2", "errors"), ("cleaner", "recovery")):
-        with pytest.raises(CheckpointError, match="holds no comparison"):
-            planned(tmp_path, paper, study)
-        assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
-
-
-def test_a_command_that_is_refused_leaves_the_recipes_of_an_unfinished_one(tmp_path: Path) -> None:
-    first = planned(tmp_path, "cleaner", "recovery")
-    first.compared.save()
-    recipe = tmp_path / "recipes" / "recovery.toml"
-    before = recipe.read_bytes()
-    with pytest.raises(CheckpointError, match=r"rl\.steps was 80, is 8"):
-        planned(tmp_path, "cleaner", "recovery", "rl.steps=8")
-    assert recipe.read_bytes() == before
-    (arm,) = [one for one in planned(tmp_path, "cleaner", "recovery").compared.arms if one.name == "recovery"]
-    assert arm.settings == load_recipe(arm.recipe, arm.overrides)

@@ -9,8 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from retcon.cli.app import app
-from retcon.cli.arguments import READS, load_conversation
-from retcon.cli.compare import read_arms
+from retcon.cli.arguments import READS
 from retcon.cli.runner import cold_start, training
 from retcon.config.load import ALL, load_recipe
 from retcon.core.errors import RecipeError
@@ -51,13 +50,6 @@ def test_whoever_prompts_a_model_reads_what_says_which_tools_it_is_shown(command
     assert (recipe.rollout.tools, recipe.sandbox.sessions, recipe.task.kind) == ((), True, "trl")
 
 
-def test_of_a_section_one_key_may_be_read_alone() -> None:
-    for command in ("audit", "sft"):
-        assert load_recipe("quickstart/saar", ["evaluate.seed=3"], reads=READS[command]).evaluate.seed == 3
-    with pytest.raises(RecipeError, match=r"did you mean 'run\.seed' or 'evaluate\.seed'\?"):
-        load_recipe("quickstart/saar", ["seed=3"], reads=READS["audit"])
-
-
 @pytest.mark.parametrize(("key", "instead"), [("problems", "--prompts"), ("samples", "rl.group")])
 def test_an_audit_names_what_does_what_an_evaluations_key_would(key: str, instead: str) -> None:
     done = CliRunner().invoke(app, ["audit", "nowhere", "quickstart/saar", f"evaluate.{key}=100"])
@@ -83,13 +75,6 @@ def test_jobs_of_a_comparison_get_what_they_read(tmp_path: Path) -> None:
     cold = cold_start(tmp_path, tmp_path / "c", "quickstart/cold_start", overrides, name="c", demos=tmp_path / "d")
     own = ["sft.steps=4", "run.seed=1", "evaluate.seed=2", "demos.kind=teacher"]
     assert [word for word in cold.job.words if "=" in word] == own
-
-
-def test_a_comparison_and_a_conversation_refuse_them_too() -> None:
-    with pytest.raises(RecipeError, match=r"'dpo\.lr=1': this command does not read \[dpo\]"):
-        read_arms(["quickstart/saar", "quickstart/roc", "dpo.lr=1"])
-    with pytest.raises(RecipeError, match=r"'rl\.steps=1': this command does not read \[rl\]"):
-        load_conversation("http://127.0.0.1:1/v1", ["python"], ["rl.steps=1"])
 
 
 def test_the_page_on_recipes_names_the_sections_of_each_command() -> None:

@@ -14,17 +14,6 @@ from retcon.runs.folder import RunFolder
 from retcon.store.whole import alone
 
 
-def test_a_job_is_shown_by_its_very_name() -> None:
-    text = io.StringIO()
-    console = Console(file=text, force_terminal=True, width=120, color_system=None)
-    job = Job("own[v1], seed 1", (), Path("log"))
-    with display_jobs(console, [job]) as board:
-        board.started(job)
-        board.moved(job, "evaluating [runs]/a", 1, 2)
-    assert "own[v1], seed 1" in text.getvalue()
-    assert "evaluating [runs]/a" in text.getvalue()
-
-
 def shown(count: int, *, terminal: bool) -> str:
     """What is seen of so many jobs after the first one ended and while the second one runs."""
     text = io.StringIO()
@@ -52,12 +41,6 @@ def test_of_many_jobs_those_that_run_have_one_and_all_together_another() -> None
     assert "measuring" in last
     assert "job-2 " not in last
     assert "job-0 " not in last
-
-
-def test_lines_tell_how_many_are_done() -> None:
-    said = shown(30, terminal=False)
-    assert "job-0: done (1 of 30)" in said
-    assert "job-1: measuring: 3 of 4" in said
 
 
 def test_two_commands_are_not_at_work_in_one_folder(tmp_path: Path) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import tomllib
-from importlib.metadata import PackageNotFoundError, distribution
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
 
 from retcon.core import installing
-from retcon.core.installing import NAME, _target, how_to_fetch, how_to_install, requirements
+from retcon.core.installing import _target, how_to_fetch, how_to_install, requirements
 
 ROOT = Path(__file__).parents[3]
 
@@ -51,11 +51,6 @@ def test_no_message_names_an_extra_by_itself():
 )
 def test_an_extra_comes_from_where_retcon_came_from(record, expected):
     assert _target(record and json.dumps(record), "train") == expected
-
-
-def test_the_command_is_of_this_copy():
-    record = distribution(NAME).read_text("direct_url.json")
-    assert how_to_install("train") == f"pip install {_target(record, 'train')}"
 
 
 def test_a_copy_that_was_never_installed_needs_nothing_that_is_known(monkeypatch):

@@ -48,14 +48,6 @@ def test_a_mistyped_file_suggests_the_one_beside_it(tmp_path: Path, monkeypatch:
         load_recipe(str(tmp_path / "q.toml"))
 
 
-def test_a_recipe_that_is_not_utf_8_is_told_with_its_line(tmp_path: Path) -> None:
-    (tmp_path / "latin.toml").write_bytes(b"[rl]\nsteps = 3\n# caf\xe9\n")
-    with pytest.raises(
-        RecipeError, match=r"latin\.toml, line 3: the recipe cannot be read: it is not UTF-8 \(byte 0xe9\)"
-    ):
-        load_recipe(tmp_path / "latin.toml")
-
-
 def test_there_is_no_shipped_recipe_that_is_not_parsed() -> None:
     for path in shipped_recipes().values():
         load_recipe(path)
@@ -74,23 +66,10 @@ def test_an_unknown_key_names_file_line_and_nearest_key(tmp_path: Path) -> None:
     assert "'gama' in [repair] (did you mean 'gamma'?)" in message
 
 
-def test_the_same_key_in_another_section_does_not_mislead_the_line(tmp_path: Path) -> None:
-    assert "line 5" in complaint(tmp_path, "[sft]\nsteps = 3\n\n[rl]\nsteps = 0\n")
-
-
 def test_an_unknown_section_names_line_and_nearest_section(tmp_path: Path) -> None:
     message = complaint(tmp_path, "[rl]\nsteps = 3\n\n[repiar]\nkind = 'saar'\n")
     assert "line 4" in message
     assert "did you mean 'repair'?" in message
-
-
-def test_a_file_of_problems_in_the_place_of_a_recipe_is_told_where_it_belongs(tmp_path: Path) -> None:
-    problems = tmp_path / "mine.jsonl"
-    problems.write_text('{"question": "1 + 1?", "answer": "2"}\n')
-    with pytest.raises(
-        RecipeError, match=r"not a recipe, .*; a recipe names its file of problems as task\.path, .*eval.* as --data"
-    ):
-        load_recipe(problems)
 
 
 @pytest.mark.parametrize("text", ["repair.gama = 1", "repair = { gama = 1 }"])
@@ -187,11 +166,6 @@ def test_overrides_take_toml_values_and_bare_strings() -> None:
     assert (recipe.rl.steps, recipe.rl.lr, recipe.repair.kind) == (8, 1.0, "saar")
     assert recipe.repair.failures == ("error",)
     assert recipe.model.path == "/x/y=z"
-
-
-@pytest.mark.parametrize(("written", "value"), [(".5", 0.5), ("1.", 1.0), ("5.e-1", 0.5), ("+.5", 0.5), ("0.5", 0.5)])
-def test_an_override_may_write_a_number_as_people_do(written: str, value: float) -> None:
-    assert load_recipe(None, [f"repair.probability={written}"]).repair.probability == value
 
 
 @pytest.mark.parametrize(
@@ -376,10 +350,6 @@ def test_a_name_that_there_is_not_is_told_with_its_key_and_line(tmp_path: Path, 
     assert load_recipe(None, ["model.style=own:MINE", "track.to=own:Mine", "rollout.tools=own:Tool"]).track.to
 
 
-def test_targets_may_be_one_name() -> None:
-    assert load_recipe(None, ["lora.targets=q_proj"]).lora.targets == ("q_proj",)
-
-
 def test_thinking_is_refused_where_no_template_is_told_it(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text('[model]\nstyle = "qwen"\nthinking = "off"\n')
@@ -387,8 +357,3 @@ def test_thinking_is_refused_where_no_template_is_told_it(tmp_path: Path) -> Non
         load_recipe(str(file))
     file.write_text('[model]\nstyle = "qwen"\n')
     assert load_recipe(str(file), ["model.thinking=off", "model.style=auto"]).model.thinking == "off"
-
-
-def test_a_mark_of_the_encoding_before_a_recipe_is_no_part_of_it(tmp_path: Path) -> None:
-    (tmp_path / "mine.toml").write_text("[rl]\nsteps = 3\n", encoding="utf-8-sig")
-    assert load_recipe(tmp_path / "mine.toml").rl.steps == 3

@@ -148,11 +148,6 @@ def test_an_override_of_a_kind_in_a_stage_drops_what_only_the_other_kind_has(fil
     assert "gamma" not in stages_of(back)[1].recipe.repair.model_dump()
 
 
-def test_overrides_that_are_right_together_are_taken_together(file: Path) -> None:
-    recipe = load_recipe(file, ["rl.steps=3", "stages.1.steps=1", "stages.2.steps=1"])
-    assert [stage.last for stage in stages_of(recipe)] == [1, 2, 3]
-
-
 @pytest.mark.parametrize(
     ("override", "said"),
     [
@@ -175,11 +170,6 @@ def test_a_bad_override_of_a_stage_is_named(file: Path, override: str, said: str
         load_recipe(file, ["rl.lr=1e-2", override, "rl.prompts=3"])
     assert f"override '{override}'" in str(caught.value)
     assert said in str(caught.value)
-
-
-def test_a_recipe_without_stages_has_none_to_override() -> None:
-    with pytest.raises(RecipeError, match="the recipe has no stages"):
-        load_recipe(None, ["stages.1.rl.lr=1"])
 
 
 SWITCHING = '[[stages]]\nname = "a"\nsteps = 5\n[[stages]]\nname = "b"\nrl.algorithm = "gspo"\n'
@@ -214,46 +204,3 @@ def test_lines_of_tables_in_arrays_are_distinguished() -> None:
     assert find_line(THREE, "stages", 1, "steps") == 21
     assert find_line(THREE, "rl", "steps") == 3
     assert find_line(THREE, "stages", 2, "steps") == 25, "where it is not set, the table's own line"
-
-
-SOURCES = """
-[task]
-kind = "file"
-[[task.sources]]
-path = "a.jsonl"
-weight = 1
-[[task.sources]]
-path = "b.jsonl"
-weight = 1
-[[stages]]
-name = "one"
-steps = 5
-[[stages.task.sources]]
-path = "c.jsonl"
-[[stages]]
-name = "two"
-[[stages.task.sources]]
-path = "d.jsonl"
-[[stages.task.sources]]
-path = "e.jsonl"
-weight = 1
-"""
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "said"),
-    [
-        ('b.jsonl"\nweight = 1', 'b.jsonl"\nweight = -1', r"line 9: task\.sources\[1\]\.weight = -1"),
-        ('b.jsonl"\nweight = 1', 'b.jsonl"\nwieght = 1', r"line 9: unknown key 'wieght' in task\.sources\[1\]"),
-        ('path = "b.jsonl"', "", r"line 7: task\.sources\[1\]\.path"),
-        ('e.jsonl"\nweight = 1', 'e.jsonl"\nweight = -1', r"line 21: stage 2, two: task\.sources\[1\]\.weight = -1"),
-    ],
-    ids=["value", "key", "lacking", "stage"],
-)
-def test_lines_of_tables_in_arrays_of_a_section_are_distinguished(
-    before: str, after: str, said: str, tmp_path: Path
-) -> None:
-    assert before in SOURCES
-    (tmp_path / "mine.toml").write_text(SOURCES.replace(before, after))
-    with pytest.raises(RecipeError, match=said):
-        load_recipe(tmp_path / "mine.toml")

@@ -16,7 +16,7 @@ from retcon.config.load import load_recipe
 from retcon.config.schema import RepairSection, RLSection, TaskSection
 from retcon.core import registry
 from retcon.core.errors import RecipeError, RetconError
-from retcon.core.registry import FOLDERS, GROUP, Registry, at_path, modules_of
+from retcon.core.registry import FOLDERS, GROUP, Registry
 from retcon.purify.kinds.saar import SaarSection
 from retcon.tasks.data.rows import imported_tasks
 from retcon.tools.loading import find_tools
@@ -95,50 +95,6 @@ def test_what_is_named_by_import_path_may_lie_in_the_folder_that_a_command_is_ca
     monkeypatch.delitem(sys.modules, "lies_here", raising=False)
     found = find("lies_here:MINE")
     assert (found[0] if isinstance(found, list) else found) is sys.modules["lies_here"].MINE
-
-
-def test_what_lies_in_that_folder_takes_the_place_of_nothing_that_is_installed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A file there may have the name of a package that is needed later."""
-    (tmp_path / "lies_there.py").write_text("MINE = 1")
-    monkeypatch.chdir(tmp_path)
-    before = [path for path in sys.path if path]
-    monkeypatch.setattr(sys, "path", list(before))
-    monkeypatch.delitem(sys.modules, "lies_there", raising=False)
-    try:
-        assert at_path("lies_there:MINE") == 1
-    finally:
-        sys.modules.pop("lies_there", None)
-    assert sys.path == [*before, str(tmp_path)]
-    assert at_path("json:dumps.__name__") == "dumps"
-    assert sys.path == [*before, str(tmp_path)]
-    sys.path[:] = before
-    (tmp_path / "json").mkdir()
-    assert at_path("json:dumps.__name__") == "dumps"
-    assert sys.path == before
-
-
-def test_a_module_that_is_not_there_is_guessed_among_the_files_of_that_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "my_tools.py").write_text("")
-    (tmp_path / "my_toolz.txt").write_text("")
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ImportError, match=r"No module named 'my_toolz' \(did you mean 'my_tools'\?\)"):
-        at_path("my_toolz:MINE")
-
-
-def test_a_module_of_a_package_may_lie_in_that_folder_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "lies_deep").mkdir()
-    (tmp_path / "lies_deep" / "inside.py").write_text("MINE = 2")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
-    try:
-        assert at_path("lies_deep.inside:MINE") == 2
-    finally:
-        sys.modules.pop("lies_deep.inside", None)
-        sys.modules.pop("lies_deep", None)
 
 
 @pytest.fixture
@@ -228,10 +184,6 @@ def test_an_own_plug_in_s_example_is_called_after_all_words_of_its_kind() -> Non
         chat_style("none such")
     with pytest.raises(RecipeError, match=r"such as my_package\.my_module:MyTaskFamily$"):
         TaskSection.kinds.find("none such")
-
-
-def test_a_package_that_is_not_there_has_no_modules() -> None:
-    assert modules_of("no_such_package") == ()
 
 
 @pytest.mark.parametrize(

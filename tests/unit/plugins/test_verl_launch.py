@@ -42,21 +42,6 @@ def test_the_model_is_the_recipes_where_none_is_given(tmp_path: Path) -> None:
     assert not [word for word in launch(tmp_path, "cleaner-4b") if word.startswith("actor_rollout_ref.model.path")]
 
 
-def test_further_words_come_last_and_keep_the_sandbox(tmp_path: Path) -> None:
-    own = ("trainer.nnodes=2", 'retcon.overrides=["rollout.max_turns=7"]', "trainer.logger=[console, wandb]")
-    asked = launch(tmp_path, "cleaner-4b", *own, SANDBOX="http://a:1,http://b:2", RETCON_SANDBOX_TOKEN="secret")
-    assert asked[-2:] == [own[0], own[2]]
-    overrides = [word for word in asked if word.startswith("retcon.overrides=")]
-    assert overrides == ['retcon.overrides=[\'sandbox.url=["http://a:1","http://b:2"]\',"rollout.max_turns=7"]']
-    assert not [word for word in asked if "secret" in word]
-
-
-def test_no_value_of_the_shipped_configurations_hangs_on_an_environment() -> None:
-    files = sorted(RECIPES.glob("*.yaml"))
-    assert len(files) > 3
-    assert not [file.name for file in files if "${oc.env" in file.read_text()]
-
-
 def test_a_worker_takes_folder_and_keys_of_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     values = {"RETCON_SANDBOX_TOKEN": "a", "MY_JUDGE_API_KEY": "b", "HF_HOME": "c", "CUDA_VISIBLE_DEVICES": "0"}
     for name, value in values.items():

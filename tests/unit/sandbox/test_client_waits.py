@@ -13,8 +13,8 @@ import pytest
 
 from retcon.core.errors import SandboxUnavailable
 from retcon.http.client import ConnectionFailed, HttpResponse
-from retcon.sandbox.client import SandboxClient, SandboxRouter, ServerUnavailable, decode
-from retcon.sandbox.types import Limits, Result
+from retcon.sandbox.client import SandboxClient, SandboxRouter
+from retcon.sandbox.types import Limits
 
 PATIENCE = 900.0
 
@@ -295,22 +295,6 @@ def test_a_server_in_whose_place_another_answers_is_taken_out_and_waited_for(
     assert [said[status] in record.getMessage() for record in caplog.records] == [True, True]
 
 
-def test_a_program_that_what_stands_before_a_server_refuses_takes_it_from_no_other(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    noting_sleeps(monkeypatch)
-
-    async def main() -> None:
-        router, there = await routed(outage=60)
-        there.strange, there.status = 1, 413
-        with pytest.raises(SandboxUnavailable, match="answers 413"):
-            await router.run("pass")
-        assert router.up == ["http://there"]
-        await router.close()
-
-    asyncio.run(main())
-
-
 def test_an_outage_is_one_for_all_calls_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     noting_sleeps(monkeypatch)
 
@@ -329,19 +313,6 @@ def test_an_outage_is_one_for_all_calls_and_ends(monkeypatch: pytest.MonkeyPatch
     assert 0.1 <= asyncio.run(main()) < 2.5
 
 
-def test_a_program_that_ends_its_server_each_time_is_not_run_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    noting_sleeps(monkeypatch)
-
-    async def main() -> int:
-        router, there = await routed(outage=1000, tries=3)
-        there.breaks = True
-        assert (await router.run("pass")).status == "infrastructure"
-        await router.close()
-        return len(there.waits)
-
-    assert asyncio.run(main()) == 3
-
-
 def test_a_router_whose_servers_are_not_there_at_the_start_is_refused_at_once() -> None:
     async def main() -> None:
         router = SandboxRouter(["http://there"], outage=1000)
@@ -351,9 +322,3 @@ def test_a_router_whose_servers_are_not_there_at_the_start_is_refused_at_once() 
 
     with pytest.raises(SandboxUnavailable, match="no sandbox server answers: http://there: connection refused"):
         asyncio.run(main())
-
-
-@pytest.mark.parametrize("body", [b"<html>", b'{"status": "ok", "stdout": "\xff"}'])
-def test_an_answer_that_is_no_result_is_the_servers_fault(body: bytes) -> None:
-    with pytest.raises(ServerUnavailable, match="http://there: the body is not what a sandbox server answers"):
-        decode(HttpResponse("http://there", 200, {}, body), Result)

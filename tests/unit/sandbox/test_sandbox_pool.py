@@ -5,13 +5,11 @@ import os
 import signal
 import sys
 import tracemalloc
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from retcon.core.errors import SandboxUnavailable
-from retcon.core.machine import total_memory
 from retcon.sandbox.jail.capture import Capture, Record, cut_middle
 from retcon.sandbox.jail.watchdog import verdict
 from retcon.sandbox.pool import SandboxPool, default_workers
@@ -77,20 +75,6 @@ def test_the_default_number_of_workers_leaves_room_and_fits_into_memory() -> Non
     cores = len(os.sched_getaffinity(0))
     assert cores < default_workers(Limits(memory_mb=1)) <= max(cores + 1, 64)
     assert default_workers(Limits(memory_mb=10**9)) == cores
-
-
-def test_in_a_container_memory_is_what_that_may_have(tmp_path: Path) -> None:
-    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    assert total_memory(tmp_path) == machine
-    (tmp_path / "memory").mkdir()
-    (tmp_path / "memory" / "memory.limit_in_bytes").write_text("9223372036854771712\n")  # of v1, which sets none
-    assert total_memory(tmp_path) == machine
-    (tmp_path / "memory" / "memory.limit_in_bytes").write_text(f"{64 << 20}\n")
-    assert total_memory(tmp_path) == 64 << 20
-    (tmp_path / "memory.max").write_text(f"{32 << 20}\n")
-    assert total_memory(tmp_path) == 32 << 20
-    (tmp_path / "memory" / "memory.max").write_text("max\n")
-    assert total_memory(tmp_path / "memory") == machine
 
 
 def test_workers_and_sessions_leave_half_of_a_containers_memory(monkeypatch: pytest.MonkeyPatch) -> None:

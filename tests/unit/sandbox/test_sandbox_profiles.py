@@ -1,10 +1,8 @@
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
-from retcon.sandbox.pool.profiles import BUILT_IN, LONG, STRETCH, Chooser, imports, with_packages
+from retcon.sandbox.pool.profiles import BUILT_IN, Chooser, imports, with_packages
 
 
 @pytest.mark.parametrize(
@@ -94,19 +92,3 @@ def test_a_mapping_names_profiles_and_replaces_those_built_in() -> None:
     choose = Chooser(with_packages({"numpy": ("numpy", "numpy.fft"), "web": ("bs4", "lxml.html")}))
     assert choose("from lxml import html") == "web"
     assert "numpy.fft" in choose.profiles["numpy"].modules
-
-
-def test_a_long_program_is_scanned_beside_the_event_loop_and_a_short_one_in_it() -> None:
-    async def done_at_once(code: str) -> tuple[bool, str]:
-        choosing = asyncio.create_task(Chooser(BUILT_IN).choose(code))
-        await asyncio.sleep(0)
-        return choosing.done(), await choosing
-
-    assert asyncio.run(done_at_once("import numpy")) == (True, "numpy")
-    assert asyncio.run(done_at_once("x = 1\n" * LONG + "import numpy")) == (False, "numpy")
-
-
-def test_a_statement_in_a_later_stretch_is_found_and_one_line_of_any_length_read_through() -> None:
-    assert imports("x\n" * STRETCH + "import numpy") == {"numpy"}
-    assert imports("x = 1;" * STRETCH + "import numpy\nimport sympy") == {"numpy", "sympy"}
-    assert Chooser(BUILT_IN)("import sys\nnumpy = 1", warm=("science",)) == "bare"

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
-from retcon.core.errors import CheckpointError, RecordError, StorageError
+from retcon.core.errors import CheckpointError, RecordError
 from retcon.core.types import Trajectory
 from retcon.store import jsonl
 from retcon.store.jsonl import adding
@@ -49,15 +48,6 @@ def test_what_is_no_file_of_trajectories_stays_as_it_is(foreign: str, tmp_path: 
     with pytest.raises(RecordError, match=r"--out .*notes\.jsonl: it is no file of trajectories, and is left as it is"):
         add(path)
     assert path.read_text() == foreign
-
-
-def test_what_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    for path, kind in ((tmp_path / "pipe", "a pipe"), (Path("/dev/null"), "a device"), (tmp_path, "a folder")):
-        with pytest.raises(RecordError, match=f"--out {path} is {kind}"), adding(path, "--out", "q"):
-            pytest.fail("it began")
-    with pytest.raises(StorageError, match="could not be written"), adding(tmp_path / "no/t.jsonl", "--out", "q"):
-        pytest.fail("it began")
 
 
 def test_two_at_once_do_not_take_one_id(tmp_path: Path) -> None:

@@ -9,10 +9,8 @@ from pathlib import Path
 import pytest
 
 from retcon.config.load import load_recipe
-from retcon.config.schema import Recipe
 from retcon.core.errors import CheckpointError, RecordError, StorageError
 from retcon.core.types import Segment, Trajectory, Turn
-from retcon.runs.folder import Values, relevant
 from retcon.store.jsonl import line_of
 from retcon.train.demos import making as journal
 from retcon.train.demos.making import FileJournal, begun
@@ -69,50 +67,6 @@ def test_what_two_commands_wrote_side_by_side_is_refused_with_its_line(tmp_path:
         partial.write_bytes(b"".join([*lines, lines[again]]))
         with pytest.raises(CheckpointError, match=rf"line 4: candidates up to {again} after those up to 2: two"):
             FileJournal(file, MADE_FROM, RECIPE)
-
-
-def test_one_of_before_a_key_goes_on_where_the_key_has_its_default(tmp_path: Path) -> None:
-    def about(recipe: Recipe) -> Values:
-        return {**relevant(recipe, "demonstrations"), "inputs": {"tasks": "1f"}}
-
-    file, now = tmp_path / "d.jsonl", about(RECIPE)
-    old = {name: dict(keys) for name, keys in now.items()}
-    del old["task"]["steps"], old["sandbox"]["sessions"]
-    old["sandbox"]["url"] = ["http://127.0.0.1:9"]  # which says nothing of what is made
-    with FileJournal(file, old, RECIPE) as journal:
-        journal.add(stretch(0))
-    with FileJournal(file, now, RECIPE) as again:
-        assert again.stop == 1
-    other = load_recipe(None, ["sandbox.sessions=true"])
-    with pytest.raises(CheckpointError, match=r"other data \(sandbox\.sessions was None, is True\): remove it"):
-        FileJournal(file, about(other), other)
-
-
-@pytest.mark.parametrize(
-    "line", [b'{"made_from": {"run": {"\xff": 0}}}\n', b'{"stop": 1, "rejected": {"\xff": 1}, "kept": []}\n']
-)
-def test_one_that_is_no_unicode_is_broken_and_left(tmp_path: Path, line: bytes) -> None:
-    file, partial = tmp_path / "d.jsonl", tmp_path / "d.jsonl.partial"
-    with FileJournal(file, MADE_FROM, RECIPE):
-        pass
-    made = line if b"made_from" in line else partial.read_bytes() + line
-    partial.write_bytes(made)
-    with pytest.raises(CheckpointError, match=r"d\.jsonl\.partial is broken \(UnicodeDecodeError"):
-        FileJournal(file, MADE_FROM, RECIPE)
-    assert partial.read_bytes() == made
-
-
-def test_one_of_a_server_goes_on_where_that_is_asked_otherwise(tmp_path: Path) -> None:
-    def about(*keys: str) -> tuple[Values, Recipe]:
-        recipe = load_recipe(None, ["demos.kind=openai", "demos.url=http://a:1/v1", "demos.model=m", *keys])
-        return relevant(recipe, "demonstrations"), recipe
-
-    with FileJournal(tmp_path / "d.jsonl", *about()) as journal:
-        journal.add(stretch(0))
-    with FileJournal(tmp_path / "d.jsonl", *about("demos.seconds=600", "demos.patience=9", "demos.key_env=K")) as again:
-        assert again.stop == 1
-    with pytest.raises(CheckpointError, match=r"other data \(demos\.tries was 4, is 5\): remove it"):
-        FileJournal(tmp_path / "d.jsonl", *about("demos.tries=5"))
 
 
 def test_a_stretch_is_a_line_in_which_there_is_all_that_became_of_it(tmp_path: Path) -> None:
@@ -177,18 +131,6 @@ def test_a_file_is_begun_where_its_journal_is(tmp_path: Path, left: str | None, 
     if left is not None:
         (tmp_path / "d.jsonl.partial").write_text(left, encoding="utf-8")
     assert begun(tmp_path / "d.jsonl") is goes_on
-
-
-def test_what_is_not_ours_is_reported_as_what_it_is_and_left(tmp_path: Path) -> None:
-    file, partial = tmp_path / "d.jsonl", tmp_path / "d.jsonl.partial"
-    partial.write_text('{"id":"t"}\n', encoding="utf-8")
-    for words in ("is no journal of demonstrations, and is left", r"is what `retcon purify … -o .*d\.jsonl` had done"):
-        with pytest.raises(CheckpointError, match=rf"d\.jsonl\.partial {words}"):
-            begun(file)
-        with pytest.raises(CheckpointError, match=words):
-            FileJournal(file, MADE_FROM, RECIPE)
-        (tmp_path / "d.jsonl.partial.json").touch()  # as `retcon purify` has beside it
-    assert partial.read_text(encoding="utf-8") == '{"id":"t"}\n'
 
 
 @pytest.mark.parametrize("error", [StorageError("full"), OSError("read-only")])

@@ -45,11 +45,6 @@ def begin(target: Path, error: BaseException) -> None:
         raise error
 
 
-def begin_whole(target: Path) -> None:
-    with whole_folder(target) as partial:
-        (partial / "new").touch()
-
-
 def begin_file(target: Path, error: BaseException) -> None:
     with whole_file(target) as file:
         file.write(b"ne")
@@ -93,39 +88,6 @@ def half_removed(folder: Path, **_: object) -> None:
         part.unlink()
 
 
-def test_the_folder_before_goes_back_where_the_new_one_cannot_take_its_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "final").mkdir()
-    (tmp_path / "final/old").touch()
-    rename = Path.rename
-
-    def refused(path: Path, target: Path) -> Path:
-        if path.name == f"{PARTIAL}final":
-            raise OSError(5, "Input/output error")
-        return rename(path, target)
-
-    monkeypatch.setattr(Path, "rename", refused)
-    with pytest.raises(StorageError, match="final could not be written, and is as it was before"):
-        begin_whole(tmp_path / "final")
-    assert names(tmp_path) == ["final", "final/old"]
-
-
-@pytest.mark.parametrize("kind", ["a file", "a link"])
-def test_what_is_no_folder_is_not_replaced_by_one(tmp_path: Path, kind: str) -> None:
-    target = tmp_path / "final"
-    if kind == "a file":
-        target.touch()
-    else:
-        (tmp_path / "elsewhere").mkdir()
-        target.symlink_to("elsewhere")
-    before = names(tmp_path)
-    with pytest.raises(StorageError, match="final could not be written, and is as it was before"):
-        begin_whole(target)
-    assert names(tmp_path) == before
-    assert target.is_symlink() is (kind == "a link")
-
-
 @pytest.mark.parametrize("taken", [False, True])
 def test_a_run_puts_back_what_a_killed_one_was_about_to_replace(tmp_path: Path, *, taken: bool) -> None:
     for folder in (f"{PARTIAL}old-final/before", "final/new" if taken else f"{PARTIAL}final/new"):
@@ -133,14 +95,6 @@ def test_a_run_puts_back_what_a_killed_one_was_about_to_replace(tmp_path: Path, 
     with RunFolder(tmp_path).at_work():
         left = [name for name in names(tmp_path) if not name.startswith(".lock")]
     assert left == ["final", "final/new" if taken else "final/before"]
-
-
-def test_what_a_killed_one_left_is_no_part_of_the_next(tmp_path: Path) -> None:
-    (tmp_path / f"{PARTIAL}final").mkdir()
-    (tmp_path / f"{PARTIAL}final/torn").touch()
-    with whole_folder(tmp_path / "final") as partial:
-        (partial / "new").touch()
-    assert names(tmp_path) == ["final", "final/new"]
 
 
 def test_a_file_that_is_given_up_leaves_what_was_there(tmp_path: Path) -> None:
@@ -255,20 +209,6 @@ def test_what_another_command_finishes_at_that_moment_is_left_whole(
     assert path.read_bytes() == b"{}\n"
 
 
-@pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.gz", "out.jsonl.zst"])
-def test_what_is_finished_is_nobody_elses_until_it_is_in_its_place(tmp_path: Path, name: str) -> None:
-    """One of several, of which all are finished before the first is put in its place."""
-    path = tmp_path / name
-    first = Partial(path)
-    first.out.write(b"{}\n" * 9)
-    size = first.finish()
-    with pytest.raises(RecordError, match="another command is writing"):
-        Partial(path)
-    first.commit()
-    assert path.stat().st_size == size > 0
-    Partial(path).discard()
-
-
 def test_what_an_interrupted_command_left_is_begun_anew_or_gone_on_with(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     left = path.with_name("out.jsonl.partial")
@@ -319,11 +259,6 @@ def test_an_input_is_no_output_by_any_name(source: Path, name: str) -> None:
     for given in (source, Path("in.jsonl")):
         with pytest.raises(RecordError, match=r"-o .*is an input too"):
             check_outputs([OutputFile("-o", out)], [given])
-
-
-def test_what_is_written_beside_an_output_is_no_input_either(source: Path) -> None:
-    with pytest.raises(RecordError, match=r"in\.jsonl is an input too"):
-        check_outputs([OutputFile("-o", Path("in"), ("in.jsonl",))], [source])
 
 
 @pytest.mark.parametrize("second", ["out.jsonl", "./out.jsonl", "folder/out.jsonl"])
