@@ -1,7 +1,7 @@
 # make setup       the environment (.venv), versions from constraints.txt
 # make quickstart  trains and compares three agents, in runs/quickstart; continues where it was
 # make test        lint, types, import rules, all tests
-# make unit        the unit tests alone
+# make unit        the quick unit tests, before every commit: without those marked slow, and with fewer random examples
 # make snippets    runs the code that README and docs show, and counts what needs a GPU, the hub … (tests/snippets.py);
 #                  ARGS="--minutes 60" also what says that it takes an hour
 # make cuda        the tests of a GPU; all others hide it
@@ -34,7 +34,7 @@ BIN := $(VENV)/bin
 INSTALL := -m pip --disable-pip-version-check install --quiet
 PIP := $(INSTALL) --constraint constraints.txt
 
-.PHONY: setup quickstart test lint types imports tests unit snippets cuda integration openhands newest verl-resolve \
+.PHONY: setup quickstart test lint types imports tests unit unit-records unit-rest snippets cuda integration openhands newest verl-resolve \
 	figures mutants goldens goldens-compare base clean integration-clients integration-environments integration-tasksets integration-trl \
 	integration-verl integration-vllm integration-openhands
 
@@ -71,8 +71,18 @@ imports: setup
 tests: setup $(CORE)/.ready
 	RETCON_CORE_PYTHON=$(CORE)/bin/python OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --durations=10 $(ARGS)
 
+# Two processes, each with its half: workers of xdist would both collect all, and both import torch.
+UNIT := RETCON_EXAMPLES=10 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow"
+OF_RECORDS := $(addprefix tests/unit/,chat demos evaluate purify tasks transcripts)
+
 unit: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/unit $(ARGS)
+	@$(MAKE) --no-print-directory -j 2 unit-records unit-rest
+
+unit-records:
+	@$(UNIT) $(OF_RECORDS) $(ARGS)
+
+unit-rest:
+	@$(UNIT) tests/unit $(addprefix --ignore ,$(OF_RECORDS)) $(ARGS)
 
 snippets: setup
 	$(BIN)/python tests/snippets.py $(ARGS)

@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from training import Zygote
 
 # A busy machine is slow, not wrong: no deadline, and no fault where drawing takes long. Few examples, since the whole
-# suite must stay quick.
-settings.register_profile("retcon", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+# suite must stay quick; fewer still in `make unit`.
+EXAMPLES = int(os.environ.get("RETCON_EXAMPLES", "40"))
+settings.register_profile("retcon", deadline=None, max_examples=EXAMPLES, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("retcon")
 
 # Every test but those of a GPU is the same where there is one, also in the processes that it starts. torch, which is

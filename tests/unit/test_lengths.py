@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -16,17 +15,12 @@ from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
 from retcon.core.errors import RecipeError
 from retcon.core.seeds import derive
-from retcon.rollout import lengths as prompts
 from retcon.rollout.lengths import (
     LOOK,
     PromptLengths,
-    check_lengths,
     context_of,
     derive_lengths,
-    fitting,
     look_at,
-    open_keys,
-    with_lengths,
 )
 from retcon.tasks.types import Task
 
@@ -128,13 +122,6 @@ def test_what_the_recipe_says_stays_and_the_rest_follows_it(tmp_path: Path) -> N
     assert derived(own, 350) == {"rollout.lookahead_tokens": 50}
 
 
-def test_derived_lengths_are_as_if_they_were_written_in_it(tmp_path: Path) -> None:
-    own = recipe(tmp_path)
-    settled = with_lengths(own, derive_lengths(own, CHAT, own.task.build(), 8192))
-    assert (settled.rollout.max_tokens, settled.sandbox.output_chars) == (1124, 100)
-    assert open_keys(settled) == []
-
-
 def test_a_prompt_that_fills_the_context_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"up to 1\d\d tokens and the model takes 100: .*task\.max_prompt_tokens"):
         derived(recipe(tmp_path, characters=150), 100)
@@ -160,24 +147,6 @@ def test_where_there_are_no_tasks_a_token_is_taken_for_four_characters() -> None
     assert look_at([Task("t", "x", "")], CHAT, 1000) == PromptLengths(1, GLUE + 1, 1.0)
     some = [Task(str(n), "é" if n == 50 else "x", "") for n in range(51)]
     assert look_at(some, CHAT, 1000).chars == 1.0, "fifty are enough, and the next one is of two tokens"
-
-
-def test_a_stream_without_end_none_of_which_fits_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prompts, "PATIENCE", 5)
-    tasks = (Task(str(n), "x" * (16 if n == 2 else 20), "") for n in range(50))
-    with pytest.raises(RecipeError, match=rf"no room for an answer in 5 prompts in a row; .* has {GLUE + 16} tokens"):
-        next(fitting(tasks, CHAT, GLUE + 1))
-    assert len(list(islice(tasks, 50))) == 45, "nobody looks further"
-    mixed = [Task(str(n), "" if n % 5 == 4 else "x" * 20, "") for n in range(14)]
-    assert [task.id for task in fitting(mixed, CHAT, GLUE + 1)] == ["4", "9"], "four in a row are no five"
-
-
-def test_of_problems_that_leave_no_room_the_longest_is_named() -> None:
-    tasks = [Task(id, "x" * length, "") for id, length in (("z", 30), ("a", 40), ("m", 35), ("b", 29))]
-    told = rf"{GLUE + 30}: .* of 3 of 4 problems .* the longest, of a, has {GLUE + 40} tokens"
-    with pytest.raises(RecipeError, match=told):
-        check_lengths(tasks, CHAT, GLUE + 30, "problems")
-    check_lengths(tasks, CHAT, GLUE + 41, "problems")
 
 
 def test_the_quickstart_has_the_lengths_that_were_chosen_for_it(tmp_path: Path) -> None:

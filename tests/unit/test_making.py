@@ -102,24 +102,6 @@ def test_more_than_a_few_that_are_lost_of_a_stretch_are_too_many(kept: frozenset
         made(source, 99)
 
 
-def test_a_few_problems_that_a_teacher_never_answers_are_passed_over() -> None:
-    """Else the same command would ask them again for ever: 1 of 8 here, and the last one of all."""
-    source = Source(frozenset(range(40)) - {7, 15, 23}, LOST)
-    source.chunk = 8
-    assert made(source, 20) == [str(n) for n in range(22) if n not in (7, 15)]
-
-
-def test_one_lost_in_twenty_is_not_too_many() -> None:
-    source = Source(frozenset(range(40)) - {7}, LOST)
-    source.chunk = 20
-    assert made(source, 20) == [str(n) for n in range(21) if n != 7]
-
-
-def test_a_source_that_gives_nothing_is_reported() -> None:
-    with pytest.raises(RecipeError, match=r"none of 0 candidates is kept: there are none$"):
-        made(Source(frozenset(), last=0), 2)
-
-
 class Asking(DemosSection):
     """Notes the tasks that it is given, whom it would tell where a teacher computes, and for what."""
 

@@ -76,19 +76,6 @@ def test_all_are_listed_by_folder() -> None:
     assert found == sorted(SHIPPED, key=lambda name: (name.rpartition("/")[0], name))
 
 
-def test_a_folder_is_listed_alone() -> None:
-    text = listed("mini")
-    assert "mini/grpo" in text
-    assert "quickstart/" not in text
-    assert listed("recipes/mini/") == text
-
-
-def test_a_file_that_is_no_text_is_no_recipe(tmp_path: Path) -> None:
-    (tmp_path / "own.toml").write_bytes(b"# \xe9\n")
-    with pytest.raises(RecipeError, match=r"own\.toml, line 1: the recipe cannot be read: .*UTF-8"):
-        CliRunner().invoke(app, ["recipes", str(tmp_path / "own.toml")], catch_exceptions=False)
-
-
 def test_one_is_explained() -> None:
     text = listed("arpo-7b")
     assert SHIPPED["arpo-7b"].read_text(encoding="utf-8") in text
@@ -101,19 +88,6 @@ def test_one_is_explained() -> None:
 def test_an_unknown_one_names_the_nearest() -> None:
     with pytest.raises(RecipeError, match=r"did you mean 'mini/cleaner'\?.*retcon recipes"):
         CliRunner().invoke(app, ["recipes", "mini/cleanr"], catch_exceptions=False)
-
-
-def test_items_that_go_on_are_joined_and_end_with_the_list(tmp_path: Path) -> None:
-    file = tmp_path / "mine.toml"
-    file.write_text("# Mine.\n#\n# Not here yet:\n# - one\n#   thing\n# - two\n#\n# - no item\n[rl]\n# - nor this\n")
-    about = about_file("mine", file)
-    assert (about.what, about.missing) == ("Mine.", ("one thing", "two"))
-
-
-def test_a_file_that_says_nothing_of_itself_is_listed_all_the_same(tmp_path: Path) -> None:
-    (tmp_path / "mine.toml").write_text("[rl]\nsteps = 3\n")
-    about = about_file("mine", tmp_path / "mine.toml")
-    assert (about.what, about.missing) == ("", ())
 
 
 class NeedsAKey(RepairSection):

@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, islice
-from pathlib import Path
 
 import pytest
 
@@ -18,7 +17,6 @@ from retcon.config.schema import Recipe, SelectSection
 from retcon.core.errors import RecipeError, TaskWarning
 from retcon.core.seeds import derive
 from retcon.rollout.lengths import prompt_ids
-from retcon.store.pass_rates import PassRate, PassRateFile
 from retcon.tasks.types import Task
 from retcon.train import prompts as module
 from retcon.train.prompts import Position, PromptStream, refuse_idle_bounds
@@ -73,11 +71,6 @@ def test_each_epoch_is_drawn_by_the_runs_seed_and_its_number_wherever_a_stage_be
     tasks.seeds.clear()
     assert "".join(task.id for task in islice(of.after(0, begin), 9)) == "bcabcabca"
     assert tasks.seeds == seeds[1:5]
-
-
-def test_a_stage_that_draws_nothing_leaves_the_data_where_they_were() -> None:
-    begin = Position(2, 1, (Task("c", "c", "1"),))
-    assert stream(Asking(questions="abc")).position(0, begin) == begin
 
 
 @pytest.mark.parametrize(
@@ -145,14 +138,3 @@ def test_bounds_of_pass_rates_are_idle_without_the_rates() -> None:
             refuse_idle_bounds(select(**{key: 0.5}), "stage 2, b: ")
         with pytest.raises(RecipeError, match=rf"^select\.{key} = 0\.5 leaves out"):
             refuse_idle_bounds(select(**{key: 0.5}))
-
-
-def test_rates_that_the_runs_own_harness_has_made_are_not_remarked_on(tmp_path: Path) -> None:
-    """Whatever its code was then: it is told with the rates, and warnings are errors here."""
-    with PassRateFile(tmp_path / "rates.jsonl") as file:
-        for one in "abcd":
-            file.add(PassRate(one, "m", 4, 8, harness="a:b 1f"))
-    rates = {"pass_rates": str(tmp_path / "rates.jsonl")}
-    sections = {"rl": {"prompts": 2, "steps": 2}, "rollout": {"harness": "a:b"}, "repair": {"kind": "none"}}
-    recipe = Recipe.model_validate({**sections, "select": rates})
-    assert PromptStream(recipe, Asking(questions="abcd"), chat=CHAT, model="m").inputs["pass rates"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import math
 from collections.abc import Callable
 from itertools import islice
@@ -196,32 +195,6 @@ def test_the_rate_of_preference_training_falls_in_a_cosine() -> None:
     sgd = torch.optim.SGD(trained.parameters())
     rates = [dpo_step(trained, sgd, pairs, torch.zeros(1, 2), section, step=step)["lr"] for step in range(4)]
     assert rates == pytest.approx([0.1, 0.1, 0.075, 0.025])
-
-
-def test_a_run_is_reckoned_by_its_longest_sample_and_tells_where_it_computes(
-    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    longest: list[int] = []
-    fits: list[Path] = []
-    reckon = module.needs_of
-    monkeypatch.setattr(module, "needs_of", lambda *given, **named: (
-        longest.append(named["longest"]), reckon(*given, **named)
-    )[1])  # fmt: skip
-    monkeypatch.setattr(module, "refuse_unfit", lambda needs, out: fits.append(out))
-    lines: list[Any] = []
-    places: list[Any] = []
-    recipe = small_recipe(world / "base", sft={"steps": 1, "batch": 2}, compute={"device": "cpu"})
-    demonstrations = world / "demonstrations.jsonl"
-    run_sft(recipe, demonstrations, tmp_path / "out", on_step=lines.append, on_place=places.append)
-    assert longest == [max(sum(len(s.ids or ()) for s in t.segments) for t in jsonl.read(demonstrations))]
-    assert fits == [tmp_path / "out"]
-    assert [place.device for place in places] == ["cpu"]
-    assert [(line["step"], 0 < line["seconds"] < 900) for line in lines] == [(1, True)]
-    assert isinstance(lines[0]["seconds"], float), "and no whole number"
-    manifest = json.loads((tmp_path / "out/run.json").read_text())
-    assert (manifest["kind"], sorted(manifest["inputs"])) == (
-        "sft", ["demonstrations", "model", "tools or chat template"]
-    )  # fmt: skip
 
 
 def test_a_run_gets_no_advice_on_rollouts_of_which_it_makes_none(

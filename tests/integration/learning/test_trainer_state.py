@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -26,11 +22,9 @@ from torch.utils import deterministic
 from transformers import MistralConfig, MistralForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from retcon.config.schema import Recipe
-from retcon.core.errors import CheckpointError, TrainingDiverged
+from retcon.core.errors import CheckpointError
 from retcon.models.placing import place_training
-from retcon.runs import folder as cost
-from retcon.runs.folder import Cost, RunFolder
-from retcon.train import trainer as module
+from retcon.runs.folder import RunFolder
 from retcon.train.kernels.forward import why_not_packed
 from retcon.train.optim import torch_settings
 from retcon.train.trainer import Trainer, Training, newest_checkpoint, train
@@ -67,25 +61,6 @@ def test_the_optimisers_moments_are_still_to_come_until_the_first_step(base: Pat
     assert trainer.to_come() == 2 * 4 * trained
     step(trainer)
     assert trainer.to_come() == 0
-
-
-def test_the_metrics_of_a_checkpoints_steps_are_on_the_disk_before_it_is(
-    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After a power cut, a run would go on from steps whose lines are gone."""
-    synced: list[int] = []
-    fsync = os.fsync
-
-    def watched(file: int) -> None:
-        fsync(file)
-        synced.append(os.fstat(file).st_ino)
-
-    trainer = opened(small_recipe(base, rl={"checkpoint_every": 1}), base, tmp_path)
-    monkeypatch.setattr(os, "fsync", watched)
-    step(trainer)
-    files = ("metrics.jsonl", "checkpoints/step-000001/trainer.safetensors")
-    metrics, state = ((tmp_path / file).stat().st_ino for file in files)
-    assert synced.index(metrics) < synced.index(state)
 
 
 def moments(trainer: Trainer) -> int:
@@ -210,18 +185,6 @@ def test_what_is_saved_is_not_saved_again_nor_is_there_anything_before_the_first
         assert mark.exists()
 
 
-def test_a_run_that_begins_has_cost_nothing_yet(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else it would end early of what it may cost."""
-    monkeypatch.setattr(cost, "cpu_seconds", lambda: 100.0)
-    monkeypatch.setattr(cost, "time", SimpleNamespace(monotonic=lambda: 200.0))
-    trainer = opened(small_recipe(base), base, tmp_path)
-    assert trainer.cost == Cost(0.0, 0.0)
-    step(trainer)
-    assert trainer.drawn == [0]
-    assert [(line["cpu_s"], line["wall_s"]) for line in trainer.history()] == [(0.0, 0.0)]
-    assert opened(small_recipe(base), base, tmp_path).cost == Cost(0.0, 0.0), "nor has a session that goes on"
-
-
 def adapters(trainer: Trainer) -> dict[str, Tensor]:
     return {name: p.detach().clone() for name, p in trainer.model.named_parameters() if "lora_" in name}
 
@@ -277,74 +240,6 @@ def test_a_run_that_is_finished_is_left_as_it_is(base: Path, tmp_path: Path) -> 
     assert final == tmp_path / "final"
     assert told == []
     assert [path.name for path in tmp_path.iterdir()] == ["final"]
-
-
-class Begun:
-    """A run, its trainer at step 3, and its tracker. events: what was done."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, finished: bool = False, steps: int = 5) -> None:
-        self.events: list[object] = []
-        checkpoints = [(3, "three"), (2, "two")]
-        run: Any = SimpleNamespace(
-            finished=finished, root="root", final="final", at_work=nullcontext, checkpoints=lambda: checkpoints,
-            note_place=lambda line: self.events.append(f"note {line}"),
-        )  # fmt: skip
-        recipe: Any = "recipe"
-        self.place: Any = SimpleNamespace(line="on cpu")
-        section: Any = SimpleNamespace(steps=steps)
-        self.training = Training(run, recipe, self.place, "start", section)
-        monkeypatch.setattr(module, "Trainer", lambda training, tell: SimpleNamespace(
-            step=3, tell=tell, training=training, finish=lambda: "finished"
-        ))  # fmt: skip
-        monkeypatch.setattr(module, "tracking", lambda recipe, root: nullcontext(
-            lambda metrics: self.events.append((recipe, root, metrics))
-        ))  # fmt: skip
-        monkeypatch.setattr(
-            module, "torch_settings", lambda where: nullcontext(self.events.append(f"settings {where is self.place}"))
-        )
-
-    def train(self, steps: Any, **named: Any) -> object:
-        return train(self.training, steps, first=lambda: self.events.append("first"), **named)
-
-
-def test_a_run_notes_where_it_computes_and_tells_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Begun(monkeypatch)
-
-    def steps(trainer: Any) -> None:
-        assert trainer.training is run.training
-        trainer.tell("a step")
-
-    def told(metrics: str) -> None:
-        run.events.append(f"told {metrics}")
-
-    def placed(place: object) -> None:
-        run.events.append(f"placed {place is run.place}")
-
-    assert run.train(steps, on_step=told, on_place=placed) == "finished"
-    tracked = ("recipe", "root", "a step")
-    assert run.events == ["settings True", "note on cpu", "placed True", "first", tracked, "told a step"]
-    run.events.clear()
-    assert run.train(steps) == "finished"
-    assert run.events == ["settings True", "note on cpu", "first", tracked]
-
-
-def test_a_run_whose_steps_are_done_is_finished_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Begun(monkeypatch, steps=3).train(lambda trainer: pytest.fail("a step")) == "finished"
-
-
-def test_a_run_that_is_finished_says_so(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "retcon")
-    run = Begun(monkeypatch, finished=True)
-    assert run.train(lambda trainer: pytest.fail("a step")) == "final"
-    assert (run.events, caplog.messages) == ([], ["root is finished: nothing is trained any more"])
-
-
-def test_a_run_that_diverges_says_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    def diverges(trainer: Any) -> None:
-        raise TrainingDiverged("step 4")
-
-    with pytest.raises(TrainingDiverged, match=r"^root stopped at step 4\. The checkpoint of step 3, three, is whole"):
-        Begun(monkeypatch).train(diverges)
 
 
 def test_an_engine_decodes_without_adapters_in_its_weights(base: Path, tmp_path: Path) -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -17,7 +15,6 @@ from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from retcon.config.schema import RLSection
-from retcon.core.errors import TrainingDiverged
 from retcon.core.types import Sample, Segment, Trajectory, Turn
 from retcon.train.algorithms.dapo import Dapo
 from retcon.train.algorithms.grpo import Grpo
@@ -26,7 +23,6 @@ from retcon.train.kernels.computing import Computing
 from retcon.train.kernels.logprobs import token_logprobs
 from retcon.train.objective.credit import weighed_by_entropy
 from retcon.train.objective.loss import Totals, averaged
-from retcon.train.optim import adamw, apply
 from retcon.train.update import to_samples, update
 
 pytestmark = pytest.mark.torch
@@ -141,15 +137,6 @@ def test_entropies_are_compared_among_tokens_of_rollouts_that_are_learnt_from() 
     assert among[1].weights[5:] == pytest.approx(alone.weights[5:], rel=1e-5)
 
 
-def test_a_gradient_that_is_no_number_names_its_minibatch() -> None:
-    """The loss is one all the same."""
-    model = made(0)
-    samples, sgd = sampled(model, (9, 4, 1.0, 0)), torch.optim.SGD(model.parameters())
-    next(model.parameters()).register_hook(lambda gradient: gradient * math.inf)
-    with pytest.raises(TrainingDiverged, match=r"^step 4, minibatch 1 of 1: the gradient norm is (inf|nan)$"):
-        update(model, sgd, samples, Dapo(**PLAIN), seed=0, step=4)
-
-
 def test_rollouts_that_happen_to_begin_alike_share_no_advantage() -> None:
     """Where none branched off another."""
     prompt, ids = (Segment("prompt", "p", (1,)),), ((2, 3), (2, 4))
@@ -167,36 +154,3 @@ def test_where_there_is_no_reference_a_policy_is_at_no_distance_from_it() -> Non
 
 
 # A step of the optimiser: what it trains, what decays, and what it tells.
-
-
-def test_all_that_has_a_gradient_is_trained_and_matrices_alone_decay() -> None:
-    frozen = torch.nn.Linear(2, 2).requires_grad_(False)
-    model: Any = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.LayerNorm(2), frozen)
-    matrices, others = adamw(model, 0.1, weight_decay=0.3, betas=(0.8, 0.9)).param_groups
-    assert [tuple(p.shape) for p in matrices["params"]] == [(2, 3)]
-    assert [p.ndim for p in others["params"]] == [1, 1, 1], "a bias, and the weight and the bias of a norm"
-    assert (matrices["weight_decay"], others["weight_decay"]) == (0.3, 0.0)
-
-
-def layer() -> tuple[Any, torch.optim.Optimizer]:
-    """Of weight (1, 1) and gradient (3, 4), and an optimiser of another rate."""
-    made = torch.nn.Linear(2, 1, bias=False)
-    torch.nn.init.ones_(made.weight)
-    made.weight.grad = torch.tensor([[3.0, 4.0]])
-    return made, torch.optim.SGD(made.parameters(), lr=9.0)
-
-
-def test_a_step_goes_down_the_clipped_gradient_drops_it_and_tells_its_norm_unclipped() -> None:
-    model, sgd = layer()
-    assert apply(model, sgd, lr=0.5, max_grad_norm=1.0) == pytest.approx(5.0)
-    torch.testing.assert_close(model.weight.detach(), torch.tensor([[1 - 0.5 * 0.6, 1 - 0.5 * 0.8]]))
-    assert model.weight.grad is None, "nor does its memory stand beside the rollouts that follow"
-
-
-@pytest.mark.parametrize("bad", [math.inf, math.nan])
-def test_a_norm_that_is_no_number_is_reported_with_its_batch_before_weights_move(bad: float) -> None:
-    model, sgd = layer()
-    model.weight.grad[0, 1] = bad
-    with pytest.raises(TrainingDiverged, match=rf"^step 3: the gradient norm is {bad}$"):
-        apply(model, sgd, lr=0.5, max_grad_norm=1.0, batch="step 3")
-    assert model.weight.tolist() == [[1.0, 1.0]]

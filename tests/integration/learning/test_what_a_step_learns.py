@@ -17,12 +17,10 @@ pytest.importorskip("torch", reason="training needs the [train] extra")
 import torch
 from safetensors.torch import load_file
 
-from retcon import build
 from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe, stages_of
-from retcon.core.errors import IdleWarning, RecipeError, SandboxUnavailable
+from retcon.core.errors import RecipeError, SandboxUnavailable
 from retcon.core.types import Segment, Trajectory, Turn
-from retcon.planning.needs import parameters_of
 from retcon.tasks.types import Task
 from retcon.train import rl
 from retcon.train.kernels.computing import Computing
@@ -72,18 +70,6 @@ def test_rollouts_near_the_limit_are_punished_in_what_is_learnt(monkeypatch: pyt
     group = [rollout(n, 1.0, tokens - 1) for n, tokens in enumerate((2, 9, 12))]
     samples = learnt(monkeypatch, recipe, group)["samples"]
     assert [s.advantages[0] for s in samples] == pytest.approx(grpo([1.0, 0.8, 0.2]))
-
-
-def test_an_update_is_dealt_by_the_runs_seed_and_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    group = [rollout(0, 1.0), rollout(1, -1.0)]
-    for penalty in (0.0, 0.1):
-        recipe = Recipe.model_validate(
-            {"run": {"seed": 5}, "rl": {"kl": penalty, "steps": 9}, "rollout": {"temperature": 0.7}}
-        )
-        given = learnt(monkeypatch, recipe, group)
-        assert (given["model"], given["seed"], given["step"]) == ("model", 5, 3)
-        assert given["reference"] == ("reference" if penalty else None)
-        assert given["computing"] == Computing(micro_batch_tokens=7, temperature=0.7)
 
 
 def test_advantages_are_normalised_over_the_groups_of_a_step_where_the_algorithm_says_so(
@@ -150,48 +136,6 @@ def test_what_a_run_may_sample_is_counted_over_its_sessions(base: Path, tmp_path
     assert [line["step"] for line in lines] == [1, 2, 2]
 
 
-def test_an_engine_is_told_of_all_rollouts_at_once_and_of_what_the_trainer_has_yet_to_take(
-    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The optimiser's moments are there from the first step on, also in a session that goes on; tokens of such a one
-    are of the weights that it goes on with."""
-    setups, setup = [], build.EngineSetup
-    monkeypatch.setattr(build, "EngineSetup", lambda **named: setups.append(named) or setup(**named))
-    section = {"prompts": 3, "group": 4, "steps": 4, "checkpoint_every": 2, "max_staleness": 1}
-    recipe = small_recipe(base, rl=section, compute={"kv_memory_mb": 5}, **SMALL)
-    lines: list[Mapping[str, float | None]] = []
-    with pytest.raises(Killed):
-        run_rl(recipe, base, tmp_path / "run", tasks=MIXED, on_step=killed_after(2))
-    run_rl(recipe, base, tmp_path / "run", tasks=MIXED, on_step=lines.append)
-    moments = 2 * 4 * sum(tensor.numel() for tensor in load_file(base / "model.safetensors").values())
-    assert [given["reserved"] for given in setups] == [moments, 0]
-    assert {(given["max_requests"], given["kv_memory_mb"], given["trained"]) for given in setups} == {(24, 5, True)}
-    assert [(line["step"], line["staleness_max"]) for line in lines] == [(3, 0), (4, 1)]
-
-
-def test_a_run_tells_that_its_groups_teach_nothing(base: Path, tmp_path: Path) -> None:
-    section = {"prompts": 1, "group": 2, "steps": 10}
-    with pytest.warns(IdleWarning, match=r"^step 10: in 100% of the groups .*\(100\.0% of them pass\)"):
-        run_rl(small_recipe(base, rl=section, **SMALL), base, tmp_path / "run", tasks=Graded(rewards=((1.0, 1.0),)))
-
-
-def test_first_tries_are_compared_with_those_on_the_same_tasks_alone(
-    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Steps after which the tasks of each stage came: the second's are those of the first, the fourth's come again."""
-    since: list[int] = []
-    told = rl.Course.data_since
-    monkeypatch.setattr(rl.Course, "data_since", lambda of, step: (since.append(step), told(of, step))[1])
-    harder: dict[str, object] = {"task": {"steps": 3}}
-    changes: list[dict[str, object]] = [{}, {"repair": {"kind": "none"}}, harder, {}]
-    stages = [{"name": name, "steps": 1, **change} for name, change in zip("abcd", changes, strict=True)]
-    roomy: dict[str, object] = {"max_tokens": 200, "max_turns": 1, "lookahead_tokens": 0}
-    sections = {"rl": {"prompts": 1, "group": 2, "steps": 4}, "rollout": roomy}
-    values = small_recipe(base, **sections).model_dump(mode="json", exclude_unset=True)
-    run_rl(Recipe.model_validate({**values, "stages": stages}), base, tmp_path / "run")
-    assert since == [0, 0, 2, 3]
-
-
 class Drawing:
     """In the place of a run's `GroupStream`: groups as they are given."""
 
@@ -235,66 +179,11 @@ def test_old_rollouts_of_another_temperature_are_refused() -> None:
         refuse_unlearnable(Recipe.model_validate({"rl": {"max_staleness": 1}, "rollout": {"temperature": 0.6}}))
 
 
-class Enough(Exception):
-    pass
-
-
-def enough(*_: object, **named: object) -> None:
-    raise Enough
-
-
 def test_what_an_engine_cannot_follow_is_refused_before_there_is_a_run(base: Path, tmp_path: Path) -> None:
     recipe = load_recipe(None, ["engine.kind=vllm", "engine.url=http://127.0.0.1:1", "engine.lora=true"])
     with pytest.raises(RecipeError, match=r"^engine\.lora gives servers adapters, and lora\.rank is 0"):
         run_rl(recipe, base, tmp_path / "out", tasks=MIXED)
     assert not (tmp_path / "out").exists()
-
-
-def test_every_stage_is_reckoned_with_before_there_is_a_run(
-    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first has one step, and the second alone has need of the reference, which is in memory from the first on."""
-    fits, rates = [], []
-    monkeypatch.setattr(rl, "refuse_unfit", lambda needs, out, stage: fits.append(
-        (stage.name, out, "reference" in {part.name for part in needs.memory})
-    ))  # fmt: skip
-    monkeypatch.setattr(rl, "warn_of_rate", lambda kind, recipe, count: rates.append((kind, recipe.rl.lr, count)))
-    monkeypatch.setattr(rl, "open_run", enough)
-    values = small_recipe(base, rl={"lr": 1e-3}).model_dump(mode="json", exclude_unset=True)
-    stages = [{"name": "a", "steps": 1}, {"name": "b", "rl": {"kl": 0.1, "lr": 1e-5}}]
-    with pytest.raises(Enough):
-        run_rl(Recipe.model_validate({**values, "stages": stages}), base, tmp_path / "out", tasks=MIXED)
-    assert fits == [("a", tmp_path / "out", True), ("b", tmp_path / "out", True)]
-    assert rates == [("rl", 1e-3, parameters_of(base)), ("rl", 1e-5, parameters_of(base))]
-
-
-def test_groups_are_reported_flat_by_what_their_rewards_become(
-    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of 2, 13 and 16 tokens; the last 4 of 16 are the buffer."""
-    shaped: list[Any] = []
-    told = rl.rollout_metrics
-    monkeypatch.setattr(rl, "rollout_metrics", lambda groups, shape: (shaped.append(shape), told(groups, shape))[1])
-    section = {"prompts": 1, "group": 4, "steps": 1, "overlong_buffer": 4, "overlong_penalty": 0.8}
-    run_rl(small_recipe(base, rl=section, **SMALL), base, tmp_path / "run", tasks=MIXED)
-    group = [rollout(n, 1.0, tokens - 1) for n, tokens in enumerate((2, 13, 16))]
-    assert shaped[0](group) == pytest.approx([1.0, 0.8, 0.2])
-
-
-def test_an_engine_takes_what_evaluations_ask_of_it_whatever_the_stage(
-    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    setups, setup = [], build.EngineSetup
-    monkeypatch.setattr(build, "EngineSetup", lambda **named: setups.append(named) or setup(**named))
-    sections: dict[str, dict[str, object]] = {
-        "rl": {"prompts": 1, "group": 2, "steps": 1}, "repair": {"kind": "none"},
-        "rollout": {"max_tokens": 40, "lookahead_tokens": 8},
-        "evaluate": {"problems": 1, "every_samples": 1, "every": 1},
-    }  # fmt: skip
-    values = small_recipe(base, **sections).model_dump(mode="json", exclude_unset=True)
-    stages = [{"name": "a", "rollout": {"max_tokens": 16, "lookahead_tokens": 0}}]
-    run_rl(Recipe.model_validate({**values, "stages": stages}), base, tmp_path / "run", tasks=MIXED)
-    assert [given["max_len"] for given in setups] == [40 + 8]
 
 
 # The groups of a step: what selection keeps of each, by which seed, and how many more dynamic sampling draws.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -12,10 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn import functional
 from transformers import GPT2Config, LlamaConfig, PretrainedConfig, Qwen3Config, Qwen3ForCausalLM
 
-from retcon.config.load import load_recipe
 from retcon.config.schema import ComputeSection
 from retcon.core.errors import RecipeError
 from retcon.core.types import Sample
@@ -25,19 +22,16 @@ from retcon.engine.local.machine import attend_without_cudnn, free_memory
 from retcon.engine.local.sampling import Sampler
 from retcon.engine.local.slabs import KeysAndValues, Memory
 from retcon.engine.types import SamplingParams
-from retcon.models import devices, placing
+from retcon.models import devices
 from retcon.models.devices import (
     Gpu,
     Machine,
     Placement,
-    bfloat16_speed,
     choose,
     crowding,
     look_at_machine,
     supports,
-    torch_threads,
 )
-from retcon.models.placing import place
 from retcon.planning.needs import free_on
 from retcon.train.kernels.computing import Computing
 from retcon.train.kernels.forward import forwards
@@ -47,7 +41,6 @@ pytestmark = pytest.mark.torch
 
 PLAIN = Machine("Some CPU", 1.0, cores=4)
 BF16 = Machine("AMD EPYC", 2.1, cores=2)
-SLOW = Machine("Intel Xeon", 0.5, cores=2)
 QWEN = Qwen3Config(hidden_size=128)
 
 
@@ -80,20 +73,6 @@ def test_what_bfloat16_would_speed_up_is_reported_where_it_would() -> None:
     assert keys(PLAIN, 2048) == []
 
 
-def test_bfloat16_is_advised_against_where_the_cpu_is_slower_with_it() -> None:
-    config = Qwen3Config(hidden_size=576)
-    (hint,) = chosen(SLOW, config, dtype="bfloat16").hints
-    assert "0.5 times as quick" in hint
-    assert "compute.dtype=float32" in hint
-    both = {"dtype": "bfloat16", "rollout_dtype": "bfloat16"}
-    assert len(chosen(SLOW, config, **both).hints) == 2
-    assert not chosen(SLOW, config, rollout_dtype="float16").hints
-    assert not chosen(SLOW, config).hints
-    assert not chosen(SLOW, Qwen3Config(hidden_size=32), **both).hints
-    assert not chosen(PLAIN, config, **both).hints
-    assert not chosen(BF16, config, **both).hints
-
-
 SMOLLM2 = LlamaConfig(hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
                       num_key_value_heads=3, vocab_size=49152, tie_word_embeddings=True)  # fmt: skip
 
@@ -116,27 +95,6 @@ def test_micro_batches_are_as_large_as_suits_the_gpu(
     assert only_decodes.micro_batch_tokens == 2048
     on_cpu = chosen(machine, SMOLLM2, device="cpu")
     assert (on_cpu.micro_batch_tokens, on_cpu.logits_chunk) == (2048, 2**24)
-
-
-def test_micro_batches_leave_room_for_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Qwen3-4B and its optimiser fill 96 GiB; with adapters there is room for some 4,000 tokens, and less beside a
-    reference model."""
-    monkeypatch.setattr(devices, "supports", lambda _device, _dtype: True)
-    config = Qwen3Config(hidden_size=2560, intermediate_size=9728, num_hidden_layers=36, num_attention_heads=32,
-                         num_key_value_heads=8, head_dim=128, vocab_size=151936, tie_word_embeddings=True)  # fmt: skip
-    machine = Machine("Some CPU", 1.0, 4, (Gpu("NVIDIA A", True, 96 * 2**30),))
-    monkeypatch.setattr(placing, "look_at_machine", lambda: machine)
-    adapted = load_recipe(None, ["lora.rank=16"])
-    found = [place(load_recipe(None), config), place(adapted, config), place(adapted, config, reference=True)]
-    assert [one.micro_batch_tokens for one in found] == [2048, 4096, 2048]
-
-
-def test_who_does_not_train_gets_no_advice_on_training() -> None:
-    for use, other in (("rollout_dtype", "compute.dtype"), ("dtype", "compute.rollout_dtype")):
-        hints = choose(ComputeSection(), Qwen3Config(hidden_size=2048), BF16, threads=1, uses=(use,)).hints
-        assert len(hints) == 1
-        assert f"compute.{use}=" in hints[0]
-        assert other not in hints[0]
 
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:0"])
@@ -201,23 +159,6 @@ def test_the_machine_is_read_from_the_kernel(tmp_path: Path) -> None:
     assert look_at_machine(tmp_path / "absent").cpu
 
 
-@pytest.mark.parametrize(("slow", "quick"), [(torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)])
-def test_how_quick_bfloat16_is_is_timed(slow: torch.dtype, quick: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    naps = {slow: 0.02, quick: 0.002}
-    monkeypatch.setattr(functional, "linear", lambda x, _: time.sleep(naps[x.dtype]))
-    bfloat16_speed.cache_clear()
-    found = look_at_machine().bf16_speed
-    bfloat16_speed.cache_clear()
-    assert found < 0.5 if slow is torch.bfloat16 else found > 2
-
-
-def test_threads_come_back() -> None:
-    before = torch.get_num_threads()
-    with torch_threads(before + 1):
-        assert torch.get_num_threads() == before + 1
-    assert torch.get_num_threads() == before
-
-
 # On a device that is no CPU: what a forward is made of lies there, and drawing ids asks for nothing in between.
 
 
@@ -266,11 +207,6 @@ class Wants:
 
     replays: bool
     invariance: Invariance = field(default_factory=Invariance)
-
-
-def test_the_fakes_do_not_mix(faked: pytest.MonkeyPatch) -> None:
-    with pytest.raises(RuntimeError, match="same device"):
-        torch.ones(2, 3, device=ELSEWHERE).index_select(0, torch.tensor([1]))
 
 
 @pytest.mark.parametrize(

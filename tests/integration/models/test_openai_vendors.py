@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import socket
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from threading import Barrier, Condition
 from typing import Any, TypeVar
 
 import pytest
 
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
-from retcon.config.load import load_recipe
-from retcon.core.errors import EngineError, InfrastructureFault, SandboxUnavailable
+from retcon.core.errors import EngineError
 from retcon.core.types import Trajectory, ids_of
 from retcon.engine.openai.engine import OpenAIEngine, OpenAISettings
 from retcon.engine.openai.messages import StandIn
 from retcon.engine.types import SamplingParams
-from retcon.evaluate.runner import run_evaluation
-from retcon.http.client import HttpResponse as Given
-from retcon.models.locating import locate
-from retcon.models.remote import RemoteModel, RequestRefused, ServerFailed, read_error
+from retcon.models.remote import RemoteModel, RequestRefused
 from retcon.rollout.context import RolloutContext, RolloutLimits
 from retcon.rollout.loop import run_rollout
 from retcon.tasks.types import Task
@@ -35,7 +26,6 @@ from servers.answering import Answer, Asked, Reply, Server, python, said, servin
 
 TASK = Task("t", "What is 6 times 7?", "42")
 TOKENIZER = StandIn(ByteTokenizer(), "bytes")
-Talk = Callable[[OpenAIEngine], Any]
 
 
 def engine_of(url: str, **about: Any) -> OpenAIEngine:
@@ -128,14 +118,6 @@ def test_an_answer_that_the_server_broke_off_is_asked_for_again(finish: str) -> 
         assert rolled(engine_of(server.url))[0].stop == "infrastructure"
 
 
-def test_what_a_content_filter_cut_is_no_answer_and_no_end_of_the_work() -> None:
-    banned = error(400, "The response was filtered", code="content_filter")
-    reasons = ("content_filter", "content_filter: RECITATION", "sensitive")
-    for answer in (*(said("It", finish=reason) for reason in reasons), banned):
-        with serving(scripted(answer, said("42"))) as server:
-            assert [made.stop for made in rolled(engine_of(server.url), 2)] == ["infrastructure", "answer"]
-
-
 @pytest.mark.parametrize(
     "passing",
     [
@@ -154,24 +136,6 @@ def test_what_a_content_filter_cut_is_no_answer_and_no_end_of_the_work() -> None
 def test_what_passes_is_asked_again_however_it_is_said(passing: Answer) -> None:
     with serving(scripted(passing, said("42"))) as server:
         assert rolled(engine_of(server.url))[0].stop == "answer"
-
-
-def test_a_refusal_with_status_200_says_what_it_said() -> None:
-    with serving(lambda _: Answer({"error": {"message": "No such thing", "code": 400}})) as server:
-        with pytest.raises(EngineError, match="status 400: No such thing"):
-            rolled(engine_of(server.url))
-        assert len(server.asked) == 1
-
-
-def test_one_request_that_is_refused_is_no_end_of_the_others() -> None:
-    """Its rollout is lost, and nothing that others have done."""
-    answers = scripted(said("42"), error(400, "Invalid unicode in the prompt"), said("42"))
-    with serving(answers) as server:
-        stops = [made.stop for made in rolled(engine_of(server.url), 3)]
-    assert stops == ["answer", "infrastructure", "answer"]
-    expired = scripted(said("42"), error(401, "The key has expired"))
-    with serving(expired) as server, pytest.raises(EngineError, match="The key has expired"):
-        rolled(engine_of(server.url), 3)
 
 
 @pytest.mark.parametrize("status", [400, 500])
@@ -298,14 +262,6 @@ def test_servers_with_defaults_of_their_own_are_asked_to_cut_nothing(owner: str,
     assert {key: body[key] for key in ("top_k", "min_p", "repetition_penalty") if key in body} == sent
 
 
-def test_a_server_that_is_back_in_time_loses_no_rollout() -> None:
-    down = [Answer(status=None)] * 5 + [error(503, "Loading model", type="unavailable_error")] * 2
-    with serving(scripted(said("42"), *down, said("42"))) as server:
-        engine = engine_of(server.url, attempts=2, patience=30)
-        assert [made.stop for made in rolled(engine, 2)] == ["answer"] * 2
-    assert engine.stats.retried == 7
-
-
 def test_patience_is_with_the_server_and_not_with_each_request() -> None:
     """One that stays away is not waited for anew by every rollout."""
     left = [said("42")]
@@ -316,36 +272,6 @@ def test_patience_is_with_the_server_and_not_with_each_request() -> None:
     assert [asked.body["seed"] for asked in server.asked][-4:] == [server.asked[-1].body["seed"]] * 4
 
 
-def test_an_evaluation_that_lost_too_much_says_why_and_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with serving(lambda _: error(503, "Loading model")) as server:
-        given = ["engine.kind=openai", f"engine.url={server.url}", "engine.attempts=1", "engine.patience=0"]
-        recipe = load_recipe(None, [*given, "evaluate.problems=2", "evaluate.samples=2", "evaluate.top_p=1"])
-        words = r"4 of 4 rollouts were lost .*, most often as the model at http.* status 503: Loading model, too many"
-        with pytest.raises(SandboxUnavailable, match=words):
-            run_evaluation(recipe, locate("base"), tmp_path / "eval")
-    told = [record.getMessage() for record in caplog.records if record.name == "retcon.rollout.context"]
-    assert len(told) == 1
-    assert "is lost: the model at http" in told[0]
-
-
-def test_a_whole_message_without_room_is_reported_as_cut(caplog: pytest.LogCaptureFixture) -> None:
-    with serving(lambda _: said("It is 42." * 500)) as server:
-        engine = engine_of(server.url)
-        assert [made.stop for made in rolled(engine, 2)] == ["length"] * 2
-    (told,) = [record.getMessage() for record in caplog.records]
-    assert "4501 tokens by the tokenizer of bytes, and there is room for 4000; raise engine.context" in told
-    assert engine.stats.cut == 2
-
-
-def test_a_request_to_this_machine_goes_through_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("http_proxy", "HTTP_PROXY"):
-        monkeypatch.setenv(name, "http://127.0.0.1:1")
-    for name in ("no_proxy", "NO_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-    with serving(lambda _: said("42")) as server:
-        assert rolled(engine_of(server.url))[0].stop == "answer"
-
-
 def test_azures_own_name_of_the_key_is_sent_to_azure_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", " secret\n")
     azure = RemoteModel("model", "https://mine.openai.azure.com/openai/deployments/d?api-version=2024-10-21", "d")
@@ -353,21 +279,7 @@ def test_azures_own_name_of_the_key_is_sent_to_azure_alone(monkeypatch: pytest.M
     assert RemoteModel("model", "https://azure.com.example/v1", "d")._headers() == {}
 
 
-def test_an_error_of_any_shape_is_read() -> None:
-    for body in ("", "[]", "null", "{", '{"error": null}', '{"error": ["x"]}', '{"detail": {"a": 1}}', "[" * 9999):
-        found = read_error(Given("http://x", 400, {}, body.encode()))
-        assert found is not None
-        assert found.status == 400
-    assert read_error(Given("http://x", 200, {}, b'{"choices": [], "error": null}')) is None
-
-
 T = TypeVar("T")
-RENAMED = error(
-    400,
-    "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead.",
-    param="max_tokens",
-    code="unsupported_parameter",
-)
 
 
 def asking(url: str, work: Callable[[RemoteModel], Awaitable[T]]) -> T:
@@ -381,26 +293,6 @@ def asking(url: str, work: Callable[[RemoteModel], Awaitable[T]]) -> T:
             await model.close()
 
     return asyncio.run(main())
-
-
-def test_requests_refused_at_once_keep_max_tokens_under_its_new_name() -> None:
-    together = Barrier(4, timeout=30)
-
-    def reply(asked: Asked) -> Answer:
-        if "max_tokens" not in asked.body:
-            return said("42")
-        together.wait()
-        return RENAMED
-
-    async def work(model: RemoteModel) -> None:
-        await asyncio.gather(*(model.message([], max_tokens=100) for _ in range(4)))
-        await model.message([], max_tokens=100)
-
-    with serving(reply) as server:
-        asking(server.url, work)
-    taken = [asked.body for asked in server.asked if "max_tokens" not in asked.body]
-    assert [body.get("max_completion_tokens") for body in taken] == [100] * 5
-    assert len(server.asked) == 9
 
 
 BOTH = "`temperature` and `top_p` cannot both be specified for this model. Please use only one."
@@ -460,13 +352,6 @@ def test_a_parameter_that_made_no_difference_is_sent_again() -> None:
     assert [one.body.get("temperature") for one in server.asked] == [1.0, None, 1.0]
 
 
-def test_another_value_is_never_left_out() -> None:
-    with pytest.raises(RequestRefused, match="not supported"):
-        sampled(error(400, NO_TEMPERATURE), lambda body: "temperature" not in body, (1.0, 1.0), (0.5, 1.0))
-    with pytest.raises(RequestRefused, match="only one"):
-        sampled(error(400, BOTH), one_of_both, (0.7, 0.9))
-
-
 def generate(url: str, *asked: SamplingParams) -> None:
     """One generation with each of these parameters, by an engine at `url`."""
     tokenizer = StandIn(ByteTokenizer(), "bytes")
@@ -499,100 +384,4 @@ def test_each_request_has_its_own_sampling_and_seed(owner: str) -> None:
     assert sent == [(0.7, 0.9, *uncut, 5), (0.7, 0.9, 20, 0.1, 7)]
 
 
-@pytest.mark.parametrize("finish", ["model_length", "model_context_window_exceeded"])
-def test_finish_reasons_of_a_full_context_are_read_as_length(finish: str) -> None:
-    async def work(model: RemoteModel) -> None:
-        assert (await model.message([]))["finish_reason"] == "length"
-
-    with serving(lambda _: said("It is", finish=finish)) as server:
-        asking(server.url, work)
-
-
 # How long a request is made to a server that limits the rate and answers others, or is not there.
-
-
-PATIENCE = 0.5
-
-
-class Limiting:
-    """Answers all but one request at once; that one, whenever others were answered since it was last asked, with 429,
-    until `seconds` after it was first asked."""
-
-    def __init__(self, seconds: float, status: int = 429) -> None:
-        self._seconds, self._status = seconds, status
-        self._began: float | None = None
-        self._others, self._changed = 0, Condition()
-
-    def __call__(self, asked: Asked) -> Answer:
-        with self._changed:
-            if asked.body["messages"][0]["content"] != "one":
-                self._others += 1
-                self._changed.notify_all()
-                return said("42")
-            now = time.monotonic()
-            self._began = now if self._began is None else self._began
-            if now - self._began > self._seconds:
-                return said("42")
-            enough = self._others + 2  # of which the client has had the first by then
-            assert self._changed.wait_for(lambda: self._others >= enough, timeout=30)
-            return Answer({"error": {"message": "not now"}}, self._status)
-
-
-def asked_beside_others(reply: Reply) -> Any:
-    """What the one request is answered while another caller goes on asking."""
-
-    async def main(url: str) -> Any:
-        model = RemoteModel("model", url, "small", attempts=2, wait=0.01, patience=PATIENCE)
-
-        async def ask(text: str) -> Any:
-            return await model.message([{"role": "user", "content": text}])
-
-        async def others() -> None:
-            while True:
-                await ask("other")
-
-        beside = asyncio.ensure_future(others())
-        try:
-            return await asyncio.wait_for(ask("one"), 60)
-        finally:
-            beside.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await beside
-            await model.close()
-
-    with serving(reply) as server:
-        return asyncio.run(main(server.url))
-
-
-def test_a_request_over_the_rate_waits_for_its_turn_while_others_are_answered() -> None:
-    assert asked_beside_others(Limiting(PATIENCE * 1.5))["finish_reason"] == "stop"
-
-
-def test_it_does_not_wait_for_ever() -> None:
-    with pytest.raises(ServerFailed, match="status 429: not now"):
-        asked_beside_others(Limiting(60.0))
-
-
-def test_a_request_that_fails_otherwise_is_not_waited_for_on_account_of_others() -> None:
-    with pytest.raises(ServerFailed, match="status 502: not now"):
-        asked_beside_others(Limiting(60.0, status=502))
-
-
-def test_a_machine_that_takes_no_connection_is_away_and_not_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As one that is started anew, which refuses nothing either: it is asked for as long as there is patience."""
-    monkeypatch.setattr("retcon.http.client.CONNECT_SECONDS", 0.02)
-
-    async def main(url: str) -> tuple[str, int]:
-        model = RemoteModel("model", url, "small", attempts=1, wait=0.01, patience=0.2)
-        with pytest.raises(InfrastructureFault) as lost:
-            await model.message([{"role": "user", "content": "one"}])
-        await model.close()
-        return str(lost.value), model.retried
-
-    with socket.socket() as full, socket.socket() as waits:
-        full.bind(("127.0.0.1", 0))
-        full.listen(0)
-        waits.connect(full.getsockname())  # nobody takes it in, and there is no place beside it
-        said, retried = asyncio.run(main(f"http://127.0.0.1:{full.getsockname()[1]}"))
-    assert said.endswith("does not answer: no connection within 0.02 s")
-    assert retried > 0

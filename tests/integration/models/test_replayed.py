@@ -4,23 +4,19 @@ that CUDA graphs do the same is for tests/cuda to show."""
 from __future__ import annotations
 
 import asyncio
-import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
-from weakref import ref
 
 import pytest
 import torch
 
 from engines import MAX_LEN, assert_exact, make_model, model_of
 from retcon.engine.local import engine as local_engine
-from retcon.engine.local import graphs, scheduler
 from retcon.engine.local.decoder import Decoder, decoder_for
 from retcon.engine.local.engine import LocalEngine
-from retcon.engine.local.forward import Invariance, Kept, Step, fixed
-from retcon.engine.local.graphs import APART, SEEN, Replayed
-from retcon.engine.local.slabs import KeysAndValues, Memory
+from retcon.engine.local.forward import Invariance, Kept
+from retcon.engine.local.graphs import Replayed
 from retcon.engine.types import Generation, SamplingParams
 
 pytestmark = pytest.mark.torch
@@ -154,157 +150,6 @@ def test_graphs_outlast_new_weights_in_the_same_place(monkeypatch: pytest.Monkey
     assert again.replayed > 30, "from the second step on nearly all of it"
 
 
-def test_slabs_that_are_many_do_not_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    for keeps, left in ((0, False), (2**30, True)):
-        engine = engine_with(monkeypatch, Again(), model_of("qwen3"), keeps)
-        converse(engine, agents=2, turns=1)
-        assert engine.stats.kv_used > 0
-        engine.invalidate()
-        assert (engine.stats.kv_used > 0) is left
-
-
-class Once:
-    """Keeps nothing but the first result, as a CUDA graph does, and what lies there now. results: what there is of
-    them."""
-
-    def __init__(self) -> None:
-        self._results: list[ref[Any]] = []
-
-    def __call__(self, run: Callable[[], Kept]) -> tuple[Replay, Kept]:
-        kept = run()
-        self._results.append(ref(kept.states))
-        return lambda: None, kept
-
-    @property
-    def results(self) -> int:
-        return sum(states() is not None for states in self._results)
-
-
-@pytest.fixture
-def no_garbage_collection() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
-
-
-@pytest.mark.usefixtures("no_garbage_collection")
-@pytest.mark.parametrize("keeps", [0, 2**30])
-def test_at_rest_graphs_go_with_their_slabs_and_at_the_end_all_go(monkeypatch: pytest.MonkeyPatch, keeps: int) -> None:
-    """At once, while requests are open whose slots they were."""
-    once = Once()
-    engine = engine_with(monkeypatch, once, model_of("qwen3"), keeps)
-    slabs: list[ref[Any]] = []
-    made = Memory.take
-
-    def take(memory: Memory, length: int) -> Any:
-        place = made(memory, length)
-        slabs.extend(ref(p.slab) for p in [place] if p is not None)
-        return place
-
-    monkeypatch.setattr(Memory, "take", take)
-
-    async def main() -> None:
-        for end, left in ((engine.invalidate, keeps > 0), (engine.close, False)):
-            await asyncio.gather(*(engine.generate(str(n), [1, 2, n], GREEDY_SOME) for n in range(3)))
-            assert once.results > 0
-            assert slabs[-1]() is not None
-            end()
-            assert (once.results > 0, slabs[-1]() is not None, engine.stats.kv_used > 0) == (left,) * 3
-
-    asyncio.run(main())
-
-
-def test_what_fills_a_forward_is_fed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To wait for more would spare no forward, and those that wait do not decode meanwhile."""
-    monkeypatch.setattr(scheduler, "FORWARD_IDS", 16)
-    engine = engine_with(monkeypatch, Again(), model_of("qwen3"))
-    params = SamplingParams(temperature=0, max_tokens=4)
-
-    async def main() -> None:
-        texts = [[first, *range(15)] for first in range(20, 26)]
-        await asyncio.gather(*(engine.generate(str(n), ids, params) for n, ids in enumerate(texts)))
-
-    asyncio.run(main())
-    assert engine._scheduler._forwards <= 6 + 4
-
-
-class Echo:
-    """Its states are the ids."""
-
-    invariance, about, replays = Invariance(), "", False
-
-    def __call__(self, plan: Any) -> Kept:
-        return Kept(plan.ids.index_select(0, plan.keep)[:, None].float(), lambda states: states, 1)
-
-    def feeds(self, decoding: bool, full: bool) -> bool:
-        return True
-
-    def refresh(self) -> None: ...
-
-    def forget(self) -> None: ...
-
-
-def test_of_too_many_forms_those_long_out_of_use_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graphs, "FORMS", 2)
-    device = torch.device("cpu")
-    layout = KeysAndValues({0: (1, 4, 4)}, torch.float32, device)
-    memory = Memory(layout, device=device, max_len=1024, max_slots=4, budget=2**20)
-    place, again = memory.take(1024), Again()
-    assert place is not None
-
-    replayed = Replayed(Echo(), again, lambda: None)
-    recorded = []
-    for length in (*[100] * 3, *[200] * 3, 100, *[400] * 3, 100, 200, 200, 200, 400):
-        said = replayed(fixed([Step(place, (length,), length)], device)).states
-        assert said.tolist() == [[length]]
-        recorded.append(again.recorded)
-    assert recorded == [0, 0, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 4, 4]
-
-
-class InPlace:
-    """Replays into the memory of the first result, as a CUDA graph does, and keeps that. memories: rows of each that is
-    kept, by where it lies."""
-
-    def __init__(self) -> None:
-        self.memories: dict[int, int] = {}
-        self.recorded = 0
-
-    def __call__(self, run: Callable[[], Kept]) -> tuple[Replay, Kept]:
-        self.recorded += 1
-        kept = run()
-        memory = kept.states.untyped_storage()
-        self.memories[memory.data_ptr()] = memory.nbytes() // kept.states[0].nbytes
-        return lambda: kept.states.copy_(run().states), kept
-
-
-def test_all_graphs_write_to_the_same_memory() -> None:
-    """Logits of each form would lie beside each other, up to FORMS of them."""
-    device = torch.device("cpu")
-    layout = KeysAndValues({0: (1, 4, 4)}, torch.float32, device)
-    memory = Memory(layout, device=device, max_len=1024, max_slots=8, budget=2**24)
-    places = [place for _ in range(6) if (place := memory.take(1024)) is not None]
-    for counts, kept in (((6, 1, 4), {8}), ((1, 6, 4), {1, 8})):
-        record = InPlace()
-        replayed = Replayed(Echo(), record, lambda: None)
-        for length in (*[100] * 5, *[200] * 5, *[400] * 5, 100, 400, 200):
-            for count in counts:
-                steps = [Step(place, (length + n,), length) for n, place in enumerate(places[:count])]
-                assert replayed(fixed(steps, device)).states[:, 0].tolist() == [length + n for n in range(count)]
-        assert record.recorded == 9, "three lengths of three sizes"
-        assert sorted(record.memories.values()) == sorted(kept)
-
-
-def test_a_form_is_recorded_only_when_it_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    again = Again()
-    engine = engine_with(monkeypatch, again, model_of("qwen3"))
-    asyncio.run(engine.generate("a", [1, 2], SamplingParams(temperature=0, max_tokens=1 + SEEN)))
-    assert again.recorded == 0
-    engine.invalidate()
-    asyncio.run(engine.generate("a", [1, 2], SamplingParams(temperature=0, max_tokens=2 + SEEN)))
-    assert again.recorded == 1
-
-
 def refuse(_: Callable[[], Kept]) -> tuple[Replay, Kept]:
     raise RuntimeError("operation not permitted when stream is capturing\nmore of it")
 
@@ -322,31 +167,3 @@ def test_what_cannot_be_replayed_is_computed(
     assert [[g.ids for g in turns] for turns in got] == [[g.ids for g in turns] for turns in plain]
     assert said in engine.decoding
     assert "more of it" not in engine.decoding
-
-
-def test_what_is_fed_waits_for_company_while_others_decode(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A prompt that comes while another request decodes is fed within APART forwards, and several of them together."""
-    engine = engine_with(monkeypatch, Again(), model_of("qwen3"))
-    fed: list[int] = []
-
-    async def main() -> None:
-        first = asyncio.create_task(engine.generate("long", [1], SamplingParams(temperature=0, max_tokens=40)))
-        while engine.stats.generated < APART // 2:
-            await asyncio.sleep(0)
-        began, steps = engine.stats.prefilled, engine.stats.steps
-        later = []
-        for number in range(3):
-            later.append(asyncio.create_task(engine.generate(f"late {number}", [2, 3, number], GREEDY_FEW)))
-            await asyncio.sleep(0)
-        while engine.stats.prefilled == began:
-            await asyncio.sleep(0)
-        fed.extend((engine.stats.prefilled - began, engine.stats.steps - steps))
-        await asyncio.gather(first, *later)
-
-    asyncio.run(main())
-    assert fed[0] == 9, "all three together"
-    assert fed[1] <= APART + 1
-
-
-GREEDY_FEW = SamplingParams(temperature=0, max_tokens=3)
-GREEDY_SOME = SamplingParams(temperature=0, max_tokens=9)

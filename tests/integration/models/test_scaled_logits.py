@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, Qwen
 from retcon.core.errors import CheckpointError
 from retcon.core.types import Sample
 from retcon.engine.local.engine import LocalEngine
-from retcon.models.placing import OwnHead, check_logits, factor, head_of, start_model
+from retcon.models.placing import OwnHead, check_logits, head_of
 from retcon.train.kernels.computing import Computing
 from retcon.train.kernels.forward import forwards
 
@@ -119,16 +118,3 @@ def test_logits_that_are_not_made_of_the_last_hidden_states_are_refused() -> Non
     model = Shuffled(Qwen3Config(**SIZES, head_dim=8)).eval()
     with pytest.raises(CheckpointError, match="mine: the logits of Shuffled are not made of its last hidden states"):
         check_logits(model, "mine")
-
-
-def test_large_logits_show_a_cap_that_small_ones_do_not(tmp_path: Path) -> None:
-    model = made("gemma2", final_logit_softcapping=1e3, head_dim=8)
-    model.save_pretrained(tmp_path)
-    assert isinstance(head_of(start_model(tmp_path, 0))[0], OwnHead)
-
-
-def test_models_that_do_not_scale_have_a_factor_of_one_and_start(tmp_path: Path) -> None:
-    model = made("mpt", d_model=32, n_layers=2, n_heads=4, max_seq_len=64, logit_scale=0.5)
-    assert factor(model.config) == 1.0, "MPT has the key, and transformers makes nothing of it"
-    model.save_pretrained(tmp_path)
-    assert not start_model(tmp_path, 0).training

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from itertools import count
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
@@ -20,22 +17,20 @@ from rich.console import Console
 
 from retcon.build import build_tasks
 from retcon.cli.compare import CompareOptions, make_plan, read_arms
-from retcon.cli.quickstart import make_plan as quickstart_plan
-from retcon.cli.runner import NotReady, check_same_inputs, check_trainable, training
+from retcon.cli.runner import NotReady, check_same_inputs, check_trainable
 from retcon.config.load import load_recipe
-from retcon.config.schema import Recipe, TaskSection, stages_of
+from retcon.config.schema import Recipe, stages_of
 from retcon.core.errors import CheckpointError, RecipeError, RetconError, TaskWarning
 from retcon.evaluate.result import Result, write_result
-from retcon.models.locating import BASE
 from retcon.planning import needs as module
 from retcon.planning.needs import MIB, Needs, Part, refuse_hopeless
 from retcon.store.fingerprint import fingerprint
 from retcon.store.whole import alone
 from retcon.tasks.registry import evaluation_tasks
-from retcon.tasks.types import Task, fingerprint_of
+from retcon.tasks.types import fingerprint_of
 from retcon.train import stages as ready
 from retcon.train.stages import unready
-from training import Ones, make_base
+from training import make_base
 
 pytestmark = pytest.mark.torch
 
@@ -105,73 +100,6 @@ def test_an_arm_that_is_added_once_its_problems_or_the_model_are_others_is_refus
     assert refused
 
 
-OF_ONES_OWN = """
-import os, subprocess, sys
-from dataclasses import dataclass
-from typing import ClassVar
-
-from retcon.config.schema import TaskSection
-from training import Ones
-
-
-@dataclass(frozen=True)
-class Server(Ones):
-    started: ClassVar[bool] = False
-
-    def train(self, seed):
-        if not Server.started:
-            Server.started = True
-            started = subprocess.Popen(["cat", os.environ["FIFO"]])
-            with open(os.environ["FIFO"] + ".pid", "w") as file:
-                file.write(str(started.pid))
-            print("[]", flush=True)
-        return super().train(seed)
-
-
-class Serving(TaskSection):
-    own_lengths: ClassVar[bool] = True
-
-    def build(self, count_tokens=None):
-        return Server()
-
-
-class Failing(Serving):
-    def build(self, count_tokens=None):
-        raise KeyError("a fault of its own")
-"""
-
-
-def test_what_tasks_print_start_or_fail_with_refuses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What they start may outlive the look: nobody waits for it. What one fails with is told beside what
-    is in the way of others."""
-    (tmp_path / "of_ones_own.py").write_text(OF_ONES_OWN)
-    os.mkfifo(fifo := tmp_path / "fifo")
-    monkeypatch.setenv("FIFO", str(fifo))
-    monkeypatch.setenv("PYTHONPATH", f"src{os.pathsep}tests{os.pathsep}{tmp_path}")
-    monkeypatch.syspath_prepend(tmp_path)
-
-    keys = ("rl.steps=2", "rollout.lookahead_tokens=4000", "sandbox.workers=1", "compute.device=cpu")
-    arms = {"broken": ("Failing",), "whole": ("Serving",), "small": ("Serving", "compute.kv_memory_mb=1")}
-    targets = [
-        training(
-            tmp_path, tmp_path / name, "mini/cleaner", (f"task.kind=of_ones_own:{kind}", *keys, *own),
-            name=name, start="base", needs=(),
-        )
-        for name, (kind, *own) in arms.items()
-    ]  # fmt: skip
-    check_trainable(targets[:1])
-    try:
-        with pytest.raises(NotReady) as told:
-            check_trainable(targets)
-    finally:
-        os.kill(int((tmp_path / "fifo.pid").read_text()), signal.SIGKILL)  # it is still there
-    said = str(told.value)
-    failed, small = said.split("; ", 1)
-    assert failed == "broken (mini/cleaner): KeyError: 'a fault of its own'"
-    assert small.startswith("small (mini/cleaner): compute.kv_memory_mb = 1: ")
-    assert small.count("mini/cleaner") == 1
-
-
 def test_a_folder_that_another_command_is_at_work_in_is_reported_before_the_look(tmp_path: Path) -> None:
     for number in (1, 2):
         (tmp_path / f"{number}.toml").write_text(f"[rl]\nlr = {number}e-4\n[compute]\nkv_memory_mb = 1\n")
@@ -196,47 +124,6 @@ def test_memory_that_others_have_taken_may_be_free_by_then(tmp_path: Path, monke
     refuse_hopeless(replace(needs, device="cuda:1"), tmp_path / "out")
     with pytest.raises(RecipeError, match="of disk"):
         refuse_hopeless(replace(needs, device="cuda:1", disk=2**60), tmp_path / "out")
-
-
-def test_an_arm_is_looked_at_with_the_model_of_its_cold_start(tmp_path: Path) -> None:
-    """Whose path its own recipe need not name: of the quickstart, such a change goes to the cold start alone."""
-    small = make_base(tmp_path / "small")
-    keys = ("compute.kv_memory_mb=1", "rollout.lookahead_tokens=2000", "sandbox.workers=1", "compute.device=cpu")
-    assert list(unready([("saar", "quickstart/saar", keys, str(BASE), True, str(tmp_path / "run"))]))
-    overrides = [*keys, f'model.path="{small}"']
-    check_trainable(quickstart_plan(tmp_path / "out", arms=["saar"], seeds=1, overrides=overrides).targets)
-
-
-DRAWN: list[int] = []
-
-
-@dataclass(frozen=True)
-class Counting(Ones):
-    def train(self, seed: int) -> Iterator[Task]:
-        for n in count():
-            DRAWN.append(n)
-            yield Task(f"ones/{seed}/{n}", f"go {n}", "1")
-
-
-class Counted(TaskSection):
-    """`task.kind = "test_arms_looked_at:Counted"`."""
-
-    own_lengths: ClassVar[bool] = True
-
-    def build(self, count_tokens: object = None) -> Counting:
-        return Counting()
-
-
-@pytest.mark.parametrize("staged", [False, True])
-def test_of_a_long_run_the_tasks_of_a_step_are_looked_at(staged: bool, tmp_path: Path) -> None:
-    """Which takes no longer than those of a short one; also of a stage with tasks of its own."""
-    own, recipe = f'kind = "{__name__}:Counted"', tmp_path / "recipe.toml"
-    stages = f'[[stages]]\nname = "a"\nsteps = 9\n[[stages]]\nname = "b"\n[stages.task]\n{own}\n'
-    recipe.write_text(stages if staged else f"[task]\n{own}\n")
-    keys = ["rl.steps=800", "rl.prompts=12", "sandbox.workers=1", "compute.device=cpu"]
-    DRAWN.clear()
-    assert list(unready([("run", str(recipe), keys, str(BASE), True, str(tmp_path / "run"))])) == []
-    assert 12 <= len(DRAWN) < 60
 
 
 def test_what_is_in_the_way_of_each_is_reported_and_the_others_are_looked_at_still(

@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import warnings
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config
+from transformers import AutoConfig, AutoModelForCausalLM
 
-from playing import call, play
-from retcon.build import build_limits, build_repair
 from retcon.config.load import load_recipe
 from retcon.config.schema import EngineSection, LoraSection, Recipe
 from retcon.core.errors import ComputeWarning, EngineError, RecipeError
 from retcon.engine.local.engine import LocalEngine
-from retcon.engine.local.lean import copied
 from retcon.engine.types import SamplingParams
-from retcon.models.loading import empty_model, load_config, load_model
+from retcon.models.loading import load_model
 from retcon.models.lora import Adapter
 from retcon.models.placing import place_training
 from retcon.planning import needs as module
-from retcon.planning.needs import MIB, Needs, Part, Work, count_parameters, needs_of, refuse_unfit
-from retcon.store.jsonl import line_of
+from retcon.planning.needs import MIB, Needs, Part, count_parameters, needs_of, refuse_unfit
 from training import make_base
 
 pytestmark = pytest.mark.torch
@@ -76,26 +71,6 @@ def test_a_run_that_is_finished_fits_wherever_it_lies(tmp_path: Path, monkeypatc
         refuse_unfit(needs(1, 1), tmp_path / "new")
 
 
-def test_of_several_cards_that_which_computes_has_to_hold_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    free = {"cuda:0": 8, "cuda:1": 350}
-    monkeypatch.setattr(module.torch.cuda, "mem_get_info", lambda device="cuda:0": (free[str(device)] * MIB, 2**40))
-    monkeypatch.setattr(module, "available_memory", lambda: 0)
-    refuse_unfit(replace(needs(200, 100), device="cuda:1"), tmp_path / "out")
-    with pytest.raises(RecipeError, match="takes up to 500 MiB of memory and 350 MiB are free on cuda:1"):
-        refuse_unfit(replace(needs(400, 100), device="cuda:1"), tmp_path / "out")
-
-
-def test_where_the_memory_is_not_known_only_the_disk_is_looked_at(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "available_memory", lambda: None)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", ComputeWarning)
-        refuse_unfit(needs(2**30, 1), tmp_path / "out")
-    with pytest.raises(RecipeError, match="of disk"):
-        refuse_unfit(needs(1, 1, disk=2**60), tmp_path / "deep/er/out")
-
-
 @pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe"])
 @pytest.mark.parametrize("targets", [["all-linear"], ["q_proj", "o_proj"]], ids="+".join)
 def test_adapters_have_as_many_parameters_as_are_planned(kind: str, targets: list[str]) -> None:
@@ -110,15 +85,6 @@ def test_adapters_have_as_many_parameters_as_are_planned(kind: str, targets: lis
     Adapter(model, section, seed=0)
     assert count_parameters(config, section) == (whole, sum(p.numel() for p in model.parameters() if p.requires_grad))
     assert count_parameters(config, LoraSection()) == (whole, whole)
-
-
-def test_a_sample_that_is_longer_than_a_micro_batch_is_planned_whole(base: Path) -> None:
-    plain = parts_of(base, "sft", "compute.micro_batch_tokens=64")
-    assert parts_of(base, "sft", "compute.micro_batch_tokens=64", longest=64) == plain
-    longer = parts_of(base, "sft", "compute.micro_batch_tokens=64", longest=128)
-    assert longer["activations"] == 2 * plain["activations"]
-    rollouts = parts_of(base, "rl", "compute.micro_batch_tokens=64", "rollout.max_tokens=192")
-    assert rollouts["activations"] == 3 * plain["activations"]
 
 
 def test_what_only_some_recipes_take_is_planned_for_these_alone(base: Path) -> None:
@@ -146,39 +112,6 @@ def test_keys_and_values_that_may_stay_on_a_gpu_stand_beside_updates(
         parts = [p for p in needs_of(work, recipe, base, place).memory if p.name == "KV blocks"]  # type: ignore[arg-type]
         assert tuple(sum(p.bytes for p in parts if p.phase == when) // MIB for when in ("always", "rollouts")) == found
         assert all(p.bytes for p in parts)
-
-
-def test_what_decoding_has_on_a_gpu_is_planned(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights side by side, what graphs keep, which double their memory, and what is in float32 while ids are drawn."""
-    monkeypatch.setattr(module, "free_on", lambda _: 1000 * MIB)
-    monkeypatch.setattr(module, "kept_at_rest", lambda _: 4 * MIB)
-    recipe = load_recipe(None, [CPU, "rl.prompts=3", "rl.group=8"])
-    place = replace(place_training(recipe, base), device="cuda:0", rollout_dtype="bfloat16")
-    config = load_config(base)
-    vocabulary = config.vocab_size
-    heads = config.head_dim * (config.num_attention_heads + 2 * config.num_key_value_heads)
-    beside = config.num_hidden_layers * config.hidden_size * (heads + 2 * config.intermediate_size)
-    cases: list[tuple[Work, int, int]] = [("rl", 24, 32), ("eval", 256, 256)]
-    for work, rows, room in cases:
-        found = {part.name: part for part in needs_of(work, recipe, base, place).memory}
-        weights, graphs, rollouts = (
-            found[name] for name in ("weights side by side", "states of graphs", "logits of rollouts")
-        )
-        assert (weights.bytes, weights.phase) == (2 * beside, "always")
-        assert (graphs.bytes, graphs.phase) == (4 * 2 * room * config.hidden_size, "always")
-        assert (rollouts.bytes, rollouts.phase) == ((2 * 2 + 4 * 4) * rows * vocabulary, "rollouts")
-    here = parts_of(base, "rl", "rl.prompts=3", "rl.group=8")
-    assert copied(empty_model(GPT2Config(n_layer=1))) == 0
-    assert not {"weights side by side", "states of graphs"} & here.keys()
-    assert here["logits of rollouts"] == 2 * 4 * 24 * vocabulary
-
-
-def test_of_servers_no_keys_and_values_are_planned_here(base: Path) -> None:
-    """A training with vLLM was refused for want of memory that its servers have."""
-    servers = parts_of(base, "rl", "engine.kind=vllm", "engine.url=http://127.0.0.1:9")
-    here = parts_of(base, "rl")
-    assert here.keys() - servers.keys() == {"KV blocks", "packed weights", "logits of rollouts"}
-    assert servers.items() <= here.items()
 
 
 class OwnEngine(EngineSection):
@@ -242,38 +175,6 @@ def test_the_engine_takes_no_more_for_keys_and_values_than_is_planned(base: Path
     asyncio.run(rollouts())
     assert plan == engine.stats.kv_budget
     assert plan / 3 < engine.stats.kv_peak <= plan
-
-
-def test_what_is_free_and_what_the_recipe_says_bound_it(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert planned(base, "rl", "rl.group=1000")[1] == planned(base, "rl", "rl.group=128")[1]  # 256 side by side
-    assert planned(base, "eval")[1] == planned(base, "rl", "rl.group=128")[1]
-    assert planned(base, "rl", "compute.kv_memory_mb=3")[1] == 3 * MIB
-    monkeypatch.setattr(module, "free_on", lambda _: 4 * MIB)
-    assert planned(base, "rl", "rl.group=128")[1] == MIB
-
-
-@pytest.mark.parametrize("kind", ["none", "saar"])
-def test_long_rollouts_take_no_more_of_the_disk_than_is_planned(base: Path, kind: str) -> None:
-    recipe = load_recipe(None, [*SMALL, f"repair.kind={kind}", "rollout.max_turns=2", "rl.steps=1"])
-    wrong = "print(" + "9 * " * 9 + "valu)"
-    p = play([call(wrong)] * 9, {wrong: "error"}, repair=build_repair(recipe), limits=build_limits(recipe))
-    plan = needs_of("rl", recipe, base, place_training(recipe, base)).rollouts / 8
-    assert len(p.turns[0].abandoned) == (3 if kind == "saar" else 0)
-    assert plan / 4 < len(line_of(p.trajectory)) <= plan
-
-
-def test_what_is_written_of_rollouts_grows_with_how_many_are_made(base: Path) -> None:
-    def planned(work: str, *overrides: str) -> int:
-        recipe = load_recipe(None, [*SMALL, *overrides])
-        return needs_of(work, recipe, base, place_training(recipe, base)).rollouts
-
-    assert planned("rl", "rl.steps=100") == 6 * planned("rl")  # of every tenth step, the first and the last
-    assert planned("rl", "rl.steps=1") == planned("rl") / 2
-    assert planned("rl", "select.dynamic=true", "select.max_extra=1.5") == 2.5 * planned("rl")
-    assert planned("rl", "repair.kind=saar") == planned("rl") * (200 + 3 * 40) / 200
-    assert planned("eval", "evaluate.problems=2") == 2 * planned("eval", "evaluate.problems=1")
-    assert planned("eval", "evaluate.repair=saar") == planned("eval") * (200 + 3 * 40) / 200
-    assert planned("sft") == 0
 
 
 def test_a_disk_that_long_rollouts_alone_would_fill_is_warned_of(

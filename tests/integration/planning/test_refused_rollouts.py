@@ -13,21 +13,17 @@ import pytest
 
 pytest.importorskip("torch", reason="training needs the [train] extra")
 
-from retcon.cli.arguments import load_conversation
 from retcon.cli.compare import CompareOptions, make_plan, read_arms
-from retcon.cli.dry_run import plan_evaluation, plan_rl, plan_sft
-from retcon.cli.runner import training
+from retcon.cli.dry_run import plan_evaluation, plan_rl
 from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe, TaskSection
 from retcon.core.errors import RecipeError, TaskWarning
 from retcon.evaluate.audit import Auditing, Size, run_audit
 from retcon.evaluate.difficulty import run_difficulty
 from retcon.evaluate.runner import run_evaluation
-from retcon.plugins.trl import Rollouts
 from retcon.train.rl import run_rl
 from retcon.train.settling import settle_stages
-from retcon.train.sft import run_sft
-from training import Ones, make_base, make_demonstrations
+from training import Ones, make_base
 
 pytestmark = pytest.mark.torch
 
@@ -118,15 +114,6 @@ def test_an_audit_which_purifies_whatever_the_recipe_repairs_by_refuses_it_befor
     assert list(tmp_path.iterdir()) == []
 
 
-def test_so_do_a_comparison_before_its_cold_start_a_conversation_and_trls_trainer(base: Path, tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="cannot be gone back to"):
-        training(tmp_path, tmp_path / "a", "quickstart/saar", KEYS, name="a", start="base", needs=("cold",))
-    with pytest.raises(RecipeError, match="cannot be gone back to"):
-        load_conversation(str(base), [], [key for key in (*KEYS, "repair.kind=saar") if "tools" not in key])
-    with pytest.raises(RecipeError, match="cannot be gone back to"):
-        Rollouts("quickstart/saar", KEYS, model=base)
-
-
 def test_a_comparison_whose_arms_repair_nothing_goes_without_its_repaired_evaluation(
     base: Path, tmp_path: Path
 ) -> None:
@@ -137,14 +124,6 @@ def test_a_comparison_whose_arms_repair_nothing_goes_without_its_repaired_evalua
     with pytest.warns(TaskWarning, match="no arm is measured with purification on: .* cannot be gone back to"):
         plan = make_plan(CompareOptions(tmp_path / "out", 1, "rollouts", start=str(base)), arms)
     assert [target.makes.parent.name for target in plan.trained["first", 0][1:]] == ["eval", "eval-faults"]
-
-
-def test_a_comparison_through_a_harness_says_that_its_own_calls_are_neither_repaired_nor_fail(
-    base: Path, tmp_path: Path
-) -> None:
-    arms = read_arms(["mini/dapo-baseline", "mini/cleaner", "rollout.harness=my_agent:solve"])
-    with pytest.warns(TaskWarning, match=r"calls that a harness runs itself are not repaired .*--faults 0"):
-        make_plan(CompareOptions(tmp_path / "out", 1, "rollouts", start=str(base)), arms)
 
 
 WITHIN = {
@@ -189,13 +168,6 @@ def test_branches_are_refused_in_training_and_an_evaluation_which_has_none_measu
         with pytest.raises(RecipeError, match=r"strategy\.kind = 'arpo': .*cannot branch with it"):
             work(recipe, base, tmp_path / "out")
     assert run_evaluation(recipe, base, tmp_path / "eval").is_file()
-
-
-def test_so_does_supervised_training(base: Path, tmp_path: Path) -> None:
-    recipe = recipe_of(base, *REPAIRED, "sft.steps=1", "sft.batch=2")
-    file = make_demonstrations(base, tmp_path / "demonstrations.jsonl")
-    plan_sft(recipe, file, tmp_path / "plan")
-    assert run_sft(recipe, file, tmp_path / "sft").is_dir()
 
 
 def test_a_harness_which_would_leave_the_state_as_it_began_is_refused(base: Path, tmp_path: Path) -> None:

@@ -191,14 +191,6 @@ def test_the_id_of_a_call_in_the_text_forges_no_message(id: str) -> None:
     assert told == {"role": "tool", "tool_call_id": "call_4_0", "content": "<6*7>"}
 
 
-@pytest.mark.parametrize("code", ["print('```')\nprint(x)", ""])
-def test_a_block_of_more_backticks_is_rendered_back_whole(code: str) -> None:
-    block = f"````python\n{code}\n````" if code else "````python\n````"
-    with serving(script(said(f"{block}\nand so on"), said("Done."))) as server:
-        rolled(engine_of(server, manner="fence"))
-    assert server.asked[1].body["messages"][4]["content"] == block
-
-
 @pytest.mark.parametrize(
     "fault",
     [
@@ -322,23 +314,6 @@ def test_no_more_requests_at_a_time_than_are_allowed() -> None:
     assert most == [2]
 
 
-def test_rollouts_that_are_under_way_go_before_others_begin() -> None:
-    """Else none of an evaluation comes to its end before all have begun, and what interrupts it takes them all."""
-
-    def reply(asked: Asked) -> Answer:
-        return said("42") if asked.body["messages"][-1]["role"] == "tool" else said("I compute.", python("6*7", "c"))
-
-    async def main(engine: OpenAIEngine) -> None:
-        async with engine.connected():
-            await rollout_group(TASK, context_of(engine), count=6, seed=1, step=0, grade=lambda _, t: t)
-
-    with serving(reply) as server:
-        asyncio.run(main(engine_of(server, at_once=2)))
-    again = [asked.body["messages"][-1]["role"] == "tool" for asked in server.asked]
-    assert sum(again) == 6
-    assert any(again[:6]), again
-
-
 def test_the_server_is_asked_what_it_serves_before_any_work() -> None:
     unknown = Answer({"error": {"message": "The model `smal` does not exist.", "code": "model_not_found"}}, 404)
     with serving(lambda asked: unknown if asked.body["model"] == "smal" else said("42"), ("big", "small")) as server:
@@ -426,15 +401,6 @@ def test_the_output_of_a_described_call_becomes_a_user_message(words: str | None
         {"role": "assistant", "content": "I compute.\n" if words else ""},
         {"role": "user", "content": "[python failed: NameError: x]"},
     ]
-
-
-def test_calls_before_a_described_one_are_rendered_with_their_answers() -> None:
-    made, told = described(said("Both.", python("6*7", "a"), python("x", "b")), said("42"))
-    assert made.stop == "answer"
-    assistant, first, second = told
-    assert [call["id"] for call in assistant["tool_calls"]] == ["a"]
-    assert first == {"role": "tool", "tool_call_id": "a", "content": "<6*7>"}
-    assert second == {"role": "user", "content": "[python failed: NameError: x]"}
 
 
 def test_a_call_that_was_cut_off_is_rendered_as_words_where_the_conversation_goes_on() -> None:

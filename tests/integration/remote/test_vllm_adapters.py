@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from retcon.config.load import load_recipe
 from retcon.core.errors import EngineError, RecipeError
 from retcon.engine.types import Adapters, SamplingParams
 from retcon.engine.vllm.engine import VLLMEngine, VLLMSettings
-from retcon.engine.vllm.process import Launch, for_adapters
 from servers.answering import Answer, Asked, Server, serving
 from servers.speaking_vllm import TOKENIZER, VLLM, tokens_asked
 
@@ -115,21 +113,6 @@ def test_the_folder_of_an_adapter_stays_while_a_request_has_it() -> None:
     assert "/pause?mode=keep" not in [about.path for about in server.asked]
 
 
-def test_weights_go_by_the_folder_that_servers_on_other_machines_see(tmp_path: Path) -> None:
-    server_is = lora()
-
-    async def work(engine: VLLMEngine) -> None:
-        async with engine.connected():
-            await engine.follow()
-            (folder,) = tmp_path.iterdir()
-            assert server_is.loaded == [str(folder)]
-            assert folder.stat().st_mode & 0o777 == 0o755, "the server may be another user's"
-
-    with serving(server_is, models=()) as server:
-        run(work(engine_of(server, weights_folder=tmp_path)))
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize(
     ("server_is", "words"),
     [
@@ -165,21 +148,6 @@ def test_adapters_that_a_server_cannot_load_end_the_run_with_its_words() -> None
         pytest.raises(EngineError, match=r"cannot load the run's adapters: .*received \['wte'\]"),
     ):
         run(work(engine_of(server)))
-
-
-def test_a_server_of_our_own_is_started_for_adapters_of_the_rank() -> None:
-    def launch(rank: int) -> Launch:
-        adapters = replace(ADAPTERS, rank=rank) if rank else None
-        return Launch("python", Path("model"), "float32", 64, adapters=adapters)
-
-    assert "--enable-lora" not in launch(0).command(1)
-    assert "VLLM_ALLOW_RUNTIME_LORA_UPDATING" not in launch(0).environment()
-    command = launch(20).command(1)
-    assert command[command.index("--max-lora-rank") + 1] == "32"
-    assert command[command.index("--lora-target-modules") + 1 :] == ["q_proj", "v_proj"]
-    assert launch(20).environment()["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
-    ranks = (1, 8, 9, 512, 600)
-    assert [for_adapters(replace(ADAPTERS, rank=rank))[2] for rank in ranks] == ["8", "8", "16", "512", "600"]
 
 
 def refusal(*keys: str) -> Callable[[], None]:

@@ -19,7 +19,7 @@ from retcon.config.load import load_recipe
 from retcon.core.errors import EngineError, InfrastructureFault, RecipeError
 from retcon.engine.kinds.vllm import dtype_of
 from retcon.engine.types import EngineSetup
-from retcon.engine.vllm.engine import VLLMEngine, VLLMSettings
+from retcon.engine.vllm.engine import VLLMEngine
 from retcon.rollout.context import RolloutContext, RolloutLimits
 from retcon.rollout.group import rollout_group
 from retcon.tasks.types import Task
@@ -98,21 +98,6 @@ def test_no_more_is_asked_of_a_server_at_a_time_than_its_keys_and_values_hold() 
 
     with serving(server_is, models=()) as server:
         assert run(work(engine_of(server))).ids == (6, 6, 6)
-
-
-def test_what_a_server_holds_is_known_of_one_that_came_later_too() -> None:
-    late = VLLM({"cache": CACHE}, down=True)
-
-    async def work(engine: VLLMEngine) -> list[float]:
-        async with engine.connected():
-            late.down = False
-            assert engine._dispatcher is not None
-            held = [replica.capacity for replica in engine._dispatcher.policy.replicas]
-            await engine.generate("a", [5], GREEDY)
-            return [*held, *(replica.capacity for replica in engine._dispatcher.policy.replicas)]
-
-    with serving(late, models=()) as first, serving(VLLM(), models=()) as second:
-        assert run(work(engine_of(first, second))) == [math.inf, math.inf, 64, math.inf]
 
 
 def test_scores_are_those_of_the_prompt_and_the_last_id() -> None:
@@ -269,18 +254,6 @@ def test_an_answer_that_cannot_be_read_is_a_fault_and_no_generation() -> None:
         engine = engine_of(server, patience=0.01)
         with pytest.raises(InfrastructureFault, match="gives no generation"):
             run(connected(engine, lambda: engine.generate("a", [5], GREEDY)))
-
-
-def test_a_custom_server_that_cannot_be_started_says_why(tmp_path: Path) -> None:
-    from retcon.engine.vllm.process import Launch, Server
-
-    for python, words in (("/no/such/python", r"engine\.python: /no/such/python cannot be started"),
-                          ("python3", r"ended before it answered: .*vllm")):  # fmt: skip
-        own = Server(Launch(python, tmp_path, "auto", 64), 60)
-        engine = VLLMEngine(VLLMSettings(), TOKENIZER, max_len=64, model=lambda: None, own=own)  # type: ignore[arg-type,return-value]
-        with pytest.raises(EngineError, match=words):
-            run(connected(engine, lambda: None))
-        assert not own.alive
 
 
 @pytest.mark.parametrize("keys", [(), ("engine.url=http://127.0.0.1:1", "engine.python=python")])

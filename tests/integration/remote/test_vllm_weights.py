@@ -3,7 +3,6 @@ tests/real."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import subprocess
@@ -98,23 +97,6 @@ def test_a_server_that_was_down_when_weights_changed_gets_them_before_it_is_aske
     assert len(server_is.loaded) == 1
 
 
-@pytest.mark.parametrize("path", ["/pause", "/update_weights", "/finish_weight_update", "/resume"])
-def test_no_server_stays_paused_though_a_request_of_the_update_was_lost(path: str) -> None:
-    pytest.importorskip("torch", reason="weights need the [train] extra")
-    server_is = VLLM()
-
-    async def work(engine: VLLMEngine) -> None:
-        async with engine.connected():
-            engine.version = 1
-            server_is.lost = {path}
-            await engine.follow()
-            assert (await engine.generate("a", [5], GREEDY)).version == engine.weights
-            assert not server_is.paused
-
-    with serving(server_is, models=()) as server:
-        run(work(engine_of(server, trained=True)))
-
-
 def test_an_update_that_a_trainer_left_unfinished_is_begun_anew() -> None:
     pytest.importorskip("torch", reason="weights need the [train] extra")
     server_is = VLLM(updating=True, paused=True)
@@ -128,27 +110,6 @@ def test_an_update_that_a_trainer_left_unfinished_is_begun_anew() -> None:
         run(work(engine_of(server, trained=True)))
     assert not server_is.updating
     assert not server_is.paused, "whoever paused it may be gone"
-
-
-def test_an_update_goes_on_where_who_asked_for_it_is_cancelled() -> None:
-    pytest.importorskip("torch", reason="weights need the [train] extra")
-    server_is = VLLM(holds="/update_weights")
-
-    async def work(engine: VLLMEngine) -> None:
-        async with engine.connected():
-            engine.version = 1
-            following = asyncio.create_task(engine.follow())
-            await asyncio.to_thread(server_is.begun.wait, 30)
-            following.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await following
-            assert server_is.paused
-            asyncio.get_running_loop().call_later(0.1, server_is.answered.set)
-
-    with serving(server_is, models=()) as server:
-        run(work(engine_of(server, trained=True)))
-    assert (server_is.updating, server_is.paused) == (False, False)
-    assert server_is.weights != "default"
 
 
 def test_weights_of_a_trainer_that_was_killed_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

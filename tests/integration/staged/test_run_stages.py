@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -17,13 +17,9 @@ from retcon.build import settle
 from retcon.config.schema import Recipe, Stage, TaskSection, stages_of
 from retcon.core.errors import RecipeError, RecordError
 from retcon.core.seeds import derive
-from retcon.engine.types import GREEDY_BELOW
-from retcon.models.locating import name_of
 from retcon.runs.folder import NOT_THERE
-from retcon.store import jsonl
 from retcon.tasks.types import Task
-from retcon.train.rl import run_rl
-from retcon.train.settling import refuse_unlearnable, settle_stages
+from retcon.train.settling import settle_stages
 from retcon.train.stages import RunStages
 from training import Ones, make_base, small_recipe
 
@@ -151,14 +147,6 @@ def test_what_is_asked_of_engine_and_memory_is_that_of_the_whole_run(every: int,
     assert run.needs_reference
 
 
-def test_problems_that_leave_no_room_are_refused_where_the_way_is_measured(base: Path) -> None:
-    tight: dict[str, object] = {"max_tokens": 5}
-    with pytest.raises(RecipeError, match="prompts of 2 of 2 problems leave no room"):
-        run_of(base, A, B, rollout=tight, evaluate={"every": 1})
-    with pytest.raises(RecipeError, match=r"^stage 1, a: rollout\.max_tokens = 5: no room for an answer in 8 prompts"):
-        run_of(base, A, B, rollout=tight)
-
-
 @pytest.mark.parametrize(
     ("every", "told"),
     [
@@ -171,27 +159,6 @@ def test_a_system_prompt_takes_room_too(every: int, told: str, base: Path) -> No
     run_of(base, A, B, **given)
     with pytest.raises(RecipeError, match=told):
         run_of(base, A, B, **given, task={"said": "Be brief. " * 60})
-
-
-@pytest.mark.parametrize("every", [0, 1])
-def test_a_stage_of_other_tasks_may_have_none_that_evaluations_measure(every: int, base: Path) -> None:
-    """Whether or not there are evaluations on the way: there will be one afterwards."""
-    evaluate: dict[str, object] = {"every": every}
-    run_of(base, A, {**B, "task": {"letters": "stuvwx"}}, evaluate=evaluate)
-    with pytest.raises(RecipeError, match=r"^stage 2, b would train on 2 of the problems that evaluations measure"):
-        run_of(base, A, {**B, "task": {"letters": "xyz"}}, evaluate=evaluate)
-
-
-def test_so_may_one_whose_run_has_no_stage_of_its_own_tasks(base: Path, tmp_path: Path) -> None:
-    """Of files, whose problems are no class of one's own."""
-    for name, numbers in (("own", range(9)), ("held", range(50, 52)), ("other", range(40, 60))):
-        rows = ({"question": f"What is {n} + 1?", "answer": str(n + 1)} for n in numbers)
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    task: dict[str, object] = {"kind": "file", "path": str(tmp_path / "own.jsonl")}
-    held: dict[str, object] = {"evaluation_path": str(tmp_path / "held.jsonl")}
-    other = {"task": {"path": str(tmp_path / "other.jsonl"), "evaluation_path": ""}}
-    with pytest.raises(RecipeError, match=r"^stage 1, b would train on [12] of the problems that evaluations measure"):
-        run_of(base, {**B, **other}, task={**task, **held})
 
 
 @pytest.mark.parametrize("held", ["C", "c"], ids=["by id", "by content"])
@@ -258,54 +225,3 @@ def test_lengths_that_are_open_are_each_stages_own(base: Path) -> None:
     new = [one for one in second if one not in first]
     assert settled.derived == (*map(str, first), *(f"stage 2, b: {one}" for one in new))
     assert settle_stages(recipe, base, settled.tasks).derived == (), "of tasks of the caller's own nothing is"
-
-
-@pytest.mark.parametrize(("temperature", "greedy"), [(GREEDY_BELOW, False), (GREEDY_BELOW / 2, True)])
-def test_a_stage_whose_rollouts_are_greedy_is_refused_by_name(temperature: float, greedy: bool, base: Path) -> None:
-    recipe = recipe_of(base, A, {**B, "rollout": {"temperature": temperature}})
-    if not greedy:
-        refuse_unlearnable(recipe)
-        return
-    with pytest.raises(RecipeError, match=r"^stage 2, b: rollout\.temperature = 5e-06 is greedy"):
-        refuse_unlearnable(recipe)
-
-
-def test_a_correction_is_by_log_probs_of_temperature_one(base: Path) -> None:
-    correcting: dict[str, object] = {"old_logprobs": "recompute", "correction": "token_mask"}
-    refuse_unlearnable(recipe_of(base, A, B, rl=correcting))
-    said = r"^stage 2, b: rl\.correction = token_mask goes by .* rollout\.temperature = 0\.6: set"
-    with pytest.raises(RecipeError, match=said):
-        refuse_unlearnable(recipe_of(base, A, {**B, "rollout": {"temperature": 0.6}}, rl=correcting))
-
-
-class Killed(Exception):
-    pass
-
-
-def test_a_session_goes_on_after_the_prompts_that_its_stage_has_drawn(base: Path, tmp_path: Path) -> None:
-    """Of data of the stage's own, of which no stage before says anything."""
-    section: dict[str, object] = {"prompts": 1, "group": 2, "checkpoint_every": 1}
-    short: dict[str, object] = {"max_tokens": 16}
-    recipe = recipe_of(base, A, {**B, **OTHER}, rl=section, rollout=short, repair={"kind": "none"})
-    out = tmp_path / "run"
-
-    def killed(line: Mapping[str, float | None]) -> None:
-        if line["step"] == 2:
-            raise Killed
-
-    with pytest.raises(Killed):
-        run_rl(recipe, base, out, on_step=killed)
-    run_rl(recipe, base, out)
-    steps = [jsonl.read(out / f"trajectories/step-00000{step}.jsonl") for step in (1, 2, 3)]
-    assert [{one.task for one in step} for step in steps] == [{"a"}, {"s"}, {"t"}]
-    assert json.loads((out / "run.json").read_text())["start"] == name_of(base)
-
-
-def test_overlap_that_a_recipe_allows_is_not_refused(base: Path, tmp_path: Path) -> None:
-    rows = [json.dumps({"question": f"What is {n} + 1?", "answer": str(n + 1)}) + "\n" for n in range(9)]
-    for name in ("own", "held"):
-        (tmp_path / f"{name}.jsonl").write_text("".join(rows))
-    files = {"path": str(tmp_path / "own.jsonl"), "evaluation_path": str(tmp_path / "held.jsonl")}
-    task = {"kind": "file", **files, "overlap": "allow"}
-    (whole,), run = run_of(base, task=task, rollout={"max_tokens": 200}, evaluate={"every": 1})
-    assert len(list(islice(run.prompts(whole, [], Path("model")), 9))) == 9

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
-import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,14 +17,12 @@ from safetensors.torch import load_file
 
 from retcon.build import build_tasks
 from retcon.config.schema import Recipe, stages_of
-from retcon.core.errors import CheckpointError, DriftWarning, RecipeError
+from retcon.core.errors import CheckpointError, RecipeError
 from retcon.runs.folder import NOT_THERE, Cost
 from retcon.store import jsonl
 from retcon.tasks.types import Task
 from retcon.train.rl import run_rl
-from retcon.train.settling import settle_stages
 from retcon.train.sft import run_sft
-from retcon.train.stages import RunStages
 from retcon.train.trainer import Progress, read_progress
 from training import Ones, make_base, make_demonstrations, small_recipe
 
@@ -139,19 +136,6 @@ def test_a_stage_goes_on_in_the_data_where_the_one_before_stopped(
     recipe = staged(base, {**A, "steps": 1}, {**B, "rollout": {"max_turns": 2}}, rl={"steps": 2})
     trained(recipe, cold, tmp_path / "out", Counted(count))
     assert drawn(tmp_path / "out", [1, 2]) == wanted
-
-
-def test_prompts_drawn_in_place_of_others_are_drawn_too(start: tuple[Path, Path], tmp_path: Path) -> None:
-    base, cold = start
-    stages = [{"name": name, "steps": 1} for name in "cdef"]
-    recipe = staged(base, *stages, B, rl={"steps": 5, "group": 2}, select={"dynamic": True})
-    lines = trained(recipe, cold, tmp_path / "out")
-    steps = drawn(tmp_path / "out", [1, 2, 3, 4, 5])
-    extra = [line["extra_groups"] for line in lines]
-    assert extra == [len(step) - 2 for step in steps]
-    assert any(extra[:4]), "some group is all right or all wrong"
-    numbers = [int(task.rpartition("/")[2]) for step in steps for task in step]
-    assert numbers == list(range(len(numbers)))
 
 
 def test_nothing_is_begun_ahead_for_the_next_stage(start: tuple[Path, Path], tmp_path: Path) -> None:
@@ -330,40 +314,3 @@ def test_a_stage_with_its_own_data_goes_on_once_its_pass_rates_are_there(
     lines: Lines = []
     run_rl(recipe, cold, out, on_step=lines.append)
     assert [line["stage"] for line in lines] == [2]
-
-
-def test_what_a_stage_without_its_pass_rates_would_draw_is_of_its_own_data(
-    start: tuple[Path, Path], tmp_path: Path
-) -> None:
-    """Between two others, for a plan: of all its tasks, as nobody can tell yet which are left out."""
-    base, cold = start
-    stages = []
-    for number, name in enumerate(("one", "two", "three")):
-        rows = range(100 * number, 100 * number + 40)
-        text = "".join(json.dumps({"question": f"What is {n} + 1?", "answer": str(n + 1)}) + "\n" for n in rows)
-        (tmp_path / f"{name}.jsonl").write_text(text)
-        stages.append({"name": name, "steps": 1, "task": {"kind": "file", "path": str(tmp_path / f"{name}.jsonl")}})
-    stages[1]["select"] = {"pass_rates": str(tmp_path / "rates.jsonl")}
-    del stages[2]["steps"]
-    settled = settle_stages(numbers(base, *stages, rl={"steps": 3}), cold)
-    run = RunStages(settled, cold, model="m")
-    seen = {}
-    for stage, _ in settled.each:
-        seen[stage.name, run.waits(stage)] = {
-            task.id.split("/")[0] for task in itertools.islice(run.stream(stage).after(0), 8)
-        }
-    assert seen == {("one", False): {"one"}, ("two", True): {"two"}, ("three", False): {"three"}}
-
-
-def test_harder_tasks_are_no_drift(tmp_path: Path) -> None:
-    from retcon.train.watch import Course
-
-    lines = [{"first_tries": 40.0, "first_try_failures": 40 * rate} for rate in (0.1, 0.7) for _ in range(10)]
-    course = Course(small_recipe(tmp_path).rl, lines[:-1])
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", DriftWarning)
-        course.data_since(10)
-        assert course.drift_after(lines[-1]) == {"first_try_drift": None, "first_try_alarm": 0}
-        course.data_since(0)
-        with pytest.raises(DriftWarning):
-            course.drift_after(lines[-1])

@@ -170,28 +170,6 @@ def test_as_many_are_begun_as_the_steps_to_come_can_take(last: int | None, begun
     assert names == sorted([1, 2, 3, 4] * 2)[: begun[-1]]
 
 
-def test_what_is_under_way_when_a_stream_ends_is_given_up() -> None:
-    """A run that ends for what it has spent would leave it to an engine and a sandbox that are closed."""
-    given_up: list[int] = []
-
-    class Waiting(Playing):
-        async def of(self, tasks: Sequence[Task], *, step: int) -> list[list[Trajectory]]:
-            try:
-                return await super().of(tasks, step=step) if step == 1 else await asyncio.Future()
-            except asyncio.CancelledError:
-                given_up.append(step)
-                raise
-
-    async def taken() -> int:
-        recipe = Recipe.model_validate({"rl": {"prompts": 2, "steps": 4, "max_staleness": 2}})
-        async with GroupStream(Waiting(recipe), Ones().train(0)) as stream:  # type: ignore[arg-type]
-            assert len(await stream.take(2, step=1)) == 2
-        return len(asyncio.all_tasks())
-
-    assert asyncio.run(taken()) == 1, "this one"
-    assert given_up == [2, 2, 3, 3]
-
-
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_an_update_leaves_tools_and_waiting_rollouts_alone(
     staleness: int, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

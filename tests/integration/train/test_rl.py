@@ -14,13 +14,14 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from retcon.config.schema import LoraSection
-from retcon.core.errors import CheckpointError, RecipeError, SandboxUnavailable
+from retcon.core.errors import CheckpointError, EngineError, RecipeError, SandboxUnavailable
 from retcon.models.locating import locate
 from retcon.models.lora import Adapter
 from retcon.runs.metrics import ALL
 from retcon.store import jsonl
 from retcon.train import rl
 from retcon.train.rl import run_rl
+from retcon.train.rollouts import TrainingRollouts
 from training import Graded, Ones, make_base, small_recipe
 
 pytestmark = pytest.mark.torch
@@ -279,6 +280,26 @@ def test_a_sandbox_or_server_that_is_gone_loses_no_step(base, tmp_path, monkeypa
     with pytest.raises(SandboxUnavailable, match="the machine is gone"):
         run_rl(recipe, base, tmp_path / "run", tasks=Ones())
     assert [one.name for one in (tmp_path / "run/checkpoints").iterdir()] == ["step-000002"]
+
+
+def test_a_server_that_cannot_be_given_the_weights_loses_no_step(base, tmp_path, monkeypatch):
+    """The step that made them has been taken."""
+    sync = TrainingRollouts.sync
+
+    async def full(self, version=0):
+        await sync(self, version)
+        if version == 3:
+            raise EngineError("the weights cannot be written to /dev/shm")
+
+    recipe = small_recipe(base, rl={**SMALL, "steps": 4, "checkpoint_every": 1000}, rollout={"max_tokens": 16})
+    unbroken = run_rl(recipe, base, tmp_path / "unbroken", tasks=Ones())
+    monkeypatch.setattr(TrainingRollouts, "sync", full)
+    with pytest.raises(EngineError, match="cannot be written to /dev/shm"):
+        run_rl(recipe, base, tmp_path / "run", tasks=Ones())
+    assert [one.name for one in (tmp_path / "run/checkpoints").iterdir()] == ["step-000003"]
+    monkeypatch.undo()
+    final = run_rl(recipe, base, tmp_path / "run", tasks=Ones())
+    assert (final / "model.safetensors").read_bytes() == (unbroken / "model.safetensors").read_bytes()
 
 
 class Interrupting(Ones):

@@ -39,6 +39,7 @@ ERRORS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.torch  # which must be there not to be imported
 def test_errors_come_before_torch(tmp_path: Path) -> None:
     (tmp_path / "problems.jsonl").write_text('{"question": "What is 1 + 1?", "answer": "2"}\n')

@@ -30,6 +30,7 @@ def modules_of(statement: str) -> set[str]:
     return set(json.loads(done.stdout.splitlines()[-1]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("statement", "ours"),
     [

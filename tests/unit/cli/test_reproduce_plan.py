@@ -28,6 +28,7 @@ def planned(out: Path, paper: str, only: str | None = None, *overrides: str, see
     return make_reproduction(options, about, select_studies(about, only), recipes, overrides)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("paper", PAPERS)
 def test_every_arm_can_be_made_and_is_measured_and_budgeted_alike(paper: str, tmp_path: Path) -> None:
     plan = planned(tmp_path, paper)
@@ -104,6 +105,7 @@ def test_a_model_for_all_is_refused_where_every_arm_has_one_of_its_own(tmp_path:
         make_reproduction(options, paper, select_studies(paper, "size"), paper.recipes, ())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("paper", PAPERS)
 def test_a_quick_reproduction_has_six_steps_an_arm_and_takes_changes(paper: str, tmp_path: Path) -> None:
     about = PAPERS[paper]

@@ -59,6 +59,7 @@ def test_training_with_an_engine_that_cannot_be_is_refused_by_name_before_work_s
     load_recipe(None).engine.refuse_training(load_recipe(None))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("keys", "told"),
     [

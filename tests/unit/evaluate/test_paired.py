@@ -17,6 +17,7 @@ def drawn(draws: np.random.Generator, shape: tuple[int, int], *, seeds: float, p
     return 0.5 + shifts + draws.normal(0, 0.1, shape)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("seeds", "problems"), [(0.05, 0.0), (0.0, 0.3), (0.05, 0.3)], ids=["seeds vary", "problems vary", "both vary"]
 )

@@ -313,6 +313,7 @@ def audited(
     return made, Kept(out, shared.engine, told)
 
 
+@pytest.mark.slow
 def test_an_audit_that_was_interrupted_goes_on_and_comes_to_the_same(tmp_path):
     whole, _ = audited(tmp_path / "whole")
     stopped, _ = audited(tmp_path / "again", stop_after=1, replays=64)

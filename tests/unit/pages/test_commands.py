@@ -118,6 +118,7 @@ def test_extras_are_there_and_are_installed_from_the_clone() -> None:
     assert {(file, name) for file, name in named if name not in extras} == set()
 
 
+@pytest.mark.slow
 def test_commands_that_are_shown_can_be_typed() -> None:
     faults = [(str(file.relative_to(ROOT)), " ".join(words), fault(words)) for file, words in SHOWN]
     assert [found for found in faults if found[2]] == []

@@ -193,6 +193,7 @@ def test_what_is_not_known_is_not_zero() -> None:
     assert "reward 1 · stop answer · no marked answer" in printed(show_trajectory(unmarked))
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(trajectories())
 def test_any_trajectory_can_be_shown(trajectory: Trajectory) -> None:

@@ -43,6 +43,7 @@ def broken(path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "out"), [("a.jsonl", "b.parquet"), ("a.eval", "b.eval"), ("a.parquet", "b.parquet")])
 def test_a_bad_record_leaves_nothing_open_and_no_word_of_it(
     tmp_path: Path, name: str, out: str, monkeypatch: pytest.MonkeyPatch

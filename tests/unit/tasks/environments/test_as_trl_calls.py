@@ -117,6 +117,7 @@ def called(arguments: dict[str, object]) -> Observation:
     return asyncio.run(once())
 
 
+@pytest.mark.slow
 def test_reward_functions_get_what_trl_gives_them() -> None:
     given.clear()
     prompt = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Add 5."}]

@@ -112,6 +112,7 @@ def test_a_record_that_breaks_off_is_refused_where_each_is_a_transcript(tmp_path
         run(tmp_path, as_lines([FORMATS["messages"](REPAIRED)]) + TORN)
 
 
+@pytest.mark.slow
 def test_of_a_packed_session_that_breaks_off_what_stands_before_is_kept_if_that_is_asked_for(tmp_path: Path) -> None:
     lines = as_lines([*session("codex"), *({"type": "event_msg", "payload": {"n": n * 7919}} for n in range(4000))])
     data = gzip.compress(lines)[:-200]
@@ -131,6 +132,7 @@ def test_a_session_that_breaks_off_is_learnt_from_and_told(tmp_path: Path) -> No
     assert any(sample.mask)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "file"),
     [("claude_code", "in.jsonl"), ("codex", "in.jsonl"), ("adk", "in.jsonl"), ("adk", "in.json"),
