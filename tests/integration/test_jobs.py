@@ -10,9 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.comparing import FIX, repaired, trajectory
 
 from retcon.cli import jobs as module
 from retcon.cli.jobs import Job, JobFailed, run_jobs
+from retcon.core.types import Trajectory
+from retcon.store import jsonl
 
 
 class Record:
@@ -35,6 +38,9 @@ class Record:
 
     def ended(self, job: Job) -> None:
         self.told.append(("ended", job.name))
+
+    def show(self, job: Job, trajectory: Trajectory) -> None:
+        self.told.append((f"shows {trajectory.id}", job.name))
 
 
 @pytest.fixture
@@ -61,6 +67,22 @@ def test_a_job_waits_for_what_it_needs_and_others_take_its_place(tmp_path: Path)
     assert board.told.index(("ended", "a")) < board.told.index(("started", "b"))
     assert board.told[:2] == [("started", "a"), ("started", "c")]
     assert "retcon 0." in (tmp_path / "logs" / "b.log").read_text()
+
+
+def test_the_first_repair_is_shown_once_it_is_written_and_the_cost_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board, made = Record(), tmp_path / "step.jsonl"
+    jsonl.write(tmp_path / "made.jsonl", [trajectory("a/0", FIX), repaired("b/0"), repaired("c/0")])
+    script = tmp_path / "python"
+    script.write_text(f"#!/bin/sh\nmv {tmp_path}/made.jsonl {made}\necho 1.5 > {tmp_path}/a.progress.cpu_s\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(script))
+    job = Job("a", (), tmp_path / "a.log", shows=made)
+    run_jobs([job], at_once=1, board=board, on_end=lambda _: None)
+    run_jobs([job], at_once=1, board=board, on_end=lambda _: None)
+    assert [told for told, _ in board.told] == ["started", "shows b/0", "ended", "started", "ended"]
+    assert job.cpu_s == 1.5
 
 
 def test_words_that_come_late_are_asked_for_when_what_is_needed_is_over(tmp_path: Path) -> None:

@@ -121,6 +121,8 @@ def apart(one: Recipe, other: Recipe) -> set[str]:
     return found
 
 
+SHORT = ("rl.steps", "evaluate.samples", "evaluate.top_p")
+"""Keys by which a quickstart takes half of the time."""
 ABOUT = {
     "mini/dapo-baseline": (),
     "mini/grpo": ("rl.algorithm",),
@@ -154,10 +156,10 @@ ABOUT = {
     "mini/ours/roc-saar": ("repair", "select", "rl.mask_negative_spliced"),
     "mini/ours/truncated": ("repair", "rl.splice_weight"),
     "mini/ours/veto": ("repair", "rl.mask_negative_spliced"),
-    "quickstart/baseline": (),
-    "quickstart/saar": ("repair",),
-    "quickstart/roc": ("select",),
-    "quickstart/blame": ("rl.blame",),
+    "quickstart/baseline": SHORT,
+    "quickstart/saar": (*SHORT, "repair"),
+    "quickstart/roc": (*SHORT, "select"),
+    "quickstart/blame": (*SHORT, "rl.blame"),
 }
 """What a recipe on the number tasks is about: the keys in which it differs from the baseline."""
 

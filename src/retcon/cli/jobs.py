@@ -25,10 +25,14 @@ from typing import Protocol
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.rule import Rule
 
 from retcon.core.errors import RetconError
 from retcon.core.together import cancelled
-from retcon.runs.progress import FILE, POLL_SECONDS, Lines, format_duration
+from retcon.core.types import Trajectory, is_repaired
+from retcon.report.transcript import show_purification
+from retcon.runs.progress import FILE, POLL_SECONDS, Lines, cost_file, format_duration
+from retcon.store import jsonl
 
 PATIENCE_SECONDS = 600.0  # for what a job that was asked to end still has to finish
 GRACE_SECONDS = 5.0  # between asking a job to end at once and ending it
@@ -40,7 +44,8 @@ _LIBC = ctypes.CDLL(None)  # loaded here, not between fork and exec
 @dataclass(frozen=True, slots=True)
 class Job:
     """One command. words: after `retcon`. threads: torch's and BLAS's. log: gets what the command prints. needs: names
-    of jobs that must be over first. late: further words, known only then."""
+    of jobs that must be over first. late: further words, known only then. shows: trajectories that it writes on its
+    way, of which the first repaired one is shown."""
 
     name: str
     words: tuple[str, ...]
@@ -48,10 +53,18 @@ class Job:
     threads: int = 1
     needs: tuple[str, ...] = ()
     late: Callable[[], Sequence[str]] = tuple
+    shows: Path | None = None
 
     @property
     def progress(self) -> Path:
         return self.log.with_suffix(".progress.json")
+
+    @property
+    def cpu_s(self) -> float:
+        """CPU seconds of the command that ended last, its children included; 0 where it was killed."""
+        with contextlib.suppress(OSError, ValueError):
+            return float(cost_file(self.progress).read_text(encoding="ascii"))
+        return 0.0
 
 
 class Board(Protocol):
@@ -66,6 +79,10 @@ class Board(Protocol):
         ...
 
     def ended(self, job: Job) -> None: ...
+
+    def show(self, job: Job, trajectory: Trajectory) -> None:
+        """Its model has just made this."""
+        ...
 
 
 class JobFailed(RetconError):
@@ -140,6 +157,8 @@ def _pressed(ending: asyncio.Event, hurry: asyncio.Event) -> Iterator[None]:
 async def _run(job: Job, board: Board, hurry: asyncio.Event) -> None:
     job.log.parent.mkdir(parents=True, exist_ok=True)
     job.progress.unlink(missing_ok=True)
+    cost_file(job.progress).unlink(missing_ok=True)
+    awaited = None if job.shows is None or job.shows.exists() else job.shows
     with job.log.open("ab") as log:
         begin = log.tell()
         process = await asyncio.create_subprocess_exec(
@@ -161,6 +180,10 @@ async def _run(job: Job, board: Board, hurry: asyncio.Event) -> None:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(process.wait(), POLL_SECONDS)
                 _report(job, board)
+                if awaited is not None and awaited.exists():
+                    if (found := next(filter(is_repaired, jsonl.read(awaited)), None)) is not None:
+                        board.show(job, found)
+                    awaited = None
         finally:
             if process.returncode is None:
                 _send(process, signal.SIGINT)
@@ -361,6 +384,9 @@ class BarBoard:
         self._progress.update(self._bars[job.name], description=done, completed=total, total=total, visible=self._few)
         self._progress.update(self._all, description=_left(self._remaining), advance=1)
 
+    def show(self, job: Job, trajectory: Trajectory) -> None:
+        _print_repair(self._progress.console, job, trajectory)
+
 
 class LineBoard:
     """A line for every tenth of a job's way, and one at its end, with the time that is left for all."""
@@ -391,8 +417,16 @@ class LineBoard:
         left = _left(self._remaining) if self._done < self._jobs else ""
         self._say(f"{job.name}: done ({self._done} of {self._jobs}){', ' * bool(left)}{left}")
 
+    def show(self, job: Job, trajectory: Trajectory) -> None:
+        _print_repair(self._console, job, trajectory)
+
     def _say(self, line: str) -> None:
         self._console.out(line, highlight=False)
+
+
+def _print_repair(console: Console, job: Job, trajectory: Trajectory) -> None:
+    console.print(Rule(f"{job.name}: the first repair by the model so far", align="left"))
+    console.print(show_purification(trajectory))
 
 
 def _left(remaining: Remaining) -> str:

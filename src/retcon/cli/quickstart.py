@@ -334,7 +334,15 @@ def print_quickstart(plan: Quickstart, seconds: float, command: str, console: Co
     folders = [out / COLD_START, *(run_folder(out, arm, seed) for arm, seed in plan.trained)]
     places = [line for folder in folders for line in json.loads((folder / "run.json").read_bytes()).get("places", [])]
     console.print("\n" + "\n".join(dict.fromkeys(places)), highlight=False, soft_wrap=True)
+    console.print(describe_cost(plan), highlight=False, soft_wrap=True)
     print_end(console, out, seconds, FILES, _next_commands(plan, list(arms), found))
+
+
+def describe_cost(plan: Quickstart) -> str:
+    """CPU seconds of each job, the starts of processes and the writing of demonstrations included."""
+    spent = plan.record.cpu_s
+    parts = [f"{name} {seconds:,.0f}" for name, seconds in spent.items()]
+    return f"CPU seconds of each job: {'; '.join(parts)}; in all {sum(spent.values()):,.0f}"
 
 
 def _showcase(plan: Quickstart) -> tuple[Trajectory, Path] | None:

@@ -30,7 +30,7 @@ from retcon.core.errors import CheckpointError, RetconError
 from retcon.evaluate.result import read_result
 from retcon.evaluate.runner import settings_of
 from retcon.runs.folder import NAME as RUN
-from retcon.runs.folder import PROBLEMS, WEIGHTS, RunKind, as_now, differing, flat, refuse_unloadable
+from retcon.runs.folder import PROBLEMS, WEIGHTS, RunFolder, RunKind, as_now, differing, flat, refuse_unloadable
 from retcon.store.whole import LOCK, alone, explained, write_whole
 from retcon.train.settling import refuse_rollouts, refuse_unlearnable
 
@@ -76,7 +76,8 @@ def cold_start(out: Path, folder: Path, recipe: str, overrides: Sequence[str], *
     own = overrides_of(overrides, READS["sft"])
     kind = () if names_demos(settings, own) else (f"demos.kind={settings.demos.kind}",)  # `retcon sft` requires it
     words = ("sft", recipe, *own, *kind, "--demonstrations", str(demos), "--out", str(folder))
-    job = Job(name, words, _log(out, folder), threads=settings.run.threads)
+    shows = RunFolder(folder).trajectories(settings.sft.first_repair) if settings.sft.first_repair else None
+    job = Job(name, words, _log(out, folder), threads=settings.run.threads, shows=shows)
     return Target(job, settings, folder / "final", tuple(overrides), "sft", settings.model.path)
 
 
@@ -151,7 +152,7 @@ class Record(msgspec.Struct, omit_defaults=True):
     """The JSON file of an experiment's folder.
 
     Args:
-        seconds: wall time of all sessions.
+        seconds: wall time of all sessions. cpu_s: of each job that ended, by its name.
         recipes: recipe of each job, by the job's name.
         arms: of a comparison, name to recipe, the baseline first.
         hours, fitted: of a quickstart, the time its steps were fitted to and the overrides that do so.
@@ -159,6 +160,7 @@ class Record(msgspec.Struct, omit_defaults=True):
 
     format: int
     seconds: float = 0.0
+    cpu_s: dict[str, float] = {}
     recipes: dict[str, dict[str, dict[str, object]]] = {}
     arms: dict[str, str] = {}
     match: str = ""
@@ -288,7 +290,8 @@ class Experiment:
                 self.record.seconds = round(earlier + time.monotonic() - began, 2)
                 self.save()
 
-            def ended(_: Job) -> None:
+            def ended(job: Job) -> None:
+                self.record.cpu_s[job.name] = job.cpu_s
                 save()
                 check_same_inputs(targets)
 

@@ -110,10 +110,10 @@ def _table(trajectories: list[Trajectory]) -> Table:
 
 
 def _first_repaired(file: Path) -> Trajectory:
-    from retcon.report.runs import repaired
+    from retcon.core.types import is_repaired
     from retcon.store.jsonl import first
 
-    if (found := first(file, repaired, having=b'"repair"')) is not None:
+    if (found := first(file, is_repaired, having=b'"repair"')) is not None:
         return found
     raise RecordError(f"{file}: no trajectory was repaired (was purification on?)")
 

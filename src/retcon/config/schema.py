@@ -80,6 +80,9 @@ class SFTSection(Section):
     validate_every: Positive = Field(50, description="steps between validations; there is one more at the end")
     samples: NonNegative = Field(0, description="evaluation problems that the final model solves greedily, kept as "
                                  "trajectories of the last step")  # fmt: skip
+    first_repair: NonNegative = Field(0, description="step after which evaluation problems are sampled with SAAR "
+        "until a failed call is repaired, kept as trajectories of that step; 0: none"
+    )  # fmt: skip
 
 
 class RLSection(Chosen, plugin="algorithm", chosen_by="algorithm"):

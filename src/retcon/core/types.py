@@ -316,6 +316,11 @@ class Trajectory(Record, frozen=True, omit_defaults=True):
         return sum(len(s.ids or ()) for t in self.own_turns for a in t.raw() for s in a.generated)
 
 
+def is_repaired(trajectory: Trajectory) -> bool:
+    """Whether a purifier replaced a turn of it."""
+    return any(t.repair is not None and t.repair.decision in REPLACED for t in trajectory.turns)
+
+
 for _kind in Record.__subclasses__():
     _kind.__dataclass_fields__ = {f.name: f for f in fields(make_dataclass(_kind.__name__, _kind.__struct_fields__))}
 

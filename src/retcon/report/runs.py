@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from retcon.core.errors import CheckpointError, RecordError, nearest
-from retcon.core.types import REPLACED, Trajectory
+from retcon.core.types import Trajectory, is_repaired
 from retcon.evaluate.audit import ABOUT
 from retcon.evaluate.result import Result, read_result
 from retcon.runs.folder import NAME
@@ -72,11 +72,6 @@ def read_run(folder: Path, seed: int) -> Run:
     if not metrics:
         raise RecordError(f"{file} tells no step of a run that is over: remove {folder}, and it is trained again")
     return Run(folder, seed, metrics, read_result(folder / "eval" / "result.json"))
-
-
-def repaired(trajectory: Trajectory) -> bool:
-    """Whether a purifier replaced something in it."""
-    return any(t.repair is not None and t.repair.decision in REPLACED for t in trajectory.turns)
 
 
 def showcase(trajectories: Iterable[Trajectory]) -> Trajectory | None:
@@ -223,7 +218,7 @@ def some_trajectories(run: Viewed) -> tuple[Trajectory | None, list[Trajectory]]
             for good in (True, False):
                 alike = [t for t in read if t.reward is not None and (t.reward > 0) == good and t.turns]
                 others += sorted(alike, key=lambda t: (not t.raw_calls, len(t.text)))[:1]
-        first = first or showcase(read) or next(filter(repaired, read), None)
+        first = first or showcase(read) or next(filter(is_repaired, read), None)
         if first is not None or (others and not _repairs(run)):  # all files of a long run take minutes
             break
     return first, others

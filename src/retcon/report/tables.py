@@ -117,28 +117,34 @@ def _at_the_end(run: Run, name: str) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the table. better: the sign of what is better, 0 for costs that are only told."""
+    """One line of the table.
+
+    Args:
+        better: sign of what is better, 0 for costs.
+        brief: shown in the terminal, not only on the page.
+    """
 
     figure: str
     label: str
     digits: int
     better: int
+    brief: bool = False
 
 
 ROWS = (
-    Row("pass1_t1", "pass@1, T = 1", 3, 1),
-    Row("pass4_t1", "pass@4, T = 1", 3, 1),
-    Row("pass8_t1", "pass@8, T = 1", 3, 1),
+    Row("pass1_t1", "pass@1, T = 1", 3, 1, brief=True),
+    Row("pass4_t1", "pass@4, T = 1", 3, 1, brief=True),
+    Row("pass8_t1", "pass@8, T = 1", 3, 1, brief=True),
     Row("pass1", "pass@1, top-p", 3, 1),
     Row("pass8", "pass@8, top-p", 3, 1),
-    Row("failed_calls_t1", "failed calls, T = 1", 2, -1),
+    Row("failed_calls_t1", "failed calls, T = 1", 2, -1, brief=True),
     Row("failed_calls", "failed calls, top-p", 2, -1),
-    Row("tokens", "tokens, T = 1", 0, -1),
+    Row("tokens", "tokens, T = 1", 0, -1, brief=True),
     Row("train_failed_calls_raw", "failed in training, raw", 2, -1),
     Row("train_failed_calls", "  as trained on", 2, 0),
     Row("rollouts", "training: rollouts", 0, 0),
-    Row("cpu_s", "  CPU seconds", 0, 0),
-    Row("wall_s", "  wall seconds", 0, 0),
+    Row("cpu_s", "training: CPU seconds", 0, 0, brief=True),
+    Row("wall_s", "training: wall seconds", 0, 0),
 )
 
 
@@ -177,7 +183,7 @@ def best_arms(row: Row, arms: Mapping[str, Figures]) -> set[str]:
 
 
 def comparison_table(cold_start: Figures, arms: Mapping[str, Figures], *, seeds: int) -> Table:
-    """Figures down, arms across; the best mean of each row in bold. More than two arms have their ranges below
+    """The brief rows, arms across; the best mean of each row in bold. More than two arms have their ranges below
     the means, so that three fit a terminal of 80 columns."""
     table = Table(
         title="Evaluation with purification off, on problems that no training saw",
@@ -194,13 +200,13 @@ def comparison_table(cold_start: Figures, arms: Mapping[str, Figures], *, seeds:
     table.add_column("cold start", justify="right", overflow="fold", header_style=COLD_START.colour)
     for arm, look in looks(arms).items():
         table.add_column(arm, justify="right", overflow="fold", header_style=f"bold {look.colour}")
-    for row, ends in measured_rows(cold_start, arms):
+    for row in (row for row, _ in measured_rows(cold_start, arms) if row.brief):
         best = best_arms(row, arms)
         cells = [
             Text(show(figures[row.figure], row.digits), style="bold" if arm in best else "")
             for arm, figures in arms.items()
         ]
-        table.add_row(row.label, show(cold_start[row.figure], row.digits), *cells, end_section=ends)
+        table.add_row(row.label, show(cold_start[row.figure], row.digits), *cells)
     return table
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
+import resource
 import sys
 import time
 from collections import deque
@@ -30,10 +32,23 @@ OnProgress = Callable[[int, int], None]
 """Takes (done, total)."""
 
 
+def cost_file(progress: Path) -> Path:
+    """The file beside a progress file that tells what the command cost."""
+    return progress.with_suffix(".cpu_s")
+
+
+def _write_cost(progress: Path) -> None:
+    """Write the CPU seconds of this process and its children."""
+    usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    cost_file(progress).write_text(f"{sum(usage.ru_utime + usage.ru_stime for usage in usages):.2f}", encoding="ascii")
+
+
 @contextmanager
 def show_progress(label: str) -> Iterator[OnProgress]:
     """Return a function that shows the progress of `label`."""
     if path := os.environ.get(FILE):
+        atexit.unregister(_write_cost)
+        atexit.register(_write_cost, Path(path))
         yield ProgressFile(Path(path), label)
         return
     from rich.console import Console

@@ -16,6 +16,7 @@ from retcon.build import (
     build_plain_sampling,
     build_policy,
     build_tasks,
+    measuring,
     open_context,
     open_graders,
     settle,
@@ -24,7 +25,8 @@ from retcon.config.schema import Recipe, SFTSection
 from retcon.core.errors import RecipeError
 from retcon.core.seeds import derive
 from retcon.core.texts import counted
-from retcon.core.types import Sample, Trajectory
+from retcon.core.together import in_a_loop
+from retcon.core.types import Sample, Trajectory, is_repaired
 from retcon.engine.kinds.local import LocalSection
 from retcon.models.devices import OnPlace
 from retcon.models.loading import load_config, positions
@@ -44,6 +46,7 @@ from retcon.train.datasets.demonstrations import files_of, read_samples
 from retcon.train.kernels.computing import DEFAULT, Computing
 from retcon.train.kernels.forward import forwards
 from retcon.train.optim import apply, learning_rate, rising_steps
+from retcon.train.rollouts import open_rollouts
 from retcon.train.trainer import OnStep, Trainer, Training, train
 from retcon.train.watch import refuse_diverged
 
@@ -70,19 +73,19 @@ class Samples:
     file: Path
 
 
-def to_sample(recipe: Recipe, folder: Path, out: Path) -> ToSample | None:
-    """`sft.samples` evaluation problems for what the model in `folder` will become, None where none are wanted. out:
+def to_sample(recipe: Recipe, folder: Path, out: Path, count: int) -> ToSample | None:
+    """`count` evaluation problems for what the model in `folder` will become, None where none are wanted. out:
     of the run. Raises RecipeError where there is none, no prompt leaves room to answer, the model has fewer positions
     than the recipe's rollouts may have tokens, or memory does not hold these and the run is not finished, and what
     `build_tasks` raises."""
-    if not recipe.sft.samples:
+    if not count:
         return None
     family = build_tasks(recipe, folder)
     recipe, _ = settle(recipe, folder, family)
     _refuse_beyond(recipe, folder)
     if not RunFolder(out).finished:
         check_rollouts_fit(recipe, folder)
-    asked = held_out(recipe, family, recipe.sft.samples)
+    asked = held_out(recipe, family, count)
     fit = fitting(asked, build_chat(recipe, folder, family), recipe.rollout.max_tokens)
     return ToSample(recipe, family, tuple(fit))
 
@@ -93,8 +96,8 @@ def _refuse_beyond(recipe: Recipe, folder: Path) -> None:
     most = recipe.rollout.max_tokens + recipe.rollout.lookahead_tokens
     if isinstance(recipe.engine, LocalSection) and limit is not None and most > limit:
         raise RecipeError(
-            f"sft.samples = {recipe.sft.samples}: rollout.max_tokens + rollout.lookahead_tokens = {most}, and the "
-            f"model has {limit} positions: lower them, or leave sft.samples out"
+            f"rollout.max_tokens + rollout.lookahead_tokens = {most}, and the model has {limit} positions: lower them, "
+            "or leave sft.samples and sft.first_repair out"
         )
 
 
@@ -120,6 +123,29 @@ async def _rolled(wanted: ToSample, final: Path) -> list[Trajectory]:
             wanted.tasks, context, count=1, seed=recipe.evaluate.seed, step=recipe.sft.steps, grade=graders.judged.grade
         )
     return [trajectory for (trajectory,) in groups]
+
+
+REPAIR_PROBLEMS, AT_ONCE = 96, 12
+"""Problems that the first repair is looked for in at most, and how many of them at a time."""
+
+
+async def _sample_first_repair(wanted: ToSample, trainer: Trainer, tokenizer: Path) -> list[Trajectory]:
+    """Rollouts of the model as it is, with SAAR, up to the first few problems of which one has a repaired call."""
+    recipe = wanted.recipe
+    recipe = recipe.model_copy(update={"evaluate": recipe.evaluate.model_copy(update={"repair": "saar"})})
+    made: list[Trajectory] = []
+    trainer.model.eval()
+    async with open_rollouts(recipe, trainer.engine_weights(), tokenizer, wanted.family) as rollouts:
+        context = measuring(recipe, rollouts.context, build_plain_sampling(recipe))
+        grade = (rollouts.judged or rollouts.tasks).grade
+        for first in range(0, len(wanted.tasks), AT_ONCE):
+            tasks = wanted.tasks[first : first + AT_ONCE]
+            seed, step = recipe.evaluate.seed, recipe.sft.first_repair
+            groups = await rollout_groups(tasks, context, count=1, seed=seed, step=step, grade=grade)
+            made += [trajectory for (trajectory,) in groups]
+            if any(map(is_repaired, made)):
+                break
+    return made
 
 
 BETAS = (0.9, 0.95)
@@ -162,7 +188,8 @@ def run_sft(
     refuse_unfit(needs, out)
     warn_of_rate("sft", recipe, needs.parameters)
     section = recipe.sft
-    wanted = to_sample(recipe, start, out)
+    wanted = to_sample(recipe, start, out, section.samples)
+    repaired = to_sample(recipe, start, out, REPAIR_PROBLEMS if section.first_repair else 0)
     learnt, held_out = split(samples, section.validation_share, recipe.run.seed)
     run = open_run(out, kind="sft", recipe=recipe, inputs=inputs)
 
@@ -180,6 +207,9 @@ def run_sft(
                 if held_out and (taken % section.validate_every == 0 or taken == section.steps):
                     metrics["validation_loss"] = mean_loss(trainer.model, held_out, trainer.computing)
                 trainer.done({**metrics, "seconds": round(time.perf_counter() - began, 4)})
+                if repaired is not None and trainer.step == section.first_repair:
+                    with trainer.off_the_clock():
+                        run.keep_trajectories(taken, in_a_loop(_sample_first_repair(repaired, trainer, start)))
 
     training = Training(run, recipe, where, recipe.model.path, section, betas=BETAS)
     final = train(training, steps, on_step=on_step, on_place=on_place)

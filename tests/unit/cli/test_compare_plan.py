@@ -237,7 +237,10 @@ def test_arms_that_are_there_keep_their_names() -> None:
         (["mini/dapo-baselin", "mini/cleaner"], "did you mean 'mini/dapo-baseline'"),
         (["mini/cleaner"], "two recipes or more"),
         (["mini/cleaner", "mini/cleaner"], "named twice"),
-        (["mini/dapo-baseline", "quickstart/baseline"], "the same recipe here"),
+        (
+            ["mini/dapo-baseline", "quickstart/baseline", "rl.steps=9", "evaluate.samples=8", "evaluate.top_p=1.0"],
+            "the same recipe here",
+        ),
         (["mini/dapo-baseline", "smollm2/saar"], "measured on the same problems: .*task.kind was 'numbers', is 'file'"),
         (["mini/dapo-baseline", "mini/cleaner", "rl.step=3"], "did you mean 'steps'"),
         (["mini/dapo-baseline", "mini/rstar2", "evaluate.repair=saar"], "baseline: .* with purification off.*=none"),

@@ -11,6 +11,7 @@ import pytest
 
 from retcon.cli.jobs import Job, run_jobs
 from retcon.cli.learn import _result_of_demos
+from retcon.core.types import Trajectory
 from retcon.runs.progress import FILE, ProgressFile, StepLine, show_progress, show_steps
 from retcon.train.demos.making import Summary
 
@@ -53,6 +54,8 @@ class Silent:
     def ending(self, job: Job) -> None: ...
 
     def ended(self, job: Job) -> None: ...
+
+    def show(self, job: Job, trajectory: Trajectory) -> None: ...
 
 
 @pytest.mark.parametrize("threads", [1, 3])
