@@ -73,7 +73,7 @@ def test_the_first_repair_is_shown_once_it_is_written_and_the_cost_is_known(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     board, made = Record(), tmp_path / "step.jsonl"
-    jsonl.write(tmp_path / "made.jsonl", [trajectory("a/0", FIX), repaired("b/0"), repaired("c/0")])
+    jsonl.write(tmp_path / "made.jsonl", [trajectory("a/0", FIX), repaired("b/0"), trajectory("c/0", FIX)])
     script = tmp_path / "python"
     script.write_text(f"#!/bin/sh\nmv {tmp_path}/made.jsonl {made}\necho 1.5 > {tmp_path}/a.progress.cpu_s\n")
     script.chmod(0o755)

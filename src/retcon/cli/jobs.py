@@ -29,7 +29,8 @@ from rich.rule import Rule
 
 from retcon.core.errors import RetconError
 from retcon.core.together import cancelled
-from retcon.core.types import Trajectory, is_repaired
+from retcon.core.types import Trajectory
+from retcon.report.runs import shortest_repaired
 from retcon.report.transcript import show_purification
 from retcon.runs.progress import FILE, POLL_SECONDS, Lines, cost_file, format_duration
 from retcon.store import jsonl
@@ -45,7 +46,7 @@ _LIBC = ctypes.CDLL(None)  # loaded here, not between fork and exec
 class Job:
     """One command. words: after `retcon`. threads: torch's and BLAS's. log: gets what the command prints. needs: names
     of jobs that must be over first. late: further words, known only then. shows: trajectories that it writes on its
-    way, of which the first repaired one is shown."""
+    way, of which the shortest repaired one is shown."""
 
     name: str
     words: tuple[str, ...]
@@ -181,7 +182,7 @@ async def _run(job: Job, board: Board, hurry: asyncio.Event) -> None:
                     await asyncio.wait_for(process.wait(), POLL_SECONDS)
                 _report(job, board)
                 if awaited is not None and awaited.exists():
-                    if (found := next(filter(is_repaired, jsonl.read(awaited)), None)) is not None:
+                    if (found := shortest_repaired(jsonl.read(awaited))) is not None:
                         board.show(job, found)
                     awaited = None
         finally:

@@ -81,10 +81,16 @@ def showcase(trajectories: Iterable[Trajectory]) -> Trajectory | None:
         decisions = [t.repair.decision for t in trajectory.turns if t.repair is not None]
         return (trajectory.reward or 0) > 0 and bool(decisions) and set(decisions) == {"shallow"}
 
-    def length(trajectory: Trajectory) -> int:
-        return sum(len(attempt.text) for turn in trajectory.turns for attempt in turn.raw())
+    return min(filter(shallow, trajectories), key=_sampled_length, default=None)
 
-    return min(filter(shallow, trajectories), key=length, default=None)
+
+def shortest_repaired(trajectories: Iterable[Trajectory]) -> Trajectory | None:
+    """The repaired trajectory of which the least was sampled, right or wrong."""
+    return min(filter(is_repaired, trajectories), key=_sampled_length, default=None)
+
+
+def _sampled_length(trajectory: Trajectory) -> int:
+    return sum(len(attempt.text) for turn in trajectory.turns for attempt in turn.raw())
 
 
 def showcase_in(folder: Path) -> tuple[Trajectory, Path] | None:
