@@ -137,7 +137,7 @@ def plan_sft(recipe: Recipe, demonstrations: Path, out: Path) -> None:
     samples = read_samples(
         demonstrations, build_chat(recipe, folder), vocabulary=_vocabulary(folder), max_tokens=context_of(folder)
     )
-    to_sample(recipe, folder, out)
+    to_sample(recipe, folder, out, max(recipe.sft.samples, recipe.sft.first_repair))
     _plan_updates("sft", recipe, folder, out, samples, recipe.sft.batch, recipe.sft.steps)
 
 
