@@ -200,7 +200,7 @@ def _majority(rollouts: Sequence[Trajectory], right: Sequence[bool]) -> float | 
 
 def _grades(rollouts: Sequence[Trajectory]) -> dict[str, float]:
     """Share of rollouts that each of several judges finds right."""
-    said = [grades for t in rollouts if (grades := getattr(t, "grades", None))]
+    said = [t.grades for t in rollouts if t.grades]
     return {name: _mean(float(grades[name]) for grades in said) for name in (said[0] if said else ())}
 
 

@@ -116,7 +116,7 @@ def _sample(trajectory: Trajectory, task: Task | None, model: str) -> Any:
     scores = {}
     if trajectory.reward is not None:
         grader = task.meta.get("grader") if task else None
-        right = {str(grader or "grader"): trajectory.reward > 0, **(getattr(trajectory, "grades", None) or {})}
+        right = {str(grader or "grader"): trajectory.reward > 0, **(trajectory.grades or {})}
         scores = {name: Score(value="C" if said else "I", answer=trajectory.answer) for name, said in right.items()}
     final = trajectory.turns[-1].text if trajectory.turns else ""
     read, written = tokens_read(trajectory), trajectory.sampled_tokens

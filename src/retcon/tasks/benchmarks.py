@@ -161,12 +161,12 @@ ALL = (
         "livecodebench", "livecodebench/code_generation_lite", "0fe84c3912ea0c4d4a78037083943e8f0c4dd505",
         "test*.jsonl", 1055, "CC", "arXiv 2403.07974, release_v6",
         "contests of May 2023 to April 2025: those after a model's training (contest_date) are clean",
-        format="livecodebench", needs="4.5 GB of disk",
+        grader="livecodebench", format="livecodebench", needs="4.5 GB of disk",
     ),
     Benchmark(
         "livecodebench-v6", "livecodebench/code_generation_lite", "0fe84c3912ea0c4d4a78037083943e8f0c4dd505",
         "test6.jsonl", 175, "CC", "arXiv 2403.07974, what release_v6 added",
-        "contests of January to April 2025", format="livecodebench",
+        "contests of January to April 2025", grader="livecodebench", format="livecodebench",
     ),
     Benchmark(
         "humaneval", "openai/openai_humaneval", "7dce6050a7d6d172f3cc5c32aa97f52fa1a2e544",

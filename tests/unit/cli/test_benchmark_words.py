@@ -12,6 +12,7 @@ from retcon.cli.app import app
 from retcon.cli.eval import SETTINGS, EvalWords, sort_words
 from retcon.config.load import load_recipe
 from retcon.core.errors import RecipeError
+from retcon.tasks.data.fields import DataError
 
 
 def test_benchmarks_models_a_recipe_and_changes_are_told_apart(tmp_path: Path) -> None:
@@ -58,3 +59,15 @@ def test_a_file_without_a_benchmarks_name_is_refused() -> None:
     done = CliRunner().invoke(app, ["eval", "base", "--benchmark-file", "x.jsonl"], env={"COLUMNS": "200"})
     assert done.exit_code == 2
     assert "'x.jsonl': write it as NAME=FILE" in " ".join(done.output.split())
+
+
+@pytest.mark.filterwarnings("ignore:.*its results are not comparable")
+def test_what_is_wrong_with_one_benchmark_is_said_before_any_is_measured(tmp_path: Path) -> None:
+    good, bad, out = tmp_path / "good.jsonl", tmp_path / "bad.jsonl", tmp_path / "out"
+    good.write_text('{"question": "1 + 1?", "answer": "2"}\n')
+    bad.write_text('{"text": "Write it.", "tests": "assert True"}\n')
+    files = ("--benchmark-file", f"gsm8k={good}", "--benchmark-file", f"bigcodebench={bad}")
+    done = CliRunner().invoke(app, ["eval", "base", *files, "--tools", "both", "--out", str(out)])
+    assert isinstance(done.exception, DataError)
+    assert "no column 'complete_prompt'; there are: text, tests" in str(done.exception)
+    assert not out.exists()

@@ -7,6 +7,7 @@ import json
 import math
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -137,6 +138,17 @@ def test_a_card_says_the_protocol_and_every_figure(tmp_path: Path) -> None:
     assert "# model on sums" in shown
     assert "| pass@1 | 0.3333 |" in shown
     assert "| tools | python |" in shown
+
+
+def test_judges_have_a_pass_rate_each_and_the_problems_on_which_they_differ() -> None:
+    def judged(task: str, lcb: bool, strict: bool) -> Trajectory:
+        return replace(rollout(task, 0, right=lcb), grades={"lcb": lcb, "strict": strict})
+
+    groups = [("t/0", [judged("t/0", True, True)]), ("t/1", [judged("t/1", True, False)])]
+    setting = score(groups, temperature=1.0, top_p=1.0, cpu_s=0, wall_s=0)
+    figures = card_of(Result("model", {}, {}).with_setting("rollout", setting))["settings"]["rollout"]
+    assert (figures["pass@1 (lcb)"]["mean"], figures["pass@1 (strict)"]["mean"]) == (1.0, 0.5)
+    assert figures["judges differ on"] == ["t/1"]
 
 
 def test_two_evaluations_are_compared_by_problem_with_what_differs(tmp_path: Path) -> None:

@@ -64,8 +64,9 @@ def read(name: str, path: str, **settings: Any) -> Task:
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_row_of_the_published_layout_is_read_and_has_its_grader(name: str, tmp_path: Path) -> None:
     task = read(name, written(tmp_path, PUBLISHED[name]))
-    code = name in ("humaneval", "mbpp", "bigcodebench", "livecodebench-v6")
-    assert task.meta["grader"] == ("code" if code else "choice" if name == "gpqa" else "math")
+    graders = {"gpqa": "choice", "livecodebench-v6": "livecodebench"}
+    code = name in ("humaneval", "mbpp", "bigcodebench")
+    assert task.meta["grader"] == graders.get(name, "code" if code else "math")
     assert task.id.startswith(f"{name}/")
     assert "{" not in task.question.replace("\\boxed{}", "")
 
