@@ -89,12 +89,17 @@ def conversed(chat: Chat, turns: Sequence[Turned], question: str = "What is 6 ti
     return parts
 
 
+@cache
+def unpacked(file: Path) -> bytes:
+    return lzma.decompress(file.read_bytes())
+
+
 def real_folder(model: str, folder: Path) -> Path:
     """A model folder with the real tokenizer and its configuration; skips where the data is not there."""
     packed = DATA / model / "tokenizer.json.xz"
     if not packed.is_file():
         pytest.skip(f"no real tokenizer {model} in {DATA} (set RETCON_DATA)")
-    (folder / "tokenizer.json").write_bytes(lzma.decompress(packed.read_bytes()))
+    (folder / "tokenizer.json").write_bytes(unpacked(packed))
     for name in ("tokenizer_config.json", "chat_template.jinja"):
         if (file := packed.parent / name).is_file():
             (folder / name).write_bytes(file.read_bytes())

@@ -166,12 +166,6 @@ def test_tools_are_shown_by_name_description_and_arguments(name: str) -> None:
     assert SEARCH.description not in text_of(chat_of(name, None, ()).prompt("q"))
 
 
-@pytest.mark.parametrize("name", ["markdown", "hermes"])
-def test_styles_without_schemas_are_the_same_with_tools(name: str) -> None:
-    bare = Chat(bytes_of(name), style=name)
-    assert bare.showing(TOOLS).prompt("q", "s") == bare.prompt("q", "s")
-
-
 @pytest.mark.parametrize("name", registry.names())
 def test_a_family_is_recognised_by_its_own_tokenizer(name: str) -> None:
     family = registry.named(name)

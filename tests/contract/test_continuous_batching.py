@@ -170,21 +170,6 @@ def test_requests_that_give_way_to_others_lose_nothing(qwen3: Any, greedy: bool)
         assert generation.ids == expected.ids
 
 
-def test_rollouts_under_a_short_budget_get_what_they_get_under_a_long_one(qwen3: Any) -> None:
-    def results(**how: Any) -> tuple[LocalEngine, dict[int, Turns]]:
-        engine = LocalEngine(qwen3, max_len=MAX_LEN, max_requests=16, **how)
-        return engine, run(play(engine, range(60), random.Random(0), workers=60))
-
-    short, under_short = results(kv_memory_mb=1)
-    assert short.stats.kv_peak <= 2**20
-    assert {i: [g.ids for _, _, g in t] for i, t in under_short.items()} == {
-        i: [g.ids for _, _, g in t] for i, t in results()[1].items()
-    }
-    for turns in under_short.values():
-        for ids, _, generation in turns:
-            assert_exact(qwen3, ids, generation)
-
-
 def test_who_is_cancelled_makes_room(qwen3: Any) -> None:
     batch = prompts(6, (10, 6, 13, 8))
     long = SamplingParams(max_tokens=30, seed=1)
@@ -204,38 +189,6 @@ def test_who_is_cancelled_makes_room(qwen3: Any) -> None:
 
     for generation, ids in zip(run(main()), (batch[1], batch[2], batch[0]), strict=True):
         assert generation == alone(qwen3, ids, long)
-
-
-def test_a_score_goes_on_while_others_decode(qwen3: Any) -> None:
-    long, scored = prompts(7, (8, 40))
-
-    async def main() -> tuple[Generation, Sequence[float]]:
-        engine = LocalEngine(qwen3, max_len=MAX_LEN)
-        task = asyncio.create_task(engine.generate("long", long, mixed(1, 50)))
-        await until(lambda: engine.stats.steps >= 3)
-        scores = await engine.score("other", scored, 10)
-        assert not task.done()
-        return await task, scores
-
-    generation, scores = run(main())
-    assert generation == alone(qwen3, long, mixed(1, 50))
-    assert scores == run(LocalEngine(qwen3, max_len=MAX_LEN).score("alone", scored, 10))
-
-
-def test_equal_prompts_that_come_at_different_steps(qwen3: Any) -> None:
-    (ids,) = prompts(8, (20,))
-
-    async def main() -> list[Generation]:
-        engine = LocalEngine(qwen3, max_len=MAX_LEN)
-
-        async def join(index: int) -> Generation:
-            await until(lambda: engine.stats.steps >= 4 * index)
-            return await engine.generate(str(index), ids, mixed(index, 30))
-
-        return await asyncio.gather(*map(join, range(6)))
-
-    for index, generation in enumerate(run(main())):
-        assert generation == alone(qwen3, ids, mixed(index, 30))
 
 
 async def live(engine: LocalEngine, index: int, pause: Callable[[], Any]) -> list[Any]:
@@ -306,26 +259,3 @@ def test_a_prompt_whose_last_holder_is_put_out_for_it_is_computed_anew(qwen3: An
     engine, first, again = run(main())
     assert engine.stats.evicted > 0
     assert again.ids == first.ids
-
-
-def test_a_history_that_a_sibling_holds_is_copied_to_who_had_no_room_to_grow(qwen3: Any) -> None:
-    """Its own slot, too small for the history, is given up for one into which the sibling's is copied."""
-    (ids,) = prompts(32, (100,))
-    first, second = mixed(1, 20), mixed(2, 20)
-
-    async def main() -> tuple[LocalEngine, list[Generation]]:
-        engine = LocalEngine(qwen3, max_len=WINDOW)
-        memory = engine._scheduler._memory
-        memory.budget = memory.slot_bytes(256)  # for two slots of 128, and for no third one
-        await engine.generate("grows", ids[:40], mixed(0, 1))
-        sibling = asyncio.create_task(engine.generate("sibling", ids, first))
-        await until(lambda: engine.stats.steps > 0)
-        answers = await asyncio.gather(sibling, engine.generate("grows", ids, second))
-        await engine.release("grows")
-        await engine.release("sibling")
-        return engine, answers
-
-    engine, answers = run(main())
-    for params, generation in zip((first, second), answers, strict=True):
-        assert generation == run(LocalEngine(qwen3, max_len=WINDOW).generate("alone", ids, params))
-    assert engine.stats.copied == len(ids)

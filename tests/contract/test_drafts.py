@@ -12,11 +12,9 @@ import torch
 
 from engines import MAX_LEN, TOKENIZER, VOCAB, WINDOW, make_model, model_of, prompts, run
 from retcon.engine.local import forward as invariance
-from retcon.engine.local.attention import shapes
-from retcon.engine.local.drafts import REMEMBERED, SURE, Drafts
+from retcon.engine.local.drafts import Drafts
 from retcon.engine.local.engine import LocalEngine
 from retcon.engine.local.forward import DRAFTED, Step, sparing
-from retcon.engine.local.requests import GenerateCall
 from retcon.engine.local.scheduler import EngineStats
 from retcon.engine.local.slabs import Place, Slab
 from retcon.engine.types import Generation, SamplingParams
@@ -172,42 +170,6 @@ def test_stop_strings_end_within_a_draft(model: Any) -> None:
     assert stopped.logprobs == whole.logprobs[: len(stopped.ids)]
 
 
-def test_an_id_that_was_never_fed_is_not_drafted() -> None:
-    """The embedding of the stop id is nan: nothing ever feeds it, as a generation ends with it."""
-    model = make_model("llama")
-    prompt, embedding = prompts(8, (10,))[0], model.model.embed_tokens.weight.data
-
-    async def main() -> list[tuple[Generation, Generation]]:
-        whole = await LocalEngine(model, max_len=WINDOW).generate("a", prompt, HOT)
-        found = []
-        for at in range(10, 24):
-            stop = whole.ids[at]
-            if stop in (*prompt, *whole.ids[:at]):
-                continue
-            params = SamplingParams(temperature=1.2, top_p=0.95, max_tokens=40, stop_ids=(stop,))
-            before, embedding[stop] = embedding[stop].clone(), torch.nan
-            engine = LocalEngine(model, max_len=WINDOW)
-            found += [(whole, await engine.generate(str(n), prompt, params)) for n in range(6)]
-            embedding[stop] = before
-        return found
-
-    found = run(main())
-    assert len({len(one.ids) for _, one in found}) > 3
-    assert all(one.ids == whole.ids[: len(one.ids)] for whole, one in found)
-
-
-def test_a_draft_goes_by_the_end_of_the_prompt_too() -> None:
-    async def main() -> None:
-        call = GenerateCall((1, 2, 3, 4, 5, 6, 7), HOT, 40, asyncio.get_running_loop().create_future())
-        assert list(call.nearest) == [2, 3, 4, 5, 6, 7]
-        call.made += [8, 9]
-        assert list(call.nearest) == [4, 5, 6, 7, 8, 9]
-        call.made += [10, 11, 12, 13, 14]
-        assert list(call.nearest) == [9, 10, 11, 12, 13, 14]
-
-    run(main())
-
-
 def test_nothing_is_drafted_where_bits_were_not_tried_or_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     product, cpu = [(8, lambda x: x * 2)], torch.device("cpu")
     shapes = [(2, 2, 16, 16), (2, 4, 16, 16)]
@@ -222,36 +184,6 @@ def test_nothing_is_drafted_where_bits_were_not_tried_or_not_kept(monkeypatch: p
     assert drafted({2: 4, 4: 8}) == 0
     assert drafted({2: 4, 4: 4}, torch.bfloat16) == 0
     assert drafted({2: 4, 4: 4}, device=torch.device("meta")) == 0
-
-
-def test_queries_are_padded_to_what_keeps_the_bits_where_that_costs_little(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """As if products of fewer than `threshold` queries were rounded otherwise, or those at the first place."""
-
-    def queries_for(groups: int, threshold: int = 1, first: float = 0.0) -> int | None:
-        def bmm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-            out = (a[:, :, :, None] * b[:, None]).sum(2)
-            out[:, :1] += first
-            return out + 1e-3 if a.shape[1] < threshold else out
-
-        monkeypatch.setattr(torch, "bmm", bmm)
-        monkeypatch.setattr(invariance, "STORED", ((1, 16), (3, 32)))
-        return invariance.queries_for(2, groups, 8, 8)
-
-    assert [queries_for(groups) for groups in (1, 2, 3, 8)] == [1, 2, 3, 8]
-    assert [queries_for(groups, threshold=4) for groups in (1, 2, 3, 4, 8)] == [None, 4, 4, 4, 8]
-    assert [queries_for(groups, threshold=5) for groups in (2, 4, 8)] == [None, None, 8]
-    assert queries_for(4, first=1e-3) is None
-
-
-def test_layers_that_differ_are_all_known() -> None:
-    model = make_model("llama")
-    attention = model.model.layers[1].self_attn
-    attention.k_proj = torch.nn.Linear(64, 16, bias=False)
-    attention.v_proj = torch.nn.Linear(64, 16, bias=False)
-    attention.num_key_value_groups = 4
-    assert shapes(model).products == {(2, 2, 16, 16), (1, 4, 16, 16)}
 
 
 def test_a_mixture_of_experts_drafts_nothing() -> None:
@@ -273,51 +205,3 @@ def test_a_slab_pays_for_drafts_only_where_enough_of_its_steps_have_one() -> Non
     assert [len(step.ids) for step in sparing(steps, 100)] == [1] * 5 + [2, 1, 1, 1]
     assert [len(step.ids) for step in sparing(steps[5:], 5)] == [2, 1, 1, 1]
     assert [len(step.ids) for step in sparing(steps[5:], 4)] == [1] * 4
-
-
-def test_a_draft_is_what_followed_lately() -> None:
-    drafts = Drafts()
-    assert drafts.propose([1, 2, 3], 3) == []
-    drafts.learn([1, 2, 3], [4, 5, 6, 7])
-    assert drafts.propose([9, 1, 2, 3], 3) == [4]  # seen once: as likely as not
-    assert drafts.propose([3, 2, 1], 3) == []
-    for _ in range(9):
-        drafts.learn([1, 2, 3], [4, 5, 6, 7])
-    assert drafts.propose([9, 1, 2, 3], 3) == [4, 5, 6]
-    assert drafts.propose([9, 1, 2, 3], 2) == [4, 5]
-    assert drafts.propose([4, 5, 6], 3) == [7]  # nothing ever followed
-    for _ in range(2 * SURE + 2):
-        drafts.learn([1, 2, 3], [8, 8])
-    assert drafts.propose([1, 2, 3], 1) == [8]
-
-
-def test_what_mostly_follows_stays() -> None:
-    """Three times of four, for as long as it may take."""
-    drafts = Drafts()
-    for number in range(400):
-        drafts.learn([1, 2, 3], [5 if number % 4 == 3 else 4])
-        if number > 20 and number % 4 == 2:
-            assert drafts.propose([1, 2, 3], 1) == [4]
-
-
-def test_the_longer_context_is_believed() -> None:
-    drafts = Drafts()
-    for _ in range(5):
-        drafts.learn([7, 7, 7, 1, 2, 3], [4])
-        drafts.learn([8, 8, 8, 1, 2, 3], [5])
-    assert drafts.propose([7, 7, 7, 1, 2, 3], 1) == [4]
-    assert drafts.propose([8, 8, 8, 1, 2, 3], 1) == [5]
-
-
-def test_what_was_not_met_for_long_is_forgotten_and_what_was_is_not() -> None:
-    drafts = Drafts()
-    for _ in range(5):
-        drafts.learn([1, 2, 3], [4])
-        drafts.learn([5, 6, 7], [8])
-    for number in range(2 * REMEMBERED):
-        drafts.learn([100, 200, 1000 + number], [0])
-        if number % 10_000 == 0:
-            drafts.learn([5, 6, 7], [8])
-    assert drafts.propose([1, 2, 3], 1) == []
-    assert drafts.propose([5, 6, 7], 1) == [8]
-    assert len(drafts._seen) <= REMEMBERED

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import mmap
 import os
-import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +15,6 @@ from retcon.core.errors import ComputeWarning
 from retcon.core.machine import V1, V2, available_memory, total_memory
 from retcon.engine.local import decoder
 from retcon.engine.local.engine import LocalEngine
-from retcon.models.devices import _loaded
 
 pytestmark = pytest.mark.torch
 
@@ -56,43 +53,6 @@ def test_threads_are_calmed_once_and_only_where_nobody_has_decided():
     assert one == "0"
     assert two == ["1", "True", "2"], "more OpenMP threads than cores: libgomp then spins 100 times at most"
     assert printed(PROGRAM, WAITS, OMP_WAIT_POLICY="ACTIVE")[3] == "0"
-
-
-@pytest.mark.skipif(not Path("/proc/self/maps").is_file(), reason="only Linux tells which OpenMP is loaded")
-def test_openmp_is_found_in_a_folder_whose_name_is_not_unicode(tmp_path: Path):
-    library = tmp_path / os.fsdecode(b"caf\xe9") / "libgomp.so.1"
-    library.parent.mkdir()
-    library.write_bytes(b"as good as any")
-    with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ):
-        assert str(library) in [*_loaded()]
-
-
-KEPT = """
-import resource, torch
-from pathlib import Path
-from retcon.engine.local.machine import keep_pages
-
-def resident():
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-
-for keep in (None, keep_pages):
-    if keep:
-        keep()
-    before = resident()
-    held = torch.ones(31 << 20, dtype=torch.uint8)
-    del held
-    print((resident() - before) >> 20)
-"""
-
-
-@pytest.mark.skipif(
-    platform.libc_ver()[0] != "glibc" or not Path("/proc/self/statm").is_file(), reason="glibc keeps it, on Linux"
-)
-def test_what_is_freed_is_kept_for_what_comes_next():
-    decided = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES")
-    freed, kept = map(int, printed(KEPT, decided))
-    assert kept >= 25  # MiB, of 31
-    assert freed <= 5
 
 
 def test_the_engine_says_what_it_decodes_with_and_why(caplog):

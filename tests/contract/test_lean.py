@@ -13,8 +13,7 @@ from torch.nn.functional import rms_norm
 
 from engines import GREEDY, MAX_LEN, assert_exact, model_of, prompts, run
 from ggufs import tiny
-from retcon.engine.local import decoder, lean, slabs
-from retcon.engine.local import forward as invariance
+from retcon.engine.local import lean
 from retcon.engine.local.engine import LocalEngine
 from retcon.engine.local.lean import Norm, Product
 from retcon.engine.types import Generation, SamplingParams
@@ -58,20 +57,6 @@ def test_with_either_product_a_request_gets_what_it_gets_alone(
         assert generated(qwen3, [ids]) == [generation]
 
 
-@pytest.mark.skipif(not lean.ONEDNN, reason="this torch has no oneDNN")
-@pytest.mark.parametrize("threads", [1, 2])
-def test_with_one_thread_products_of_few_weights_are_not_packed(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lean, "SMALL", 64 * 48)
-    x = torch.randn(9, 64, generator=torch.Generator().manual_seed(0))
-    torch.set_num_threads(threads)
-    for out, packs in ((48, threads > 1), (49, True)):
-        layer = torch.nn.Linear(64, out)
-        product = Product([layer])
-        assert product._packed is packs
-        with torch.inference_mode():
-            assert torch.allclose(product(x), layer(x), atol=1e-5)
-
-
 @pytest.mark.parametrize("small", [0, 2**17], ids=["packed", "torch's own"])
 def test_new_weights_lie_where_the_old_ones_did(small: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is recorded as a CUDA graph reads them there. Packed ones are no plain memory, and are made anew."""
@@ -88,35 +73,6 @@ def test_new_weights_lie_where_the_old_ones_did(small: int, monkeypatch: pytest.
         assert torch.allclose(product(x), torch.cat([layer(x) for layer in layers], -1), atol=1e-5)
     assert product._bias is before[1]
     assert (product._weight is before[0]) is not product._packed
-
-
-def test_an_engine_goes_by_the_threads_that_there_are_now(qwen3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of more than there were when it was made, what torch's own product gives a row depends on the batch."""
-    monkeypatch.setattr(lean, "SMALL", 2**17)
-    monkeypatch.setattr(invariance, "TRIED", (1, 2))  # quickly: two threads on a busy machine wait for each other
-    tried: list[int] = []
-    probe = invariance.probe
-
-    def noted(*about: Any) -> Any:
-        tried.append(torch.get_num_threads())
-        return probe(*about)
-
-    monkeypatch.setattr(invariance, "probe", noted)
-    (ids,) = prompts(23, (3,))
-
-    async def main() -> None:
-        engine = LocalEngine(qwen3, max_len=MAX_LEN)
-        for threads in (1, 2, 1):
-            torch.set_num_threads(threads)
-            assert_exact(qwen3, ids, await engine.generate(str(threads), ids, SamplingParams(max_tokens=1)))
-            assert isinstance(engine._decoder, decoder.LeanDecoder)
-            assert {p._packed for p in engine._decoder._lean.products} == {threads > 1 and lean.ONEDNN}
-        assert tried == [1, 2], "once for each number: kernels go by shapes and threads"
-        engine.invalidate()
-        await engine.generate("new weights", ids, SamplingParams(max_tokens=1))
-        assert tried == [1, 2], "which change nothing about it"
-
-    run(main())
 
 
 def test_biases_follow_the_weights() -> None:
@@ -156,27 +112,3 @@ def test_a_norm_is_torch_s_own_also_after_a_change_of_its_weights(dtype: torch.d
             torch.nn.init.uniform_(m.weight, 0.5, 2, generator=draw)
         alone.refresh()
         side_by_side.refresh()
-
-
-@pytest.mark.parametrize(("size", "slots"), [(16, 64), (4096, 16)], ids=["small", "large"])
-def test_a_slab_holds_more_requests_where_each_is_small(size: int, slots: int) -> None:
-    device = torch.device("cpu")
-    layout = slabs.KeysAndValues({0: (1, size, size)}, torch.float32, device)
-    memory = slabs.Memory(layout, device=device, max_len=512, max_slots=128, budget=2**34)
-    place = memory.take(500)
-    assert place is not None
-    assert place.slab.slots == slots
-    assert place.slab.slots * place.slab.slot_bytes <= max(slabs.SLAB_BYTES, slabs.SLAB_IDS * size * 8)
-
-
-@pytest.mark.parametrize("requests", [16, 64, 128])
-def test_slabs_leave_room_for_those_of_every_other_class(requests: int) -> None:
-    """In the budget that an engine gives itself, and of which one request of each class needs little."""
-    longest, nowhere = 4096, torch.device("meta")
-    layout = slabs.KeysAndValues({0: (1, 16, 16)}, torch.float32, nowhere)
-    memory = slabs.Memory(layout, device=nowhere, max_len=longest, max_slots=requests, budget=0)
-    memory.budget = slabs.budget_for(memory.slot_bytes(longest), requests, 2**40)
-    lengths = sorted({slabs.capacity_for(n, longest) for n in range(1, longest + 1)})
-    assert sum(map(memory.slot_bytes, lengths)) < memory.budget
-    places = [memory.take(n) for n in lengths]
-    assert None not in places

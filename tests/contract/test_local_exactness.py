@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,9 +11,7 @@ import pytest
 import torch
 
 from engines import GREEDY, MAX_LEN, MODELS, assert_exact, kept_ids, model_of, plain, plain_logits, prompts, run
-from retcon.engine.local import decoder, forward, scheduler
 from retcon.engine.local.engine import LocalEngine
-from retcon.engine.local.forward import Step, Stretch
 from retcon.engine.types import Generation, SamplingParams
 
 pytestmark = pytest.mark.torch
@@ -103,19 +100,6 @@ def test_rows_at_the_very_end_of_the_cache(model: Any) -> None:
     run(main())
 
 
-def test_score_of_a_first_call_and_of_nothing(model: Any) -> None:
-    (ids,) = prompts(3, (20,))
-
-    async def main() -> tuple[Sequence[float], Sequence[float], Sequence[float]]:
-        engine = LocalEngine(model, max_len=20)
-        return await engine.score("a", ids, 1), await engine.score("a", ids, 15), await engine.score("a", ids, 20)
-
-    whole, part, none = run(main())
-    assert whole == pytest.approx(plain(model, ids, 1), abs=1e-4)
-    assert part == pytest.approx(plain(model, ids, 15), abs=1e-4)
-    assert list(none) == []
-
-
 def test_what_is_fed_in_many_pieces_comes_out_as_in_one(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As long texts are."""
     monkeypatch.setattr("retcon.engine.local.forward.STRETCH_IDS", 7)
@@ -138,47 +122,6 @@ def test_what_is_fed_in_many_pieces_comes_out_as_in_one(model: Any, monkeypatch:
     assert_exact(model, short, brief)
 
 
-def test_texts_of_many_logits_are_scored_a_few_in_a_forward(qwen3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where transformers computes, all logits of a forward are there at once: 2 GiB of 2,048 tokens, 262,144 words."""
-    bound, kept, made = 40, [], decoder.plan
-    for module in (forward, scheduler):
-        monkeypatch.setattr(module, "STRETCH_LOGITS", bound * qwen3.config.vocab_size)
-
-    def noting(steps: Sequence[Step], stretches: Sequence[Stretch], *about: Any) -> Any:
-        kept.append(sum(stretch.keep for stretch in stretches))
-        return made(steps, stretches, *about)
-
-    monkeypatch.setattr(decoder, "plan", noting)
-    batch = prompts(17, (30,) * 8)
-
-    async def main() -> list[Sequence[float]]:
-        engine = LocalEngine(qwen3, max_len=MAX_LEN)
-        kept.clear()
-        return await asyncio.gather(*(engine.score(str(n), ids, 1) for n, ids in enumerate(batch)))
-
-    for ids, scores in zip(batch, run(main()), strict=True):
-        assert scores == pytest.approx(plain(qwen3, ids, 1), abs=1e-4)
-    assert sum(kept) == 8 * 30
-    assert max(kept) <= 2 * bound
-
-
-def test_a_score_that_is_set_back_begins_anew(qwen3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("retcon.engine.local.forward.STRETCH_IDS", 4)
-    (ids,) = prompts(16, (40,))
-
-    async def main() -> Sequence[float]:
-        engine = LocalEngine(qwen3, max_len=MAX_LEN)
-        scoring = asyncio.create_task(engine.score("a", ids, 1))
-        while engine.stats.scored < 8:
-            await asyncio.sleep(0)
-        assert not scoring.done()
-        async with engine.suspended():
-            pass
-        return await scoring
-
-    assert run(main()) == pytest.approx(plain(qwen3, ids, 1), abs=1e-4)
-
-
 def test_an_equal_prompt_is_computed_once(model: Any) -> None:
     (shared, single) = prompts(4, (15, 11))
     batch = [shared, single, shared, shared]
@@ -193,13 +136,6 @@ def test_an_equal_prompt_is_computed_once(model: Any) -> None:
     assert len({g.ids for g in generations}) == 4
     for ids, generation in zip(batch, generations, strict=True):
         assert_exact(model, ids, generation)
-
-
-def test_generation_ends_at_max_len(model: Any) -> None:
-    (ids,) = prompts(7, (MAX_LEN - 20,))
-    generation = run(LocalEngine(model, max_len=MAX_LEN).generate("a", ids, SamplingParams(max_tokens=500, seed=3)))
-    assert (len(generation.ids), generation.stop) == (20, "length")
-    assert_exact(model, ids, generation)
 
 
 TRUNCATIONS = (

@@ -5,17 +5,13 @@ from __future__ import annotations
 import gzip
 
 import pytest
-from test_sandbox_contract import SANDBOXES, Opener, pytestmark, run  # noqa: F401
+from test_sandbox_contract import pytestmark, run  # noqa: F401
 
 from retcon.sandbox.types import Limits
+from sandboxes import Opened
 
 
-@pytest.fixture(params=SANDBOXES)
-def opened(request: pytest.FixtureRequest) -> Opener:
-    return SANDBOXES[request.param]
-
-
-def test_threads_and_exit_handlers_finish(opened: Opener) -> None:
+def test_threads_and_exit_handlers_finish(opened: Opened) -> None:
     code = (
         "import atexit, threading\natexit.register(print, 'bye')\n"
         "go = threading.Event()\nthreading.Thread(target=lambda: (go.wait(), print('thread'))).start()\ngo.set()"
@@ -27,7 +23,7 @@ def test_threads_and_exit_handlers_finish(opened: Opener) -> None:
 
 
 @pytest.mark.parametrize("end", ["", "raise SystemExit", "1 / 0"], ids=["end", "exit", "error"])
-def test_files_left_open_are_written_out(opened: Opener, end: str) -> None:
+def test_files_left_open_are_written_out(opened: Opened, end: str) -> None:
     code = (
         "import gzip\n"
         "text = open('text', 'w'); text.write('hi')\n"
@@ -39,7 +35,7 @@ def test_files_left_open_are_written_out(opened: Opener, end: str) -> None:
     assert (files["text"], files["ring"], gzip.decompress(files["packed"])) == (b"hi", b"hi", b"hi")
 
 
-def test_touch_makes_a_file(opened: Opener) -> None:
+def test_touch_makes_a_file(opened: Opened) -> None:
     """It does only where times cannot be set, and those of the user's own files never are in landlock."""
     result = run(opened, "from pathlib import Path\nfor _ in range(2): Path('new').touch()", fetch=["new"])
     assert (result.status, result.files) == ("ok", {"new": b""})
@@ -47,7 +43,7 @@ def test_touch_makes_a_file(opened: Opener) -> None:
 
 @pytest.mark.parametrize("ends", ["os.pipe()", "(end.detach() for end in socket.socketpair())"], ids=["pipe", "socket"])
 @pytest.mark.parametrize("mode", ["r", "rb"])
-def test_a_thread_that_waits_for_more_keeps_no_program_from_its_end(opened: Opener, ends: str, mode: str) -> None:
+def test_a_thread_that_waits_for_more_keeps_no_program_from_its_end(opened: Opened, ends: str, mode: str) -> None:
     """It holds its file's lock, and is a daemon, as those of servers are."""
     code = (
         f"import os, socket, threading\nfirst, second = {ends}\n"
@@ -61,6 +57,6 @@ def test_a_thread_that_waits_for_more_keeps_no_program_from_its_end(opened: Open
     assert (result.status, result.files) == ("ok", {"text": b"hi"})
 
 
-def test_a_thread_without_end_is_no_success_because_the_program_has_ended(opened: Opener) -> None:
+def test_a_thread_without_end_is_no_success_because_the_program_has_ended(opened: Opened) -> None:
     code = "import threading\nthreading.Thread(target=threading.Event().wait).start()\nraise SystemExit"
     assert run(opened, code, limits=Limits(wall_seconds=0.3)).status == "timeout"

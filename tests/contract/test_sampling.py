@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from engines import kept_ids
 from retcon.engine.local.sampling import (
     CELL,
     FEW,
-    RANKED_FIRST,
-    RANKED_GROWTH,
-    UNRANKED,
     RandomStream,
     Sampler,
-    Truncation,
     argmax,
     invert,
-    invert_truncated,
     risen,
 )
 from retcon.engine.types import SamplingParams
@@ -146,66 +138,6 @@ def test_the_probabilities_of_the_kept_ids_sum_to_one(params: SamplingParams) ->
     probability = dict(zip(ids.tolist(), sampling.exp().tolist(), strict=True))
     assert set(probability) <= set(kept_ids(logits[0], params))
     assert sum(probability.values()) == pytest.approx(1, abs=2e-3)  # ids of less than 1 / count may be stepped over
-
-
-def test_a_truncation_wider_than_the_first_looks() -> None:
-    vocab, count = 40 * RANKED_GROWTH, 4000
-    logits, uniform = torch.zeros(1, vocab).expand(count, -1), uniforms(1, count)
-    for params in (SamplingParams(top_p=0.5), SamplingParams(top_k=640), SamplingParams(top_k=700, min_p=1.0)):
-        kept = params.top_k or vocab // 2
-        ids, _, sampling = sample([params] * count, logits, uniform)
-        assert set(ids.tolist()) <= set(range(kept + 1))  # all are equally probable: the lowest are kept
-        # How many of the kept ids are drawn at least once: the standard deviation is below 10.
-        assert abs(len(set(ids.tolist())) - kept * (1 - math.exp(-count / kept))) < 30
-        assert torch.allclose(sampling, torch.tensor(1 / kept).log(), atol=2e-3)
-
-
-class Waits(TorchDispatchMode):
-    """count: operations for whose result, a number or a size, a GPU would be waited for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        by_mask = func is aten.index.Tensor and any(i is not None and i.dtype is torch.bool for i in args[1])
-        self.count += by_mask or func in (aten.nonzero.default, aten._local_scalar_dense.default)
-        return func(*args, **(kwargs or {}))
-
-
-def test_however_many_ids_are_ranked_at_first_the_draws_are_the_same() -> None:
-    """On a GPU they are many, so that it is waited for once, where most rows tell with them what they keep."""
-    vocab, count = 2 * RANKED_FIRST, 1200
-    draw = torch.Generator().manual_seed(4)
-    logits = torch.linspace(0, 8, count)[:, None] * torch.randn(count, vocab, generator=draw)
-    logits[::3] = logits[::3].round()  # equal ones
-    logits[::100] = 0.0
-    probs, uniform = logits.softmax(-1), torch.rand(count, generator=draw)
-    number = torch.arange(count)
-    top_k = torch.tensor([UNRANKED, 1, 3, 40, RANKED_FIRST + 9])[number % 5]
-    min_p, top_p = torch.tensor([0.0, 0.02])[number % 2], torch.tensor([0.5, 1.0, 0.9])[number % 3]
-    for limit in (UNRANKED, 40):
-        most = top_k.clamp(max=limit)
-        keep = Truncation(None, most, min_p, top_p, (most < UNRANKED) | (min_p > 0), int(most.max()))
-        one = invert_truncated(probs, keep, uniform)
-        for first in (2, 50, RANKED_FIRST, vocab, UNRANKED):
-            for got, expected in zip(invert_truncated(probs, keep, uniform, first), one, strict=True):
-                assert torch.equal(got, expected)
-
-
-def test_what_is_ranked_at_once_is_waited_for_once() -> None:
-    logits = 3 * torch.randn(8, 4096, generator=torch.Generator().manual_seed(5))
-    top_p = torch.full((8,), 0.9)
-    for most in (UNRANKED, 40):
-        limited = torch.full((8,), most < UNRANKED)
-        keep = Truncation(None, torch.full((8,), most), torch.zeros(8), top_p, limited, most)
-        waits = []
-        for first in (1, RANKED_FIRST):
-            with Waits() as counted:
-                invert_truncated(logits.softmax(-1), keep, torch.full((8,), 0.999), first)
-            waits.append(counted.count)
-        assert waits[0] > 3
-        assert waits[1] == 1
 
 
 @pytest.mark.parametrize("top_k", [2**63, 10**400], ids=["beyond int64", "beyond float64"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import subprocess
 from pathlib import Path
@@ -59,43 +58,6 @@ def test_the_command_that_shows_it_can_be_pasted(tmp_path: Path) -> None:
     assert shlex.split(told)[1:] == ["retcon", "show", str(tmp_path / "a [red] b/x.jsonl"), "question"]
 
 
-def test_a_file_of_something_else_is_refused_before_the_model_is_asked(tmp_path: Path) -> None:
-    notes = tmp_path / "notes.jsonl"
-    notes.write_text('{"question": "What?"}\n')
-    done, requests = asked("Which?", "--out", notes, answers=[said("It is 1.")])
-    assert done.returncode
-    assert "notes.jsonl: it is no file of trajectories, and is left as it is" in " ".join(done.stderr.split())
-    assert (requests, notes.read_text()) == ([], '{"question": "What?"}\n')
-
-
-def test_an_answer_that_could_not_be_kept_is_not_asked_for(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    for out, said_why in (
-        (tmp_path / "pipe", "is a pipe"),
-        (Path("/dev/null"), "is a device"),
-        (tmp_path / "none/x.jsonl", "could not be written"),
-    ):
-        done, requests = asked("Which?", "--out", out, answers=[said("It is 1.")])
-        assert (done.returncode, requests) == (2, [])
-        assert said_why in done.stderr
-
-
-def test_after_a_full_disk_the_same_file_takes_the_next_answer(tmp_path: Path) -> None:
-    out = tmp_path / "asked.jsonl"
-    asked("Which?", "--out", out, answers=[said("It is 1.")])
-    out.write_bytes(out.read_bytes() + out.read_bytes()[:100])
-    done, _ = asked("Which?", "--out", out, answers=[said("It is 2.")])
-    assert done.returncode == 0, done.stderr
-    assert [one.id for one in jsonl.read(out)] == ["question", "question-2"]
-
-
-def test_without_repairs_a_failure_stays() -> None:
-    done, requests = asked("6 times 7?", "--no-repair", answers=REPAIRED)
-    assert done.returncode == 0, done.stderr
-    assert "print(6 * y)" in done.stdout
-    assert "NameError" in json.dumps(requests[2].body["messages"])
-
-
 def test_a_custom_tool_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine.py").write_text(
         "from retcon.core.types import ToolSpec\n"
@@ -136,15 +98,6 @@ def test_the_packaged_model_is_asked() -> None:
     assert done.returncode == 0, done.stderr
     assert "turn 1" in done.stdout
     assert "stop: " in done.stdout
-
-
-def test_the_url_may_be_of_an_engine_of_another_kind() -> None:
-    """Whose keys have the same names and other ranges."""
-    done = retcon("ask", "http://127.0.0.1:9", "6 times 7?", "engine.kind=vllm")
-    assert (done.returncode, "no vLLM server answers" in done.stderr) == (2, True), done.stderr
-    pytest.importorskip("starlette", reason="serving needs the [serve] extra")
-    done = retcon("serve-agent", "http://127.0.0.1:9", "engine.kind=vllm", "--port", "0")
-    assert (done.returncode, "no vLLM server answers" in done.stderr) == (2, True), done.stderr
 
 
 def test_a_model_behind_a_url_is_evaluated_as_one_here(tmp_path: Path) -> None:

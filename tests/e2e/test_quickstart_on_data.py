@@ -28,8 +28,6 @@ SMALL = (
     "evaluate.samples=2",
 )
 
-LONG = ("model.path=base", "evaluate.problems=1", "evaluate.samples=1000000")
-
 
 def problems(file: Path, first: int) -> Path:
     """Problems as GSM8K has them, annotated; all different."""
@@ -111,32 +109,3 @@ def test_it_is_planned_killed_gone_on_with_and_compared(words: tuple[str, ...], 
     other = quickstart(*words, "rl.steps=3")
     assert other.returncode == 2
     assert "rl.steps was 2, is 3" in other.stderr
-
-
-@pytest.mark.parametrize(
-    ("change", "part"),
-    [
-        (("smolm2",), "no quickstart 'smolm2' (did you mean 'smollm2'?)"),
-        (("--data", "gsm8k.jsonl"), "--data is not for the quickstart 'numbers'"),
-        (("--hours", "2"), "--hours is not for the quickstart 'numbers'"),
-        (("smollm2", "--from-scratch"), "--from-scratch is not for the quickstart 'smollm2'"),
-        (("smollm2", "--eval-data", "gsm8k.jsonl"), "--eval-data goes with --data"),
-        (("smollm2", "--arms", "rock"), "no arm 'rock' (did you mean 'roc'?); there are: baseline, blame, roc, saar"),
-        (("smollm2", "--data", "nowhere.jsonl", "model.path=base"), "nowhere.jsonl"),
-        (("smollm2", "--data", "TRAIN", "model.path=base"), "evaluate.problems = 200"),
-        (("smollm2", "--data", "TRAIN"), "retcon model get smollm2-135m"),
-        (("smollm2", "--data", "TRAIN", "--eval-data", "TEST", *LONG, "--hours", "0.01"), "too short here"),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_is_refused_and_nothing_is_written(
-    change: tuple[str, ...], part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RETCON_HOME", str(tmp_path / "home"))
-    files = {
-        "TRAIN": str(problems(tmp_path / "train.jsonl", 5)),
-        "TEST": str(problems(tmp_path / "test.jsonl", 105)),
-    }
-    done = quickstart(*(files.get(word, word) for word in change), "--out", str(tmp_path / "out"))
-    assert done.returncode == 2
-    assert part in " ".join(done.stderr.split())
-    assert not (tmp_path / "out").exists()

@@ -11,9 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from retcon.cli import sandbox as serve_command
 from retcon.cli.sandbox import exit_code
-from retcon.core.errors import MissingExtra
 from retcon.sandbox.types import Result
 from servers.serving import server
 
@@ -63,13 +61,6 @@ def test_the_program_may_come_from_standard_input_and_so_may_its_input(tmp_path:
     assert sandbox("exec", "--stdin", "-", tmp_path / "program.py", stdin="given\n").stdout == "given\n"
 
 
-def test_a_programs_input_is_handed_over_as_it_is(tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text("import sys\nsys.stdin.buffer.read()")
-    (tmp_path / "input").write_bytes(b"a\r\nb\r\xc3\xa9")
-    done = sandbox("exec", tmp_path / "program.py", "--stdin", tmp_path / "input")
-    assert done.stdout == "b'a\\r\\nb\\r\\xc3\\xa9'\n"
-
-
 def test_a_fault_of_the_sandbox_is_reported_by_its_own_exit_code_however_the_program_ended() -> None:
     assert exit_code(Result("infrastructure", exit_code=-9)) == exit_code(Result("infrastructure")) == 126
     assert exit_code(Result("error", "SIGKILL", exit_code=-9)) == 137
@@ -88,20 +79,6 @@ def test_a_program_may_run_on_a_server() -> None:
         refused = sandbox("exec", "--url", made.url, "-", stdin="print(3)")
         assert (refused.returncode, "another token" in refused.stderr) == (2, True)
         assert "into RETCON_SANDBOX_TOKEN" in refused.stderr
-
-
-def test_a_program_that_is_not_taken_is_reported_by_one_message(tmp_path: Path) -> None:
-    with (tmp_path / "much").open("wb") as much:
-        much.truncate(70 << 20)
-    with server("--workers", "1", "--max-timeout", "20") as made:
-        for words, part in (
-            (("--url", made.url, "--timeout", "30"), "30 s: this server allows 20 s at most"),
-            (("--url", made.url, "--stdin", tmp_path / "much"), "at most 67108864"),
-            (("--stdin", tmp_path / "much"), "stdin of 70.0 MiB together: 64 MiB at most"),
-        ):
-            done = sandbox("exec", *words, "-", stdin="print(3)")
-            assert (done.returncode, done.stdout, "Traceback" in done.stderr) == (2, "", False)
-            assert part in done.stderr
 
 
 def test_a_program_may_have_another_interpreter_and_packages_that_are_there_before_it(tmp_path: Path) -> None:
@@ -143,13 +120,6 @@ def test_bad_input_is_one_message(words: tuple[str, ...], part: str) -> None:
     assert done.returncode == 2
     assert part in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_serving_without_its_extra_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    for package in ("starlette", "uvicorn"):
-        monkeypatch.setitem(sys.modules, package, None)  # as Python marks one that is not to be had
-    with pytest.raises(MissingExtra, match=r"needs starlette, uvicorn: pip install .*\[serve\]"):
-        serve_command.serve()
 
 
 def test_doctor_tells_of_every_tier() -> None:

@@ -75,14 +75,6 @@ def test_what_was_asked_is_shown_as_a_trajectory(tmp_path: Path) -> None:
     assert "shallow" in listed.stdout
 
 
-def test_a_model_elsewhere_has_its_name_there_and_messages_as_long_as_the_flag_says() -> None:
-    with serving(lambda _: said("42"), ["org/small"]) as behind:
-        with server(behind.url, "--answer-tokens", "2000") as (_, url, line):
-            assert "model small " in line
-            assert ask(url, model="small").json()["choices"][0]["message"]["content"] == "42"
-        assert behind.asked[0].body["max_tokens"] == 2000
-
-
 def test_a_server_that_is_asked_to_stop_finishes_what_runs(tmp_path: Path) -> None:
     begun, go = threading.Event(), threading.Event()
 
@@ -136,32 +128,6 @@ def test_what_cannot_be_is_refused_by_name(words: tuple[str, ...], says: str) ->
     assert "Traceback" not in done.stderr
 
 
-def test_a_server_that_is_asked_to_stop_does_not_wait_for_ever(tmp_path: Path) -> None:
-    begun, go = threading.Event(), threading.Event()
-
-    def reply(asked: Asked) -> Answer:
-        if "On." in str(asked.body):
-            begun.set()
-            assert go.wait(300)
-        return said("Yes.")
-
-    with serving(reply) as model, server(model.url, "--name", "m", "--record", tmp_path, "--grace", "1") as running:
-        process, url, _ = running
-        named = {"X-Retcon-Session": "s"}
-        assert ask(url, model="m", headers=named).status_code == 200
-        with ThreadPoolExecutor(1) as pool:
-            asking = pool.submit(ask, url, "On.", "m", headers=named)
-            assert begun.wait(120)
-            process.send_signal(signal.SIGTERM)
-            process.communicate(timeout=120)
-            go.set()
-            with pytest.raises((httpx.TransportError, AssertionError)):
-                assert asking.result().status_code == 200
-        assert process.returncode == 0
-    (kept,) = jsonl.read(tmp_path / "trajectories.jsonl")
-    assert (kept.id, len(kept.turns)) == ("s/0", 1)
-
-
 def test_a_record_of_what_a_client_ran_is_purified_afterwards(tmp_path: Path) -> None:
     run = {"type": "function", "function": {"name": "run", "parameters": {
         "type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]}}}  # fmt: skip
@@ -182,31 +148,3 @@ def test_a_record_of_what_a_client_ran_is_purified_afterwards(tmp_path: Path) ->
     assert ([turn.failures for turn in before.turns], before.raw_failures) == ([1, 0, 0], 1)
     assert ([turn.failures for turn in after.turns], after.reward) == ([0, 0], 1.0)
     assert "print(6 * y)" not in after.text
-
-
-ENGINE = """
-from pathlib import Path
-import httpx
-from retcon.config.schema import EngineSection
-from retcon.engine.kinds.scripted import ScriptedEngine
-
-class Asking(ScriptedEngine):
-    async def generate(self, *request):
-        httpx.get(Path("URL").read_text() + "/health", timeout=60).raise_for_status()
-        return await super().generate(*request)
-
-class Kind(EngineSection):
-    def build(self, setup):
-        return Asking(setup.tokenizer, ["It is 42."])
-"""
-
-
-def test_health_is_answered_while_a_model_computes(tmp_path: Path) -> None:
-    """Its forward waits for the answer."""
-    here = tmp_path / "url"
-    (tmp_path / "asking.py").write_text(ENGINE.replace("URL", str(here)))
-    where = os.pathsep.join(["src", str(tmp_path)])
-    with server("base", "engine.kind=asking:Kind", PYTHONPATH=where) as (_, url, _line):
-        here.write_text(url.removesuffix("/v1"))
-        answer = ask(url)
-        assert answer.status_code == 200, answer.text

@@ -19,9 +19,6 @@ from training import make_base
 
 pytestmark = pytest.mark.torch
 GOOD = b'{"question": "1+1?", "answer": "2"}\n'
-PLAIN = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
-)
 
 
 @pytest.fixture(scope="module")
@@ -60,26 +57,6 @@ def test_a_tokenizer_of_another_vocabulary_than_the_model(base: Path, tmp_path: 
     (other / "config.json").write_text(json.dumps({**config, "vocab_size": 100}))
     with pytest.raises(CheckpointError, match=r"tokenizer\.json has [\d,]+ tokens and the model 100: they are"):
         train(tmp_path, "--from", other)
-
-
-def test_a_hub_id_that_was_not_fetched_names_the_command_that_fetches_it(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="run `retcon model get nobody/nothing`"):
-        train(tmp_path, "--from", "nobody/nothing")
-
-
-def test_a_gguf_of_an_unknown_architecture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gguf = pytest.importorskip("gguf", reason="needs the package gguf, of the extra [gguf]")
-    import numpy as np
-
-    monkeypatch.setenv("RETCON_HOME", str(tmp_path / "home"))
-    writer = gguf.GGUFWriter(tmp_path / "odd.gguf", "martian")
-    writer.add_tensor("token_embd.weight", np.zeros((4, 4), dtype=np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    with pytest.raises(CheckpointError, match="architecture is 'martian'"):
-        train(tmp_path, "--from", tmp_path / "odd.gguf")
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import random
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,17 +12,12 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from comparing import FAILED, FIX, result, trajectory
-from retcon.cli.compare import CompareOptions, make_plan, read_arms
-from retcon.cli.experiments import compare
-from retcon.config.load import find_recipe
-from retcon.evaluate.result import Result, score, write_result
+from comparing import FAILED, FIX, trajectory
+from retcon.evaluate.result import Result, score
 from retcon.evaluate.statistics import Interval, Paired, exactly
 from retcon.report.comparison import (
-    FAULTS,
     HELD_OUT,
     PLAIN,
-    REPAIRED,
     Compared,
     ComparedRun,
     Figure,
@@ -35,7 +28,6 @@ from retcon.report.comparison import (
     curve_of,
     difference,
     figures,
-    learnt,
     signed,
     steps_to,
     write_compared,
@@ -146,43 +138,12 @@ def test_limits_of_a_share_are_shares(arms: dict[str, list[ComparedRun]]) -> Non
     assert rows["cpu_s"].arms["ours"].mean == 4.0  # type: ignore[union-attr]  # which is no share
 
 
-def test_conditions_have_figures_of_their_own(arms: dict[str, list[ComparedRun]]) -> None:
-    others = {REPAIRED: measured({"a": 1.0, "b": 1.0}), FAULTS: measured({"a": 0.0, "b": 0.5})}
-    repaired = {arm: [replace(run, results={**run.results, **others}) for run in runs] for arm, runs in arms.items()}
-    rows = by_name(figures(repaired))
-    means = [rows[name].arms["base"].mean for name in ("pass1_t1", "pass1_t1_repaired", "pass1_t1_faults")]  # type: ignore[union-attr]
-    assert means == pytest.approx([0.375, 1.0, 0.25])
-
-
 def test_a_problem_that_a_run_lost_is_left_out_of_all(arms: dict[str, list[ComparedRun]]) -> None:
     arms["ours"][1] = run(2, measured({"a": 0.5}))
     found = by_name(figures(arms))["pass1_t1"]
     assert found.arms["base"].mean == pytest.approx(0.5)  # type: ignore[union-attr]
     assert found.differences["ours"].by_seed == pytest.approx((0.125, 0.0))
     assert found.problems == Over(1, 2)
-
-
-def test_a_problem_whose_rollouts_faults_took_is_none_without_failures(arms: dict[str, list[ComparedRun]]) -> None:
-    """It stands in the result all the same, with no rollouts and means of nothing."""
-    result = arms["ours"][1].results[PLAIN]
-    setting = result.settings["t1"]
-    lost = msgspec.structs.replace(setting.problems[1], samples=0, passed=0, failed_calls=0.0, tokens=0.0)
-    setting = msgspec.structs.replace(setting, problems=[setting.problems[0], lost])
-    arms["ours"][1] = run(2, msgspec.structs.replace(result, settings={"t1": setting}))
-    rows = by_name(figures(arms))
-    assert [rows[name].problems for name in ("failed_calls_t1", "tokens_t1")] == [Over(1, 2)] * 2
-    assert rows["failed_calls_t1"].arms["ours"] == exactly(0.25)
-
-
-def test_the_second_setting_has_figures_of_its_own(arms: dict[str, list[ComparedRun]]) -> None:
-    second = measured({"a": 1.0, "b": 0.5}).settings["t1"]
-    both = {
-        arm: [run(one.run.seed, one.results[PLAIN].with_setting("top_p", second)) for one in runs]
-        for arm, runs in arms.items()
-    }
-    rows = by_name(figures(both))
-    assert [rows[name].arms["base"].mean for name in ("pass1_t1", "pass1")] == pytest.approx([0.375, 0.75])  # type: ignore[union-attr]
-    assert (rows["pass1_t1"].section, rows["pass1"].section) == ("purification off", "off, second top-p")
 
 
 def test_what_training_cost_by_hand(arms: dict[str, list[ComparedRun]]) -> None:
@@ -236,15 +197,6 @@ def test_curves_by_hand() -> None:
     assert area(replace(one, metrics=[]), HELD_OUT) is None
 
 
-def test_without_evaluations_a_curve_is_the_running_mean_of_training() -> None:
-    rates = (0.0, 0.3, 0.6, 0.3, 0.0, 0.6)
-    metrics: list[Metrics] = [{"step": n, "pass_rate": rate} for n, rate in enumerate(rates, 1)]
-    one = replace(run(0, measured({"a": 1.0})).run, metrics=metrics)
-    steps, heights = curve_of(one, learnt([one]))
-    assert list(steps) == [1, 2, 3, 4, 5, 6]
-    assert list(heights) == pytest.approx([0.3, 0.3, 0.24, 0.36, 0.375, 0.3])
-
-
 def test_held_out_problems_are_never_compared_with_those_of_training(arms: dict[str, list[ComparedRun]]) -> None:
     """An arm of fewer, larger steps has a single evaluation; its training's own rollouts pass far more."""
     easy = measured({"a": 0.5, "b": 0.25})
@@ -280,44 +232,6 @@ def test_files_of_a_comparison(tmp_path: Path, arms: dict[str, list[ComparedRun]
     assert r"\begin{tabular}{lrr}" in (tmp_path / "table.tex").read_text()
     assert not any("have a value" in note for sheet in sheets for note in sheet.notes)
     assert all("not a finding" in " ".join(sheet.notes) for sheet in sheets)
-
-
-def test_the_same_runs_give_the_same_files(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="pictures need the [report] extra")
-    rng = random.Random(0)
-    runs = {arm: [run(seed, result(rng, 0.6, 0.3)) for seed in range(5)] for arm in ("a", "b")}
-    found = Compared("cell", runs, {"a": "a", "b": "b"}, "equal rollouts", 0.0, 1.0)
-    for folder in ("one", "other"):
-        (tmp_path / folder).mkdir()
-        write_compared(found, tmp_path / folder)
-    for name in ("compare.json", "table.md", "table.tex", "table.csv"):
-        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "other" / name).read_bytes()
-    told = json.loads((tmp_path / "one" / "compare.json").read_text())
-    assert told["finding"] is True
-    assert told["note"] == ""
-
-
-def test_names_with_brackets_and_colons_are_reported_as_they_are(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("matplotlib", reason="pictures need the [report] extra")
-    pytest.importorskip("torch", reason="comparing needs the [train] extra")
-    own, out = tmp_path / "own[v1].toml", tmp_path / "[runs] :smile:"
-    shutil.copy(find_recipe("mini/cleaner"), own)
-    words = ["mini/dapo-baseline", str(own), "evaluate.top_p=1.0"]
-    plan = make_plan(CompareOptions(out, 1, "rollouts", start="base", faults=0.0), read_arms(words), words[2:])
-    plan.open().save()
-    for target in plan.targets:
-        target.makes.parent.mkdir(parents=True, exist_ok=True)
-        if target.makes.suffix == ".json":
-            write_result(target.makes, measured({"a": 0.5, "b": 0.25}))
-        else:
-            target.makes.mkdir()
-            (target.makes.parent / "metrics.jsonl").write_text(json.dumps(line(1, 0.5)) + "\n")
-    compare(words, seeds=1, out=out, start="base", faults=0.0)
-    said = capsys.readouterr().out
-    assert said.count("own[v1]") >= 3, said  # heads of both tables, and a path
-    assert f"Where everything is, in {out}:" in said
 
 
 @pytest.mark.parametrize(("seeds", "said"), [(1, "One seed says"), (4, "4 seeds say"), (5, "")])

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,24 +11,19 @@ import pytest
 
 pytest.importorskip("torch", reason="training needs the [train] extra")
 
-from rich.console import Console
 from typer.testing import CliRunner
 
 from retcon.chat.tokenizer import load_tokenizer
 from retcon.cli.app import app
-from retcon.cli.dry_run import _memory
 from retcon.config.load import load_recipe
 from retcon.config.schema import stages_of
 from retcon.core.errors import CheckpointError, ComputeWarning, MissingExtra, RecipeError, SandboxUnavailable
 from retcon.evaluate.runner import run_evaluation
 from retcon.models.placing import place_training
 from retcon.planning import needs as module
-from retcon.planning.needs import MIB, Needs, Part, needs_of, refuse_unfit
+from retcon.planning.needs import needs_of, refuse_unfit
 from retcon.runs.tracking import Tracker
 from retcon.store import jsonl
-from retcon.store.fingerprint import fingerprint
-from retcon.store.pass_rates import PassRate, PassRateFile
-from retcon.tasks.data.settings import FileTaskSettings
 from retcon.train.measuring import Measured
 from retcon.train.rl import run_rl
 from training import make_base, make_demonstrations
@@ -135,18 +128,6 @@ def test_each_stage_is_planned(base: Path, tmp_path: Path, monkeypatch: pytest.M
     assert said.count("reference") == 2, "of the KL penalty of one stage, in memory from the first on"
     assert said.count("stage 2, long: rollout.lookahead_tokens = ") == 1, "derived for its own limit"
     assert [p.name for p in tmp_path.iterdir()] == ["mine.toml"]
-
-
-def test_of_rates_of_several_models_those_of_the_one_that_the_run_starts_from_count_in_the_plan_too(
-    base: Path, tmp_path: Path
-) -> None:
-    rates, problems = tmp_path / "rates.jsonl", FileTaskSettings(path=str(PROBLEMS)).open()
-    with PassRateFile(rates) as file:
-        for model, passed in ((fingerprint(base), 1), ("another", 0)):
-            for task in problems.train(0):
-                file.add(PassRate(task.id, model, passed, 2))
-    said = dry("train", "quickstart/baseline", *SMALL, f"select.pass_rates={rates}", "--from", base)
-    assert "7 steps: " in said
 
 
 def test_the_stage_that_may_not_fit_is_named(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,14 +246,6 @@ def test_what_does_not_fit_is_refused_by_both_before_anything_is_written(
     assert not (tmp_path / "out").exists()
 
 
-def test_what_is_free_stands_beside_the_peak_on_a_gpu_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    free = {"cuda:0": 8, "cuda:1": 350}
-    monkeypatch.setattr(module.torch.cuda, "mem_get_info", lambda device: (free[str(device)] * MIB, 2**40))
-    show = Console(width=80, record=True, file=io.StringIO())
-    _memory(show, Needs((Part("weights", 100 * MIB, "always"),), 0, 0, 1, 1, "cuda:1"))
-    assert re.search(r"peak, about +100 MiB +350 MiB are free *$", show.export_text(), re.MULTILINE)
-
-
 def test_keys_and_values_that_hold_no_rollout_are_refused_before_anything_is_written(tmp_path: Path) -> None:
     base = make_base(tmp_path / "base", positions=61_000)
     changed = [*SMALL, "rollout.max_tokens=700", "rollout.lookahead_tokens=60000", "compute.kv_memory_mb=1"]
@@ -332,22 +305,6 @@ def test_memory_grows_with_what_it_is_for(base: Path) -> None:
     lora = parts("lora.rank=2")
     assert lora["gradients"] < plain["gradients"] / 4
     assert lora["weights of rollouts"] == plain["weights"]
-
-
-def test_a_large_vocabulary_takes_memory_of_its_own(base: Path, tmp_path: Path) -> None:
-    """A model of Qwen3's vocabulary and 4.9 M parameters took 1 GiB where 720 MiB had been reckoned without it."""
-    folder = shutil.copytree(base, tmp_path / "wide")
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 151_936}))
-    recipe = load_recipe(None, SMALL)
-
-    def tokenizer(folder: Path) -> int:
-        parts = needs_of("sft", recipe, folder, place_training(recipe, folder)).memory
-        return sum(part.bytes for part in parts if part.name == "tokenizer")
-
-    assert tokenizer(folder) > 300 * MIB > tokenizer(base) > 0
-    (folder / "tokenizer.json").unlink()
-    assert tokenizer(folder) == 0
 
 
 class Absent(Tracker):

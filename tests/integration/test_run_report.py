@@ -15,11 +15,11 @@ from typer.testing import CliRunner
 
 from comparing import FIX, repaired, trajectory
 from retcon.cli.app import app
-from retcon.config.load import load_recipe, recipe_to_toml
+from retcon.config.load import load_recipe
 from retcon.config.schema import stages_of
 from retcon.core.errors import CheckpointError, RecordError
 from retcon.evaluate.result import Result, score, write_result
-from retcon.report.page import document, draw_runs, runs_page
+from retcon.report.page import document
 from retcon.report.plots import Curve, draw, looks, shown
 from retcon.report.runs import named, some_trajectories, view
 from retcon.runs.folder import manifest
@@ -107,18 +107,6 @@ def test_the_evaluation_of_a_server_is_repeated_with_its_own_engine(
     page = (tmp_path / "report/report.html").read_text()
     assert f"retcon eval {measured} {tmp_path}/report/recipe.toml" in page
     assert load_recipe(tmp_path / "report/recipe.toml").engine == recipe.engine
-
-
-@pytest.mark.parametrize("given", ["", "mine"])
-def test_what_repeats_a_run_names_its_tasks_where_somebody_did_as_seeds_go_by_their_ids(
-    tmp_path: Path, given: str
-) -> None:
-    out = run(tmp_path / "own", "rl", [], "task.kind=file", "task.path=b/problems.jsonl", f'task.name="{given}"')
-    about = json.loads((out / "run.json").read_text())
-    about["recipe"]["task"]["name"] = given or "problems"  # what the tasks of this run were called
-    (out / "run.json").write_text(json.dumps(about))
-    report(out)
-    assert load_recipe(out / "report/recipe.toml").model_dump()["task"]["name"] == given
 
 
 def test_a_page_says_and_marks_where_stages_begin(tmp_path: Path) -> None:
@@ -229,19 +217,6 @@ def test_an_evaluation_whose_process_was_killed_as_soon_as_it_was_whole_is_finis
     assert not view(tmp_path, "x").finished, "its second setting is under way"
 
 
-def test_an_evaluation_whose_process_was_killed_between_its_settings_is_not_finished(tmp_path: Path) -> None:
-    result = Result("base", load_recipe(None).model_dump(mode="json"), {})
-    setting = score([("a", [trajectory("a/0", FIX)])], temperature=1.0, top_p=1.0, cpu_s=1.0, wall_s=1.0)
-    jsonl.write(tmp_path / "trajectories-t1.jsonl", [trajectory("a/0", FIX)])
-    write_result(tmp_path / "result.json", result.with_setting("t1", setting))
-    assert not view(tmp_path, "x").finished, "the second one has not begun"
-    write_result(tmp_path / "result.json", result.with_setting("t1", setting).with_setting("top_p", setting))
-    assert view(tmp_path, "x").finished
-    older = Result("base", {"task": {"kind": "numbers"}}, {})
-    write_result(tmp_path / "result.json", older.with_setting("t1", setting))
-    assert view(tmp_path, "x").finished, "nothing says that there was to be another"
-
-
 @pytest.mark.parametrize(
     ("section", "key", "value", "version", "said"),
     [
@@ -300,69 +275,12 @@ def test_what_a_report_wrote_is_replaced_until_somebody_changes_it(tmp_path: Pat
     assert (out / "recipe.toml").read_text() == changed
 
 
-def test_a_page_of_an_earlier_version_is_replaced_and_a_recipe_that_says_the_same_stays(tmp_path: Path) -> None:
-    own, out = run(tmp_path / "own", "rl", [{"reward": 0.5}], "rl.steps=3"), tmp_path / "page"
-    out.mkdir()
-    (out / "report.html").write_text(document("own", ["<h1>own</h1>", "<h2>Runs</h2>", "<h2>Repeat it</h2>"]))
-    (out / "recipe.toml").write_text("[rl]\nsteps = 3  # mine\n")
-    report(own, "--out", out)
-    assert "1 of 3" in (out / "report.html").read_text()
-    assert (out / "recipe.toml").read_text() == "[rl]\nsteps = 3  # mine\n"
-    before = recipe_to_toml(load_recipe(None, ["rl.steps=9"]))
-    (out / "recipe.toml").write_text(before)
-    report(own, "--out", out)
-    assert load_recipe(out / "recipe.toml").rl.steps == 3
-    noted = before.replace("steps = 9", "steps = 9  # enough, as I found", 1)
-    (out / "recipe.toml").write_text(noted)
-    with pytest.raises(RecordError, match=r"recipe\.toml is there already"):
-        report(own, "--out", out)
-    assert (out / "recipe.toml").read_text() == noted, "somebody's own words"
-
-
-def test_a_picture_that_no_report_drew_is_not_replaced(tmp_path: Path) -> None:
-    own, out = learning(tmp_path / "own"), tmp_path / "mine"
-    draw(Curve("reward", "reward", "Mine", "x"), {"x": np.array([[1.0, 2.0]])}, ["x"], out_of(out))
-    before = {file.name: file.read_bytes() for file in out.iterdir()}
-    with pytest.raises(RecordError, match=r"reward\.png is there already, and .*: choose another --out"):
-        report(own, "--out", out)
-    assert {file.name: file.read_bytes() for file in out.iterdir()} == before
-
-
-def test_a_picture_of_an_earlier_versions_page_is_replaced(tmp_path: Path) -> None:
-    own, out = learning(tmp_path / "own"), out_of(tmp_path / "page")
-    viewed, curve = view(own, "own"), Curve("reward", "reward", "Reward", "mean")
-    png = draw(curve, {"own": np.array([[1.0, 2.0]])}, ["own"], out).read_bytes()
-    (out / "report.html").write_text(runs_page([viewed], {curve: png}, {}, []))
-    report(own, "--out", out)
-    assert (out / "reward.png").read_bytes() != png
-
-
-def test_runs_whose_names_differ_in_a_dash_have_recipes_of_their_own(tmp_path: Path) -> None:
-    first = run(tmp_path / "a/b-c/rl", "rl", [], "rl.steps=3")
-    second = run(tmp_path / "a-b/c/rl", "rl", [], "rl.steps=4")
-    page = tmp_path / "page"
-    report(first, second, run(tmp_path / "x/c/rl", "rl", [], "rl.steps=5"), "--out", page)
-    steps = {load_recipe(file).rl.steps for file in page.glob("recipe-*.toml")}
-    assert steps == {3, 4, 5}
-
-
-def out_of(folder: Path) -> Path:
-    folder.mkdir()
-    return folder
-
-
 def test_a_run_of_one_step_has_a_point(tmp_path: Path) -> None:
     """A line of one point draws nothing."""
     single, empty = (np.array([[value]]) for value in (0.5, 0.75))
     curve = Curve("x", "x", "X", "x", top=1.0)
     pictures = {draw(curve, {"own": values}, ["own"], tmp_path).read_bytes() for values in (single, empty)}
     assert len(pictures) == 2, "the point's height shows"
-
-
-def test_a_run_without_steps_has_no_pictures_and_no_trajectories(tmp_path: Path) -> None:
-    viewed = view(run(tmp_path / "new", "rl", []), "new")
-    assert draw_runs([viewed], tmp_path) == {}
-    assert some_trajectories(viewed) == (None, [])
 
 
 def test_figures_of_the_end_are_of_the_last_steps_and_minutes_are_minutes(tmp_path: Path) -> None:
@@ -383,12 +301,3 @@ def test_trajectories_are_of_the_last_step_that_was_kept(tmp_path: Path) -> None
     assert first is not None
     assert first.id == "numbers/c/0"
     assert [(t.id, t.reward) for t in others] == [("numbers/d/0", 1.0), ("numbers/e/0", -1.0)]
-
-
-def test_of_a_run_that_repairs_nothing_no_more_is_read_than_is_shown(tmp_path: Path) -> None:
-    own = run(tmp_path / "own", "rl", [{"reward": 0.5}] * 2, "repair.kind=none")
-    (own / "trajectories").mkdir()
-    (own / "trajectories/step-000001.jsonl").write_text("none\n" * 5)
-    jsonl.write(own / "trajectories/step-000002.jsonl", [trajectory("numbers/a/0", FIX)])
-    first, others = some_trajectories(view(own, "own"))
-    assert (first, [one.id for one in others]) == (None, ["numbers/a/0"])

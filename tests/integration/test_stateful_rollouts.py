@@ -7,7 +7,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from playing import LIMITS, TASK, Play, call, play_on
+from playing import TASK, Play, call, play_on
 from retcon.build import build_limits, build_strategy, open_context
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
@@ -22,10 +22,8 @@ from retcon.tools.kinds.python import PythonSessions
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks/studies"))
 
-from checkpoints import PARTS
 
 DONE = "It is 42."
-HELD = ("pipe", "socket pair", "child with pipes", "fork", "thread pool", "pool of processes", "queue of processes")
 
 
 def lived(*codes: str, attempts: int = 1) -> Play:
@@ -60,12 +58,6 @@ def test_an_attempt_that_leans_on_the_failed_cell_fails_and_the_failure_has_its_
     assert decisions(p) == ["unrepaired", None, None, None]
     assert [a.observations[0].error_type for a in p.turns[0].raw()] == ["NameError"] * 3
     assert [t.observations[0].text for t in p.turns[1:3]] == ["(True, True)", "1"]
-
-
-def test_a_cell_that_ends_its_interpreter_is_rolled_back_too():
-    p = lived("a = 7", "x = 1\nimport os\nos._exit(3)", "a + 1", SEEN)
-    assert decisions(p)[1] in ("shallow", "deep")
-    assert [t.observations[0].text for t in p.turns[1:3]] == ["8", "(False, False)"]
 
 
 def test_a_cell_that_ran_out_of_time_is_rolled_back_too():
@@ -123,25 +115,3 @@ def test_the_recipe_says_whether_rollouts_have_sessions():
 
     assert observed("sandbox.sessions=true") == ["2"] * 3
     assert observed() == ["NameError: name 'n' is not defined"] * 3
-
-
-def test_what_programs_hold_open_ends_with_a_repair_as_it_does_without():
-    """A pipe, a port, a child or a pool of processes that is there from turn to turn, and a failed turn in between."""
-
-    async def observed(pool: SandboxPool, cells: list[str], repair: Saar | None) -> list[tuple[str, list[str]]]:
-        limits = replace(LIMITS, max_turns=20)
-        played = await play_on([*map(call, cells), DONE, DONE], tool=PythonSessions(pool), repair=repair, limits=limits)
-        assert played.trajectory.stop == "answer"
-        seen = [o for turn in played.turns for raw in turn.raw() for o in raw.observations]
-        return [(o.status, o.text.splitlines()[-1:]) for o in seen]  # the lines above have the cell's number
-
-    async def work() -> None:
-        async with SandboxPool(workers=1, limits=Limits(wall_seconds=5, processes=32)) as pool:
-            for name in HELD:
-                cells = [cell.replace("#", "1") for cell in PARTS[name]]
-                cells.insert(1, "1 / 0")
-                without = await observed(pool, cells, None)
-                assert await observed(pool, cells, Saar(attempts=1)) == without, name
-                assert "timeout" not in [status for status, _ in without], name
-
-    asyncio.run(work())

@@ -109,16 +109,6 @@ def test_a_group_below_the_minima_of_its_selection_is_refused(tmp_path: Path) ->
                 rollouts._groups(batch, size, start, True)
 
 
-def test_a_group_that_leaves_nothing_to_branch_is_refused(tmp_path: Path) -> None:
-    base = make_base(tmp_path / "base", positions=1024)
-    with Rollouts("mini/arpo", ["strategy.initial=4"], model=base) as rollouts:
-        rollouts._know([TASK])
-        with pytest.raises(RecipeError, match=r"initial = 4 is more than the 3 rollouts .* num_generations: raise it"):
-            rollouts._groups([prompt_of(TASK)] * 3, 3, 0, True)
-        assert len(rollouts._groups([prompt_of(TASK)] * 4, 4, 0, True)) == 1
-        assert len(rollouts._groups([prompt_of(TASK)] * 3, 3, 0, False)) == 1, "no rollout branches in an evaluation"
-
-
 def test_tasks_of_one_question_are_distinguished(tmp_path: Path) -> None:
     """Such as those of an environment, or after other worked examples."""
     ada, bob = (
@@ -138,13 +128,6 @@ def test_tasks_of_one_question_are_distinguished(tmp_path: Path) -> None:
 def test_a_recipe_in_stages_is_refused() -> None:
     with pytest.raises(RecipeError, match="mini/stages/rstar2 has stages, and TRL's trainer has none"):
         Rollouts("mini/stages/rstar2")
-
-
-def test_bounds_without_pass_rates_are_refused() -> None:
-    with pytest.raises(
-        RecipeError, match=r"select\.min_pass_rate = 0\.0 leaves out nothing without select\.pass_rates"
-    ):
-        Rollouts("mini/grpo", ["select.min_pass_rate=0"])
 
 
 def test_where_faults_do_not_end_nothing_is_learnt(tmp_path: Path) -> None:
@@ -235,17 +218,6 @@ def test_a_masked_rollout_has_no_reward_while_it_trains_so_that_trl_leaves_it_ou
         assert found["rollout_reward"] == rewards, (keys, training)
 
 
-@pytest.mark.parametrize(("oversample", "count", "left"), [(2.0, 4, 0), (1.0, 8, 2)])
-def test_masked_rollouts_only_fill_up_what_selection_cannot(
-    oversample: float, count: int, left: int, tmp_path: Path
-) -> None:
-    """Of 8 rollouts two have no answer and are masked: TRL wants `count` whatever is masked."""
-    keys = ["rl.void_turns=mask", f"select.oversample={oversample}"]
-    base = make_base(tmp_path / "base", positions=1024)
-    made = group_of(count, lost=0, base=base, recipe="mini/rstar2", keys=keys, right={0, 1, 2}, void={3, 4})
-    assert (len(made), sum(t.answer is None for t in made)) == (count, left)
-
-
 def test_void_turns_of_prompts_that_nobody_grades_are_not_known(tmp_path: Path) -> None:
     base = make_base(tmp_path / "base", positions=1024)
     said = r"rl\.void_turns = 'mask' goes by what the grader reads as an answer"
@@ -326,31 +298,6 @@ def test_while_rollouts_are_made_the_model_does_not_train_and_then_it_does_again
         model.peft_config = {}
         with pytest.raises(RecipeError, match="a model with adapters: the rollouts would need its merged weights"):
             rollouts(["go"] * 2, trainer)
-
-
-def test_groups_begin_where_those_of_the_whole_batch_do(tmp_path: Path) -> None:
-    """With several processes, a group may begin in the prompts of another one."""
-    with Rollouts("mini/rstar2", ["rl.contrast=0"], model=make_base(tmp_path / "base", positions=1024)) as rollouts:
-        rollouts._know([TASK])
-        groups = [[count for _, count, _ in rollouts._groups([prompt_of(TASK)] * 6, 4, at, True)] for at in (0, 6, 12)]
-        firsts = [first for *_, first in rollouts._groups([prompt_of(TASK)] * 6, 4, 6, True)]
-        assert [first for *_, first in rollouts._groups([prompt_of(TASK)] * 6, 4, 6, False)] == [0, 2]
-    assert groups == [[4, 2], [2, 4], [4, 2]]
-    assert firsts == [0, rollouts.recipe.select.made(2)]
-
-
-def test_probes_that_leave_none_of_trls_group_to_purify_are_refused(tmp_path: Path) -> None:
-    base = make_base(tmp_path / "base", positions=1024)
-    with Rollouts("quickstart/saar", ["repair.probes=4"], model=base) as rollouts:
-        rollouts._know([TASK])
-        with pytest.raises(RecipeError, match=r"probes = 4 leaves none of the 4 rollouts .* num_generations: raise it"):
-            rollouts._groups([prompt_of(TASK)] * 4, 4, 0, True)
-        assert len(rollouts._groups([prompt_of(TASK)] * 5, 5, 0, True)) == 1
-        assert len(rollouts._groups([prompt_of(TASK)] * 4, 4, 0, False)) == 1, "nothing is purified in an evaluation"
-    for kind, keys in (("baseline", ()), ("saar", ("select.kind=roc", "select.oversample=2"))):
-        with Rollouts(f"quickstart/{kind}", ["repair.probes=4", *keys], model=base) as rollouts:
-            rollouts._know([TASK])
-            assert len(rollouts._groups([prompt_of(TASK)] * 4, 4, 0, True)) == 1
 
 
 def plain_data_sets(monkeypatch: pytest.MonkeyPatch) -> None:

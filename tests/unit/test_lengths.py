@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -15,11 +16,13 @@ from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
 from retcon.core.errors import RecipeError
 from retcon.core.seeds import derive
+from retcon.rollout import lengths as prompts
 from retcon.rollout.lengths import (
     LOOK,
     PromptLengths,
     context_of,
     derive_lengths,
+    fitting,
     look_at,
 )
 from retcon.tasks.types import Task
@@ -147,6 +150,16 @@ def test_where_there_are_no_tasks_a_token_is_taken_for_four_characters() -> None
     assert look_at([Task("t", "x", "")], CHAT, 1000) == PromptLengths(1, GLUE + 1, 1.0)
     some = [Task(str(n), "é" if n == 50 else "x", "") for n in range(51)]
     assert look_at(some, CHAT, 1000).chars == 1.0, "fifty are enough, and the next one is of two tokens"
+
+
+def test_a_stream_without_end_none_of_which_fits_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompts, "PATIENCE", 5)
+    tasks = (Task(str(n), "x" * (16 if n == 2 else 20), "") for n in range(50))
+    with pytest.raises(RecipeError, match=rf"no room for an answer in 5 prompts in a row; .* has {GLUE + 16} tokens"):
+        next(fitting(tasks, CHAT, GLUE + 1))
+    assert len(list(islice(tasks, 50))) == 45, "nobody looks further"
+    mixed = [Task(str(n), "" if n % 5 == 4 else "x" * 20, "") for n in range(14)]
+    assert [task.id for task in fitting(mixed, CHAT, GLUE + 1)] == ["4", "9"], "four in a row are no five"
 
 
 def test_the_quickstart_has_the_lengths_that_were_chosen_for_it(tmp_path: Path) -> None:

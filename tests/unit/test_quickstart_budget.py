@@ -80,6 +80,12 @@ def test_steps_are_fitted_to_a_time(tmp_path: Path, hours: float) -> None:
     assert recipe.sft.demonstrations == min(recipe.sft.steps * 20, SETS["smollm2"].demonstrations)
 
 
+def test_hours_in_which_nothing_is_learnt_are_refused(tmp_path: Path) -> None:
+    budget = budget_of(plan(tmp_path), SPEED, LENGTHS, at_once=2)
+    with pytest.raises(RecipeError, match=r"--hours 0\.01 is too short here: evaluations take 0\.02 hours"):
+        fit_steps(plan(tmp_path), budget, 0.01, 6000)
+
+
 def test_the_plan_is_printed_a_stage_a_row(tmp_path: Path) -> None:
     console = Console(width=120)
     with console.capture() as captured:

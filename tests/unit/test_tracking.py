@@ -12,10 +12,10 @@ import pytest
 
 from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
-from retcon.core.errors import MissingExtra, RecipeError, TrackingWarning
+from retcon.core.errors import MissingExtra, RecipeError, RecordError, TrackingWarning
 from retcon.runs import tracking as module
 from retcon.runs.folder import RunFolder
-from retcon.runs.metrics import ALL, renamed
+from retcon.runs.metrics import ALL, read_metrics, renamed
 from retcon.runs.tracking import TrackedRun, Tracker, find_trackers, tracking
 
 PAGE = Path(__file__).parents[2] / "docs" / "training" / "tracking.md"
@@ -153,3 +153,16 @@ def test_a_metric_that_is_not_finite_leaves_the_run_readable(tmp_path: Path) -> 
     folder.log({"step": 1, "kl": float("inf"), "loss": 0.5})
     folder.log({"step": 2, "kl": float("nan"), "loss": None})
     assert folder.read_metrics() == [{"step": 1, "kl": None, "loss": 0.5}, {"step": 2, "kl": None, "loss": None}]
+
+
+@pytest.mark.parametrize(
+    "line", [b"\xff", b'{"step": 2, "x\xff": 1}', b'{"step": 2'], ids=["bytes", "a name", "cut off"]
+)
+def test_metrics_that_cannot_be_read_name_their_line_and_a_last_one_may_be_cut_off(tmp_path: Path, line: bytes) -> None:
+    folder = RunFolder(tmp_path)
+    folder.log({"step": 1})
+    with folder.metrics.open("ab") as file:
+        file.write(line + b"\n")
+    assert folder.read_metrics() == [{"step": 1}]
+    with pytest.raises(RecordError, match=r"metrics\.jsonl, line 2: not a step's metrics"):
+        read_metrics(folder.metrics)

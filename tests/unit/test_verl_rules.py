@@ -15,7 +15,10 @@ from retcon.core.types import Observation, Segment, ToolCall, Trajectory, Turn
 from retcon.plugins.verl.choosing import Step, pack, unpack
 from retcon.plugins.verl.router import RetconRouter
 from retcon.plugins.verl.settings import Lengths, recipe_of, refuse_unfit, sampling_of
+from retcon.plugins.verl.shared import size_sandbox
 from retcon.plugins.verl.tasks import Repeats
+from retcon.sandbox.pool import default_workers
+from retcon.sandbox.types import Limits
 
 
 class Config(dict[str, Any]):
@@ -119,6 +122,11 @@ def test_the_section_names_a_recipe() -> None:
     for section, says in (({}, "names no recipe"), ({"recipe": "cleaner-4b", "override": []}, "retcon.override is no")):
         with pytest.raises(RecipeError, match=says):
             recipe_of(section)
+
+
+def test_a_recipe_in_stages_is_refused() -> None:
+    with pytest.raises(RecipeError, match="mini/stages/rstar2 has stages, and verl's trainer has none"):
+        recipe_of({"recipe": "mini/stages/rstar2"})
 
 
 def test_a_rollout_stays_within_the_recipes_tokens_and_verls() -> None:
@@ -233,6 +241,12 @@ def test_what_teaches_nothing_can_be_dropped_alone() -> None:
     assert (made.to_draw(), made.trained()) == (0, {"v"})
 
 
+def test_where_nothing_teaches_there_is_a_batch_all_the_same() -> None:
+    made = step("select.dynamic=true", "select.max_rounds=0")
+    made.add("u", {f"u_{n}_0": rollout("t", n, right=True) for n in range(4)})
+    assert (made.to_draw(), made.trained()) == (0, {"u"})
+
+
 def test_a_rollout_stays_on_its_server_and_a_new_one_goes_where_the_fewest_tokens_are() -> None:
     router = RetconRouter({"a": 1, "b": 2})
     assert router.acquire_server("long", prompt_ids=[0] * 90, sampling_params={"max_tokens": 10}) == ("a", 1)
@@ -251,3 +265,31 @@ def test_a_rollout_stays_on_its_server_and_a_new_one_goes_where_the_fewest_token
     assert router.acquire_server("long", prompt_ids=[0])[0] == "a"
     assert router.clear_sticky_cache()["cleared_entries"] == 4
     assert router.acquire_server("long", prompt_ids=[0])[0] == "b"
+
+
+def test_a_server_that_comes_back_is_not_credited_with_what_it_was_asked_before() -> None:
+    router = RetconRouter({"a": 1, "b": 2})
+    for name in ("x", "y"):
+        router.acquire_server(name, prompt_ids=[0] * 50)
+    assert router.get_status()["tokens"] == {"a": 50, "b": 50}
+    router.remove_servers(["b"])
+    router.add_servers({"b": 2})
+    assert router.get_total_inflight() == 1
+    router.release_server("b", "y")
+    assert router.get_status()["tokens"] == {"a": 50, "b": 0}
+    router.release_server("a", "x")
+    assert router.get_status()["tokens"] == {"a": 0, "b": 0}
+
+
+def test_without_a_server_the_router_says_what_verls_does() -> None:
+    with pytest.raises(RuntimeError, match="No available servers"):
+        RetconRouter({}).acquire_server("x")
+
+
+def test_the_agent_loops_of_a_node_divide_its_cores() -> None:
+    recipe = cleaner()
+    node = default_workers(Limits(memory_mb=recipe.sandbox.memory_mb))
+    assert size_sandbox(recipe, configured()).sandbox.workers == node // 2  # 3 on 2 nodes: 2 on one of them
+    one = size_sandbox(recipe, configured("actor_rollout_ref.rollout.agent.num_workers", 10**6))
+    assert one.sandbox.workers == recipe.sandbox.workers
+    assert size_sandbox(cleaner("sandbox.workers=5"), configured()).sandbox.workers == 5

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -27,7 +24,6 @@ from retcon.engine.types import SamplingParams
 from retcon.models.placing import start_model
 from retcon.runs import folder as cost
 from retcon.tasks.types import Task
-from retcon.train import rl
 from retcon.train.rl import run_rl
 from retcon.train.rollouts import TrainingRollouts, open_rollouts, rollouts_for
 from retcon.train.sync import EngineWeights
@@ -135,48 +131,3 @@ def test_the_last_step_is_measured_wherever_within_it_the_seconds_are_spent(
     assert 1 <= len(lines) < 9
     assert [line["step"] for line in lines if "eval_rollouts" in line] == [len(lines)]
     assert [(line["cpu_s"] or 0.0) >= seconds for line in lines] == [False] * (len(lines) - 1) + [True]
-
-
-@pytest.mark.parametrize(
-    ("every", "step", "last", "measured"),
-    [(4, 8, False, True), (4, 9, False, False), (4, 9, True, True), (0, 8, True, False)],
-)
-def test_a_curve_is_of_the_recipes_own_tasks_and_not_on_the_runs_clock(
-    every: int, step: int, last: bool, measured: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    events: list[str] = []
-
-    @contextmanager
-    def noted(name: str) -> Iterator[None]:
-        events.append(name)
-        yield
-        events.append(f"end of {name}")
-
-    @asynccontextmanager
-    async def paused() -> AsyncIterator[None]:
-        with noted("pause"):
-            yield
-
-    async def evaluated() -> dict[str, float]:
-        events.append("measure")
-        return {"eval_pass_rate": 0.5}
-
-    own = SimpleNamespace(evaluated=evaluated, paused=paused, rest=lambda: events.append("rest"))
-
-    @asynccontextmanager
-    async def opened(*given: object) -> AsyncIterator[object]:
-        assert given == (recipe, "rollouts", "tokenizer", "tasks")
-        yield own
-
-    monkeypatch.setattr(rl, "rollouts_for", opened)
-    recipe = load_recipe(None, [f"evaluate.every={every}"])
-    run: Any = SimpleNamespace(note_curve=lambda given: events.append(f"note {given is recipe}"))
-    trainer: Any = SimpleNamespace(off_the_clock=lambda: noted("off the clock"))
-    stages: Any = SimpleNamespace(recipe=recipe, tasks="tasks")
-    tokenizer: Any = "tokenizer"
-    stage: Any = None
-    stream: Any = SimpleNamespace(rollouts="rollouts")
-    found = asyncio.run(rl._held_out(rl.Stretch(run, trainer, tokenizer, stages, stage, None), stream, step, last=last))
-    assert found == ({"eval_pass_rate": 0.5} if measured else {})
-    done = ["note True", "off the clock", "measure", "pause", "rest", "end of pause", "end of off the clock"]
-    assert events == (done if measured else [])

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,15 +12,12 @@ import pytest
 
 pytest.importorskip("torch", reason="training needs the [train] extra")
 
-from retcon.build import build_strategy
 from retcon.config.schema import Recipe
 from retcon.core.types import Segment, Trajectory, Turn
-from retcon.serve.harness import harness_fingerprint
-from retcon.store.fingerprint import fingerprint
 from retcon.train import rl, rollouts
 from retcon.train.rollouts import TrainingRollouts
 from retcon.train.stages import without_harnesses
-from training import Ones, make_base, small_recipe
+from training import Ones
 
 pytestmark = pytest.mark.torch
 
@@ -65,16 +59,6 @@ def test_new_weights_reach_the_engine_before_it_goes_on() -> None:
     assert engine.version == 7
 
 
-@pytest.mark.parametrize(("staleness", "kind"), [(0, Carrying), (2, Engine)])
-def test_tokens_tell_of_which_weights_they_are_only_where_rollouts_run_ahead(
-    staleness: int, kind: type[Engine]
-) -> None:
-    events: list[str] = []
-    engine = kind(events)
-    asyncio.run(of(Recipe.model_validate({"rl": {"max_staleness": staleness}}), engine, events=events).sync(7))
-    assert getattr(engine, "version", None) is None
-
-
 @pytest.mark.parametrize(("kind", "around"), [(Carrying, ["suspend", "resume"]), (Engine, [])])
 def test_an_engine_that_goes_on_afterwards_is_suspended(kind: type[Engine], around: list[str]) -> None:
     events: list[str] = []
@@ -85,27 +69,6 @@ def test_an_engine_that_goes_on_afterwards_is_suspended(kind: type[Engine], arou
 
     asyncio.run(paused())
     assert events == [*around[:1], "learn", *around[1:]]
-
-
-@dataclass(frozen=True)
-class Context:
-    strategy: object = None
-
-
-def test_a_group_is_made_as_the_recipe_branches(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: dict[str, Any] = {}
-
-    async def rollout_groups(tasks: Sequence[str], context: Context, **named: Any) -> list[list[Trajectory]]:
-        given.update(named, tasks=tasks, context=context)
-        return []
-
-    monkeypatch.setattr(rollouts, "rollout_groups", rollout_groups)
-    monkeypatch.setattr(rollouts, "mixing", lambda recipe, context, step: Context(f"mixed for {step}"))
-    recipe = Recipe.model_validate({"rl": {"group": 4}, "strategy": {"kind": "arpo"}, "run": {"seed": 3}})
-    tasks: Any = ["a task"]
-    asyncio.run(of(recipe, tasks=Ones()).of(tasks, step=5))
-    assert given["context"].strategy == build_strategy(recipe) is not None
-    assert (given["tasks"], given["count"], given["seed"], given["step"]) == (tasks, recipe.select.made(4), 3, 5)
 
 
 def rollout(reward: float | None) -> Trajectory:
@@ -136,44 +99,6 @@ def test_of_an_evaluation_that_faults_took_nothing_is_known(monkeypatch: pytest.
     for rewards, left in (([None, None], 0), ([1.0] * 37 + [None] * 3, 37)):
         lost = evaluated(monkeypatch, rewards)
         assert lost == {**dict.fromkeys(lost), "eval_rollouts": left}
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_base(tmp_path_factory.mktemp("begins") / "base")
-
-
-HARNESS = "async def solve(task, client):\n    return ''\n"
-
-
-def test_a_run_notes_what_it_is_before_it_begins(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its kind, its tasks, the model that it starts from, and the code of the harnesses of all of its stages."""
-    for number in (1, 2):
-        (tmp_path / f"own_harness_{number}.py").write_text(HARNESS + f"# {number}\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    given: dict[str, Any] = {}
-    monkeypatch.setattr(rl, "train", lambda training, steps, **named: given.update(named, training=training))
-    models: list[str] = []
-    stages = rl.RunStages
-    monkeypatch.setattr(rl, "RunStages", lambda settled, folder, model: (
-        models.append(model), stages(settled, folder, model=model)
-    )[1])  # fmt: skip
-    paths = [f"own_harness_{number}:solve" for number in (1, 2)]
-    recipe = small_recipe(base, rollout={"harness": paths[0]}, repair={"kind": "none"})
-    recipe = Recipe.model_validate({
-        **recipe.model_dump(exclude_unset=True),
-        "stages": [{"name": "one", "steps": 1, "rollout": {"harness": paths[1]}}, {"name": "two", "steps": 7}],
-    })  # fmt: skip
-    told: Any = object()
-    rl.run_rl(recipe, base, tmp_path / "out", tasks=Ones(), on_step=told, on_place=print)
-    manifest = json.loads((tmp_path / "out" / "run.json").read_text())
-    assert (manifest["kind"], manifest["recipe"]["task"]["name"], manifest["start"]) == ("rl", Ones().name, str(base))
-    assert models == [manifest["inputs"]["start"]] == [fingerprint(base)]
-    assert (given["on_step"], given["on_place"]) == (told, print)
-    given["first"]()
-    manifest = json.loads((tmp_path / "out" / "run.json").read_text())
-    assert manifest["harnesses"] == {path: [harness_fingerprint(path)] for path in paths}
-    assert harness_fingerprint(paths[0]) != harness_fingerprint(paths[1])
 
 
 def test_a_finished_run_does_without_its_harnesses_and_keeps_their_names() -> None:

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ggufs import KINDS, TOKENS, tiny, write_gguf
+from retcon.chat.template import read_template
 from retcon.chat.tokenizer import load_tokenizer
 from retcon.core.errors import CheckpointError
 from retcon.models.gguf import convert, tokenizer_of
@@ -76,6 +77,14 @@ def test_the_tokenizer_knows_its_markup_and_template(tmp_path: Path) -> None:
     assert tokenizer.decode(tokenizer.encode("Größe → 東京\t12")) == "Größe → 東京\t12"
 
 
+def test_of_several_templates_the_one_for_tools_is_there(tmp_path: Path) -> None:
+    folder = converted(tmp_path, tokenizer__chat_template__tool_use="{{ tools }}")
+    template = read_template(folder)
+    assert template is not None
+    assert template.text == "{{ tools }}"
+    assert AutoTokenizer.from_pretrained(folder).chat_template.keys() == {"default", "tool_use"}
+
+
 @pytest.mark.parametrize(("name", "pre"), [("qwen3", "qwen2")])
 def test_text_is_cut_as_the_real_tokenizer_cuts_it(name: str, pre: str, tmp_path: Path) -> None:
     packed = REAL / name / "tokenizer.json.xz"
@@ -129,6 +138,15 @@ def test_a_tokenizer_beside_the_file_goes_first(tmp_path: Path) -> None:
 def test_what_is_not_known_is_refused_by_name(fields: dict[str, str], said: str, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=said):
         converted(tmp_path, **fields)
+
+
+def test_a_tensor_that_lacks_is_missed(tmp_path: Path) -> None:
+    model = tiny("llama")
+    del model.model.layers[1].mlp.up_proj
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    with pytest.raises(CheckpointError, match=r"a llama model needs model\.layers\.1\.mlp\.up_proj\.weight"):
+        convert(write_gguf(tmp_path / "odd.gguf", model), folder)
 
 
 @pytest.mark.parametrize("content", [b"", b"GGUF", b"no GGUF at all", b"GGUF\x03\x00\x00\x00" + b"\xff" * 64])

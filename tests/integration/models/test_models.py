@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 from typer.testing import CliRunner
 
 from ggufs import tiny, write_gguf
+from retcon.chat.opening import open_chat
 from retcon.cli.app import app
 from retcon.core.errors import CheckpointError
 from retcon.engine.kinds.vllm import dtype_of
@@ -113,6 +114,13 @@ def test_a_gguf_file_is_converted_once(whole: Path, tmp_path: Path) -> None:
     assert (found / "model.safetensors").stat().st_mtime_ns == made
     write_gguf(file, tiny("qwen3"))
     assert json.loads((locate(file) / "config.json").read_text())["model_type"] == "qwen3"
+
+
+def test_nothing_is_left_of_a_conversion_that_failed(tmp_path: Path, home: Path) -> None:
+    file = write_gguf(tmp_path / "odd.gguf", tiny("llama"), pre="falcon")
+    with pytest.raises(CheckpointError, match="falcon"):
+        locate(file)
+    assert [p for p in (home / "models").iterdir() if p.is_dir()] == []
 
 
 @pytest.mark.parametrize(
@@ -213,11 +221,27 @@ def test_a_template_without_a_system_prompt_is_a_warning(template: str | None, s
     assert any(said in warning for warning in check_model_folder(folder).warnings)
 
 
+def test_without_a_template_it_is_reported_how_the_model_is_asked(tmp_path: Path) -> None:
+    base = Path(shutil.copytree(BASE, tmp_path / "base"))
+    (base / "chat_template.jinja").unlink(missing_ok=True)
+    (base / "tokenizer_config.json").write_text("{}")
+    text = (base / "tokenizer.json").read_text()
+    (base / "tokenizer.json").write_text(text.replace("<|endoftext|>", "<tool_call>"))
+    assert any("prompts are rendered in the style " in said for said in check_model_folder(base).warnings)
+
+
 def test_a_tokenizer_of_another_vocabulary_is_refused(folder: Path) -> None:
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.add_tokens([f"more{n}" for n in range(10)])
     tokenizer.save(str(folder / "tokenizer.json"))
     with pytest.raises(CheckpointError, match="has 273 tokens and the model 263: they are not of one model"):
+        check_model_folder(folder)
+
+
+@pytest.mark.parametrize(("ends", "said"), [([2, 5000], "5000"), ("</s>", "</s>"), (-1, "-1"), ([{}], "{}")])
+def test_an_end_that_the_tokenizer_lacks_is_refused(ends: object, said: str, folder: Path) -> None:
+    edit(folder / "generation_config.json", eos_token_id=ends)
+    with pytest.raises(CheckpointError, match=f"ends a text with id {said}, which its tokenizer does not have"):
         check_model_folder(folder)
 
 
@@ -247,6 +271,11 @@ def test_a_file_that_holds_no_object_is_refused_by_name(text: str, folder: Path)
             load(folder)
 
 
+def test_two_ends_of_text_are_a_warning(folder: Path) -> None:
+    edit(folder / "generation_config.json", eos_token_id=0)
+    assert any("ends a text with '<|im_end|>'" in w for w in check_model_folder(folder).warnings)
+
+
 def test_weights_that_are_not_finite_or_lack_are_refused(folder: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     name = "model.layers.1.mlp.up_proj.weight"
@@ -264,6 +293,31 @@ def test_weights_that_are_not_finite_or_lack_are_refused(folder: Path) -> None:
         check_model_folder(folder)
 
 
+def test_files_of_weights_that_lack_are_named(folder: Path) -> None:
+    index = {"weight_map": {"a": "model-1-of-3.safetensors", "b": "model-2-of-3.safetensors", "c": "c.safetensors"}}
+    (folder / "model.safetensors").rename(folder / "c.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(CheckpointError, match="lacks 2 files of the 3 with its weights, such as model-1-of-3"):
+        load_model(folder)
+
+
+def test_shards_beside_a_single_file_of_weights_are_warned_of(folder: Path) -> None:
+    """The single one is loaded, although transformers wrote the shards later."""
+    model = load_model(folder)
+    before = model.lm_head.weight.detach().clone()
+    with torch.no_grad():
+        model.lm_head.weight.add_(1)
+    model.save_pretrained(folder, max_shard_size="20KB")
+    assert (folder / "model.safetensors").is_file()
+    with pytest.warns(
+        UserWarning, match=r"weights twice: model\.safetensors is loaded.* not the \d+ files of model\.safe"
+    ):
+        again = load_model(folder)
+    assert torch.equal(again.lm_head.weight, before)
+    (folder / "model.safetensors").unlink()
+    assert torch.equal(load_model(folder).lm_head.weight, before + 1)
+
+
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
@@ -279,3 +333,25 @@ def test_a_configuration_that_no_model_can_have_is_refused(key: str, value: obje
         empty_model(load_config(folder))
     with suppress(CheckpointError):  # not all of these matter to it
         load_model(folder)
+
+
+@pytest.mark.parametrize("text", ["[]", "null", '{"model_type": ["llama"]}', '{"text_config": 1}'])
+def test_a_configuration_of_another_shape_is_refused_by_what_loads_the_model(text: str, folder: Path) -> None:
+    (folder / "config.json").write_text(text)
+    assert open_chat(folder, style="qwen").prompt("1 + 1?")
+    with pytest.raises(CheckpointError, match=r"config\.json cannot be read: "):
+        load_config(folder)
+
+
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "generation_config.json", "config.json", "tokenizer.json"])
+def test_a_file_that_cannot_be_read_is_named(name: str, folder: Path) -> None:
+    (folder / name).write_text("{broken")
+    with pytest.raises(CheckpointError, match=name.replace(".", r"\.")):
+        check_model_folder(folder)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "model.safetensors"])
+def test_a_file_that_lacks_is_named(name: str, folder: Path) -> None:
+    (folder / name).unlink()
+    with pytest.raises(CheckpointError, match=name.replace(".", r"\.")):
+        check_model_folder(folder)

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
+from threading import Barrier
 from typing import Any, TypeVar
 
 import pytest
 
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
-from retcon.core.errors import EngineError
+from retcon.config.load import load_recipe
+from retcon.core.errors import EngineError, InfrastructureFault, SandboxUnavailable
 from retcon.core.types import Trajectory, ids_of
 from retcon.engine.openai.engine import OpenAIEngine, OpenAISettings
 from retcon.engine.openai.messages import StandIn
 from retcon.engine.types import SamplingParams
+from retcon.evaluate.runner import run_evaluation
+from retcon.models.locating import locate
 from retcon.models.remote import RemoteModel, RequestRefused
 from retcon.rollout.context import RolloutContext, RolloutLimits
 from retcon.rollout.loop import run_rollout
@@ -116,6 +122,14 @@ def test_an_answer_that_the_server_broke_off_is_asked_for_again(finish: str) -> 
     assert made.turns[0].text == "It is 42.<|im_end|>"
     with serving(lambda _: said("It is", finish=finish)) as server:
         assert rolled(engine_of(server.url))[0].stop == "infrastructure"
+
+
+def test_what_a_content_filter_cut_is_no_answer_and_no_end_of_the_work() -> None:
+    banned = error(400, "The response was filtered", code="content_filter")
+    reasons = ("content_filter", "content_filter: RECITATION", "sensitive")
+    for answer in (*(said("It", finish=reason) for reason in reasons), banned):
+        with serving(scripted(answer, said("42"))) as server:
+            assert [made.stop for made in rolled(engine_of(server.url), 2)] == ["infrastructure", "answer"]
 
 
 @pytest.mark.parametrize(
@@ -272,6 +286,18 @@ def test_patience_is_with_the_server_and_not_with_each_request() -> None:
     assert [asked.body["seed"] for asked in server.asked][-4:] == [server.asked[-1].body["seed"]] * 4
 
 
+def test_an_evaluation_that_lost_too_much_says_why_and_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with serving(lambda _: error(503, "Loading model")) as server:
+        given = ["engine.kind=openai", f"engine.url={server.url}", "engine.attempts=1", "engine.patience=0"]
+        recipe = load_recipe(None, [*given, "evaluate.problems=2", "evaluate.samples=2", "evaluate.top_p=1"])
+        words = r"4 of 4 rollouts were lost .*, most often as the model at http.* status 503: Loading model, too many"
+        with pytest.raises(SandboxUnavailable, match=words):
+            run_evaluation(recipe, locate("base"), tmp_path / "eval")
+    told = [record.getMessage() for record in caplog.records if record.name == "retcon.rollout.context"]
+    assert len(told) == 1
+    assert "is lost: the model at http" in told[0]
+
+
 def test_azures_own_name_of_the_key_is_sent_to_azure_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", " secret\n")
     azure = RemoteModel("model", "https://mine.openai.azure.com/openai/deployments/d?api-version=2024-10-21", "d")
@@ -280,6 +306,12 @@ def test_azures_own_name_of_the_key_is_sent_to_azure_alone(monkeypatch: pytest.M
 
 
 T = TypeVar("T")
+RENAMED = error(
+    400,
+    "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead.",
+    param="max_tokens",
+    code="unsupported_parameter",
+)
 
 
 def asking(url: str, work: Callable[[RemoteModel], Awaitable[T]]) -> T:
@@ -293,6 +325,26 @@ def asking(url: str, work: Callable[[RemoteModel], Awaitable[T]]) -> T:
             await model.close()
 
     return asyncio.run(main())
+
+
+def test_requests_refused_at_once_keep_max_tokens_under_its_new_name() -> None:
+    together = Barrier(4, timeout=30)
+
+    def reply(asked: Asked) -> Answer:
+        if "max_tokens" not in asked.body:
+            return said("42")
+        together.wait()
+        return RENAMED
+
+    async def work(model: RemoteModel) -> None:
+        await asyncio.gather(*(model.message([], max_tokens=100) for _ in range(4)))
+        await model.message([], max_tokens=100)
+
+    with serving(reply) as server:
+        asking(server.url, work)
+    taken = [asked.body for asked in server.asked if "max_tokens" not in asked.body]
+    assert [body.get("max_completion_tokens") for body in taken] == [100] * 5
+    assert len(server.asked) == 9
 
 
 BOTH = "`temperature` and `top_p` cannot both be specified for this model. Please use only one."
@@ -384,4 +436,33 @@ def test_each_request_has_its_own_sampling_and_seed(owner: str) -> None:
     assert sent == [(0.7, 0.9, *uncut, 5), (0.7, 0.9, 20, 0.1, 7)]
 
 
+@pytest.mark.parametrize("finish", ["model_length", "model_context_window_exceeded"])
+def test_finish_reasons_of_a_full_context_are_read_as_length(finish: str) -> None:
+    async def work(model: RemoteModel) -> None:
+        assert (await model.message([]))["finish_reason"] == "length"
+
+    with serving(lambda _: said("It is", finish=finish)) as server:
+        asking(server.url, work)
+
+
 # How long a request is made to a server that limits the rate and answers others, or is not there.
+
+
+def test_a_machine_that_takes_no_connection_is_away_and_not_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that is started anew, which refuses nothing either: it is asked for as long as there is patience."""
+    monkeypatch.setattr("retcon.http.client.CONNECT_SECONDS", 0.02)
+
+    async def main(url: str) -> tuple[str, int]:
+        model = RemoteModel("model", url, "small", attempts=1, wait=0.01, patience=0.2)
+        with pytest.raises(InfrastructureFault) as lost:
+            await model.message([{"role": "user", "content": "one"}])
+        await model.close()
+        return str(lost.value), model.retried
+
+    with socket.socket() as full, socket.socket() as waits:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        waits.connect(full.getsockname())  # nobody takes it in, and there is no place beside it
+        said, retried = asyncio.run(main(f"http://127.0.0.1:{full.getsockname()[1]}"))
+    assert said.endswith("does not answer: no connection within 0.02 s")
+    assert retried > 0

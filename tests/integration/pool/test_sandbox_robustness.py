@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import random
-import signal
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -171,45 +168,6 @@ def test_a_pool_that_is_closed_while_it_opens_leaves_nothing() -> None:
         assert children() <= others
 
     asyncio.run(main())
-
-
-def test_closing_does_not_wait_for_a_process_that_the_user_forked() -> None:
-    """It holds copies of the pool's descriptors: what relies on them being closed would wait for it."""
-
-    async def main() -> None:
-        pool = SandboxPool(workers=1)
-        await pool.start()
-        zygotes = [os.pidfd_open(pid) for pid in pool.fleet.zygotes.values()]
-        fork = os.fork()
-        if fork == 0:
-            signal.pause()
-            os._exit(0)
-        try:
-            called = asyncio.create_task(pool.close())
-            async with asyncio.timeout(5):  # the pool's own patience is longer
-                await called
-        finally:
-            os.kill(fork, signal.SIGKILL)
-            os.waitpid(fork, 0)
-            for zygote in zygotes:
-                os.close(zygote)
-
-    asyncio.run(main())
-
-
-def test_a_pool_in_the_event_loop_of_a_thread_beside_another_one() -> None:
-    said: list[str] = []
-
-    async def main(text: str) -> None:
-        async with SandboxPool(workers=1, limits=Limits(wall_seconds=SOON)) as pool:
-            said.append((await pool.run(f"print({text!r})")).stdout)
-
-    threads = [threading.Thread(target=asyncio.run, args=(main(text),)) for text in ("one", "two")]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(SOON)
-    assert sorted(said) == ["one\n", "two\n"]
 
 
 def test_a_pool_in_another_event_loop_than_its_own_says_so_and_goes_on_in_that() -> None:

@@ -6,7 +6,6 @@ import asyncio
 import json
 import math
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -133,24 +132,6 @@ def test_a_server_that_cannot_serve_this_is_refused_before_any_work(
             engine = engine_of(server, seeds=False)
             run(connected(engine, lambda: engine.generate("a", [5], GREEDY)))
             assert "seed" not in tokens_asked(server)[0]["sampling_params"]
-
-
-def test_of_two_servers_one_dead_nobody_waits_for_the_dead_one() -> None:
-    dead, alive = VLLM(), VLLM()
-
-    async def work(engine: VLLMEngine) -> None:
-        async with engine.connected():
-            dead.down = True
-            made = await asyncio.gather(*(engine.generate(str(n), [n], GREEDY) for n in range(40)))
-        assert [m.ids[0] for m in made] == list(range(40))
-
-    with ExitStack() as stack:
-        servers = [stack.enter_context(serving(one, models=())) for one in (dead, alive)]
-        # With this patience a request that waited for the dead one would be a fault.
-        engine = engine_of(*servers, patience=0.001)
-        run(work(engine))
-        assert len(tokens_asked(servers[1])) == 40
-        assert engine.stats.retried == len(tokens_asked(servers[0]))
 
 
 def test_a_server_that_is_down_from_the_start_is_no_reason_not_to_begin() -> None:

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from jail import ALL, LANDLOCK, NAMESPACES, RLIMITS, Jail, contained_by
+from jail import ALL, NAMESPACES, Jail, contained_by
 
 
 @contained_by(*ALL)
@@ -119,14 +119,6 @@ def test_memory_is_bounded_over_all_processes_of_a_call(jail: Jail, kind: str) -
 
 
 @contained_by(*ALL)
-def test_memory_below_the_limit_is_left_alone(jail: Jail) -> None:
-    result = jail.attack(
-        "import time\nx = bytes(range(256)) * (60 << 12)\ntime.sleep(0.3)\nprint(len(x))", memory_mb=128
-    )
-    assert (result.status, result.stdout) == ("ok", f"{60 << 20}\n")
-
-
-@contained_by(*ALL)
 def test_memory_cannot_hide_in_files_without_a_name(jail: Jail) -> None:
     assert jail.attack("import os\nos.memfd_create('x')").error_type == "OSError"
 
@@ -182,18 +174,6 @@ def test_a_flood_of_the_disk_in_many_files_is_bounded(jail: Jail) -> None:
     assert result.stdout == ""
 
 
-@contained_by(LANDLOCK)
-def test_a_flood_of_the_disk_beside_the_scratch_folder_is_bounded(jail: Jail) -> None:
-    result = jail.attack("""
-        import time
-        for number in range(10):
-            with open(f'../{number}', 'wb') as file:
-                file.write(bytes(10 << 20))
-        time.sleep(60)
-    """)
-    assert result.status == "limit" or result.error_type == "PermissionError", result  # it may have a user of its own
-
-
 @contained_by(*ALL)
 def test_a_flood_of_empty_files_is_bounded(jail: Jail) -> None:
     result = jail.attack(
@@ -243,28 +223,6 @@ def test_a_flood_of_output_is_cut(jail: Jail, stream: str) -> None:
     assert text.endswith("end")
 
 
-@contained_by(NAMESPACES)
-def test_a_gigabyte_of_output_is_cut(jail: Jail) -> None:
-    result = jail.attack("for _ in range(100): print('x' * 10**7)", cpu_seconds=60, wall_seconds=120)
-    assert result.status == "ok"
-    assert len(result.stdout) < 66000
-    assert "[999934564 bytes cut]" in result.stdout
-
-
-@contained_by(*ALL)
-def test_a_flood_of_the_value_is_cut(jail: Jail) -> None:
-    result = jail.attack("'x' * 10**7", output_bytes=1000)
-    assert result.status == "ok"
-    assert result.value is not None
-    assert len(result.value) <= 1000
-
-
-@contained_by(*ALL)
-def test_a_name_that_an_error_gives_itself_is_cut(jail: Jail) -> None:
-    result = jail.attack("raise type('A' * 2_000_000, (Exception,), {})")
-    assert (result.status, result.error_type) == ("error", "A" * 200)
-
-
 @contained_by(*ALL)
 def test_descriptors_are_bounded(jail: Jail) -> None:
     result = jail.attack("import os\nwhile True: os.dup(1)", open_files=32)
@@ -292,57 +250,3 @@ def test_a_crash_is_a_failure_with_a_name(jail: Jail, code: str, error_type: set
     result = jail.attack(code, memory_mb=64, cpu_seconds=20)
     assert result.status in ("error", "limit")
     assert result.error_type in error_type
-
-
-@contained_by(LANDLOCK, RLIMITS)
-def test_the_bound_of_the_disk_is_looked_at_only_while_it_runs(jail: Jail) -> None:
-    """The price of no file system of its own: what a short call writes is found when it is emptied."""
-    assert jail.attack("for n in range(20): open(str(n), 'wb').write(bytes(1 << 20))").status == "ok"
-
-
-# the largest block that can be had, in MiB, and then some time for the watchdog to look at what is held
-ROOM = """
-import time
-for size in range(1, 64):
-    try:
-        block = bytearray(size << 20)
-    except MemoryError:
-        break
-    del block
-    most = size
-print(most)
-time.sleep(0.2)
-"""
-
-
-@contained_by(*ALL)
-def test_how_much_memory_a_call_may_have_does_not_depend_on_the_calls_before(jail: Jail) -> None:
-    before = _room(jail)
-    large = 12 << 20
-    jail.run(f"import os\nos.write(1, b'x' * {large})", output_bytes=large)
-    assert abs(_room(jail) - before) <= 2
-    write = f"open('b', 'wb').write(bytes({8 << 20}))"
-    given = jail.run(write, files={"a": bytes(large)}, stdin="x" * large, fetch=("b",))
-    assert len(given.files["b"]) == 8 << 20
-    assert abs(_room(jail) - before) <= 2
-
-
-@contained_by(*ALL)
-def test_what_a_call_is_given_takes_none_of_its_memory(jail: Jail) -> None:
-    code = f"import time\nblock = bytearray({12 << 20})\ntime.sleep(0.2)\nprint(block[0], open('a').read(3))"
-    result = jail.run(code, files={"a": b"x" * (20 << 20)}, stdin="x" * (20 << 20), memory_mb=16)
-    assert result.stdout == "0 xxx\n", result
-
-
-@contained_by(*ALL)
-@pytest.mark.parametrize("memory_mb", [16, 32, 64])
-def test_a_program_that_is_too_long_for_its_memory_is_over_the_limit(jail: Jail, memory_mb: int) -> None:
-    result = jail.run("x = 1\n" * 400_000, memory_mb=memory_mb)
-    assert (result.status, result.error_type) == ("limit", "MemoryError"), result
-
-
-def _room(jail: Jail) -> int:
-    """MiB that a call gets of 24; what is free in the heap of its worker may make one more or less of them, each time."""
-    result = jail.run(ROOM, memory_mb=24)
-    assert (result.status, result.stderr) == ("ok", ""), result
-    return int(result.stdout)

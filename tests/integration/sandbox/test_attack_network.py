@@ -185,26 +185,6 @@ def test_a_program_talks_to_a_server_of_its_own_and_leaves_no_trace_of_it(jail: 
 
 @contained_by(NAMESPACES)
 @pytest.mark.usefixtures("loopback")
-def test_a_rollback_frees_the_ports_of_what_it_takes_back(jail: Jail) -> None:
-    session = jail.session()
-    state = session.checkpoint()
-    serves = """
-        import socket
-        made = socket.socket()
-        made.bind(('127.0.0.1', 34567))
-        made.listen()
-        client = socket.create_connection(('127.0.0.1', 34567))
-        made.accept()[0].close()  # the end that closes first keeps its port
-        """
-    for _ in range(3):
-        served = session.run(serves)
-        assert served.status == "ok", served.stderr
-        session.rollback(state)
-    session.close()
-
-
-@contained_by(NAMESPACES)
-@pytest.mark.usefixtures("loopback")
 def test_two_calls_have_a_loopback_each(jail: Jail) -> None:
     async def both() -> list[Result]:
         async with SandboxPool(workers=2, tier=NAMESPACES) as pool:

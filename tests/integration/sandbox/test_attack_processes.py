@@ -150,27 +150,6 @@ def test_no_process_is_started_by_system_call(jail: Jail) -> None:
 
 
 @contained_by(*ALL)
-def test_threads_work_and_end_with_their_call(jail: Jail) -> None:
-    result = jail.attack("""
-        import threading, time
-        from concurrent.futures import ThreadPoolExecutor
-        with ThreadPoolExecutor(4) as pool:
-            print(sum(pool.map(abs, range(-10, 0))))
-        threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
-    """)
-    assert (result.status, result.stdout) == ("ok", "55\n")
-    assert result.seconds < 30
-
-
-@contained_by(*ALL)
-def test_a_thread_that_does_not_end_ends_at_the_wall_clock(jail: Jail) -> None:
-    result = jail.attack(
-        "import threading, time\nthreading.Thread(target=time.sleep, args=(60,)).start()", wall_seconds=0.3
-    )
-    assert (result.status, result.error_type) == ("timeout", "TimeoutError")
-
-
-@contained_by(*ALL)
 def test_a_bomb_of_threads_is_bounded(jail: Jail) -> None:
     if jail.tier != NAMESPACES and os.getuid() != 0:
         pytest.skip(

@@ -73,17 +73,6 @@ def test_memory_is_watched_while_a_command_is_not_read(session: Attacked) -> Non
 
 
 @contained_by(*ALL)
-def test_a_value_that_is_forged_is_no_longer_than_one_that_is_not(session: Attacked) -> None:
-    forged = session.run(
-        FORGE + "frame = sys._getframe()\nwhile 'command' not in frame.f_locals: frame = frame.f_back\n"
-        "it._say(frame.f_locals['command']['token'], '=\\0=' + 'x' * 10**6)"
-    )
-    assert len(forged.value or "") <= 65536
-    session.rests()
-    session.close()
-
-
-@contained_by(*ALL)
 def test_a_cell_cannot_say_that_the_sandbox_was_at_fault(session: Attacked) -> None:
     for word in ("-", "-infrastructure", "=infrastructure\\0", "!infrastructure", "!", "=" + "n" * 5000 + "\\0"):
         said = session.run(
@@ -200,56 +189,6 @@ def test_what_a_cell_sets_on_descriptors_is_gone_back_on(session: Attacked, what
         assert looked.stdout.startswith("x")
         session.run("_ = file.seek(0)")
     session.close()
-
-
-@contained_by(*ALL)
-@pytest.mark.parametrize("number", [32, 33])
-def test_a_signal_that_the_c_library_keeps_to_itself_does_not_end_a_copy(session: Attacked, number: int) -> None:
-    session.run("import os\nx = 1")
-    state = session.checkpoint()
-    session.run(f"x = 2\nos.killpg(0, {number})")
-    for _ in range(2):
-        session.rollback(state)
-        assert session.run("x").value == "1"
-    session.close()
-
-
-@contained_by(*ALL)
-def test_a_copy_that_is_continued_again_and_again_does_not_end_of_it(session: Attacked) -> None:
-    session.run("import os, signal, time\nx = 1")
-    state = session.checkpoint()
-    session.run("for _ in range(2000):\n    os.killpg(0, signal.SIGCONT)\n    time.sleep(.0002)\nx = 2")
-    for _ in range(2):
-        session.rollback(state)
-        assert session.run("x").value == "1"
-    session.close()
-
-
-@contained_by(*ALL)
-def test_a_full_queue_of_signals_keeps_no_session_from_going_back(jail: Jail) -> None:
-    """The queue is its user's, who may be that of other sessions, too."""
-    filling, other = jail.session(), jail.session()
-    states = [session.run("import os, signal\nx = 1") and session.checkpoint() for session in (other, filling)]
-    fill = "signal.pthread_sigmask(signal.SIG_BLOCK, [50])\nfor _ in range(600): os.kill(os.getpid(), 50)"
-    assert filling.run(f"x = 2\n{fill}").status == "ok"
-    for session, state in zip((other, filling), states, strict=True):
-        session.rollback(state)
-        assert session.run("x").value == "1"
-    for session in (filling, other):
-        session.close()
-
-
-@contained_by(NAMESPACES)
-def test_one_sandbox_does_not_fill_anothers_queue_of_signals(jail: Jail) -> None:
-    """Each has its own user namespace, where it is not its user that keeps them apart."""
-    fill = "import os, signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, [50])\n"
-    fill += "for _ in range(600): os.kill(os.getpid(), 50)\n"
-    another = Jail(NAMESPACES)
-    filling, other = jail.session(), another.session()
-    assert filling.run(fill).status == "ok"
-    assert other.run(fill + "signal.sigtimedwait([50], 0).si_pid == os.getpid()").value == "True"
-    filling.close()
-    another.close()
 
 
 @contained_by(NAMESPACES)

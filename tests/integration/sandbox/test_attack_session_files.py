@@ -241,53 +241,6 @@ def test_names_of_any_bytes_come_back(session: Attacked) -> None:
     session.close()
 
 
-@contained_by(*ALL)
-def test_a_tree_deeper_than_any_path_is_removed(session: Attacked) -> None:
-    session.run("import os\nopen('a', 'w').write('x')\nhere = os.getcwd()")
-    state = session.checkpoint()
-    session.run(
-        "for _ in range(1500):\n    os.mkdir('d' * 9); os.chdir('d' * 9)\nopen('x', 'w').close()\nos.symlink(here, 'l')"
-    )
-    assert session.tries() != ""  # nested too deep, or too much
-    session.rollback(state)
-    assert session.run("os.listdir()").value == "['a']"
-    session.close()
-
-
-@contained_by(*ALL)
-def test_hard_links_among_its_own_files_come_back(session: Attacked) -> None:
-    session.run(
-        "import os\nos.makedirs('d/e'); open('d/e/a', 'w').write('1'); os.link('d/e/a', 'b'); open('c', 'w').write('2')\n"
-        "look = lambda: [(os.stat(n).st_ino == os.stat('b').st_ino, os.stat(n).st_nlink, open(n).read()) for n in ('d/e/a', 'b', 'c')]\n"
-        "before = look()"
-    )
-    state = session.checkpoint()
-    for spoil in (
-        "os.unlink('d/e/a')",
-        "os.link('b', 'more'); open('b', 'w').write('x')",
-        "os.unlink('b'); os.link('c', 'b')",
-    ):
-        assert session.run(spoil).status == "ok"
-        session.rollback(state)
-        assert session.run("look() == before").value == "True"
-    session.close()
-
-
-@contained_by(*ALL)
-def test_a_lease_does_not_make_the_keeper_wait(session: Attacked) -> None:
-    session.run(
-        "import fcntl, os\nopen('a', 'w').write('x'); open('b', 'w').write('y')\nkept = [open(n, 'r+') for n in 'ab']"
-    )
-    session.run("for f in kept: fcntl.fcntl(f, 1024, fcntl.F_WRLCK)")  # which the filter may refuse
-    for repeat in range(2):
-        prevented = session.tries()
-        assert "fault" not in prevented
-        if not prevented:
-            assert "fault" not in session.tries(rollback=f"checkpoint {repeat + 1}")
-    session.rests()
-    session.close()
-
-
 @contained_by(LANDLOCK, RLIMITS)
 def test_a_disk_that_a_forged_copy_would_fill_is_watched_while_the_session_rests(session: Attacked) -> None:
     session.run(

@@ -127,14 +127,6 @@ def test_without_landlock_the_weakest_tier_keeps_its_own_processes_and_says_what
     assert ("memory, environment and priority of the user's others are open" in said) == (os.getuid() != 0)
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="of root alone")
-def test_root_as_in_a_container_gets_what_a_user_gets() -> None:
-    if not has("landlock"):
-        pytest.skip("this machine has no landlock")
-    assert ask("", "CAP_SYS_ADMIN") in (f"{tier} {tier} 42\n" for tier in ("namespaces", "landlock"))
-    assert ask("", "CAP_SYS_ADMIN", "unshare") == "landlock landlock 42\n"
-
-
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give calls another user")
 @pytest.mark.parametrize("tier", ["namespaces", "landlock"])
 def test_calls_run_as_one_of_the_users_that_were_given_each_worker_its_own(tier: str) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +12,6 @@ pytest.importorskip("starlette", reason="serving needs the [serve] extra")
 from conversing import bytes_of
 from playing import call
 from retcon.core.types import Trajectory
-from retcon.engine.types import SamplingParams
 from servers.agent import MODEL, SAAR, SEARCH, Asking, asked, said, user
 
 FAILS, WORKS = call("print(x, 6)", "Let me see. "), call("print(7, 6)", "x is not there. ")
@@ -112,17 +109,6 @@ def test_a_call_that_the_schema_refuses_is_repaired_before_the_client_sees_it() 
     asked(play, [wrong, right, "Ada Lovelace."], style="hermes", repair=SAAR)
 
 
-def test_a_call_that_is_not_repaired_reaches_the_client_as_it_is() -> None:
-    async def play(client: Asking) -> None:
-        answer = await client.chat([user("Who?")], tools=[SEARCH])
-        (made,) = answer["choices"][0]["message"]["tool_calls"]
-        assert made["function"] == {"name": "find", "arguments": '{"q": 1}'}
-        told = [user("Who?"), said(answer), {"role": "tool", "tool_call_id": made["id"], "content": "no such tool"}]
-        assert said(await client.chat(told, tools=[SEARCH]))["content"] == "Well."
-
-    asked(play, [*[search({"q": 1}, "find")] * 4, "Well."], style="hermes", repair=SAAR)
-
-
 def test_failures_of_the_clients_tools_are_reported_and_never_taken_back() -> None:
     """It cannot be told what the client's tool has done. The record says which failed, and by which rule."""
 
@@ -210,19 +196,6 @@ def test_what_is_asked_for_is_how_it_is_sampled() -> None:
     asked(play, lambda *_: "Yes.")
 
 
-def test_what_is_not_asked_for_is_as_the_server_has_it_and_nought_is_asked_for() -> None:
-    own = SamplingParams(temperature=0.6, top_p=0.95, top_k=20, min_p=0.05)
-
-    async def play(client: Asking) -> None:
-        client.agent._context = replace(client.agent._context, sampling=own)
-        await client.chat([user("Go.")])
-        await client.chat([user("Go.")], temperature=0, top_k=0, min_p=0)
-        asked = [(one.temperature, one.top_p, one.top_k, one.min_p) for one in client.engine.params]
-        assert asked == [(0.6, 0.95, 20, 0.05), (0, 0.95, 0, 0)]
-
-    asked(play, lambda *_: "Yes.")
-
-
 def test_a_message_is_no_longer_than_the_server_allows_and_the_client_asks_for() -> None:
     async def play(client: Asking) -> None:
         for limits in ({}, {"max_tokens": 900}, {"max_tokens": 3}, {"max_tokens": 5, "max_completion_tokens": 2}):
@@ -230,23 +203,6 @@ def test_a_message_is_no_longer_than_the_server_allows_and_the_client_asks_for()
         assert [one.max_tokens for one in client.engine.params] == [7, 7, 3, 2]
 
     asked(play, lambda *_: "Yes.", answer_tokens=7)
-
-
-def test_equal_requests_without_a_seed_are_sampled_otherwise_though_their_session_has_ended() -> None:
-    """A harness may name its sessions by their problems, and begin with a problem again."""
-    seeds: list[int | None] = []
-
-    async def play(client: Asking) -> None:
-        for _ in range(2):
-            await client.chat([user("Go.")], session="p1")
-            await client.chat([user("Go.")], session="p1")
-            await client.http.post("/v1/sessions/p1/reward", json={"reward": 1})
-        seeds.append(client.engine.params[0].seed)
-        assert len({params.seed for params in client.engine.params}) == 4
-
-    asked(play, lambda *_: "Yes.")
-    asked(play, lambda *_: "Yes.")
-    assert seeds[0] == seeds[1]  # which another server repeats
 
 
 def test_of_messages_on_channels_a_client_is_given_the_final_one() -> None:
@@ -302,28 +258,3 @@ def test_a_stream_says_the_same_in_pieces() -> None:
 
 RUN = {"type": "function", "function": {"name": "run", "parameters": {
     "type": "object", "properties": {"code": {"type": "string"}}}}}  # fmt: skip
-
-
-def test_an_error_of_a_stream_has_its_status() -> None:
-    async def play(client: Asking) -> None:
-        answer = await client.post([user("y" * 5000)], stream=True)
-        assert answer.status_code == 400
-        assert answer.json()["error"]["code"] == "context_length_exceeded"
-        lost = await client.post([user("Go.")], stream=True)
-        assert lost.status_code == 503
-        assert lost.headers["retry-after"]
-
-    asked(play, [ConnectionError("gone")])
-
-
-def test_many_at_once_each_get_their_own() -> None:
-    async def play(client: Asking) -> None:
-        answers = await asyncio.gather(*(client.chat([user(f"number {n}")]) for n in range(64)))
-        assert [said(answer)["content"] for answer in answers] == [f"It was {n}." for n in range(64)]
-        assert len({answer["retcon"]["session"] for answer in answers}) == 64
-
-    def reply(_: str, text: str, n: int) -> str:
-        number = text.split("number ")[1].split("<", maxsplit=1)[0]
-        return call(f"print({number})") if n == 0 else f"It was {number}."
-
-    asked(play, reply)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-
 import pytest
 
 pytest.importorskip("starlette", reason="serving needs the [serve] extra")
@@ -11,7 +9,6 @@ pytest.importorskip("starlette", reason="serving needs the [serve] extra")
 import httpx
 
 from integration.serve.test_harness_rollouts import ask, rolled
-from retcon.rollout.context import RolloutLimits
 from retcon.serve.harness import ModelEndpoint
 from retcon.tasks.types import Task
 from servers.agent import user
@@ -49,29 +46,6 @@ def test_an_answer_to_another_conversation_makes_good_no_fault(lost: str, critic
     assert rolled(solve, reply)[0][0].reward == 1.0
 
 
-@pytest.mark.parametrize("raises", [False, True])
-def test_a_critic_that_has_no_room_costs_its_rollout_nothing_unless_that_gives_up(raises: bool) -> None:
-    async def solve(task: Task, endpoint: ModelEndpoint) -> None:
-        await ask(endpoint, [user("Go.")])
-        with nullcontext() if raises else pytest.raises(httpx.HTTPStatusError):
-            await ask(endpoint, [user("Is this right? " * 60)], session="critic")
-
-    (made,), _, context = rolled(solve, ["\\boxed{42}"], limits=RolloutLimits(300, 9))
-    assert (made.stop, made.reward) == (("length", 0.0) if raises else ("answer", 1.0))
-    assert context.faults.first == ""
-
-
-def test_a_rollout_that_met_a_limit_is_not_made_good_by_its_critic() -> None:
-    async def solve(task: Task, endpoint: ModelEndpoint) -> None:
-        told = [user("Go."), await ask(endpoint, [user("Go.")]), user("On. " * 60)]
-        with pytest.raises(httpx.HTTPStatusError):
-            await ask(endpoint, told)
-        await ask(endpoint, [user("Is this right?")], session="critic")
-
-    (made,), *_ = rolled(solve, ["\\boxed{42}"], limits=RolloutLimits(200, 9))
-    assert (made.stop, made.reward) == ("length", 0.0)
-
-
 def test_a_harness_that_names_a_session_for_all_that_it_asks_is_informed_about_the_header() -> None:
     """As one does for `serve-agent`."""
 
@@ -81,14 +55,3 @@ def test_a_harness_that_names_a_session_for_all_that_it_asks_is_informed_about_t
     (made,), _, context = rolled(solve, ["\\boxed{42}"])
     assert (made.stop, made.reward) == ("infrastructure", None)
     assert context.faults.first.startswith("the harness asks under x-retcon-session: smol-1 alone")
-
-
-def test_a_harness_that_was_refused_is_told_why_whatever_its_critic_was_told() -> None:
-    async def solve(task: Task, endpoint: ModelEndpoint) -> None:
-        with pytest.raises(httpx.HTTPStatusError):
-            await ask(endpoint, [user("Go. " * 99)])
-        await ask(endpoint, [user("Go on?")], session="critic")
-
-    (made,), _, context = rolled(solve, ["\\boxed{42}"], limits=RolloutLimits(200, 9))
-    assert made.stop in ("length", "infrastructure")
-    assert "x-retcon-session" not in context.faults.first

@@ -14,7 +14,7 @@ pytest.importorskip("starlette", reason="serving needs the [serve] extra")
 import httpx
 
 from integration.serve.test_harness_rollouts import TASK, grade, once, rolled
-from retcon.core.errors import InfrastructureFault, RecipeError
+from retcon.core.errors import RecipeError
 from retcon.core.types import Trajectory
 from retcon.engine.kinds.scripted import ScriptedEngine
 from retcon.rollout.context import RolloutLimits
@@ -122,20 +122,6 @@ def test_a_rollout_has_no_session_to_end() -> None:
     assert (made.stop, made.reward, context.faults.first) == ("answer", 0.5, "")
 
 
-def test_a_client_that_sends_back_the_session_that_it_was_given_goes_on() -> None:
-    def solve(task: Task, endpoint: ModelEndpoint) -> None:
-        told: list[Any] = [user("Go.")]
-        first = asked(endpoint, body={"model": endpoint.name, "messages": told})
-        told += [said(first.json()), user("On.")]
-        same = {"X-Retcon-Session": first.headers["X-Retcon-Session"]}
-        asked(endpoint, body={"model": endpoint.name, "messages": told}, headers=same)
-        critic = asked(endpoint, headers={"X-Retcon-Session": "critic"}).headers["X-Retcon-Session"]
-        assert asked(endpoint, headers={"X-Retcon-Session": critic}).headers["X-Retcon-Session"] == critic
-
-    (made,), *_ = rolled(solve, lambda *_: "\\boxed{42}")
-    assert (len(made.turns), made.reward) == (2, 1.0)
-
-
 @pytest.mark.parametrize(("reply", "answer"), [("Well.", "Well."), ("Well, " * 200, None)])
 def test_a_reward_of_the_harnesss_own_is_of_the_models_last_message(reply: str, answer: str | None) -> None:
     """Else `rl.void_turns` would take every rollout for one that gave no answer, and nothing would be learnt."""
@@ -156,49 +142,6 @@ def test_the_harness_of_the_example_tells_a_call_that_it_cannot_run(arguments: s
     (made,), _, context = rolled(find_harness("examples.own_harness.agent:solve"), replies, style="hermes")
     assert (made.reward, context.faults.first) == (1.0, "")
     assert [one.status for one in made.turns[0].observations] == ["error"]
-
-
-def test_a_path_with_a_slash_behind_leads_to_the_same_rollout() -> None:
-    def solve(task: Task, endpoint: ModelEndpoint) -> None:
-        asked(endpoint, "chat/completions/", follow_redirects=True).raise_for_status()
-
-    (made,), *_ = rolled(solve, ["\\boxed{42}"])
-    assert made.reward == 1.0
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_requests_that_are_cancelled_leave_no_traceback(capsys: pytest.CaptureFixture[str], stream: bool) -> None:
-    """Those that are open when the function returns."""
-
-    class Slow(ScriptedEngine):
-        async def generate(self, request_id: str, ids: Any, params: Any) -> Any:
-            if self.seen:
-                asking.set()
-                await asyncio.Event().wait()
-            return await super().generate(request_id, ids, params)
-
-    async def solve(task: Task, endpoint: ModelEndpoint) -> None:
-        async def left_open() -> None:
-            async with httpx.AsyncClient(timeout=60) as http:
-                body = {"model": endpoint.name, "messages": [user("And?")], "stream": stream}
-                await http.post(f"{endpoint.url}/chat/completions", json=body)
-
-        await once(task, endpoint)
-        waiting.append(asyncio.ensure_future(left_open()))
-        await asking.wait()
-
-    async def main() -> None:
-        async with open_harness(solve, 60.0) as harness:
-            made = await rollout_member(
-                TASK, replace(context_of(engine), harness=harness), 0, seed=3, step=2, grade=grade
-            )
-            await asyncio.gather(*waiting, return_exceptions=True)
-            assert made.reward == 1.0
-
-    engine, asking, waiting = Slow(BYTES, ["\\boxed{42}"]), asyncio.Event(), list[asyncio.Future[None]]()
-    asyncio.run(asyncio.wait_for(main(), 60))
-    assert "ASGI" not in capsys.readouterr().err
-    assert len(engine.released) >= 2
 
 
 def test_no_rollout_has_more_turns_than_it_may() -> None:
@@ -235,71 +178,12 @@ def test_no_rollout_has_more_turns_than_it_may_where_it_asks_at_once(more: dict[
     assert (len(made.turns), made.stop) == (1, "turns")
 
 
-def test_a_request_that_came_to_nothing_leaves_its_turns_to_one_that_waits() -> None:
-    async def solve(task: Task, endpoint: ModelEndpoint) -> None:
-        answers.extend(await asyncio.gather(posted(endpoint, "Go."), posted(endpoint, "Go.")))
-
-    def says(*_: object) -> str:
-        tries.append(1)
-        if len(tries) == 1:
-            raise InfrastructureFault("gone")
-        return "Yes."
-
-    answers, tries = list[httpx.Response](), list[int]()
-    (made,), *_ = rolled(solve, says, limits=RolloutLimits(4000, 1))
-    assert sorted(one.status_code for one in answers) == [200, 503]
-    assert (len(made.turns), made.stop) == (1, "answer")
-
-
-def test_a_request_that_its_client_gives_up_leaves_its_turns_to_one_that_waits() -> None:
-    class Slow(ScriptedEngine):
-        async def generate(self, request_id: str, ids: Any, params: Any) -> Any:
-            if not asking.is_set():
-                asking.set()
-                await asyncio.Event().wait()
-            return await super().generate(request_id, ids, params)
-
-    async def solve(task: Task, endpoint: ModelEndpoint) -> None:
-        given_up = asyncio.ensure_future(posted(endpoint, "Go."))
-        await asking.wait()
-        waiting = asyncio.ensure_future(posted(endpoint, "On."))
-        given_up.cancel()
-        assert (await waiting).status_code == 200
-
-    async def main() -> Trajectory:
-        async with open_harness(solve, 60.0) as harness:
-            own = replace(context_of(engine, limits=RolloutLimits(4000, 1)), harness=harness)
-            return await rollout_member(TASK, own, 0, seed=3, step=2, grade=grade)
-
-    engine, asking = Slow(BYTES, ["\\boxed{42}"]), asyncio.Event()
-    made = asyncio.run(asyncio.wait_for(main(), 60))
-    assert (made.reward, len(made.turns)) == (1.0, 1)
-
-
-class Like:
-    """A number that is none of Python's, as numpy's are."""
-
-    def __init__(self, value: float) -> None:
-        self.value = value
-
-    def __float__(self) -> float:
-        return self.value
-
-
 def returns(says: Any) -> HarnessFunction:
     async def solve(task: Task, endpoint: ModelEndpoint) -> Any:
         await once(task, endpoint)
         return says
 
     return solve
-
-
-def test_numbers_of_other_packages_are_rewards() -> None:
-    (made,), *_ = rolled(returns(Like(0.5)), ["Well."])
-    assert made.reward == 0.5
-    for says in (Like(float("inf")), 10**400):
-        with pytest.raises(RecipeError, match="a reward a finite number"):
-            rolled(returns(says), ["Well."])
 
 
 def test_a_built_in_that_does_not_say_what_it_takes_is_refused() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -21,7 +19,7 @@ from retcon.core.errors import InfrastructureFault, RecipeError
 from retcon.core.types import Trajectory, ids_of
 from retcon.engine.kinds.scripted import Reply, ScriptedEngine
 from retcon.engine.types import SamplingParams
-from retcon.rollout.context import RolloutContext, RolloutLimits, count_ungraded
+from retcon.rollout.context import RolloutContext, RolloutLimits
 from retcon.rollout.group import rollout_group, rollout_member
 from retcon.serve.harness import HarnessFunction, ModelEndpoint
 from retcon.serve.harness_server import open_harness
@@ -117,20 +115,6 @@ def test_what_the_function_returns_is_the_answer_or_the_reward(says: Any, reward
     assert made.turns[-1].text.startswith("Let me think.")
 
 
-def test_answers_that_no_grader_can_tell_of_are_counted_where_the_model_ended_with_a_call() -> None:
-    async def solve(task: Task, endpoint: ModelEndpoint) -> str:
-        (call,) = (await ask(endpoint, [user(task.question)], tools=[SEARCH]))["tool_calls"]
-        return str(json.loads(call["function"]["arguments"])["query"])
-
-    def down(task: Task, trajectory: Trajectory) -> Trajectory:
-        raise InfrastructureFault("the judge does not answer")
-
-    call = '<tool_call>\n{"name": "search", "arguments": {"query": "42"}}\n</tool_call>'
-    made, *_ = rolled(solve, [call], style="hermes", count=3, grade=down)
-    assert {(t.stop, t.reward, t.returned, t.turns[-1].stop) for t in made} == {("infrastructure", None, "42", "call")}
-    assert count_ungraded(made) == (3, 3)
-
-
 @pytest.mark.parametrize("says", [float("nan"), ["42"], b"42"])
 def test_what_can_be_neither_ends_the_run(says: Any) -> None:
     with pytest.raises(RecipeError, match=r"rollout.harness: it returned .* of task 'sums/1': an answer is text"):
@@ -204,19 +188,6 @@ def test_a_harness_that_shortens_its_history_goes_on() -> None:
     assert "Go." not in made.text
 
 
-def test_conversations_that_are_not_learnt_are_reported_once(caplog: pytest.LogCaptureFixture) -> None:
-    async def solve(task: Task, endpoint: ModelEndpoint) -> None:
-        await ask(endpoint, [user("One.")])
-        await ask(endpoint, [user("Two.")])
-        await ask(endpoint, [user("Who is right?")], session="critic")
-
-    made, engine, _ = rolled(solve, ["\\boxed{42}"], count=3)
-    assert all("Two." in t.text for t in made)  # what another session says is the critic's, and nothing here
-    assert len({id for id, _ in engine.seen}) == 9  # of the engine, too, each conversation asks by a name of its own
-    told = [r.getMessage() for r in caplog.records if "its harness led" in r.getMessage()]
-    assert ["its harness led 1 other one;" in line for line in told] == [True]
-
-
 def test_a_second_try_of_the_same_history_is_learnt_with_what_came_before() -> None:
     async def solve(task: Task, endpoint: ModelEndpoint) -> None:
         told = [user("Go.")]
@@ -243,14 +214,6 @@ def test_a_harness_that_breaks_costs_its_rollout_and_says_why(solve: HarnessFunc
     assert [(t.stop, t.reward, t.turns) for t in made] == [("infrastructure", None, ())] * 2
     with pytest.raises(InfrastructureFault, match=why):
         raise InfrastructureFault(context.faults.first)
-
-
-def test_a_first_request_without_room_is_warned_about() -> None:
-    (made,), _, context = rolled(once, ["Never."], limits=RolloutLimits(20, 9))
-    assert (made.stop, made.reward) == ("infrastructure", None)
-    assert context.faults.first.startswith(
-        "the harness asked the model nothing that was answered: This model's maximum context length is 20 tokens."
-    )
 
 
 def test_a_harness_that_hangs_is_given_up() -> None:
@@ -303,56 +266,6 @@ def test_a_url_serves_its_rollout_alone_and_no_longer() -> None:
             return [await rollout_member(TASK, own, n, seed=3, step=2, grade=grade) for n in range(3)]
 
     assert [t.reward for t in asyncio.run(asyncio.wait_for(main(), 60))] == [1.0, 1.0, 1.0]
-
-
-def test_what_is_still_asked_when_the_function_returns_is_given_up() -> None:
-    class Slow(ScriptedEngine):
-        cancelled = 0
-
-        async def generate(self, request_id: str, ids: Any, params: Any) -> Any:
-            if len(self.seen) == 1:
-                self.seen.append((request_id, ()))
-                try:
-                    await asyncio.Event().wait()
-                except asyncio.CancelledError:
-                    Slow.cancelled += 1
-                    raise
-            return await super().generate(request_id, ids, params)
-
-    async def solve(task: Task, endpoint: ModelEndpoint) -> None:
-        await once(task, endpoint)
-        waiting.append(asyncio.ensure_future(ask(endpoint, [user("And?")])))
-        while len(engine.seen) < 2:
-            await asyncio.sleep(0.01)
-
-    waiting: list[asyncio.Future[Any]] = []
-    engine = Slow(BYTES, ["\\boxed{42}"])
-
-    async def main() -> Trajectory:
-        async with open_harness(solve, 60.0) as harness:
-            own = replace(context_of(engine), harness=harness)
-            made = await rollout_member(TASK, own, 0, seed=3, step=2, grade=grade)
-            with pytest.raises(httpx.HTTPError):
-                await waiting[0]
-            return made
-
-    made = asyncio.run(asyncio.wait_for(main(), 60))
-    assert (made.reward, Slow.cancelled) == (1.0, 1)
-
-
-def test_ctrl_c_stays_with_the_run() -> None:
-    """Else it would end the server first, and rollouts would be lost whose harness asks on."""
-
-    def handled() -> object:
-        return signal.getsignal(signal.SIGINT)
-
-    async def main() -> None:
-        before = handled()
-        async with open_harness(once, 60.0):
-            await asyncio.sleep(0)
-            assert handled() is before
-
-    asyncio.run(main())
 
 
 def test_without_tools_of_its_own_calls_run_here_and_are_repaired() -> None:

@@ -14,9 +14,8 @@ import pytest
 pytest.importorskip("starlette", reason="serving needs the [serve] extra")
 pytest.importorskip("torch", reason="training needs the [train] extra")
 
-from datafiles import questions, write
 from e2e.test_cli import retcon
-from retcon.build import build_specs, build_tasks
+from retcon.build import build_specs
 from retcon.cli.eval import audit
 from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
@@ -25,7 +24,7 @@ from retcon.core.types import Trajectory, ids_of
 from retcon.evaluate.difficulty import run_difficulty
 from retcon.evaluate.runner import run_evaluation
 from retcon.runs.folder import RunFolder
-from retcon.serve.harness import find_harness, harness_fingerprint
+from retcon.serve.harness import harness_fingerprint
 from retcon.store import jsonl
 from retcon.train.rl import run_rl
 from retcon.train.sft import run_sft
@@ -216,13 +215,6 @@ def test_what_is_finished_does_not_miss_its_harness(
         run_evaluation(load_recipe(None, words), cold, tmp_path / "new")
 
 
-def test_prompts_are_counted_without_the_harness(start: tuple[Path, Path], tmp_path: Path) -> None:
-    """Which a finished run or evaluation does, too."""
-    path = write(tmp_path / "a.jsonl", questions(3))
-    words = ["rollout.harness=gone:solve", "task.kind=file", f"task.path={path}", "task.max_prompt_tokens=500"]
-    assert build_tasks(load_recipe(None, words), start[1]).name
-
-
 def mended(file: Path, more: str) -> None:
     """A user's module that says more from here on, as for a program that is started anew."""
     file.write_text(file.read_text() + more)
@@ -276,10 +268,6 @@ def test_what_is_no_harness_is_refused(harness: str, says: str, tmp_path: Path, 
     (tmp_path / f"{module}.py").write_text(HARNESS + "\nHERE = 'here'\n")
     with pytest.raises(RecipeError, match=f"rollout.harness: .*{says}"):
         build_specs(Recipe.model_validate({"rollout": {"harness": harness.replace("OWN", module)}}))
-
-
-def test_functions_of_two_arguments_serve() -> None:
-    assert find_harness("math:gcd")(6, 4) == 2  # type: ignore[arg-type]
 
 
 def test_rollouts_that_branch_or_are_replayed_have_no_harness(tmp_path: Path, module: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,7 +18,6 @@ from retcon.core.errors import EngineError, RecipeError
 from retcon.engine.kinds.scripted import ScriptedEngine
 from retcon.engine.types import Generation, SamplingParams
 from retcon.rollout.context import RolloutLimits
-from retcon.serve import app
 from retcon.serve.agent import Agent
 from retcon.serve.errors import ServeSettings
 from retcon.serve.recording import Record
@@ -135,19 +133,6 @@ def test_bodies_paths_and_names_that_are_none() -> None:
         assert (await client.http.get("/health")).json()["status"] == "ok"
 
     asked(play, ["Yes."], max_body=1000)
-
-
-def test_a_model_whose_name_has_a_slash_is_found() -> None:
-    async def main() -> None:
-        agent = Agent(context_of(ScriptedEngine(ByteTokenizer(), ["Yes."])), ServeSettings("acme/small"), Record(None))
-        async with app.open_app(agent) as application:
-            transport = httpx.ASGITransport(application)
-            async with httpx.AsyncClient(transport=transport, base_url="http://here") as http:
-                for path in ("acme/small", "acme%2Fsmall:chat"):
-                    found = await http.get(f"/v1/models/{path}")
-                    assert found.json()["id"] == path.replace("%2F", "/")
-
-    asyncio.run(main())
 
 
 def test_a_conversation_that_is_full_says_so() -> None:
@@ -359,11 +344,3 @@ def test_a_page_in_a_browser_is_refused_by_a_server_without_a_token() -> None:
 def test_bounds_that_are_none_are_refused_by_flag(bound: dict[str, Any]) -> None:
     with pytest.raises(RecipeError, match="token" if "token" in bound else next(iter(bound)).replace("_", "-")):
         ServeSettings("small", **bound)
-
-
-def test_the_socket_is_the_loopbacks() -> None:
-    async def main() -> None:
-        async with serving(context_of(Holding())) as url:
-            assert socket.gethostbyname(httpx.URL(url).host).startswith("127.")
-
-    asyncio.run(main())

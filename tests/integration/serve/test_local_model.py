@@ -82,18 +82,6 @@ def test_a_conversation_goes_on_in_its_keys_and_values(caller: Path) -> None:
     asyncio.run(asyncio.wait_for(main(), 300))
 
 
-def test_no_forward_waits_for_conversations_that_are_at_rest(caller: Path) -> None:
-    async def main() -> None:
-        engine, context = engine_of(caller)
-        async with engine, serving(context) as url, httpx.AsyncClient(base_url=url, timeout=300) as http:
-            for n in range(4):
-                await conversed(http, f"s{n}", 2)
-            assert len(engine._requests) == 4
-            assert engine._company is None
-
-    asyncio.run(asyncio.wait_for(main(), 300))
-
-
 def test_a_client_that_is_gone_leaves_no_row_behind(caller: Path) -> None:
     async def main() -> None:
         engine, context = engine_of(caller)
@@ -145,9 +133,3 @@ def test_what_was_recorded_trains(caller: Path, group: list[Trajectory]) -> None
     assert metrics["clip_fraction"] == 0
     assert metrics["kl"] == pytest.approx(0.0, abs=1e-6)
     assert (metrics["grad_norm"] or 0) > 0
-
-
-def test_demonstrations_are_what_was_recorded(caller: Path, group: list[Trajectory], tmp_path: Path) -> None:
-    jsonl.write(tmp_path / "record.jsonl", [t for t in group if t.reward])
-    recipe = small_recipe(caller, sft={"steps": 2, "batch": 2, "lr": 1e-3})
-    assert (run_sft(recipe, tmp_path / "record.jsonl", tmp_path / "run") / "config.json").is_file()

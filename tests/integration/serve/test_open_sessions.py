@@ -116,18 +116,6 @@ def test_what_a_full_disk_took_half_of_is_removed_and_the_next_answer_is_kept(tm
     asked(play, numbered, record=tmp_path / "record")
 
 
-def test_a_file_that_somebody_took_away_is_written_anew(tmp_path: Path) -> None:
-    async def play(client: Asking) -> None:
-        told, _ = await conversed(client, "One?", "Two?", session="a")
-        await client.chat([*told[:2], user("Other?")], session="a")
-        kept = tmp_path / "record" / OPEN / "a.jsonl"
-        kept.unlink()
-        await client.chat([*told, user("Three?")], session="a")
-        assert lines(left_by(tmp_path / "next", kept.read_bytes())) == lines(client.trajectories("a"))
-
-    asked(play, numbered, record=tmp_path / "record")
-
-
 def test_whole_trajectories_that_an_earlier_version_left_are_taken_in(tmp_path: Path) -> None:
     left = [Trajectory("a/0", "t", (), (), reward=1.0), Trajectory("a/1", "t", (), ())]
     assert left_by(tmp_path, b"".join(map(jsonl.line_of, left))) == left

@@ -84,20 +84,6 @@ def test_a_rewritten_history_becomes_a_branch_that_learns_nothing_twice() -> Non
     asked(play, numbered)
 
 
-def test_branches_of_branches_are_learnt_once_each() -> None:
-    async def play(client: Asking) -> None:
-        told, _ = await conversed(client, "One?", session="s")
-        other = await client.chat([*told, user("b")], session="s")
-        await client.chat([*told, user("c")], session="s")
-        await client.chat([*told, user("b"), said(other), user("d")], session="s")
-        await client.chat([*told, user("b"), said(other), user("e")], session="s")
-        found = client.trajectories("s")
-        assert sorted(len(learnt(t)) for t in found) == [1, 1, 3]
-        assert sum(t.sampled_tokens for t in found) == client.agent.sessions.get("s").tokens
-
-    asked(play, numbered)
-
-
 def test_a_trajectory_keeps_its_id_and_reward_when_others_branch_off(tmp_path: Path) -> None:
     async def play(client: Asking) -> None:
         told, _ = await conversed(client, "One?", session="s")
@@ -229,26 +215,6 @@ def test_the_header_names_the_task_and_a_session_can_be_thrown_away(tmp_path: Pa
     assert (kept.task, kept.reward) == ("sums/1", None)
 
 
-def test_a_session_is_of_one_task() -> None:
-    """Another one's name is refused; a conversation without a name of its own goes on in a session of its task."""
-
-    async def play(client: Asking) -> None:
-        told: list[Message] = [user("One?")]
-        told += [said((await client.post(told, session="a", task="sums/1")).json()), user("Two?")]
-        refused = await client.post(told, session="a", task="sums/2")
-        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "another_task")
-        assert "'a' is one of the task 'sums/1', not of 'sums/2'" in refused.json()["error"]["message"]
-        for task in ("sums/1", None):
-            assert (await client.post(told, session="a", task=task)).status_code == 200
-        assert client.agent.sessions.get("a").requests == 3
-
-        first, other = [(await client.post(told[:1], task=task)).json()["retcon"]["session"] for task in ("b", "c")]
-        for task, session in (("b", first), ("c", other), ("b", first)):
-            assert (await client.post(told, task=task)).json()["retcon"]["session"] == session
-
-    asked(play, numbered)
-
-
 def test_a_task_may_be_named_later() -> None:
     """A client may not send it from the first request on: the conversation is the same one all along."""
 
@@ -363,20 +329,6 @@ def test_a_call_that_no_tool_takes_is_known_by_its_id_however_a_harness_puts_it(
         assert ids_of(kept)[: len(client.engine.seen[-1][1])] == client.engine.seen[-1][1]
 
     asked(play, [*replies, "Ada."], style="hermes")
-
-
-def test_a_call_that_a_harness_makes_another_of_is_a_rewritten_history() -> None:
-    tool = '<tool_call>\n{"name": "search", "arguments": {"query": "it"}}\n</tool_call>'
-
-    async def play(client: Asking) -> None:
-        first = await client.chat([user("Who?")], tools=[SEARCH])
-        (made,) = first["choices"][0]["message"]["tool_calls"]
-        put = {**made, "function": {"name": "search", "arguments": '{"query": "her"}'}}
-        message: Message = {"role": "assistant", "content": None, "tool_calls": [put]}
-        told = [user("Who?"), message, {"role": "tool", "tool_call_id": made["id"], "content": "Ada"}]
-        assert (await client.chat(told, tools=[SEARCH]))["retcon"]["known_tokens"] == 0
-
-    asked(play, [tool, "Ada."], style="hermes")
 
 
 def test_a_tag_that_a_stop_string_cut_is_closed_in_the_same_message() -> None:

@@ -98,19 +98,6 @@ def test_who_is_cancelled_here_is_cancelled_there() -> None:
     asyncio.run(asyncio.wait_for(main(), 3 * PATIENCE))
 
 
-def test_what_is_under_way_at_the_end_is_cancelled() -> None:
-    async def main() -> None:
-        waiting = Waiting()
-        async with Threaded(waiting) as engine:
-            asking = asyncio.ensure_future(engine.generate("a", [1], GREEDY))
-            assert await asyncio.to_thread(waiting.runs.wait, PATIENCE)
-        with pytest.raises(asyncio.CancelledError):
-            await asking
-        assert waiting.cancelled.is_set()
-
-    asyncio.run(asyncio.wait_for(main(), 3 * PATIENCE))
-
-
 @pytest.mark.torch
 def test_a_model_gives_the_same_bits_as_in_its_callers_thread() -> None:
     pytest.importorskip("torch", reason="a model here needs the [train] extra")

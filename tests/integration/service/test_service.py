@@ -152,20 +152,6 @@ def test_a_bad_request_is_refused_by_field(
     assert http.post("/v1/run", json={"code": "print(1)"}).json()["stdout"] == "1\n"
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"{", b'{"code": NaN}', b"\xff\xfe\x00", b"[" * 200_000, b'{"code": ' + b"9" * 9000 + b"}"]
-)
-def test_what_is_no_json_is_refused(http: httpx.Client, content: bytes) -> None:
-    response = http.post("/v1/run", content=content)
-    assert response.status_code == 400
-    assert response.json()["error"]["type"] == "invalid_json"
-
-
-def test_a_lone_surrogate_in_a_program_is_the_programs_error(http: httpx.Client) -> None:
-    result = http.post("/v1/run", content=rb'{"code": "print(\"\ud800\")"}').json()
-    assert (result["status"], result["error_type"]) == ("error", "UnicodeEncodeError")
-
-
 def test_a_body_that_is_too_long_is_refused() -> None:
     with server("--workers", "1", "--max-body", "1") as made, httpx.Client(base_url=made.url, timeout=120) as http:
         response = http.post("/v1/run", content=b" " * (3 << 20))
@@ -185,15 +171,6 @@ def test_a_client_that_goes_away_ends_its_call() -> None:
                     pass
                 raw.close()
                 assert http.post("/v1/run", json={"code": "print(1)"}).json()["stdout"] == "1\n"
-
-
-def test_a_client_that_leaves_a_stream_ends_what_is_left_of_it() -> None:
-    with server("--workers", "1", "--timeout", "600") as made, httpx.Client(base_url=made.url, timeout=120) as http:
-        calls = [{"code": "print(1)"}, *({"code": "import time; time.sleep(600)"} for _ in range(3))]
-        with http.stream("POST", "/v1/batch", json={"calls": calls, "stream": True}) as response:
-            assert json.loads(next(response.iter_lines()))["index"] == 0
-        assert http.post("/v1/run", json={"code": "print(2)"}).json()["stdout"] == "2\n"
-        assert "Traceback" not in made.stop()[1]
 
 
 def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
@@ -228,11 +205,6 @@ def test_a_page_in_a_browser_cannot_run_programs(http: httpx.Client) -> None:
             response = http.post(path, headers=headers, content=b'{"code": "print(1)"}')
             assert response.status_code == 403
             assert response.json()["error"]["type"] == "from_a_browser"
-
-
-def test_what_a_machine_cannot_grant_is_as_much_as_it_can(http: httpx.Client) -> None:
-    limits = {"open_files": 10**9, "processes": 10**9, "file_mb": 10**9, "cpu_seconds": 600}
-    assert http.post("/v1/run", json={"code": "1 + 1", "limits": limits}).json()["value"] == "2"
 
 
 def test_a_token_is_asked_for() -> None:

@@ -102,21 +102,6 @@ def test_more_calls_than_a_batch_may_have_are_refused_before_one_is_looked_at(
     asking(work, max_calls=3)
 
 
-def test_others_are_served_while_a_batch_is_looked_at() -> None:
-    files = {f"f{n}": "" for n in range(20)}
-
-    async def work(client: Asking) -> None:
-        batch = asyncio.create_task(client.post("/v1/batch", {"calls": [{"code": "1", "files": files}] * 500}))
-        served = 0
-        while not client.sandbox.begun:
-            assert (await client.http.get("/health")).status_code == 200
-            served += 1
-        assert (await batch).status_code == 200
-        assert served > 10
-
-    asking(work)
-
-
 def test_of_a_batch_of_code_judges_each_submission_is_judged_by_itself() -> None:
     sent = [{"type": "python", "solution": code} for code in ("print(0)", "busy", "gone", "wrong", "print(1)")]
     answer = post("/run/batch", {"type": "batch", "submissions": sent})

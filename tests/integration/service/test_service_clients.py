@@ -103,21 +103,6 @@ def test_a_server_of_something_else_is_reported_by_name_and_no_connection_stays(
         asyncio.run(main(server.url.removesuffix("/v1")))
 
 
-@pytest.mark.parametrize("page", ["<html>Welcome!</html>", {"tier": "landlock"}])
-def test_a_session_that_something_else_opens_is_no_session(page: object) -> None:
-    async def main(url: str) -> None:
-        async with SandboxClient(url, tries=1) as sandbox:
-            pages["/v1/sessions"] = page
-            with pytest.raises(
-                SandboxUnavailable, match=r"no session: .* the body is not what a sandbox server answers"
-            ):
-                await sandbox.session()
-
-    pages: dict[str, object] = {"/health": {"tier": "landlock"}, "/v1/ping": "pong"}
-    with answering.serving(lambda asked: answering.Answer(pages[asked.path])) as server:
-        asyncio.run(main(server.url.removesuffix("/v1")))
-
-
 @pytest.fixture
 def breaking() -> Iterator[answering.Server]:
     """A server whose proxy, say, answers what is asked of it with a fault in its own words, and that is away then."""
@@ -148,17 +133,6 @@ def test_a_fault_in_other_words_than_the_servers_is_asked_again_and_ends_as_infr
     asyncio.run(main(breaking.url.removesuffix("/v1")))
     runs = [one.path for one in breaking.asked if one.path.endswith("/run")]
     assert runs == ["/v1/sessions/s/run"] * 2 + ["/v1/run"] * 2
-
-
-def test_a_fault_in_other_words_than_the_servers_costs_a_routers_call_nothing(breaking: answering.Server) -> None:
-    async def main(url: str, there: str) -> None:
-        async with SandboxRouter([url, there], tries=1) as router:
-            assert (await router.run("print(1)")).stdout == "1\n"
-            assert router.up == [there]
-
-    with server("--workers", "1") as there:
-        asyncio.run(main(breaking.url.removesuffix("/v1"), there.url))
-    assert [one.path for one in breaking.asked] == ["/v1/run"]
 
 
 def test_what_a_server_cannot_free_or_close_ends_nothing_of_its_clients() -> None:
@@ -317,19 +291,6 @@ def test_all_servers_gone_is_infrastructure() -> None:
                 assert (result.status, one.url in result.stderr) == ("infrastructure", True)
                 with pytest.raises(SandboxUnavailable, match="no session"):
                     await router.session()
-
-    asyncio.run(work())
-
-
-def test_a_router_starts_while_one_server_is_there() -> None:
-    async def work() -> None:
-        with server("--workers", "1") as one:
-            url = f"http://127.0.0.1:{free_port()}"
-            async with SandboxRouter([url, one.url]) as router:
-                assert router.up == [one.url]
-                assert (await router.run("print(1)")).stdout == "1\n"
-            with pytest.raises(SandboxUnavailable, match="not open"):
-                await router.run("1")
 
     asyncio.run(work())
 

@@ -8,11 +8,8 @@ import signal
 from contextlib import ExitStack
 
 import httpx
-import pytest
 
-from retcon.http.server import GRACE_SECONDS
 from retcon.sandbox.client import SandboxClient, SandboxRouter
-from servers import answering
 from servers.serving import Server, server
 
 SLOW = "import time\ntime.sleep(2)\nprint('slow')"
@@ -56,40 +53,6 @@ def test_a_server_that_drains_keeps_what_is_open_and_sends_the_rest_elsewhere() 
         asyncio.run(asyncio.wait_for(work(leaving, staying), 100))
 
 
-@pytest.mark.parametrize("how", ["its time is up", "a second signal"])
-def test_a_session_that_is_never_closed_does_not_keep_a_server_for_ever(how: str) -> None:
-    async def work(leaving: Server) -> None:
-        async with SandboxClient(leaving.url, tries=1) as client:
-            session = await client.session()
-            leaving.process.send_signal(signal.SIGTERM)
-            if how == "a second signal":
-                await until_draining(leaving)
-                assert (await session.run("print(1)")).stdout == "1\n"
-                leaving.process.send_signal(signal.SIGTERM)
-            assert await asyncio.to_thread(leaving.process.wait, 20) == 0
-
-    with server("--workers", "1", "--drain", "1" if how == "its time is up" else "600") as leaving:
-        asyncio.run(asyncio.wait_for(work(leaving), 60))
-
-
-def test_a_second_signal_ends_what_is_in_flight_at_once() -> None:
-    async def work(leaving: Server) -> None:
-        async with SandboxClient(leaving.url, tries=1) as client:
-            running = asyncio.create_task(client.run("import time\ntime.sleep(60)", timeout=100))
-            while "retcon_sandbox_running 0" in (await asyncio.to_thread(httpx.get, f"{leaving.url}/metrics")).text:
-                assert not running.done()
-            leaving.process.send_signal(signal.SIGTERM)
-            await until_draining(leaving)
-            assert not running.done()
-            leaving.process.send_signal(signal.SIGTERM)
-            assert await asyncio.to_thread(leaving.process.wait, GRACE_SECONDS - 2) == 0
-            given_up = await running
-            assert (given_up.status, "503" in given_up.stderr) == ("infrastructure", True), "another may be asked"
-
-    with server("--workers", "1", "--drain", "600") as leaving:
-        asyncio.run(asyncio.wait_for(work(leaving), 60))
-
-
 def test_sessions_of_several_servers_hand_files_back() -> None:
     async def work(servers: list[Server]) -> None:
         async with SandboxRouter([made.url for made in servers]) as router:
@@ -120,22 +83,3 @@ def test_of_four_servers_one_is_killed_and_no_call_is_lost() -> None:
     with ExitStack() as stack:
         servers = [stack.enter_context(server("--workers", "1")) for _ in range(4)]
         asyncio.run(asyncio.wait_for(work(servers), 100))
-
-
-@pytest.mark.parametrize("status", [408, 425, 429])
-def test_what_a_proxy_puts_off_is_asked_again(status: int) -> None:
-    def reply(asked: answering.Asked) -> answering.Answer:
-        if asked.path != "/v1/run":
-            return answering.Answer({"tier": "landlock"})
-        puts_off = len(made.asked) in (1, 3)
-        return answering.Answer("Too many requests", status) if puts_off else answering.Answer({"status": "ok"})
-
-    async def main(url: str) -> None:
-        async with SandboxClient(url) as client, SandboxRouter([url]) as router:
-            assert (await client.run("1")).status == "ok"
-            assert (await router.run("1")).status == "ok"
-            assert router.up == [url]
-
-    with answering.serving(reply) as made:
-        asyncio.run(main(made.url.removesuffix("/v1")))
-    assert len(made.asked) == 4

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from retcon.core.types import Observation, ToolCall, Trajectory
+from retcon.core.types import Trajectory
 from retcon.http.server import listen, run_in_loop
 from retcon.sandbox.client import SandboxClient
 from retcon.sandbox.pool import SandboxPool
@@ -17,7 +17,6 @@ from retcon.sandbox.service.calls import Settings
 from retcon.tasks.grading.grading import Grading
 from retcon.tasks.grading.registry import Fault, Outcome, Reply
 from retcon.tasks.types import Task
-from retcon.tools.kinds.python import PythonTool
 
 T = TypeVar("T")
 LONG = "#" * 5000
@@ -81,20 +80,3 @@ def test_an_answer_is_too_long_by_itself_however_much_is_put_around_it(
     assert not isinstance(long, Fault), long
     assert (right.right, long.right) == (True, False)
     assert long.why.startswith("case 1: ProgramTooLong: ")
-
-
-def test_tests_that_are_too_long_are_a_fault_and_no_answers() -> None:
-    tests: list[dict[str, Any]] = [{"tests": [f"assert f(1) == 2\n{LONG}"]}, CHECKS | {"test_setup_code": LONG}]
-    programs = (RIGHT, "f = None", f"{RIGHT}{LONG[:3500]}")
-    for said in outcomes([(program, meta) for program in programs for meta in tests]):
-        assert isinstance(said, Fault)
-        assert "ProgramTooLong: a program of 50" in said.why
-
-
-def test_a_call_that_is_too_long_has_failed_by_its_own_doing() -> None:
-    async def work(client: SandboxClient) -> Observation:
-        return await PythonTool(client)(ToolCall("c", "python", {"code": f"print(1) {LONG}"}, 0))
-
-    told = behind_a_server(work)
-    assert (told.status, told.error_type) == ("limit", "ProgramTooLong")
-    assert told.text == "ProgramTooLong: a program of 5009 characters: this server takes 4000 at most"

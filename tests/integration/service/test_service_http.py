@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import re
 import shutil
 import signal
 import socket
@@ -22,8 +20,6 @@ import pytest
 from retcon.core.errors import SandboxUnavailable
 from retcon.sandbox.client import SandboxClient
 from servers.serving import Server, server
-
-PAGES = ("/docs", "/openapi.json")
 
 
 @pytest.fixture(scope="module")
@@ -138,27 +134,6 @@ def test_the_document_says_what_is_served(http: httpx.Client) -> None:
     assert {"type": "number", "exclusiveMinimum": 0} in schemas["RunCode"]["properties"]["run_timeout"]["anyOf"]
 
 
-def test_every_reference_in_the_document_leads_somewhere(http: httpx.Client) -> None:
-    said = http.get("/openapi.json")
-    names = set(re.findall(r'"#/components/schemas/(\w+)"', said.text))
-    assert names == set(said.json()["components"]["schemas"])
-
-
-def test_the_page_needs_nothing_from_elsewhere_and_names_every_path(http: httpx.Client) -> None:
-    page = http.get("/docs")
-    assert page.headers["content-type"] == "text/html; charset=utf-8"
-    assert not re.search(r"<script|<link|<img|https?://|@import", page.text)
-    for path in http.get("/openapi.json").json()["paths"]:
-        assert path in page.text
-    assert set(re.findall(r'href="#(\w+)"', page.text)) <= set(re.findall(r'id="(\w+)"', page.text))
-
-
-def test_the_document_needs_no_token() -> None:
-    with server("--workers", "1", "--token", "t") as made, httpx.Client(base_url=made.url, timeout=120) as http:
-        assert [http.get(path).status_code for path in PAGES] == [200, 200]
-        assert http.get("/metrics").status_code == 401
-
-
 STUCK = """
     import sys, time
     sys.path.insert(0, "src")
@@ -185,15 +160,6 @@ def test_a_service_that_is_stuck_ends_when_it_is_asked_to() -> None:
             assert process.stdout.readline() == "stuck\n"
             process.send_signal(signal.SIGTERM)
             assert process.wait(60) == -signal.SIGALRM
-
-
-def test_a_service_ends_though_a_client_reads_no_answer() -> None:
-    body = json.dumps({"code": "print('x' * 60_000_000)", "limits": {"output_bytes": 64 << 20}}).encode()
-    with server("--workers", "1") as made, socket.create_connection(("127.0.0.1", made.port)) as raw:
-        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        raw.sendall(HEAD + b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
-        assert raw.recv(1)
-        assert made.stop()[0] == 0
 
 
 @pytest.fixture

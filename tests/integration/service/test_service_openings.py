@@ -111,17 +111,6 @@ def test_a_session_opened_under_a_key_that_nobody_asks_of_is_closed_after_a_minu
     asking(work)
 
 
-def test_a_client_may_open_a_session_long_before_it_uses_it() -> None:
-    async def work(client: Asking) -> None:
-        url = str(client.http.base_url)
-        async with SandboxClient(url) as sandbox, SandboxRouter([url]) as router:
-            sessions = [await sandbox.session(), await router.session()]
-            await client.later(120)
-            assert [(await session.run("print(1)")).stdout for session in sessions] == ["1\n", "1\n"]
-
-    asking(work)
-
-
 def test_a_session_that_is_lost_to_a_busy_server_is_closed_there() -> None:
     async def work(client: Asking) -> None:
         client.sandbox.wait = release = asyncio.Event()

@@ -41,24 +41,6 @@ def test_of_what_is_done_the_last_answers_are_known() -> None:
     asking(work)
 
 
-def test_what_a_vanished_client_asked_for_goes_on_from_when_the_last_one_went() -> None:
-    async def work(client: Asking) -> None:
-        run = f"{await client.opened()}/run"
-        client.sandbox.wait = asyncio.Event()
-        await client.vanish(run, COUNT, "k")
-        await client.later(9)
-        await client.vanish(run, COUNT, "k")
-        await client.later(2)  # the first one has been gone for more than ten seconds, the second has not
-        third = asyncio.create_task(client.post(run, COUNT, "k"))
-        await client.later(0)
-        client.sandbox.wait.set()
-        answer = await third
-        assert (answer.status_code, answer.json().get("stdout")) == (200, "1\n")
-        assert client.sandbox.runs == 1
-
-    asking(work)
-
-
 def test_what_nobody_asks_for_again_is_given_up() -> None:
     async def work(client: Asking) -> None:
         run = f"{await client.opened()}/run"

@@ -117,39 +117,6 @@ def test_what_is_asked_twice_under_a_key_is_done_once() -> None:
     using(work)
 
 
-def test_what_was_refused_for_want_of_room_is_done_when_it_is_asked_again() -> None:
-    async def work(client: SandboxClient, http: httpx.AsyncClient, sandbox: MemorySandbox) -> None:
-        held = await client.session()
-        session = await client.session()
-        release = asyncio.Event()
-        sandbox.wait = release
-        path, key = f"/v1/sessions/{session.id}/run", {"Idempotency-Key": "k"}
-        busy = [asyncio.create_task(held.run("1")) for _ in range(2)]
-        while sandbox.begun < 2:
-            await asyncio.sleep(0)
-        answer = await http.post(path, json={"code": "print(1)"}, headers=key)
-        assert (answer.status_code, answer.json()["error"]["type"]) == (503, "busy")
-        release.set()
-        await asyncio.gather(*busy)
-        assert (await http.post(path, json={"code": "print(1)"}, headers=key)).json()["stdout"] == "1\n"
-
-    using(work, workers=1, queue=1)
-
-
-def test_a_cell_that_waits_while_its_session_is_closed_is_informed() -> None:
-    async def work(client: SandboxClient, http: httpx.AsyncClient, sandbox: MemorySandbox) -> None:
-        sandbox.wait = asyncio.Event()
-        path = f"/v1/sessions/{(await client.session()).id}"
-        cell = asyncio.create_task(http.post(f"{path}/run", json={"code": "1"}, headers={"Idempotency-Key": "k"}))
-        while not sandbox.begun:
-            await asyncio.sleep(0)
-        await http.delete(path)
-        answer = await cell
-        assert (answer.status_code, answer.json()["error"]["message"]) == (410, "it was closed")
-
-    using(work)
-
-
 def test_a_cell_whose_connection_broke_is_asked_for_again_and_has_run_once() -> None:
     """A proxy between client and server swallows the first answer to each request."""
 
@@ -189,17 +156,6 @@ def test_idle_sessions_are_closed_when_another_opens() -> None:
         with pytest.raises(SessionLost):
             await old.run("1")
         assert (await new.run("print(1)")).stdout == "1\n"
-
-    using(work, session_idle=1e-9)
-
-
-def test_a_session_that_has_ended_says_why_however_long_ago_it_was_used() -> None:
-    async def work(client: SandboxClient, http: httpx.AsyncClient, sandbox: MemorySandbox) -> None:
-        lost = await client.session()
-        await lost.run("lose()")
-        await client.session()
-        answer = await http.post(f"/v1/sessions/{lost.id}/run", json={"code": "1"})
-        assert (answer.status_code, answer.json()["error"]["type"]) == (410, "session_lost")
 
     using(work, session_idle=1e-9)
 

@@ -186,21 +186,6 @@ def test_tests_that_nothing_calls_are_called(world: World) -> None:
     assert world.scores([("pass", meta) for meta in metas]) == [0] * 5
 
 
-def test_an_answer_to_be_called_is_not_run_as_a_program(world: World) -> None:
-    metas: list[dict[str, Any]] = [
-        {"test_list": ["assert f(1) == 2"]},
-        {"prompt": "def f(a):\n", "entry_point": "f", "test": "def check(c):\n    assert c(1) == 2"},
-        {"input_output": {"fn_name": "f", "inputs": [[1]], "outputs": [2]}},
-        {"tests": "if __name__ == '__main__':\n    assert f(1) == 2", "test_setup_code": "K = 1"},
-        {"test": "from solution import f\ndef test_f():\n    assert f(1) == 2"},
-    ]
-    guard = "\nif __name__ == '__main__':\n    print(f(int(input())))"
-    pickles = "import pickle\nclass P: pass\ndef f(a):\n    return len([pickle.loads(pickle.dumps(P()))]) + a"
-    for program, score in (("def f(a): return a + 1", 1), (pickles, 1), ("def f(a): return a", 0)):
-        assert world.scores([(program + guard, meta) for meta in metas[:2] + metas[3:]]) == [score] * 4
-    assert world.scores([("def f(a): return a + 1" + guard, meta) for meta in metas]) == [1] * 5
-
-
 def test_what_tests_define_is_there_after_one_that_failed(world: World) -> None:
     meta = {"tests": ["def same(a, b): return a == b", "assert same(f(1), 2)", "assert same(f(2), 3)"]}
     assert world.scores([("def f(a): return 3", meta)], score="share") == [0.5]
@@ -294,16 +279,6 @@ def test_a_body_alone_goes_on_from_its_prompt(world: World) -> None:
     meta = {"prompt": prompt, "entry_point": "four", "test": "def check(c):\n    assert c(2) == 8"}
     programs = ["return twice(twice(x))", "def four(x: List) -> int:\n    return twice(2 * x)", "return x"]
     assert world.scores([(p, meta) for p in programs]) == [1, 1, 0]
-
-
-@pytest.mark.parametrize("indent", ["", "    "])
-def test_a_body_alone_may_call_its_function(world: World, indent: str) -> None:
-    """As HumanEval's own solutions 55 and 63 do."""
-    prompt = "def down(x: int) -> int:\n" + ("" if indent else "    ")
-    meta = {"prompt": prompt, "entry_point": "down", "test": "def check(c):\n    assert c(4) == 0"}
-    body = f"{indent}return down(x - 1) if x else 0"
-    programs = [body, f"{indent}y = x\n    while y:\n        y = down(y - 1)\n    return y", "down = lambda x: 0"]
-    assert world.scores([(p, meta) for p in programs]) == [1, 1, 1]
 
 
 def test_a_reply_without_a_program_is_wrong(world: World) -> None:

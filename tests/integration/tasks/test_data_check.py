@@ -6,17 +6,14 @@ import importlib.util
 import json
 import os
 from pathlib import Path
-from typing import cast
 
 import pytest
 from typer.testing import CliRunner
 
 from datafiles import ROWS, questions, read, write
 from retcon.cli.app import app
-from retcon.config.load import load_recipe
 from retcon.core.errors import RetconError
-from retcon.tasks.data.load import load, unreadable
-from retcon.tasks.data.settings import FileTaskSettings
+from retcon.tasks.data.load import unreadable
 from retcon.tasks.types import Task
 
 DATA = Path(os.environ.get("RETCON_DATA", Path(__file__).parents[3].parent / "shared" / "data"))
@@ -72,15 +69,6 @@ def test_columns_that_are_part_of_the_question_are_told(tmp_path: Path) -> None:
     printed = checked(write(tmp_path / "a.jsonl", [row]))
     assert "asked with 'input' 1 the question is of both columns" in " ".join(printed.split())
     assert "What is the sum? 1 and 2" in printed
-
-
-def test_what_is_in_brackets_is_shown_as_it_is_written(tmp_path: Path) -> None:
-    (tmp_path / "a [raw]").mkdir()
-    write(tmp_path / "a [raw]" / "a.jsonl", [{"question": "How long?", "answer": "5", "length [cm]": 3, "[/b]": 4}])
-    write(tmp_path / "a [raw]" / "b.jsonl", [{"question": "How long?", "answer": "6"}])
-    printed = checked(str(tmp_path / "a [raw]")).replace("\n", "")
-    assert "(question, answer, length [cm], [/b])" in printed
-    assert "[raw]/b.jsonl, line 1 asks what" in printed
 
 
 def test_rows_that_a_function_of_your_own_grades_are_checked_like_any_others(
@@ -225,36 +213,3 @@ def test_real_data_sets_are_read_whole(file: str, convention: str, rows: int, dr
     assert all(answers)
     if convention == "gsm8k" or file.startswith("eval/aime"):
         assert all(answer.replace(",", "").lstrip("-").isdigit() for answer in answers)
-
-
-@needs_data
-def test_math_repeats_more_of_math500_than_its_authors_marked() -> None:
-    path, against = str(DATA / "rl/math_l3to5.jsonl.gz"), str(DATA / "eval/math500.jsonl")
-    found = load(FileTaskSettings(path=path, against=(against,), evaluation_share=0)).overlaps
-    assert (len(found), len({match.evaluation for _, match in found})) == (65, 36)
-    unmarked = FileTaskSettings(path=path, against=(against,), evaluation_share=0, marked=(), overlap="drop")
-    kept = load(unmarked).sources[0].train
-    assert not [placed.where for placed in kept if placed.task.meta["eval_overlap"] == "math500"]
-    others = tuple(str(DATA / f"eval/{name}.jsonl") for name in ("aime24", "aime25", "hmmt_24_25"))
-    assert load(FileTaskSettings(path=path, against=others, evaluation_share=0)).overlaps == []
-
-
-@needs_data
-def test_gsm8k_trains_on_two_questions_that_its_test_asks_with_other_numbers() -> None:
-    path, held_out = str(DATA / "rl/gsm8k_train.jsonl.gz"), str(DATA / "eval/gsm8k_test.jsonl")
-    found = load(FileTaskSettings(path=path, evaluation_path=held_out)).overlaps
-    assert [(where.rpartition(" ")[2], match.rule) for where, match in found] == [
-        ("1315", "13-gram"),
-        ("5163", "13-gram"),
-    ]
-    assert {match.evaluation for _, match in found} == {f"{held_out}, line 603"}
-
-
-@needs_data
-def test_the_steps_of_the_grpo_recipe_are_one_pass_over_what_it_trains_on() -> None:
-    recipe = load_recipe("grpo")
-    section = cast("FileTaskSettings", recipe.task)
-    here = {"path": DATA / "rl/gsm8k_train.jsonl.gz", "evaluation_path": DATA / "eval/gsm8k_test.jsonl"}
-    files = {key: str(file) for key, file in here.items() if getattr(section, key)}
-    found = load(section.model_copy(update={**files, "subset": "", "split": "", "evaluation_split": ""})).tasks()
-    assert 0 <= recipe.rl.steps * recipe.rl.prompts - sum(1 for _ in found.train(0)) < recipe.rl.prompts

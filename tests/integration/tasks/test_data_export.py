@@ -174,19 +174,6 @@ def test_what_is_read_is_not_written_over(words: tuple[str, ...], tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    "words", [("a.jsonl",), ("a.jsonl", "b.jsonl"), ("--recipe", "mine.toml"), ("numbers", "--count", 2)]
-)
-def test_an_export_beside_what_it_is_made_of_can_be_repeated(
-    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    write(Path("a.jsonl"), questions(4))
-    write(Path("b.jsonl"), questions(8)[4:])
-    Path("mine.toml").write_text('[task]\nkind = "file"\npath = "a.jsonl"\nevaluation_share = 0\n')
-    assert export(Path("out.parquet"), *words) == export(Path("out.parquet"), *words)
-
-
-@pytest.mark.parametrize(
     ("words", "says"),
     [
         (("numbers",), "--count: numbers makes its tasks as they are drawn"),

@@ -16,9 +16,8 @@ from retcon.core.errors import CheckpointError, InfrastructureFault, SandboxUnav
 from retcon.core.types import Trajectory
 from retcon.engine.kinds.scripted import ScriptedEngine
 from retcon.evaluate import runner
-from retcon.evaluate.result import Begun, BegunFile, Result, Setting, read_result, write_result
-from retcon.evaluate.runner import evaluate, fingerprint_of, held_by, run_evaluation, settings_of
-from retcon.runs.folder import Cost, Meter
+from retcon.evaluate.result import Begun, Result, Setting, read_result, write_result
+from retcon.evaluate.runner import evaluate, held_by, run_evaluation, settings_of
 from retcon.store import jsonl
 from retcon.tasks.registry import task_set
 from retcon.tasks.types import Task
@@ -112,38 +111,6 @@ def test_a_finished_one_is_kept_and_another_is_refused(done: Path) -> None:
 
 
 @pytest.mark.torch
-def test_other_weights_in_the_same_folder_and_other_problems_in_the_same_file_are_another_evaluation(
-    tmp_path: Path,
-) -> None:
-    from retcon.basemodel.make import build_tokenizer
-
-    model, out, file = tmp_path / "model", tmp_path / "eval", tmp_path / "problems.jsonl"
-    model.mkdir()
-    recipe = load_recipe(
-        None,
-        ["task.kind=file", f'task.path="{file}"', "task.evaluation_share=1", "rollout.max_tokens=200",
-         "rollout.lookahead_tokens=0", "sandbox.output_chars=100", "engine.kind=scripted", "engine.replies=['12']",
-         "evaluate.samples=1", "evaluate.top_p=1.0", "sandbox.workers=1"],
-    )  # fmt: skip
-
-    def evaluated(weights: bytes, question: str) -> list[str]:
-        (model / "model.safetensors").write_bytes(weights)
-        file.write_text(f'{{"question": "{question}", "answer": "12"}}\n')
-        return [problem.task for problem in read_result(run_evaluation(recipe, model, out)).settings["t1"].problems]
-
-    build_tokenizer().save_pretrained(model)
-    measured = evaluated(b"1", "What is 3 times 4?")
-    assert evaluated(b"1", "What is 3 times 4?") == measured
-    with pytest.raises(CheckpointError, match=r"eval holds an evaluation of other weights \(.*: choose another --out"):
-        evaluated(b"2", "What is 3 times 4?")
-    with pytest.raises(CheckpointError, match=r"eval holds an evaluation of other problems \("):
-        evaluated(b"1", "What is 6 plus 6?")
-    (model / "chat_template.jinja").write_text("{{ messages }}")
-    with pytest.raises(CheckpointError, match=r"eval holds an evaluation of other chat templates \("):
-        evaluated(b"1", "What is 3 times 4?")
-
-
-@pytest.mark.torch
 def test_one_that_was_interrupted_goes_on_with_the_problems_that_are_left(tmp_path: Path) -> None:
     from retcon.basemodel.make import build_tokenizer
 
@@ -204,20 +171,6 @@ def test_what_was_begun_and_cannot_be_read_is_refused_before_anything_is_loaded(
         held_by(RECIPE, tmp_path, tmp_path, [task])
 
 
-def test_what_was_begun_goes_though_its_process_was_killed_as_soon_as_it_was_whole(done: Path) -> None:
-    with BegunFile(done / "trajectories-t1.jsonl", read_result(done / "result.json").without_settings()):
-        pass
-    run_evaluation(RECIPE, done.parent / "model", done)
-    assert sorted(path.suffix for path in done.iterdir()) == [".json", ".jsonl", ".jsonl"]
-
-
-@pytest.mark.torch
-def test_a_setting_whose_trajectories_are_gone_is_made_again(done: Path) -> None:
-    (done / "trajectories-t1.jsonl").unlink()
-    with pytest.raises(CheckpointError, match="model does not exist"):
-        run_evaluation(RECIPE, done.parent / "model", done)
-
-
 def test_failed_turns_are_repaired_where_the_recipe_says_so() -> None:
     recipe = RECIPE.model_copy(update={"evaluate": RECIPE.evaluate.model_copy(update={"repair": "saar"})})
     tasks = task_set("numbers").evaluation(3, recipe.evaluate.seed)
@@ -243,16 +196,6 @@ def test_an_evaluation_with_repairs_is_another_one(done: Path) -> None:
     recipe = RECIPE.model_copy(update={"evaluate": RECIPE.evaluate.model_copy(update={"repair": "saar"})})
     with pytest.raises(CheckpointError, match=r"repair\.kind = None.*evaluate\.repair = 'none', now 'saar'"):
         run_evaluation(recipe, done.parent / "model", done)
-
-
-def test_problems_are_identified_by_their_content_in_order_and_weights_where_they_are_measured(tmp_path: Path) -> None:
-    one, other = Task("a", "What?", "1"), Task("b", "Why?", "2")
-    told = {fingerprint_of(tasks) for tasks in ([one, other], [other, one], [one], [replace(one, question="How?")])}
-    assert len(told) == 4
-    (tmp_path / ".lock").touch()
-    remote = load_recipe(None, ["engine.kind=openai", "engine.url=http://127.0.0.1:9", "engine.model=x"])
-    assert held_by(RECIPE, tmp_path, tmp_path, [one]).inputs.keys() == {"problems", "weights", "chat templates"}
-    assert held_by(remote, tmp_path, tmp_path, [one]).inputs.keys() == {"problems"}
 
 
 def measured(*overrides: str, name: str = "t1", begun: Begun | None = None) -> tuple[dict[str, int], Setting]:
@@ -299,17 +242,6 @@ def test_of_many_problems_some_are_done_before_others_begin(
     assert seen == [(task.id, number // side_by_side) for number, task in enumerate(tasks) for _ in range(4)]
 
 
-def test_what_was_begun_is_not_rolled_out_again_and_counts_with_what_it_cost() -> None:
-    begun = Begun()
-    begun.meter = Meter(Cost(cpu_s=1000.0, wall_s=5000.0))
-    begun.add("t/1", [Trajectory(f"t/1/0/{n}", "t/1", (), (), 1.0) for n in range(2)])
-    seeds, setting = measured(begun=begun)
-    assert seeds.keys() == {"t/0/0/0", "t/0/0/1"}
-    assert [(p.samples, p.passed) for p in setting.problems] == [(2, 0), (2, 2)]
-    assert 1000 <= setting.cpu_s < 2000
-    assert 5000 <= setting.wall_s < 6000
-
-
 @dataclass(frozen=True)
 class Judged:
     """Ten problems, each rollout of which is right; a file says of how many the judge is away as it grades the first
@@ -337,27 +269,6 @@ class JudgedSection(TaskSection):
 
     def build(self, count_tokens: object = None) -> Judged:
         return Judged(Path(self.away))
-
-
-@pytest.mark.torch
-def test_a_setting_that_is_measured_again_is_reported_within_the_total(tmp_path: Path) -> None:
-    """As its rollouts were removed, and its figures are still there."""
-    from retcon.basemodel.make import build_tokenizer
-
-    model, out = tmp_path / "model", tmp_path / "eval"
-    model.mkdir()
-    build_tokenizer().save_pretrained(model)
-    recipe = load_recipe(
-        None,
-        ["task.kind=numbers", "engine.kind=scripted", "engine.replies=['1']", "rollout.max_tokens=300",
-         "sandbox.workers=1", "evaluate.problems=2", "evaluate.samples=1"],
-    )  # fmt: skip
-    told: list[tuple[int, int]] = []
-    run_evaluation(recipe, model, out)
-    for setting in ("t1", "top_p"):
-        (out / f"trajectories-{setting}.jsonl").unlink()
-        run_evaluation(recipe, model, out, on_progress=lambda done, total: told.append((done, total)))
-    assert told == 2 * [(3, 4), (4, 4), (4, 4)]
 
 
 @pytest.mark.torch

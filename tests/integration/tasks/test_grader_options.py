@@ -14,9 +14,9 @@ pytest.importorskip("torch", reason="the model in the package is loaded by the [
 from comparing import answer, trajectory
 from datafiles import ROWS, write
 from retcon.build import build_tasks, open_graders
-from retcon.config.load import load_recipe, recipe_to_toml
+from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
-from retcon.core.errors import RecipeError, RecordError
+from retcon.core.errors import RecipeError
 from retcon.models.locating import locate
 from retcon.store import jsonl
 from retcon.tasks.grading.grading import GradeSettings
@@ -93,12 +93,6 @@ def test_settings_that_are_none_are_refused_as_the_recipe_is_read(graders: str, 
         recipe_of(tmp_path, f"task.graders={graders}")
 
 
-def test_they_are_kept_with_the_recipe(tmp_path: Path) -> None:
-    recipe = recipe_of(tmp_path, 'task.graders={code = {score = "share"}, "my_rewards:style" = {seconds = 5}}')
-    (tmp_path / "saved.toml").write_text(recipe_to_toml(recipe))
-    assert load_recipe(tmp_path / "saved.toml").task == recipe.task
-
-
 @pytest.mark.parametrize(("given", "reward"), [({}, 0.5), ({"code": {"score": "all"}}, 0.0)])
 def test_rollouts_of_a_run_are_scored_again_by_its_settings(
     given: dict[str, dict[str, object]], reward: float, tmp_path: Path
@@ -113,41 +107,3 @@ def test_rollouts_of_a_run_are_scored_again_by_its_settings(
     assert [one.reward for one in regrade(job, lambda *_: None)] == [reward]
     used = json.loads((tmp_path / "out" / ABOUT).read_text())["settings"]["options"]
     assert used == {"code": {"score": "share", "seconds": 5, **given.get("code", {})}}
-
-
-def test_rollouts_of_an_evaluation_in_a_run_are_scored_again_by_its_own_settings(tmp_path: Path) -> None:
-    run, evaluation = tmp_path / "run", tmp_path / "run/eval"
-    evaluation.mkdir(parents=True)
-    recipe, other = (recipe_of(tmp_path, f"task.graders={graders}") for graders in ('{code = {score = "share"}}', "{}"))
-    task = next(build_tasks(recipe).train(0))
-    made = replace(trajectory("t/0/0", answer(MULTIPLIES), reward=0.0, question=task.question), task=task.id)
-    jsonl.write(evaluation / "trajectories-t1.jsonl", [made])
-    jsonl.write(run / "trajectories-1.jsonl", [made])
-    (run / "run.json").write_text(json.dumps({"recipe": recipe.model_dump(mode="json")}))
-    about = other.model_dump(mode="json", include={"task", "evaluate", "run"})
-    (evaluation / "result.json").write_text(json.dumps({"checkpoint": "x", "recipe": about}))
-
-    def rewards(of: Path, out: str) -> list[float | None]:
-        return [one.reward for one in regrade(Regrading(of, tmp_path / out, graded), lambda *_: None)]
-
-    graded = GradeSettings(rewards="graded")
-    assert rewards(evaluation, "alone") == [0.0], "a table without settings is the evaluation's own"
-    assert rewards(run, "both") == [0.0, 0.5]
-    with pytest.raises(RecordError, match="and finished"):
-        rewards(run, "both")
-
-
-def test_a_name_that_a_run_and_its_evaluation_share_is_each_ones_own(tmp_path: Path) -> None:
-    whole = []
-    for share, (of, said) in enumerate((("run", "3"), ("run/eval", "4"))):
-        (tmp_path / of / "data").mkdir(parents=True)
-        path = write(tmp_path / of / "data/rows.jsonl", [{"id": 1, "question": f"Say {said}.", "answer": said}])
-        words = [f"task.path={path}", "task.grader=exact", f"task.evaluation_share={share}"]
-        whole.append(load_recipe(None, ["task.kind=file", *words]).model_dump(mode="json"))
-        made = trajectory("t/0/0", answer(rf"\boxed{{{said}}}"), reward=1.0, question=f"Say {said}.")
-        rollout = replace(made, task="rows/1")
-        jsonl.write(tmp_path / of / "trajectories-t1.jsonl", [rollout])
-    (tmp_path / "run/run.json").write_text(json.dumps({"recipe": whole[0]}))
-    (tmp_path / "run/eval/result.json").write_text(json.dumps({"checkpoint": "x", "recipe": whole[1]}))
-    done = regrade(Regrading(tmp_path / "run", tmp_path / "out", GradeSettings()), lambda *_: None)
-    assert [one.reward for one in done] == [1.0, 1.0]

@@ -17,7 +17,6 @@ from retcon.tasks.graders.judge import JudgeGrader, JudgeSettings
 from retcon.tasks.grading.grading import GradeSettings, Grading
 from retcon.tasks.grading.registry import Outcome, Reply, Verdict
 from retcon.tasks.types import Task
-from servers.answering import Answer, serving
 
 TASK = Task("t/0", r"what is \frac{1}{2} + {reply}?", "the answer")
 KEY = "sk-very-secret"
@@ -142,20 +141,6 @@ def test_only_the_way_is_tried_again(serve: Any) -> None:
     assert len(judge.asked) == 3
 
 
-def test_a_judge_whose_reasoning_takes_all_tokens_is_warned_about() -> None:
-    cut = Answer({"choices": [{"message": {"content": None, "reasoning": "Hm"}, "finish_reason": "length"}]})
-    with serving(lambda _: cut) as judge, pytest.raises(InfrastructureFault, match="max_tokens end before its reason"):
-        grade(judge.url)
-
-
-def test_a_judge_that_is_not_there_is_a_fault(serve: Any) -> None:
-    judge = serve((200, "VERDICT: right"))
-    judge.shutdown()
-    judge.server_close()
-    with pytest.raises(InfrastructureFault, match="does not answer: ClientConnectorError"):
-        grade(judge.url, attempts=2)
-
-
 def test_the_key_is_never_told(serve: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setenv("MY_KEY", KEY)
     judge = serve((401, f"wrong key {KEY}"))
@@ -172,14 +157,6 @@ def graded_by(url: str) -> Outcome:
             return await grading.outcome(TASK, Reply("so it is 1"))
 
     return asyncio.run(main())
-
-
-def test_a_judge_is_asked_for_a_word_before_it_judges_any_reply(serve: Any) -> None:
-    judge = serve((200, None), (200, "VERDICT: right"))
-    assert graded_by(judge.url) == Verdict(1.0, True, "VERDICT: right")
-    first, second = (body for _, _, body in judge.asked)
-    assert first["messages"] == [{"role": "user", "content": "Say yes."}]
-    assert {**first, "messages": 0} == {**second, "messages": 0}, "what it takes is found out at once"
 
 
 def test_a_judge_that_cannot_be_had_ends_the_work_and_is_named(serve: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,15 +11,12 @@ import pytest
 
 from comparing import answer, trajectory
 from retcon import grade
-from retcon.build import build_tasks, open_graded
+from retcon.build import build_tasks
 from retcon.config.load import load_recipe
 from retcon.core.errors import InfrastructureFault, RecipeError
-from retcon.core.types import Trajectory
 from retcon.models.locating import BASE
-from retcon.tasks.data.settings import FileTaskSettings
 from retcon.tasks.grading.grading import GradeSettings, Grading
-from retcon.tasks.grading.registry import Fault, Outcome, Reply, Verdict
-from retcon.tasks.registry import graded
+from retcon.tasks.grading.registry import Fault, Outcome, Verdict
 from retcon.tasks.types import Task
 
 MODULE = """
@@ -121,13 +117,6 @@ def test_one_that_fails_is_a_fault_of_its_rollout_alone(module: str) -> None:
     assert [text for text, one in zip(told, why, strict=True) if text not in one] == []
 
 
-def test_a_program_that_it_runs_has_nothing_to_read_and_takes_no_question(module: str) -> None:
-    """Else one that reads would hang, and its rollout be dropped rather than wrong."""
-    assert said(f"{module}:runs", ["print(input())", "print(7)"], at_once=1, seconds=10.0) == [
-        Verdict(0.0, False), Verdict(1.0, True)
-    ]  # fmt: skip
-
-
 def test_what_it_raises_is_told_with_its_line(module: str, tmp_path: Path) -> None:
     (raises,) = said(f"{module}:odd", ["raise"])
     line = 1 + MODULE.splitlines().index('    if "raise" in reply: raise ValueError("no idea")')
@@ -142,18 +131,6 @@ def test_grade_without_an_event_loop_calls_a_function_by_its_import_path(module:
         grade(answer="7", reply="7", kind=f"{module}:sam")
     with pytest.raises(InfrastructureFault, match="it raised ValueError: no idea"):
         grade(answer="7", reply="raise", kind=f"{module}:odd")
-
-
-def test_a_grader_of_one_file_is_named_by_its_import_path(module: str) -> None:
-    path = f"{module}:CONTAINS"
-    assert grade(answer="seven", reply="it is seven", kind=path)
-    assert not grade(answer="seven", reply="it is Seven", kind=path)
-
-    async def main() -> Outcome:
-        async with Grading(GradeSettings(path, options={path: {"fold": True}, "function": {"seconds": 1}})) as grading:
-            return await grading.outcome(Task("t/0", "which?", "seven"), Reply("it is Seven"))
-
-    assert asyncio.run(main()) == Verdict(1.0, True)
 
 
 @pytest.mark.parametrize("name", ["points", "says_points"])
@@ -194,44 +171,6 @@ def test_a_grader_that_cannot_be_had_is_refused_with_the_tasks_and_not_once_a_ro
     recipe = load_recipe(None, ["task.kind=file", "task.path=problems.jsonl", f"task.grader={grader}"])
     with pytest.raises(RecipeError, match=told):
         build_tasks(recipe, BASE)
-
-
-def test_why_a_rollout_of_a_file_could_not_be_graded_reaches_whoever_made_it(module: str) -> None:
-    Path("problems.jsonl").write_text('{"question": "What is 6 times 7?", "answer": "42"}\n')
-    tasks = FileTaskSettings(path="problems.jsonl", evaluation_share=0.0, grader=f"{module}:odd").open()
-    told: list[str] = []
-
-    async def main() -> Trajectory:
-        async with open_graded(tasks) as grading:
-            made = trajectory("t/0", answer("raise"), reward=None)
-            return await graded(next(tasks.train(0)), made, grading.grade, lambda _, why: told.append(why))
-
-    assert (lost := asyncio.run(main())).reward is None
-    assert lost.stop == "infrastructure"
-    assert [why.partition(" (")[0] for why in told] == ["my_rewards:odd: it raised ValueError: no idea"]
-
-
-@pytest.mark.parametrize(
-    ("row", "column"),
-    [
-        (
-            {"prompt": [{"role": "user", "content": "6 times 7?"}], "reward_model": {"ground_truth": "42"}},
-            "data_source",
-        ),
-        ({"question": "6 times 7?", "answer": "42"}, "source"),
-    ],
-)
-def test_it_is_told_the_data_source_that_the_row_names(module: str, row: dict[str, object], column: str) -> None:
-    Path("problems.jsonl").write_text(json.dumps({**row, column: "openai/gsm8k"}) + "\n")
-    path = f"{module}:of_source"
-    task = next(FileTaskSettings(path="problems.jsonl", evaluation_share=0.0, grader=path).open().train(0))
-
-    async def main() -> list[Outcome]:
-        async with Grading(GradeSettings(path)) as grading:
-            plain = Task("openai/gsm8k", "which?", "7")
-            return [await grading.outcome(one, Reply("42")) for one in (task, plain)]
-
-    assert asyncio.run(main()) == [Verdict(1.0, True), Verdict(1.0, True)]
 
 
 def test_no_process_is_left(module: str) -> None:

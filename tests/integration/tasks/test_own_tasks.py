@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 
 import pytest
 
-from retcon.core.errors import CheckpointError, RecipeError, SandboxUnavailable, TaskWarning
+from retcon.core.errors import CheckpointError, RecipeError, SandboxUnavailable
 from retcon.core.types import Trajectory
 from retcon.store import jsonl
 from retcon.tasks.types import Task
@@ -71,14 +70,6 @@ def test_the_run_says_which_tasks_it_is_of_and_goes_on_with_no_others(base, tmp_
         run(base, tmp_path / "run", Ones(), max_tokens=40)
 
 
-def test_prompts_that_are_too_long_are_counted_and_left_out(base, tmp_path):
-    tasks = Few(questions=("go", "a long story " * 9, "come", "stay"))
-    with pytest.warns(TaskWarning, match=r"max_tokens = 16.* 1 of the first 4 tasks .*left out"):
-        assert run(base, tmp_path / "run", tasks) == ["few/0", "few/2", "few/2", "few/3"]
-    all_turns = [len(t.turns) for t in jsonl.read(tmp_path / "run/trajectories/step-000001.jsonl")]
-    assert min(all_turns) > 0
-
-
 @pytest.mark.parametrize("same", ["id", "content"])
 def test_problems_of_the_evaluation_are_refused_as_training_tasks(same, base, tmp_path):
     class Leaking(Few):
@@ -108,19 +99,3 @@ def test_a_run_ends_where_most_answers_cannot_be_graded_and_keeps_its_weights(ba
         run(base, tmp_path / "run", Misgrading(), group=8)
     assert (tmp_path / "run/checkpoints/step-000001").is_dir()
     assert not (tmp_path / "run/final").exists()
-
-
-def test_where_all_are_too_long_nothing_begins(base, tmp_path):
-    with pytest.raises(RecipeError, match=r"rollout\.max_tokens = 5: no room for an answer in 3 prompts in a row"):
-        run(base, tmp_path / "run", Few(), max_tokens=5)
-    assert not (tmp_path / "run").exists()
-
-
-def test_the_streams_of_epochs_have_seeds_of_their_own(base, tmp_path):
-    @dataclass(frozen=True)
-    class Seeded(Ones):
-        def train(self, seed: int) -> Iterator[Task]:
-            return islice(super().train(seed), 4)
-
-    first, last = run(base, tmp_path / "run", Seeded())[:2], run(base, tmp_path / "run", Seeded())[2:]
-    assert {t.split("/")[1] for t in first} != {t.split("/")[1] for t in last}

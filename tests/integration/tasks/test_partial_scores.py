@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import shutil
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -14,21 +12,16 @@ import pytest
 pytest.importorskip("torch", reason="training needs the [train] extra")
 
 from comparing import answer, trajectory
-from keys.acting import Lab, run
-from keys.rollouts import scripted
 from retcon.build import open_graders
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.config.load import load_recipe
 from retcon.engine.kinds.scripted import ScriptedEngine
-from retcon.evaluate.difficulty import measure
 from retcon.evaluate.runner import evaluate, settings_of
-from retcon.runs.folder import RunFolder
 from retcon.tasks.data.settings import FileTaskSettings
 from retcon.tasks.data.tasks import DataTasks
 from retcon.tasks.types import Lesson, Task
 from retcon.train.demos.making import demonstrations
-from retcon.train.sft import ToSample, sample_final
 
 pytestmark = pytest.mark.torch
 RECIPE = load_recipe(
@@ -78,24 +71,6 @@ def test_an_evaluation_counts_what_is_right(tasks: DataTasks) -> None:
     assert [(p.task, p.passed) for p in setting.problems] == [("problems/7", 1), ("problems/8", 0)]
 
 
-def test_so_does_the_measurement_of_how_hard_tasks_are(tasks: DataTasks) -> None:
-    tokenizer, told = ByteTokenizer(), []
-    work = measure(
-        RECIPE, tasks.evaluation(2, 0), rollouts=2, engine=ScriptedEngine(tokenizer, replied), chat=Chat(tokenizer),
-        on_task=lambda task, passed: told.append((task, passed)), family=tasks,
-    )  # fmt: skip
-    asyncio.run(work)
-    assert sorted(told) == [("problems/7", 1), ("problems/8", 0)]
-
-
-def test_so_does_the_curve_of_held_out_problems(tasks: DataTasks, tmp_path: Path) -> None:
-    async def measured() -> dict[str, float | None]:
-        async with scripted(RECIPE, Lab(tmp_path), replied) as rollouts, open_graders(tasks) as graders:
-            return await replace(rollouts, tasks=graders.rewarded, judged=graders.judged).evaluated()
-
-    assert run(measured())["eval_pass_rate"] == pytest.approx(1 / 4)
-
-
 def test_so_do_those_who_take_what_a_teacher_wrote_for_right(tasks: DataTasks, tmp_path: Path) -> None:
     """A tenth of a reward is above 0, and what has it is wrong."""
     given = ["demos.kind=teacher", "demos.keep=right", "sft.demonstrations=2", "rollout.max_tokens=2000"]
@@ -111,13 +86,3 @@ def test_so_do_those_who_take_what_a_teacher_wrote_for_right(tasks: DataTasks, t
     taught = Taught(**{field.name: getattr(tasks, field.name) for field in fields(tasks)})
     made = asyncio.run(demonstrations(recipe, Chat(ByteTokenizer()), tasks=taught))
     assert [one.task for one in made] == ["problems/7"]
-
-
-def test_so_do_samples_of_a_model_that_has_just_learnt(tasks: DataTasks, tmp_path: Path) -> None:
-    lab = Lab(tmp_path)
-    replies = json.dumps(["It is 4."])
-    recipe = load_recipe(None, ["engine.kind=scripted", f"engine.replies={replies}", "rollout.max_tokens=2000"])
-    run_folder = RunFolder(lab.out())
-    shutil.copytree(lab.base, run_folder.final)
-    found = sample_final(ToSample(recipe, tasks, tuple(tasks.evaluation(2, 0))), run_folder)
-    assert (found.passed, found.total, found.lost) == (0, 2, 0)

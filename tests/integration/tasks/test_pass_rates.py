@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import shlex
-import shutil
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -16,22 +12,17 @@ import pytest
 from typer.testing import CliRunner
 
 from retcon.chat.chat import Chat
-from retcon.chat.template import Refused
 from retcon.chat.tokenizer import ByteTokenizer
-from retcon.chat.types import Told
 from retcon.cli.app import app
 from retcon.config.load import load_recipe
-from retcon.core.errors import CheckpointError, InfrastructureFault, RecipeError, SandboxUnavailable, TaskWarning
-from retcon.core.types import Segment, Trajectory
+from retcon.core.errors import CheckpointError, RecipeError, SandboxUnavailable
 from retcon.engine.kinds.scripted import ScriptedEngine
-from retcon.evaluate import difficulty
 from retcon.evaluate.difficulty import measure, run_difficulty
 from retcon.store import jsonl
 from retcon.store.fingerprint import fingerprint
 from retcon.store.pass_rates import PassRate, PassRateFile, read_pass_rates
 from retcon.tasks.registry import task_set, training_prompts
-from retcon.tasks.types import Task, fingerprint_of
-from retcon.train.prompts import PromptStream
+from retcon.tasks.types import Task
 from retcon.train.rl import run_rl
 from training import Ones, make_base, small_recipe
 
@@ -90,49 +81,6 @@ def asked(tasks: list[Task], *overrides: str, reply="\\boxed{none}", told=lambda
     return {id: params.seed for (id, _), params in zip(engine.seen, engine.params, strict=True)}
 
 
-def test_a_rollouts_seed_is_its_tasks_and_no_matter_of_what_is_measured_beside_it(monkeypatch):
-    """So that what was interrupted ends as what was not, of more tasks than are rolled out at once too."""
-    tasks = list(islice(training_prompts(task_set("numbers"), 0), 3))
-    whole = asked(tasks)
-    assert len(set(whole.values())) == 6
-    monkeypatch.setattr(difficulty, "CHUNK", 1)
-    assert asked(tasks[1:]).items() < whole.items()
-    assert not set(asked(tasks, "run.seed=1").values()) & set(whole.values())
-
-
-def test_one_rollout_in_twenty_may_be_lost_of_all_that_are_measured(monkeypatch):
-    tasks = list(islice(training_prompts(task_set("numbers"), 0), 20))
-    monkeypatch.setattr(difficulty, "CHUNK", 2)
-
-    def away(*numbers: int):
-        def reply(id: str) -> str:
-            if id in [f"{tasks[n].id}/0/1" for n in numbers]:
-                raise ConnectionError("gone")
-            return "\\boxed{none}"
-
-        return reply
-
-    told: list[str] = []
-    asked(tasks, reply=away(3, 9), told=lambda task, passed: told.append(task))
-    assert sorted(told) == sorted(task.id for n, task in enumerate(tasks) if n not in (3, 9))
-    with pytest.raises(SandboxUnavailable, match=r"^3 of 40 rollouts were lost"):
-        asked(tasks, reply=away(3, 9, 11))
-
-
-class Unreachable(Ones):
-    """The grader is down."""
-
-    def grade(self, task: Task, trajectory: Trajectory) -> Trajectory:
-        raise InfrastructureFault("the judge is down")
-
-
-def test_a_task_that_lost_rollouts_to_its_grader_is_not_told():
-    told: list[tuple[str, int]] = []
-    with pytest.raises(SandboxUnavailable, match=r"9 of 9 rollouts were lost .*the judge is down"):
-        measured(lambda tasks, id: "\\boxed{none}", family=Unreachable(), told=told)
-    assert told == [], "a rollout that nobody could grade is none that failed"
-
-
 def test_an_interrupted_measurement_goes_on_and_measures_nothing_twice(base, tmp_path):
     def stop(done: int, total: int) -> None:
         if done == 2:
@@ -158,23 +106,6 @@ def test_an_interrupted_measurement_goes_on_and_measures_nothing_twice(base, tmp
     assert len(list(read_pass_rates(out))) == 7
 
 
-def test_a_task_that_has_changed_under_its_id_is_measured_again(base, tmp_path):
-    file, out = tmp_path / "own.jsonl", tmp_path / "rates.jsonl"
-    limits = ["rollout.max_tokens=100", "rollout.lookahead_tokens=0", "sandbox.workers=1"]
-    recipe = load_recipe(None, ["task.kind=file", f"task.path={file}", "task.evaluation_share=0", *limits])
-
-    def measure(answers: str) -> list[str]:
-        rows = [{"id": str(n), "question": f"What is {n}?", "answer": answer} for n, answer in enumerate(answers)]
-        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        before = len(out.read_bytes().splitlines()) if out.exists() else 0
-        assert len(run_difficulty(recipe, base, out, tasks=2, rollouts=1)) == 2
-        return [one.task for one in read_pass_rates(out)][before:]
-
-    assert sorted(measure("01")) == ["own/0", "own/1"]
-    assert measure("01") == []
-    assert measure("02") == ["own/1"], "its answer is another one"
-
-
 def test_the_command_tells_how_hard_the_tasks_are_and_what_to_do_next(base, tmp_path):
     out = tmp_path / "rates.jsonl"
     sections = ("rollout.max_tokens=100", "rollout.lookahead_tokens=0", "sandbox.workers=1")
@@ -190,95 +121,6 @@ def test_the_command_tells_how_hard_the_tasks_are_and_what_to_do_next(base, tmp_
     assert "3 within [0, 0.99]" in all_of_them.stdout
     assert "try: retcon train RECIPE" in all_of_them.stdout
     assert f"select.pass_rates={out}" in all_of_them.stdout
-
-
-@pytest.mark.parametrize("own", [False, True], ids=["of the command", "of the recipe"])
-def test_a_server_that_only_measures_is_no_part_of_the_advice(own: bool, base: Path, tmp_path: Path) -> None:
-    out, url, name = tmp_path / "rates.jsonl", "http://127.0.0.1:9/v1", "quickstart/baseline"
-    with PassRateFile(out) as added:  # all that is asked for, so that no server is
-        for task in islice(training_prompts(task_set("numbers"), 0), 2):
-            added.add(PassRate(task.id, f"{url} x", 1, 8))
-    served = ["engine.kind=openai", f"engine.url={url}", "engine.model=x"]
-    if own:
-        name, served = str(tmp_path / "own.toml"), []
-        Path(name).write_text(f"[engine]\nkind = 'openai'\nurl = '{url}'\nmodel = 'x'\n")
-    words = ["difficulty", str(base), name, *served, "rollout.max_tokens=2000", "--tasks", "2", "--out", str(out)]
-    done = CliRunner().invoke(app, words)
-    assert done.exit_code == 0, done.output
-    advised = shlex.split(done.stdout.partition("try: retcon train ")[2])
-    changes = ["rollout.max_tokens=2000", "engine.kind=local", f"select.pass_rates={out}"]
-    assert advised == [name, *changes, "--from", str(base)]
-    recipe = load_recipe(name, changes)
-    recipe.engine.refuse_training(recipe)
-
-
-STAGES = """
-[task]
-kind = "numbers"
-steps = 2
-[rollout]
-max_tokens = 100
-lookahead_tokens = 0
-[rl]
-steps = 2
-[[stages]]
-name = "easy"
-steps = 1
-[[stages]]
-name = "hard"
-task.steps = 3
-select.min_pass_rate = 0.0
-"""
-
-
-def test_the_rates_of_a_stage_are_those_of_its_own_tasks(base: Path, tmp_path: Path) -> None:
-    """A run that waits for them could not go on: without a stage the recipe's tasks are measured, which are others."""
-    recipe, out = tmp_path / "staged.toml", tmp_path / "rates.jsonl"
-    recipe.write_text(STAGES)
-    words = ["difficulty", str(base), str(recipe), "sandbox.workers=1", "--tasks", "2", "--rollouts", "1"]
-    done = CliRunner().invoke(app, [*words, "--stage", "hard", "--out", str(out)])
-    assert done.exit_code == 0, done.output
-    theirs = load_recipe(None, ["task.kind=numbers", "task.steps=3"]).task.build()
-    assert {r.task for r in read_pass_rates(out)} == {t.id for t in islice(training_prompts(theirs, 0), 2)}
-    assert "2 within [0, 0.99]" in done.stdout
-    assert f"try: a run that has not begun, with stages.hard.select.pass_rates={out}" in done.stdout
-    assert "--from" not in done.stdout, "the run goes on; another one would begin"
-    refused = CliRunner().invoke(app, [*words, "--stage", "hrd", "--out", str(out)])
-    assert isinstance(refused.exception, RecipeError)
-    assert str(refused.exception) == "--stage hrd: no stage 'hrd' (did you mean 'hard'?); there are: 1 easy, 2 hard"
-
-
-def test_the_advice_to_a_run_that_waits_for_rates_makes_it_go_on(
-    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It goes on with the file that it began with: not with one of another name, whatever is in it."""
-    monkeypatch.chdir(tmp_path)
-    Path("staged.toml").write_text(STAGES + 'select.pass_rates = "rates.jsonl"\n')
-    small = ["staged.toml", "sandbox.workers=1", "repair.kind=none", "rl.prompts=1", "rl.group=2", "evaluate.every=0"]
-    train = ["train", *small, "--from", str(base), "--out"]
-    measure = ["difficulty", str(base), *small[:2], "--tasks", "4", "--rollouts", "1", "--stage", "hard", "--out"]
-
-    def advice(out: str) -> str:
-        done = CliRunner().invoke(app, [*measure, out])
-        assert done.exit_code == 0, done.output
-        return done.stdout.replace("\n", " ").partition(f"[0, 0.99]: {out}")[2].strip()
-
-    assert "rates.jsonl is not there yet" in str(CliRunner().invoke(app, [*train, "run"]).exception)
-    own = "'stages.hard.select.pass_rates=other rates.jsonl'"
-    other = advice("other rates.jsonl")
-    assert other == (
-        "try: cp 'other rates.jsonl' rates.jsonl and the run's own command again, as stage 2, hard looks there (one "
-        f"that has not begun can have {own} instead)"
-    )
-    begun = CliRunner().invoke(app, [*train, "run", *shlex.split(own)])
-    assert isinstance(begun.exception, CheckpointError), "hence no advice to change the recipe of this one"
-    new = CliRunner().invoke(app, [*train, "new", *shlex.split(own)])
-    assert new.exit_code == 0, new.output
-    shutil.copy("other rates.jsonl", "rates.jsonl")
-    again = CliRunner().invoke(app, [*train, "run"])
-    assert again.exit_code == 0, again.output
-    assert advice(str(tmp_path / "rates.jsonl")) == "try: the run's own command again: stage 2, hard looks there"
-    assert advice("other rates.jsonl") == f"try: a run that has not begun, with {own}: one that has goes by rates.jsonl"
 
 
 class Rated(Ones):
@@ -319,21 +161,6 @@ def test_the_rates_of_the_model_that_is_trained_come_first(base, tmp_path):
     assert trained_on(base, tmp_path, [*rates(1, 1, 1, 1), *own]) == ["t0", "t1", "t4", "t5"]
 
 
-def test_rates_of_other_problems_under_the_same_ids_and_of_another_harness_are_reported(base, tmp_path):
-    drawn = list(islice(training_prompts(Rated(), small_recipe(base).run.seed), 4))
-    own = [PassRate(task.id, "m", 4, 8, fingerprint_of([task]), "") for task in drawn]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert trained_on(base, tmp_path, own) == ["t0", "t1", "t2", "t3"]
-    (tmp_path / "rates.jsonl").unlink()
-    other = [*own[:2], *(PassRate(task.id, "m", 4, 8, "another question") for task in drawn[2:])]
-    with pytest.warns(TaskWarning, match=r"rates\.jsonl: 2 of 4 tasks have changed since .*\(t2 is the first\)"):
-        trained_on(base, tmp_path, other)
-    (tmp_path / "rates.jsonl").unlink()
-    with pytest.warns(TaskWarning, match=r"measured with rollout\.harness = a:b 1f, and this run has no harness: `ret"):
-        trained_on(base, tmp_path, [PassRate(f"t{n}", "m", 4, 8, harness="a:b 1f") for n in range(4)])
-
-
 def test_a_run_goes_on_with_more_rates_but_not_with_others(base, tmp_path):
     trained_on(base, tmp_path, rates(0, 8, 4, 1, 8, 7, 0, 3))
     assert trained_on(base, tmp_path, [PassRate("t8", "m", 8, 8)]) == ["t2", "t3", "t5", "t7"]
@@ -360,40 +187,3 @@ def test_rates_that_do_not_serve_are_refused_before_anything_is_made(base, tmp_p
         trained_on(base, tmp_path, measured, **select)
     assert part in str(caught.value)
     assert not (tmp_path / "run").exists()
-
-
-class Strict(Chat):
-    """By a template that has the user speak once."""
-
-    def prompt(self, question: str, system: str | None = None, before: Sequence[Told] = ()) -> tuple[Segment, ...]:
-        if before:
-            raise Refused("the file: roles must alternate")
-        return super().prompt(question, system, before)
-
-
-class AskedTwice(Rated):
-    """As `Rated`, from t1 on with a message before the question."""
-
-    def train(self, seed: int) -> Iterator[Task]:
-        return (replace(t, before=() if t.id == "t0" else (("user", "Hi."),)) for t in super().train(seed))
-
-
-@pytest.mark.parametrize(
-    ("tasks", "room", "says"),
-    [
-        (AskedTwice(), 100, "^task t1: the file: roles must alternate$"),
-        (Rated(), 1, r"^rollout\.max_tokens = 1: .* in 3 prompts in a row; [^;]*: raise rollout\.max_tokens$"),
-    ],
-)
-def test_what_cannot_be_asked_is_reported_without_advice_about_rates(tasks, room, says, tmp_path, monkeypatch):
-    monkeypatch.setattr("retcon.rollout.lengths.PATIENCE", 3)
-    with PassRateFile(tmp_path / "rates.jsonl") as file:
-        for rate in rates(0, 4):
-            file.add(rate)
-    recipe = TINY.model_copy(update={
-        "rl": TINY.rl.model_copy(update={"prompts": 1, "steps": 1}),
-        "rollout": TINY.rollout.model_copy(update={"max_tokens": room}),
-        "select": TINY.select.model_copy(update={"pass_rates": str(tmp_path / "rates.jsonl")}),
-    })  # fmt: skip
-    with pytest.raises(RecipeError, match=says):
-        PromptStream(recipe, tasks, chat=Strict(ByteTokenizer()), model="m")

@@ -15,14 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
 from comparing import QUESTION, answer, trajectory, turn
 from datafiles import ROWS, write
 from retcon.cli.app import app
-from retcon.cli.eval import _table_of_regrades
-from retcon.core.errors import CheckpointError, RecipeError, RecordError, TaskWarning
+from retcon.core.errors import RecipeError, RecordError, TaskWarning
 from retcon.core.types import Trajectory
 from retcon.store import jsonl
 from retcon.tasks.data.settings import FileTaskSettings
@@ -138,18 +136,6 @@ def test_it_goes_on_where_it_was_interrupted(run: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("written", ["", "[1]", '{"by": nu'])
-def test_a_marker_that_was_cut_off_is_named_and_does_not_lock_the_folder(run: Path, written: str) -> None:
-    regrade(job(run), ignored)
-    whole = bytes_of(run / "regraded")
-    (run / "regraded/regrade.json").write_text(written)
-    with pytest.raises(RecordError, match=r"regraded/regrade\.json cannot be read: .*; --force begins anew"):
-        regrade(job(run), ignored)
-    (run / "regraded/.partial-4194304-regrade.json").write_text(written)  # of a kill: no process has that number
-    regrade(job(run, force=True), ignored)
-    assert {**bytes_of(run / "regraded"), VERDICTS: b""} == {**whole, VERDICTS: b""}
-
-
 @pytest.mark.parametrize("broken", [b"{}", b'{"file": "tra', b'{"file": "\xff"}'], ids=["schema", "cut", "bytes"])
 def test_a_broken_verdict_is_named_and_those_after_it_are_not_lost(run: Path, broken: bytes) -> None:
     regrade(job(run), ignored)
@@ -167,11 +153,6 @@ def test_a_broken_verdict_is_named_and_those_after_it_are_not_lost(run: Path, br
     assert {**bytes_of(run / "regraded"), VERDICTS: b""} == {**whole, VERDICTS: b""}
 
 
-def test_what_a_kill_left_of_a_steps_rollouts_is_none_of_the_runs_files(run: Path) -> None:
-    (run / "trajectories/.partial-7-step-000003.jsonl").write_bytes(b'{"id": "numb')
-    assert len(regrade(job(run), ignored)) == 7
-
-
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
 def test_steps_that_were_compressed_are_of_the_run_too(run: Path, suffix: str) -> None:
     first = run / "trajectories/step-000001.jsonl"
@@ -180,21 +161,6 @@ def test_steps_that_were_compressed_are_of_the_run_too(run: Path, suffix: str) -
         assert len(regrade(job(run, out=run / "once"), ignored)) == 7, "of two that stand side by side, one is"
     first.unlink()
     assert len(regrade(job(run), ignored)) == 7
-
-
-def test_what_a_kill_left_before_the_marker_was_whole_is_nothing(run: Path) -> None:
-    (run / "regraded").mkdir()
-    (run / "regraded/.partial-7-regrade.json").touch()
-    assert len(regrade(job(run), ignored)) == 7
-
-
-def test_files_of_one_folder_are_regraded_into_folders_of_their_own(run: Path) -> None:
-    first = run / "trajectories/step-000001.jsonl"
-    for name in ("x.audit.jsonl", "x.other.jsonl.gz"):
-        jsonl.write(first.with_name(name), jsonl.read(first))
-        done = CliRunner().invoke(app, ["regrade", str(first.with_name(name)), "--grader", "exact"])
-        assert done.exit_code == 0, done.output
-    assert {p.name for p in first.parent.glob("*.regraded")} == {"x.audit.regraded", "x.other.regraded"}
 
 
 @pytest.mark.parametrize("force", [False, True])
@@ -210,22 +176,6 @@ def test_results_of_another_file_are_not_written_over(run: Path, force: bool) ->
     assert isinstance(refused.exception, RecordError)
     assert str(refused.exception).endswith("x.regraded holds what came of x.jsonl: choose another")
     assert bytes_of(first.with_name("x.regraded")) == before
-
-
-@pytest.mark.parametrize("force", [False, True])
-def test_two_at_once_do_not_grade_twice(run: Path, force: bool) -> None:
-    refused: list[str] = []
-
-    def beside(done: int, total: int) -> None:
-        if done == 3:
-            with pytest.raises(CheckpointError) as raised:
-                regrade(job(run, force=force), ignored)
-            refused.append(str(raised.value))
-
-    regrade(job(run), beside)
-    assert refused
-    assert "another command is at work" in refused[0]
-    assert (run / "regraded" / VERDICTS).read_bytes().count(b"\n") == 7
 
 
 def test_a_folder_of_something_else_is_left_alone(run: Path, tmp_path: Path) -> None:
@@ -292,22 +242,6 @@ def test_tasks_of_a_file_name_their_graders(run: Path, tmp_path: Path) -> None:
         regrade(Regrading(file, tmp_path / "out2", GradeSettings("exact"), tasks=tmp_path / "tasks.jsonl"), ignored)
 
 
-def test_tasks_of_a_file_are_named_as_it_names_them_or_by_their_questions(tmp_path: Path) -> None:
-    rows = [{"id": 17, "question": "What is 1 plus 1?", "answer": "2"}, {"question": "And 2 plus 2?", "answer": "4"}]
-    path = write(tmp_path / "mine.jsonl", rows)
-    tasks = list(FileTaskSettings(path=path, evaluation_share=0.0).open().train(1))
-    assert sorted(task.id for task in tasks)[0] == "mine/17"
-    kept = [rollout(task, 0, rf"\boxed{{{task.answer}}}", -1.0) for task in tasks]
-    jsonl.write(tmp_path / "kept.jsonl", kept)
-    one = Regrading(tmp_path / "kept.jsonl", tmp_path / "out", GradeSettings("exact"), tasks=Path(path))
-    assert [done.reward for done in regrade(one, ignored)] == [1.0, 1.0]
-    other = replace(kept[0], task="other/17")
-    jsonl.write(tmp_path / "kept.jsonl", [*kept, other])  # of two sources: whose 17 it is, the file does not say
-    told = r"mine\.jsonl holds 1 of the 3 tasks, but not 'mine/17' \(its ids are such as '17', '\w{12}'\): name .*"
-    with pytest.raises(RecordError, match=told):
-        regrade(replace(one, out=tmp_path / "again"), ignored)
-
-
 def test_the_command_prints_what_changed(run: Path) -> None:
     done = CliRunner().invoke(app, ["regrade", str(run), "--grader", "exact", "--rewards", "binary", "--jobs", "3"])
     assert done.exit_code == 0, done.output
@@ -355,13 +289,6 @@ def test_ctrl_c_keeps_what_was_graded(run: Path, tmp_path: Path) -> None:
     assert ["all", "7", "2", "5", "2", "0", "0", "1"] in [line.split() for line in done.stdout.splitlines()]
 
 
-@pytest.mark.parametrize("word", ["score=share", "code.score", "code"])
-def test_a_setting_that_is_none_is_refused(run: Path, word: str) -> None:
-    done = CliRunner().invoke(app, ["regrade", str(run), "--set", word])
-    assert isinstance(done.exception, RecipeError)
-    assert "write it as grader.key=value" in str(done.exception)
-
-
 @pytest.mark.parametrize(
     ("before", "reward", "change"),
     [(1.0, 0.5, "same"), (None, None, "same"), (1.0, None, "lost"), (None, 0.0, "found"), (0.0, 1.0, "became right")],
@@ -392,14 +319,6 @@ def test_partial_scores_are_counted_as_the_grader_counts_them(
     done = regrade(job(run, by="tenths:tenth", settings=settings), ignored)
     assert {one.reward for one in done} == {0.1, None, 0.0}
     assert counts(done)["now"] == now
-
-
-def test_the_names_of_an_evaluations_files_are_whole_in_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
-    files = [f"trajectories-{setting}.jsonl" for setting in ("t1", "top_p")]
-    Console(width=80).print(
-        _table_of_regrades([Regraded(file, 0, "t", 1.0, 1.0, None, "", None, "answer") for file in files])
-    )
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines() if ".jsonl" in line] == files
 
 
 # `retcon regrade --tasks`: the tasks of a file that someone names, which may be the data that a run trained on.
@@ -447,25 +366,6 @@ def test_a_right_reply_stays_right_by_the_file_that_the_run_trained_on(
     assert [one.reward for one in regraded(tmp_path, trained_on(path), path, reply)] == [1.0]
 
 
-def test_data_of_other_kinds_will_do(tmp_path: Path) -> None:
-    path = tmp_path / "mine.csv"
-    path.write_text("question,answer\nWhat is 6 times 7?,42\n")
-    assert [one.reward for one in regraded(tmp_path, trained_on(str(path)), str(path), r"\boxed{42}")] == [1.0]
-
-
-def test_lines_that_are_no_rows_to_train_on_are_read_under_any_name(tmp_path: Path) -> None:
-    rows = [
-        {"id": 17, "answer": 4}, {"id": "mine/18", "answer": "5", "tests": "assert 1"}, {"question": "Why?"},
-        {"id": "19", "question": "Add.", "answer": "6", "tests": "assert 1"},
-    ]  # fmt: skip
-    (tmp_path / "tasks").write_text("\n".join(map(json.dumps, rows)) + "\n\n")
-    found = [task for _, task in read_tasks(tmp_path / "tasks")]
-    assert [(task.id, task.answer) for task in found[:2]] == [("17", "4"), ("mine/18", "5")]
-    assert found[1].meta == {"tests": "assert 1"}
-    assert (found[2].question, found[2].answer) == ("Why?", "")
-    assert (found[3].answer, found[3].meta["tests"]) == ("6", "assert 1"), "for graders of answers, and of programs"
-
-
 @pytest.mark.parametrize("grader", ["math", "exact", "choice", "code"])
 def test_rows_whose_answer_is_elsewhere_make_no_rollout_wrong(grader: str, tmp_path: Path) -> None:
     path = write(tmp_path / "mine.jsonl", [{"id": "a", "text": "Say yes.", "meta": {"label": "yes"}}])
@@ -498,13 +398,6 @@ def test_problems_that_the_rollouts_were_not_asked_are_reported(given: bool, tmp
         "was not asked 'What is 1 times 7?'; if these are other problems under the same ids, name the data of the run "
         "with --tasks"
     ]
-
-
-def test_rows_without_a_question_are_taken_by_their_ids(tmp_path: Path) -> None:
-    path = write(tmp_path / "mine.jsonl", [{"id": 1, "question": "Why?", "answer": "4"}])
-    tasks = trained_on(path)
-    write(tmp_path / "mine.jsonl", [{"id": 1, "answer": "7"}])
-    assert [one.reward for one in regraded(tmp_path, tasks, path, r"\boxed{7}")] == [1.0]
 
 
 RETURNED = [
@@ -543,43 +436,6 @@ def test_what_a_harness_returned_is_graded_where_no_grader_could_tell(tmp_path: 
     assert harnessed(tmp_path, lost=True) == [1.0, -1.0, 0.5, 0.0, 1.0]
 
 
-def test_a_grader_that_is_named_takes_the_place_of_a_harness_s_own_reward(tmp_path: Path) -> None:
-    assert harnessed(tmp_path, by="math") == [1.0, -1.0, -1.0, 1.0, 1.0]
-
-
-@pytest.mark.parametrize("harness", ["my_agent:solve", ""])
-def test_a_run_with_a_harness_none_of_whose_rollouts_says_what_it_returned_is_reported(
-    harness: str, tmp_path: Path, recwarn: pytest.WarningsRecorder
-) -> None:
-    path = write(tmp_path / "mine.jsonl", [{"id": 1, "question": "What is 6 times 7?", "answer": 42}])
-    (tmp_path / "run.json").write_text(json.dumps({"recipe": {"rollout": {"harness": harness}}}))
-    regraded(tmp_path, trained_on(path), path, r"\boxed{42}")
-    told = [str(one.message) for one in recwarn if one.category is TaskWarning]
-    assert len(told) == bool(harness)
-    assert all(f"rollout.harness = '{harness}'" in one for one in told)
-
-
 def says_yes(reply: str) -> bool:
     """A grader that needs no answer."""
     return reply == "yes"
-
-
-@pytest.mark.parametrize(
-    ("line", "told"),
-    [
-        ("[1]", "line 1: a task is an object with 'id', or 'question', and 'answer', or a row"),
-        ('{"id": "1", "answer": [1, 2]}', "line 1: 'answer' is not text"),
-        ('{"id": "1"', "line 1: not JSON"),
-        ('{"problem": "x", "choices": 3, "answer": 1}', "line 1: column 'choices' is not a list of choices"),
-    ],
-)
-def test_what_is_no_task_is_refused_by_its_line(line: str, told: str, tmp_path: Path) -> None:
-    (tmp_path / "tasks").write_text(line + "\n")
-    with pytest.raises(RecordError, match=told):
-        list(read_tasks(tmp_path / "tasks"))
-
-
-def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
-    for path in (tmp_path / "none.jsonl", tmp_path):
-        with pytest.raises(RecordError, match="cannot be read"):
-            list(read_tasks(path))

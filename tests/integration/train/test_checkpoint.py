@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import shutil
-import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -308,21 +306,6 @@ def test_scratch_is_seeded(world, monkeypatch):
     assert torch.equal(state, torch.get_rng_state())
     assert all(torch.equal(one[k], same[k]) for k in one)
     assert not all(torch.equal(one[k], other[k]) for k in one)
-
-
-def test_an_interrupt_loses_no_step(zygote, world, tmp_path):
-    recipe = small_recipe(world / "base", sft={"steps": 5000, "checkpoint_every": 5000})
-    pid = done = 0
-    for name, value in zygote.run("sft", recipe, world / "demonstrations.jsonl", tmp_path / "run"):
-        if name == "pid":
-            pid = int(value)
-        elif name == "step":
-            done = int(value)
-            if done == 3:
-                os.kill(pid, signal.SIGINT)
-    (checkpoint,) = (tmp_path / "run/checkpoints").iterdir()
-    assert checkpoint.name == f"step-{done:06d}"
-    assert 3 <= done < 5000
 
 
 def test_a_trained_model_has_all_templates_of_its_start_unless_it_learnt_another(tmp_path: Path) -> None:

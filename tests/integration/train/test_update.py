@@ -9,7 +9,6 @@ import torch
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausalLM
 
-from retcon.config.schema import Recipe
 from retcon.core.errors import ComputeWarning, TrainingDiverged, UnscoredTokens
 from retcon.core.types import RepairRecord, Sample, Segment, ToolCall, Trajectory, Turn
 from retcon.train.algorithms.aepo import Aepo
@@ -234,37 +233,6 @@ def test_a_loss_that_is_no_number_names_the_batch_and_its_rollouts_before_anythi
     assert len(steps) == place - 1
 
 
-def test_the_learning_rate_of_a_step_is_that_of_the_schedule(model):
-    """Plain gradient descent moves in proportion; step 2 of 4 after a warm-up of 1 has three quarters."""
-    config = CONFIG.model_copy(update={"schedule": "linear", "warmup_steps": 0, "steps": 4, "minibatches": 1})
-    still = config.model_copy(update={"schedule": "constant"})
-
-    def change(config):
-        trained = copy.deepcopy(model)
-        optimizer = torch.optim.SGD(trained.parameters())
-        with pytest.warns(ComputeWarning):  # log-probs that are made up
-            metrics = update(trained, optimizer, [sample(9, 1.0)], config, seed=0, step=2)
-        return {k: v - model.state_dict()[k] for k, v in trained.state_dict().items()}, metrics["lr"]
-
-    (less, rate), (whole, full) = change(config), change(still)
-    assert (rate, full) == (pytest.approx(0.075), 0.1)
-    assert_moved_alike({k: v / 0.75 for k, v in less.items()}, whole)
-
-
-def test_imitation_adds_the_share_of_it_that_the_recipe_says(model):
-    samples = [sample(9, 1.0, spliced=2)]
-    configs = [CONFIG.model_copy(update={"imitate_spliced": share}) for share in (0.5, 1.0)]
-    of_half, of_whole = (moved(model, samples, config)[1] for config in configs)
-    half, whole = of_half["imitation"], of_whole["imitation"]
-    assert half == pytest.approx(whole / 2)
-    assert of_whole["loss"] - of_half["loss"] == pytest.approx(half), "it is added"
-    assert half > 0, "it is a cross-entropy"
-    for config, told in ((CONFIG, None), (configs[0], pytest.approx(half))):
-        trained, stale = copy.deepcopy(model), config.model_copy(update={"max_staleness": 1})
-        sgd = torch.optim.SGD(trained.parameters())
-        assert update(trained, sgd, samples, stale, seed=0, step=1)["imitation"] == told
-
-
 def test_a_minibatch_that_is_skipped_leaves_no_gradient_to_the_next(model):
     trained = copy.deepcopy(model)
     far = replace(sample(9, -1.0), logprobs=(None,) * 5 + (-9.0,) * 4)
@@ -331,29 +299,6 @@ def test_tries_are_compared_in_rollouts_that_are_right(reward, count):
     )
     config = CONFIG.model_copy(update={"contrast": 1.0})
     assert len(to_samples([replace(trajectory(reward), turns=(turn,))], [1.0], config)) == 1 + count
-
-
-@pytest.mark.parametrize(
-    ("config", "clipped"),
-    [
-        ({"algorithm": "grpo"}, (1.0, 1.0)),
-        ({"algorithm": "dapo"}, (0.0, 1.0)),
-        ({"algorithm": "grpo", "clip_high": 0.28}, (0.0, 1.0)),
-        ({"algorithm": "dapo", "clip_high": 0.2}, (1.0, 1.0)),
-        ({"algorithm": "dapo", "clip_low": 0.3}, (0.0, 0.0)),
-    ],
-)
-def test_each_algorithm_has_a_clip_of_its_own(model, config, clipped):
-    """Ratios of 1.24 with a positive and of .76 with a negative advantage: beyond ε = .2, and .28 above alone."""
-    section = Recipe.model_validate({"rl": {"max_grad_norm": 1e9, "lr": 0.1, **config}}).rl
-    for ratio, advantage, expected in ((1.24, 1.0, clipped[0]), (0.76, -1.0, clipped[1])):
-        one = sample(9, advantage)
-        batch = collate([one])
-        with torch.no_grad():
-            own = token_logprobs(model, batch.ids, batch.mask)[0].tolist()
-        old = tuple(p - math.log(ratio) if m else None for p, m in zip(own, one.mask, strict=True))
-        metrics = moved(model, [replace(one, logprobs=old)], section)[1]
-        assert metrics["clip_fraction"] == expected
 
 
 def test_matrices_decay_and_norms_and_biases_do_not() -> None:

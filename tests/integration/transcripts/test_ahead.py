@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import pyarrow
-import pyarrow.parquet
 import pytest
 
 from foreign import FORMATS, REPAIRED, Step, fails
@@ -92,20 +89,6 @@ def test_what_nothing_reads_is_counted_and_named_by_several_processes_too(tmp_pa
     assert told[0] == told[1]
 
 
-def test_rows_of_parquet_are_shared_out_too(tmp_path: Path) -> None:
-    rows = [json.loads(one) for one in some(300)]
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "in.parquet", row_group_size=64)
-    made = []
-    for jobs in (1, 2):
-        out = tmp_path / f"{jobs}.parquet"
-        (count,) = Purification(
-            Assignment([tmp_path / "in.parquet"], out, False, ["in.parquet"], Offline(), jobs=jobs)
-        )(lambda *_: None, never)  # fmt: skip
-        assert count.shallow == 100
-        made.append((count.to_dict(), pyarrow.parquet.read_table(out).to_pylist(), out.read_bytes()))
-    assert made[0] == made[1]
-
-
 def test_a_run_that_was_stopped_goes_on_with_another_number_of_processes(tmp_path: Path) -> None:
     whole = job(tmp_path, some(150), 1)
     expected = [c.to_dict() for c in Purification(whole)(lambda *_: None, never)]
@@ -117,19 +100,6 @@ def test_a_run_that_was_stopped_goes_on_with_another_number_of_processes(tmp_pat
     counts = Purification(replace(one, jobs=1), resume=True)(lambda *_: None, never)
     assert files(one) == files(whole)
     assert [c.to_dict() for c in counts] == expected
-
-
-def test_a_run_that_an_earlier_version_began_without_an_audit_goes_on(tmp_path: Path) -> None:
-    one = replace(job(tmp_path, some(150), 1), audit=None, pairs=None)
-    with pytest.raises(Stopped) as stopped:
-        Purification(one)(lambda *_: None, after(101))
-    kept = stopped.value.kept
-    assert kept is not None
-    state = json.loads(kept.read_bytes())
-    assert (state["options"]["audit"], state["options"]["pairs"]) == (None, None)
-    kept.write_text(json.dumps({**state, "options": {**state["options"], "audit": "None", "pairs": "None"}}))
-    Purification(one, resume=True)(lambda *_: None, never)
-    assert one.out.read_bytes().count(b"\n") == 150
 
 
 def test_a_report_says_with_what_it_was_made(tmp_path: Path) -> None:
@@ -181,17 +151,6 @@ def test_where_a_process_is_killed_what_was_done_is_kept_and_whoever_asked_for_i
     assert json.loads(stopped.value.kept.read_bytes())["records"] >= 1
     Purification(replace(one, jobs=1), resume=True)(lambda *_: None, never)
     assert one.out.read_bytes().count(b"\n") == 600
-
-
-def test_ctrl_c_does_not_reach_the_processes_from_their_first_moment_on(tmp_path: Path) -> None:
-    def stop() -> bool:
-        for process in active_children():
-            blocked = Path(f"/proc/{process.pid}/status").read_text().partition("SigBlk:")[2].split()[0]
-            assert int(blocked, 16) & 1 << (signal.SIGINT - 1)
-        return True
-
-    with pytest.raises(Stopped):
-        Purification(job(tmp_path, some(70), 2))(lambda *_: None, stop)
 
 
 def after(records: int) -> Callable[[], bool]:

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import warnings
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file
-from transformers import BloomConfig, BloomForCausalLM
 from typer.testing import CliRunner
 
 from foreign import FORMATS, REPAIRED, answer, user, works
 from retcon.cli.app import app
 from retcon.core.errors import CheckpointError
-from retcon.models.loading import load_config
 from retcon.train.dpo import run_dpo
 from retcon.train.sft import run_sft
-from training import make_base, make_demonstrations, small_recipe
+from training import make_base, small_recipe
 
 pytestmark = pytest.mark.torch
 DPO = {"steps": 6, "batch": 3, "lr": 1e-3, "checkpoint_every": 2}
@@ -56,38 +50,6 @@ def test_what_purify_writes_leads_to_a_model(base, tmp_path, format):
     assert preferred[0]["margin"] == pytest.approx(0.0, abs=1e-4), "it starts from its reference"
     assert preferred[-1]["margin"] > 0
     assert preferred[-1]["loss"] < preferred[0]["loss"]
-
-
-def test_a_model_that_does_not_say_how_many_positions_it_has_learns_from_any_length(tmp_path):
-    base = make_base(tmp_path / "base")
-    endless = BloomConfig(vocab_size=load_config(base).vocab_size, hidden_size=32, n_layer=1, n_head=2)
-    assert not hasattr(endless, "max_position_embeddings")
-    BloomForCausalLM(endless).save_pretrained(base)
-    clean, pairs = purified(tmp_path / "data", "messages")
-    recipe = small_recipe(base, sft={"steps": 1, "batch": 2}, dpo={**DPO, "steps": 1, "batch": 2})
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message=".*positions")
-        final = run_sft(recipe, clean, tmp_path / "sft")
-        assert (run_dpo(recipe, pairs, final, tmp_path / "dpo") / "config.json").is_file()
-
-
-def test_a_preference_training_that_was_interrupted_ends_as_one_that_was_not(zygote, base, tmp_path):
-    _, pairs = purified(tmp_path / "data", "messages")
-    recipe = small_recipe(base, dpo=DPO)
-    run_dpo(recipe, pairs, base, tmp_path / "whole")
-    for stop_after in (1, 3):
-        pid = 0
-        for name, value in zygote.run("dpo", recipe, pairs, tmp_path / "broken"):
-            if name == "pid":
-                pid = int(value)
-            elif (name, value) == ("step", str(stop_after)):
-                os.kill(pid, signal.SIGKILL)
-    run_dpo(recipe, pairs, base, tmp_path / "broken")
-    one, other = (load_file(tmp_path / name / "final/model.safetensors") for name in ("whole", "broken"))
-    assert all(one[name].equal(other[name]) for name in one)
-    pairs.write_text(pairs.read_text() * 2)
-    with pytest.raises(CheckpointError, match="was started from other pairs"):
-        run_dpo(recipe, pairs, base, tmp_path / "broken")
 
 
 def test_a_folder_is_trained_on_and_a_run_goes_on_with_that_folder_alone(base, tmp_path):
@@ -149,10 +111,3 @@ def test_a_run_goes_on_with_the_tools_alone_that_its_prompts_show(base, tmp_path
         run(recipe(), out)  # of an earlier version
         with pytest.raises(CheckpointError, match="other tools or chat template"):
             run(other, out)
-
-
-def test_a_run_over_ids_goes_on_whatever_tools_there_are(base, tmp_path):
-    file = make_demonstrations(base, tmp_path / "ours.jsonl")
-    for sessions in (False, True):
-        sections = {"sft": {"steps": 1, "batch": 2}, "sandbox": {"workers": 1, "sessions": sessions}}
-        run_sft(small_recipe(base, **sections), file, tmp_path / "run")
