@@ -79,6 +79,21 @@ def test_what_is_left_in_other_folders_is_what_the_page_says(jail: Jail, place: 
         left.unlink(missing_ok=True)
 
 
+@contained_by(*ALL)
+def test_a_folder_that_is_closed_to_its_owner_is_no_crime(jail: Jail) -> None:
+    result = jail.attack("""
+        import os, time
+        os.mkdir('x', 0)
+        os.makedirs('y/z')
+        fd = os.open('y', os.O_RDONLY)
+        os.fchmod(fd, 0)
+        time.sleep(0.2)
+        print(oct(os.fstat(fd).st_mode), oct(os.stat('x').st_mode))
+    """)
+    kept = jail.tier == LANDLOCK and os.getuid() != 0  # where the user's own files are open to it, no mode changes
+    assert (result.status, result.stdout) == ("ok", f"{'0o40755' if kept else '0o40000'} 0o40000\n"), result
+
+
 @contained_by(*LOOKED_AT)
 def test_files_in_a_folder_that_is_closed_count(jail: Jail) -> None:
     result = jail.attack(
@@ -97,6 +112,19 @@ def test_files_in_a_folder_that_is_closed_count(jail: Jail) -> None:
     assert (result.status, result.stderr) == ("limit", "OSError: its files were more than 64 MiB together\n")
 
 
+@contained_by(*ALL)
+def test_a_deep_tree_is_no_crime(jail: Jail) -> None:
+    result = jail.attack("""
+        import os, time
+        for _ in range(3000):
+            os.mkdir('d')
+            os.chdir('d')
+        time.sleep(0.3)
+        print('deep')
+    """)
+    assert (result.status, result.stdout) == ("ok", "deep\n"), result
+
+
 @contained_by(*LOOKED_AT)
 def test_files_at_the_bottom_of_a_deep_tree_count(jail: Jail) -> None:
     result = jail.attack(
@@ -110,6 +138,25 @@ def test_files_at_the_bottom_of_a_deep_tree_count(jail: Jail) -> None:
                 file.write(bytes(15 << 20))
         time.sleep(60)
         """,
+        wall_seconds=60,
+    )
+    assert (result.status, result.stderr) == ("limit", "OSError: its files were more than 64 MiB together\n")
+
+
+@contained_by(*LOOKED_AT)
+def test_folders_that_are_moved_without_end_do_not_hide_files(jail: Jail) -> None:
+    result = jail.attack(
+        """
+        import os
+        os.makedirs('a/b/c')
+        for n in range(5):
+            with open(f'a/b/c/{n}', 'wb') as file:
+                file.write(bytes(15 << 20))
+        while True:
+            os.rename('a/b', 'b')
+            os.rename('b', 'a/b')
+        """,
+        cpu_seconds=30,
         wall_seconds=60,
     )
     assert (result.status, result.stderr) == ("limit", "OSError: its files were more than 64 MiB together\n")
@@ -138,6 +185,19 @@ def test_holes_in_files_do_not_count(jail: Jail) -> None:
         print('empty')
     """)
     assert (result.status, result.stdout) == ("ok", "empty\n"), result
+
+
+@contained_by(*LOOKED_AT)
+def test_room_cannot_be_taken_faster_than_it_is_written(jail: Jail) -> None:
+    result = jail.attack("""
+        import ctypes, errno, os
+        fd = os.open('x', os.O_RDWR | os.O_CREAT)
+        libc = ctypes.CDLL(None, use_errno=True)
+        print(libc.fallocate(fd, 0, ctypes.c_long(0), ctypes.c_long(1 << 20)), ctypes.get_errno())
+        os.posix_fallocate(fd, 0, 1 << 20)
+        print(os.fstat(fd).st_blocks * 512 >> 20)
+    """)
+    assert result.stdout == f"-1 {errno.EOPNOTSUPP}\n1\n"
 
 
 @contained_by(NAMESPACES)

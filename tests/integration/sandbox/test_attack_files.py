@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from jail import ALL, CALL, CONTAINED, NAMESPACES, Jail, contained_by
-from retcon.sandbox.jail.confine.root import readable
+from jail import ALL, CALL, CONTAINED, LANDLOCK, NAMESPACES, Jail, contained_by
+from retcon.sandbox.jail.confine.root import DEVICES, readable
 from retcon.sandbox.pool import SandboxPool
 
 SECRET = "hunter2"
@@ -116,6 +116,27 @@ def test_a_file_that_may_be_read_keeps_its_mode_and_times(jail: Jail, tmp_path: 
     assert asyncio.run(run()) == "1\n"
     after = module.stat()
     assert (after.st_mode, after.st_mtime, after.st_ctime) == (before.st_mode, before.st_mtime, before.st_ctime)
+
+
+@contained_by(*ALL)
+def test_times_of_devices_are_what_the_page_says(jail: Jail) -> None:
+    """A path, a descriptor and stdin, set to now and to a time; writing to the device goes on."""
+    before = {path: Path(path).stat().st_mtime_ns for path in DEVICES}
+    result = jail.attack(f"""
+        import os
+        for path in {DEVICES}:
+            for target in (lambda: path, lambda: os.open(path, os.O_RDONLY), lambda: os.open(path, os.O_RDWR), lambda: 0):
+                for times in (None, (1, 1)):
+                    try:
+                        os.utime(target(), times)
+                    except OSError:
+                        pass
+        print(open('/dev/null', 'w').write('x'), len(open('/dev/urandom', 'rb').read(7)))
+    """)
+    assert result.stdout == "1 7\n", result
+    changed = [path for path in DEVICES if Path(path).stat().st_mtime_ns != before[path]]
+    kept = jail.tier == NAMESPACES or (jail.tier == LANDLOCK and os.getuid() != 0)
+    assert (not changed) == kept
 
 
 @contained_by(*CONTAINED)

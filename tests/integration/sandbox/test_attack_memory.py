@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jail import ALL, CALL, NAMESPACES, Jail, contained_by
+from jail import ALL, CALL, CONTAINED, LANDLOCK, NAMESPACES, Jail, contained_by
 from retcon.sandbox.jail.confine.seccomp import ARCHITECTURES, number
 from retcon.sandbox.types import MOST
 
@@ -147,6 +147,25 @@ except PermissionError as error:
     assert result.stdout.split() == ["EPERM"] * 9
 
 
+@contained_by(*CONTAINED)
+def test_the_device_of_zeros_gives_no_shared_memory_either(jail: Jail) -> None:
+    result = jail.attack(
+        MAP
+        + """
+import os
+for flags in (os.O_RDONLY, os.O_RDWR):
+    try:
+        fd = os.open('/dev/zero', flags)
+    except PermissionError:
+        print('closed')
+        continue
+    print(os.read(fd, 2), mapped(1, 16 << 20, fd, 1 | flags), mapped(2, 16 << 20, fd, 3))
+"""
+    )
+    closed = ["closed"] * 2
+    assert result.stdout.splitlines() == (closed if jail.tier == LANDLOCK else [r"b'\x00\x00' ENODEV ENODEV"] * 2)
+
+
 @contained_by(*ALL)
 def test_the_machines_huge_pages_are_not_for_calls(jail: Jail) -> None:
     result = jail.attack(MAP + "print([mapped(0x40022 | size << 26, 2 << 20) for size in (0, 21, 30)])")
@@ -255,3 +274,16 @@ def test_a_record_without_an_end_does_not_grow_in_the_worker(jail: Jail) -> None
     )
     assert (result.status, result.exit_code) == ("error", 1)
     assert most_memory(jail.pid) - before < 16 << 20
+
+
+@contained_by(*ALL)
+def test_a_flood_of_output_does_not_grow_in_the_worker(jail: Jail) -> None:
+    jail.attack("1")
+    before = most_memory(jail.pid)
+    result = jail.attack(
+        "import os\nblock = bytes(1 << 20)\nfor _ in range(300):\n    os.write(1, block)\n    os.write(2, block)",
+        cpu_seconds=30,
+        wall_seconds=60,
+    )
+    assert result.status == "ok"
+    assert most_memory(jail.pid) - before < 8 << 20

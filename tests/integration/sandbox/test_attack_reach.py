@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from jail import ALL, CALL, CONTAINED, NAMESPACES, PROC_IS_OPEN, RLIMITS, Jail, contained_by, landlock_abi
+from jail import ALL, CALL, CONTAINED, LANDLOCK, NAMESPACES, PROC_IS_OPEN, RLIMITS, Jail, contained_by, landlock_abi
 from retcon.sandbox.jail.confine.landlock import REFER_ABI
 from retcon.sandbox.jail.confine.seccomp import ARCHITECTURES, number
 
@@ -89,6 +89,13 @@ def test_no_lock_for_a_whole_file_is_had_on_a_file_of_the_host(jail: Jail) -> No
     assert (result.status, result.stdout) == ("ok", "")
     with Path(library).open() as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+@contained_by(*ALL)
+def test_the_lock_that_is_left_is_what_the_page_says(jail: Jail) -> None:
+    library = sysconfig.get_paths()["stdlib"] + "/this.py"
+    code = f"import fcntl\nfcntl.lockf(open({library!r}), fcntl.LOCK_SH | fcntl.LOCK_NB)\nprint('held')"
+    assert jail.attack(code).stdout == "held\n"
 
 
 @contained_by(*ALL)
@@ -276,6 +283,21 @@ for pid in {[bystander, os.getpid(), jail.pid, *jail.zygotes]}:
     )
     assert set(result.stdout.split()) == {"EPERM"}, result
     assert (os.sched_getaffinity(bystander), os.getpriority(os.PRIO_PROCESS, bystander)) == before
+
+
+@contained_by(LANDLOCK)
+def test_what_can_be_asked_for_of_the_host_is_what_the_page_says(jail: Jail, bystander: int, tmp_path: Path) -> None:
+    """docs/sandbox/threats.md promises no more: that a path is there, its size, its dates, a link's target."""
+    tmp_path.chmod(0o755)
+    (tmp_path / "file").write_text("12345")
+    (tmp_path / "link").symlink_to("its-target")
+    ask = f"import os\nprint(os.path.exists('/proc/{bystander}'), os.path.exists('/proc/{2**22}'))"
+    assert jail.attack(ask).stdout == "True False\n"
+    result = jail.attack(
+        f"import os\nprint(os.stat({str(tmp_path / 'file')!r}).st_size)\nprint(os.readlink({str(tmp_path / 'link')!r}))"
+    )
+    if result.status == "ok":  # else its user may not pass through the folders above
+        assert result.stdout == "5\nits-target\n"
 
 
 @contained_by(NAMESPACES)

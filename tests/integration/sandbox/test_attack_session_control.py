@@ -191,6 +191,45 @@ def test_what_a_cell_sets_on_descriptors_is_gone_back_on(session: Attacked, what
     session.close()
 
 
+@contained_by(*ALL)
+@pytest.mark.parametrize("number", [32, 33])
+def test_a_signal_that_the_c_library_keeps_to_itself_does_not_end_a_copy(session: Attacked, number: int) -> None:
+    session.run("import os\nx = 1")
+    state = session.checkpoint()
+    session.run(f"x = 2\nos.killpg(0, {number})")
+    for _ in range(2):
+        session.rollback(state)
+        assert session.run("x").value == "1"
+    session.close()
+
+
+@contained_by(*ALL)
+def test_a_full_queue_of_signals_keeps_no_session_from_going_back(jail: Jail) -> None:
+    """The queue is its user's, who may be that of other sessions, too."""
+    filling, other = jail.session(), jail.session()
+    states = [session.run("import os, signal\nx = 1") and session.checkpoint() for session in (other, filling)]
+    fill = "signal.pthread_sigmask(signal.SIG_BLOCK, [50])\nfor _ in range(600): os.kill(os.getpid(), 50)"
+    assert filling.run(f"x = 2\n{fill}").status == "ok"
+    for session, state in zip((other, filling), states, strict=True):
+        session.rollback(state)
+        assert session.run("x").value == "1"
+    for session in (filling, other):
+        session.close()
+
+
+@contained_by(NAMESPACES)
+def test_one_sandbox_does_not_fill_anothers_queue_of_signals(jail: Jail) -> None:
+    """Each has its own user namespace, where it is not its user that keeps them apart."""
+    fill = "import os, signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, [50])\n"
+    fill += "for _ in range(600): os.kill(os.getpid(), 50)\n"
+    another = Jail(NAMESPACES)
+    filling, other = jail.session(), another.session()
+    assert filling.run(fill).status == "ok"
+    assert other.run(fill + "signal.sigtimedwait([50], 0).si_pid == os.getpid()").value == "True"
+    filling.close()
+    another.close()
+
+
 @contained_by(NAMESPACES)
 def test_a_copy_that_a_cell_ends_does_not_lend_its_number(session: Attacked) -> None:
     session.run("x = 1")

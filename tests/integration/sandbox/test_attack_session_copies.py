@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 
 from jail import ALL, Attacked, Jail, contained_by
@@ -180,6 +183,121 @@ def test_what_a_hook_at_the_fork_starts_is_stopped_or_ends_the_session(session: 
 
 
 @contained_by(*ALL)
+def test_processes_that_wake_each_other_stop_all_the_same(session: Attacked) -> None:
+    state = session.checkpoint()
+    session.run(
+        FORGE
+        + """
+group = os.getpgrp()
+for _ in range(4):
+    if os.fork() == 0:
+        while True:
+            for pid in range(group, group + 12):
+                try: os.kill(pid, signal.SIGCONT)
+                except OSError: pass
+"""
+    )
+    session.rests()
+    assert "have not ended" in session.tries()
+    session.rests()
+    session.rollback(state)
+    assert len(session.processes()) == 2
+    session.rests()
+    session.close()
+
+
+@contained_by(*ALL)
+def test_no_timer_wakes_a_stopped_process(session: Attacked) -> None:
+    number = {"x86_64": 222, "aarch64": 107}[os.uname().machine]
+    armed = session.run(
+        FORGE
+        + f"""
+libc = ctypes.CDLL(None, use_errno=True)
+event = (ctypes.c_int * 16)()
+event[2], event[3] = signal.SIGCONT, 0  # sigev_signo, SIGEV_SIGNAL
+timer, each = ctypes.c_int(), (ctypes.c_long * 4)(0, 10**6, 0, 10**6)
+made = libc.syscall({number}, 1, event, ctypes.byref(timer))
+libc.syscall({number} + 1 if {number} == 222 else 110, timer, 0, each, None)
+signal.setitimer(signal.ITIMER_REAL, .01, .01)
+signal.signal(signal.SIGALRM, signal.SIG_IGN)
+threading.Thread(target=lambda: [None for _ in iter(int, 1)], daemon=True).start()
+made, libc.syscall({number}, 1, None, ctypes.byref(timer))
+"""
+    )
+    assert armed.value == "(-1, 0)", armed
+    session.rests()
+    session.close()
+
+
+@contained_by(*ALL)
+def test_an_orphaned_process_group_that_the_kernel_wakes_does_nothing(session: Attacked) -> None:
+    """Where a process ends whose child is the last link of a stopped process group, the kernel sends it SIGCONT."""
+    session.run(
+        FORGE
+        + """
+def work(w):
+    os.setpgid(0, link)
+    os.write(w, b'x')
+    while True:
+        try: open('woken', 'a').close()
+        except OSError: pass
+def forged(command):
+    global link
+    link = os.fork()
+    if link == 0:
+        time.sleep(60)
+    os.setpgid(link, link)
+    orphan(work)
+    it._say(command['token'], '=')
+it._operations['freeze'] = forged
+open('kept', 'w').write('x')
+"""
+    )
+    state = session.checkpoint()
+    session.run("os.unlink('woken') if os.path.exists('woken') else None")
+    with pytest.raises(SessionLost):
+        session.rollback(state)
+    session.rests()
+    assert session.processes() == []
+    session.close()
+
+
+@contained_by(*ALL)
+def test_orphans_that_a_cell_keeps_to_itself_are_found(session: Attacked) -> None:
+    state = session.checkpoint()
+    session.run(
+        FORGE + "ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)\norphan(spin)\norphan(lambda w: (os.setsid(), spin(w)))"
+    )
+    session.rests()
+    assert len(session.processes()) == 4
+    session.rollback(state)
+    session.rests()
+    assert len(session.processes()) == 2
+    session.close()
+
+
+@contained_by(*ALL)
+def test_a_process_whose_first_thread_has_ended_is_stopped_too(session: Attacked) -> None:
+    number = {"x86_64": 60, "aarch64": 93}[os.uname().machine]
+    state = session.checkpoint()
+    session.run(
+        FORGE
+        + f"""
+def leave(w):
+    threading.Thread(target=spin, args=(w,), daemon=True).start()
+    ctypes.CDLL(None).syscall({number}, 0)
+orphan(leave)
+"""
+    )
+    session.rests()
+    assert "have not ended" in session.tries()
+    session.rollback(state)
+    session.rests()
+    assert len(session.processes()) == 2
+    session.close()
+
+
+@contained_by(*ALL)
 def test_memory_that_is_filled_at_a_cells_very_end_is_not_kept(session: Attacked) -> None:
     full = session.run(
         FORGE
@@ -216,6 +334,21 @@ def test_a_fork_bomb_goes_on_across_checkpoints_within_its_bound(jail: Jail) -> 
     session.rollback(first)
     session.rests()
     assert session.run("1").value == "1"
+    session.close()
+
+
+@contained_by(*ALL)
+def test_a_session_with_what_it_may_signal_keeps_that_id_to_itself(session: Attacked) -> None:
+    """The filter lets it signal its first process by its id alone: nobody else may get that id while it lives."""
+    first = session.processes()[0]
+    state = session.checkpoint()
+    session.run("import os\nos._exit(1)")
+    session.rollback(state)
+    kept = Path(f"/proc/{first}/stat")
+    own = os.getuid() != 0 and not session.jail.can_signal_others
+    assert not own or kept.read_text().rpartition(")")[2].split()[0] == "Z"
+    assert session.run("1").value == "1"
+    session.rests()
     session.close()
 
 

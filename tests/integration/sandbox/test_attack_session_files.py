@@ -241,6 +241,34 @@ def test_names_of_any_bytes_come_back(session: Attacked) -> None:
     session.close()
 
 
+@contained_by(*ALL)
+def test_a_tree_deeper_than_any_path_is_removed(session: Attacked) -> None:
+    session.run("import os\nopen('a', 'w').write('x')\nhere = os.getcwd()")
+    state = session.checkpoint()
+    session.run(
+        "for _ in range(1500):\n    os.mkdir('d' * 9); os.chdir('d' * 9)\nopen('x', 'w').close()\nos.symlink(here, 'l')"
+    )
+    assert session.tries() != ""  # nested too deep, or too much
+    session.rollback(state)
+    assert session.run("os.listdir()").value == "['a']"
+    session.close()
+
+
+@contained_by(*ALL)
+def test_a_lease_does_not_make_the_keeper_wait(session: Attacked) -> None:
+    session.run(
+        "import fcntl, os\nopen('a', 'w').write('x'); open('b', 'w').write('y')\nkept = [open(n, 'r+') for n in 'ab']"
+    )
+    session.run("for f in kept: fcntl.fcntl(f, 1024, fcntl.F_WRLCK)")  # which the filter may refuse
+    for repeat in range(2):
+        prevented = session.tries()
+        assert "fault" not in prevented
+        if not prevented:
+            assert "fault" not in session.tries(rollback=f"checkpoint {repeat + 1}")
+    session.rests()
+    session.close()
+
+
 @contained_by(LANDLOCK, RLIMITS)
 def test_a_disk_that_a_forged_copy_would_fill_is_watched_while_the_session_rests(session: Attacked) -> None:
     session.run(

@@ -2,9 +2,89 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 
 from jail import ALL, NAMESPACES, Jail, contained_by
+
+# In a cgroup that has less memory than its calls may take: the kernel ends one, and neither the call nor the worker did.
+STARVED = """
+import asyncio, subprocess, sys, warnings
+from pathlib import Path
+from retcon.core.errors import SessionLost
+from retcon.sandbox.pool import SandboxPool
+from retcon.sandbox.types import Limits
+
+Path(sys.argv[2], "cgroup.procs").write_text("0")
+warnings.simplefilter("ignore")
+programs = ("import os\\nos.kill(os.getpid(), 9)", "x = b'x' * (800 << 20)", "print('on')")
+
+def told(result, lost):
+    said = result.stdout.strip() or result.stderr.strip()
+    print(result.status, result.error_type, said.rpartition("\\n")[2], lost, sep="|")
+
+async def after(session):
+    try:
+        await session.run("1")
+    except SessionLost as lost:
+        return "its own code" if lost.by_own_code else "a fault"
+    return ""
+
+async def main():
+    limits = Limits(memory_mb=2000, cpu_seconds=30)
+    async with SandboxPool(workers=1, tier=sys.argv[1], limits=limits) as sandbox:
+        for code in programs:
+            told(await sandbox.run(code), "")
+        for code in programs:
+            session = await sandbox.session()
+            told(await session.run(code), await after(session))
+            await session.close()
+        for cell in (False, True):
+            session = await sandbox.session()
+            await session.run("x = b'x' * (200 << 20)")
+            subprocess.run([sys.executable, "-c", "x = b'x' * (130 << 20)"], check=True)  # for which there is no room
+            if cell:
+                told(await session.run("print(len(x))"), "")
+            try:
+                await session.checkpoint()
+            except SessionLost as lost:
+                print(lost.by_own_code)
+            await session.close()
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def starved() -> Iterator[Path]:
+    """A cgroup with 300 MiB, of either version."""
+    try:
+        above = {
+            mount.split()[2]: Path(mount.split()[1])
+            for mount in Path("/proc/mounts").read_text().splitlines()
+            if mount.split()[2] == "cgroup2"
+            or (mount.split()[2] == "cgroup" and "memory" in mount.split()[3].split(","))
+        }
+        parent, limit = (
+            (above["cgroup"], "memory.limit_in_bytes") if "cgroup" in above else (above["cgroup2"], "memory.max")
+        )
+        folder = parent / f"retcon-test-{os.getpid()}"
+        folder.mkdir()
+    except (OSError, KeyError) as error:
+        pytest.skip(f"no memory cgroup may be made here: {error!r}")
+    try:
+        try:
+            (folder / limit).write_text(str(300 << 20))
+        except OSError as error:
+            pytest.skip(f"no memory cgroup may be made here: {error}")
+        yield folder
+    finally:
+        folder.rmdir()
 
 
 @contained_by(*ALL)
@@ -186,3 +266,28 @@ def test_a_cell_that_takes_the_last_byte_is_over_the_limit_and_its_session_goes_
 def test_the_input_is_the_programs_own(jail: Jail, size: int) -> None:
     result = jail.run("import sys\nprint(len(sys.stdin.read()))\nprint(repr(sys.stdin.read()))", stdin="é" * size)
     assert result.stdout == f"{size}\n''\n"
+
+
+@pytest.mark.parametrize("tier", ["namespaces", "landlock", "rlimits"])
+def test_what_the_kernel_ends_for_want_of_memory_is_not_to_blame(starved: Path, tier: str) -> None:
+    """Nor is a session that it ends while that rests; and what ends itself by the same signal is."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ran = subprocess.run(
+        [sys.executable, "-c", STARVED, tier, str(starved)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if "SandboxUnavailable" in ran.stderr:
+        pytest.skip(f"not on this machine: {ran.stderr[-300:]}")
+    itself, kernel, after, *cells, rested, cell, over = ran.stdout.splitlines()
+    assert itself == "error|SIGKILL|SIGKILL: killed by signal 9|"
+    assert kernel.startswith("infrastructure|None|"), ran.stdout + ran.stderr
+    assert "out of memory" in kernel
+    assert after == "ok|None|on|"
+    ended = "infrastructure|None|the kernel ended the program: the machine was out of memory"
+    assert cells == [f"{itself}its own code", f"{ended}|a fault", after]
+    assert cell.startswith("infrastructure|None|"), ran.stdout + ran.stderr
+    assert "out of memory" in cell
+    assert (rested, over) == ("False", "False")
