@@ -376,11 +376,12 @@ def _load(file: Path, header: Header) -> PreTrainedModel:
         with redirect_stderr(StringIO()):  # progress bars, which cannot be switched off
             config = AutoConfig.from_pretrained(file.parent, **names)
             _complete(config, header, file)
-            loaded, about = AutoModelForCausalLM.from_pretrained(
+            found: Any = AutoModelForCausalLM.from_pretrained(
                 file.parent, **names, config=deepcopy(config), dtype=torch.float32, output_loading_info=True
             )
     except (ValueError, KeyError, TypeError, IndexError, RuntimeError, NotImplementedError) as error:
         raise CheckpointError(f"{file}: transformers cannot load it: {error}") from error
+    loaded, about = found
     with torch.device("meta"):  # the loaded one is marked as quantised, and transformers does not save such models
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     weights = loaded.state_dict()
@@ -445,7 +446,8 @@ def _complete(config: PreTrainedConfig, header: Header, file: Path) -> None:
     if (header.fields["general.architecture"], layers) in (("gemma2", 46), ("gemma3", 62)):  # as llama.cpp knows them
         config.query_pre_attn_scalar = header.get("embedding_length") // heads
     _set_rotations(config, header, file)
-    for name, value in config.to_dict().items():
+    values: Mapping[str, Any] = config.to_dict()
+    for name, value in values.items():
         if isinstance(value, float):
             setattr(config, name, _decimal(value))
 
