@@ -434,8 +434,9 @@ def _complete(config: PreTrainedConfig, header: Header, file: Path) -> None:
     """Set what the file states and transformers did not take from it. Raises CheckpointError for unknown rotations."""
     from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
 
-    own = signature(type(config)).parameters
-    taken = {key for key, name in GGUF_CONFIG_MAPPING.get(config.model_type, {}).items() if name in own}
+    own, tables = signature(type(config)).parameters, dict[str, Any](GGUF_CONFIG_MAPPING)
+    table: Mapping[str, str | None] = tables.get(config.model_type.removesuffix("_text"), {})
+    taken = {key for key, name in table.items() if name in own}
     for name, key in _STATED.items():
         if key not in taken and hasattr(config, name) and (stated := header.get(key)) is not None:
             setattr(config, name, stated)
@@ -446,8 +447,7 @@ def _complete(config: PreTrainedConfig, header: Header, file: Path) -> None:
     if (header.fields["general.architecture"], layers) in (("gemma2", 46), ("gemma3", 62)):  # as llama.cpp knows them
         config.query_pre_attn_scalar = header.get("embedding_length") // heads
     _set_rotations(config, header, file)
-    values: Mapping[str, Any] = config.to_dict()
-    for name, value in values.items():
+    for name, value in dict(config.to_dict()).items():
         if isinstance(value, float):
             setattr(config, name, _decimal(value))
 
