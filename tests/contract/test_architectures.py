@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from tests.engines import plain, run
+from tests.engines import plain, plain_logits, run
 from transformers import AutoModelForCausalLM
 
 from retcon.core.errors import ComputeWarning, EngineError
+from retcon.engine.local.decoder import decoder_for
 from retcon.engine.local.engine import LocalEngine
+from retcon.engine.local.forward import Step, Stretch
 from retcon.engine.local.own import WAYS
+from retcon.engine.local.slabs import Place
 from retcon.engine.types import SamplingParams
 
 pytestmark = pytest.mark.torch
@@ -135,6 +138,38 @@ def test_what_the_packed_forward_cannot_do_the_models_own_does(name: str) -> Non
     with pytest.warns(ComputeWarning, match=f"decode more slowly, with the model's own forward: .*{reason}"):
         engine = LocalEngine(model, max_len=MAX_LEN)
     assert run(worst_difference(model, engine)) < 1e-4
+
+
+def test_requests_of_equal_length_share_a_forward_of_the_models_own() -> None:
+    model = make("Gemma2", OWN["Gemma2"][0])
+    shapes: list[tuple[int, ...]] = []
+    model.register_forward_pre_hook(
+        lambda _, args, options: shapes.append(tuple(options["input_ids"].shape)), with_kwargs=True
+    )
+
+    async def main() -> None:
+        engine = LocalEngine(model, max_len=MAX_LEN)
+        shapes.clear()
+        some = [engine.generate(str(n), [5, 6, 7 + n], SamplingParams(max_tokens=3, seed=n)) for n in range(6)]
+        await asyncio.gather(*some, engine.generate("longer", [5] * 9, SamplingParams(max_tokens=3)))
+
+    with pytest.warns(ComputeWarning):
+        run(main())
+    assert shapes == [(6, 3), (1, 9), (6, 1), (1, 1), (6, 1), (1, 1)]
+
+
+def test_rows_of_a_batch_may_change_places() -> None:
+    model = make("Mamba", OWN["Mamba"][0])
+    with pytest.warns(ComputeWarning):
+        decoder = decoder_for(model, MAX_LEN)
+    slab, ids = decoder.layout.slab(64, 2), ([5, 6, 7, 8, 9], [10, 11, 12, 13, 14])
+    with torch.inference_mode():
+        decoder.feed([], [Stretch(Place(slab, n), 0, row[:3], 1) for n, row in enumerate(ids)], model.device)
+        for at, order in ((3, (0, 1)), (4, (1, 0))):
+            steps = [Step(Place(slab, n), ids[n][at : at + 1], at) for n in order]
+            logits = decoder.feed(steps, [], model.device).logits(range(2))
+    for n, row in zip(order, logits, strict=True):
+        assert torch.allclose(row, plain_logits(model, ids[n])[-1], atol=1e-4)
 
 
 def test_a_model_that_sees_what_follows_is_refused_with_the_reason() -> None:

@@ -12,6 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import PreTrainedModel
 
 from engines import make_model, plain, prompts, run
+from retcon.engine.local import forward
 from retcon.engine.local import slabs as scores
 from retcon.engine.local.engine import LocalEngine
 from retcon.engine.local.slabs import BLOCK, attend_by_products
@@ -76,6 +77,26 @@ def test_long_texts_score_as_in_float32_except_for_rounding(wide: PreTrainedMode
         rounded = torch.tensor(plain(model, text, 1))  # transformers' own forward in bfloat16
         ours, theirs = ((torch.tensor(found) - expected).abs().mean(), (rounded - expected).abs().mean())
         assert ours < 1.5 * theirs
+
+
+def test_reading_keys_and_values_before_they_are_multiplied_changes_nothing(
+    model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = prompts(4, LENGTHS)
+    expected = generated(model, texts)
+    read = []
+    warm = forward.DecodeJob._warm
+
+    def noted(job: forward.DecodeJob, kept: torch.Tensor) -> None:
+        read.append(job.cold)
+        warm(job, kept)
+
+    monkeypatch.setattr(forward.DecodeJob, "_warm", noted)
+    assert generated(model, texts) == expected
+    assert not any(read)  # so little stays in the cache
+    monkeypatch.setattr(forward, "CACHE", 0)
+    assert generated(model, texts) == expected
+    assert any(read)
 
 
 @pytest.mark.parametrize("together", [scores.SCORES, 1], ids=["rows together", "a row at a time"])

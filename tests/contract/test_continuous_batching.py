@@ -259,3 +259,26 @@ def test_a_prompt_whose_last_holder_is_put_out_for_it_is_computed_anew(qwen3: An
     engine, first, again = run(main())
     assert engine.stats.evicted > 0
     assert again.ids == first.ids
+
+
+def test_a_history_that_a_sibling_holds_is_copied_to_who_had_no_room_to_grow(qwen3: Any) -> None:
+    """Its own slot, too small for the history, is given up for one into which the sibling's is copied."""
+    (ids,) = prompts(32, (100,))
+    first, second = mixed(1, 20), mixed(2, 20)
+
+    async def main() -> tuple[LocalEngine, list[Generation]]:
+        engine = LocalEngine(qwen3, max_len=WINDOW)
+        memory = engine._scheduler._memory
+        memory.budget = memory.slot_bytes(256)  # for two slots of 128, and for no third one
+        await engine.generate("grows", ids[:40], mixed(0, 1))
+        sibling = asyncio.create_task(engine.generate("sibling", ids, first))
+        await until(lambda: engine.stats.steps > 0)
+        answers = await asyncio.gather(sibling, engine.generate("grows", ids, second))
+        await engine.release("grows")
+        await engine.release("sibling")
+        return engine, answers
+
+    engine, answers = run(main())
+    for params, generation in zip((first, second), answers, strict=True):
+        assert generation == run(LocalEngine(qwen3, max_len=WINDOW).generate("alone", ids, params))
+    assert engine.stats.copied == len(ids)

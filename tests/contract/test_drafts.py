@@ -12,7 +12,7 @@ import torch
 
 from engines import MAX_LEN, TOKENIZER, VOCAB, WINDOW, make_model, model_of, prompts, run
 from retcon.engine.local import forward as invariance
-from retcon.engine.local.drafts import Drafts
+from retcon.engine.local.drafts import REMEMBERED, Drafts
 from retcon.engine.local.engine import LocalEngine
 from retcon.engine.local.forward import DRAFTED, Step, sparing
 from retcon.engine.local.scheduler import EngineStats
@@ -205,3 +205,17 @@ def test_a_slab_pays_for_drafts_only_where_enough_of_its_steps_have_one() -> Non
     assert [len(step.ids) for step in sparing(steps, 100)] == [1] * 5 + [2, 1, 1, 1]
     assert [len(step.ids) for step in sparing(steps[5:], 5)] == [2, 1, 1, 1]
     assert [len(step.ids) for step in sparing(steps[5:], 4)] == [1] * 4
+
+
+def test_what_was_not_met_for_long_is_forgotten_and_what_was_is_not() -> None:
+    drafts = Drafts()
+    for _ in range(5):
+        drafts.learn([1, 2, 3], [4])
+        drafts.learn([5, 6, 7], [8])
+    for number in range(2 * REMEMBERED):
+        drafts.learn([100, 200, 1000 + number], [0])
+        if number % 10_000 == 0:
+            drafts.learn([5, 6, 7], [8])
+    assert drafts.propose([1, 2, 3], 1) == []
+    assert drafts.propose([5, 6, 7], 1) == [8]
+    assert len(drafts._seen) <= REMEMBERED

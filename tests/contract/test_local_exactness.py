@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -120,6 +121,23 @@ def test_what_is_fed_in_many_pieces_comes_out_as_in_one(model: Any, monkeypatch:
     assert part == pytest.approx(plain(model, scored, 18), abs=1e-4)
     assert_exact(model, asked, long)
     assert_exact(model, short, brief)
+
+
+def test_a_score_that_is_set_back_begins_anew(qwen3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("retcon.engine.local.forward.STRETCH_IDS", 4)
+    (ids,) = prompts(16, (40,))
+
+    async def main() -> Sequence[float]:
+        engine = LocalEngine(qwen3, max_len=MAX_LEN)
+        scoring = asyncio.create_task(engine.score("a", ids, 1))
+        while engine.stats.scored < 8:
+            await asyncio.sleep(0)
+        assert not scoring.done()
+        async with engine.suspended():
+            pass
+        return await scoring
+
+    assert run(main()) == pytest.approx(plain(qwen3, ids, 1), abs=1e-4)
 
 
 def test_an_equal_prompt_is_computed_once(model: Any) -> None:

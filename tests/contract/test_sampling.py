@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 
@@ -15,6 +16,7 @@ from engines import kept_ids
 from retcon.engine.local.sampling import (
     CELL,
     FEW,
+    RANKED_GROWTH,
     RandomStream,
     Sampler,
     argmax,
@@ -138,6 +140,18 @@ def test_the_probabilities_of_the_kept_ids_sum_to_one(params: SamplingParams) ->
     probability = dict(zip(ids.tolist(), sampling.exp().tolist(), strict=True))
     assert set(probability) <= set(kept_ids(logits[0], params))
     assert sum(probability.values()) == pytest.approx(1, abs=2e-3)  # ids of less than 1 / count may be stepped over
+
+
+def test_a_truncation_wider_than_the_first_looks() -> None:
+    vocab, count = 40 * RANKED_GROWTH, 4000
+    logits, uniform = torch.zeros(1, vocab).expand(count, -1), uniforms(1, count)
+    for params in (SamplingParams(top_p=0.5), SamplingParams(top_k=640), SamplingParams(top_k=700, min_p=1.0)):
+        kept = params.top_k or vocab // 2
+        ids, _, sampling = sample([params] * count, logits, uniform)
+        assert set(ids.tolist()) <= set(range(kept + 1))  # all are equally probable: the lowest are kept
+        # How many of the kept ids are drawn at least once: the standard deviation is below 10.
+        assert abs(len(set(ids.tolist())) - kept * (1 - math.exp(-count / kept))) < 30
+        assert torch.allclose(sampling, torch.tensor(1 / kept).log(), atol=2e-3)
 
 
 @pytest.mark.parametrize("top_k", [2**63, 10**400], ids=["beyond int64", "beyond float64"])

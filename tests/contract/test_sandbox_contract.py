@@ -285,3 +285,12 @@ def test_a_generator_that_is_not_preloaded_is_seeded_when_it_is_imported(opened:
         return [(await sandbox.run(code, seed=5)).stdout for code in (unseen, unseen, plain)]
 
     assert len(set(opened.run(work))) == 1
+
+
+def test_what_is_handed_back_is_bounded(opened: Opened) -> None:
+    code = "for name in 'abc': open(name, 'wb').write(b'x' * (5 << 20))\nopen('d', 'w').write('y')"
+    assert set(run(opened, code, fetch=["a", "b", "d"]).files) == {"a", "d"}
+
+
+def test_a_call_may_wait_for_a_worker_as_long_as_it_likes(opened: Opened) -> None:
+    assert run(opened, "print(1)", wait=600).stdout == "1\n"

@@ -347,6 +347,21 @@ def test_sessions_do_not_see_each_other_and_calls_go_on(opened: Opened) -> None:
     using(opened, work)
 
 
+def test_a_closed_session_says_so(opened: Opened) -> None:
+    async def work(_: Sandbox, session: Session) -> None:
+        await session.run("x = 1")
+        state = await session.checkpoint()
+        await session.close()
+        await session.close()
+        with pytest.raises(SessionLost, match="closed"):
+            await session.run("x")
+        with pytest.raises(SessionLost, match="closed"):
+            await session.rollback(state)
+        await session.discard(state)
+
+    using(opened, work)
+
+
 def test_a_checkpoint_too_many_or_too_large_is_refused_and_the_session_goes_on(opened: Opened) -> None:
     async def work(_: Sandbox, session: Session) -> None:
         await session.run("import os\nd = '.'\nfor n in range(40):\n    d += '/d'\n    os.mkdir(d)")

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
 from retcon.core.errors import InfrastructureFault, SandboxUnavailable
 from retcon.engine.pool.policy import PoolSettings
 from retcon.engine.types import SamplingParams
+from retcon.http.client import ConnectionFailed, HttpClient
+from retcon.plugins.verl.router import LONGEST_PAUSE, RetconRouter
+from retcon.plugins.verl.shared import ServerEngine
 from retcon.sandbox.client import SandboxRouter
 from servers.answering import Answer, Asked, Server, serving
 from servers.asking_vllm import engine_of
@@ -191,5 +197,92 @@ def test_sandbox_sessions(fails: str) -> None:
                 began = time.monotonic()
                 await fleet.rollouts(one)
                 assert fleet.asked[0] <= HANDFUL + (time.monotonic() - began) / PAUSE, fleet.asked
+
+        run(fleet, main)
+
+
+@pytest.mark.usefixtures("short_pauses")
+def test_sandbox_openings() -> None:
+    opens = Fleet(lambda path: path == "/v1/sessions", sandbox, INTERNAL)
+    with opens.serving() as fleet:
+
+        async def main() -> None:
+            async with SandboxRouter(fleet.urls, tries=2) as router:
+
+                async def one(number: int) -> bool:
+                    try:
+                        session = await router.session(seed=1)
+                    except SandboxUnavailable as error:
+                        return fleet.lost(error)
+                    assert (await session.run("print(1)")).status == "ok"
+                    await session.close()
+                    return True
+
+                await checked(fleet, one, PAUSE)
+
+        run(fleet, main)
+
+
+class RayError(Exception):
+    """Ray's, which is not installed here."""
+
+
+class RayTaskError(RayError):
+    cause = RuntimeError("the engine is dead")
+
+
+class Remote:
+    """A method of a Ray actor."""
+
+    def __init__(self, method: Callable[..., Any]) -> None:
+        self._method = method
+
+    async def remote(self, *args: Any, **kwargs: Any) -> Any:
+        return self._method(*args, **kwargs)
+
+
+class Client:
+    """verl's `LLMServerClient`: its router is told when a request is over, and never how it went."""
+
+    def __init__(self, router: RetconRouter, connections: HttpClient) -> None:
+        self._load_balancer = SimpleNamespace(failed=Remote(router.failed)) if hasattr(router, "failed") else None
+        self._router, self._connections = router, connections
+
+    async def generate(self, request_id: str, *, prompt_ids: Sequence[int], sampling_params: dict[str, Any]) -> Any:
+        name, url = self._router.acquire_server(request_id, prompt_ids, sampling_params)
+        try:
+            answer = await self._connections.request("POST", f"{url}/generate", {"ids": list(prompt_ids)}, seconds=30)
+            if not answer.ok:
+                raise RayTaskError(answer.text)
+            return SimpleNamespace(token_ids=[6], log_probs=None, stop_reason="completed", num_preempted=None,
+                                   extra_fields={})  # fmt: skip
+        except ConnectionFailed as error:
+            raise RayError(str(error)) from error
+        finally:
+            self._router.release_server(name, request_id)
+
+
+@pytest.mark.parametrize("fails", ["breaks off", "a page"])
+def test_verl(fails: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    exceptions = ModuleType("ray.exceptions")
+    exceptions.RayError, exceptions.RayTaskError = RayError, RayTaskError  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))
+    monkeypatch.setitem(sys.modules, "ray.exceptions", exceptions)
+    with Fleet(lambda path: path == "/generate", lambda asked: Answer({}), FAILS[fails]).serving() as fleet:
+
+        async def main() -> None:
+            router = RetconRouter(dict(zip("abcd", fleet.urls, strict=True)), clock=lambda: fleet.begun / 20)
+            client = Client(router, HttpClient())
+
+            async def one(number: int) -> bool:
+                engine, id = ServerEngine(client), f"r{fleet.begun}"
+                try:
+                    turns = [await engine.generate(id, [5, 6], SamplingParams(max_tokens=3)) for _ in range(2)]
+                except InfrastructureFault as fault:
+                    return fleet.lost(fault)
+                return [made.ids for made in turns] == [(6,)] * 2
+
+            await checked(fleet, one, LONGEST_PAUSE, lambda: fleet.begun / 20)
+            await client._connections.close()
 
         run(fleet, main)

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from comparing import FIX, repaired, trajectory
 from retcon.cli.app import app
-from retcon.config.load import load_recipe
+from retcon.config.load import load_recipe, recipe_to_toml
 from retcon.config.schema import stages_of
 from retcon.core.errors import CheckpointError, RecordError
 from retcon.evaluate.result import Result, score, write_result
@@ -275,6 +275,39 @@ def test_what_a_report_wrote_is_replaced_until_somebody_changes_it(tmp_path: Pat
     assert (out / "recipe.toml").read_text() == changed
 
 
+def test_a_page_of_an_earlier_version_is_replaced_and_a_recipe_that_says_the_same_stays(tmp_path: Path) -> None:
+    own, out = run(tmp_path / "own", "rl", [{"reward": 0.5}], "rl.steps=3"), tmp_path / "page"
+    out.mkdir()
+    (out / "report.html").write_text(document("own", ["<h1>own</h1>", "<h2>Runs</h2>", "<h2>Repeat it</h2>"]))
+    (out / "recipe.toml").write_text("[rl]\nsteps = 3  # mine\n")
+    report(own, "--out", out)
+    assert "1 of 3" in (out / "report.html").read_text()
+    assert (out / "recipe.toml").read_text() == "[rl]\nsteps = 3  # mine\n"
+    before = recipe_to_toml(load_recipe(None, ["rl.steps=9"]))
+    (out / "recipe.toml").write_text(before)
+    report(own, "--out", out)
+    assert load_recipe(out / "recipe.toml").rl.steps == 3
+    noted = before.replace("steps = 9", "steps = 9  # enough, as I found", 1)
+    (out / "recipe.toml").write_text(noted)
+    with pytest.raises(RecordError, match=r"recipe\.toml is there already"):
+        report(own, "--out", out)
+    assert (out / "recipe.toml").read_text() == noted, "somebody's own words"
+
+
+def test_a_picture_that_no_report_drew_is_not_replaced(tmp_path: Path) -> None:
+    own, out = learning(tmp_path / "own"), tmp_path / "mine"
+    draw(Curve("reward", "reward", "Mine", "x"), {"x": np.array([[1.0, 2.0]])}, ["x"], out_of(out))
+    before = {file.name: file.read_bytes() for file in out.iterdir()}
+    with pytest.raises(RecordError, match=r"reward\.png is there already, and .*: choose another --out"):
+        report(own, "--out", out)
+    assert {file.name: file.read_bytes() for file in out.iterdir()} == before
+
+
+def out_of(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
 def test_a_run_of_one_step_has_a_point(tmp_path: Path) -> None:
     """A line of one point draws nothing."""
     single, empty = (np.array([[value]]) for value in (0.5, 0.75))
@@ -301,3 +334,12 @@ def test_trajectories_are_of_the_last_step_that_was_kept(tmp_path: Path) -> None
     assert first is not None
     assert first.id == "numbers/c/0"
     assert [(t.id, t.reward) for t in others] == [("numbers/d/0", 1.0), ("numbers/e/0", -1.0)]
+
+
+def test_of_a_run_that_repairs_nothing_no_more_is_read_than_is_shown(tmp_path: Path) -> None:
+    own = run(tmp_path / "own", "rl", [{"reward": 0.5}] * 2, "repair.kind=none")
+    (own / "trajectories").mkdir()
+    (own / "trajectories/step-000001.jsonl").write_text("none\n" * 5)
+    jsonl.write(own / "trajectories/step-000002.jsonl", [trajectory("numbers/a/0", FIX)])
+    first, others = some_trajectories(view(own, "own"))
+    assert (first, [one.id for one in others]) == (None, ["numbers/a/0"])

@@ -60,6 +60,12 @@ def test_an_attempt_that_leans_on_the_failed_cell_fails_and_the_failure_has_its_
     assert [t.observations[0].text for t in p.turns[1:3]] == ["(True, True)", "1"]
 
 
+def test_a_cell_that_ends_its_interpreter_is_rolled_back_too():
+    p = lived("a = 7", "x = 1\nimport os\nos._exit(3)", "a + 1", SEEN)
+    assert decisions(p)[1] in ("shallow", "deep")
+    assert [t.observations[0].text for t in p.turns[1:3]] == ["8", "(False, False)"]
+
+
 def test_a_cell_that_ran_out_of_time_is_rolled_back_too():
     p = lived("x = 1\nwhile True: pass", "a = 1", SEEN)
     assert p.turns[0].abandoned[0].observations[0].status == "timeout"

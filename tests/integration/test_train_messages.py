@@ -12,7 +12,8 @@ pytest.importorskip("torch", reason="training needs the [train] extra")
 from typer.testing import CliRunner
 
 from retcon.cli.app import app
-from training import make_base, make_demonstrations
+from retcon.config.schema import TaskSection
+from training import Graded, make_base, make_demonstrations
 
 pytestmark = pytest.mark.torch
 SMALL = (
@@ -46,6 +47,23 @@ def test_a_mechanism_that_never_acted_is_reported(given: str, tmp_path: Path) ->
     line = "rl.dual_clip=3.0 never acted in 2 steps: no token of negative advantage had a ratio above it"
     assert (line in told) is (given == "rl.dual_clip=3")
     assert told.count("never acted") == (given == "rl.dual_clip=3")
+
+
+class LosingSection(TaskSection):
+    """A grader that is down for the last rollout of each group."""
+
+    def build(self, count_tokens: object = None) -> Graded:
+        return Graded(rewards=((1.0, -1.0, 1.0, None),))
+
+
+def test_rollouts_that_were_lost_are_counted_over_the_whole_run(tmp_path: Path) -> None:
+    base, out = make_base(tmp_path / "base"), tmp_path / "out"
+    given = ("rl.group=4", f"task.kind={__name__}:LosingSection")
+    words = ["train", "quickstart/baseline", *SMALL, *given, "--from", str(base), "--out", str(out)]
+    for _ in range(2):  # one that is finished says what there was to say
+        done = CliRunner().invoke(app, words, catch_exceptions=False)
+        assert "2 of 8 rollouts were dropped because of faults" in " ".join(done.output.split())
+        assert "no step moved the weights" not in done.output
 
 
 def test_a_supervised_training_tells_what_it_held_out_and_what_its_model_solves(tmp_path: Path) -> None:

@@ -4,19 +4,23 @@ that CUDA graphs do the same is for tests/cuda to show."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
 
 from engines import MAX_LEN, assert_exact, make_model, model_of
 from retcon.engine.local import engine as local_engine
+from retcon.engine.local import graphs, scheduler
 from retcon.engine.local.decoder import Decoder, decoder_for
 from retcon.engine.local.engine import LocalEngine
-from retcon.engine.local.forward import Invariance, Kept
+from retcon.engine.local.forward import Invariance, Kept, Step, fixed
 from retcon.engine.local.graphs import Replayed
+from retcon.engine.local.slabs import KeysAndValues, Memory
 from retcon.engine.types import Generation, SamplingParams
 
 pytestmark = pytest.mark.torch
@@ -150,6 +154,105 @@ def test_graphs_outlast_new_weights_in_the_same_place(monkeypatch: pytest.Monkey
     assert again.replayed > 30, "from the second step on nearly all of it"
 
 
+class Once:
+    """Keeps nothing but the first result, as a CUDA graph does, and what lies there now. results: what there is of
+    them."""
+
+    def __init__(self) -> None:
+        self._results: list[ref[Any]] = []
+
+    def __call__(self, run: Callable[[], Kept]) -> tuple[Replay, Kept]:
+        kept = run()
+        self._results.append(ref(kept.states))
+        return lambda: None, kept
+
+    @property
+    def results(self) -> int:
+        return sum(states() is not None for states in self._results)
+
+
+@pytest.fixture
+def no_garbage_collection() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_garbage_collection")
+@pytest.mark.parametrize("keeps", [0, 2**30])
+def test_at_rest_graphs_go_with_their_slabs_and_at_the_end_all_go(monkeypatch: pytest.MonkeyPatch, keeps: int) -> None:
+    """At once, while requests are open whose slots they were."""
+    once = Once()
+    engine = engine_with(monkeypatch, once, model_of("qwen3"), keeps)
+    slabs: list[ref[Any]] = []
+    made = Memory.take
+
+    def take(memory: Memory, length: int) -> Any:
+        place = made(memory, length)
+        slabs.extend(ref(p.slab) for p in [place] if p is not None)
+        return place
+
+    monkeypatch.setattr(Memory, "take", take)
+
+    async def main() -> None:
+        for end, left in ((engine.invalidate, keeps > 0), (engine.close, False)):
+            await asyncio.gather(*(engine.generate(str(n), [1, 2, n], GREEDY_SOME) for n in range(3)))
+            assert once.results > 0
+            assert slabs[-1]() is not None
+            end()
+            assert (once.results > 0, slabs[-1]() is not None, engine.stats.kv_used > 0) == (left,) * 3
+
+    asyncio.run(main())
+
+
+def test_what_fills_a_forward_is_fed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To wait for more would spare no forward, and those that wait do not decode meanwhile."""
+    monkeypatch.setattr(scheduler, "FORWARD_IDS", 16)
+    engine = engine_with(monkeypatch, Again(), model_of("qwen3"))
+    params = SamplingParams(temperature=0, max_tokens=4)
+
+    async def main() -> None:
+        texts = [[first, *range(15)] for first in range(20, 26)]
+        await asyncio.gather(*(engine.generate(str(n), ids, params) for n, ids in enumerate(texts)))
+
+    asyncio.run(main())
+    assert engine._scheduler._forwards <= 6 + 4
+
+
+class Echo:
+    """Its states are the ids."""
+
+    invariance, about, replays = Invariance(), "", False
+
+    def __call__(self, plan: Any) -> Kept:
+        return Kept(plan.ids.index_select(0, plan.keep)[:, None].float(), lambda states: states, 1)
+
+    def feeds(self, decoding: bool, full: bool) -> bool:
+        return True
+
+    def refresh(self) -> None: ...
+
+    def forget(self) -> None: ...
+
+
+def test_of_too_many_forms_those_long_out_of_use_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "FORMS", 2)
+    device = torch.device("cpu")
+    layout = KeysAndValues({0: (1, 4, 4)}, torch.float32, device)
+    memory = Memory(layout, device=device, max_len=1024, max_slots=4, budget=2**20)
+    place, again = memory.take(1024), Again()
+    assert place is not None
+
+    replayed = Replayed(Echo(), again, lambda: None)
+    recorded = []
+    for length in (*[100] * 3, *[200] * 3, 100, *[400] * 3, 100, 200, 200, 200, 400):
+        said = replayed(fixed([Step(place, (length,), length)], device)).states
+        assert said.tolist() == [[length]]
+        recorded.append(again.recorded)
+    assert recorded == [0, 0, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 4, 4]
+
+
 def refuse(_: Callable[[], Kept]) -> tuple[Replay, Kept]:
     raise RuntimeError("operation not permitted when stream is capturing\nmore of it")
 
@@ -167,3 +270,6 @@ def test_what_cannot_be_replayed_is_computed(
     assert [[g.ids for g in turns] for turns in got] == [[g.ids for g in turns] for turns in plain]
     assert said in engine.decoding
     assert "more of it" not in engine.decoding
+
+
+GREEDY_SOME = SamplingParams(temperature=0, max_tokens=9)

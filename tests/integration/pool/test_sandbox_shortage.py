@@ -60,6 +60,16 @@ def test_there_are_more_workers_as_soon_as_the_machine_has_room_again() -> None:
     using(work, workers=3)
 
 
+def test_an_idle_worker_of_another_profile_makes_room() -> None:
+    async def work(pool: SandboxPool) -> None:
+        with descriptors_left(1):
+            worker = await pool.fleet.take("stdlib")
+        assert [other.profile for other in pool.fleet.workers] == ["stdlib"]
+        pool.fleet.give(worker, keep=True)
+
+    using(work, workers=4, warm=("stdlib",))
+
+
 def test_without_any_worker_no_caller_waits_for_ever() -> None:
     async def work(pool: SandboxPool) -> None:
         first = await pool.fleet.take("bare")

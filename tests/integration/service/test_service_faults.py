@@ -84,6 +84,16 @@ sys.modules['matplotlib.py' + 'plot'] = drawing
     assert shown == [[], [], [base64.b64encode(b"png").decode()], []]
 
 
+@pytest.mark.parametrize(
+    ("path", "sent"),
+    [("/run_jupyter", {"cells": ["1"]}), ("/run_code", {"code": "1", "language": "python"})],
+    ids=["cells", "code"],
+)
+def test_who_asks_for_no_time_is_not_refused_for_asking_for_too_much(path: str, sent: dict[str, Any]) -> None:
+    settings = Settings(workers=1, limits=Limits(cpu_seconds=2.0, wall_seconds=2.0), max_timeout=3.0)
+    assert asked(path, sent, settings)["status"] == "Success"
+
+
 def test_a_notebook_whose_last_cell_ends_its_interpreter_has_failed() -> None:
     ran = notebook(cells=["1", "import os; os._exit(0)"], fetch_files=["a"])
     assert (ran["status"], ran["driver"]["status"], ran["driver"]["return_code"]) == ("Failed", "Finished", 1)

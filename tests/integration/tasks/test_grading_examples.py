@@ -40,6 +40,13 @@ def test_fuzzed_answers_get_a_verdict_or_are_faults() -> None:
     assert any(grading.right(one) for one in said)
 
 
+@pytest.mark.parametrize("name", ["exact", "choice"])
+def test_fuzzed_answers_are_graded_as_text(name: str) -> None:
+    cases = [(Task("t", "", "B"), reply) for _, reply in grading.fuzzed(2, 2000)]
+    said = asyncio.run(grading.outcomes(GradeSettings(name), cases, 2))
+    assert not any(isinstance(one, Fault) for one in said)
+
+
 def test_the_forms_of_an_answer_are_what_they_are_called() -> None:
     forms = grading.equal_forms(r"\frac{1}{4}")
     assert forms["decimal"] == r"\boxed{0.25}"

@@ -17,6 +17,7 @@ from retcon.tasks.graders.judge import JudgeGrader, JudgeSettings
 from retcon.tasks.grading.grading import GradeSettings, Grading
 from retcon.tasks.grading.registry import Outcome, Reply, Verdict
 from retcon.tasks.types import Task
+from servers.answering import Answer, serving
 
 TASK = Task("t/0", r"what is \frac{1}{2} + {reply}?", "the answer")
 KEY = "sk-very-secret"
@@ -139,6 +140,12 @@ def test_only_the_way_is_tried_again(serve: Any) -> None:
     with pytest.raises(InfrastructureFault, match="does not answer: status 502: down"):
         grade(judge.url, attempts=3)
     assert len(judge.asked) == 3
+
+
+def test_a_judge_whose_reasoning_takes_all_tokens_is_warned_about() -> None:
+    cut = Answer({"choices": [{"message": {"content": None, "reasoning": "Hm"}, "finish_reason": "length"}]})
+    with serving(lambda _: cut) as judge, pytest.raises(InfrastructureFault, match="max_tokens end before its reason"):
+        grade(judge.url)
 
 
 def test_the_key_is_never_told(serve: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
+import multiprocessing
 from collections.abc import Coroutine, Iterator
 from dataclasses import replace
 from typing import Any
@@ -12,9 +13,11 @@ from typing import Any
 import pytest
 
 from comparing import answer, trajectory
+from retcon import grade
 from retcon.core.errors import InfrastructureFault
 from retcon.core.types import Trajectory
 from retcon.sandbox.pool import SandboxPool
+from retcon.sandbox.types import Limits
 from retcon.tasks.graders.mathematics import PACKAGES, MathGrader
 from retcon.tasks.grading.grading import GradeSettings
 from retcon.tasks.grading.grading import Grading as Rollouts
@@ -298,6 +301,22 @@ def test_a_task_whose_own_answer_hangs_its_comparison_is_a_fault(
         grading.run(brief.equal(answer, r"\boxed{\pi}"))
 
 
+def test_a_comparison_that_is_not_done_in_time_on_the_clock_says_nothing_of_the_reply(grading: Grading) -> None:
+    class Busy(MathGrader):
+        """Has CPU time enough for everything, and no more than a moment on the clock, as where many others compute."""
+
+        def __init__(self, sandbox: SandboxPool) -> None:
+            super().__init__(sandbox, memory_mb=512)
+            self._limits = Limits(cpu_seconds=60.0, wall_seconds=0.3, memory_mb=512)
+
+    async def judged() -> bool:
+        async with Busy(grading.sandbox) as grader:
+            return await grader.equal("x^2+1", r"\boxed{(x+y+z+w)^{200}}")
+
+    with pytest.raises(InfrastructureFault, match="could not be graded: timeout"):
+        grading.run(judged())
+
+
 @pytest.mark.parametrize(
     "reply",
     [
@@ -354,3 +373,21 @@ def test_answers_that_cannot_be_graded_are_found_before(grading: Grading, answer
 
     with pytest.raises(ValueError, match=r"task t/1: answer .{0,80} cannot be graded"):
         grading.run(check())
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_process_grades_by_itself() -> None:
+    assert grade(answer="x^2-1", reply=r"\boxed{(x-1)(x+1)}")
+    given, said = multiprocessing.Pipe(duplex=False)
+
+    def child() -> None:
+        said.send(grade(answer="x^2-1", reply=r"\boxed{(x-1)(x+1)}"))
+
+    forked = multiprocessing.get_context("fork").Process(target=child, daemon=True)
+    forked.start()
+    try:
+        assert given.poll(60), "it waits for a thread of its parent's"
+        assert given.recv() is True
+    finally:
+        forked.kill()
+        forked.join()

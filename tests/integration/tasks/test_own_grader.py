@@ -11,12 +11,15 @@ import pytest
 
 from comparing import answer, trajectory
 from retcon import grade
-from retcon.build import build_tasks
+from retcon.build import build_tasks, open_graded
 from retcon.config.load import load_recipe
 from retcon.core.errors import InfrastructureFault, RecipeError
+from retcon.core.types import Trajectory
 from retcon.models.locating import BASE
+from retcon.tasks.data.settings import FileTaskSettings
 from retcon.tasks.grading.grading import GradeSettings, Grading
 from retcon.tasks.grading.registry import Fault, Outcome, Verdict
+from retcon.tasks.registry import graded
 from retcon.tasks.types import Task
 
 MODULE = """
@@ -171,6 +174,21 @@ def test_a_grader_that_cannot_be_had_is_refused_with_the_tasks_and_not_once_a_ro
     recipe = load_recipe(None, ["task.kind=file", "task.path=problems.jsonl", f"task.grader={grader}"])
     with pytest.raises(RecipeError, match=told):
         build_tasks(recipe, BASE)
+
+
+def test_why_a_rollout_of_a_file_could_not_be_graded_reaches_whoever_made_it(module: str) -> None:
+    Path("problems.jsonl").write_text('{"question": "What is 6 times 7?", "answer": "42"}\n')
+    tasks = FileTaskSettings(path="problems.jsonl", evaluation_share=0.0, grader=f"{module}:odd").open()
+    told: list[str] = []
+
+    async def main() -> Trajectory:
+        async with open_graded(tasks) as grading:
+            made = trajectory("t/0", answer("raise"), reward=None)
+            return await graded(next(tasks.train(0)), made, grading.grade, lambda _, why: told.append(why))
+
+    assert (lost := asyncio.run(main())).reward is None
+    assert lost.stop == "infrastructure"
+    assert [why.partition(" (")[0] for why in told] == ["my_rewards:odd: it raised ValueError: no idea"]
 
 
 def test_no_process_is_left(module: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,8 @@ import pytest
 pytest.importorskip("torch", reason="training needs the [train] extra")
 
 from comparing import answer, trajectory
+from keys.acting import Lab, run
+from keys.rollouts import scripted
 from retcon.build import open_graders
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
@@ -69,6 +71,14 @@ def test_an_evaluation_counts_what_is_right(tasks: DataTasks) -> None:
     )  # fmt: skip
     _, setting = asyncio.run(work)
     assert [(p.task, p.passed) for p in setting.problems] == [("problems/7", 1), ("problems/8", 0)]
+
+
+def test_so_does_the_curve_of_held_out_problems(tasks: DataTasks, tmp_path: Path) -> None:
+    async def measured() -> dict[str, float | None]:
+        async with scripted(RECIPE, Lab(tmp_path), replied) as rollouts, open_graders(tasks) as graders:
+            return await replace(rollouts, tasks=graders.rewarded, judged=graders.judged).evaluated()
+
+    assert run(measured())["eval_pass_rate"] == pytest.approx(1 / 4)
 
 
 def test_so_do_those_who_take_what_a_teacher_wrote_for_right(tasks: DataTasks, tmp_path: Path) -> None:

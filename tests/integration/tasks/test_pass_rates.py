@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import shlex
+import warnings
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -12,17 +14,21 @@ import pytest
 from typer.testing import CliRunner
 
 from retcon.chat.chat import Chat
+from retcon.chat.template import Refused
 from retcon.chat.tokenizer import ByteTokenizer
+from retcon.chat.types import Told
 from retcon.cli.app import app
 from retcon.config.load import load_recipe
-from retcon.core.errors import CheckpointError, RecipeError, SandboxUnavailable
+from retcon.core.errors import CheckpointError, InfrastructureFault, RecipeError, SandboxUnavailable, TaskWarning
+from retcon.core.types import Segment, Trajectory
 from retcon.engine.kinds.scripted import ScriptedEngine
 from retcon.evaluate.difficulty import measure, run_difficulty
 from retcon.store import jsonl
 from retcon.store.fingerprint import fingerprint
 from retcon.store.pass_rates import PassRate, PassRateFile, read_pass_rates
 from retcon.tasks.registry import task_set, training_prompts
-from retcon.tasks.types import Task
+from retcon.tasks.types import Task, fingerprint_of
+from retcon.train.prompts import PromptStream
 from retcon.train.rl import run_rl
 from training import Ones, make_base, small_recipe
 
@@ -81,6 +87,20 @@ def asked(tasks: list[Task], *overrides: str, reply="\\boxed{none}", told=lambda
     return {id: params.seed for (id, _), params in zip(engine.seen, engine.params, strict=True)}
 
 
+class Unreachable(Ones):
+    """The grader is down."""
+
+    def grade(self, task: Task, trajectory: Trajectory) -> Trajectory:
+        raise InfrastructureFault("the judge is down")
+
+
+def test_a_task_that_lost_rollouts_to_its_grader_is_not_told():
+    told: list[tuple[str, int]] = []
+    with pytest.raises(SandboxUnavailable, match=r"9 of 9 rollouts were lost .*the judge is down"):
+        measured(lambda tasks, id: "\\boxed{none}", family=Unreachable(), told=told)
+    assert told == [], "a rollout that nobody could grade is none that failed"
+
+
 def test_an_interrupted_measurement_goes_on_and_measures_nothing_twice(base, tmp_path):
     def stop(done: int, total: int) -> None:
         if done == 2:
@@ -123,6 +143,26 @@ def test_the_command_tells_how_hard_the_tasks_are_and_what_to_do_next(base, tmp_
     assert f"select.pass_rates={out}" in all_of_them.stdout
 
 
+@pytest.mark.parametrize("own", [False, True], ids=["of the command", "of the recipe"])
+def test_a_server_that_only_measures_is_no_part_of_the_advice(own: bool, base: Path, tmp_path: Path) -> None:
+    out, url, name = tmp_path / "rates.jsonl", "http://127.0.0.1:9/v1", "quickstart/baseline"
+    with PassRateFile(out) as added:  # all that is asked for, so that no server is
+        for task in islice(training_prompts(task_set("numbers"), 0), 2):
+            added.add(PassRate(task.id, f"{url} x", 1, 8))
+    served = ["engine.kind=openai", f"engine.url={url}", "engine.model=x"]
+    if own:
+        name, served = str(tmp_path / "own.toml"), []
+        Path(name).write_text(f"[engine]\nkind = 'openai'\nurl = '{url}'\nmodel = 'x'\n")
+    words = ["difficulty", str(base), name, *served, "rollout.max_tokens=2000", "--tasks", "2", "--out", str(out)]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    advised = shlex.split(done.stdout.partition("try: retcon train ")[2])
+    changes = ["rollout.max_tokens=2000", "engine.kind=local", f"select.pass_rates={out}"]
+    assert advised == [name, *changes, "--from", str(base)]
+    recipe = load_recipe(name, changes)
+    recipe.engine.refuse_training(recipe)
+
+
 class Rated(Ones):
     """A task set whose tasks have short names: t0, t1, …"""
 
@@ -161,6 +201,21 @@ def test_the_rates_of_the_model_that_is_trained_come_first(base, tmp_path):
     assert trained_on(base, tmp_path, [*rates(1, 1, 1, 1), *own]) == ["t0", "t1", "t4", "t5"]
 
 
+def test_rates_of_other_problems_under_the_same_ids_and_of_another_harness_are_reported(base, tmp_path):
+    drawn = list(islice(training_prompts(Rated(), small_recipe(base).run.seed), 4))
+    own = [PassRate(task.id, "m", 4, 8, fingerprint_of([task]), "") for task in drawn]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert trained_on(base, tmp_path, own) == ["t0", "t1", "t2", "t3"]
+    (tmp_path / "rates.jsonl").unlink()
+    other = [*own[:2], *(PassRate(task.id, "m", 4, 8, "another question") for task in drawn[2:])]
+    with pytest.warns(TaskWarning, match=r"rates\.jsonl: 2 of 4 tasks have changed since .*\(t2 is the first\)"):
+        trained_on(base, tmp_path, other)
+    (tmp_path / "rates.jsonl").unlink()
+    with pytest.warns(TaskWarning, match=r"measured with rollout\.harness = a:b 1f, and this run has no harness: `ret"):
+        trained_on(base, tmp_path, [PassRate(f"t{n}", "m", 4, 8, harness="a:b 1f") for n in range(4)])
+
+
 def test_a_run_goes_on_with_more_rates_but_not_with_others(base, tmp_path):
     trained_on(base, tmp_path, rates(0, 8, 4, 1, 8, 7, 0, 3))
     assert trained_on(base, tmp_path, [PassRate("t8", "m", 8, 8)]) == ["t2", "t3", "t5", "t7"]
@@ -187,3 +242,40 @@ def test_rates_that_do_not_serve_are_refused_before_anything_is_made(base, tmp_p
         trained_on(base, tmp_path, measured, **select)
     assert part in str(caught.value)
     assert not (tmp_path / "run").exists()
+
+
+class Strict(Chat):
+    """By a template that has the user speak once."""
+
+    def prompt(self, question: str, system: str | None = None, before: Sequence[Told] = ()) -> tuple[Segment, ...]:
+        if before:
+            raise Refused("the file: roles must alternate")
+        return super().prompt(question, system, before)
+
+
+class AskedTwice(Rated):
+    """As `Rated`, from t1 on with a message before the question."""
+
+    def train(self, seed: int) -> Iterator[Task]:
+        return (replace(t, before=() if t.id == "t0" else (("user", "Hi."),)) for t in super().train(seed))
+
+
+@pytest.mark.parametrize(
+    ("tasks", "room", "says"),
+    [
+        (AskedTwice(), 100, "^task t1: the file: roles must alternate$"),
+        (Rated(), 1, r"^rollout\.max_tokens = 1: .* in 3 prompts in a row; [^;]*: raise rollout\.max_tokens$"),
+    ],
+)
+def test_what_cannot_be_asked_is_reported_without_advice_about_rates(tasks, room, says, tmp_path, monkeypatch):
+    monkeypatch.setattr("retcon.rollout.lengths.PATIENCE", 3)
+    with PassRateFile(tmp_path / "rates.jsonl") as file:
+        for rate in rates(0, 4):
+            file.add(rate)
+    recipe = TINY.model_copy(update={
+        "rl": TINY.rl.model_copy(update={"prompts": 1, "steps": 1}),
+        "rollout": TINY.rollout.model_copy(update={"max_tokens": room}),
+        "select": TINY.select.model_copy(update={"pass_rates": str(tmp_path / "rates.jsonl")}),
+    })  # fmt: skip
+    with pytest.raises(RecipeError, match=says):
+        PromptStream(recipe, tasks, chat=Strict(ByteTokenizer()), model="m")

@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from comparing import QUESTION, answer, trajectory, turn
 from datafiles import ROWS, write
 from retcon.cli.app import app
+from retcon.cli.eval import _table_of_regrades
 from retcon.core.errors import RecipeError, RecordError, TaskWarning
 from retcon.core.types import Trajectory
 from retcon.store import jsonl
@@ -136,6 +138,18 @@ def test_it_goes_on_where_it_was_interrupted(run: Path) -> None:
     }
 
 
+@pytest.mark.parametrize("written", ["", "[1]", '{"by": nu'])
+def test_a_marker_that_was_cut_off_is_named_and_does_not_lock_the_folder(run: Path, written: str) -> None:
+    regrade(job(run), ignored)
+    whole = bytes_of(run / "regraded")
+    (run / "regraded/regrade.json").write_text(written)
+    with pytest.raises(RecordError, match=r"regraded/regrade\.json cannot be read: .*; --force begins anew"):
+        regrade(job(run), ignored)
+    (run / "regraded/.partial-4194304-regrade.json").write_text(written)  # of a kill: no process has that number
+    regrade(job(run, force=True), ignored)
+    assert {**bytes_of(run / "regraded"), VERDICTS: b""} == {**whole, VERDICTS: b""}
+
+
 @pytest.mark.parametrize("broken", [b"{}", b'{"file": "tra', b'{"file": "\xff"}'], ids=["schema", "cut", "bytes"])
 def test_a_broken_verdict_is_named_and_those_after_it_are_not_lost(run: Path, broken: bytes) -> None:
     regrade(job(run), ignored)
@@ -242,6 +256,22 @@ def test_tasks_of_a_file_name_their_graders(run: Path, tmp_path: Path) -> None:
         regrade(Regrading(file, tmp_path / "out2", GradeSettings("exact"), tasks=tmp_path / "tasks.jsonl"), ignored)
 
 
+def test_tasks_of_a_file_are_named_as_it_names_them_or_by_their_questions(tmp_path: Path) -> None:
+    rows = [{"id": 17, "question": "What is 1 plus 1?", "answer": "2"}, {"question": "And 2 plus 2?", "answer": "4"}]
+    path = write(tmp_path / "mine.jsonl", rows)
+    tasks = list(FileTaskSettings(path=path, evaluation_share=0.0).open().train(1))
+    assert sorted(task.id for task in tasks)[0] == "mine/17"
+    kept = [rollout(task, 0, rf"\boxed{{{task.answer}}}", -1.0) for task in tasks]
+    jsonl.write(tmp_path / "kept.jsonl", kept)
+    one = Regrading(tmp_path / "kept.jsonl", tmp_path / "out", GradeSettings("exact"), tasks=Path(path))
+    assert [done.reward for done in regrade(one, ignored)] == [1.0, 1.0]
+    other = replace(kept[0], task="other/17")
+    jsonl.write(tmp_path / "kept.jsonl", [*kept, other])  # of two sources: whose 17 it is, the file does not say
+    told = r"mine\.jsonl holds 1 of the 3 tasks, but not 'mine/17' \(its ids are such as '17', '\w{12}'\): name .*"
+    with pytest.raises(RecordError, match=told):
+        regrade(replace(one, out=tmp_path / "again"), ignored)
+
+
 def test_the_command_prints_what_changed(run: Path) -> None:
     done = CliRunner().invoke(app, ["regrade", str(run), "--grader", "exact", "--rewards", "binary", "--jobs", "3"])
     assert done.exit_code == 0, done.output
@@ -289,6 +319,13 @@ def test_ctrl_c_keeps_what_was_graded(run: Path, tmp_path: Path) -> None:
     assert ["all", "7", "2", "5", "2", "0", "0", "1"] in [line.split() for line in done.stdout.splitlines()]
 
 
+@pytest.mark.parametrize("word", ["score=share", "code.score", "code"])
+def test_a_setting_that_is_none_is_refused(run: Path, word: str) -> None:
+    done = CliRunner().invoke(app, ["regrade", str(run), "--set", word])
+    assert isinstance(done.exception, RecipeError)
+    assert "write it as grader.key=value" in str(done.exception)
+
+
 @pytest.mark.parametrize(
     ("before", "reward", "change"),
     [(1.0, 0.5, "same"), (None, None, "same"), (1.0, None, "lost"), (None, 0.0, "found"), (0.0, 1.0, "became right")],
@@ -319,6 +356,14 @@ def test_partial_scores_are_counted_as_the_grader_counts_them(
     done = regrade(job(run, by="tenths:tenth", settings=settings), ignored)
     assert {one.reward for one in done} == {0.1, None, 0.0}
     assert counts(done)["now"] == now
+
+
+def test_the_names_of_an_evaluations_files_are_whole_in_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    files = [f"trajectories-{setting}.jsonl" for setting in ("t1", "top_p")]
+    Console(width=80).print(
+        _table_of_regrades([Regraded(file, 0, "t", 1.0, 1.0, None, "", None, "answer") for file in files])
+    )
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines() if ".jsonl" in line] == files
 
 
 # `retcon regrade --tasks`: the tasks of a file that someone names, which may be the data that a run trained on.
@@ -364,6 +409,19 @@ def test_a_right_reply_stays_right_by_the_file_that_the_run_trained_on(
 ) -> None:
     path = write(tmp_path / "mine.jsonl", [row])
     assert [one.reward for one in regraded(tmp_path, trained_on(path), path, reply)] == [1.0]
+
+
+def test_lines_that_are_no_rows_to_train_on_are_read_under_any_name(tmp_path: Path) -> None:
+    rows = [
+        {"id": 17, "answer": 4}, {"id": "mine/18", "answer": "5", "tests": "assert 1"}, {"question": "Why?"},
+        {"id": "19", "question": "Add.", "answer": "6", "tests": "assert 1"},
+    ]  # fmt: skip
+    (tmp_path / "tasks").write_text("\n".join(map(json.dumps, rows)) + "\n\n")
+    found = [task for _, task in read_tasks(tmp_path / "tasks")]
+    assert [(task.id, task.answer) for task in found[:2]] == [("17", "4"), ("mine/18", "5")]
+    assert found[1].meta == {"tests": "assert 1"}
+    assert (found[2].question, found[2].answer) == ("Why?", "")
+    assert (found[3].answer, found[3].meta["tests"]) == ("6", "assert 1"), "for graders of answers, and of programs"
 
 
 @pytest.mark.parametrize("grader", ["math", "exact", "choice", "code"])
@@ -436,6 +494,28 @@ def test_what_a_harness_returned_is_graded_where_no_grader_could_tell(tmp_path: 
     assert harnessed(tmp_path, lost=True) == [1.0, -1.0, 0.5, 0.0, 1.0]
 
 
+def test_a_grader_that_is_named_takes_the_place_of_a_harness_s_own_reward(tmp_path: Path) -> None:
+    assert harnessed(tmp_path, by="math") == [1.0, -1.0, -1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("harness", ["my_agent:solve", ""])
+def test_a_run_with_a_harness_none_of_whose_rollouts_says_what_it_returned_is_reported(
+    harness: str, tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    path = write(tmp_path / "mine.jsonl", [{"id": 1, "question": "What is 6 times 7?", "answer": 42}])
+    (tmp_path / "run.json").write_text(json.dumps({"recipe": {"rollout": {"harness": harness}}}))
+    regraded(tmp_path, trained_on(path), path, r"\boxed{42}")
+    told = [str(one.message) for one in recwarn if one.category is TaskWarning]
+    assert len(told) == bool(harness)
+    assert all(f"rollout.harness = '{harness}'" in one for one in told)
+
+
 def says_yes(reply: str) -> bool:
     """A grader that needs no answer."""
     return reply == "yes"
+
+
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    for path in (tmp_path / "none.jsonl", tmp_path):
+        with pytest.raises(RecordError, match="cannot be read"):
+            list(read_tasks(path))
