@@ -17,7 +17,7 @@ from retcon.core.types import ToolSpec
 from retcon.engine.types import Adapters, Connects, EngineSetup, Generator, SamplingParams, TrainableEngine
 from retcon.purify.mixing import Probes, Schedule, constant
 from retcon.purify.types import Repair
-from retcon.rollout.context import Harness, RolloutContext, RolloutLimits
+from retcon.rollout.context import Harness, RolloutContext, RolloutLimits, SubcallLimits
 from retcon.rollout.lengths import Derived, context_of, derive_lengths, open_keys, prompt_ids, with_lengths
 from retcon.rollout.strategy import Strategy
 from retcon.sandbox.client import SandboxRouter, token_from_environment
@@ -294,7 +294,15 @@ async def open_connected(recipe: Recipe, engine: Generator, chat: Chat) -> Async
     """As `open_context`, over an engine that is connected already."""
     async with open_sandbox(recipe.sandbox) as sandbox, _harness(recipe) as harness:
         tools = build_tools(recipe, sandbox)
-        yield RolloutContext(engine, chat, tools, build_limits(recipe), build_sampling(recipe), harness=harness)
+        yield RolloutContext(
+            engine,
+            chat,
+            tools,
+            build_limits(recipe),
+            build_sampling(recipe),
+            harness=harness,
+            subcalls=SubcallLimits(**recipe.subcalls.model_dump()),
+        )
 
 
 @asynccontextmanager

@@ -12,6 +12,8 @@ import typer
 
 from retcon.cli.arguments import ModelOrURL, ModelOverrides, command_line, load_conversation, ready
 from retcon.core.errors import EngineError
+from retcon.core.texts import counted
+from retcon.tasks.types import Task
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,6 +43,15 @@ def ask(
             show_default="python",
         ),
     ] = None,
+    rlm: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--rlm",
+            metavar="FILE",
+            help="A long text, as a variable of programs that call the model on its parts; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
     system: Annotated[str | None, typer.Option("--system", metavar="TEXT", help="The system prompt.")] = None,
     seed: Annotated[int, typer.Option("--seed", help="Seed of sampling, if rollout.temperature is not 0.")] = 0,
     out: Annotated[
@@ -48,6 +59,11 @@ def ask(
     ] = None,
 ) -> None:
     """Ask a model that may run programs, and watch its turns as they come, repairs included."""
+    task = Task(QUESTION, question, "", system=system)
+    if rlm:
+        if tool:
+            raise typer.BadParameter("--rlm has a tool of its own: leave --tool out", param_hint="--tool")
+        task, tool = _about(task, [_read(path) for path in rlm]), ["rlm"]
     from rich.console import Console
 
     from retcon.core.texts import is_url
@@ -62,26 +78,52 @@ def ask(
         known = "base is a model of 0.68 M parameters for the quickstart's tasks: it knows no others, and no English"
         console.print(known, style="dim", soft_wrap=True)
     with adding(out, "--out", QUESTION) if out is not None else nullcontext() as add:
-        trajectory = asyncio.run(_answered(recipe, folder, question, system, seed, console))
+        trajectory, children = asyncio.run(_answered(recipe, folder, task, seed, console))
         calls = f"{trajectory.raw_calls} call{'s' * (trajectory.raw_calls != 1)}, {trajectory.raw_failures} failed"
         repaired = sum(t.repair is not None and t.repair.decision in REPLACED for t in trajectory.turns)
         console.print(f"stop: {trajectory.stop} · {calls}, {repaired} repaired", style="dim")
+        if children:
+            tokens = sum(child.sampled_tokens for child in children)
+            console.print(f"below it: {counted(len(children), 'call')} of the model, {tokens:,} tokens", style="dim")
+        if isinstance(trajectory.returned, str):
+            console.print(trajectory.returned, markup=False)
         if add is not None:
+            for child in children:
+                add(child)
             shown = command_line("retcon", "show", out, add(trajectory))
             console.print(f"try: {shown}", style="dim", soft_wrap=True, markup=False)
     if trajectory.stop == "infrastructure":
         raise EngineError("the model or a tool was lost before there was an answer")
 
 
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise typer.BadParameter(f"{path}: {error.strerror}", param_hint="--rlm") from error
+    except UnicodeDecodeError as error:
+        raise typer.BadParameter(f"{path} is not text in UTF-8: {error.reason}", param_hint="--rlm") from error
+
+
+def _about(task: Task, texts: list[str]) -> Task:
+    """Make a task of the texts: one is a str, several a list."""
+    from retcon.tools.kinds.rlm import INSTRUCTIONS, describe_context
+
+    context = texts[0] if len(texts) == 1 else texts
+    question = f"{task.question}\n\n{describe_context(context)}"
+    return replace(task, question=question, system=task.system or INSTRUCTIONS, meta={"context": context})
+
+
 async def _answered(
-    recipe: Recipe, folder: Path, question: str, system: str | None, seed: int, console: Console
-) -> Trajectory:
+    recipe: Recipe, folder: Path, task: Task, seed: int, console: Console
+) -> tuple[Trajectory, list[Trajectory]]:
+    """Return the rollout, and those that its programs asked for."""
     from retcon.build import build_engine_chat, build_policy, build_repair, open_context
     from retcon.core.types import Provenance
     from retcon.engine.types import SpeaksText
     from retcon.report.transcript import show_turn
     from retcon.rollout.loop import run_rollout
-    from retcon.tasks.types import Task
+    from retcon.rollout.subcalls import SubcallBudget, TreePlace
 
     chat = build_engine_chat(recipe, folder)
     ready(recipe)()
@@ -93,10 +135,28 @@ async def _answered(
         shown += 1
         console.print(show_turn(shown, turn))
 
+    children: list[Trajectory] = []
+
+    def show_child(child: Trajectory, prompt: str) -> None:
+        children.append(child)
+        console.print(_child_line(child, prompt), style="dim", markup=False, soft_wrap=True)
+
     encoded_by = engine.encoded_by if isinstance(engine, SpeaksText) else None
     async with open_context(recipe, engine, chat) as opened:
         context = replace(opened, repair=build_repair(recipe))
-        task = Task(QUESTION, question, "", system=system)
+        place = TreePlace(SubcallBudget(context.subcalls), on_child=show_child)
         about = Provenance(model=recipe.engine.subject(folder), encoded_by=encoded_by)
         with console.status("thinking"):
-            return await run_rollout(task, context, id=QUESTION, seed=seed, provenance=about, on_turn=show)
+            made = await run_rollout(task, context, id=QUESTION, seed=seed, provenance=about, on_turn=show, place=place)
+    return made, children
+
+
+def _child_line(child: Trajectory, prompt: str) -> str:
+    """Show a call of the model in one line, indented by its depth."""
+    answer = child.returned if isinstance(child.returned, str) else child.turns[-1].text if child.turns else child.stop
+    return f"{'  ' * (child.id.count('/') // 2)}└ {_short(prompt)} → {_short(answer)}"
+
+
+def _short(text: str, most: int = 60) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= most else f"{text[: most - 1]}…"

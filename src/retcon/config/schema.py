@@ -355,6 +355,18 @@ class RolloutSection(Section):
                              "strategy.kind to independent")  # fmt: skip
 
 
+class SubcallsSection(Section):
+    """Limits of the calls of the model that programs make (`rollout.tools = ["rlm"]`), for all below one rollout."""
+
+    matters_to: ClassVar = {"rl": None, "demonstrations": None}
+    depth: NonNegative = Field(1, description="levels of rollouts below the root, each with an interpreter of its own; "
+                               "deeper calls are answered by the model alone")  # fmt: skip
+    calls: NonNegative = Field(1000, description="calls of the model")
+    input_tokens: NonNegative = Field(5_000_000, description="tokens of their prompts")
+    output_tokens: NonNegative = Field(500_000, description="tokens of their answers")
+    seconds: Rate = Field(600.0, description="wall time from the rollout's start, after which no call is made")
+
+
 class RepairSection(Chosen, plugin="repair"):
     """Which rollouts are purified is drawn before any of them fails, whatever purifies them: those keys are here. A
     kind has `build()`, which makes its `retcon.purify.types.Repair`, or None."""
@@ -766,6 +778,7 @@ class Recipe(Section):
     engine: Annotated[EngineSection, OneKind()] = Field(default_factory=partial(_default, EngineSection))
     task: Annotated[TaskSection, OneKind()] = Field(default_factory=partial(_default, TaskSection))
     rollout: RolloutSection = RolloutSection()
+    subcalls: SubcallsSection = SubcallsSection()
     strategy: Annotated[StrategySection, OneKind()] = Field(default_factory=partial(_default, StrategySection))
     repair: Annotated[RepairSection, OneKind()] = Field(default_factory=partial(_default, RepairSection))
     select: Annotated[SelectSection, OneKind()] = Field(default_factory=partial(_default, SelectSection))

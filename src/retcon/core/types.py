@@ -23,6 +23,7 @@ TurnStop = Literal["call", "answer", "length"]
 Stop = Literal["answer", "turns", "length", "infrastructure"]
 Decision = Literal["shallow", "deep", "resampled", "described", "unrepaired", "answered"]
 Measure = Literal["entropy", "surprisal"]
+Relation = Literal["subcall", "subagent", "compaction", "fork"]
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 TRAINED: frozenset[Kind] = frozenset({"sampled", "spliced"})
@@ -104,7 +105,7 @@ class Observation(Record, frozen=True, omit_defaults=True):
     no_checkpoint: why the tool's state before the call's turn could not be kept, so that no repair could go back to it.
     rule: in other people's transcripts that have no status, by what the text was taken for a failure or for unclear
     (docs/purify/transcripts.md). line: of the program, 1-based, at which it failed, as far as the text says so; 0: none
-    of it ran.
+    of it ran. submitted: the rollout's answer, where the call's program gave it; it ends the rollout.
     """
 
     call_id: str
@@ -115,6 +116,7 @@ class Observation(Record, frozen=True, omit_defaults=True):
     rule: str | None = None
     line: int | None = None
     no_checkpoint: str | None = None
+    submitted: str | None = None
 
 
 class Cut(Record, frozen=True, omit_defaults=True):
@@ -226,6 +228,19 @@ class Branch(Record, frozen=True, omit_defaults=True):
     measure: Measure = "entropy"
 
 
+class Parent(Record, frozen=True, omit_defaults=True):
+    """The place in another trajectory at which this one was made.
+
+    trajectory: its id. turn: index of the turn. call: id of the call whose program asked for this trajectory; where the
+    parent's turns do not have that call, it belonged to an attempt that was abandoned.
+    """
+
+    trajectory: str
+    turn: int
+    call: str
+    relation: Relation = "subcall"
+
+
 class Origin(Record, frozen=True, omit_defaults=True):
     """Which record of a file a trajectory was read from.
 
@@ -245,7 +260,8 @@ class Trajectory(Record, frozen=True, omit_defaults=True):
     looks like any other. answer: the final answer that the grader read, None where the model gave none. origin: of one
     in an audit of transcripts. branch: of one that left another after some turns, which are its own all the same.
     returned: by the harness that made it: the text that was graded in place of its last message, or the reward; None
-    where it returned neither, or there was none. selection: what became of it in a step of training, `kept` or why not
+    where it returned neither, or there was none; or the answer that a program submitted. parent: of a part of another
+    trajectory's rollout, None at the root. selection: what became of it in a step of training, `kept` or why not
     (see `retcon.train.prompts.selected`); None elsewhere. grades: whether it is right to each judge, where its
     grader asks several (`livecodebench`: `lcb` and `strict`).
     """
@@ -263,6 +279,7 @@ class Trajectory(Record, frozen=True, omit_defaults=True):
     returned: str | float | None = None
     selection: str | None = None
     grades: Mapping[str, bool] | None = None
+    parent: Parent | None = None
 
     @property
     def segments(self) -> Iterator[Segment]:

@@ -95,6 +95,24 @@ class RolloutLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class SubcallLimits:
+    """Limits of the model calls that a rollout's programs make, for the whole tree below it.
+
+    Args:
+        depth: levels of rollouts below the root; deeper ones are answered by the model alone.
+        calls, input_tokens, output_tokens, seconds: of all descendants together.
+        question: what a rollout below the root is asked about its context.
+    """
+
+    depth: int = 1
+    calls: int = 1000
+    input_tokens: int = 5_000_000
+    output_tokens: int = 500_000
+    seconds: float = 600.0
+    question: str = "Do what `context` asks for."
+
+
+@dataclass(frozen=True, slots=True)
 class HarnessResult:
     """Result of an external agent loop, with its reward if it gave one.
 
@@ -131,6 +149,7 @@ class RolloutContext:
         model: name, for the record.
         strategy: where a group's rollouts branch; None: nowhere.
         harness: replaces `run_rollout`.
+        subcalls: limits of the model calls that programs make.
         faults: reasons of lost rollouts, shared by contexts that `dataclasses.replace` makes of this one.
     """
 
@@ -145,4 +164,5 @@ class RolloutContext:
     model: str | None = None
     strategy: Strategy | None = None
     harness: Harness | None = None
+    subcalls: SubcallLimits = SubcallLimits()
     faults: Faults = field(default_factory=Faults, compare=False, repr=False)

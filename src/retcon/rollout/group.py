@@ -14,7 +14,7 @@ from retcon.core.together import cancelled, together
 from retcon.core.types import Branch, Provenance, Trajectory, token_count
 from retcon.engine.types import Forks, Generation, SpeaksText
 from retcon.purify.mixing import purified
-from retcon.rollout.context import HarnessResult, RolloutContext
+from retcon.rollout.context import RolloutContext
 from retcon.rollout.loop import Watch, run_rollout
 from retcon.rollout.strategy import Measured, Point, Strategy, uncertainty
 from retcon.tasks.registry import Grade, as_returned, graded
@@ -47,17 +47,15 @@ async def rollout_member(
     provenance = Provenance(step=step, index=index, model=context.model, encoded_by=encoded_by)
     if context.harness is not None:
         result = await context.harness.run(task, context, id=id, seed=own, provenance=provenance)
-        return await _graded(task, result, context, grade)
-    trajectory = await run_rollout(task, context, id=id, seed=own, provenance=provenance, after=after, watch=watch)
-    return await graded(task, trajectory, grade, context.faults.add)
+        if result.trajectory.reward is not None:
+            return replace(result.trajectory, returned=result.trajectory.reward)
+        return await _graded(task, replace(result.trajectory, returned=result.answer), context, grade)
+    made = await run_rollout(task, context, id=id, seed=own, provenance=provenance, after=after, watch=watch)
+    return await _graded(task, made, context, grade)
 
 
-async def _graded(task: Task, rolled: HarnessResult, context: RolloutContext, grade: Grade) -> Trajectory:
-    """Grade a harness's result, unless it has a reward."""
-    made = rolled.trajectory
-    if made.reward is not None:
-        return replace(made, returned=made.reward)
-    made = replace(made, returned=rolled.answer)
+async def _graded(task: Task, made: Trajectory, context: RolloutContext, grade: Grade) -> Trajectory:
+    """Grade a rollout by what it returned, else by the model's last message."""
     judged = await graded(task, as_returned(made), grade, context.faults.add)
     return replace(judged, turns=made.turns)
 

@@ -30,6 +30,7 @@ from retcon.engine.types import Generation, Generator, SamplingParams
 from retcon.purify.types import Repair
 from retcon.rollout.context import RolloutContext, RolloutLimits
 from retcon.rollout.state import TurnState, open_tools
+from retcon.rollout.subcalls import RolloutModel, SubcallBudget, TreePlace
 from retcon.tasks.types import Task
 
 OnGeneration = Callable[[Generation], Awaitable[None]]
@@ -218,6 +219,7 @@ async def run_rollout(
     on_turn: Callable[[Turn], None] = lambda _: None,
     after: Trajectory | None = None,
     watch: Watch | None = None,
+    place: TreePlace | None = None,
 ) -> Trajectory:
     """Run one trajectory, ungraded: generate and run calls until the model answers or a limit is reached.
 
@@ -234,6 +236,7 @@ async def run_rollout(
         on_turn: called with each committed turn.
         after: a trajectory to continue from its ids, up to where the model's next turn opens.
         watch: see `Watch`.
+        place: in a tree of rollouts; a root of its own where None.
     """
     engine, repair = context.engine, context.repair
     chat = context.chat.showing([tool.spec for tool in context.tools.values()])
@@ -244,8 +247,11 @@ async def run_rollout(
     history = list(ids_of((*prompt, *(s for turn in turns for s in turn.segments))))
     stop: Stop | None = "length" if len(history) >= limits.max_tokens else None
     try:
-        async with open_tools(context.tools, id, task=task.id) as opened:
+        place = place or TreePlace(SubcallBudget(context.subcalls))
+        model = RolloutModel(task, context, id, seed, place, run_rollout)
+        async with open_tools(context.tools, id, task=task.id, model=model) as opened:
             while stop is None:
+                model.turn = len(turns)
                 state = TurnState(opened)
                 turn = await sampler.turn(
                     history,
@@ -275,7 +281,11 @@ async def run_rollout(
     finally:
         await engine.release(id)
     provenance = replace(provenance or Provenance(), seed=seed, purified=repair is not None)
-    return Trajectory(id, task.id, prompt, tuple(turns), stop=stop, provenance=provenance)
+    returned = _submitted(turns[-1]) if turns else None
+    parent = None if place is None else place.parent
+    return Trajectory(
+        id, task.id, prompt, tuple(turns), stop=stop, provenance=provenance, returned=returned, parent=parent
+    )
 
 
 async def _repaired(
@@ -303,6 +313,10 @@ def _tool_fault_reason(turn: Turn) -> str:
     return next(f"a tool's fault: {o.text}" for o in turn.observations if o.status == "infrastructure")
 
 
+def _submitted(turn: Turn) -> str | None:
+    return next((o.submitted for o in turn.observations if o.submitted is not None), None)
+
+
 def _stop(turns: Sequence[Turn], used: int, limits: RolloutLimits) -> Stop | None:
     """Why the rollout ends after its last turn, None if it goes on. used: ids of the history."""
     last = turns[-1]
@@ -310,7 +324,7 @@ def _stop(turns: Sequence[Turn], used: int, limits: RolloutLimits) -> Stop | Non
         return "infrastructure"
     if last.stop == "length":
         return "length"
-    if not last.calls:
+    if not last.calls or _submitted(last) is not None:
         return "answer"
     if len(turns) >= limits.max_turns:
         return "turns"

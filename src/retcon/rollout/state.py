@@ -11,7 +11,7 @@ from typing import get_args
 from retcon.core.errors import CheckpointRefused, InfrastructureFault, nearest, told_as
 from retcon.core.types import Observation, Status, ToolCall, ToolSpec
 from retcon.tools.schema import argument_error
-from retcon.tools.types import AnyTool, OpenTool, StatefulTool, TaskTool
+from retcon.tools.types import AnyTool, ModelCalls, OpenTool, StatefulTool, TaskTool
 
 Handler = Callable[[ToolCall], Awaitable[Observation]]
 """Answers the calls of one tool, as every `Tool` does."""
@@ -77,11 +77,20 @@ class OpenTools:
     Not earlier, as many rollouts never call, and those that start together should reach the engine together.
     """
 
-    def __init__(self, given: Mapping[str, AnyTool], trajectory: str, closing: AsyncExitStack, *, task: str) -> None:
+    def __init__(
+        self,
+        given: Mapping[str, AnyTool],
+        trajectory: str,
+        closing: AsyncExitStack,
+        *,
+        task: str,
+        model: ModelCalls | None = None,
+    ) -> None:
         self._trajectory = trajectory
         self._closing = closing
         tools = {
-            name: tool.of(task, trajectory) if isinstance(tool, TaskTool) else tool for name, tool in given.items()
+            name: tool.of(task, trajectory, model) if isinstance(tool, TaskTool) else tool
+            for name, tool in given.items()
         }
         self._stateful = {name: tool for name, tool in tools.items() if isinstance(tool, StatefulTool)}
         self._specs = {name: tool.spec for name, tool in tools.items()}
@@ -144,13 +153,15 @@ class OpenTools:
 
 
 @asynccontextmanager
-async def open_tools(tools: Mapping[str, AnyTool], trajectory: str, *, task: str) -> AsyncIterator[OpenTools]:
+async def open_tools(
+    tools: Mapping[str, AnyTool], trajectory: str, *, task: str, model: ModelCalls | None = None
+) -> AsyncIterator[OpenTools]:
     """Provide the tools of one trajectory, closed at the end. task: id of its task, which some tools need.
 
-    Errors on closing are ignored: such a tool is gone.
+    Errors on closing are ignored: such a tool is gone. model: for tools whose programs call it.
     """
     async with AsyncExitStack() as closing:
-        yield OpenTools(tools, trajectory, closing, task=task)
+        yield OpenTools(tools, trajectory, closing, task=task, model=model)
 
 
 async def _close(name: str, tool: OpenTool) -> None:

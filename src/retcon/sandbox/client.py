@@ -26,6 +26,7 @@ from retcon.core.texts import is_url
 from retcon.core.together import together
 from retcon.http.client import ConnectionFailed, HttpClient, HttpResponse
 from retcon.sandbox.types import (
+    HostFunction,
     Limits,
     Program,
     ProgramOptions,
@@ -289,9 +290,19 @@ class _RemoteSandbox(StartedSandbox):
         except ServerUnavailable as error:
             return Result("infrastructure", stderr=str(error))
 
-    async def session(self, *, limits: Limits | None = None, seed: int | None = None) -> Session:
-        """See `Sandbox.session`."""
+    async def session(
+        self,
+        *,
+        limits: Limits | None = None,
+        seed: int | None = None,
+        functions: Mapping[str, HostFunction] | None = None,
+    ) -> Session:
+        """See `Sandbox.session`. Raises ValueError for functions."""
         check_seed(seed)
+        if functions:
+            raise ValueError(
+                "functions: a sandbox elsewhere cannot call functions of this process: run it here (no sandbox.url)"
+            )
         ask = self._try_open(limits or self._limits, seed, uuid.uuid4().hex)
         try:
             return await repeated(self._tries, ask)

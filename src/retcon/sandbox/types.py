@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import keyword
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self, TypedDict, Unpack
@@ -214,6 +215,17 @@ class Result:
     files: Mapping[str, bytes] = field(default_factory=dict)
 
 
+HostFunction = Callable[..., Awaitable[object]]
+"""A function of the host that a session's cells can call: arguments and result are JSON values."""
+
+
+def check_functions(functions: Mapping[str, HostFunction]) -> None:
+    """Raises ValueError for a name that a program cannot call."""
+    for name in functions:
+        if not name.isidentifier() or keyword.iskeyword(name):
+            raise ValueError(f"functions: {name!r} is not a name that Python takes")
+
+
 class Session(Protocol):
     """One interpreter that keeps its variables and its scratch folder between cells; one cell at a time.
 
@@ -264,11 +276,26 @@ class Sandbox(Protocol):
         """
         ...
 
-    async def session(self, *, limits: Limits | None = None, seed: int | None = None) -> Session:
-        """A fresh interpreter that keeps its state. limits: of each of its cells, the sandbox's own where None. seed:
-        as `Program.seed`, once at the start.
+    async def session(
+        self,
+        *,
+        limits: Limits | None = None,
+        seed: int | None = None,
+        functions: Mapping[str, HostFunction] | None = None,
+    ) -> Session:
+        """Open a fresh interpreter that keeps its state.
 
-        Raises SandboxUnavailable where there is no room for one more, or the sandbox is not open.
+        A cell that calls one of the functions waits for its result, with its wall clock stopped; calls from several
+        threads run at the same time. What a function raises is a RuntimeError in the cell. A rollback does not undo
+        what a function did.
+
+        Args:
+            limits: of each cell, the sandbox's own where None.
+            seed: as `Program.seed`, once at the start.
+            functions: of the host, by the names under which cells call them. A sandbox elsewhere takes none.
+
+        Raises ValueError for a function's name, SandboxUnavailable where there is no room for one more, or the sandbox
+        is not open.
         """
         ...
 

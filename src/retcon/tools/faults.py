@@ -12,7 +12,7 @@ from retcon.core.seeds import derive
 from retcon.core.types import Observation, ToolCall
 from retcon.sandbox.types import Result
 from retcon.tools.kinds.python import ObservationFormatter
-from retcon.tools.types import AnyTool, OpenTool, StatefulTool, TaskTool, Tool
+from retcon.tools.types import AnyTool, ModelCalls, OpenTool, StatefulTool, TaskTool, Tool
 
 HICCUPS = (
     ("TimeoutError", "the tool did not answer in time"),
@@ -45,9 +45,9 @@ class FaultyTool:
         self._tool = tool
         self._setup = setup
 
-    def of(self, task: str, trajectory: str) -> FaultyTool:
+    def of(self, task: str, trajectory: str, model: ModelCalls | None = None) -> FaultyTool:
         tool = self._tool
-        return FaultyTool(tool.of(task, trajectory), self._setup) if isinstance(tool, TaskTool) else self
+        return FaultyTool(tool.of(task, trajectory, model), self._setup) if isinstance(tool, TaskTool) else self
 
     async def open(self, trajectory: str) -> OpenTool:
         tool = self._tool

@@ -11,7 +11,7 @@ from retcon.core.registry import Registry, describe_object
 from retcon.core.types import ToolSpec
 from retcon.sandbox.types import Limits, Sandbox
 from retcon.tools.schema import check_schema
-from retcon.tools.types import StatefulTool, Tool
+from retcon.tools.types import StatefulTool, TaskTool, Tool
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class ToolKind:
         """What the model is shown of it, before it is built. sessions: as in `ToolSetup`."""
         raise NotImplementedError
 
-    def build(self, setup: ToolSetup) -> Tool | StatefulTool:
+    def build(self, setup: ToolSetup) -> Tool | StatefulTool | TaskTool:
         raise NotImplementedError
 
 

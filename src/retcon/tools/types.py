@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 from retcon.core.types import Observation, ToolCall, ToolSpec
@@ -60,16 +61,39 @@ class StatefulTool(Protocol):
         ...
 
 
+class ModelCalls(Protocol):
+    """The model of a rollout, for tools whose programs call it.
+
+    context: the long input of the rollout's task.
+    """
+
+    @property
+    def context(self) -> object: ...
+
+    async def complete(self, call: str, prompts: Sequence[str]) -> list[str]:
+        """Answer prompts by the model alone, at the same time and in order; a failure is a text that begins `Error: `.
+
+        Args:
+            call: id of the tool call whose program asks.
+        """
+        ...
+
+    async def recurse(self, call: str, prompts: Sequence[str]) -> list[str]:
+        """Answer prompts, each by a rollout with the same tools whose context it is; see `complete`."""
+        ...
+
+
 @runtime_checkable
 class TaskTool(Protocol):
-    """A tool that begins with a rollout of a task: a part of an environment."""
+    """A tool that begins with a rollout of a task: a part of an environment, or one whose programs call the model."""
 
     name: str
     spec: ToolSpec
 
-    def of(self, task: str, trajectory: str) -> Tool | StatefulTool:
+    def of(self, task: str, trajectory: str, model: ModelCalls | None = None) -> Tool | StatefulTool:
         """The tool for a rollout that begins now; task, trajectory: ids of its task and its own. Nothing is left of
-        another one that had the same."""
+        another one that had the same. model: None outside of Retcon's own loop. Raises RecipeError without one where it
+        needs it."""
         ...
 
 

@@ -60,8 +60,8 @@ _GIVEN = dict(vars(builtins))
 __builtins__ = _GIVEN  # type: ignore[assignment]  # of the functions here: the program may replace the others
 _limit, _set_limit, _poll, _status = resource.getrlimit, resource.setrlimit, select.poll, os.fstat
 _MEMORY, _raised, _block = resource.RLIMIT_AS, sys.exception, bytes
-Streams: TypeAlias = tuple[int, int, int, int]
-"""File descriptors for stdin, stdout, stderr and the record."""
+Streams: TypeAlias = tuple[int, ...]
+"""File descriptors for stdin, stdout, stderr and the record; of a session, the channel of `HostFunctions` last."""
 
 
 def install_cpu_handler() -> None:
@@ -132,7 +132,7 @@ def enter(
     """Become the process of a call: its streams, user, folder, files (base64) and limits; `confine` last."""
     os.setsid()
     for target, fd in enumerate(streams):
-        os.dup2(fd, target, inheritable=target != RECORD_FD)
+        os.dup2(fd, target, inheritable=target < RECORD_FD)
     handle(signal.SIGINT, signal.default_int_handler)
     install_cpu_handler()
     confinement = setting.confinement

@@ -115,10 +115,25 @@ class CallEnded(NamedTuple):
 
 class OpenSession(NamedTuple):
     """Host to worker: be the keeper of a session from here on. limits: that no cell's own exceed. seed: as in
-    `RunCall`."""
+    `RunCall`. functions: names of the host's functions that cells can call."""
 
     limits: Bounds
     seed: int | None = None
+    functions: list[str] = []  # noqa: RUF012 - never changed
+
+
+class HostCall(NamedTuple):
+    """Keeper to host, while a cell runs: call a function. body: JSON of its name, arguments and keywords, unchecked."""
+
+    number: int
+    body: str
+
+
+class HostReturn(NamedTuple):
+    """Host to keeper: the answer to a `HostCall`. body: JSON of an object with `value` or `error`."""
+
+    number: int
+    body: str
 
 
 class MakeCheckpoint(NamedTuple):
@@ -163,6 +178,8 @@ Message: TypeAlias = (
     | RunCall
     | CallEnded
     | OpenSession
+    | HostCall
+    | HostReturn
     | MakeCheckpoint
     | RollBack
     | Discard

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
@@ -20,6 +20,7 @@ import msgspec
 
 import retcon
 from retcon.core.errors import SandboxUnavailable, nearest
+from retcon.core.together import cancelled
 from retcon.sandbox.jail.confine import cgroup
 from retcon.sandbox.jail.messages import (
     LENGTH,
@@ -27,6 +28,8 @@ from retcon.sandbox.jail.messages import (
     Failed,
     Forked,
     ForkOrder,
+    HostCall,
+    HostReturn,
     Imported,
     Message,
     decoded,
@@ -99,13 +102,46 @@ class WorkerHandle:
     def alive(self) -> bool:
         return self._process is not None and not self._reader.at_eof()
 
-    async def ask(self, message: Message, kind: type[T], seconds: float) -> T:
+    async def ask(
+        self,
+        message: Message,
+        kind: type[T],
+        seconds: float,
+        answer_call: Callable[[HostCall], Awaitable[HostReturn]] | None = None,
+    ) -> T:
         """Send a message and return the answer. Raises EOFError or OSError where the worker died, TimeoutError (which
-        is an OSError) after `seconds`."""
-        async with asyncio.timeout(seconds):
-            self._writer.write(pack(message))
-            await self._writer.drain()
-            answer = await self._receive()
+        is an OSError) after `seconds`.
+
+        answer_call: answers the calls of functions that come before the answer, at the same time; `seconds` stand still
+        meanwhile. Those that are open when the answer comes are cancelled.
+        """
+        calls: set[asyncio.Task[None]] = set()
+        left = seconds
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(seconds) as clock:
+
+                async def serve(call: HostCall) -> None:
+                    assert answer_call is not None
+                    self._writer.write(pack(await answer_call(call)))
+
+                def ended(task: asyncio.Task[None]) -> None:
+                    calls.discard(task)
+                    if not calls and not clock.expired():
+                        with suppress(RuntimeError):  # the block has ended
+                            clock.reschedule(loop.time() + left)
+
+                self._writer.write(pack(message))
+                await self._writer.drain()
+                while isinstance(answer := await self._receive(), HostCall) and answer_call is not None:
+                    if not calls:
+                        left = (clock.when() or 0) - loop.time()
+                        clock.reschedule(None)
+                    task = asyncio.create_task(serve(answer))
+                    calls.add(task)
+                    task.add_done_callback(ended)
+        finally:
+            await cancelled(calls)
         if not isinstance(answer, kind):
             raise OSError(f"a sandbox worker answered {type(answer).__name__}, and not {kind.__name__}")
         return answer

@@ -19,6 +19,7 @@ from retcon.sandbox.pool.handles import BACKSTOP_SECONDS, WorkerHandle, check_py
 from retcon.sandbox.pool.profiles import Chooser, check_limits, find, with_packages
 from retcon.sandbox.pool.session import PoolSession, Sessions, as_result, call
 from retcon.sandbox.types import (
+    HostFunction,
     Limits,
     Program,
     ProgramOptions,
@@ -27,6 +28,7 @@ from retcon.sandbox.types import (
     StartedSandbox,
     Tier,
     as_program,
+    check_functions,
     check_seed,
 )
 
@@ -154,12 +156,19 @@ class SandboxPool(StartedSandbox):
         finally:
             self._room.release()
 
-    async def session(self, *, limits: Limits | None = None, seed: int | None = None) -> PoolSession:
+    async def session(
+        self,
+        *,
+        limits: Limits | None = None,
+        seed: int | None = None,
+        functions: Mapping[str, HostFunction] | None = None,
+    ) -> PoolSession:
         """See `Sandbox.session`."""
         self._refuse_other_loops()
         self._fleet.check_open()
         check_seed(seed)
-        session = await self._sessions.open(limits or self.limits, seed)
+        check_functions(functions or {})
+        session = await self._sessions.open(limits or self.limits, seed, functions)
         try:
             self._fleet.check_open()  # it may have waited for a place until the pool was closed
         except SandboxUnavailable as closed:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import base64
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Unpack
+from functools import partial
+from typing import Any, Self, Unpack
 
 import msgspec
 
@@ -19,6 +20,8 @@ from retcon.sandbox.jail.messages import (
     TOO_MANY,
     Bounds,
     Discard,
+    HostCall,
+    HostReturn,
     MakeCheckpoint,
     Message,
     OpenSession,
@@ -27,9 +30,10 @@ from retcon.sandbox.jail.messages import (
     RunCall,
     SessionReply,
 )
+from retcon.sandbox.jail.session.functions import MAX_BYTES
 from retcon.sandbox.pool.handles import BACKSTOP_SECONDS, WorkerHandle
 from retcon.sandbox.pool.paths import check_room, inside_scratch, to_write
-from retcon.sandbox.types import Limits, Program, ProgramOptions, Result, SessionBounds, as_cell
+from retcon.sandbox.types import HostFunction, Limits, Program, ProgramOptions, Result, SessionBounds, as_cell
 
 
 def call(program: Program, limits: Limits, tier: str, folders: Sequence[str]) -> RunCall:
@@ -73,6 +77,64 @@ def _encoded(program: Program, tier: str, folders: Sequence[str]) -> dict[str, s
     return {name: base64.b64encode(files[name]).decode() for name in to_write(files, tier, folders)}
 
 
+class RunningSlot:
+    """A running cell's share of those that may run at a time; others have it while the cell waits for functions.
+
+    (A function may itself run cells, as a rollout below this one does.)
+    """
+
+    def __init__(self, running: asyncio.Semaphore) -> None:
+        self._running = running
+        self._held = False
+        self._waiting = 0
+
+    async def __aenter__(self) -> Self:
+        await self._running.acquire()
+        self._held = True
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._give()
+
+    @asynccontextmanager
+    async def waiting(self) -> AsyncIterator[None]:
+        self._waiting += 1
+        self._give()
+        try:
+            yield
+        finally:
+            self._waiting -= 1
+        if not self._waiting and not self._held:
+            await self._running.acquire()
+            self._held = True
+            if self._waiting:  # another thread has called meanwhile
+                self._give()
+
+    def _give(self) -> None:
+        if self._held:
+            self._held = False
+            self._running.release()
+
+
+async def answer_call(functions: Mapping[str, HostFunction], body: str) -> str:
+    """Call the function that a cell names and return the frame's JSON, with what it raised as an error.
+
+    body: of the untrusted side: anything may be in it.
+    """
+    try:
+        name, args, kwargs = msgspec.json.decode(body.encode(), type=tuple[str, list[Any], dict[str, Any]])
+        if name not in functions:
+            raise ValueError(f"there is no function {name!r} here{nearest(name, functions)}")
+        value = await functions[name](*args, **kwargs)
+        answer = msgspec.json.encode({"value": value}).decode()
+    except Exception as error:  # noqa: BLE001 - it belongs to the program, whose call it is
+        answer = msgspec.json.encode({"error": f"{type(error).__name__}: {error}"[:ERROR_CHARS]}).decode()
+    if len(answer) > MAX_BYTES:
+        return msgspec.json.encode({"error": f"the answer takes more than {MAX_BYTES} bytes as JSON"}).decode()
+    return answer
+
+
+ERROR_CHARS = 2000
 OPERATION_SECONDS = 60.0  # for a checkpoint or a rollback, likewise
 FIXED = ("memory_mb", "file_mb", "open_files", "processes")  # the kernel lets nobody raise them again
 
@@ -83,13 +145,16 @@ class PoolSession:
     Its worker comes with the first cell, whose imports say which one is best; checkpoints taken before are made then.
     """
 
-    def __init__(self, limits: Limits, seed: int | None, sessions: Sessions) -> None:
+    def __init__(
+        self, limits: Limits, seed: int | None, sessions: Sessions, functions: Mapping[str, HostFunction]
+    ) -> None:
         self.id = uuid.uuid4().hex
         self.memory = 0
         self.worker: WorkerHandle | None = None
         self._limits = limits
         self._seed = seed
         self._sessions = sessions
+        self._functions = functions
         self._one = asyncio.Lock()
         self._users = 0
         self._lost: SessionLost | None = None
@@ -119,7 +184,7 @@ class PoolSession:
             if asked > had:
                 raise ValueError(f"limit {name} is {asked}, above the session's {had}: open the session with more")
         message = cell(asked_for, limits, self._limits.file_mb, *self._sessions.paths())
-        async with self._using(), self._sessions.running:
+        async with self._using(), RunningSlot(self._sessions.running) as slot:
             self._check()
             worker = self.worker
             try:
@@ -127,7 +192,8 @@ class PoolSession:
             except SandboxUnavailable as error:
                 self.end(str(error))
                 return Result("infrastructure", stderr=str(error))
-            answer = await self._ask(worker, message, limits.wall_seconds + BACKSTOP_SECONDS)
+            serve = partial(self._serve, slot) if self._functions else None
+            answer = await self._ask(worker, message, limits.wall_seconds + BACKSTOP_SECONDS, serve)
             if answer is None or answer.outcome is None:
                 if self._lost is not None and self._lost.by_own_code:  # since the rollback before it
                     raise self._lost
@@ -139,7 +205,8 @@ class PoolSession:
         self.worker = worker = await self._sessions.start(code)
         if self._ended:  # meanwhile, when there was no worker to end
             worker.kill()
-        await self._ask(worker, OpenSession(bounds(self._limits), self._seed), OPERATION_SECONDS)
+        opening = OpenSession(bounds(self._limits), self._seed, list(self._functions))
+        await self._ask(worker, opening, OPERATION_SECONDS)
         for name in self._checkpoints:
             await self._keep(worker, name)
         return worker
@@ -219,10 +286,21 @@ class PoolSession:
             if not self._ended:
                 self._sessions.rests(self)
 
-    async def _ask(self, worker: WorkerHandle, message: Message, seconds: float) -> SessionReply | None:
+    async def _serve(self, slot: RunningSlot, call: HostCall) -> HostReturn:
+        async with slot.waiting():
+            answer = await answer_call(self._functions, call.body)
+        return HostReturn(call.number, answer)
+
+    async def _ask(
+        self,
+        worker: WorkerHandle,
+        message: Message,
+        seconds: float,
+        serve: Callable[[HostCall], Awaitable[HostReturn]] | None = None,
+    ) -> SessionReply | None:
         """The worker's answer; None where there is none, and the session has ended."""
         try:
-            answer = await worker.ask(message, SessionReply, seconds)
+            answer = await worker.ask(message, SessionReply, seconds, serve)
         except (EOFError, OSError, TimeoutError) as error:  # a TimeoutError is an OSError, and told apart
             self.end("its worker did not answer" if isinstance(error, TimeoutError) else "its worker died")
             return None
@@ -265,7 +343,9 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._open)
 
-    async def open(self, limits: Limits, seed: int | None = None) -> PoolSession:
+    async def open(
+        self, limits: Limits, seed: int | None = None, functions: Mapping[str, HostFunction] | None = None
+    ) -> PoolSession:
         """Raises SandboxUnavailable."""
         try:
             async with asyncio.timeout(self._bounds.wait_seconds):
@@ -275,7 +355,7 @@ class Sessions:
                 f"the sandbox has {counted(self._bounds.open, 'session')} at a time, and none was closed within "
                 f"{self._bounds.wait_seconds:g} s: close some, or open the pool with more (sessions=SessionBounds(…))"
             ) from None
-        session = PoolSession(limits, seed, self)
+        session = PoolSession(limits, seed, self, functions or {})
         self._open[session] = None
         self.rests(session)
         return session

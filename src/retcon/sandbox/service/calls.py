@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from retcon.core.errors import SandboxBusy, SandboxUnavailable
 from retcon.http.endpoints import RETRY_AFTER_SECONDS, Gate, RequestRefused
 from retcon.sandbox.pool.paths import inside_scratch, to_write
-from retcon.sandbox.types import Limits, Result, Sandbox, Session, Tier
+from retcon.sandbox.types import HostFunction, Limits, Result, Sandbox, Session, Tier
 
 MIB = 1 << 20
 
@@ -131,7 +131,13 @@ class ServedSandbox(Sandbox, Protocol):
     @property
     def open_sessions(self) -> int: ...
 
-    async def session(self, *, limits: Limits | None = None, seed: int | None = None) -> ServedSession: ...
+    async def session(
+        self,
+        *,
+        limits: Limits | None = None,
+        seed: int | None = None,
+        functions: Mapping[str, HostFunction] | None = None,
+    ) -> ServedSession: ...
 
 
 class Calls:

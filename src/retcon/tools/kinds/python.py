@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
+from typing import Protocol, Self
 
 from retcon.core.errors import CheckpointRefused, InfrastructureFault, RetconError, SessionLost
 from retcon.core.programs import error_line, parsed
@@ -220,6 +221,12 @@ class PythonTool:
         return await self._sandbox.run(call.code, seed=derive("python", call.id, call.code))
 
 
+class StartSession(Protocol):
+    """Opens the interpreter of a trajectory, and a further one where its code ended that."""
+
+    async def __call__(self, *, seed: int) -> Session: ...
+
+
 RESTARTED = "[The interpreter was restarted: variables and files are gone.]"
 
 
@@ -236,16 +243,11 @@ class PythonSessions:
     ) -> None:
         self.name = name
         self.spec = python_spec(name, keeps_state=True)
-        self._sandbox = sandbox
         self._formatter = ObservationFormatter(name, output_chars)
-        self._limits = limits
+        self._start = partial(sandbox.session, limits=limits)
 
     async def open(self, trajectory: str) -> OpenTool:
-        try:
-            session = await self._sandbox.session(limits=self._limits, seed=derive("python", trajectory))
-        except FAULTS as error:
-            raise InfrastructureFault(f"no interpreter for trajectory {trajectory}: {error}") from error
-        return PythonSession(self._sandbox, session, self._formatter, self._limits, trajectory)
+        return await PythonSession.open(self._start, self._formatter, trajectory)
 
 
 class PythonSession:
@@ -258,25 +260,26 @@ class PythonSession:
     session (evicted, worker died), every further call is `infrastructure`.
     """
 
-    def __init__(
-        self,
-        sandbox: Sandbox,
-        session: Session,
-        formatter: ObservationFormatter,
-        limits: Limits | None,
-        trajectory: str,
-    ) -> None:
+    def __init__(self, start: StartSession, session: Session, formatter: ObservationFormatter, trajectory: str) -> None:
         self.name = formatter.name
         self.spec = python_spec(self.name, keeps_state=True)
-        self._sandbox = sandbox
+        self._start = start
         self._session = session
         self._formatter = formatter
-        self._limits = limits
         self._trajectory = trajectory
         self._restarts = 0
         self._notice = ""  # for the next observation
         self._named = 0
         self._checkpoints: dict[str, tuple[Session, str, str, int]] = {}  # session, its name there, notice, restarts
+
+    @classmethod
+    async def open(cls, start: StartSession, formatter: ObservationFormatter, trajectory: str) -> Self:
+        """Raises InfrastructureFault."""
+        try:
+            session = await start(seed=derive("python", trajectory))
+        except FAULTS as error:
+            raise InfrastructureFault(f"no interpreter for trajectory {trajectory}: {error}") from error
+        return cls(start, session, formatter, trajectory)
 
     async def __call__(self, call: ToolCall) -> Observation:
         if (malformed := self._formatter.malformed(call)) is not None:
@@ -344,7 +347,7 @@ class PythonSession:
             raise cause
         self._restarts += 1
         seed = derive("python", self._trajectory, self._restarts)
-        left, self._session = self._session, await self._sandbox.session(limits=self._limits, seed=seed)
+        left, self._session = self._session, await self._start(seed=seed)
         self._notice = RESTARTED
         await self._close_unless_needed(left)
 

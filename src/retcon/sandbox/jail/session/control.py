@@ -14,11 +14,12 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Collection, Container
+from collections.abc import Collection, Container, Mapping
 from typing import NamedTuple
 
 from retcon.sandbox.jail import messages as wire
 from retcon.sandbox.jail.capture import Capture
+from retcon.sandbox.jail.session.functions import HostChannel
 from retcon.sandbox.jail.session.interpreter import DONE, EARLY, FAILED, CellCommand, FreezeCommand
 from retcon.sandbox.jail.session.processes import SWEEP_SECONDS, Child, Copy, Tree, cpu_seconds
 from retcon.sandbox.jail.watchdog import Watchdog, no_end
@@ -174,6 +175,8 @@ class Deadlines:
         self._watchdog = watchdog
         self._cpu = cpu_seconds(pid)
         self._end = time.monotonic() + wall_limit
+        self._paused_at: float | None = None
+        self.paused = 0.0
         self._cores = os.cpu_count() or 1
         self._steps = [
             (signal.SIGINT, INTERRUPT_SECONDS),
@@ -181,10 +184,23 @@ class Deadlines:
             (signal.SIGKILL, SWEEP_SECONDS),
         ]
 
+    def pause(self, waits: bool) -> None:
+        """Stop the wall clock, or let it go on. paused: seconds that it stood still."""
+        now = time.monotonic()
+        if waits and self._paused_at is None:
+            self._paused_at = now
+        elif not waits and self._paused_at is not None:
+            self.paused += now - self._paused_at
+            if not self.over:
+                self._end += now - self._paused_at
+            self._paused_at = None
+
     def wait(self) -> float:
         """Seconds until `check` is due."""
         now = time.monotonic()
         left = self._end - now
+        if self._paused_at is not None and not self.over:
+            left = math.inf
         if not self.over:
             left = min(left, max(self._cpu_left() / self._cores, SHORTEST), self._watchdog.due - now)
         return max(left, 0.0)
@@ -199,7 +215,7 @@ class Deadlines:
                 del self._steps[:-1]
             elif self._cpu_left() <= 0:
                 self.over = no_end(self._cpu_limit, " of CPU time")
-            elif now >= self._end:
+            elif now >= self._end and self._paused_at is None:
                 self.over = no_end(self._wall_limit)
             else:
                 return
@@ -253,25 +269,30 @@ def exchange(
     interpreter: Child,
     control: Control,
     output: Output,
-    host: int,
+    host: socket.socket,
     deadlines: Deadlines,
+    functions: HostChannel | None = None,
 ) -> None:
     """What was said is in `control` when it returns, what was printed in `output`.
 
-    host: descriptor of the worker's channel. Raises HostGone, and OSError where the interpreter cannot be ended.
+    host: the worker's channel. functions: through which the cell calls functions of the host; the wall clock stands
+    still while such a call is open. Raises HostGone, and OSError where the interpreter cannot be ended.
     """
     control.ask(command)
     _send(control, interpreter)
     said = control.fileno()
     poller = select.poll()
     poller.register(host, select.POLLRDHUP)  # the next request may be there already
+    calls = None if functions is None else Forwarding(functions, host, deadlines, poller)
     poller.register(said, control.events)
     for fd in (interpreter.ended, *output.reads):
         poller.register(fd, READY)
     while True:
         ready = dict(poller.poll(math.ceil(1000 * deadlines.wait())))
-        if host in ready:
+        if ready.get(host.fileno(), 0) & ~select.POLLIN:
             raise HostGone
+        if calls is not None:
+            calls.step(ready)
         if said in ready:
             if ready[said] & select.POLLOUT:
                 _send(control, interpreter)
@@ -280,9 +301,51 @@ def exchange(
             else:
                 poller.unregister(said)
         if interpreter.ended in ready or control.said.done is not None:
+            if calls is not None:
+                calls.end()
             return
         output.read(ready)
         deadlines.check()
+
+
+class Forwarding:
+    """Passes a cell's calls of functions to the host, and the host's answers back."""
+
+    def __init__(self, functions: HostChannel, host: socket.socket, deadlines: Deadlines, poller: select.poll) -> None:
+        self._functions, self._host, self._deadlines, self._poller = functions, host, deadlines, poller
+        self._watch()
+
+    def step(self, ready: Mapping[int, int]) -> None:
+        """Do what can be done without waiting. Raises HostGone."""
+        functions, events = self._functions, ready.get(self._functions.fileno(), 0)
+        if events & select.POLLOUT:
+            functions.send()
+        calls = functions.receive() if events & ~select.POLLOUT else functions.parsed()
+        for call in calls:
+            wire.send(self._host, call)
+        if functions.open and ready.get(self._host.fileno(), 0) & select.POLLIN:
+            answer = wire.receive(self._host)
+            if not isinstance(answer, wire.HostReturn):
+                raise HostGone
+            functions.answer(answer.number, answer.body)
+            functions.send()
+        self._watch()
+
+    def end(self) -> None:
+        """The cell has ended."""
+        self._functions.end_cell()
+        self._watch()
+
+    def _watch(self) -> None:
+        functions = self._functions
+        self._deadlines.pause(bool(functions.open))
+        reads, writes = functions.reads * select.POLLIN, functions.writes * select.POLLOUT
+        if reads or writes:
+            self._poller.register(functions.fileno(), reads | writes)
+        else:  # else the end of the channel would be reported again and again
+            with contextlib.suppress(KeyError):
+                self._poller.unregister(functions.fileno())
+        self._poller.register(self._host, select.POLLRDHUP | (select.POLLIN if functions.open else 0))
 
 
 def _send(control: Control, interpreter: Child) -> None:

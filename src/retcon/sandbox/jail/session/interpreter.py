@@ -30,7 +30,7 @@ import termios
 import traceback
 from _signal import ITIMER_PROF, ITIMER_REAL, ITIMER_VIRTUAL, SIG_IGN, SIGCONT, SIGINT, default_int_handler, setitimer
 from _signal import signal as set_handler
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from marshal import loads
 from os import _exit, getpid
 from signal import sigwaitinfo
@@ -55,12 +55,14 @@ from retcon.sandbox.jail.program import (
     type_name,
     write_error,
 )
+from retcon.sandbox.jail.session.functions import HostFunctions
 
 # What this file stands on is bound to names of its own: a cell may replace those of any module.
 _raise_limit, _limit, _to_text = resource.setrlimit, resource.getrlimit, repr
 _MEMORY, _FILE_SIZE, _raised, _block = resource.RLIMIT_AS, resource.RLIMIT_FSIZE, sys.exception, bytes
 _collects, _stop_collecting, _collect_again = gc.isenabled, gc.disable, gc.enable
 CONTROL_FD = child.RECORD_FD
+HOST_FD = CONTROL_FD + 1
 FIRST_PAUSE, LONGEST_PAUSE = 0.001, 1.0
 """Seconds that a frozen copy rests once another than the keeper has continued it, doubled each time: each time takes
 it CPU time, of which a copy has little (`copies`)."""
@@ -156,11 +158,11 @@ def serve_cells(
             reseed(asked.seed)
             refuse_spawning()
             die_with_parent()
-            interpreter = Interpreter(setting.scratch, keeper)
+            interpreter = Interpreter(setting.scratch, keeper, asked.functions)
         except BaseException as error:
             child.tell(setup, error)
             raise
-        os.closerange(CONTROL_FD + 1, child.FDS)
+        os.closerange(len(streams), child.FDS)
         interpreter.serve()
     finally:
         _exit(1)
@@ -169,18 +171,21 @@ def serve_cells(
 class Interpreter:
     """The state that outlasts a cell."""
 
-    def __init__(self, scratch: str, keeper: int) -> None:
+    def __init__(self, scratch: str, keeper: int, functions: Sequence[str] = ()) -> None:
         self._scratch = scratch
         self._keeper = keeper
         self._pid = getpid()
         self._control = socket.socket(fileno=CONTROL_FD)
         self._count = 0
         self._has_stdin = False
-        self._streams = [_identity(os.fstat(fd)) for fd in range(1, CONTROL_FD + 1)]  # whose other ends the keeper has
+        self._streams = [_identity(os.fstat(fd)) for fd in _kept_streams(functions)]  # whose other ends the keeper has
         self._given = dict(vars(builtins))
         self._changed: dict[str, Any] = {}
         self._main = ModuleType("__main__")
         sys.modules["__main__"] = self._main
+        self._host = HostFunctions(HOST_FD) if functions else None
+        if self._host is not None:
+            vars(self._main).update({name: self._host.function(name) for name in functions})
         self._operations: dict[str, Callable[[Any], None]] = {"cell": self._cell, "freeze": self._freeze}
 
     def serve(self) -> NoReturn:
@@ -355,6 +360,8 @@ class Interpreter:
         """Be the frozen copy until the keeper continues it: the kernel names who did, so that no cell can wake it. What
         else it was sent until then, such as by `os.killpg`, it does not get. closed: descriptors that it lets go of."""
         self._pid = getpid()
+        if self._host is not None:
+            self._host.took_over()
         try:
             die_with_parent()
             for fd in closed:
@@ -369,6 +376,10 @@ class Interpreter:
                 return
             sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
+
+
+def _kept_streams(functions: Sequence[str]) -> range:
+    return range(1, (HOST_FD if functions else CONTROL_FD) + 1)
 
 
 def _identity(facts: os.stat_result) -> tuple[int, int]:

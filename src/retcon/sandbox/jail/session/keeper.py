@@ -28,6 +28,7 @@ from retcon.sandbox.jail.messages import (
     TOO_MANY,
     Bounds,
     Discard,
+    HostReturn,
     MakeCheckpoint,
     Message,
     OpenSession,
@@ -46,6 +47,7 @@ from retcon.sandbox.jail.session.control import (
     exchange,
     refuse_starved,
 )
+from retcon.sandbox.jail.session.functions import HostChannel
 from retcon.sandbox.jail.session.interpreter import (
     FAILED,
     OBSTACLES,
@@ -100,13 +102,16 @@ class Keeper:
         self._fault = ""  # of the machine, to be told
         self._writable = Writable(setting.confinement, setting.scratch)
         self._control = Control()
+        self._host = HostChannel() if asked.functions else None
         self._output = Output()
         self._watchdog = Watchdog(setting.confinement, asked.limits, baseline)  # of the operation that was the last
         ceiling = asked.limits._replace(cpu_seconds=FOREVER, processes=asked.limits.processes + CHECKPOINTS + 2)
         keeper, (reads, writes) = os.getpid(), os.pipe()
         pid = os.fork()
         if pid == 0:
-            streams = (nothing, *self._output.writes, self._control.theirs.fileno())
+            streams: child.Streams = (nothing, *self._output.writes, self._control.theirs.fileno())
+            if self._host is not None:
+                streams += (self._host.theirs.fileno(),)
             serve_cells(streams, setting, asked._replace(limits=ceiling), keeper, writes)
         os.close(writes)
         self._interpreter: Child | None = Child(pid, self._tree.number(pid))
@@ -117,6 +122,8 @@ class Keeper:
     def serve(self) -> None:
         wire.send(self._channel, SessionReply(self._memory()))
         while (asked := wire.receive(self._channel)) is not None:
+            if isinstance(asked, HostReturn):  # of a call whose cell has ended
+                continue
             wire.send(self._channel, self._do(asked)._replace(memory=self._memory()))
             self._refreeze_after_rollback()
             self._rest()
@@ -208,7 +215,7 @@ class Keeper:
         self._output.keep(limits.output_bytes)
         command = cell_command(cell, self._setting, CHECKPOINTS + 2)
         deadlines = self._deadlines(limits.cpu_seconds, limits.wall_seconds, limits)
-        said = self._ask(command, self._left, deadlines)
+        said = self._ask(command, self._left, deadlines, self._host)
         early = None if said.early is None else said.early[: child.NAME_CHARS]
         if said.done is not None:
             late, _, value = said.done[1:].partition("\0")
@@ -231,7 +238,7 @@ class Keeper:
             stderr=with_lines(stderr, [self._cause and ENDED, line], raised),
             value=cut_middle(value[1:], limits.output_bytes) if value else None,
             exit_code=code,
-            seconds=time.monotonic() - started,
+            seconds=time.monotonic() - started - deadlines.paused,
             peak_memory=peak,
             tier=self._setting.confinement.tier,
         )
@@ -266,6 +273,8 @@ class Keeper:
             raise InterpreterGone(f"the files of {name} could not be put back: {spoiled}") from spoiled
         self._output.take()
         self._control.forget()
+        if self._host is not None:
+            self._host.forget()
         self._interpreter, self._cause = copy, ""
         self._pending_refreeze = name, copy.folders
 
@@ -368,7 +377,11 @@ class Keeper:
         return Deadlines(self._alive.pid, self._tree, copies, cpu_limit=cpu, wall_limit=wall, watchdog=self._watchdog)
 
     def _ask(
-        self, command: CellCommand | FreezeCommand, wake: Collection[int], deadlines: Deadlines
+        self,
+        command: CellCommand | FreezeCommand,
+        wake: Collection[int],
+        deadlines: Deadlines,
+        functions: HostChannel | None = None,
     ) -> InterpreterReply:
         """What the interpreter said to a command. wake: the processes that go on meanwhile, of those that are stopped.
 
@@ -384,8 +397,9 @@ class Keeper:
                 interpreter=interpreter,
                 control=self._control,
                 output=self._output,
-                host=self._channel.fileno(),
+                host=self._channel,
                 deadlines=deadlines,
+                functions=functions,
             )
         except HostGone:
             self._tree.end(())
