@@ -236,7 +236,7 @@ def interruptible(message: str | Callable[[], str]) -> Iterator[None]:
             signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
-_ROLLOUTS = ("run", "model", "compute", "engine", "task", "rollout", "sandbox")
+_ROLLOUTS = ("run", "model", "compute", "engine", "task", "rollout", "subcalls", "sandbox")
 
 READS: Mapping[str, Sequence[str]] = {
     "demos": (*_ROLLOUTS, "demos", "sft"),

@@ -78,13 +78,11 @@ def _die_flushed(number: int, _frame: object) -> None:
 
 
 def prepare() -> None:
-    """In the worker, before it forks: all that a call would otherwise do anew. See `program.rehearse`."""
-    sys.argv = [FILENAME]
+    """In the zygote, before it forks: all that a worker or a call would otherwise do anew. See `program.rehearse`."""
     rehearse()
     os.dup2(0, 0, inheritable=True)  # the first use of a function makes the table of its arguments
     math.ceil(1.0)
     resource.setrlimit(resource.RLIMIT_AS, resource.getrlimit(resource.RLIMIT_AS))
-    reseed()
 
 
 class Setting(NamedTuple):

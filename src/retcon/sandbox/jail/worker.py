@@ -13,6 +13,7 @@ import resource
 import select
 import signal
 import socket
+import sys
 import time
 
 from retcon.sandbox.jail import child, scratch, usage
@@ -22,6 +23,7 @@ from retcon.sandbox.jail.confine.confinement import Confinement
 from retcon.sandbox.jail.confine.isolate import die_with_parent, isolate
 from retcon.sandbox.jail.confine.users import pick_uid
 from retcon.sandbox.jail.messages import CallEnded, Failed, ForkOrder, OpenSession, Outcome, RunCall
+from retcon.sandbox.jail.program import reseed
 from retcon.sandbox.jail.session.keeper import Keeper
 from retcon.sandbox.jail.watchdog import Watchdog, verdict, with_lines
 
@@ -68,7 +70,8 @@ class Worker:
         self.nothing = os.open(os.devnull, os.O_RDONLY)
         self.dirty = False
         self.ran = False
-        child.prepare()
+        sys.argv = [child.FILENAME]
+        reseed()
         gc.collect()
         gc.freeze()
         gc.disable()

@@ -18,7 +18,7 @@ import time
 from importlib import import_module
 from typing import NamedTuple
 
-from retcon.sandbox.jail import kernel
+from retcon.sandbox.jail import child, kernel
 from retcon.sandbox.jail.messages import Failed, Forked, ForkOrder, Imported, Message, decoded, encoded
 from retcon.sandbox.jail.scratch import remove, remove_abandoned
 
@@ -94,6 +94,7 @@ def preload(modules: list[str], exercise: str = "") -> str:
         return f"{modules[-1]} starts {threads} thread(s) when it is used, which a fork would lose: leave it out"
     for stream in (sys.stdout, sys.stderr):  # what an import printed must not come out once more in every call
         stream.flush()
+    child.prepare()
     gc.collect()
     gc.freeze()
     gc.disable()

@@ -21,7 +21,6 @@ from retcon.sandbox.jail.capture import cut_middle
 from retcon.tasks.environments.types import CallFailed, Environment, Rollback
 from retcon.tasks.registry import RIGHT, WRONG, CountTokens
 from retcon.tasks.types import Task
-from retcon.tools.types import ModelCalls
 
 UNGRADED = 1 << 14
 """States that are kept for grading at most. That of a rollout that was lost is kept until another one of its id
@@ -194,7 +193,7 @@ class EnvironmentTool:
         self.name, self.spec = spec.name, spec
         self._sessions, self._output_chars = sessions, output_chars
 
-    def of(self, task: str, trajectory: str, model: ModelCalls | None = None) -> _OfTask:
+    def of(self, task: str, trajectory: str, model: object = None) -> _OfTask:
         self._sessions.begun(trajectory)
         return _OfTask(self._sessions, self.spec, self._output_chars, task)
 

@@ -243,11 +243,12 @@ class PythonSessions:
     ) -> None:
         self.name = name
         self.spec = python_spec(name, keeps_state=True)
+        self._sandbox, self._limits = sandbox, limits
         self._formatter = ObservationFormatter(name, output_chars)
-        self._start = partial(sandbox.session, limits=limits)
 
     async def open(self, trajectory: str) -> OpenTool:
-        return await PythonSession.open(self._start, self._formatter, trajectory)
+        start = partial(self._sandbox.session, limits=self._limits)
+        return await PythonSession.open(start, self._formatter, trajectory)
 
 
 class PythonSession:

@@ -23,6 +23,7 @@ MAX_BYTES = 16 << 20
 MAX_OPEN = 256
 """Calls of a session that wait for an answer at a time; further ones wait in the channel."""
 CHUNK = 1 << 16
+GONE = "the functions of the host cannot be reached any more"
 ENDED = json.dumps({"error": "the cell ended before the call returned"})
 
 
@@ -161,7 +162,10 @@ class HostFunctions:
         with self._writing:
             self._number += 1
             number = self._number
-            self._socket.sendall(HEADER.pack(len(body), number) + body)
+            try:
+                self._socket.sendall(HEADER.pack(len(body), number) + body)
+            except OSError as error:
+                raise RuntimeError(GONE) from error
         answer = json.loads(self._wait(number))
         if "error" in answer:
             raise RuntimeError(f"{name}(): {answer['error']}")
@@ -195,5 +199,5 @@ class HostFunctions:
                     return number, body
             chunk = self._socket.recv(CHUNK)
             if not chunk:
-                raise RuntimeError("the functions of the host cannot be reached any more")
+                raise RuntimeError(GONE)
             self._heard += chunk
