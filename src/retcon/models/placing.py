@@ -62,6 +62,12 @@ class _States:
         return self.last_hidden_state if index == 0 else ()
 
 
+def layers_of(model: PreTrainedModel) -> nn.Module:
+    """Return the part that makes hidden states; Llama 4 and Mllama misname theirs in `base_model_prefix`."""
+    found: nn.Module = model.base_model
+    return getattr(model, "model", model) if found is model else found
+
+
 class OwnHead(nn.Module):
     """Logits as the model itself makes them of hidden states, (N, d) to (N, V): caps and transforms included."""
 
@@ -72,7 +78,7 @@ class OwnHead(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         model = self._model()
         assert model is not None
-        base = model.base_model
+        base = layers_of(model)
         before = vars(base).get("forward")
         base.forward = lambda *_, **__: _States(hidden[None])
         try:
@@ -125,9 +131,10 @@ def check_logits(model: PreTrainedModel, name: object) -> None:
         if not bool(expected.isfinite().all()):
             return  # it has diverged, which a step says of its loss
         with told_as(CheckpointError, f"{name}: training {kind} by its last hidden states"):
-            hidden: Tensor = model.base_model(input_ids=ids, use_cache=False).last_hidden_state[0]
+            hidden: Tensor = layers_of(model)(input_ids=ids, use_cache=False).last_hidden_state[0]
             large = LARGE * hidden  # which shows caps
-            simple = head is not None and _apart(head(scale * hidden), expected) <= TOLERANCE
+            fits = getattr(head, "in_features", hidden.shape[-1]) == hidden.shape[-1]  # RemBERT's takes wider ones
+            simple = head is not None and fits and _apart(head(scale * hidden), expected) <= TOLERANCE
         try:
             apart = _apart(own(hidden), expected)
             more = apart <= TOLERANCE and not (simple and _apart(head(scale * large), own(large)) <= TOLERANCE)

@@ -33,8 +33,9 @@ SCALED: dict[str, dict[str, Any]] = {
     "gemma2": {"final_logit_softcapping": 5.0, "head_dim": 8},
     "bert": {"is_decoder": True},
     "roberta": {"is_decoder": True, "pad_token_id": 1},
+    "rembert": {"is_decoder": True, "input_embedding_size": 16, "output_embedding_size": 40},
 }  # fmt: skip
-OWN = ("gemma2", "bert", "roberta")
+OWN = ("gemma2", "bert", "roberta", "rembert")
 """Those whose output layer alone does not give their logits."""
 
 
@@ -86,7 +87,7 @@ def test_logprobs_entropies_and_their_gradient_are_the_models_own(kind: str) -> 
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in SCALED if kind not in ("falcon_h1", "gemma2", "roberta")])
+@pytest.mark.parametrize("kind", [kind for kind in SCALED if kind not in ("falcon_h1", "gemma2", "rembert", "roberta")])
 def test_the_engine_scores_as_the_model_does(kind: str) -> None:
     model, sample = made(kind, **SCALED[kind]), samples()[0]
     with torch.no_grad():

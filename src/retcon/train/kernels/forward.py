@@ -13,7 +13,7 @@ from torch import Tensor
 
 from retcon.core.types import Sample
 from retcon.engine.local.machine import attend_without_cudnn, keep_pages
-from retcon.models.placing import evaluating, head_of
+from retcon.models.placing import evaluating, head_of, layers_of
 from retcon.train.batch import Batch, collate, micro_batches
 from retcon.train.kernels.attention import attending
 from retcon.train.kernels.computing import Computing
@@ -122,7 +122,7 @@ def _packs_alike(model: PreTrainedModel) -> bool:
             try:
                 with attending(model):
                     packing = pack(samples, share=True, dtype=model.dtype, device=model.device)
-                    found = model.base_model(
+                    found = layers_of(model)(
                         input_ids=packing.ids, position_ids=packing.positions, use_cache=False, packing=packing
                     ).last_hidden_state[0]
                 apart = (found[packing.source] - hidden[source]).abs().max() / hidden[source].abs().max()
@@ -156,7 +156,7 @@ def _packed(
 ) -> Part:
     dtype = model.dtype if computing.dtype == "float32" else DTYPES[computing.dtype]
     packing = pack(samples, share=computing.share_prompts, dtype=dtype, device=model.device)
-    hidden = model.base_model(
+    hidden = layers_of(model)(
         input_ids=packing.ids, position_ids=packing.positions, use_cache=False, packing=packing
     ).last_hidden_state[0]
     found = _learnt(model, hidden, packing.source, batch, computing, entropies, packing.repeats)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from retcon.models.placing import head_of
+from retcon.models.placing import head_of, layers_of
 from retcon.train.kernels.computing import DEFAULT
 from retcon.train.kernels.layers import product_for
 from retcon.train.kernels.packing import Repeats
@@ -43,7 +43,7 @@ def token_logprobs(model: PreTrainedModel, ids: Tensor, mask: Tensor, chunk: int
 
 def padded_hidden(model: PreTrainedModel, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """The hidden states of padded rows, (B · T, d), and which of them precede the tokens in the loss mask, (L,)."""
-    hidden: Tensor = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+    hidden: Tensor = layers_of(model)(input_ids=ids, use_cache=False).last_hidden_state
     return hidden.flatten(0, 1), mask.reshape(-1).nonzero().squeeze(-1) - 1
 
 
