@@ -79,7 +79,7 @@ class TurnSampler:
         written = Segment("sampled", parsed.text, generation.ids, generation.logprobs, generation.versions)
         if generation.stop == "length":
             return Turn((written,), stop="length", entropy=entropy)
-        if not parsed.calls:
+        if not parsed.calls or not self.chat.tools:  # without tools a block of Python is an answer, not a call
             return Turn((written,), stop="answer", entropy=entropy)
         observations = await run(parsed.calls)
         answered = self.chat.observations(parsed.calls, observations, last_id=generation.ids[-1], written=parsed.text)

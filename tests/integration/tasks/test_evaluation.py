@@ -316,3 +316,16 @@ def test_an_evaluation_of_an_earlier_version_is_gone_on_with_where_new_keys_have
     rollout = RECIPE.rollout.model_copy(update={"min_p": 0.1})
     with pytest.raises(CheckpointError, match=r"holds an evaluation with rollout\.min_p = None, now 0\.1: choose"):
         run_evaluation(RECIPE.model_copy(update={"rollout": rollout}), done.parent / "model", done)
+
+
+def test_without_tools_a_block_of_python_is_the_answer_and_no_failed_call() -> None:
+    """Of a family whose calls are such blocks: as on HumanEval with tools off."""
+    block = "\\boxed{2}\n```python\nprint(2)\n```"
+    tokenizer, engine = ByteTokenizer(), ScriptedEngine(ByteTokenizer(), [block])
+    recipe = load_recipe(None, ["evaluate.samples=1", "rollout.tools=[]"])
+    work = evaluate(
+        recipe, [Task("t/0", "1 + 1?", "2")], name="t1", params=settings_of(recipe)["t1"], engine=engine,
+        chat=Chat(tokenizer), on_progress=lambda _: None,
+    )  # fmt: skip
+    ((rollout,),), setting = asyncio.run(work)
+    assert (rollout.stop, rollout.calls, setting.problems[0].failed_calls) == ("answer", 0, 0)
