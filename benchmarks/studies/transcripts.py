@@ -4,6 +4,8 @@
 python benchmarks/studies/transcripts.py --data DIR [--json FILE] [--unpaired]
 python benchmarks/studies/transcripts.py --data DIR --sample N [--seed S] [--kind shallow|deep] [--but FILE …]
 python benchmarks/studies/transcripts.py --data DIR --verdicts benchmarks/results/repairs/first.tsv
+python benchmarks/studies/transcripts.py --data DIR --sources [--json FILE]
+python benchmarks/studies/transcripts.py --data DIR --calls N [--seed S]
 
 DIR has a folder a source (mint, mathcoder, …) with files of transcripts. Counts, the same in every run, and the CPU
 time of all. After the calls that failed comes how many of them did with one of the four exceptions that the description
@@ -16,6 +18,12 @@ benchmarks/results.
 what follows; --but leaves out those that a file of verdicts has. --verdicts takes verdicts on such a sample (ids alone,
 no text) and says how many of them are right, and whether each of the repairs that they are about is still made.
 --gamma, --attempts and --state are those of `retcon purify`.
+
+--sources counts by folder: files, records, calls, failures, repairs, and what of the calls and repairs that were read
+by hand was right (benchmarks/results/calls.tsv and repairs/sources.tsv). Each file has to be one of
+benchmarks/results/sources.tsv, which names repository, commit and path of each, by its SHA-256. --calls prints N calls
+that are called failures and N that are called successes, evenly over the folders, each folder's by a hash of seed and
+place.
 """
 
 from __future__ import annotations
@@ -26,19 +34,22 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from hashlib import sha256
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from math import sqrt
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
-from retcon.core.types import Trajectory
+from retcon.core.errors import RecordError
+from retcon.core.types import Observation, Trajectory
 from retcon.purify.failing import failed
 from retcon.purify.offline import Offline, Purified, Splice
 from retcon.store.records import open_source
-from retcon.transcripts.detector import Detector
+from retcon.transcripts.detector import sampled
+from retcon.transcripts.items import decoded
 from retcon.transcripts.purifier import Count, Purifier, Sinks, total
 
 sys.path.append(str(Path(__file__).parents[1]))  # where `parts` is
@@ -49,6 +60,9 @@ NAMED = {
     "mathcoder": ("NameError", "TypeError", "IndexError", "AttributeError"),
 }
 REPAIRED = "repaired"
+VERDICTS = ("right", "weak", "wrong")
+MEASURES = ["src/retcon/purify", "src/retcon/transcripts"]
+SOURCES, CALLS, READ = RESULTS / "sources.tsv", RESULTS / "calls.tsv", RESULTS / "repairs" / "sources.tsv"
 WIDTHS = (52, 12, 7, 7, 8, 6, 8, 7)
 
 
@@ -61,6 +75,8 @@ def main() -> None:
     parser.add_argument("--kind", choices=("shallow", "deep"))
     parser.add_argument("--but", type=Path, nargs="+", default=[], metavar="FILE", help="verdicts on what is left out")
     parser.add_argument("--verdicts", type=Path, metavar="FILE")
+    parser.add_argument("--sources", action="store_true", help="count by folder, with what was read by hand")
+    parser.add_argument("--calls", type=int, metavar="N", help="print N failures and N successes to read")
     parser.add_argument("--gamma", type=float, default=0.5)
     parser.add_argument("--attempts", type=int, default=3)
     parser.add_argument("--state", choices=("check", "ignore"), default="check")
@@ -74,6 +90,22 @@ def main() -> None:
     paths = [path for own in sources.values() for path in own]
     if arguments.verdicts is not None:
         judged(arguments.verdicts, repairs(paths, offline))
+        return
+    if arguments.calls is not None:
+        every = list(calls(sources))
+        for failed_ones in (True, False):
+            for n, call in enumerate(
+                drawn([c for c in every if c.failed is failed_ones], arguments.calls, arguments.seed)
+            ):
+                show_call(n, call)
+        return
+    if arguments.sources:
+        table = by_source(sources, offline)
+        for cells in (table["head"], *table["rows"]):
+            print("\t".join(cells))
+        if arguments.json is not None:
+            command = "benchmarks/studies/transcripts.py --data DIR --sources"
+            save(arguments.json, {"sources": table, "calls": judged_calls()}, command=command, measures=MEASURES)
         return
     if arguments.sample is not None:
         known = {one.key for file in arguments.but for one in read_verdicts(file)}
@@ -123,8 +155,7 @@ def main() -> None:
             "MB": whole.bytes_before / 1e6,
             "CPU s": took,
         }
-        measures = ["src/retcon/purify", "src/retcon/transcripts"]
-        save(arguments.json, kept, command="benchmarks/studies/transcripts.py --data DIR", measures=measures)
+        save(arguments.json, kept, command="benchmarks/studies/transcripts.py --data DIR", measures=MEASURES)
 
 
 def counted(
@@ -147,11 +178,19 @@ def by_reason(became: Mapping[str, Counter[str]]) -> dict[str, object]:
 
 
 def purified(path: Path, offline: Offline) -> Count:
-    count = Count()
-    purifier = Purifier(offline, "auto", Sinks(), count)
-    for record in open_source(path).records:
-        purifier(record)
+    count = counted_in(path, offline)
     row(path.name, *figures(count))
+    return count
+
+
+def counted_in(path: Path, offline: Offline) -> Count:
+    """What `retcon purify` counts in a file; of one that it refuses, nothing."""
+    count = Count()
+    with suppress(RecordError):
+        first = sampled(open_source(path), "auto")
+        purifier = Purifier(offline, first.detector, Sinks(), count, values=first.values)
+        for record in first.source.records:
+            purifier(record)
     return count
 
 
@@ -360,12 +399,104 @@ def said(figure: object) -> str:
 
 
 def trajectories(path: Path) -> Iterator[Trajectory]:
-    detector = Detector()
-    for record in open_source(path).records:
-        value = msgspec.json.decode(record.data)
-        found = detector.format_of(value)
-        if found is not None:
-            yield from found.read(value, str(record.number)).trajectories
+    with suppress(RecordError):
+        first = sampled(open_source(path), "auto")
+        for record in first.source.records:
+            value = first.values.pop(record.number, None) or decoded(record)
+            found = first.detector.format_of(value)
+            if found is not None:
+                yield from found.read(value, str(record.number)).trajectories
+
+
+class SeenCall(NamedTuple):
+    """A call that was judged. place: folder, file and record; turn and call count from 0."""
+
+    place: str
+    turn: int
+    call: int
+    tool: str
+    arguments: str
+    observation: Observation
+
+    @property
+    def failed(self) -> bool:
+        return self.observation.status not in ("ok", "infrastructure")
+
+    @property
+    def key(self) -> str:
+        return f"{self.place}\t{self.turn}\t{self.call}"
+
+
+def calls(sources: Mapping[str, Sequence[Path]]) -> Iterator[SeenCall]:
+    for name, paths in sources.items():
+        for path in paths:
+            for raw in trajectories(path):
+                for n, turn in enumerate(raw.turns):
+                    for k, (call, seen) in enumerate(zip(turn.calls, turn.observations, strict=False)):
+                        given = call.arguments if isinstance(call.arguments, str) else str(dict(call.arguments))
+                        yield SeenCall(f"{name}/{path.name}:{raw.id}", n, k, call.name, given, seen)
+
+
+def drawn(every: Sequence[SeenCall], size: int, seed: int) -> Sequence[SeenCall]:
+    """One of each source in turn, until there are enough."""
+    ranked = sorted(every, key=lambda one: sha256(f"{seed} {one.key}".encode()).digest())
+    waiting: dict[str, list[SeenCall]] = {}
+    for call in ranked:
+        waiting.setdefault(call.place.partition("/")[0], []).append(call)
+    rounds = zip_longest(*(waiting[name] for name in sorted(waiting)))
+    return [call for one in rounds for call in one if call is not None][:size]
+
+
+def show_call(number: int, call: SeenCall) -> None:
+    seen = call.observation
+    print(
+        f"\n=== {number} {'failed' if call.failed else 'worked'}\t{call.key}\t{seen.rule or ''} {seen.error_type or ''}"
+    )
+    for whole, most in ((f"{call.tool} {call.arguments}", 500), (re.sub(r"\x1b\[[0-9;]*m", "", seen.text), 900)):
+        text = whole.strip()
+        print(text if len(text) <= most else f"{text[: most // 2]}\n   […]\n{text[-most // 2 :]}")
+        print("---")
+
+
+def judged_calls() -> dict[str, list[int]]:
+    """Of the calls that were read, by source: failures right and read, successes right and read; `all` is their sum."""
+    found: dict[str, list[int]] = {"all": [0] * 4}
+    for line in CALLS.read_text("utf-8").splitlines():
+        if line and not line.startswith("#"):
+            place, _, _, called, verdict, *_ = line.split("\t")
+            at = 0 if called == "failed" else 2
+            for own in (found["all"], found.setdefault(place.partition("/")[0], [0] * 4)):
+                own[at] += verdict == "right"
+                own[at + 1] += 1
+    return found
+
+
+def by_source(sources: Mapping[str, Sequence[Path]], offline: Offline) -> dict[str, list[Any]]:
+    """A row for each folder. Raises SystemExit for a file that the table of sources does not have."""
+    listed = [line.split("\t") for line in SOURCES.read_text("utf-8").splitlines() if line and not line.startswith("#")]
+    known = {(name, digest): where for name, _, where, digest in listed}
+    read, places = judged_calls(), {file: name for name, file, *_ in listed}
+    repaired = Counter((places.get(v.source.rpartition(":")[0], ""), v.verdict) for v in read_verdicts(READ))
+    head = ["source", "files", "refused", "records", "unread", "calls", "failed", "failures read: right",
+            "successes read: right", "repairs", "repairs read: right, weak, wrong"]  # fmt: skip
+    rows: list[list[str]] = []
+    every: list[Count] = []
+    for name, paths in [*sources.items(), ("all", ())]:
+        at = [known.get((name, sha256(path.read_bytes()).hexdigest())) for path in paths]
+        if strange := [path for path, one in zip(paths, at, strict=True) if one is None]:
+            raise SystemExit(f"{strange[0]}: not in {SOURCES} by its SHA-256")
+        counts = [counted_in(path, offline) for path in paths] or every
+        every = [*every, *counts]
+        whole, (failures, f_read, worked, w_read) = total(counts), read.get(name, [0] * 4)
+        refused = sum(not one.transcripts for one in counts)
+        judged = [sum(n for (of, v), n in repaired.items() if name in (of, "all") and v == k) for k in VERDICTS]
+        numbers = (len(counts), refused, whole.transcripts, whole.unread, whole.calls, whole.failed)
+        rows.append([
+            str(at[0]).partition("@")[0] if at else name, *map(said, numbers),
+            f"{failures} of {f_read}" if f_read else "", f"{worked} of {w_read}" if w_read else "",
+            said(whole.shallow + whole.deep), ", ".join(map(str, judged)) if any(judged) else "",
+        ])  # fmt: skip
+    return {"head": head, "rows": rows}
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from retcon.core.texts import counted
 from retcon.store.parquet import Record, Source
 from retcon.transcripts.items import SESSION, SYSTEM, SYSTEMS, TEXTS, decoded, find_items, has_no_items, speaker_of
 from retcon.transcripts.itemwise import Itemwise, lists
-from retcon.transcripts.registry import formats, named
+from retcon.transcripts.registry import formats, is_feedback, named
 from retcon.transcripts.types import Certainty, Format, Json
 
 RECORDS, BYTES = 512, 4 << 20
@@ -226,7 +226,7 @@ def tool_use(record: Json) -> str | None:
         text = value[:_TEXT]
         if "<" in text and (result := _RESULT.search(text)):
             return f"the tag <{result[1]}>"
-        if label := _LABEL.match(text):
+        if (label := _LABEL.match(text)) and not is_feedback(text):
             return f"the label {label[1]}"
         if role in _USERS:
             continue

@@ -25,7 +25,7 @@ from retcon.purify.tools import NO_PROGRAM, is_runner, looks_up
 from retcon.purify.words import rewritten, without
 from retcon.transcripts.items import Thought, is_unlearnt, role_of
 from retcon.transcripts.types import NOT_JSON, Json, Speakers
-from retcon.transcripts.verdicts import Verdict, judge, works_by_report
+from retcon.transcripts.verdicts import Verdict, is_negative_result, judge
 
 _PROGRAMS = ("code", "source", "script", "python_code", "snippet", "program", "cell", "input")
 _CERTAIN = ("code", "python_code")
@@ -504,7 +504,7 @@ def _is_broken(text: str) -> bool:
 def _observation(call: ToolCall, output: ToolOutput) -> Observation:
     verdict = output.verdict
     if output.typed:
-        verdict = None if works_by_report(verdict, output.text) else verdict
+        verdict = None if is_negative_result(verdict, output.text, (call,)) else verdict
     else:
         verdict = judge(output.text, (call,))
         if verdict is None and call.malformed and _is_broken(call.code):

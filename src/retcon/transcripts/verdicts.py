@@ -592,15 +592,17 @@ def judge(output: str, calls: Sequence[ToolCall] = ()) -> Verdict | None:
     return _Output(calls).judged((_ANSI.sub("", output) if "\x1b" in output else output).strip())
 
 
-def works_by_report(verdict: Verdict | None, text: str) -> bool:
-    """Whether the reported failure is that of tests, not of their runner.
-
-    It ends with 1, and its report.
-    """
+def is_negative_result(verdict: Verdict | None, text: str, calls: Sequence[ToolCall]) -> bool:
+    """Whether exit code 1 means failed tests, or a search that found nothing."""
     if verdict is None or verdict.status != "error" or verdict.rule not in ("status", "exit-code"):
         return False
-    code = next((code for code, _ in _exit_codes(text)), 1)
-    return verdict.error_type in (None, "exit 1", text) and code == 1 and TESTS.search(text[-_EDGE * 4 :]) is not None
+    if verdict.error_type not in (None, "exit 1", text) or next((code for code, _ in _exit_codes(text)), 1) != 1:
+        return False
+    if TESTS.search(text[-_EDGE * 4 :]) is not None:
+        return True
+    lines = re.sub(r"<(\w+)>-?\d+</\1>|</?\w+>", "", text[: _EDGE * 2]).split("\n")
+    printed = any(line.strip() and _exit_code(line.strip()) is None for line in lines)
+    return verdict.error_type == "exit 1" and not printed and bool(calls) and all(map(only_shows, calls))
 
 
 def read_named_failures(words: Sequence[str]) -> dict[str, str]:
@@ -669,7 +671,7 @@ class _Output:
             for code, line in _exit_codes(text) if any(word in edges for word in _EXITED) else ():
                 if not self.writes("exit", "return code", "returncode", line.lower()):
                     failed = exited(code)
-                    worked = works_by_report(failed, text)
+                    worked = is_negative_result(failed, text, self.calls)
                     return failed and (None if worked else self._ended(text) or failed)
                 if code:
                     return Verdict("ok", UNCLEAR)

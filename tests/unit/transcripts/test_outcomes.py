@@ -94,6 +94,14 @@ def test_a_test_runner_that_ends_with_1_and_its_report_has_worked(says: dict[str
     assert failed(*SHELL, content="Exit code 1\nno tests ran", **says) == 1
 
 
+@pytest.mark.parametrize("content", ["", "Exit Code: 1", "<returncode>1</returncode>\n<output>\n</output>"])
+def test_a_search_that_ends_with_1_and_prints_nothing_found_nothing(content: str) -> None:
+    says = {} if content else {"exit_code": 1}
+    assert failed("bash", {"command": "cd src && grep -rn isotope ."}, content=content, **says) == 0
+    assert failed("bash", {"command": "cd src && make"}, content=content, **says) == 1
+    assert failed("bash", {"command": "grep -n iso a.c"}, content="grep: a.c: no such file", exit_code=1) == 1
+
+
 def test_a_command_that_looks_for_errors_has_not_failed_for_finding_some() -> None:
     grep = ToolCall("a", "bash", {"code": "grep -rn 'error' src"}, 0, language="shell")
     verdict = judge("Error: seen once", (grep,))

@@ -74,7 +74,7 @@ class Team(Itemwise):
 
 class Chat02(Itemwise):
     """Messages whose programs are fenced, answered by `exitcode: 1 (execution failed)`. Roles depend on whose history
-    it is, so that who writes programs is the model, whatever its role."""
+    it is, so that who writes programs is the model, whatever its role. The first message is the task."""
 
     name = "autogen"
     aliases = ("ag2",)
@@ -95,7 +95,7 @@ class Chat02(Itemwise):
                 code = int(found["code"])
                 verdict = Verdict("error", "status", f"exit {code}") if code else None
                 pieces.answered(item, [ToolOutput(text[found.end() :], None, verdict, typed=True)])
-            elif n + 1 < len(items) and answers[n + 1] and _BLOCK.search(text):
+            elif 0 < n < len(items) - 1 and answers[n + 1] and _BLOCK.search(text):
                 _written(pieces, item, text, [(b["language"], b["code"]) for b in _BLOCK.finditer(text)])
             elif _speaker(item) in writers:
                 pieces.said(item, text, apart=True)
