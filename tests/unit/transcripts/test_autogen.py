@@ -78,7 +78,11 @@ def test_a_program_of_a_shell_is_left_alone(
 
 def test_the_task_of_a_chat_stays_though_it_holds_a_program_that_failed() -> None:
     task = {"role": "assistant", "name": "expert", "content": f"Find the root of 3.\n```python\n{FAILED}\n```"}
-    ran = {"role": "user", "name": "terminal", "content": "exitcode: 1 (execution failed)\nCode output: NameError: math"}
+    ran = {
+        "role": "user",
+        "name": "terminal",
+        "content": "exitcode: 1 (execution failed)\nCode output: NameError: math",
+    }
     fix = {**task, "content": f"Here it is:\n```python\n{WORKS}\n```"}
     works = {**ran, "content": "exitcode: 0 (execution succeeded)\nCode output: 1.732"}
     record = {"history": [task, ran, fix, works]}
