@@ -14,6 +14,7 @@ from typing import NamedTuple
 from retcon.core.errors import RecordError
 from retcon.core.texts import counted
 from retcon.store.parquet import Record, Source
+from retcon.transcripts.in_messages import InMessages
 from retcon.transcripts.items import SESSION, SYSTEM, SYSTEMS, TEXTS, decoded, find_items, has_no_items, speaker_of
 from retcon.transcripts.itemwise import Itemwise, lists
 from retcon.transcripts.registry import formats, is_feedback, named
@@ -315,6 +316,8 @@ class Detector:
 
     def __init__(self, name: str = "auto", decided: int | None = None) -> None:
         self._formats = named(name)
+        self._itemwise = [one if isinstance(one, Itemwise) else None for one in self._formats]
+        self._accepting = [one.accepts if isinstance(one, InMessages) else None for one in self._formats]
         self.decided = 0 if len(self._formats) == 1 else decided
         self.name = name
         self._looked = 0
@@ -421,7 +424,7 @@ class Detector:
     def _in_lines(self, items: Sequence[dict[str, Json]]) -> list[Itemwise]:
         """The formats that are kept in lines, and may have such."""
         keys = set().union(*items)
-        return [one for one in self._formats if isinstance(one, Itemwise) and one.in_lines and not _lacks(one, keys)]
+        return [one for one in self._itemwise if one is not None and one.in_lines and not _lacks(one, keys)]
 
     def _any_alone(self, items: Iterable[Json]) -> bool:
         """Whether an item alone is a transcript with typed calls."""
@@ -437,17 +440,21 @@ class Detector:
 
     def _plain(self, record: Json) -> Format | None:
         """Return the format of steps without calls."""
-        return next((one for one in self._formats if isinstance(one, Itemwise) and one.holds(record)), None)
+        return next((one for one in self._itemwise if one is not None and one.holds(record)), None)
 
     def _own(self, record: Json) -> int | None:
         """The place of the record's format among all, judged alone."""
         found = [items for _, items in lists(record)]  # looked for once, as many formats ask for them
         keys = set().union(*chain.from_iterable(found))
-        for at, one in enumerate(self._formats):
-            if isinstance(one, Itemwise):
-                if not _lacks(one, keys) and any(map(one.has_calls, found)):
+        messages = find_items(record)
+        for at, (itemwise, accepts) in enumerate(zip(self._itemwise, self._accepting, strict=True)):
+            if itemwise is not None:
+                if not _lacks(itemwise, keys) and any(map(itemwise.has_calls, found)):
                     return at
-            elif one.matches(record):
+            elif accepts is not None:
+                if messages is not None and accepts(messages[1]):
+                    return at
+            elif self._formats[at].matches(record):
                 return at
         return None
 

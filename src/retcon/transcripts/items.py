@@ -532,8 +532,10 @@ def encoded(value: Json, like: Record) -> bytes:
 
 def _unpacked(value: Json) -> Json:
     """Return the record with JSON text of messages decoded (SWE-smith's rows)."""
-    lists = {name: listed for name, text in _written(value) if (listed := _messages_in(name, text)) is not None}
-    return {**value, **lists} if lists and isinstance(value, dict) else value
+    if not (texts := _written(value)) or not isinstance(value, dict):
+        return value
+    lists = {name: listed for name, text in texts if (listed := _messages_in(name, text)) is not None}
+    return {**value, **lists} if lists else value
 
 
 def _packed(value: Json, data: bytes) -> Json:

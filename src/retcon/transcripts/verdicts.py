@@ -15,7 +15,7 @@ import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -493,36 +493,25 @@ _SHORT = 400
 _DIGITS = frozenset("0123456789")
 _HINTS = tuple(dict.fromkeys([*(hint for form in FORMS for hint in form.hints), "exit", "return", "interrupt"]))
 _EXCEPTIONS = frozenset(name.lower() for name in _BUILTIN | _TIMEOUTS)
-_FIRST = frozenset(
-    {"error", "exception", "failure", "failed", "an", "code", "python", "python3", "cell", "command", "script"}
-    | {
-        "program",
-        "process",
-        "tool",
-        "execution",
-        "kernel",
-        "call",
-        "request",
-        "container",
-        "sandbox",
-        "exit",
-        "exitcode",
-    }
-    | {"return", "returncode", "exited", "finished", "terminated", "completed", "ended", "died", "with", "has", "been"}
-    | {"time", "timed", "timeout", "time-out", "killed", "stopped", "interrupted", "aborted", "maximum", "max", "cpu"}
-    | {"wall", "tle", "timelimitexceeded", "oom", "oom-killed", "ran", "out", "memory", "exceeded", "mle", "bus"}
-    | {"memorylimitexceeded", "segmentation", "illegal", "floating", "fatal", "dead", "deadkernel", "your", "runtime"}
-    | {"compilation", "compile", "no", "string", "file", "invalid", "patch", "unknown", "npm", "nonzero", "non-zero"}
-)
-_ERROR_WORDS = frozenset(
-    {"a", "mcp", "api", "http", "sql", "db", "database", "syntax", "parse", "type", "value", "validation", "internal"}
-    | {"server", "client", "network", "connection", "input", "argument", "parameter", "unexpected", "critical"}
-    | {"system", "operational", "programming", "permission", "uncaught", "unhandled", "verification"}
-)
+_FIRST = frozenset({
+    "aborted", "an", "been", "bus", "call", "cell", "code", "command", "compilation", "compile", "completed",
+    "container", "cpu", "dead", "deadkernel", "died", "ended", "error", "exceeded", "exception", "execution",
+    "exit", "exitcode", "exited", "failed", "failure", "fatal", "file", "finished", "floating", "has",
+    "illegal", "interrupted", "invalid", "kernel", "killed", "max", "maximum", "memory", "memorylimitexceeded",
+    "mle", "no", "non-zero", "nonzero", "npm", "oom", "oom-killed", "out", "patch", "process", "program",
+    "python", "python3", "ran", "request", "return", "returncode", "runtime", "sandbox", "script",
+    "segmentation", "stopped", "string", "terminated", "time", "time-out", "timed", "timelimitexceeded",
+    "timeout", "tle", "tool", "unknown", "wall", "with", "your",
+})  # fmt: skip
+_ERROR_WORDS = frozenset({
+    "a", "api", "argument", "client", "connection", "critical", "database", "db", "http", "input", "internal",
+    "mcp", "network", "operational", "parameter", "parse", "permission", "programming", "server", "sql",
+    "syntax", "system", "type", "uncaught", "unexpected", "unhandled", "validation", "value", "verification",
+})  # fmt: skip
 """How a line of FORMS begins, if not with one word and a colon; those of `_ERROR_WORDS` have a colon further on."""
 _REPORTED = ("passed", "failed", "Failed", "FAIL", "passing", "failing", "Failures", "Assertions", "total")
 """Words of a test runner's report."""
-_EXITED = ("exit", "return", "Exit", "Return", "EXIT")
+_EXITED = ("xit", "eturn", "EXIT")
 
 
 def may_fail(output: str) -> bool:
@@ -557,26 +546,23 @@ def may_fail(output: str) -> bool:
 
 def _has_hint(line: str) -> bool:
     """Whether a line may be of a form, or an exception: most are not by their first word."""
-    bare = line[:_EDGE].lstrip(_BRACKETS).removeprefix("The ").removeprefix("the ")
-    kind = _kind_of(bare.partition(" ")[0], ":" in bare)
-    if kind is None:
-        return "(<" in bare or "egmentation" in bare or "erification failed" in bare
+    bare = line[:_EDGE] if line[:1].isalpha() else line[:_EDGE].lstrip(_BRACKETS)
+    if bare[:4] in ("The ", "the "):
+        bare = bare[4:]
+    kind = _kind_of(bare.partition(" ")[0])
+    if kind is None or (kind == "colon" and ":" not in bare):
+        return "(<" in bare or "ation fa" in bare  # a segmentation fault, a verification that failed
     lower = bare.lower()
-    return kind or any(hint in lower for hint in _HINTS)
+    return kind == "exception" or any(hint in lower for hint in _HINTS)
 
 
 @lru_cache(maxsize=8192)
-def _kind_of(word: str, colon: bool) -> bool | None:
-    """Whether a line's first word is an exception; None: no form.
-
-    colon: whether the line has one.
-    """
-    if word[:1] == "<":
-        return True
+def _kind_of(word: str) -> Literal["exception", "form", "colon"] | None:
+    """What a line with this first word may be; `colon`: a form, if it has a colon."""
     plain = word.partition("(")[0].rstrip(_BRACKETS + ":").lower()
-    if "rror" in plain or "xception" in plain or plain in _EXCEPTIONS:
-        return True
-    return False if ":" in word or plain in _FIRST or (colon and plain in _ERROR_WORDS) else None
+    if word[:1] == "<" or "rror" in plain or "xception" in plain or plain in _EXCEPTIONS:
+        return "exception"
+    return "form" if ":" in word or plain in _FIRST else "colon" if plain in _ERROR_WORDS else None
 
 
 def looks_clean(output: str) -> bool:
