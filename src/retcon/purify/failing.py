@@ -32,17 +32,13 @@ def has_failed(turn: Turn, failures: Set[Status]) -> bool:
 def failed(turn: Turn) -> bool:
     """Whether a turn failed, with an output for each call.
 
-    A turn that was judged before does not count.
-    """
+    A turn that was judged before does not count."""
     complete = bool(turn.calls) and len(turn.calls) == len(turn.observations)
     return complete and has_failed(turn, FAILURES)
 
 
 def half_answered(turn: Turn) -> bool:
-    """Whether a call failed in a turn that misses an output.
-
-    A turn that was judged before does not count.
-    """
+    """Whether a call failed in a turn that misses an output."""
     found = turn.repair is None and not FAILURES.isdisjoint([o.status for o in turn.observations])
     return found and not failed(turn)
 
@@ -87,8 +83,7 @@ def run_starts(turns: Sequence[Turn]) -> list[int]:
 def run_end(turns: Sequence[Turn], start: int) -> tuple[int, NoFix | None]:
     """Find the end of a run of failures.
 
-    Returns the turn after the run, which is its fix where the reason is None; else why the run has no fix.
-    """
+    Returns the turn after the run, which is its fix where the reason is None; else why the run has no fix."""
     at = start
     while failed(turns[at]) or turn_does_nothing(turns[at]):
         at += 1

@@ -57,8 +57,7 @@ def weak(failure: Turn, fix: Turn, told: Callable[[str], bool]) -> tuple[Poor, s
     It computes nothing, runs nothing, or evades what failed.
 
     Args:
-        shown: whether a number stands in what the fix did not invent.
-    """
+        shown: whether a number stands in what the fix did not invent."""
     pairs = [(f.code, g.code) for f in failure.calls for g in fix.calls if is_program(f) and is_program(g)]
     lost = next((name for f, g in pairs for name in (only_constants(f, g),) if name is not None), None)
     if lost is None:
@@ -106,8 +105,7 @@ def _only_imports(before: str, after: str) -> bool:
 def plan_given_up(failure: Turn, later: Sequence[Turn]) -> str | None:
     """Find the text by which a later attempt abandons the failure's plan.
 
-    That plan's words would stay in a shallow repair. None where the failure has no words, or nothing abandons them.
-    """
+    That plan's words would stay in a shallow repair. None where the failure has no words, or nothing abandons them."""
     if any(o.error_type == "AssertionError" for o in failure.observations):
         given_up: str | None = "an assertion failed"
     else:
@@ -136,8 +134,7 @@ def same_end(failure: Turn, fix: Turn) -> bool:
     """Whether the fix pursues what the failed program was for.
 
     It binds one of that program's goals, or computes the very expression that failed. Of a program that failed on
-    an import nothing ran, so any name that it binds counts.
-    """
+    an import nothing ran, so any name that it binds counts."""
     bound, again = _bound(fix), _worked_out(fix)
     for call, observation in zip(failure.calls, failure.observations, strict=True):
         if not is_program(call) or observation.status == "ok":
@@ -153,8 +150,7 @@ def same_end(failure: Turn, fix: Turn) -> bool:
 def another_end(failure: Turn, fix: Turn) -> str | None:
     """Find the failed program's goal that the fix no longer binds.
 
-    Only where the fix has goals itself. A longer name counts as equal (`x` and `x_value`).
-    """
+    Only where the fix has goals itself. A longer name counts as equal (`x` and `x_value`)."""
     programs = [c.code for c, o in zip(failure.calls, failure.observations, strict=True) if o.status != "ok"]
     wanted = frozenset().union(*map(goals, programs))
     own = frozenset().union(*(goals(call.code) for call in fix.calls if is_program(call))) if wanted else wanted
@@ -171,8 +167,7 @@ def another_call(failure: Turn, fix: Turn, gamma: float) -> str | None:
     For calls without a program; None where both try one thing. A lookup with another value is another call, however
     similar. For other tools a value is a correction that the error names, if it is no entity; free text may be
     reworded, and an edit be made in another place. An argument is dropped or added where the error names it. One
-    argument has to stay.
-    """
+    argument has to stay."""
     made = [call for call in fix.calls if not has_program(call)]
     for call, observation in zip(failure.calls, failure.observations, strict=True):
         if observation.status == "ok" or call.malformed or has_program(call):
@@ -288,8 +283,7 @@ def _worked_out(turn: Turn) -> frozenset[str]:
 def _by_hand(before: str, after: str, said: str) -> str | None:
     """Find a hardcoded value that a solver computed before.
 
-    It is arithmetic of numbers alone, and stands neither in the fix's words nor in its comments.
-    """
+    It is arithmetic of numbers alone, and stands neither in the fix's words nor in its comments."""
     if _SOLVERS.isdisjoint(_NAME.findall(before)):
         return None
     tree, fixed = parse(before), parse(after)
@@ -386,8 +380,7 @@ def _made_up(after: str, missing: Collection[str], told: Callable[[str], bool]) 
     """Find a missing name that the fix binds to an invented value.
 
     That is None, a number that stands nowhere before, or a value that the program discards. Counters and lists that
-    the program goes on to change do not count.
-    """
+    the program goes on to change do not count."""
     tree = parse(after) if any(name in after for name in missing) else None
     if tree is None:
         return None

@@ -86,8 +86,7 @@ class _Index:
     Args:
         folded: numbers of the turns, each with that of the turn whose words it has; it grows. A turn is read when a
             token is looked up.
-        read: yields the tokens of such a turn with their place, the first place last.
-    """
+        read: yields the tokens of such a turn with their place, the first place last."""
 
     def __init__(
         self, folded: Sequence[tuple[int, int]], read: Callable[[int, int], Iterable[tuple[Iterable[str], int]]]
@@ -111,10 +110,7 @@ class _Index:
 
 
 class Kept:
-    """References of the remaining turns to what a splice removes.
-
-    Turns are folded in from the last to the first.
-    """
+    """References of the remaining turns to what a splice removes."""
 
     def __init__(self, turns: Sequence[Turn], prompt: str) -> None:
         self._turns = turns
@@ -182,8 +178,7 @@ class Kept:
     def objection(self, first: int, stop: int, *, shallow: bool) -> Refused | None:
         """Find why turn `stop` cannot replace turns `first` to `stop`.
 
-        None where it can: then every reference to what is removed has been cut.
-        """
+        None where it can: then every reference to what is removed has been cut."""
         wanted = [*self._flags, *self._repeated(first, stop, shallow), *self._own(first, stop, shallow)]
         if (lost := self._lost(first, stop, first if shallow else stop)) is not None:
             return lost
@@ -330,8 +325,7 @@ class Kept:
     def done_before(self, stop: int, first: int) -> bool:
         """Whether a fix only repeats a step that was done before.
 
-        Its programs, which are not those of `first`, gave the same output before `first`, and no user spoke since.
-        """
+        Its programs, which are not those of `first`, gave the same output before `first`, and no user spoke since."""
         if not self._alike:
             spoken = 0
             for n, turn in enumerate(self._turns):

@@ -16,8 +16,7 @@ class Schedule:
     """p as a function of the step: straight lines between `points`, (step, p); level before the first, after the last.
 
     Two points at one step are a jump; the second holds from that step on. Raises ValueError where there are no points,
-    a p lies outside [0, 1] or a step comes after a greater one.
-    """
+    a p lies outside [0, 1] or a step comes after a greater one."""
 
     points: Sequence[tuple[int, float]]
 
@@ -63,8 +62,7 @@ class Probes:
     """p by how often first tries at a prompt fail. Ours.
 
     count: rollouts of a prompt, the first of its group, that are not purified, whatever p is: the probes. least: the p
-    of a prompt at which none of their first tries fails, if p is not less by itself.
-    """
+    of a prompt at which none of their first tries fails, if p is not less by itself."""
 
     count: int
     least: float = 0.0

@@ -35,10 +35,7 @@ _STAR = re.compile(r"\bimport[\s\\]*\*")
 
 
 class SessionState:
-    """State that the remaining turns need of a session.
-
-    Turns are folded in from the last to the first.
-    """
+    """State that the remaining turns need of a session."""
 
     def __init__(self, turns: Sequence[Turn]) -> None:
         self._turns = turns
@@ -61,10 +58,7 @@ class SessionState:
         self._unread.append(turn)
 
     def lost(self, at: int, stop: int) -> tuple[Literal["state", "effects"], str] | None:
-        """Find what turns `at` to `stop` leave behind and later turns need.
-
-        All turns after `stop` have been folded in, and none before it.
-        """
+        """Find what turns `at` to `stop` leave behind and later turns need."""
         lost: set[str] = set()
         imported: set[tuple[str, str]] = set()
         stars: set[str] = set()
@@ -128,8 +122,7 @@ class SessionState:
     def _given_by_none(self, at: int, stop: int) -> str | None:
         """Find a name that is read and that no remaining turn binds.
 
-        None where turn `stop` imports all names of another module, which may bind it.
-        """
+        None where turn `stop` imports all names of another module, which may bind it."""
         own: set[str] = set()
         for call, _ in _answered(self._turns[stop]):
             left = effects(call.code)
@@ -147,8 +140,7 @@ class SessionState:
     def _imports(self) -> dict[tuple[str, str], int]:
         """Map each import to the first call that made it and worked.
 
-        `from m import *` stands under ("*", "m").
-        """
+        `from m import *` stands under ("*", "m")."""
         if self._imported is None:
             self._imported = {}
             for n, turn in enumerate(self._turns):
@@ -171,10 +163,7 @@ class SessionState:
 
 
 def _may_have_acted(call: ToolCall, observation: Observation) -> bool:
-    """Whether a shell's or editor's call may have changed something.
-
-    An editor's call does not where it only shows, or reports that it failed.
-    """
+    """Whether a shell's or editor's call may have changed something."""
     edits = not call.malformed and not has_program(call)
     return not (edits and (is_lookup(call) or observation.rule in ("editor", "error")))
 
@@ -182,8 +171,7 @@ def _may_have_acted(call: ToolCall, observation: Observation) -> bool:
 def _reads_surely(code: str) -> frozenset[str]:
     """Return the names that a program surely reads from before.
 
-    None of a program that cannot be parsed, as any of its words might be a name.
-    """
+    None of a program that cannot be parsed, as any of its words might be a name."""
     return reads(code) - _GIVEN if parse(code) is not None else frozenset()
 
 
@@ -193,10 +181,7 @@ def _answered(turn: Turn) -> list[tuple[ToolCall, Observation]]:
 
 
 def _surely_bound(call: ToolCall, observation: Observation) -> frozenset[str]:
-    """Return the names that a program has surely bound.
-
-    None where it failed at an unknown line.
-    """
+    """Return the names that a program has surely bound."""
     if observation.status == "ok":
         return effects(call.code).defined
     line = line_of(observation)
@@ -239,8 +224,7 @@ class Splice:
     """Turns `failure` to `fix` of the raw trajectory, made one.
 
     Args:
-        shallow: whether r_t is the failure's.
-    """
+        shallow: whether r_t is the failure's."""
 
     failure: int
     fix: int
@@ -414,8 +398,7 @@ class Offline:
 
         Without a reason every reference to the failure was cut. The fix keeps its own words, however alike the
         programs are, where the failure's words plan what was abandoned, belong to a failure that stays, or name
-        what is removed.
-        """
+        what is removed."""
         failure, fix = after.turns[at], after.turns[stop]
         shallow = self._alike_enough(failure, fix)
         unfit = _unfit(after, at, stop) if shallow else None
@@ -504,10 +487,7 @@ def _unfit(after: _After, at: int, stop: int) -> tuple[Reason, str] | None:
 
 
 def _taken_back(turns: Sequence[Turn], fix: int) -> str | None:
-    """Find words right after a fix that retract it.
-
-    Calls that do nothing do not count as words.
-    """
+    """Find words right after a fix that retract it."""
     at = fix
     while not spoken_after(turns[at]) and at + 1 < len(turns):
         at += 1

@@ -23,8 +23,7 @@ def preference_pairs(trajectory: Trajectory, *, rejected: Rejected = "first") ->
     a further pair for each later attempt that failed, although the model had been shown failures when it wrote them
     (the published code keeps one pair a rollout, of the attempt that failed last; the paper is silent). A turn without
     a fix gives none, nor does one that a branch shares, whose pair is that of the rollout that sampled it; and an
-    attempt without a failed call (a no-op, a cut, a fix over the budget) is never rejected.
-    """
+    attempt without a failed call (a no-op, a cut, a fix over the budget) is never rejected."""
     before = list(trajectory.prompt)
     for number, turn in enumerate(trajectory.turns):
         shared = number < trajectory.shared_turns

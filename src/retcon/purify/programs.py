@@ -33,8 +33,7 @@ def parse(code: str) -> ast.Module | None:
     """Parse a program; None where it is not Python or is excessive.
 
     IPython's `!` and `%` lines and an indent of the first line are dropped; lines keep their numbers. Trees that
-    are nested too deeply or hold endless numbers are refused. The latest trees are cached, and never changed.
-    """
+    are nested too deeply or hold endless numbers are refused. The latest trees are cached, and never changed."""
     plain = _MAGIC.sub("", code) if "!" in code or "%" in code else code
     for text in (plain, plain.lstrip(" \t")):
         if (tree := parsed(text)) is not None:
@@ -57,8 +56,7 @@ def split(code: str) -> list[Part] | None:
     """Split a program into top-level statements; None where that is impossible.
 
     A failure and its fix share most statements, and what is known of each is cached by its text. Each part can be
-    parsed by itself, so that together they are the program.
-    """
+    parsed by itself, so that together they are the program."""
     parts: list[Part] = []
     at = 0
     for text in _STATEMENT.split(code):
@@ -192,8 +190,7 @@ def reads(code: str) -> frozenset[str]:
     """Return the names that a program reads from before it.
 
     All words of a program that cannot be parsed. A loop's body is read once, and what one branch binds counts as
-    bound after all of them. What functions read counts at the end.
-    """
+    bound after all of them. What functions read counts at the end."""
     parts = split(code) or [Part(0, code, 0, None)]
     outer: set[str] = set()
     bound: set[str] = set()
@@ -226,8 +223,7 @@ class _Reads:
     """Names that the nodes of one scope read.
 
     Args:
-        own: names that the scope has from the start.
-    """
+        own: names that the scope has from the start."""
 
     def __init__(self, own: Iterable[str]) -> None:
         self.outer: set[str] = set()
@@ -359,8 +355,7 @@ class Effects:
 
     defined: names bound. imported: those that an import bound, with the import as text. changed: foreign names
     whose object was changed in place. outside: acts beyond the session (files, processes), as source text. stars:
-    modules of which all names were imported.
-    """
+    modules of which all names were imported."""
 
     defined: frozenset[str] = frozenset()
     imported: frozenset[tuple[str, str]] = frozenset()
@@ -374,8 +369,7 @@ def effects(code: str, before: int | None = None) -> Effects:
     """What running `code` leaves behind. before: only what ran before this line failed (1-based); None: all of it.
 
     Careful rather than exact: a statement that the failing line lies within counts, unless it is the binding itself.
-    A program that cannot be parsed is read line by line.
-    """
+    A program that cannot be parsed is read line by line."""
     parts = split(code)
     text = code
     if before is not None and (parts is None or "!" in code or "%" in code):
@@ -451,8 +445,7 @@ def bound_before(code: str, line: int) -> frozenset[str]:
     """Return the names surely bound before a line that failed (1-based).
 
     Those of statements that end before it, also within the one that failed. What a loop binds further down counts
-    among `effects`.
-    """
+    among `effects`."""
     tree = parse(code)
     if tree is None:
         return effects(code, line).defined
@@ -471,8 +464,7 @@ def goals(code: str, line: int | None = None) -> frozenset[str]:
     """What a program is for, in names that it binds: those of its last statement, and of the one at `line`, if known.
 
     Names such as `x` that are bound on the way are no goal: two programs that both declare a symbol have nothing in
-    common by that.
-    """
+    common by that."""
     placed = statements(code, line)
     if placed is None:
         return frozenset(_ASSIGNED.findall(code)[-1:])
@@ -497,8 +489,7 @@ class Statement(NamedTuple):
 def statements(code: str, line: int | None, *, whole: bool = False) -> list[Statement] | None:
     """List the statement at a line and the last one.
 
-    With `whole` all statements but those that bind a literal. None where the program cannot be parsed.
-    """
+    With `whole` all statements but those that bind a literal. None where the program cannot be parsed."""
     parts = split(code)
     if parts is None or not (tree := parse(parts[-1].text)) or not tree.body:
         return None if (tree := parse(code)) is None else _placed(tree, line, is_end=True)
@@ -523,8 +514,7 @@ def works_out(code: str, line: int | None = None, *, whole: bool = False) -> fro
 
     Those of its last statement and of the one at `line`, of all if `whole`. The arguments of a `print` count; a
     lone name or number does not. By these, programs that bind nothing are seen to try one thing: the fix of
-    `print(area(3))` defines `area` and has `area(3)` again.
-    """
+    `print(area(3))` defines `area` and has `area(3)` again."""
     found: set[str] = set()
     for node, at_line, last in statements(code, line, whole=whole) or ():
         if whole or at_line or last:
@@ -544,8 +534,7 @@ def only_constants(before: str, after: str) -> str | None:
     """Find the name that `before` computes and `after` only states.
 
     That is so where `after` computes nothing (it binds literals, or combines names) though `before` called
-    something; or where no name enters the value of a goal of both, as one did before.
-    """
+    something; or where no name enters the value of a goal of both, as one did before."""
     if not any(isinstance(one.node, ast.Assign) for one in statements(before, None, whole=True) or ()):
         return None  # it binds nothing but numbers and texts
     tree, fixed = parse(before), parse(after)

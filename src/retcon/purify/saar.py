@@ -26,8 +26,7 @@ class Saar:
     that start a repair; no other status than `ok` makes a fix, whatever they are.
 
     The unit is the turn: it failed if one of its calls did, and a fix is a turn whose calls all succeed. A fix that
-    does nothing (`pass`) or does not fit the budget is one more failed attempt.
-    """
+    does nothing (`pass`) or does not fit the budget is one more failed attempt."""
 
     attempts: int = 3
     gamma: float = 0.5
@@ -52,8 +51,7 @@ class Saar:
 
         An answer is committed only after the history that it has seen, where that begins with the failure (with
         `latest` it may not have seen it), fits, and could have happened: where tools keep state, an attempt that
-        ran in the state before the failure may have got another output than after it.
-        """
+        ran in the state before the failure may have got another output than after it."""
         if self.attempts == 0:
             return (turn,)
         made: list[Turn] = []
@@ -96,8 +94,7 @@ class Saar:
     def _answered(turn: Turn, made: Sequence[Turn], seen: Sequence[Turn]) -> Sequence[Turn]:
         """Return the failure, the attempts the answer saw, and the answer.
 
-        Attempts that were cut off or not seen stay on the record of the turn before them.
-        """
+        Attempts that were cut off or not seen stay on the record of the turn before them."""
         committed = [replace(turn, repair=RepairRecord("answered", attempts=len(made)))]
         for attempt in made[:-1]:
             if not any(attempt is one for one in seen):

@@ -40,8 +40,7 @@ def similarity(a: str, b: str) -> float:
 
     1 for two empty texts. Not symmetric: `a` is c_t, `b` is c'. Equals `difflib.SequenceMatcher(None, a, b,
     autojunk=False).ratio()` to the last bit. autojunk stays off: it would drop frequent characters from texts of
-    200 and more, so that long programs look less alike than they are.
-    """
+    200 and more, so that long programs look less alike than they are."""
     if a == b:
         return 1.0
     matched = 0
@@ -82,8 +81,7 @@ def bounds(a: str, b: str) -> Iterator[tuple[int, int]]:
 
     They never widen, and are equal at last. M is the sum of Ratcliff and Obershelp's matching: the longest common
     block (the first in a, then in b), and so on in the gap before it and in the gap after it. What is matched is a
-    lower bound; the longest common subsequences of the gaps, which no matching exceeds, make an upper one.
-    """
+    lower bound; the longest common subsequences of the gaps, which no matching exceeds, make an upper one."""
     lower = max(Prefix.similarity(a, b), Postfix.similarity(a, b))  # the longest common block is no shorter
     yield lower, min(len(a), len(b))
     ends = 0
@@ -102,8 +100,7 @@ def _matched_first(a: str, b: str) -> int:
     """Return the length of the common prefix if it is matched first.
 
     Else 0. A block that is as long, and not on the prefix's diagonal, covers the prefix's middle and has it at
-    another place.
-    """
+    another place."""
     length = Prefix.similarity(a, b)
     margin = max(len(a), len(b)) - length
     if length <= margin:
@@ -113,10 +110,7 @@ def _matched_first(a: str, b: str) -> int:
 
 
 def _closer(a: str, b: str, upper: int, below: int | None) -> Iterator[tuple[int, int]]:
-    """Yield bounds where M ≤ upper and blocks are shorter than `below`.
-
-    `below` None: no limit is known.
-    """
+    """Yield bounds where M ≤ upper and blocks are shorter than `below`."""
     if upper <= 1 or len(a) * len(b) <= SMALL:
         # a common character is always matched, so M = 0 or 1 where that is the most
         matched = exactly(a, b) if upper > 1 else upper
@@ -141,8 +135,7 @@ def _divided(a: str, b: str, upper: int, blocks: list[Block], k: int) -> Iterato
     """`bounds` from all maximal common blocks of k characters or more.
 
     The longest block of a gap is the longest of these when cut to the gap. Gaps do not influence each other, so the
-    longest block of all gaps may be matched next: the first in the heap that no match cuts.
-    """
+    longest block of all gaps may be matched next: the first in the heap that no match cuts."""
     lower, matches = 0, 0
     gaps: list[Gap] = [(0, len(a), 0, len(b))]
     most = {gaps[0]: upper}
@@ -204,8 +197,7 @@ def common_blocks(a: str, b: str, k: int) -> tuple[list[Block], int]:
     or more lies within exactly one of the blocks, at its place in a and in b.
 
     Equal k-grams get equal names (doubling k, as Karp, Miller and Rosenberg do, 1972), a join on the names gives the
-    pairs of equal k-grams, and a maximal block is a run of pairs along a diagonal.
-    """
+    pairs of equal k-grams, and a maximal block is a run of pairs along a diagonal."""
     n, m = len(a), len(b)
     codes, size = _packed(a + b)
     while size <= min(n, m):
@@ -228,10 +220,7 @@ def common_blocks(a: str, b: str, k: int) -> tuple[list[Block], int]:
 
 
 def _packed(text: str) -> tuple[Ints, int]:
-    """Pack each gram of 8 (wide characters: 2) into one integer.
-
-    Returns the integers and that size.
-    """
+    """Pack each gram of 8 (wide characters: 2) into one integer."""
     try:
         raw, size = text.encode("latin-1"), 8
     except UnicodeEncodeError:
@@ -240,10 +229,7 @@ def _packed(text: str) -> tuple[Ints, int]:
 
 
 def named(codes: Ints) -> tuple[Ints, Ints]:
-    """Number equal integers alike, and return an order that sorts them.
-
-    The order is not stable.
-    """
+    """Number equal integers alike, and return an order that sorts them."""
     order = np.argsort(codes)
     inorder = codes[order]
     names = np.empty(len(codes), np.int64)
@@ -269,8 +255,7 @@ def swept(a: str, b: str, below: int) -> Iterator[int]:
 
     For texts without a common block of `below` characters. Length after length from the longest that is left, one
     sweep over a for each: of the blocks of one length the first in a is matched, with its first place in b, so that
-    nothing of this length is left before it. Memory is linear in the texts, and so is the time of each length.
-    """
+    nothing of this length is left before it. Memory is linear in the texts, and so is the time of each length."""
     grams = _Grams(a, b)
     gaps: list[Gap] = [(0, len(a), 0, len(b))]
     matched, length = 0, min(below - 1, len(a), len(b))

@@ -28,8 +28,7 @@ def purify(attempts: Sequence[Turn], gamma: float) -> Turn:
     Sim(c_t, c') ≥ gamma: shallow, the failure's reasoning r_t with the fix's call, (r_t, c', o'). Below, or where the
     one's words and the other's call cannot stand together: deep, the fix with its own reasoning, (r'_aux, c', o').
     Nothing is encoded anew. What came from the fix is `spliced` and has no log-probs yet. (CLEANER, arXiv 2601.15141,
-    section 4.2.)
-    """
+    section 4.2.)"""
     failure, fix = attempts[0], attempts[-1]
     sim = similarity(program(failure.calls), program(fix.calls))
     if sim < gamma:
@@ -60,10 +59,7 @@ def can_be_shallow(failure: Turn, fix: Turn) -> bool:
 
 
 def _can_cut(turn: Turn) -> bool:
-    """Whether a turn can be cut before its call.
-
-    Text can be cut anywhere, ids only where the call begins on a token boundary.
-    """
+    """Whether a turn can be cut before its call."""
     return turn.calls[0].start is not None or all(s.ids is None for s in turn.segments if s.kind in TRAINED)
 
 
@@ -135,8 +131,7 @@ def splice_weights(trajectory: Trajectory, cap: float) -> tuple[float | None, ..
     (T,), None on all other tokens. Both by the weights that sampled: the denominator is known from when the model
     wrote the fix after its failures, the numerator from scoring the splice. Id by id, as token-level truncated
     importance sampling is in verl and TRL. Raises UnscoredTokens where one of the two is unknown, ValueError where
-    cap is not above 0.
-    """
+    cap is not above 0."""
     if not cap > 0:
         raise ValueError(f"cap must be above 0, not {cap}")
     highest = math.log(cap)
@@ -153,8 +148,7 @@ def accepted_splices(trajectory: Trajectory) -> tuple[float | None, ...]:
     (T,), None on all other tokens. A turn's splice is accepted with probability min(1, π(c'|purified) /
     π(c'|lookahead)), as a sample of speculative decoding is, so that what is learnt is nearer to what would have
     been sampled there. The draw is a pure function of the trajectory's id, its seed and the turn. Raises
-    UnscoredTokens as `splice_weights` does.
-    """
+    UnscoredTokens as `splice_weights` does."""
 
     def decide(number: int, ratios: Sequence[float]) -> list[float]:
         ratio = math.exp(min(0.0, math.fsum(ratios)))
@@ -170,8 +164,7 @@ def _weighed(
     """Weigh the spliced tokens of each turn; None on all others.
 
     Args:
-        weigh: maps a turn's number and its tokens' log-ratios π(c'|purified) / π(c'|lookahead) to weights.
-    """
+        weigh: maps a turn's number and its tokens' log-ratios π(c'|purified) / π(c'|lookahead) to weights."""
     weights: list[float | None] = [None] * token_count(trajectory.prompt)
     for number, turn in enumerate(trajectory.turns):
         sampled = _sampled_logprobs(turn)

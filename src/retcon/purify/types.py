@@ -16,8 +16,7 @@ class Lookahead(Protocol):
 
         The turn is complete: if it has calls, each has its observation. A generation that was cut off by the budget
         has stop `length`, no calls, and cannot be shown: nothing can follow it. Raises InfrastructureFault where an
-        engine or a tool is gone; a repair lets that pass, and the rollout keeps the record and ends.
-        """
+        engine or a tool is gone; a repair lets that pass, and the rollout keeps the record and ends."""
         ...
 
     async def replays_identically(self, turns: Sequence[Turn]) -> bool:
@@ -25,8 +24,7 @@ class Lookahead(Protocol):
 
         Each attempt ran in the state before the failure. Where tools keep state, they are asked once more: one call
         after the other, in the state that the failure left. The failure is the first turn. Raises
-        InfrastructureFault.
-        """
+        InfrastructureFault."""
         ...
 
     def render_observations(
@@ -35,15 +33,11 @@ class Lookahead(Protocol):
         """Render these observations after h_t ⊕ written.
 
         Up to where the model's next turn opens: the template's glue and the observations, with their ids. The turn
-        is closed where `written` is not.
-        """
+        is closed where `written` is not."""
         ...
 
     def fits(self, *turns: Turn) -> bool:
-        """Whether h_t ⊕ turns fits the rollout's budget.
-
-        With room to go on if the last turn is no answer.
-        """
+        """Whether h_t ⊕ turns fits the rollout's budget."""
         ...
 
 
@@ -63,6 +57,5 @@ class Repair(Protocol):
         """Return the turns to commit after h_t, at least one.
 
         Spliced segments may be unscored. The last calls among them must be the failure's own or the last attempt's:
-        the state of tools is kept of these.
-        """
+        the state of tools is kept of these."""
         ...

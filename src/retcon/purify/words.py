@@ -66,8 +66,7 @@ def sentences(text: str) -> list[Sentence]:
     """Split a text into sentences, without spaces and tags between.
 
     A line break ends a sentence unless the next line goes on in small letters. Of a program that the text shows,
-    comments are sentences, and its lines are not.
-    """
+    comments are sentences, and its lines are not."""
     found: list[Sentence] = []
     at = 0
     for start, stop in programs(text):
@@ -283,8 +282,7 @@ def rule_of(sentence: str, scope: Scope, but: str = "") -> str | None:
     """Find the first rule by which a sentence refers to a failure.
 
     Args:
-        but: a rule that is left out.
-    """
+        but: a rule that is left out."""
     if not _may_refer(sentence, scope):
         return None
     return next((rule for rule, own in _PATTERNS[scope].items() if rule != but and own.search(sentence)), None)
@@ -295,8 +293,7 @@ def referring(text: str, scope: Scope, but: str = "", first: str | None = None) 
 
     Args:
         but: a rule that is left out.
-        first: the rule by which the first sentence refers where it leans on what precedes the text.
-    """
+        first: the rule by which the first sentence refers where it leans on what precedes the text."""
     if first is None and not _may_refer(text, scope):
         return []
     out: list[Sentence] = []
@@ -371,8 +368,7 @@ def spans(text: str, cuts: Sequence[Sentence]) -> list[tuple[int, int]]:
     """Return the spans to remove for these sentences, in order.
 
     With the space that they leave, with their line where nothing else stands on it, and with tags that are empty
-    then.
-    """
+    then."""
     merged: list[tuple[int, int]] = []
     for one in sorted([*_emptied(text, cuts), *cuts], key=lambda c: c.start):
         if merged and not text[merged[-1][1] : one.start].strip(" \t"):
@@ -491,8 +487,7 @@ def tokens(text: str, shortest: int = 1) -> set[str]:
     98765.0 and 98,765 become 98765.
 
     Args:
-        shortest: characters that a token has to have.
-    """
+        shortest: characters that a token has to have."""
     found = {plain(token) for token in _TOKEN.findall(text) if len(token) >= shortest}
     if "," in text:
         found.update(plain(number.replace(",", "")) for number in _GROUPED.findall(text))

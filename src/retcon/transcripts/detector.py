@@ -33,8 +33,7 @@ up to 32 MB, and with what happened before anybody spoke."""
 class TornLine(RecordError):
     """The last line of a session is incomplete.
 
-    Its writer is still at work, or was killed. number: of the line.
-    """
+    Its writer is still at work, or was killed. number: of the line."""
 
     def __init__(self, message: str, number: int) -> None:
         super().__init__(message)
@@ -81,10 +80,7 @@ def sampled(source: Source, format: str, *, skip_bad: bool = False) -> Sampled:
 
 
 def _read_on(source: Source, head: list[Record], values: dict[int, Json], times: int) -> RecordError | None:
-    """Read the first records until the format can be decided.
-
-    Reads up to `times` as many as usually decide. Returns the error that stopped it.
-    """
+    """Read the first records until the format can be decided."""
     size = sum(len(record.data) for record in head)
     try:
         while len(head) < times * RECORDS and (size < times * BYTES or len(head) < _LEAST):
@@ -107,10 +103,7 @@ def _is_torn(head: list[Record], values: dict[int, Json], detector: Detector) ->
 
 
 def _is_undecided(source: Source, detector: Detector, items: list[Json]) -> bool:
-    """Whether later lines may show that these form one transcript.
-
-    As they are, one of them would be refused.
-    """
+    """Whether later lines may show that these form one transcript."""
     if source.shape == "lines":
         return detector.may_be_session(items)
     return source.shape == "array" and detector.may_be_list(items)
@@ -129,8 +122,7 @@ def _sessions(
 ) -> tuple[list[Record], dict[int, Json], RecordError | None]:
     """Read a file's sessions, each as a record of its lines.
 
-    By the number of its first line; with their values, and the error that ended the file early.
-    """
+    By the number of its first line; with their values, and the error that ended the file early."""
     lines = list(head)
     try:
         lines += rest if broken is None else ()
@@ -211,8 +203,7 @@ _LABEL = re.compile(r"\s*(Observation(?: \d+)?:|OBSERVATION:|EXECUTION RESULT of
 def tool_use(record: Json) -> str | None:
     """What in a record says that a tool was called in it: a key, a role, a type, a wording; None where nothing does.
 
-    What the system or a user says may explain how calls are written, or show some.
-    """
+    What the system or a user says may explain how calls are written, or show some."""
     for key, value, role in chain([("", record, "")], _walk(record)):
         if role in SYSTEM or key in SYSTEMS:
             continue
@@ -311,8 +302,7 @@ class Detector:
     """Finds the format of records. A record that several formats match is of its file's, which `learn` decides.
 
     name: `auto`, or a format's. decided: the place of the file's format among those that the name means, None while
-    that is not known; main: that format. Raises RecordError for another name, with the nearest.
-    """
+    that is not known; main: that format. Raises RecordError for another name, with the nearest."""
 
     def __init__(self, name: str = "auto", decided: int | None = None) -> None:
         self._formats = named(name)
@@ -357,8 +347,7 @@ class Detector:
         """Find the format of lines that form one session.
 
         None of the lines is a transcript, and their format is kept in lines. A line's text may look like a
-        transcript by itself.
-        """
+        transcript by itself."""
         known = [item for item in items if isinstance(item, dict)]
         if len(known) < len(items):
             return None
@@ -366,10 +355,7 @@ class Detector:
         return found if found is not None and not self._any_alone(known) else None
 
     def may_be_session(self, items: Sequence[Json]) -> bool:
-        """Whether lines may begin a session, though no one speaks in them.
-
-        One line alone would be refused.
-        """
+        """Whether lines may begin a session, though no one speaks in them."""
         known = [item for item in items if isinstance(item, dict)]
         refused = len(known) == len(items) and not all(map(self._is_plain, known))
         return refused and bool(self._in_lines(known)) and not self._any_alone(known)
@@ -379,10 +365,7 @@ class Detector:
         return not any(map(self.matches, items)) and (_may_be_said(items) or not all(map(self._is_plain, items)))
 
     def is_list(self, items: list[Json]) -> bool:
-        """Whether the items of an array form one transcript.
-
-        They are messages or steps, and none is a transcript itself.
-        """
+        """Whether the items of an array form one transcript."""
         if not items or any(map(self.matches, items)):
             return False
         plain = _may_be_said(items) and any(speaker_of(item) == "assistant" for item in items)
@@ -403,8 +386,7 @@ class Detector:
     def format_of(self, record: Json) -> Format | None:
         """Return a record's format.
 
-        None for a transcript without calls, whose format is open. Raises RecordError for anything else.
-        """
+        None for a transcript without calls, whose format is open. Raises RecordError for anything else."""
         found = self._known(record)
         if found is not None or is_transcript(record):
             return found

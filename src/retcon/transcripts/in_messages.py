@@ -47,8 +47,7 @@ _THOUGHT = re.compile(r"\s*<think>.*?</think>\s*", re.DOTALL)
 def cut_calls(text: str, dialect: Dialect) -> list[Fragment]:
     """Such a message in pieces, without loss: its words, if it has any, and the calls.
 
-    dialect: how calls are written in it where it is no JSON.
-    """
+    dialect: how calls are written in it where it is no JSON."""
     thought = _THOUGHT.match(text)
     start = thought.end() if thought else 0
     calls = _calls(text[start:])
@@ -88,10 +87,7 @@ def _calls(text: str) -> tuple[Call, ...]:
 
 
 def _call(obj: Json, text: str) -> Call:
-    """Read an object of name and arguments; else keep the text.
-
-    The arguments may be JSON text themselves.
-    """
+    """Read an object of name and arguments; else keep the text."""
     name = obj.get("name") if isinstance(obj, dict) else None
     arguments = obj.get("arguments", obj.get("parameters")) if isinstance(obj, dict) else None
     if isinstance(arguments, str):

@@ -46,8 +46,7 @@ class Thought(str):
 def find_items(record: Json) -> tuple[tuple[str, ...], list[dict[str, Json]]] | None:
     """Find a record's list of messages: path and value.
 
-    A bare list has the empty path.
-    """
+    A bare list has the empty path."""
     for path in ((), *_PLACES) if isinstance(record, list) else _PLACES:
         value = record
         for key in path:
@@ -73,10 +72,7 @@ def no_items() -> RecordError:
 
 
 def has_no_items(record: Json) -> bool:
-    """Whether a record's list of messages is empty.
-
-    As of a rollout that broke off before the first.
-    """
+    """Whether a record's list of messages is empty."""
     found = map(record.get, LISTS) if isinstance(record, dict) else ()
     return any(isinstance(value, list) and not value for value in found)
 
@@ -84,8 +80,7 @@ def has_no_items(record: Json) -> bool:
 def replaced(record: Json, path: Sequence[str | int], value: Json) -> Json:
     """Replace a record's value at a path of keys and places.
 
-    All that is not on the path is shared; nothing is changed in place.
-    """
+    All that is not on the path is shared; nothing is changed in place."""
     if not path:
         return value
     first, rest = path[0], path[1:]
@@ -163,8 +158,7 @@ def parts_without(
     """Remove spans from the words of content parts.
 
     Emptied parts go, except the last part that is left; all others stay in place. words_in: the words of a part;
-    reworded: it with others.
-    """
+    reworded: it with others."""
     parts: list[Json] = []
     at = 0
     for part in content:
@@ -239,10 +233,7 @@ def context_of(record: Json) -> str:
 
 
 def system_of(record: Json) -> str:
-    """Return the system prompt beside the items; "" for none.
-
-    It is a text or parts, as in Anthropic's requests.
-    """
+    """Return the system prompt beside the items; "" for none."""
     values = [record.get(name) for name in SYSTEMS] if isinstance(record, dict) else []
     return next((text for value in values if not isinstance(value, dict) and (text := text_of(value)).strip()), "")
 
@@ -314,10 +305,7 @@ def _copies(
 
 
 def _texts_again(record: dict[str, Json], place: str | int, changed: Sequence[tuple[str, str]]) -> dict[str, Json]:
-    """Map texts that repeat a changed one to their new value.
-
-    changed: each before and after.
-    """
+    """Map texts that repeat a changed one to their new value."""
     again: dict[str, Json] = {}
     for name in TEXTS:
         other = record.get(name)
@@ -416,8 +404,7 @@ _SYSTEMS = SYSTEM | {"SystemMessage", "SystemMessageChunk", "SystemPromptEvent"}
 def role_of(item: Json) -> str:
     """Return the role of an input item: `system`, `tool` or `user`.
 
-    For items of any format; of a group, the first.
-    """
+    For items of any format; of a group, the first."""
     if isinstance(item, list):
         return role_of(item[0]) if item else "user"
     if not isinstance(item, dict):
@@ -441,8 +428,7 @@ def is_unlearnt(item: Json) -> bool:
     """Whether a message, or one of a group, is excluded from training.
 
     Its `weight` is 0, as in OpenAI's fine-tuning; a step of ATIF was copied from another trajectory, or no model
-    was asked for it.
-    """
+    was asked for it."""
     if isinstance(item, list):
         return any(map(is_unlearnt, item))
     if not isinstance(item, dict):
@@ -468,8 +454,7 @@ def decoded(record: Record) -> Json:
     """Decode a record's value; a session's is a list.
 
     NaN and lone surrogates, which no standard knows, are read, and so is a list of messages that is JSON text.
-    Raises RecordError.
-    """
+    Raises RecordError."""
     return decoded_with_standard(record)[0]
 
 
@@ -494,8 +479,7 @@ def encoded(value: Json, like: Record) -> bytes:
     """Encode a record's new value in the record's style.
 
     Indentation, spaces, escapes, ends of lines; NaN stays, as do numbers beyond all floats. Lines of a session
-    whose values stay keep their bytes.
-    """
+    whose values stay keep their bytes."""
     if like.kind == SESSION:
         return _session(value, like)
     like = like._replace(data=like.data.removeprefix(codecs.BOM_UTF8))

@@ -51,8 +51,7 @@ _BESIDE = "beside"
 class ItemList(NamedTuple):
     """A list of items, its place in the record, and its context.
 
-    path: keys, and places in lists. asked, system: see `PieceReading`.
-    """
+    path: keys, and places in lists. asked, system: see `PieceReading`."""
 
     path: Sequence[str | int]
     items: list[Item]
@@ -62,10 +61,7 @@ class ItemList(NamedTuple):
 
 
 class Itemwise(Format):
-    """Base of formats that are lists of items.
-
-    A subclass says which list they are in and what each is.
-    """
+    """Base of formats that are lists of items."""
 
     name: str
     certainty = Certainty.LAYOUT
@@ -106,8 +102,7 @@ class Itemwise(Format):
     def without_words(self, item: Json, cuts: Sequence[Stretch]) -> Json:
         """Remove spans from an item that moves with its words.
 
-        In a piece without items the words stand in the call's item.
-        """
+        In a piece without items the words stand in the call's item."""
         return {**item, "content": without_words(item.get("content"), cuts)} if isinstance(item, dict) else item
 
     def forgotten(self, item: Json) -> Json:
@@ -115,10 +110,7 @@ class Itemwise(Format):
         return item
 
     def renewed(self, items: Sequence[Json], before: Sequence[Item]) -> Sequence[Json]:
-        """Update references between the items of a repaired transcript.
-
-        before: the items that were read.
-        """
+        """Update references between the items of a repaired transcript."""
         return items
 
     def find(self, record: Json) -> ItemList | None:
@@ -139,10 +131,7 @@ class Itemwise(Format):
         return renewed(record, place.path, items)
 
     def settled(self, record: Json, before: Json) -> Json:
-        """Finish a record whose repairs are all in place.
-
-        before: the record as it was read.
-        """
+        """Finish a record whose repairs are all in place."""
         return record
 
     def beginnings(self, items: Sequence[Json]) -> Sequence[int]:
@@ -202,8 +191,7 @@ def _reading(format: Itemwise, place: ItemList, id: str) -> PieceReading:
 class Pieces:
     """Pieces of items that come one after another, in groups.
 
-    An item that the model wrote after a call, or after anything that it did not write, begins a group.
-    """
+    An item that the model wrote after a call, or after anything that it did not write, begins a group."""
 
     def __init__(self) -> None:
         self.all: list[Piece] = []
@@ -211,8 +199,7 @@ class Pieces:
     def told(self, item: Json, text: str, *, role: str | None = None) -> None:
         """Add what a user or the system says.
 
-        role: see `Piece`.
-        """
+        role: see `Piece`."""
         self._add("told", text, [item], new=True)
         if role is not None:
             self.all[-1] = replace(self.all[-1], role=role)
@@ -244,8 +231,7 @@ class Pieces:
     def answered(self, item: Json | None, outputs: Sequence[ToolOutput]) -> None:
         """Add results of calls; without a call before them, context.
 
-        item: None where they stand in the item of the call.
-        """
+        item: None where they stand in the item of the call."""
         text = "".join(o.text for o in outputs)
         moved = [] if item is None else [item]
         if not awaits_output(self.all):
@@ -255,10 +241,7 @@ class Pieces:
             self._add("output", text, moved, outputs=tuple(outputs), new=item is not None)
 
     def beside(self, item: Json) -> None:
-        """Add an item without words (a change of state).
-
-        It stays with what precedes it.
-        """
+        """Add an item without words (a change of state)."""
         last = self._last
         if last is None:
             self.told(item, "", role="")
@@ -285,10 +268,7 @@ def parts(piece: Piece) -> list[Json]:
 
 
 def loose_words(pieces: Sequence[Piece]) -> str | None:
-    """Return words that stand in the item of the next call.
-
-    None where the pieces have none.
-    """
+    """Return words that stand in the item of the next call."""
     loose = [piece.text for piece in pieces if piece.kind == "said" and not parts(piece)]
     return "".join(loose) if loose else None
 
@@ -379,8 +359,7 @@ class Blockwise(Itemwise):
     """Base of formats whose messages consist of blocks.
 
     A subclass says where these are and what each is. Adjacent blocks of one kind are one piece: all words, calls in
-    a row. A message without blocks (a change of state) stays with the one before it.
-    """
+    a row. A message without blocks (a change of state) stays with the one before it."""
 
     def blocks(self, item: Item) -> Sequence[Json]:
         """List a message's blocks; a text becomes one block."""
@@ -480,8 +459,7 @@ def home_of(pieces: Sequence[Piece]) -> dict[str, Json]:
 def _with_beside(piece: Piece, item: Item) -> Piece:
     """Add an item to a piece in place.
 
-    There may be thousands, so the list grows instead of being copied.
-    """
+    There may be thousands, so the list grows instead of being copied."""
     if isinstance(known := piece.payload.get(_FOLLOWING), list):
         known.append(item)
         return piece
@@ -499,10 +477,7 @@ _THOUGHT = "thought"
 
 
 class Steps(Itemwise):
-    """Base of formats that are steps.
-
-    A subclass says who speaks in one, and where its calls and their results are.
-    """
+    """Base of formats that are steps."""
 
     text = "content"
     """Where a step has its words."""

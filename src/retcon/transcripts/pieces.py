@@ -57,8 +57,7 @@ def program_argument(name: str, arguments: Mapping[str, object] | str) -> tuple[
 
     `code` is what similarity compares, whatever the tool calls it. The language is `shell` for a shell's, whose
     effects cannot be read from its text; `none` where `code` is no program; else None. A command may be a list of
-    words. An editor's call has no program: all its arguments are compared.
-    """
+    words. An editor's call has no program: all its arguments are compared."""
     if isinstance(arguments, str):
         return arguments, None
     if len(arguments) == 1 and isinstance(arguments.get("code"), str) and is_runner(name):  # as most programs are
@@ -123,8 +122,7 @@ class Piece(Struct, frozen=True):
 
     owner: the item's number. payload: what of the item, besides text, moves with it (such as tool_calls). role: the
     speaker of context, None where the item says so, "" for none. thought: what its text begins with that the model
-    only thought.
-    """
+    only thought."""
 
     kind: PieceKind
     owner: int
@@ -164,8 +162,7 @@ class PieceReading:
 
     apart: words have items of their own (blocks), though a thought may stand in a call's; if not, they stand in
     that of the call (messages). reword: for pieces whose words stand in their payload too. asked: the messages of
-    the context, where known. system: see `Speakers`.
-    """
+    the context, where known. system: see `Speakers`."""
 
     def __init__(
         self, items: Sequence[Json], pieces: Sequence[Piece], id: str, rebuild: Rebuild,
@@ -220,10 +217,7 @@ class PieceReading:
         return self._joined(self._edited(result.edits), result.splices)
 
     def sides(self, result: Purified) -> Iterator[tuple[tuple[Message, ...], tuple[Message, ...], tuple[Message, ...]]]:
-        """Yield each splice's prior items, current items and failed items.
-
-        Those before it are purified.
-        """
+        """Yield each splice's prior items, current items and failed items."""
         pieces = self._edited(result.edits)
         before: list[Json] = []
         last: list[Piece] = []  # of the item before that may go on
@@ -292,8 +286,7 @@ class PieceReading:
     def _extended(self, items: list[Json], last: list[Piece], pieces: Sequence[Piece]) -> list[Piece]:
         """Add finished items to `items`; return the pieces of the open one.
 
-        `last` are the pieces of the item that begins. Pieces of one item are adjacent.
-        """
+        `last` are the pieces of the item that begins. Pieces of one item are adjacent."""
         for piece in pieces:
             if last and last[-1].owner != piece.owner:
                 items.append(self._item(last))
@@ -307,10 +300,7 @@ class PieceReading:
 
 
 class RecordReading:
-    """A record read as transcripts in pieces.
-
-    A subclass puts the record together again.
-    """
+    """A record read as transcripts in pieces."""
 
     def __init__(self, record: Json, readings: Sequence[PieceReading]) -> None:
         self._record = record
@@ -401,8 +391,7 @@ def _joined(pieces: Sequence[Piece], spans: Sequence[_Span]) -> list[_Span]:
 def _first_answered(outputs: Sequence[ToolOutput], calls: Sequence[Sequence[Call]]) -> int:
     """Find the first of these turns that an output answers.
 
-    By the format's ids; outputs without one go to the last turn first.
-    """
+    By the format's ids; outputs without one go to the last turn first."""
     named = {call.id for own in calls for call in own} & {output.call_id for output in outputs}
     left = Counter(output.call_id if output.call_id in named else None for output in outputs)
     first = len(calls) - 1

@@ -112,8 +112,7 @@ def expand(words: Sequence[str], out: Path | None = None) -> Iterator[tuple[Path
 
     A word is a file, a folder (all transcripts below it), a pattern, or `-`. out: where results go; what lies in
     such a folder below a searched one is skipped, with a warning for files that were not made from the rest. Raises
-    RecordError for a word that matches nothing.
-    """
+    RecordError for a word that matches nothing."""
     for word in words:
         path = Path(word)
         if word == "-":
@@ -176,8 +175,7 @@ class ProcessKilled(RetconError):
 class Processes(Generic[P, T]):
     """A pool of processes that call one function.
 
-    They start with the first call and end with `close`. A thread of its own waits for each.
-    """
+    They start with the first call and end with `close`. A thread of its own waits for each."""
 
     def __init__(self, number: int, function: Callable[P, T]) -> None:
         """function: of a module, as the processes import it."""
@@ -238,8 +236,7 @@ def _start_server() -> None:
     """Start the fork server with Ctrl-C blocked.
 
     It is blocked in the processes too, from the start: the terminal sends it to all of them, and the first process
-    decides.
-    """
+    decides."""
     resource_tracker.ensure_running()  # or it is started next, and unblocks what it blocks
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -305,18 +302,14 @@ def pool(jobs: int) -> Pool:
 
 
 class RecordsLost(RecordError):
-    """A process was killed together with its records.
-
-    The records may all be valid.
-    """
+    """A process was killed together with its records."""
 
 
 class Ahead:
     """Records of a file, purified ahead by other processes.
 
     Iterating gives the records; called with the last one it acts as a `Purifier`: it returns what to write, and
-    puts audit lines, pairs and counts where they go. The first `skip` records are given and not purified.
-    """
+    puts audit lines, pairs and counts where they go. The first `skip` records are given and not purified."""
 
     def __init__(self, pool: Pool, records: Iterator[Record], work: Work, sinks: Sinks, count: Count, *, skip: int):
         self._records = records
@@ -422,8 +415,7 @@ class InputChanged(RecordError):
 class Checksum:
     """Checksum of records in their order.
 
-    Enough to notice a change, at a tenth of the cost of a hash.
-    """
+    Enough to notice a change, at a tenth of the cost of a hash."""
 
     def __init__(self) -> None:
         self._length = self._sum = 0
@@ -455,8 +447,7 @@ class Progress:
     def check(self, seen: Checksum, source: Path, kept: Path) -> None:
         """Raise InputChanged where records that are done have changed.
 
-        kept: the file with the progress.
-        """
+        kept: the file with the progress."""
         if self.seen != str(seen):
             one = "record 1 is" if self.records == 1 else f"records 1 to {self.records} are"
             raise InputChanged(
@@ -500,8 +491,7 @@ def size_of(source: Path) -> int:
 def indented(value: object) -> bytes:
     """Encode a value as indented JSON.
 
-    Lone surrogates, in programs or names of files, become escapes that are read back unchanged.
-    """
+    Lone surrogates, in programs or names of files, become escapes that are read back unchanged."""
     try:
         return json.dumps(value, indent=2, ensure_ascii=False).encode()
     except UnicodeEncodeError:
@@ -579,8 +569,7 @@ class Purification:
         """The counts of each input. tell: takes kB done and in all. stop: asked after each record.
 
         Raises Stopped, with what was done kept, where `stop` says so or a record is bad; RecordError where the first
-        file cannot be read at all (where bad ones are skipped: none of them), or one cannot be written.
-        """
+        file cannot be read at all (where bad ones are skipped: none of them), or one cannot be written."""
         state = self._state
         self.counts = [Count.from_dict(c) for c in state.counts]
         kept: dict[str, _Sink] = {}
@@ -615,10 +604,7 @@ class Purification:
     def _one(
         self, index: int, kept: dict[str, _Sink], tell: Callable[[int, int], None], stop: Callable[[], bool]
     ) -> None:
-        """Purify one input.
-
-        `kept` has the open files, `out` among them where it is one for all.
-        """
+        """Purify one input."""
         assignment = self.assignment
         first = self._opened(index, kept)
         if first is not None:
@@ -658,10 +644,7 @@ class Purification:
         return left_out and lines and not self._written and plain_name(name).endswith(DOCUMENTS)
 
     def _opened(self, index: int, kept: dict[str, _Sink]) -> Sampled | None:
-        """Take the first look at an input.
-
-        None where it cannot be read and is to be skipped.
-        """
+        """Take the first look at an input."""
         wanted = self.assignment
         try:
             return sampled(open_source(wanted.inputs[index]), wanted.format, skip_bad=wanted.skip_bad)
@@ -755,8 +738,7 @@ class Purification:
     def _readable(self, records: Iterable[Record], count: Count) -> Iterator[Record]:
         """Yield a source's records up to a read error.
 
-        It ends without an error where bad ones are skipped, or a session is still being written.
-        """
+        It ends without an error where bad ones are skipped, or a session is still being written."""
         number = 0
         try:
             for record in records:

@@ -39,8 +39,7 @@ class Count:
     shallow, deep: turns repaired; attempts_removed: failed turns taken out. left: failed turns that stay, by reason.
     cut: sentences and comments that spoke of what was taken out, by rule. dropped: transcripts left out. bad: records
     that could not be read; unread: transcripts without a call, though something in them (unread_as) says that tools
-    were called; bad_at, unread_at: the numbers of the first. bytes_before, bytes_after: of the records.
-    """
+    were called; bad_at, unread_at: the numbers of the first. bytes_before, bytes_after: of the records."""
 
     formats: Counter[str] = field(default_factory=Counter)
     transcripts: int = 0
@@ -180,8 +179,7 @@ class Purifier:
 
     format: its name, or what has found it. drop_unrepaired: leave out transcripts in which a failed call stays. Counts
     go to `count`. values: of records that were decoded before, by their numbers; taken out as they are used. name: of
-    the file, in the trajectories' ids, which tell the files of one audit apart. failures: see `Assignment`.
-    """
+    the file, in the trajectories' ids, which tell the files of one audit apart. failures: see `Assignment`."""
 
     def __init__(
         self, offline: Offline, format: str | Detector, sinks: Sinks, count: Count, *, drop_unrepaired: bool = False,
@@ -199,8 +197,7 @@ class Purifier:
     def __call__(self, record: Record) -> bytes | None:
         """The record to write: its own bytes where nothing changes; None where it is left out.
 
-        Raises RecordError, which begins with where the record stands, for one that is no transcript.
-        """
+        Raises RecordError, which begins with where the record stands, for one that is no transcript."""
         count = self.count
         if record.number in self._values:
             value, standard = self._values.pop(record.number), False
@@ -278,8 +275,7 @@ def _audit_line(trajectory: Trajectory, where: str, format: str, record: Json, s
     """Return the audit line of a trajectory.
 
     It names its source; a record that is no longer in the output is added, as text where it is beyond standard
-    JSON.
-    """
+    JSON."""
     trajectory = replace(trajectory, origin=Origin(where, format, None if format == "retcon" else record))
     return line_of(trajectory if standard else from_dict(without_nan(to_dict(trajectory))))
 
@@ -302,8 +298,7 @@ def purify_transcript(
     transcript: JSON types, in any format that `retcon purify` reads. `count.shallow + count.deep` turns were
     repaired, `count.left` gives the reasons of those that stay. failures: by tool, a regular expression that
     matches its failed outputs. What had nothing to repair comes back as it is; NaN and lone surrogates stay. Raises
-    RecordError for anything but a transcript.
-    """
+    RecordError for anything but a transcript."""
     count = Count()
     purifier = Purifier(offline or Offline(), format, Sinks(), count, failures=failures)
     record = Record(_written(transcript), 1, "transcript", "record")

@@ -47,10 +47,7 @@ class Dialect:
         raise NotImplementedError
 
     def told_end(self, text: str) -> int | None:
-        """Return where the output at a user message's start ends.
-
-        None for a user's own words.
-        """
+        """Return where the output at a user message's start ends."""
         raise NotImplementedError
 
     def told_outputs(self, text: str) -> tuple[ToolOutput, ...] | None:
@@ -68,8 +65,7 @@ class Dialect:
     def clean_outputs(self, text: str, told: bool) -> int | None:
         """Count a message's outputs; None where one may be a failure.
 
-        0 for a message that answers nothing. told: whether it is in the user's role.
-        """
+        0 for a message that answers nothing. told: whether it is in the user's role."""
         return all_clean(self.told_outputs(text) if told else self.outputs(text))
 
     def clean_calls(self, text: str) -> int | None:
@@ -104,8 +100,7 @@ _FEEDBACK = ("Your answer is wrong", "I don't understand your input", "Your answ
 def is_feedback(text: str) -> bool:
     """Whether an "Observation:" is a harness's feedback.
 
-    On a proposed solution, or on input that it does not understand (MINT): then it is the user's, and no output.
-    """
+    On a proposed solution, or on input that it does not understand (MINT): then it is the user's, and no output."""
     return text.removeprefix("Observation:").lstrip().startswith(_FEEDBACK)
 
 

@@ -20,10 +20,7 @@ NOT_JSON = (msgspec.DecodeError, UnicodeEncodeError, RecursionError)
 
 
 class Certainty(IntEnum):
-    """Certainty that a matching record is of a format.
-
-    The surest format is asked first.
-    """
+    """Certainty that a matching record is of a format."""
 
     LAYOUT = 0
     """Keys that no other has."""
@@ -44,8 +41,7 @@ class Speakers(NamedTuple):
 
     before: messages before the first turn; after: after each turn. learnt: of each turn, whether the record lets it
     be learnt from. system: the system prompt, where the record keeps it apart; "" for none. thoughts: what each
-    turn's text begins with that was thought, "" for nothing; empty where it is unknown.
-    """
+    turn's text begins with that was thought, "" for nothing; empty where it is unknown."""
 
     before: Sequence[Told]
     after: Sequence[Sequence[Told]]
@@ -78,8 +74,7 @@ class Format(Protocol):
     """A format by its layout. Records are JSON objects, or lists where a transcript is nothing but its messages.
 
     aliases: other names of it. marks: words by which its records are known (keys, types, roles, tags), to find the
-    format that an unknown record is nearest to.
-    """
+    format that an unknown record is nearest to."""
 
     @property
     def name(self) -> str: ...
@@ -100,8 +95,7 @@ class Format(Protocol):
     def clean(self, record: Json) -> int | None:
         """Count answered calls if plainly none failed; else None.
 
-        Of a record of another layout: None or 0. Where a format has nothing quicker, it reads the record.
-        """
+        Of a record of another layout: None or 0. Where a format has nothing quicker, it reads the record."""
         try:
             turns = [turn for t in self.read(record, "").trajectories for turn in t.turns]
         except RecordError:

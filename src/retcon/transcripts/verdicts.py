@@ -40,8 +40,7 @@ class Report(NamedTuple):
     """What a record reports of the call.
 
     typed: whether a flag or code decides; verdict: what it decides, None for success. text: what is to be judged as
-    text where nothing decides. names: the fields that report it. ran: whether the record is that of a program's run.
-    """
+    text where nothing decides. names: the fields that report it. ran: whether the record is that of a program's run."""
 
     typed: bool
     verdict: Verdict | None = None
@@ -79,8 +78,7 @@ _CUT = ("Traceback (most recent call last):\\n", "Traceback (most recent call la
 def exited(code: int, error_type: str | None = None, rule: str = "exit-code") -> Verdict | None:
     """Judge an exit code.
 
-    124 is that of `timeout(1)`, 137 that of a process killed for its memory.
-    """
+    124 is that of `timeout(1)`, 137 that of a process killed for its memory."""
     if code == 0:
         return None
     status: Status = "timeout" if code == 124 else "limit" if code in (137, -9) else "error"
@@ -91,8 +89,7 @@ def outcome_of(fields: Mapping[str, object], rule: str, error_type: str | None =
     """Read an outcome from fields: whether typed, and the failure.
 
     An exit code counts before a flag. What a tool reports of its domain (`success`, `status`, counts) does not
-    count.
-    """
+    count."""
     for name in EXIT_CODES:
         if type(code := fields.get(name)) is int:
             return True, exited(code, error_type, "exit-code" if rule == "field" else rule)
@@ -110,8 +107,7 @@ def report_of(text: str, tools: Collection[str] | None = None) -> Report | None:
     SandboxFusion (`run_result` with `return_code`), code-judge (`run_success`), shells behind an API (`exit_code`,
     `stderr`; Codex has it under `metadata`), NeMo-Gym's tools (`process_status`), MCP's results and blocks. What only
     wraps an output, alone or with the name of its tool (Hermes), counts by that; tools: the names of what may have
-    given it, None for any. A record that was cut in the middle of a traceback counts by that.
-    """
+    given it, None for any. A record that was cut in the middle of a traceback counts by that."""
     if text.startswith("[{") and text.endswith("}]"):
         blocks = _texts(_value(text, python="[{'"))
         return Report(False, text=blocks) if blocks else None
@@ -132,8 +128,7 @@ def report_of(text: str, tools: Collection[str] | None = None) -> Report | None:
 def _of_record(record: Mapping[str, object]) -> Report | None:
     """Judge a record: by typed outcome, error fields, or printed text.
 
-    The innermost typed outcome counts first.
-    """
+    The innermost typed outcome counts first."""
     inside = [part for name in ("run_result", "content") if isinstance(part := record.get(name), dict)]
     beside = record.get("metadata")
     codes = {name: beside[name] for name in EXIT_CODES if name in beside} if isinstance(beside, dict) else {}
@@ -236,8 +231,7 @@ class Form(NamedTuple):
 
     own: words by which a program may have written such a line itself. programs: counts for tools that run programs
     alone, whose last line it may be as well. details: whether any lines may follow its line; else these have to be
-    indented, or one paragraph after a heading, so that a log that begins with an error is no error.
-    """
+    indented, or one paragraph after a heading, so that a log that begins with an error is no error."""
 
     rule: str
     pattern: re.Pattern[str]
@@ -408,8 +402,7 @@ _ARROW = re.compile(r"^-+> ?(\d{1,9})", re.MULTILINE)
 def entry(text: str) -> int | None:
     """Return the program's line at which a traceback enters it.
 
-    1-based; of exceptions that caused each other, the furthest, so that nothing that ran counts as if it had not.
-    """
+    1-based; of exceptions that caused each other, the furthest, so that nothing that ran counts as if it had not."""
     old = text.find("<ipython-input")
     if old >= 0 and (found := _ARROW.search(text, old)):
         return max(map(int, _OLD_CELL.findall(text)), default=int(found[1]))
@@ -517,8 +510,7 @@ _EXITED = ("xit", "eturn", "EXIT")
 def may_fail(output: str) -> bool:
     """Whether a rule could hold for this output: a cheap look, True more often than `judge` finds something.
 
-    Of each wording a character that is rare in outputs is looked for first, as that is many times as fast.
-    """
+    Of each wording a character that is rare in outputs is looked for first, as that is many times as fast."""
     if "\x1b" in output or ("(" in output and "Traceback (" in output):
         return True
     if ":" in output and "Error: " in output and any(name in output for name in _SYNTAX_ERRORS):
@@ -594,8 +586,7 @@ def is_negative_result(verdict: Verdict | None, text: str, calls: Sequence[ToolC
 def read_named_failures(words: Sequence[str]) -> dict[str, str]:
     """Read the forms of failures that a user names: `tool=regex`, or a TOML file with a table `failures`.
 
-    Raises RecordError for what is neither, and for what is no regular expression.
-    """
+    Raises RecordError for what is neither, and for what is no regular expression."""
     forms: dict[str, list[str]] = {}
     for word in words:
         tool, sign, form = word.partition("=")

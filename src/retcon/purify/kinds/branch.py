@@ -27,8 +27,7 @@ class Branch:
     failure is.
 
     A fresh try that answers without a call is a try like any other, and not committed: else the failure of a call would
-    teach not to call.
-    """
+    teach not to call."""
 
     fresh: int = 2
     saar: Saar = field(default_factory=Saar)
@@ -47,8 +46,7 @@ class Branch:
     async def repair(self, turn: Turn, lookahead: Lookahead) -> Sequence[Turn]:
         """Return the first fresh try that worked, else SAAR's turns.
 
-        SAAR's record lists the fresh tries.
-        """
+        SAAR's record lists the fresh tries."""
         tries: list[Turn] = []
         for _ in range(self.fresh):
             attempt = await lookahead.attempt(())

@@ -33,8 +33,7 @@ class Describe:
     before that one and their observations. From that call on, what it wrote is gone, and each observation is a line
     instead. The line is the tool's and the template's, of no kind that is learnt from; later turns are sampled after
     it. Where the call does not begin on a token boundary, all that the turn wrote is gone; where that would take a call
-    that succeeded along, or one succeeded after the failure, the failure stays as it happened.
-    """
+    that succeeded along, or one succeeded after the failure, the failure stays as it happened."""
 
     chars: int = 80
     failures: frozenset[Status] = FAILURES
@@ -78,8 +77,7 @@ def described(call: ToolCall, observation: Observation, chars: int) -> str:
     """The line of a failed call, of `chars` characters at most: `[python failed: NameError: name 'x' is not defined]`.
 
     It has the line of the observation that names the type of error, or else that type; of a call that reached no tool,
-    the observation's first line, which says why.
-    """
+    the observation's first line, which says why."""
     lines = [line.strip() for line in observation.text.splitlines() if line.strip()]
     of_error = error_line(lines, observation.error_type)
     if observation.status == "malformed":

@@ -83,8 +83,7 @@ def is_result(block: Json) -> bool:
 def _is_call(block: Json) -> bool:
     """Whether a block is a call.
 
-    inspect_ai's block for a provider's own tool has that type too, and a `tool_type`.
-    """
+    inspect_ai's block for a provider's own tool has that type too, and a `tool_type`."""
     return isinstance(block, dict) and block.get("type") in _CALLS and "tool_type" not in block
 
 
@@ -120,8 +119,7 @@ class Bedrock(Blockwise):
 
     A block is an object with one key, which names its kind. A `toolResult` of the user answers the call of its
     `toolUseId`; its `status` counts where it is "error" ("success" is its default). Reasoning counts as words
-    unless it is signed.
-    """
+    unless it is signed."""
 
     name = "bedrock"
     aliases = ("strands",)
@@ -197,8 +195,7 @@ class ClaudeCode(Anthropic):
     may precede its second. Lines of a subagent (`isSidechain`), lines that a user went back from and the reply to a
     rejected call stay as they are. Lines whose parent is gone get that line's parent. No repair spans two sessions,
     unless one continues from a line of the other. A repeated `uuid` counts once. Events of `claude -p
-    --output-format stream-json` are such lines too.
-    """
+    --output-format stream-json` are such lines too."""
 
     name = "claude-code"
     needs = frozenset({"message"})
@@ -217,8 +214,7 @@ class ClaudeCode(Anthropic):
     def beginnings(self, items: Sequence[Json]) -> Sequence[int]:
         """Return where transcripts begin: at sessions that are apart.
 
-        No other session stands before such a session's end or continues from it.
-        """
+        No other session stands before such a session's end or continues from it."""
         known = [item for item in items if isinstance(item, dict)]
         if len(known) < len(items):
             return [0]
@@ -363,10 +359,7 @@ def _first_sessions(items: Iterable[Item]) -> Mapping[str, str]:
 
 
 def _parted(items: Sequence[Item]) -> Iterator[int]:
-    """Return the places before which all sessions have ended.
-
-    The first line is one.
-    """
+    """Return the places before which all sessions have ended."""
     first = _first_sessions(items)
     own = [first.get(_session(item), "") for item in items]
     last = {name: n for n, name in enumerate(own)}

@@ -21,8 +21,7 @@ class Atif(Steps):
 
     A step of the agent has its `message`, `reasoning_content` (words before it), `tool_calls`, and their results in
     `observation`. After a repair the steps are numbered anew, and the ids of their tokens emptied. A subagent's
-    trajectory that is held in one is a transcript of its own, and goes with the only call that leads to it.
-    """
+    trajectory that is held in one is a transcript of its own, and goes with the only call that leads to it."""
 
     name = "atif"
     text = "message"
@@ -50,10 +49,7 @@ class Atif(Steps):
                 yield own._replace(path=(*path, _SUBAGENTS, n, *own.path))
 
     def with_items(self, record: Json, place: ItemList, items: list[Json]) -> Json:
-        """Return the record with these steps and their number.
-
-        Its costs stay.
-        """
+        """Return the record with these steps and their number."""
         new, path = super().with_items(record, place, items), place.path[:-1]
         metrics = part_of(_at(new, path), _METRICS)
         if metrics.get(_TOTAL) != len(place.items):
@@ -152,8 +148,7 @@ def _id(trajectory: Json) -> str:
 def _held(record: Json) -> set[str]:
     """Return the ids of trajectories that a trajectory holds.
 
-    Those within these too; references within it can mean no others.
-    """
+    Those within these too; references within it can mean no others."""
     return {id for one in _subagents(record) for id in (_id(one), *_held(one))}
 
 

@@ -32,8 +32,7 @@ class Team(Itemwise):
     A `ToolCallRequestEvent` is answered by a `ToolCallExecutionEvent` (`is_error`), a `CodeGenerationEvent` by a
     `CodeExecutionEvent` (`exit_code`); a summary repeats the output before it, and goes with it. A source that
     calls, thinks or has used a model is the model; all others are the user's side, as a `UserProxyAgent` has a name
-    too.
-    """
+    too."""
 
     name = "autogen"
     needs = frozenset({"type"})
@@ -116,10 +115,7 @@ def _by_model(item: Item) -> bool:
 
 
 def _ran_code(item: Item) -> re.Match[str] | None:
-    """Whether a message reports that the programs before it ran.
-
-    A tool's message is about a call.
-    """
+    """Whether a message reports that the programs before it ran."""
     text = string(item.get("content"))
     if text[:8].lower() != "exitcode" or item.get("role") in ("tool", "function"):
         return None

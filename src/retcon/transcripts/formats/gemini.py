@@ -51,8 +51,7 @@ class Gemini(Blockwise):
     A content has a role and parts; ADK's events and a response's candidates have a content. A history and the one
     candidate that answers it are one transcript; of several candidates, each is one, and no calls of a history
     before them are repaired. The `outcome` of a program decides; a function's response where it has an `error`.
-    Thoughts count as words unless they are signed.
-    """
+    Thoughts count as words unless they are signed."""
 
     name = "gemini"
     aliases = ("adk", "vertex")
@@ -89,8 +88,7 @@ class Gemini(Blockwise):
         """Read the transcripts of a record.
 
         A repair in a history before several candidates would have to fit each of them, and they are not read with
-        it: none of its calls counts as a fix.
-        """
+        it: none of its calls counts as a fix."""
         reading = super().read(record, id)
         found, answers = self.find(record), _under(record, _CANDIDATES)
         if found is not None and answers is not None and len(answers.items) > 1 and found.path[-1:] == (_CONTENTS,):
@@ -230,8 +228,7 @@ class GeminiCli(Steps):
 
     A message of `gemini` has its calls in `toolCalls`, each with its `result` and `status` (which counts where it
     is "error"; "success" is set whatever a program did); the user's message after it may repeat the results. Of
-    lines with one `id` the last counts; those that a `$rewindTo` took back are context of no one.
-    """
+    lines with one `id` the last counts; those that a `$rewindTo` took back are context of no one."""
 
     name = "gemini-cli"
     needs = frozenset({"type"})

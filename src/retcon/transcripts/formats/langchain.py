@@ -40,8 +40,7 @@ class LangChain(Itemwise):
 
     type: human, ai, tool, system. Calls are in `tool_calls`, those with broken arguments in `invalid_tool_calls`; a
     tool's `status` counts where it is "error" ("success" is its default). `reasoning_content` among
-    `additional_kwargs` counts as words.
-    """
+    `additional_kwargs` counts as words."""
 
     name = "langchain"
     aliases = ("langgraph",)
@@ -112,10 +111,7 @@ def _kwargs(said: Item, called: Item, thought: str | None) -> dict[str, Json]:
 
 
 def _with_calls(said: Json, called: Json) -> Json:
-    """Join the words of one content and the calls of another.
-
-    For providers' blocks that repeat them (Anthropic's).
-    """
+    """Join the words of one content and the calls of another."""
     calls = [block for block in called if _is_call(block)] if isinstance(called, list) else []
     if isinstance(said, list):
         return [*(block for block in said if not _is_call(block)), *calls]

@@ -61,8 +61,7 @@ class Messages:
     statuses are taken from the tool's message: `error` (inspect_ai), `is_error`, `isError`, `status`, exit codes.
     One message may answer several calls in `tool_responses` (AutoGen 0.2), and its content repeats them.
     The old `function_call` is read as one call. `reasoning_content`, `reasoning` and `thinking` are words as well, and
-    so are parts of the content that are reasoning (inspect_ai).
-    """
+    so are parts of the content that are reasoning (inspect_ai)."""
 
     name = "messages"
     certainty = Certainty.CALLS
@@ -219,8 +218,7 @@ def _call(raw: Json) -> Call:
     """Read a call; arguments that are no JSON object stay text.
 
     A custom tool's call has no arguments by that name (but its `input`): all its fields are taken, else any two
-    would be equal.
-    """
+    would be equal."""
     if not isinstance(raw, dict):
         return Call("python", str(raw))
     function = raw.get("function") or raw.get("custom") or raw
@@ -330,8 +328,7 @@ class Traces(Format):
 
     A trace has `nodes`, each with a `message` and the place of the one before it (`parent`); an episode has several
     `traces`. A history is what follows a root. One that branches is left as it is: what its branches share could
-    not be repaired in one of them alone. Messages that no model wrote (`sampled` is false) are context.
-    """
+    not be repaired in one of them alone. Messages that no model wrote (`sampled` is false) are context."""
 
     name = "traces"
     certainty = Certainty.LAYOUT
@@ -448,8 +445,7 @@ def _renumbered(trace: Node, new: Mapping[int, Node], gone: set[int]) -> Node:
     """Return the trace with new nodes, and references updated.
 
     A reference to a removed node becomes one to its parent (`parent`), or goes (the model's requests, which stay
-    for their cost).
-    """
+    for their cost)."""
     nodes = cast(list[Node], trace["nodes"])
     places = {n: at for at, n in enumerate(n for n in range(len(nodes)) if n not in gone)}
     out = [_linked(new.get(n, node), nodes, places) for n, node in enumerate(nodes) if n not in gone]

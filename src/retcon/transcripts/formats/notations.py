@@ -100,8 +100,7 @@ class Notation(Dialect):
         tool: the name of a call that has none.
         each: whether each message's last call ran, though its output is not there.
         whole: what a text has that is a whole transcript; none: outputs stand in messages of their own alone.
-        unless: tags by which another notation has such calls.
-    """
+        unless: tags by which another notation has such calls."""
 
     name: str
     hint: str
@@ -321,8 +320,7 @@ def tagged(text: str) -> bool:
 class Hermes(Dialect):
     """Hermes: `<tool_call>` with JSON in messages.
 
-    Answered in the role `tool`, or by `<tool_response>` in a user's message (Qwen).
-    """
+    Answered in the role `tool`, or by `<tool_response>` in a user's message (Qwen)."""
 
     name = "hermes"
     _opens, _closes = "<tool_response>", "</tool_response>"
@@ -400,8 +398,7 @@ class HermesInText(Hermes):
     """Hermes in one text, as rollout dumps have it (verl, slime).
 
     The turns follow each other, with or without the markers of Qwen's template, of which a decoder that skips
-    special ids leaves the roles. answer: the tag of results; `interpreter` in slime's example of ReTool.
-    """
+    special ids leaves the roles. answer: the tag of results; `interpreter` in slime's example of ReTool."""
 
     certainty = Certainty.TAGGED_TEXT
 
@@ -500,8 +497,7 @@ class Markdown(Dialect):
     """Markdown: ```` ```python ```` blocks and their output.
 
     The output is an ```` ```output ```` block in that message or the next, or the role `tool`. A block that nothing
-    answers is no call.
-    """
+    answers is no call."""
 
     name = "markdown"
     certainty = Certainty.FENCES
@@ -602,10 +598,7 @@ def _closed(text: str, start: int) -> tuple[int, int]:
 
 
 def _closing(text: str, start: int) -> tuple[int, int]:
-    """Find the first closing line: its line break, and its end.
-
-    The end of the text where there is none.
-    """
+    """Find the first closing line: its line break, and its end."""
     at = start - 1  # the closing line may follow the opening one at once
     while (at := text.find("\n```", at)) >= 0:
         line_end = text.find("\n", at + 4)
@@ -664,8 +657,7 @@ def _system(record: Json) -> str:
 def _items(record: Json) -> tuple[Sequence[str], list[Item]] | None:
     """Return MathCoder's messages.
 
-    `debug_result` goes before `messages`, which its records have too, without the blocks.
-    """
+    `debug_result` goes before `messages`, which its records have too, without the blocks."""
     if isinstance(record, dict) and isinstance(blocks := record.get("debug_result"), list):
         found = find_items({"debug_result": blocks})
     else:

@@ -41,8 +41,7 @@ class OpenHands(Itemwise):
 
     An action is a call, its `thought` the words before it, as is the SDK's `reasoning_content`; an observation is
     its output. Exit codes and `is_error` count where they report a failure; an action that the user rejected did
-    not run. Changes of state stay with the event before them.
-    """
+    not run. Changes of state stay with the event before them."""
 
     name = "openhands"
     needs = frozenset({"kind", "action"})
@@ -97,8 +96,7 @@ def _is_call(item: Item) -> bool:
     """Whether an event before the SDK is a call.
 
     An action that runs something, or any other that a tool's call became (`task_tracking`, `delegate`); its
-    messages are none.
-    """
+    messages are none."""
     action = item.get("action")
     made = item.get("source") == "agent" and bool(part_of(item, "tool_call_metadata"))
     return action in _RUNS or (made and isinstance(action, str) and action not in (*_SAYS, "system"))
@@ -149,10 +147,7 @@ def _is_thought(piece: Piece) -> bool:
 
 
 def _thinking(fields: Item, thought: str | None) -> Item:
-    """Return the fields of a thought of which this is left.
-
-    What repeats a thought that was cut goes.
-    """
+    """Return the fields of a thought of which this is left."""
     if thought is None or fields.get("reasoning_content") == thought:
         return fields
     again: dict[str, Json] = {key: [] if isinstance(fields[key], list) else None for key in _REASONING if key in fields}
@@ -214,10 +209,7 @@ def _rejected(text: str, own_id: str | None) -> ToolOutput:
 
 
 def _judged(text: str, own_id: str | None, *where: Item) -> ToolOutput:
-    """Return an output that an exit code or flag calls failed.
-
-    Otherwise the rules judge it.
-    """
+    """Return an output that an exit code or flag calls failed."""
     for fields in where:
         code = fields.get("exit_code")
         if fields.get("timeout") is True:

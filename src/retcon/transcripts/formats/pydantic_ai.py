@@ -36,8 +36,7 @@ class PydanticAI(Blockwise):
 
     A request has the prompt and the results of calls; a response words and calls. A `retry-prompt` that names a
     tool is a failure, as is an `outcome` that says so ("success" is its default); a call that was denied or
-    interrupted did not run.
-    """
+    interrupted did not run."""
 
     name = "pydantic-ai"
     needs = frozenset({"parts"})

@@ -53,8 +53,7 @@ class Responses(Itemwise):
 
     A call and its output are items of their own, joined by `call_id`; those of the server's tools are both. Beside
     an item of a known type, any whose type ends in `_call` is a call. Reasoning and words stay with the call that
-    follows them.
-    """
+    follows them."""
 
     name = "responses"
     aliases: Sequence[str] = ("nemo-gym",)
@@ -88,8 +87,7 @@ class Responses(Itemwise):
     def find(self, record: Json) -> ItemList | None:
         """Find the list with the most calls.
 
-        Of NeMo-Gym's records, which have the request's beside it, the response's.
-        """
+        Of NeMo-Gym's records, which have the request's beside it, the response's."""
         found = [(path, items) for path, items in lists(record) if self.has_calls(items)]
         found = found or [(path, items) for path, items in lists(record) if self.is_plain(items)][-1:]
         if not found:
@@ -147,8 +145,7 @@ class Responses(Itemwise):
 def _as_copied(other: Sequence[Json], old: Sequence[Json], new: Sequence[Json]) -> list[Json] | None:
     """Repeat a change in a list that copies another, or its end.
 
-    None for any other list. Tokens may stand in one of them alone.
-    """
+    None for any other list. Tokens may stand in one of them alone."""
     theirs, ours = [*map(_without_tokens, other)], [*map(_without_tokens, old)]
     at = next((n for n in range(len(other) - len(old) + 1) if theirs[n : n + len(old)] == ours), None)
     if at is not None:
@@ -242,8 +239,7 @@ def _own_output(item: Item, kind: str) -> ToolOutput | None:
     """Return the output that a server tool's call holds.
 
     None where it has not ended, or its record has no output (the API leaves the outputs of code out unless they are
-    asked for).
-    """
+    asked for)."""
     own_id, status = some_id(item.get("id")), item.get("status")
     failed = status == "failed"
     if kind == "mcp_call":
@@ -275,8 +271,7 @@ class Codex(Responses):
 
     A line's `payload` is an item where its `type` is `response_item`; one of `compacted` replaces all before it for
     the model, and no repair spans that. All other lines stay with the one before them. Events that repeat what a
-    repair has cut are emptied. Lines of turns that the user took back stay as they are.
-    """
+    repair has cut are emptied. Lines of turns that the user took back stay as they are."""
 
     name = "codex"
     aliases = ()
@@ -317,8 +312,7 @@ class Codex(Responses):
 def _taken_back(items: Sequence[Item], inner: Sequence[Item]) -> set[int]:
     """Return places of lines that a rollback took back.
 
-    Those of the last turns, each of which begins with a user's message.
-    """
+    Those of the last turns, each of which begins with a user's message."""
     begun: list[int] = []
     taken: set[int] = set()
     for n, (item, one) in enumerate(zip(items, inner, strict=True)):

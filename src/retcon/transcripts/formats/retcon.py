@@ -31,8 +31,7 @@ class _Quick(msgspec.Struct):
 class Ours:
     """Retcon's own trajectories, with typed statuses and ids.
 
-    A turn that a purifier judged before stays as it is.
-    """
+    A turn that a purifier judged before stays as it is."""
 
     name = "retcon"
     certainty = Certainty.LAYOUT

@@ -38,8 +38,7 @@ class Smolagents(Itemwise):
 
     A step has `model_output` (words and program; with structured outputs JSON, a `thought` and its `code`),
     `tool_calls`, `observations` and `error`, which is typed. The messages that each step was given are emptied
-    after a repair: they repeat the failure.
-    """
+    after a repair: they repeat the failure."""
 
     name = "smolagents"
     needs = frozenset({"step_number"})
@@ -54,8 +53,7 @@ class Smolagents(Itemwise):
     def find(self, record: Json) -> ItemList | None:
         """Find the steps of a record.
 
-        Where no step has the system prompt, it stands among the first step's input messages.
-        """
+        Where no step has the system prompt, it stands among the first step's input messages."""
         found = super().find(record)
         if found is None or any(item.get("system_prompt") for item in found.items):
             return found

@@ -43,8 +43,7 @@ class SweAgent(Itemwise):
     def find(self, record: Json) -> ItemList | None:
         """Find the steps of a record.
 
-        What precedes them stands in `history`, or among the first step's input messages.
-        """
+        What precedes them stands in `history`, or among the first step's input messages."""
         found = super().find(record)
         if found is None or not isinstance(record, dict):
             return found
@@ -129,10 +128,7 @@ def _with_thinking_of(message: Json, said: Json) -> Json:
 
 
 def with_thought(item: Json, words: str) -> Json:
-    """Return a step or its message with another thought.
-
-    `response` and `content` begin with it.
-    """
+    """Return a step or its message with another thought."""
     if not isinstance(item, dict) or item.get("thought", words) == words:
         return item
     old = string(item.get("thought"))
