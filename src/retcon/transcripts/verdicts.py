@@ -513,7 +513,8 @@ def may_fail(output: str) -> bool:
     Of each wording a character that is rare in outputs is looked for first, as that is many times as fast."""
     if "\x1b" in output or ("(" in output and "Traceback (" in output):
         return True
-    if ":" in output and "Error: " in output and any(name in output for name in _SYNTAX_ERRORS):
+    colon = ":" in output
+    if colon and "Error: " in output and any(name in output for name in _SYNTAX_ERRORS):
         return True
     if '"' in output and 'File "' in output:
         return True
@@ -530,7 +531,7 @@ def may_fail(output: str) -> bool:
     last = stripped.rfind("\n") + 1
     if stripped[last] not in _DIGITS and _has_hint(stripped[last:]):
         return True
-    if ":" not in stripped:
+    if not colon:
         return False
     edges = stripped[:_EDGE] + stripped[-_EDGE:]
     return any(word in edges for word in _EXITED)
