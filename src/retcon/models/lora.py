@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 NAME = "default"  # peft's, of a model's only adapter
+_BARE, _BARE_IN = ("out_proj", "conv1d"), ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h")
+"""Layers whose weights Mamba's kernels take without their adapters, so that peft refuses them, and the models."""
 
 
 class Adapter:
@@ -40,11 +42,13 @@ class Adapter:
         peft = _peft()
         from transformers.pytorch_utils import Conv1D
 
+        kind = model.config.model_type
         config = peft.LoraConfig(
             r=section.rank,
             lora_alpha=section.alpha,
             lora_dropout=section.dropout,
             target_modules=ALL_LINEAR if ALL_LINEAR in section.targets else list(section.targets),
+            exclude_modules=list(_BARE) if ALL_LINEAR in section.targets and kind in _BARE_IN else None,
             fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
             task_type="CAUSAL_LM",
         )

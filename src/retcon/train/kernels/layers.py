@@ -50,8 +50,8 @@ def quick_linears(model: PreTrainedModel) -> Iterator[None]:
 def _linear(layer: nn.Linear, x: Tensor) -> Tensor:
     if not _eligible(x, layer.weight):
         return functional.linear(x, layer.weight, layer.bias)
-    found: Tensor = _Linear.apply(x, layer.weight, layer.bias)
-    return found
+    found: Tensor = _Linear.apply(x.flatten(0, -2), layer.weight, layer.bias)
+    return found.view(*x.shape[:-1], -1)  # out here, as some models change the result in place
 
 
 def _eligible(x: Tensor, weight: Tensor) -> bool:
