@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from retcon.core.types import Trajectory
-from retcon.report.comparison import PLAIN, run_folder
+from retcon.report.comparison import PLAIN
+from retcon.report.runs import run_folder
 from retcon.report.tables import number
 from retcon.store import jsonl
 

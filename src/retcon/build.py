@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from retcon.chat.chat import Chat
-from retcon.chat.opening import open_chat
 from retcon.config.schema import Recipe, SandboxSection
 from retcon.core.errors import MissingExtra, RecipeError
 from retcon.core.installing import how_to_install
@@ -17,25 +15,19 @@ from retcon.core.types import ToolSpec
 from retcon.engine.types import Adapters, Connects, EngineSetup, Generator, SamplingParams, TrainableEngine
 from retcon.purify.mixing import Probes, Schedule, constant
 from retcon.purify.types import Repair
-from retcon.rollout.context import Harness, RolloutContext, RolloutLimits, SubcallLimits
 from retcon.rollout.lengths import Derived, context_of, derive_lengths, open_keys, prompt_ids, with_lengths
 from retcon.rollout.strategy import Strategy
-from retcon.sandbox.client import SandboxRouter, token_from_environment
-from retcon.sandbox.pool import SandboxPool
 from retcon.sandbox.types import Limits, Sandbox, SessionBounds
-from retcon.serve.harness import find_harness
-from retcon.tasks.grading.grading import GradeSettings, Grading
-from retcon.tasks.grading.registry import refuse_unready
 from retcon.tasks.registry import CheckedGrades, TaskSet, Ungraded, grader_options, refuse_no_set
 from retcon.tasks.types import Task
-from retcon.tools.faults import FaultSetup, FaultyTool
-from retcon.tools.loading import ToolSetup, find_tools
 from retcon.tools.types import AnyTool, TaskTool
 
-if TYPE_CHECKING:  # it brings torch
+if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from retcon.chat.chat import Chat
     from retcon.models.devices import OnPlace
+    from retcon.rollout.context import Harness, RolloutContext, RolloutLimits
 
 MAX_REQUESTS = 256
 """Rollouts that are decoded side by side at most."""
@@ -61,6 +53,8 @@ def build_tasks(recipe: Recipe, folder: Path | None = None) -> TaskSet:
     tasks: TaskSet = recipe.task.build(count_tokens if folder is not None else None)
     refuse_no_set(tasks, recipe.task.kind)
     if folder is not None and isinstance(tasks, Ungraded):
+        from retcon.tasks.grading.registry import refuse_unready
+
         for name in sorted(tasks.graders):
             # Before a run has a folder, and not when its first rollout is graded.
             refuse_unready(name, grader_options(tasks), "task.graders")
@@ -104,6 +98,8 @@ async def open_graders(tasks: TaskSet) -> AsyncIterator[Graded]:
     if not isinstance(tasks, Ungraded):
         yield Graded(checked := CheckedGrades(tasks), checked)
         return
+    from retcon.tasks.grading.grading import GradeSettings, Grading
+
     async with Grading(GradeSettings(rewards=tasks.rewards, options=grader_options(tasks))) as grading:
         rewarded = CheckedGrades(tasks.graded_by(grading.reward))
         scores = tasks.rewards == "graded"
@@ -126,6 +122,8 @@ def build_chat(recipe: Recipe, folder: Path, tasks: TaskSet | None = None) -> Ch
     """
     thinking = None if recipe.model.thinking == "default" else recipe.model.thinking == "on"
     specs = build_specs(recipe)
+    from retcon.chat.opening import open_chat
+
     chat = open_chat(folder, style=recipe.model.style, system=_system(tasks), tools=specs, thinking=thinking)
     _refuse_uncallable(chat, specs, "model.style = 'hermes' or 'qwen', whose calls do")
     return chat
@@ -164,6 +162,9 @@ def _system(tasks: TaskSet | None) -> str | None:
 def build_specs(recipe: Recipe) -> list[ToolSpec]:
     """What the model is shown of the recipe's tools, and of those that its tasks bring. Raises RecipeError, also for a
     harness that cannot be had."""
+    from retcon.serve.harness import find_harness
+    from retcon.tools.loading import find_tools
+
     brought = recipe.task.tools(recipe)
     if recipe.rollout.harness:  # before there is a run, as with tools
         find_harness(recipe.rollout.harness)
@@ -177,6 +178,8 @@ def build_specs(recipe: Recipe) -> list[ToolSpec]:
 
 
 def build_limits(recipe: Recipe) -> RolloutLimits:
+    from retcon.rollout.context import RolloutLimits
+
     section = recipe.rollout
     return RolloutLimits(section.max_tokens, section.max_turns, section.lookahead_tokens, section.max_response_tokens)
 
@@ -234,6 +237,8 @@ def mixing(recipe: Recipe, context: RolloutContext, step: int) -> RolloutContext
 def build_tools(recipe: Recipe, sandbox: Sandbox) -> dict[str, AnyTool]:
     """The recipe's tools and those of its tasks, by the names that the model calls them by. Raises RecipeError where
     two have one name."""
+    from retcon.tools.loading import ToolSetup, find_tools
+
     section = recipe.sandbox
     reuse = _call_limits(section) if section.reuse else None
     setup = ToolSetup(sandbox, output_chars=section.output_chars, sessions=section.sessions, reuse=reuse)
@@ -258,10 +263,14 @@ async def open_sandbox(section: SandboxSection) -> AsyncIterator[Sandbox]:
     """The recipe's servers, or a pool of workers here. Raises SandboxUnavailable, RecipeError."""
     limits = _call_limits(section)
     if section.url:
+        from retcon.sandbox.client import SandboxRouter, token_from_environment
+
         token, outage = token_from_environment(), section.patience
         async with SandboxRouter(section.url, token=token, limits=limits, outage=outage) as router:
             yield router
     else:
+        from retcon.sandbox.pool import SandboxPool
+
         # of several, sessions are forked from where all are
         warm = ["+".join(section.packages)] if section.packages and section.sessions else section.packages
         try:
@@ -292,6 +301,8 @@ async def open_context(recipe: Recipe, engine: Generator, chat: Chat) -> AsyncIt
 @asynccontextmanager
 async def open_connected(recipe: Recipe, engine: Generator, chat: Chat) -> AsyncIterator[RolloutContext]:
     """As `open_context`, over an engine that is connected already."""
+    from retcon.rollout.context import RolloutContext, SubcallLimits
+
     async with open_sandbox(recipe.sandbox) as sandbox, _harness(recipe) as harness:
         tools = build_tools(recipe, sandbox)
         yield RolloutContext(
@@ -316,6 +327,8 @@ async def _harness(recipe: Recipe) -> AsyncIterator[Harness | None]:
         from retcon.serve.harness_server import open_harness
     except ModuleNotFoundError as missing:
         raise MissingExtra(f"rollout.harness needs {missing.name}: {how_to_install('serve')}") from missing
+    from retcon.serve.harness import find_harness
+
     async with open_harness(find_harness(section.harness), section.harness_seconds) as harness:
         yield harness
 
@@ -324,6 +337,8 @@ def measuring(recipe: Recipe, context: RolloutContext, sampling: SamplingParams)
     """What the rollouts of an evaluation share, as [evaluate] says: repaired or not, with faults of tools or none."""
     tools = context.tools
     if recipe.evaluate.faults:
+        from retcon.tools.faults import FaultSetup, FaultyTool
+
         setup = FaultSetup(recipe.evaluate.faults, recipe.evaluate.seed, recipe.sandbox.output_chars)
         tools = {name: FaultyTool(tool, setup) for name, tool in tools.items()}
     return replace(context, sampling=sampling, repair=build_evaluation_repair(recipe), probability=1.0, tools=tools)

@@ -34,9 +34,9 @@ from retcon.report.comparison import (
     Compared,
     caveat,
     read_compared,
-    run_folder,
     write_compared,
 )
+from retcon.report.runs import run_folder
 from retcon.runs.folder import differing
 from retcon.runs.metrics import read_metrics
 

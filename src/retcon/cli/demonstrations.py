@@ -19,11 +19,10 @@ from retcon.rollout.lengths import Derived, context_of, open_keys, with_lengths
 from retcon.runs.folder import as_now, differing, relevant
 from retcon.runs.progress import OnProgress
 from retcon.store.whole import explained, refuse_special, write_json
-from retcon.train.datasets.demonstrations import vocabulary_of
-from retcon.train.demos.making import Summary, begun, clear, write_demonstrations
 
 if TYPE_CHECKING:
     from retcon.models.devices import OnPlace
+    from retcon.train.demos.making import Summary
 
 MADE = "made"
 """Of the note: a `Summary`."""
@@ -35,6 +34,8 @@ def check_demonstrations(recipe: Recipe, overrides: Sequence[str], file: Path, c
     """Raises RecipeError where a file that the user names is not there, is not begun, and the recipe has no [demos] to
     say what it is to be made of: a typing error would be learnt from as the default's number game. overrides: those of
     the recipe. command: makes it. Raises CheckpointError as `begun`."""
+    from retcon.train.demos.making import begun
+
     if file.exists() or begun(file) or _note_of(file).exists() or names_demos(recipe, overrides):
         return
     raise RecipeError(
@@ -56,6 +57,8 @@ def ensure_demonstrations(
     note = _note_of(file)
     if file.exists():
         made = _already(file, note, recipe)
+        from retcon.train.demos.making import clear
+
         if made is not None:  # a file of one's own may have come to stand beside what is begun
             clear(file)
         return made
@@ -74,6 +77,8 @@ def ensure_demonstrations(
     def noted(made: Summary) -> None:
         write_json(note, {**_about(recipe, chat.tokenizer), MADE: made.as_dict()})
 
+    from retcon.train.demos.making import write_demonstrations
+
     return write_demonstrations(recipe, chat, file, tasks=tasks, on_progress=tell, on_place=on_place, on_made=noted)
 
 
@@ -90,6 +95,8 @@ def _open_keys(recipe: Recipe) -> list[str]:
 
 def _about(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, dict[str, object]]:
     """What a file's demonstrations depend on."""
+    from retcon.train.datasets.demonstrations import vocabulary_of
+
     about = relevant(recipe, "demonstrations")
     tokens = {"vocabulary": vocabulary_of(tokenizer), "thinking": recipe.model.thinking}
     return {**about, "model": {**about["model"], **tokens}}
@@ -98,6 +105,8 @@ def _about(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, dict[str, object]]
 def _already(file: Path, note: Path, recipe: Recipe) -> Summary | None:
     if not note.exists():
         return None
+    from retcon.train.demos.making import Summary
+
     try:
         told = msgspec.json.decode(note.read_bytes(), type=dict[str, dict[str, Any]])
         made = Summary.of_dict(told[MADE]) if MADE in told else None

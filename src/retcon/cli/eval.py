@@ -184,13 +184,14 @@ def evaluate(
 
 def _recipe_of(model: str, name: str | None, given: Sequence[str], repair: bool) -> Recipe:
     """The recipe of an evaluation of this model. Raises RecipeError."""
-    from retcon.build import build_repair
     from retcon.config.load import apply_override, load_recipe
 
     if is_url(model):
         given = ["engine.kind=openai", f"engine.url={model}", *given]
     recipe = load_recipe(name, given)
     if repair:
+        from retcon.build import build_repair
+
         kind = "saar" if build_repair(recipe) is None else recipe.repair.kind
         recipe = apply_override(recipe, f"evaluate.repair={kind}")
     return recipe

@@ -30,8 +30,6 @@ from rich.rule import Rule
 from retcon.core.errors import RetconError
 from retcon.core.together import cancelled
 from retcon.core.types import Trajectory
-from retcon.report.runs import shortest_repaired
-from retcon.report.transcript import show_purification
 from retcon.runs.progress import FILE, POLL_SECONDS, Lines, cost_file, format_duration
 from retcon.store import jsonl
 
@@ -182,6 +180,8 @@ async def _run(job: Job, board: Board, hurry: asyncio.Event) -> None:
                     await asyncio.wait_for(process.wait(), POLL_SECONDS)
                 _report(job, board)
                 if awaited is not None and awaited.exists():
+                    from retcon.report.runs import shortest_repaired
+
                     if (found := shortest_repaired(jsonl.read(awaited))) is not None:
                         board.show(job, found)
                     awaited = None
@@ -426,6 +426,8 @@ class LineBoard:
 
 
 def _print_repair(console: Console, job: Job, trajectory: Trajectory) -> None:
+    from retcon.report.transcript import show_purification
+
     console.print(Rule(f"{job.name}: the first repair by the model so far", align="left"))
     console.print(show_purification(trajectory))
 

@@ -48,7 +48,10 @@ def train(
     start: Start = None,
     out: Out = Path("runs/train"),
     dry_run: DryRun = False,
-    gpus: Annotated[int, typer.Option("--gpus", min=0, help="With --dry-run: plan for verl on so many GPUs.")] = 0,
+    gpus: Annotated[
+        int | None,
+        typer.Option("--gpus", min=1, help="With --dry-run: plan for verl on so many GPUs.", show_default=False),
+    ] = None,
     gpu_gb: Annotated[float, typer.Option("--gpu-gb", min=1, help="Memory of each, in GB.")] = 80.0,
     _data: NoData = None,
 ) -> None:
@@ -63,9 +66,10 @@ def train(
     if gpus and not dry_run:
         raise RecipeError("--gpus plans and trains nothing: add --dry-run; recipes/verl/launch.sh trains on several")
     need_training()
+    folder = None if gpus or (dry_run and is_unfetched(name)) else locate(name)
     from retcon.train.settling import settle_run
 
-    settled = None if gpus or (dry_run and is_unfetched(name)) else settle_run(settings, locate(name), out)
+    settled = None if folder is None else settle_run(settings, folder, out)
     if dry_run:
         from retcon.cli.dry_run import plan_rl
         from retcon.planning.estimate import gpus_of

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.rule import Rule
@@ -23,22 +24,19 @@ from retcon.cli.arguments import (
     select_overrides,
     split_overrides,
 )
-from retcon.cli.doctor import look_at_machine
 from retcon.cli.quickstart_budget import Lengths, budget_of, budget_table, fit_steps, measure_speed
 from retcon.cli.runner import Experiment, Target, cold_start, evaluation, print_end, read_record, training
 from retcon.config.load import shipped_recipes, toml_of
 from retcon.core.errors import RecipeError, nearest
 from retcon.core.texts import counted
 from retcon.core.types import Trajectory
-from retcon.report.comparison import run_folder
-from retcon.report.page import Report, comparison_page
-from retcon.report.plots import draw_curves
-from retcon.report.runs import Comparison, Run, read_run, showcase_in
-from retcon.report.tables import comparison_table, figures, write_summary
-from retcon.report.transcript import show_purification
+from retcon.report.runs import run_folder
 from retcon.rollout.lengths import check_lengths, prompt_ids
 from retcon.store.whole import write_whole
 from retcon.tasks.registry import evaluation_tasks, training_prompts
+
+if TYPE_CHECKING:
+    from retcon.report.runs import Run
 
 FILE = "quickstart.json"
 COLD_START = "cold_start"
@@ -309,6 +307,13 @@ FILES = {
 
 def print_quickstart(plan: Quickstart, seconds: float, command: str, console: Console) -> None:
     """Write summary.json, pictures and report.html into the folder, and print the result."""
+    from retcon.cli.doctor import look_at_machine
+    from retcon.report.page import Report, comparison_page
+    from retcon.report.plots import draw_curves
+    from retcon.report.runs import Comparison, read_run
+    from retcon.report.tables import comparison_table, figures, write_summary
+    from retcon.report.transcript import show_purification
+
     out = plan.out
     arms: dict[str, list[Run]] = {}
     for arm, seed in plan.trained:
@@ -347,6 +352,8 @@ def describe_cost(plan: Quickstart) -> str:
 
 def _showcase(plan: Quickstart) -> tuple[Trajectory, Path] | None:
     """A repaired trajectory of the last run that was purified, and its file."""
+    from retcon.report.runs import showcase_in
+
     for (arm, seed), (trained, *_) in reversed(plan.trained.items()):
         if build_repair(trained.recipe) is not None and (found := showcase_in(run_folder(plan.out, arm, seed))):
             return found

@@ -7,7 +7,6 @@ prints a `Speed` as JSON; 20 to 60 seconds for a model of 135 million parameters
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import subprocess
@@ -24,7 +23,6 @@ from retcon.cli.runner import Experiment
 from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
 from retcon.core.errors import RecipeError, RetconError
-from retcon.evaluate.runner import settings_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -163,6 +161,8 @@ def _reinforced(name: str, recipe: Recipe, speed: Speed, lengths: Lengths) -> Wo
 
 
 def _evaluated(name: str, recipe: Recipe, speed: Speed, lengths: Lengths) -> Work:
+    from retcon.evaluate.runner import settings_of
+
     section = recipe.evaluate
     sampled = section.problems * section.samples * len(settings_of(recipe)) * lengths.sampled
     return Work(name, 0, 0.0, sampled, sampled / speed.sampled)
@@ -237,6 +237,8 @@ def _time_learning(model: PreTrainedModel, texts: int, computing: Computing) -> 
 
 def _time_sampling(model: PreTrainedModel) -> float:
     """Seconds of STEPS tokens of ROWS rollouts."""
+    import asyncio
+
     from retcon.engine.local.engine import LocalEngine
     from retcon.engine.types import SamplingParams
 

@@ -18,11 +18,12 @@ from retcon.cli.runner import Target, print_end
 from retcon.config.load import complaint, find_recipe, load_recipe, recipe_to_toml
 from retcon.config.schema import Recipe
 from retcon.core.errors import RecipeError, nearest
-from retcon.report.comparison import REPAIRED, read_compared, run_folder
+from retcon.report.comparison import REPAIRED, read_compared
 from retcon.report.papers.cleaner import CLEANER
 from retcon.report.papers.page import FIGURES, HEADS, PAGE, PICTURES, Reproduced, write_reproduced
 from retcon.report.papers.rstar2 import RSTAR2
 from retcon.report.papers.types import Paper, Study, Variant
+from retcon.report.runs import run_folder
 from retcon.store.whole import alone, explained, write_whole
 
 PAPERS = {paper.name: paper for paper in (CLEANER, RSTAR2)}

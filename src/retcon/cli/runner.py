@@ -28,7 +28,6 @@ from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe, stages_of
 from retcon.core.errors import CheckpointError, RetconError
 from retcon.evaluate.result import read_result
-from retcon.evaluate.runner import settings_of
 from retcon.runs.folder import NAME as RUN
 from retcon.runs.folder import PROBLEMS, WEIGHTS, RunFolder, RunKind, as_now, differing, flat, refuse_unloadable
 from retcon.store.whole import LOCK, alone, explained, write_whole
@@ -67,6 +66,8 @@ class Target:
         """Whether the whole result is there."""
         if self.makes.suffix != ".json":
             return self.makes.is_dir()
+        from retcon.evaluate.runner import settings_of
+
         return self.makes.is_file() and read_result(self.makes).settings.keys() == settings_of(self.recipe).keys()
 
 

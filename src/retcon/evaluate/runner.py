@@ -28,7 +28,6 @@ from retcon.build import (
     open_graders,
     settle,
 )
-from retcon.chat.chat import Chat
 from retcon.config.schema import Recipe
 from retcon.core.errors import CheckpointError, RecipeError, SandboxUnavailable
 from retcon.core.seeds import derive
@@ -50,10 +49,8 @@ from retcon.evaluate.result import (
 )
 from retcon.planning.rollouts import check_rollouts_fit
 from retcon.rollout.context import MAX_LOST_SHARE, Faults
-from retcon.rollout.group import rollout_group
 from retcon.rollout.lengths import check_lengths
 from retcon.runs.folder import as_now, is_immaterial
-from retcon.serve.harness import harness_fingerprint
 from retcon.store import jsonl
 from retcon.store.compression import SUFFIXES
 from retcon.store.fingerprint import fingerprint, template_fingerprint
@@ -62,7 +59,8 @@ from retcon.tasks.grading.registry import kind_of
 from retcon.tasks.registry import TaskSet, problems_of
 from retcon.tasks.types import Task, fingerprint_of
 
-if TYPE_CHECKING:  # it brings torch
+if TYPE_CHECKING:
+    from retcon.chat.chat import Chat
     from retcon.models.devices import Placement
 
 Progress = Callable[[int, int], None]
@@ -179,6 +177,8 @@ async def evaluate(
 
     The rollouts' seeds depend on the evaluation's seed, the setting's name and the problem: equal for every checkpoint.
     """
+    from retcon.rollout.group import rollout_group
+
     begun = begun or Begun()
     done = sum(map(len, begun.groups.values()))
     async with open_context(recipe, engine, chat) as context, open_graders(family or build_tasks(recipe)) as graders:
@@ -316,6 +316,8 @@ def _inputs(recipe: Recipe, checkpoint: Path, tasks: Sequence[Task], family: Tas
 def _harness_code(recipe: Recipe, over: bool) -> dict[str, str]:
     """The fingerprint of a harness's file. over: whether all is measured: one that is gone is not missed then. Raises
     RecipeError."""
+    from retcon.serve.harness import harness_fingerprint
+
     try:
         return {"harness code": harness_fingerprint(recipe.rollout.harness)} if recipe.rollout.harness else {}
     except RecipeError:

@@ -14,7 +14,7 @@ import numpy as np
 from retcon.evaluate.result import PASS_AT, Problem, Result, Setting, read_result
 from retcon.evaluate.statistics import Interval, Paired, exactly, over_runs, over_seeds, paired, pass_at_k
 from retcon.report.plots import CURVES, Curve, draw_curves, running_mean
-from retcon.report.runs import Run, read_run
+from retcon.report.runs import Run, read_run, run_folder
 from retcon.report.sheet import Sheet, to_csv
 from retcon.report.tables import cell, number
 from retcon.store.whole import write_whole
@@ -29,11 +29,6 @@ class ComparedRun:
 
     run: Run
     results: dict[str, Result]
-
-
-def run_folder(out: Path, arm: str, seed: int) -> Path:
-    """Where a comparison in `out` keeps an arm's run of a seed."""
-    return out / arm / f"seed-{seed}"
 
 
 def read_compared(out: Path, arm: str, seed: int) -> ComparedRun:

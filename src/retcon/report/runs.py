@@ -11,7 +11,6 @@ from typing import Any
 
 from retcon.core.errors import CheckpointError, RecordError, nearest
 from retcon.core.types import Trajectory, is_repaired
-from retcon.evaluate.audit import ABOUT
 from retcon.evaluate.result import Result, read_result
 from retcon.runs.folder import NAME
 from retcon.runs.metrics import Metrics, read_metrics
@@ -59,6 +58,11 @@ class Comparison:
     @property
     def seeds(self) -> list[int]:
         return sorted({run.seed for runs in self.arms.values() for run in runs})
+
+
+def run_folder(out: Path, arm: str, seed: int) -> Path:
+    """Where a comparison in `out` keeps an arm's run of a seed."""
+    return out / arm / f"seed-{seed}"
 
 
 def read_run(folder: Path, seed: int) -> Run:
@@ -145,6 +149,8 @@ def view(folder: Path, name: str) -> Viewed:
     for metrics that cannot be read."""
     if (folder / NAME).is_file():
         return _training(folder, name)
+    from retcon.evaluate.audit import ABOUT
+
     if (folder / ABOUT).is_file():
         raise CheckpointError(f"{folder} is an audit, whose tables are in {folder / 'table.md'}")
     begun = list(folder.glob(f"trajectories-*{SUFFIX}"))

@@ -7,9 +7,8 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from retcon.chat.chat import Chat
 from retcon.core.types import Provenance, Trajectory
 from retcon.engine.types import Generator, SamplingParams
 from retcon.purify.mixing import Probes
@@ -17,6 +16,9 @@ from retcon.purify.types import Repair
 from retcon.rollout.strategy import Strategy
 from retcon.tasks.types import Task
 from retcon.tools.types import AnyTool
+
+if TYPE_CHECKING:
+    from retcon.chat.chat import Chat
 
 log = logging.getLogger(__name__)
 

@@ -16,15 +16,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from retcon.chat.chat import Chat
-from retcon.chat.template import Refused
 from retcon.config.schema import Recipe
 from retcon.core.errors import RecipeError, TaskWarning
 from retcon.core.texts import counted
 from retcon.core.types import token_count
 from retcon.tasks.registry import TaskSet, evaluation_tasks, training_prompts
 from retcon.tasks.types import Task
+
+if TYPE_CHECKING:
+    from retcon.chat.chat import Chat
 
 PATIENCE = 10_000
 """Consecutive tasks that may not fit before a stream, which may be endless, is given up."""
@@ -36,6 +38,8 @@ class PromptError(RecipeError):
 
 def prompt_ids(chat: Chat, task: Task) -> int:
     """Return the number of ids of a task's prompt. Raises PromptError if the model's template refuses it."""
+    from retcon.chat.template import Refused  # which is there already, with the chat
+
     try:
         return token_count(chat.prompt(task.question, task.system, task.before))
     except Refused as error:

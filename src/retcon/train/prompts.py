@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from retcon.chat.chat import Chat
 from retcon.config.schema import Recipe, SelectSection
 from retcon.core.errors import RecipeError, TaskWarning
 from retcon.core.types import Trajectory, ids_of
@@ -22,6 +22,9 @@ from retcon.store.pass_rates import PassRate, of_model, read_pass_rates
 from retcon.tasks.registry import TaskSet, training_prompts
 from retcon.tasks.types import Task, epochs, fingerprint_of
 from retcon.train.objective.shaping import has_void_turn, is_masked
+
+if TYPE_CHECKING:
+    from retcon.chat.chat import Chat
 
 
 @dataclass(slots=True)

@@ -20,7 +20,7 @@ from retcon.cli.compare import (
 )
 from retcon.config.schema import stages_of
 from retcon.core.errors import CheckpointError, RecipeError
-from retcon.report.comparison import run_folder
+from retcon.report.runs import run_folder
 
 OPTIONS = CompareOptions(Path(), 2, "rollouts")
 THREE = ("mini/dapo-baseline", "mini/cleaner", "mini/rstar2")

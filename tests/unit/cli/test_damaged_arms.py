@@ -12,7 +12,8 @@ from retcon.cli.compare import CompareOptions, Comparison, Match, budget_words, 
 from retcon.cli.runner import Target, check_same_inputs, pending
 from retcon.core.errors import CheckpointError, RecordError
 from retcon.evaluate.result import Result, read_result, score, setting_names, write_result
-from retcon.report.comparison import read_compared, run_folder
+from retcon.report.comparison import read_compared
+from retcon.report.runs import run_folder
 
 
 @pytest.mark.parametrize("lines", [[], [{"step": 1, "loss": 0.5}]], ids=["empty", "another's"])

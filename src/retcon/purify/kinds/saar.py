@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
 from retcon.config.schema import RepairSection
 from retcon.config.section import NonNegative, Probability
-from retcon.purify.saar import Saar
 from retcon.purify.types import Repair
+
+if TYPE_CHECKING:  # numpy and rapidfuzz, which no error of a recipe needs
+    from retcon.purify.saar import Saar
 
 FailureStatus = Literal["error", "timeout", "limit", "malformed"]
 
@@ -28,4 +30,6 @@ class SaarSection(RepairSection):
         return self.saar()
 
     def saar(self) -> Saar:
+        from retcon.purify.saar import Saar
+
         return Saar(self.attempts, self.gamma, self.lookahead, frozenset(self.failures))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
@@ -15,7 +14,6 @@ from retcon.core.seeds import derive
 from retcon.core.texts import without_turn_end
 from retcon.core.types import Trajectory
 from retcon.tasks.data.rows import short_name
-from retcon.tasks.graders.plain import grade as grade_text
 from retcon.tasks.graders.text import final_answer
 from retcon.tasks.grading.registry import Options
 from retcon.tasks.registry import RIGHT, WRONG, Grade, Rewards, TaskSet, Ungraded, evaluation_tasks, training_tasks
@@ -193,5 +191,9 @@ async def _grade(task: Task, trajectory: Trajectory) -> Trajectory:
     if not trajectory.turns or trajectory.stop != "answer":
         return replace(trajectory, answer=None, reward=WRONG)
     reply = without_turn_end(trajectory.turns[-1].text)
-    right = await asyncio.to_thread(grade_text, answer=task.answer, reply=reply, kind=kind)
+    import asyncio
+
+    from retcon.tasks.graders.plain import grade  # with the sandbox
+
+    right = await asyncio.to_thread(grade, answer=task.answer, reply=reply, kind=kind)
     return replace(trajectory, answer=final_answer(reply), reward=RIGHT if right else WRONG)

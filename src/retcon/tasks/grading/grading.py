@@ -19,7 +19,6 @@ from pydantic import Field
 from retcon.core.errors import InfrastructureFault, RetconError
 from retcon.core.texts import without_turn_end
 from retcon.core.types import Trajectory
-from retcon.sandbox.pool import SandboxPool
 from retcon.sandbox.types import Sandbox
 from retcon.tasks.graders.text import final_answer
 from retcon.tasks.grading.registry import (
@@ -189,6 +188,8 @@ class Grading:
         async with self._opening.setdefault("", asyncio.Lock()):
             if self._given is None:
                 packages = {name: modules for kind in kinds().values() for name, modules in kind.packages.items()}
+                from retcon.sandbox.pool import SandboxPool
+
                 self._given = await self._open.enter_async_context(SandboxPool(packages=packages))
             return self._given
 

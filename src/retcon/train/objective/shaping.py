@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import fmean
+from typing import TYPE_CHECKING
 
 from retcon.config.schema import RLSection
 from retcon.core.types import TRAINED, Trajectory, Turn, history_ids, token_count
-from retcon.rollout.context import RolloutLimits
+
+if TYPE_CHECKING:
+    from retcon.rollout.context import RolloutLimits
 
 
 def overlong_punishment(length: int, limit: int, buffer: int, penalty: float) -> float:
