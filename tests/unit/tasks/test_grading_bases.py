@@ -21,7 +21,6 @@ from retcon.tasks.graders.mathematics import same_in_base
         r"52 \text{ base } 8",
         "52 in base 8",
         "52 (base eight)",
-        "52₈",
         "$52_8$.",
         "052_8",
         "N = 52_8",
@@ -37,33 +36,6 @@ def test_spellings_of_a_base(said: str) -> None:
 @pytest.mark.parametrize("said", ["52_9", "52_0", "53_8", "-52_8", "5.2_8", "42_{10}", "42", "52", "520_80", "x_8", ""])
 def test_another_number_or_base_and_a_number_without_one(said: str) -> None:
     assert same_in_base("52_8", rf"\boxed{{{said}}}") is False
-
-
-@pytest.mark.parametrize(
-    ("said", "same"),
-    [
-        (r"\boxed{0xff}", True),
-        (r"\boxed{\mathtt{0xFF}}", True),
-        (r"\boxed{0\text{x}FF}", True),
-        (r"\boxed{`0xFF`}", True),
-        ("#### **0xFF**", True),
-        ("The answer is 0xFF.", True),
-        ("It is `0XFF`, which is 255.", True),
-        (r"\boxed{0FF_{16}}", True),
-        (r"\boxed{0xFE}", False),
-        (r"\boxed{-0xFF}", False),
-        (r"\boxed{255}", False),
-        ("The answer is 0.", False),
-        ("The answer is 0xFG.", False),
-    ],
-)
-def test_hexadecimal_numbers_say_their_base(said: str, same: bool) -> None:
-    assert same_in_base("0xFF", said) is same
-
-
-@pytest.mark.parametrize("answer", ["0x", "0x+5", "10x5", "0x5y", "1.0x5"])
-def test_products_with_x_are_no_hexadecimal_numbers(answer: str) -> None:
-    assert same_in_base(answer, rf"\boxed{{{answer}}}") is None
 
 
 def test_a_base_behind_the_box_belongs_to_it_and_no_other_does() -> None:

@@ -43,9 +43,6 @@ from retcon.tasks.graders.symbols import FORMULA, in_latex, ungrouped
         (r"10 000\pi", r"10000\pi"),
         ("10 000 km", "10000 km"),
         ("12 500 ml", "12500 ml"),
-        ("3 250 ml bottles", "3 250 ml bottles"),
-        (r"3 250\mathrm{~ml} \text{ bottles}", r"3 250\text{ ml} \text{ bottles}"),
-        ("3 250-page books", "3 250-page books"),
         ("10 500-x", "10500-x"),
         ("2 000 ml bottles", "2000 ml bottles"),
         ("3\u202f250 ml bottles", "3250 ml bottles"),
@@ -59,13 +56,6 @@ from retcon.tasks.graders.symbols import FORMULA, in_latex, ungrouped
         (r"\boxed{\frac12}", r"\frac{1}{2}"),
         (r"\frac{1}{2", r"\frac{1}{2"),
         (r"\frac", r"\frac"),
-        (r"\[ \begin{aligned} a+b &= 3+5 \\ &= 8. \end{aligned} \]", "a+b = 3+5 = 8"),
-        (r"$$\begin{align*} 2x+1 &= 7 \\[2pt] &\implies x = 3 \end{align*}$$", "x = 3"),
-        (r"\begin{gather} x=1 \\ y=2 \end{gather}", "x=1, y=2"),
-        (
-            r"\begin{aligned} A &= \begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}. \end{aligned}",
-            r"A = \begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}",
-        ),
         (r"\{ \begin{aligned} x&=1 \\ y&=2 \end{aligned}", r"\{ \begin{aligned} x&=1 \\ y&=2 \end{aligned}"),
     ],
 )

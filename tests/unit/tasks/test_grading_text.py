@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retcon.tasks.graders.stated import stated
-from retcon.tasks.graders.text import chosen_letter, final_answer, integer, rational, same_choice, same_code, same_text
+from retcon.tasks.graders.text import chosen_letter, final_answer, integer, rational, same_choice, same_text
 
 
 @pytest.mark.parametrize(
@@ -79,9 +79,6 @@ def test_integers_as_people_write_them(text: str, number: int | None) -> None:
         ("1,000", "1000"),
         (".5", "1/2"),
         ("-.25", "-1/4"),
-        (r"6.72 \times 10^{-5}", "0.0000672"),
-        (r"$-.5\cdot 10^3$", "-500"),
-        ("3 x 10^{2}", "300"),
         ("1.5e-5", "0.000015"),
         ("-2E3", "-2000"),
         ("$.5e+1$", "5"),
@@ -210,39 +207,6 @@ def test_headings_mark_no_answer() -> None:
     assert same_choice("B", "#### Solution\nIt is 42.\n\nThe answer is (B).")
     assert same_text("Paris", "#### Solution\nIn France.\n#### Answer\n**Paris**")
     assert not same_choice("B", "#### A\n#### B\n#### Solution\n#### C")
-
-
-@pytest.mark.parametrize(
-    ("answer", "said", "same"),
-    [
-        ("2024-05-01", "2024-05-01", True),
-        ("2024-05-01", r"\text{2024/5/1}.", True),
-        ("2024-05-01", "2024-01-05", False),
-        ("2024-05-01", "2018", False),
-        ("01/02/2024", "02/01/2024", False),
-        ("01/02/2024", "1/4048", False),
-        ("192.168.0.1", r"\texttt{192.168.0.1}", True),
-        ("192.168.0.1", "192.168.0.2", False),
-        ("192.168.0.1", "10.0.0.1", False),
-        ("3.1.4", "3.4.1", False),
-        ("555-1234", "555-1234.", True),
-        ("555-1234", "-679", False),
-        ("800-555-1234", "-989", False),
-        ("2018", "2024-5-1", False),
-        ("-679", "555-1234", False),
-        ("0", "0x5", False),
-        ("0", "-0xA", False),
-        ("-1950", "50-2000", None),
-        ("2018", "2024-6", None),
-        ("1.234.567", "1234567", None),
-        ("12/5", "2.4", None),
-        ("3.14", "3.14", None),
-        ("0x", "0", None),
-        ("0x1F", "0", None),
-    ],
-)
-def test_dates_addresses_and_telephone_numbers_are_no_formulas(answer: str, said: str, same: bool | None) -> None:
-    assert same_code(answer, said) is same
 
 
 # Which option a reply chooses: one that it labels, says or marks, and none where it names another as well.
@@ -472,8 +436,6 @@ def test_the_letter_that_a_reply_chooses(letter: str | None, reply: str) -> None
         ("It costs 1.234,50 €.", "1.234,50"),
         ("The answer is 5 100-dollar bills.", "5"),
         ("The answer is −3.", "-3"),
-        ("The date is 2024-05-01.", "2024-05-01"),
-        ("So it was on **5/1/2024**.", "5/1/2024"),
         (r"The final answer is $\$32,\!348$.", r"\$32,\!348"),
         (r"It costs \$36.", r"\$36"),
         ("There are 3 apples and 4 pears", "3 apples and 4 pears"),
@@ -488,8 +450,6 @@ def test_the_letter_that_a_reply_chooses(letter: str | None, reply: str) -> None
         ("The answer is $2$ and $3$.", "2, 3"),
         ("The answer is 8:34 p.m.", r"8:34 \text{pm}"),
         ("The answer is 72.\n\nTo check our answer: 72 - 24 = 48.", "72"),
-        ("- 12", "12"),
-        ("= 4", "4"),
         ("x = 5", "x = 5"),
         ("(3, 4)", "(3, 4)"),
         (r"\frac{3}{4}", r"\frac{3}{4}"),

@@ -26,7 +26,7 @@ from retcon.core.errors import InfrastructureFault, MissingExtra, SandboxUnavail
 from retcon.core.installing import how_to_install
 from retcon.sandbox.pool import SandboxPool
 from retcon.sandbox.types import Limits, Sandbox, Session
-from retcon.tasks.graders.quantities import CHARS, apart, quantity, same_measures, same_quantity
+from retcon.tasks.graders.quantities import CHARS, apart, changes_a_number, quantity, same_measures, same_quantity
 from retcon.tasks.graders.stated import stated
 from retcon.tasks.graders.symbols import in_latex, in_ratio, listed, lists, pointed, ungrouped
 from retcon.tasks.graders.text import (
@@ -38,13 +38,12 @@ from retcon.tasks.graders.text import (
     integer,
     marked,
     rational,
-    same_code,
 )
 from retcon.tasks.grading.registry import Host, Kind, Reply, Verdict
 from retcon.tasks.grading.warm import WarmSessions
 from retcon.tasks.types import Task
 
-# Numbers that are written with their base: `52_8`, `52_{\text{eight}}`, `(52)_8`, `52₈`, `52 in base 8`, `0x2A`.
+# Numbers that are written with their base: `52_8`, `52_{\text{eight}}`, `(52)_8`, `52 in base 8`.
 #
 # Math-Verify reads the digits and ignores the base. Pure functions; no pattern goes back over what it has read, as it
 # is a model that writes the text.
@@ -55,12 +54,9 @@ _DIGIT = "(?:[\\dac-f]|b(?!ase))"
 _DIGITS = rf"(?:([+-])\s*+)?(?=[a-f]*\.?\d)({_DIGIT}++(?:,{_DIGIT}{{3,4}})*+(?:\.{_DIGIT}++)?|\.{_DIGIT}++)"
 _BASE = r"\s*+(?:_\s*+(?:base)?|(?:in\s*+)?base)[\s-]*+(\w++)"
 _NUMBER = re.compile(rf"(?<![\w.,]){_DIGITS}{_BASE}", re.ASCII | re.IGNORECASE)
-_HEXADECIMAL = re.compile(r"(?<![\w.,])0x([\da-f]++)(?!\w)", re.ASCII | re.IGNORECASE)
 _NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 _NOTHING = re.compile(r"\\[,;:!]|\{,\}|\\(?:text|math)[a-z]*|\\(?:mbox|rm|left|right)\b|[{}]")
 _SPACE = re.compile(r"\\ |[()$~]")
-_SUBSCRIPT = re.compile("[₀-₉]+")
-_PLAIN_DIGITS = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
 _BEHIND_BOX = re.compile(r"\}(_(?:\w|\{\w+\}))")
 
 
@@ -90,8 +86,7 @@ def _last_in_base(text: str) -> tuple[Fraction, int] | None:
 
 
 def _without_markup(text: str) -> str:
-    text = _SUBSCRIPT.sub(lambda found: "_" + found[0].translate(_PLAIN_DIGITS), text)
-    return _HEXADECIMAL.sub(r"0\1_16", _SPACE.sub(" ", _NOTHING.sub("", text)))
+    return _SPACE.sub(" ", _NOTHING.sub("", text))
 
 
 def _value(found: re.Match[str]) -> tuple[Fraction, int] | None:
@@ -222,7 +217,6 @@ _AND = re.compile(
 _COMMA = re.compile(r"(?!-?\d{1,3},\d{3}$)(-?\d+),(\d+)", re.ASCII)  # of a decimal, or of a list
 _SENTENCES = re.compile(r"[.!?]\s+\w|\banswer\b", re.IGNORECASE)
 _VERB = re.compile(r"(?<![\\\w])(?:is|are|was|were|will|has|have|had|equals?)(?!\w)", re.IGNORECASE)
-_DENIED = re.compile(r"\b(?:not|no|never|false|wrong)\b|n['’]t\b", re.IGNORECASE)
 _WORD = re.compile(r"(?<![\\{A-Za-z])[A-Za-z]{2,}")
 
 # differ: whether two numbers do by more than what rounding explains. Math-Verify takes some such for one, as it rounds
@@ -315,9 +309,6 @@ class MathGrader:
         if said == answer.strip():
             return True
         ours, theirs = _latex(answer), in_latex(said)
-        coded = same_code(ours, theirs)
-        if coded is not None:
-            return coded
         ours, theirs = in_ratio(ours, theirs), in_ratio(theirs, ours)
         plain = listed if lists(ours) or lists(theirs) else ungrouped
         ours, theirs = plain(ours), plain(theirs)
@@ -396,7 +387,7 @@ def _answer(reply: str) -> str | None:
 def _predicate(sentence: str) -> str | None:
     """The number or formula behind the one verb of a sentence: `The value of $k$ is 5.`"""
     subject, *rest = _VERB.split(sentence)
-    if len(rest) != 1 or _DENIED.search(subject):
+    if len(rest) != 1 or changes_a_number(subject):
         return None
     said = stated(f"The answer is {rest[0]}")
     return None if said is None or said.startswith(r"\text{") else said

@@ -80,22 +80,6 @@ OTHERWISE = re.compile(
 """Beside a number: another one, none, or mathematics."""
 LETTERS = "[ghlmsL]"
 """Units of one letter, which may be variables as well."""
-PACKED = re.compile(
-    r"""
-    (?<![\w.,])(\d{1,3})\s([1-9]\d\d)
-    (?:
-        -([a-z]{3,})(?=[\s¦]+[a-z]{3})
-        |(?:\\text\{|[\s¦-])*+
-        ([mcdk]?[lgLW]|oz|lbs?
-            |(?:(?:milli|centi|kilo)?(?:lit(?:er|re)|gram)|ounce|pound|gallon|watt|dollar|euro|cent)s?)
-        (?=[\s¦}-](?:\\text\{|[\s¦}])*+
-            (?:bottle|can|bag|box|cup|glass|jar|tin|pack(?:et|age)?|carton|container|tube|bulb|bar|block|bucket|barrel
-            |jug|sack|pot|bowl|tank|serving|portion|bill|note|coin)(?:e?s)?(?![A-Za-z]))
-    )
-    """,
-    re.VERBOSE,
-)
-"""Things of one size, how many there are and how large each is: `3 250 ml bottles`, no 3,250."""
 RATES = {"mph": ("mile", "hour"), "kph": ("kilometer", "hour"), "kmph": ("kilometer", "hour")}
 _UNIT_LETTERS = re.compile(r"[^\W\d_]+")
 _VOWELS = frozenset("aeiou")
@@ -139,7 +123,6 @@ def changes_a_number(words: str) -> bool:
 
 
 CHARS = 200  # a longer text is no quantity, and no unit or sign of per cent is looked for further from its end
-MOST_QUARTERS = 3  # of one; `14 quarters` are coins
 _LETTERS = "[A-Za-zÀ-ÖØ-öø-ɏ]"
 _MARK = "¦"  # before each word that stood in \text{…}
 _NUMBER = re.compile(
@@ -173,14 +156,12 @@ _GLUED = re.compile(r"(?<=\d)(?=(?:[kcm]m|kg|mL|ft|lbs?|oz|hrs|min|sec|[mk]ph)(?
 _PER_POWER = re.compile(rf"(/\s?(?:{LETTERS}|{RAISABLE}))\s?\^\s?\{{?([23])\}}?(?!\d)")  # kg/m^3
 _PER_LETTER = re.compile(rf"(?<=[A-Za-z]{{2}})\s?/\s?({LETTERS})(?![A-Za-z])")  # km/h, but not m/s
 _PER = re.compile(rf"(?<!\s)\s*/\s*(?={_MARK}?{_LETTERS})(?!{_MARK}?false)")
-_QUARTERS = re.compile(rf"^\s*{_MARK}?\s*quarters(?!{_LETTERS})", re.IGNORECASE)
 _COMPOUND = re.compile(  # two-digit
     rf"(?<!{_LETTERS})({NUMBERS.pattern})-{_MARK}?(?!(?:{NUMBERS.pattern})(?!{_LETTERS}))(?={_LETTERS})",
     re.IGNORECASE | re.VERBOSE,
 )
 _SCALED = re.compile(rf"\s*{_MARK}?(thousand|million|billion|trillion)(?![-\w'’])", re.IGNORECASE)
 _SCALE = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
-_ENDING = re.compile(rf"(?<={_LETTERS})(?:\(e?s\)|['’]s\b)")  # egg(s), day's
 _MERIDIEM = re.compile(r"\b([ap])\.\s?m\b\.?", re.IGNORECASE)
 _MONEY = re.compile(rf"(?<!{_LETTERS})(?:USD|US|CAD|A)?\s?\\?([$€£¥₹])")
 _MONIES = {"$": "dollar", "€": "euro", "£": "pound", "¥": "yen", "₹": "rupee"}
@@ -236,9 +217,6 @@ def quantity(text: str) -> Quantity | None:
     text = _PER_LETTER.sub(rf" per {_MARK}\1", text)
     if len(text) > CHARS:
         return None
-    packed = PACKED.search(text)
-    if packed is not None:
-        text = text[: packed.end(1)] + text[packed.end() :]
     found = _NUMBER.search(text) if ".." not in text else None
     number = rational(found[0]) if found is not None else None
     if found is None or number is None:
@@ -246,11 +224,7 @@ def quantity(text: str) -> Quantity | None:
     behind = text[found.end() :]
     if (scaled := _SCALED.match(behind)) is not None:
         number, behind = number * _SCALE[scaled[1].lower()], behind[scaled.end() :]
-    if number.denominator == 1 and number > MOST_QUARTERS:
-        behind = _QUARTERS.sub(" coins", behind)
     unit = _unit(text[: found.start()], behind, money)
-    if unit is not None and packed is not None:  # as a word before: another size is another thing
-        unit = unit._replace(front=unit.front | {f"{packed[2]} {noun(packed[3] or packed[4])}"})
     return None if unit is None else Quantity(number, unit)
 
 
@@ -329,7 +303,7 @@ def _bare(text: str) -> tuple[str, str]:
     text = _marked(_POWER.sub(_in_words, _DEGREES.sub(_in_degrees, text)))
     money = _money(text)
     text = unset(_MONEY.sub(" ", text))
-    return _ENDING.sub("", text.replace("{,}", ",").replace(r"\!", "").strip("*_`# \n")).strip(), money
+    return text.replace("{,}", ",").replace(r"\!", "").strip("*_`# \n").strip(), money
 
 
 def _money(text: str) -> str:

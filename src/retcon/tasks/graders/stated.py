@@ -1,5 +1,5 @@
 r"""The answer of a reply that marks none: what it says that the answer is, or the one number or formula of its last
-sentence, with its unit, or the date that this ends with.
+sentence, with its unit.
 
 Math-Verify by itself takes the last number or formula of a text, wherever it stands: of 493 replies of a small model to
 MATH-500 that were no answers at all, five were right that way. To reward those is to teach that any number will do.
@@ -11,7 +11,7 @@ import re
 
 from retcon.tasks.graders.quantities import EACH, ENDS, LETTERS, RAISABLE, changes_a_number, in_meridiem, measures
 from retcon.tasks.graders.symbols import BOLD, FORMULA
-from retcon.tasks.graders.text import DATE_AT_END, SPECIAL, aloud
+from retcon.tasks.graders.text import SPECIAL, aloud
 
 READ = 4000  # characters of a reply's end that are looked at
 _SAID = re.compile(
@@ -39,10 +39,7 @@ _TERM = re.compile(r"(?<=\d)[A-Za-z]{2,3}(?![A-Za-z])")  # 42xy
 _FUNCTIONS = frozenset({"sqrt", "pi", "sin", "cos", "tan", "log", "ln", "exp", "frac", "text", "infty"})
 _COMMAND = re.compile(r"\\[A-Za-z]+\s*(?:\{[^{}]*\})?")
 _AROUND = "*_#>~` \t"
-_MINUS = re.compile(r"-\s+(?=[\w.\\$])")
-_ITEM = re.compile(r"(?:\d{1,2}[.)]|[-*•=])\s+(?=\S)")
 _END = re.compile(r"[.!?]\**\s+(?=[^\sa-z])")
-_BLANKS = re.compile(r"[^\S\n]{2,}")
 _REASON = re.compile(r"[.!?][*_]*\s+(?=[^\sa-z])|;\s|\s+\((?=[A-Za-z][^()]*\)\W*$)|,?\s+(?:because|since)\s(?=[^,]*$)")
 _CLAUSE = re.compile(rf"{_REASON.pattern}|,\s+(?!or\b|and\b|\d)")
 _FOLLOWS = re.compile(r"\s*(?:,\s*)?(?:(?:and|or)\s+|,\s*)")
@@ -57,12 +54,10 @@ _DISPLAYS = (("\\[", "\\]"), ("$$", "$$"))
 def stated(reply: str) -> str | None:
     """The answer, without what marks it as a formula; None where the reply states none, or several."""
     text = SPECIAL.sub(" ", aloud(reply[-READ:])).rstrip()
-    text = in_meridiem(_BLANKS.sub(" ", _TAG.sub(" ", text).replace("−", "-")))
+    text = in_meridiem(_TAG.sub(" ", text).replace("−", "-"))
     words = None
     for said in list(_SAID.finditer(text))[-1:]:
         line = text[said.end() :].lstrip().partition("\n")[0]
-        if "\n" not in said[0] and (minus := _MINUS.match(line)) is not None:  # no mark of a list
-            line = f"-{line[minus.end() :]}"
         found = _first(line)
         if found is not None:
             return found
@@ -92,8 +87,6 @@ def _first(line: str) -> str | None:
 
 def _only(line: str) -> str | None:
     line = BOLD.sub(r"\1", line).strip(_AROUND)
-    if (item := _ITEM.match(line)) is not None:
-        line = line[item.end() :]
     line = line.rstrip("." + _AROUND)
     if _is_formula(line):
         lettered = _LETTERED.fullmatch(line)
@@ -116,12 +109,9 @@ def _only(line: str) -> str | None:
 
 
 def _clause(line: str) -> str | None:
-    """What stands behind the last `=`, or else the date that it ends with, or the one number, with its unit."""
+    """What stands behind the last `=`, or else the one number, with its unit."""
     _, equals, line = line.rpartition("=")
     line = line.lstrip()
-    if (date := DATE_AT_END.search(line)) is not None:
-        before = line[: date.start()]
-        return None if _numbers(before) or changes_a_number(before) else date[0]
     numbers = _numbers(line)
     if not numbers or changes_a_number(line[: numbers[0].start()]):
         return None

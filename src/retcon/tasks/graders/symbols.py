@@ -7,7 +7,6 @@ from __future__ import annotations
 import re
 import unicodedata
 
-from retcon.tasks.graders.quantities import PACKED
 from retcon.tasks.graders.text import boxed
 
 MOST_DEEP = 40  # brackets within brackets that are looked into
@@ -36,10 +35,6 @@ _MARKS = re.compile(
 )
 _MONEY = re.compile(r"(?<!\\)\$(?=\d)")
 _GROUP = re.compile(r"\{,\}|,\s*\\!\s*|\s\\!\s*,\s*|(?<=\d)\\[,;] ?(?=\d{3}(?!\d))")
-_GROUPED = re.compile(  # by no-break or thin spaces, which part nothing else; some of them may be plain by now
-    r"(?<![\w.,^}\\])(?!0)\d{1,3}(?: \d{3})*+[\u00a0\u2007\u2009\u202f~]\d{3}"
-    r"(?:[ \u00a0\u2007\u2009\u202f~]\d{3})*(?![\d/])"
-)
 _SPACE = re.compile(r"(?:\\!|(?<!\\)\\[,;: ]|(?<!\\)~|\\q?quad(?![A-Za-z])|\s)++")
 _SPACED = re.compile(r"(?<![\w.,^}\\])(?!0)\d{1,3}(?: \d{3})+(?![\d/])")  # 10 000
 _TEXT = re.compile(r"\\(?:mbox|textnormal|text(?:bf|it|rm|sf)?|math(?:rm|bf|it|sf))\s*(?=\{)")
@@ -55,18 +50,9 @@ _DECIMAL_COMMA = re.compile(r"(?<![\d.])(\d{1,3}(?:\.\d{3})+|\d+),(\d+)(?![\d.])
 _LIST = re.compile(r"\d, +\d{3}(?!\d)")
 _ARGUMENTS = re.compile(r"\\(?:[dtc]?(frac)|sqrt\s*(?:\[([^\[\]]*)\])?)(?![A-Za-z])|(?<![\\A-Za-z])sqrt(?=\s*\()")
 _RAISED = re.compile(r"(?<=[\w)\]}])\s*(?:\*\*|\^)\s*(?=[\w(\\-])")
-_TIMES = re.compile(r"(?<=[\w)\]}])\s*\*\s*(?=[\w(\\])")
 _ATOM = re.compile(r"\\[A-Za-z]+|\d|[A-Za-z]")
 _EXPONENT = re.compile(r"-?(?:\d+(?:\.\d+)?|[A-Za-z])")
 _NEXT = re.compile(f"{_ARGUMENTS.pattern}|(?P<raised>{_RAISED.pattern})")
-_ALIGNED = re.compile(
-    r"(\\\{\s*)?\\begin\{((?:align|gather|equation|multline|split)(?:ed)?\*?)\}(.*?)\\end\{\2\}", re.DOTALL
-)
-_BREAK = re.compile(r"\\begin\{(\w+)\}.*?\\end\{\1\}|(\\\\\s*(?:\[[^\[\]]*\])?)|\\.|(&)")
-_GOES_ON = re.compile(r"[=<>≤≥≈]|\\(?:le|ge|leq|geq|approx)(?![A-Za-z])")
-_HENCE = re.compile(r"^\s*\\(?:implies|Rightarrow|therefore|iff)(?![A-Za-z])")
-_NAMED = re.compile(r"(?:[A-Za-z](?:_\{?\w\}?)?|\\text\s*\{[^{}]*\}|\\[a-z]+)\s*=")
-_SOLVED = re.compile(r"[A-Za-z](?:_\{?\w\}?)?\s*=\s*-?[\d.,/]+")
 _IMAGINARY = re.compile(r"\\text\{\s*i\s*\}")
 _EMPTY = re.compile(r"\\varnothing(?![A-Za-z])|\\\{\s*\\\}|∅")
 _TRIGONOMETRIC = r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])"
@@ -82,9 +68,7 @@ _BRACKET = re.compile(r"[{}()]")
 def in_latex(text: str) -> str:
     """The same text, without formulas' marks and what is only spacing or size."""
     text = BOLD.sub(r"\1", FORMULA.sub(_inside, _typed((boxed(text) or text).strip())))
-    text = _ALIGNED.sub(_in_a_line, text)
     text = _MARKS.sub("", _MONEY.sub(r"\$", text)).strip("`")
-    text = _GROUPED.sub(lambda found: re.sub(r"\D", "", found[0]), text)
     text = _SPACE.sub(lambda found: " " if found[0].replace(r"\!", "") else "", _GROUP.sub(",", text))
     text = _IMAGINARY.sub("i", _EMPTY.sub(r"\\emptyset ", _SPACED.sub(_joined, _TEXT.sub(r"\\text", text))))
     text = _ANGLES.sub(lambda found: "(" if found[0].startswith(r"\l") else ")", _SIZES.sub("", text))
@@ -92,7 +76,7 @@ def in_latex(text: str) -> str:
     text = _CLOCK.sub(_clock, _DOTS.sub(r"\\text{dots}", text)).strip()
     text = text.removesuffix(".").strip() or text
     text = _ANGLE.sub(lambda found: _DEGREES.sub(r"\\cdot\\frac{\\pi}{180}", found[0]), text)
-    return _TIMES.sub(r" \\cdot ", _braced(text, MOST_DEEP)) if "\\" in text or "**" in text or "sqrt" in text else text
+    return _braced(text, MOST_DEEP) if "\\" in text or "**" in text or "sqrt" in text else text
 
 
 def lists(text: str) -> bool:
@@ -136,8 +120,8 @@ def in_ratio(text: str, other: str) -> str:
 
 
 def _joined(found: re.Match[str]) -> str:
-    """A number whose thousands are parted by spaces; what is no such number as it stands."""
-    return found[0] if PACKED.match(found.string, found.start()) else found[0].replace(" ", "")
+    """A number whose thousands are parted by spaces."""
+    return found[0].replace(" ", "")
 
 
 def _clock(found: re.Match[str]) -> str:
@@ -147,27 +131,6 @@ def _clock(found: re.Match[str]) -> str:
 
 def _inside(found: re.Match[str]) -> str:
     return next(filter(None, found.groups()), "")
-
-
-def _in_a_line(found: re.Match[str]) -> str:
-    r"""Formulas over several lines in one: the last, with what it goes on from (`&= 5 + 3 \\ &= 8`) and what the lines
-    before it solve (`x &= 1 \\ y &= 2`); all, if the last names nothing. As it stands behind a brace: a system."""
-    if found[1]:
-        return found[0]
-    lines = list[str]()
-    for row in _BREAK.sub(_broken, " ".join(_ALIGNED.sub(_in_a_line, found[3]).split())).split("\n"):
-        line = _HENCE.sub("", row).strip(" ,.;")
-        if lines and _GOES_ON.match(line):
-            lines[-1] += f" {line}"
-        elif line:
-            lines.append(line)
-    if lines and _NAMED.match(lines[-1]):
-        lines = [*filter(_SOLVED.fullmatch, lines[:-1]), lines[-1]]
-    return ", ".join(lines)
-
-
-def _broken(found: re.Match[str]) -> str:
-    return "\n" if found[2] else " " if found[3] else found[0]
 
 
 def _typed(text: str) -> str:

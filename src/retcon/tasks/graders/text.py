@@ -183,9 +183,6 @@ MOST_DIGITS = 1000
 _THOUSANDS = re.compile(r"[+-]?(?!0)\d{1,3}(?:,\d{3})+")
 _INTEGER = re.compile(r"[+-]?\d+")
 _DECIMAL = re.compile(r"[+-]?\d*\.\d+", re.ASCII)
-_SCIENTIFIC = re.compile(
-    r"([+-]?(?:\d+(?:\.\d+)?|\.\d+)) *(?:\\(?:times|cdot)|[*x×]) *10\^(?:\{([+-]?\d{1,3})\}|([+-]?\d{1,3}))", re.ASCII
-)
 _EXPONENT = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)[eE][+-]?\d{1,3}", re.ASCII)
 _RATIO = re.compile(r"([+-]?)(\d+)/(\d+)", re.ASCII)
 _FRACTION = re.compile(r"([+-]?)\\[dt]?frac *(?:\{(\d+)\}|(\d)) *(?:\{(\d+)\}|(\d))", re.ASCII)
@@ -193,11 +190,6 @@ _MIXED = re.compile(r"([+-]?)(\d+)(?: +(\d+/\d+)| *(\\[dt]?frac.+))", re.ASCII)
 _RECURRING = re.compile(r"([+-]?)(\d*)\.(\d*)\\(?:overline|bar|dot) *(?:\{(\d+)\}|(\d))", re.ASCII)
 _SET = re.compile(r"\\(?:text(?:bf|it|rm|sf|tt|normal)?|math(?:bf|it|rm|sf|tt)|mbox)\s*\{([^{}]*)\}")
 _IN_LINE = re.compile(r"\\\(\s*(\(?[A-Za-z]\)?)\s*\\\)")  # \(B\)
-_DATE = re.compile(r"(\d{4})([-/.])(\d{1,2})\2(\d{1,2})|(\d{1,2})([-/.])(\d{1,2})\6(\d{4})", re.ASCII)
-DATE_AT_END = re.compile(rf"(?<![\w.,:/-])(?:{_DATE.pattern})\Z", re.ASCII)
-_DOTTED = re.compile(r"(?!\d{1,3}(?:\.\d{3})+$)\d+(?:\.\d+){2,}", re.ASCII)  # 1.234.567 has its thousands parted
-_TELEPHONE = re.compile(r"(?:\d{3}-)?\d{3}-\d{4}", re.ASCII)
-_HEXADECIMAL = re.compile(r"[+-]?0[xX][0-9a-fA-F]+")
 _SPACE = re.compile(r"\\[,;:! ]|~|\\q?quad(?![A-Za-z])")
 _HEADING = re.compile(r"[^\w$\\]*(?:\d+[.):]\s[^\w$\\]*)?[^\W\d_]{2,}(?![\w(^/*=])")
 _ANNOUNCES = re.compile(r"\W*(?:the\s+)?(?:final\s+)?answer\W*", re.IGNORECASE)
@@ -271,8 +263,8 @@ def integer(text: str) -> int | None:
 
 
 def rational(text: str) -> Fraction | None:
-    r"""The number that `text` is: an integer, a decimal (`.5`, `1.2 \times 10^{-5}`, `1.2e-5`, `0.\overline{3}`)
-    or a fraction (`3/4`, `\frac{3}{4}`, `1 3/4`); None where it is none."""
+    r"""The number that `text` is: an integer, a decimal (`.5`, `1.2e-5`, `0.\overline{3}`) or a
+    fraction (`3/4`, `\frac{3}{4}`, `1 3/4`); None where it is none."""
     whole = integer(text)
     if whole is not None:
         return Fraction(whole)
@@ -281,8 +273,6 @@ def rational(text: str) -> Fraction | None:
         return None
     if _DECIMAL.fullmatch(text) or _EXPONENT.fullmatch(text):
         return Fraction(text)
-    if (found := _SCIENTIFIC.fullmatch(text)) is not None:
-        return Fraction(f"{found[1]}e{found[2] or found[3]}")
     if (found := _RECURRING.fullmatch(text)) is not None:
         sign, before, after, again = found[1], found[2] or "0", found[3], found[4] or found[5]
         tail = Fraction(int(again), 10 ** len(again) - 1)
@@ -295,25 +285,6 @@ def rational(text: str) -> Fraction | None:
         return None
     sign, above, below = (one for one in found.groups() if one is not None)
     return Fraction(int(sign + above), int(below)) if int(below) else None
-
-
-def same_code(answer: str, said: str) -> bool | None:
-    """Whether `said` is the date (`2024-05-01`), telephone number (`555-1234`), address or version (`192.168.0.1`) that
-    `answer` is; False too where `answer` is a number and `said` one of these or hexadecimal (`0x5`); else None. As
-    formulas these would be differences and products."""
-    ours, theirs = (unset(text).removesuffix(".") for text in (answer, said))
-    if (date := _DATE.fullmatch(ours)) is not None:
-        other = _DATE.fullmatch(theirs)
-        return other is not None and _parts(date) == _parts(other)
-    if _DOTTED.fullmatch(ours) or _TELEPHONE.fullmatch(ours):
-        return ours == theirs
-    codes = (_DATE, _TELEPHONE, _HEXADECIMAL)
-    return False if rational(ours) is not None and any(code.fullmatch(theirs) for code in codes) else None
-
-
-def _parts(date: re.Match[str]) -> list[int | None]:
-    """Each in its place: the year first or last."""
-    return [int(part) if part else None for part in date.group(1, 3, 4, 5, 7, 8)]
 
 
 def in_decimals(text: str) -> str:

@@ -28,7 +28,6 @@ RIGHT = [
     ("The answer is - 3.", "-3"),
     ("The answer is: - $5$.", "-5"),
     ("Answer: - x + 3", "3 - x"),
-    ("**Answer:**\n- 12", "12"),
     # units of one letter
     ("The answer is 20 m.", "20"),
     ("The answer is 20 m.", "20 meters"),
@@ -47,8 +46,6 @@ RIGHT = [
     ("The temperature is 5°C at noon.", "5"),
     ("5°C.", "5"),
     # nouns that are numbers elsewhere
-    ("He has 14 quarters.", "14"),
-    (r"\boxed{7\text{ quarters}}", "7"),
     ("There are 3 two-digit primes.", "3"),
     ("#### 12 half-dollar coins", "12"),
     ("#### 8 power strips", "8"),
@@ -129,7 +126,6 @@ RIGHT = [
     ("#### 12 in all", "12"),
     (r"\boxed{12 in all}", "12"),
     ("#### 5 pairs of shoes", "5"),
-    ("The answer is 3 250 ml bottles.", "3"),
     ("#### 100 every month", "100"),
     ("#### 30 miles before stopping", "30"),
     (r"\boxed{15 \text{ square centimeters}}", r"15\mbox{ cm}^2"),
@@ -183,13 +179,10 @@ RIGHT = [
     (r"\boxed{25}", r"So it is \boxed{25}."),
     # no formulas
     ("The answer is 2024-05-01.", "2024-05-01"),
-    (r"\boxed{\text{2024-5-1}}", "2024-05-01"),
     ("The answer is 192.168.0.1.", "192.168.0.1"),
-    ("The answer is 0xFF.", "0xff"),
     (r"\boxed{2024–05‑01}", "2024-05-01"),
     (r"\boxed{\(2024-05-01\)}", "2024-05-01"),
     (r"\boxed{555-1234}", "555-1234"),
-    ("The date is 2024-05-01.", "2024-05-01"),
     # words
     ("The answer is 1.5 million.", "1500000"),
     ("The answer is New York.", r"\text{New York}"),
@@ -205,11 +198,6 @@ RIGHT = [
     ("It takes 10,000 sq.ft - 526 sq.ft = 9,474 sq.ft. of sod.", "9474"),
     ("**Answer:** 9x^2 - 42xy + 49y^2 = 0", "9x^2 - 42xy + 49y^2 = 0"),
     # over several lines
-    (r"\[ \begin{aligned} a+b &= 120+35 \\ &= 155. \end{aligned} \]", "155"),
-    ("So\n$$\n\\begin{align*}\na+b &= 120+35 \\\\\n&= 155.\n\\end{align*}\n$$", "155"),
-    (r"\boxed{\begin{aligned}x &= 155\end{aligned}}", "155"),
-    (r"\boxed{\begin{aligned}3x+2 &= 11 \\ 3x &= 9 \\ x &= 3\end{aligned}}", "3"),
-    (r"\boxed{\begin{aligned}x &= 1 \\ y &= 2\end{aligned}}", "(1, 2)"),
     # sentences within a tag
     ("<answer>The t for which both lines meet is 3.</answer>", "3"),
     ("<answer>The slope $m$ is 5.</answer>", "5"),
@@ -324,7 +312,6 @@ WRONG = [
     (r"\boxed{6, 8}", r"6, 8\text{, and }10"),
     (r"\boxed{\sqrt{6}}", r"$3 \sqrt{6}$."),
     (r"\[ \begin{aligned} a+b &= 120+35 \\ &= 155. \end{aligned} \]", "120"),
-    (r"\boxed{3 250 ml bottles}", "3250"),
     (r"\boxed{\begin{aligned}x &= 1 \\ y &= 2\end{aligned}}", "2"),
     (r"\boxed{\begin{aligned}x &= 1 \\ x &= 2\end{aligned}}", "2"),
     ("<answer>A 12 kg sack of flour will last 3 weeks.</answer>", "12"),
@@ -345,15 +332,9 @@ WRONG = [
     (r"\boxed{5\,\mathrm{m/s}}", "5 km/h"),
     (r"\boxed{9.8\ \mathrm{m/s}}", "9.8 m/s²"),
     # no formulas
-    (r"\boxed{2024-01-05}", "2024-05-01"),
-    ("The answer is 10.0.0.1.", "192.168.0.1"),
-    (r"\boxed{0x2F}", "0x1F"),
     (r"\boxed{31}", "0x1F"),
     ("The answer is 0xA.", "0"),
-    (r"\boxed{2024-5-1}", "2018"),
     ("The date is 2024-01-05.", "2024-05-01"),
-    (r"\boxed{555-1234}", "-679"),
-    (r"\boxed{-679}", "555-1234"),
 ]
 
 
