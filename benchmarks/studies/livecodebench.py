@@ -15,8 +15,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +40,9 @@ def reply_of(row: dict[str, Any]) -> str:
 
 
 def by_runner(folder: Path, rows: list[dict[str, Any]]) -> list[bool]:
-    """What the published runner says of each reply, one after the other."""
-    sys.path.insert(0, str(folder))
+    """What the published runner says of each reply, one after the other, in a folder that its programs may write to."""
+    sys.path.insert(0, str(folder.resolve()))
+    os.chdir(tempfile.mkdtemp())
     from lcb_runner.evaluation import extract_instance_results
     from lcb_runner.evaluation.compute_code_generation_metrics import evaluate_generations_by_problem
     from lcb_runner.lm_styles import LMStyle
@@ -70,7 +73,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runner", type=Path, required=True, help="checkout of LiveCodeBench/LiveCodeBench")
     parser.add_argument("--programs", type=Path, default=PROGRAMS)
-    parser.add_argument("--record", type=Path, help="write the programs with their verdicts")
+    parser.add_argument(
+        "--record", type=lambda path: Path(path).resolve(), help="write the programs with their verdicts"
+    )
     args = parser.parse_args()
     head = ["git", "-C", str(args.runner), "rev-parse", "HEAD"]
     commit = subprocess.run(head, capture_output=True, text=True, check=True).stdout.strip()
