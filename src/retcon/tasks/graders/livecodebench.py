@@ -9,9 +9,11 @@ share one interpreter, each has six seconds on the clock; values are equal as `=
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal, DecimalException
@@ -21,8 +23,8 @@ from pydantic import Field
 
 from retcon.core.errors import SessionLost
 from retcon.sandbox.types import Limits, Result, Sandbox
-from retcon.tasks.graders.code import OUTPUT_BYTES, of_answer
-from retcon.tasks.grading.cases import refuse_unreadable, written_cases
+from retcon.tasks.graders.code import OUTPUT_BYTES, READ, of_answer
+from retcon.tasks.grading.cases import WrittenCases, refuse_unreadable, written_cases
 from retcon.tasks.grading.registry import Grader, Host, Kind, Reply, Verdict
 from retcon.tasks.grading.warm import WarmSessions
 from retcon.tasks.types import Task
@@ -204,6 +206,8 @@ class LiveCodeBenchGrader:
 
     def __init__(self, sandbox: Sandbox, strict: Grader, settings: LiveCodeBenchSettings) -> None:
         self._strict, self._settings = strict, settings
+        self._read: deque[tuple[Task, WrittenCases]] = deque(maxlen=READ)
+        self._reading = asyncio.Lock()
         self._limits = Limits(
             cpu_seconds=CPU_SECONDS, wall_seconds=CPU_SECONDS, memory_mb=settings.memory_mb, file_mb=FILE_MB
         )
@@ -213,7 +217,7 @@ class LiveCodeBenchGrader:
     async def grade(self, task: Task, reply: Reply) -> Verdict:
         """See `Grader.grade`."""
         strict = await self._strict.grade(task, reply)
-        name, cases = written_cases(task)
+        name, cases = await self._cases_of(task)
         program = last_pair(reply.text)
         if program is None and reply.trajectory is not None:
             program = strict.answer  # of calls: the runner takes programs that were found elsewhere, too
@@ -226,11 +230,20 @@ class LiveCodeBenchGrader:
     async def check(self, task: Task) -> None:
         """See `Grader.check`."""
         await self._strict.check(task)
-        written_cases(task)
+        await asyncio.to_thread(written_cases, task)
 
     async def close(self) -> None:
         """See `Grader.close`."""
         await self._sessions.close()
+
+    async def _cases_of(self, task: Task) -> WrittenCases:
+        """The cases of a task, read once for its replies and beside the event loop, as packed ones take seconds."""
+        async with self._reading:
+            known = next((cases for of, cases in self._read if of is task), None)
+            if known is None:
+                known = await asyncio.to_thread(written_cases, task)
+                self._read.append((task, known))
+            return known
 
     async def _why(self, program: str, name: str | None, cases: Sequence[tuple[str, str]]) -> str:
         """What is wrong with a program, "" where nothing is."""

@@ -432,9 +432,12 @@ def read_tests(task: Task) -> Tests:
     return found
 
 
-def written_cases(task: Task) -> tuple[str | None, Sequence[tuple[str, str]]]:
-    """The function that the cases of a task call, None of those that read and print, and what each gives and expects,
-    as LiveCodeBench writes it.
+WrittenCases = tuple[str | None, Sequence[tuple[str, str]]]
+"""The function that cases call, None of those that read and print; what each gives and expects."""
+
+
+def written_cases(task: Task) -> WrittenCases:
+    """Read the cases of a task as LiveCodeBench writes them.
 
     Raises ValueError, naming the task, where it has no such cases.
     """
