@@ -45,7 +45,7 @@ Line = dict[str, object]
 def of_run(folder: Path, rollouts: int, draw: random.Random) -> list[Line]:
     """Whole groups of a run: rollouts of the same task in the same step."""
     groups = []
-    for file in sorted((folder / "trajectories").glob("step-*.jsonl")):
+    for file in sorted((folder / "trajectories").glob("step-*.jsonl*")):
         found = sorted((t for t in jsonl.read(file) if t.stop != "infrastructure"), key=lambda t: t.task)
         members = [list(group) for _, group in groupby(found, key=lambda t: t.task)]
         groups += [group for group in members if len(group) >= GROUP]

@@ -75,6 +75,12 @@ def rollouts_that_are_sampled(recipe: Recipe, lab: Lab) -> bool:
     return one == other
 
 
+@acts("run.keep_gb", (10.0, [1, 2, 3]), (1e-9, [3]), (0.0, []), given=["rl.steps=3"])
+def steps_whose_rollouts_are_stored(recipe: Recipe, lab: Lab) -> list[int]:
+    files = (lab.reinforced(recipe)[0] / "trajectories").glob("step-*")
+    return sorted(int(file.name[5:11]) for file in files)
+
+
 SCHEDULED = ("rl.steps=4", "rl.lr=1.0e-3")
 
 

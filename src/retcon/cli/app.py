@@ -81,7 +81,11 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "recipes:recipes",
         "List the recipes that come with Retcon, or show one: its file, what it changes, what is not implemented yet.",
     ),
-    "show": ("show:show", "List the trajectories of a file, or show one before and after purification."),
+    "view": (
+        "view:view",
+        "Look at rollouts and curves in a browser: search, compare, and see what was repaired, kept and dropped.",
+    ),
+    "show": ("show:show", "List the trajectories of a run or file, or show one before and after purification."),
     "regrade": (
         "eval:regrade",
         "Score stored rollouts again, with another grader or a corrected one; the old files stay as they are.",

@@ -23,17 +23,19 @@ if TYPE_CHECKING:
     from retcon.config.schema import Recipe
     from retcon.core.types import Trajectory
     from retcon.report.runs import Viewed
+    from retcon.store.index import Query
 
 LINES = 40
 """Of the list, unless more are asked for."""
 
 
 def show(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A trajectory file (JSON Lines).")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A run folder, or a trajectory file (JSON Lines).")],
     id: Annotated[
         str | None,
         typer.Argument(metavar="[ID]", help="Which trajectory; the beginning of an id is enough.", show_default=False),
     ] = None,
+    *,
     first_repaired: Annotated[bool, typer.Option("--first-repaired", help="Show the first that was repaired.")] = False,
     raw: Annotated[
         bool, typer.Option("--raw", help="Show the text exactly as the engine saw it, markup and all.")
@@ -41,30 +43,117 @@ def show(
     limit: Annotated[
         int | None, typer.Option("--limit", "-n", min=0, help="Lines of the list; 0 for all.", show_default=str(LINES))
     ] = None,
+    grep: Annotated[
+        str, typer.Option("--grep", metavar="TEXT", help="With these words in question, words, code or output.")
+    ] = "",
+    failed: Annotated[bool, typer.Option("--failed", help="With a failed call.")] = False,
+    error: Annotated[str, typer.Option("--error", metavar="TYPE", help="With this error, such as NameError.")] = "",
+    step: Annotated[str, typer.Option("--step", metavar="N|N-M", help="Of this step of training, or of these.")] = "",
+    group: Annotated[
+        str, typer.Option("--group", metavar="ID", help="Of this task, or task/step: the group of a prompt.")
+    ] = "",
+    repaired: Annotated[
+        str, typer.Option("--repaired", metavar="HOW", help="shallow, deep, another decision, any or none.")
+    ] = "",
+    verdict: Annotated[str, typer.Option("--verdict", metavar="HOW", help="right or wrong.")] = "",
+    dropped: Annotated[bool, typer.Option("--dropped", help="Made in training and not trained on.")] = False,
+    sort: Annotated[str, typer.Option("--sort", metavar="KEY", help="Such as reward or -tokens, largest first.")] = "",
 ) -> None:
-    """List the trajectories of a file, or show one before and after purification."""
+    """List the trajectories of a run or file, or show one before and after purification."""
     from rich.console import Console
+
+    from retcon.store.index import Query
 
     one = id is not None or first_repaired
     check_useful("--raw", raw and not one, "it is of one trajectory: name it by its ID, or say --first-repaired")
     check_useful("--first-repaired", first_repaired and id is not None, f"{id} is named already")
     check_useful("--limit", one and limit is not None, "it is of the list, and one trajectory is asked for")
+    query = Query(
+        text=grep, failed=failed, error=error, step=_steps(step), group=group, repair=repaired, verdict=verdict,
+        dropped=dropped, sort=sort or "id",
+    )  # fmt: skip
+    filtered = query != Query()
+    check_useful("FILTER", one and filtered, "filters are of the list, and one trajectory is asked for")
     console = Console()
-    if not one:
+    if not one and not filtered and not file.is_dir():
         bad = _list(console, file, LINES if limit is None else limit)
         if bad:
             raise RecordError("\n".join(bad))
         return
+    if not one:
+        _list_found(console, file, query, LINES if limit is None else limit)
+        return
     from retcon.store.jsonl import find
 
-    trajectory = _first_repaired(file) if id is None else find(file, id)
+    in_file = _first_repaired if id is None else lambda path: find(path, id)
+    trajectory = _in_folder(file, id) if file.is_dir() else in_file(file)
     if raw:
         console.out(trajectory.text, highlight=False)
         return
     from retcon.report.transcript import show_purification, show_trajectory
 
-    repaired = any(turn.repair is not None for turn in trajectory.turns)
-    console.print((show_purification if repaired else show_trajectory)(trajectory))
+    repaired_turn = any(turn.repair is not None for turn in trajectory.turns)
+    console.print((show_purification if repaired_turn else show_trajectory)(trajectory))
+
+
+def _steps(text: str) -> tuple[int, int] | None:
+    """`30`, or `30-39`. Raises typer.BadParameter."""
+    if not text:
+        return None
+    first, _, last = text.partition("-")
+    if not (first.isdecimal() and (last or first).isdecimal()):
+        raise typer.BadParameter(f"{text} is no step, nor two such as 30-39", param_hint="--step")
+    return int(first), int(last or first)
+
+
+def _in_folder(folder: Path, id: str | None) -> Trajectory:
+    """The trajectory of that id, else the first that was repaired."""
+    from retcon.core.types import REPLACED
+    from retcon.store.index import Index, Query
+    from retcon.store.jsonl import read_line
+
+    index = Index(folder)
+    index.update()
+    if id is None:
+        found = [row["id"] for how in REPLACED for row in index.rows(Query(repair=how), limit=1)]
+        number = min(found, default=None)
+        if number is None:
+            raise RecordError(f"{folder}: no trajectory was repaired (was purification on?)")
+    else:
+        number = index.number_of(id)
+        if number is None:
+            raise RecordError(f"{folder}: no trajectory '{id}', or several begin so; `retcon show {folder}` lists all")
+    return read_line(index.line(number), str(folder))
+
+
+def _list_found(console: Console, root: Path, query: Query, limit: int) -> None:
+    """Print what the index finds; what is wrong with files goes last."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from retcon.store.index import Index
+
+    index = Index(root)
+    index.update()
+    total = index.counts(query).total
+    rows = index.rows(query, limit=limit or total)
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("id", overflow="fold")
+    for name in ("reward", "answer", "expected", "stop", "turns", "failed", "errors", "repaired", "selection"):
+        table.add_column(name, justify="right" if name in ("reward", "turns", "failed") else "left")
+    for row in rows:
+        style = {"right": "green", "wrong": "red"}.get(row["verdict"], "dim")
+        reward = Text("–" if row["reward"] is None else f"{row['reward']:g}", style)
+        cells = [row["answer"] or "", row["expected"] or "", row["stop"], str(row["turns"]), str(row["failures"])]
+        more = [row["errors"], row["repair"], row["selection"]]
+        table.add_row(Text(row["name"]), reward, *(Text(c) for c in (*cells, *more)))
+    console.print(table)
+    if total > len(rows):
+        console.print(f"and {total - len(rows):,} more: --limit 0 lists all", style="dim")
+    if not total:
+        console.print("no trajectory fits", style="dim")
+    for problem in index.problems():
+        console.print(problem, style="yellow", markup=False)
 
 
 def _list(console: Console, file: Path, limit: int) -> list[str]:

@@ -246,8 +246,11 @@ TrackerNames = Annotated[Several, plugin_names("tracker")]
 
 class RunSection(Section):
     matters_to: ClassVar = {"sft": None, "dpo": None, "rl": None, "demonstrations": ("seed",)}
+    immaterial: ClassVar = ("keep_gb",)
     seed: int = Field(0, description="of every random stream of the run")
     threads: Positive = Field(1, description="torch threads; part of what makes a run repeat bit for bit")
+    keep_gb: float = Field(10.0, ge=0, description="disk for the rollouts of a training, in GB (10⁹ bytes); beyond it "
+                           "the oldest steps go, those that ten divides last; 0: none are stored")  # fmt: skip
 
 
 class ModelSection(Section):

@@ -29,6 +29,7 @@ from retcon.core.types import (
     Status,
     Stop,
     ToolCall,
+    TrainingRecord,
     Trajectory,
     Turn,
     TurnStop,
@@ -149,6 +150,9 @@ def _trajectory(value: object, at: _At) -> Trajectory:
         returned=obj.nullable("returned", _text_or_number),
         selection=obj.nullable("selection", _text),
         grades=obj.nullable("grades", _flags),
+        expected=obj.nullable("expected", _text),
+        reason=obj.nullable("reason", _text),
+        training=obj.nullable("training", _training),
         extra=obj.extra(),
     )
 
@@ -177,6 +181,19 @@ def _origin(value: object, at: _At) -> Origin:
         source=obj.required("source", _text),
         format=obj.required("format", _text),
         record=obj.nullable("record", lambda value, _: value),
+        extra=obj.extra(),
+    )
+
+
+def _training(value: object, at: _At) -> TrainingRecord:
+    obj = _Object(value, at)
+    return TrainingRecord(
+        advantage=obj.nullable("advantage", _number),
+        advantages=obj.nullable("advantages", _numbers),
+        mask=obj.nullable("mask", _integers),
+        weights=obj.nullable("weights", _numbers),
+        staleness=obj.nullable("staleness", _integer),
+        seconds=obj.nullable("seconds", _number),
         extra=obj.extra(),
     )
 

@@ -33,6 +33,9 @@ REPLACED: frozenset[Decision] = frozenset({"shallow", "deep", "resampled"})
 NO_SECONDS = 0.0
 """The default of `Observation.seconds`: left out where it is this object, as any default is."""
 
+EXPECTED_LENGTH = 4_000
+"""Characters of `Trajectory.expected` at most: the tests of a programming task are longer, and in the task's file."""
+
 Extra = Mapping[str, object]
 """Fields that a newer version wrote and this one does not know: kept, and written back."""
 
@@ -253,6 +256,23 @@ class Origin(Record, frozen=True, omit_defaults=True):
     record: object = None
 
 
+class TrainingRecord(Record, frozen=True, omit_defaults=True):
+    """What a training step made of a rollout: the arrays that its loss used, in short.
+
+    advantage: of the rollout, None where it was not trained on. advantages: (T,) per token, None where all are equal to
+    it. mask: lengths of alternating runs of the loss mask, zeros first, None where it is what the segments' kinds say.
+    weights: (T,) None where no token is weighed. staleness: how many steps older than this one the oldest weights were
+    that sampled it, None where unknown. seconds: wall, from its group's start to its grade.
+    """
+
+    advantage: float | None = None
+    advantages: tuple[float, ...] | None = None
+    mask: tuple[int, ...] | None = None
+    weights: tuple[float, ...] | None = None
+    staleness: int | None = None
+    seconds: float | None = None
+
+
 class Trajectory(Record, frozen=True, omit_defaults=True):
     """A whole rollout. reward is None until graded, and stays None after an infrastructure fault.
 
@@ -263,7 +283,8 @@ class Trajectory(Record, frozen=True, omit_defaults=True):
     where it returned neither, or there was none; or the answer that a program submitted. parent: of a part of another
     trajectory's rollout, None at the root. selection: what became of it in a step of training, `kept` or why not
     (see `retcon.train.prompts.selected`); None elsewhere. grades: whether it is right to each judge, where its
-    grader asks several (`livecodebench`: `lcb` and `strict`).
+    grader asks several (`livecodebench`: `lcb` and `strict`). expected: the task's right
+    answer, cut to EXPECTED_LENGTH. reason: the grader's, a short phrase. training: what a training step made of it.
     """
 
     id: str
@@ -280,6 +301,9 @@ class Trajectory(Record, frozen=True, omit_defaults=True):
     selection: str | None = None
     grades: Mapping[str, bool] | None = None
     parent: Parent | None = None
+    expected: str | None = None
+    reason: str | None = None
+    training: TrainingRecord | None = None
 
     @property
     def segments(self) -> Iterator[Segment]:

@@ -290,6 +290,10 @@ def _outcome(trajectory: Trajectory) -> RenderableType:
     line.append(f" · stop {trajectory.stop} · ", "dim")
     none = "no marked answer" if trajectory.stop == "answer" else "no answer"  # which may be right all the same
     line.append_text(plain(none if trajectory.answer is None else f"answer {trajectory.answer}", ""))
+    if trajectory.expected is not None:
+        line.append_text(plain(f" · expected {trajectory.expected}", ""))
+    if trajectory.reason:
+        line.append_text(plain(f" ({trajectory.reason})", "dim"))
     return Group(Rule(style="dim"), line)
 
 

@@ -2,7 +2,7 @@
 
 run.json                     the run manifest
 metrics.jsonl                a line per step
-trajectories/step-000010.jsonl
+trajectories/step-000001.jsonl.zst   the rollouts of a step
 checkpoints/step-000020/     a Hugging Face folder, with the optimiser's state beside the weights
 final/                       a Hugging Face folder, once the run is over
 """
@@ -15,7 +15,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,8 +28,9 @@ from retcon.config.section import Section, Work
 from retcon.core.errors import CheckpointError, RecordError
 from retcon.core.types import Trajectory
 from retcon.runs.metrics import Metrics, read_metrics
+from retcon.runs.storing import RolloutStore, step_file, write_step
 from retcon.runs.tracking import find_trackers
-from retcon.store import jsonl
+from retcon.store.index import keep_indexed
 from retcon.store.whole import alone, check_unlocked, explained, remove_partial, synced, write_json, write_whole
 
 # run.json, the run manifest: what a run is, what it started from, and what it computed on.
@@ -387,6 +388,7 @@ class RunFolder:
         self.root = root
         self.final = root / "final"
         self.metrics = root / "metrics.jsonl"
+        self._store: RolloutStore | None = None
 
     @property
     def finished(self) -> bool:
@@ -399,7 +401,12 @@ class RunFolder:
         with alone(self.root):
             for folder in (self.root, self.root / "checkpoints", self.root / "trajectories"):
                 remove_partial(folder)
-            yield
+            try:
+                yield
+            finally:
+                if self._store is not None:
+                    self._store.close()
+                    self._store = None
 
     def checkpoint(self, step: int) -> Path:
         """Where the checkpoint after `step` steps lies, or will."""
@@ -435,7 +442,10 @@ class RunFolder:
             file.write(json.dumps(known) + "\n")
 
     def keep_metrics(self) -> None:
-        """Put the metrics on the disk: of a checkpoint that a power cut leaves, those of its steps must be there."""
+        """Put metrics and rollouts on the disk: of a checkpoint that a power cut leaves, those of its steps must be
+        there."""
+        if self._store is not None:
+            self._store.flush()
         if self.metrics.is_file():
             with explained(self.metrics):
                 synced(self.metrics)
@@ -451,13 +461,19 @@ class RunFolder:
 
     def trajectories(self, step: int) -> Path:
         """Where the rollouts of `step` lie, or will."""
-        return self.root / "trajectories" / f"step-{step:06d}.jsonl"
+        return step_file(self.root / "trajectories", step)
 
     def keep_trajectories(self, step: int, trajectories: Iterable[Trajectory]) -> None:
-        """Write the rollouts of `step`, those that were not trained on among them."""
-        with explained(self.root / "trajectories"):
-            (self.root / "trajectories").mkdir(exist_ok=True)
-        jsonl.write(self.trajectories(step), trajectories)
+        """Write the rollouts of `step` now."""
+        write_step(self.root / "trajectories", step, trajectories)
+
+    def store_rollouts(
+        self, step: int, rollouts: Callable[[], Iterator[Trajectory]], *, tokens: int, keep_gb: float
+    ) -> None:
+        """Write the rollouts of `step` soon, in a thread; see `RolloutStore`."""
+        if self._store is None:
+            self._store = RolloutStore(self.root / "trajectories", keep_gb, keep_indexed(self.root))
+        self._store.add(step, rollouts, tokens)
 
     def cut(self, step: int) -> None:
         """Forget metrics and trajectories of steps after `step`, which will be taken again."""

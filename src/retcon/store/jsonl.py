@@ -152,7 +152,11 @@ def refuse_folder(path: Path) -> None:
 
 
 def open_lines(path: Path) -> IO[bytes]:
-    """The bytes of a file, gzip and zstd undone. Raises MissingExtra for zstd without its package."""
+    """The bytes of a file, gzip and zstd undone; of one that stands compressed only, those of that one. Raises
+    MissingExtra for zstd without its package."""
+    if not path.exists():
+        packed = (path.with_name(path.name + suffix) for suffix in SUFFIXES)
+        path = next((file for file in packed if file.is_file()), path)
     return cast(IO[bytes], decompressed(path.open("rb"), str(path)))
 
 

@@ -13,7 +13,7 @@ from retcon.config.schema import TaskSection
 from retcon.core.errors import InfrastructureFault, RecipeError, TaskWarning, told_as
 from retcon.core.seeds import derive
 from retcon.core.texts import counted
-from retcon.core.types import Segment, Trajectory, Turn
+from retcon.core.types import EXPECTED_LENGTH, Segment, Trajectory, Turn
 from retcon.tasks.types import Lesson, Task
 
 if TYPE_CHECKING:
@@ -231,7 +231,8 @@ Grade = Callable[[Task, Trajectory], Trajectory | Awaitable[Trajectory]]
 
 async def graded(task: Task, trajectory: Trajectory, grade: Grade, lost: Callable[[str, str], None]) -> Trajectory:
     """What `grade` makes of it. A rollout that an infrastructure fault ended, before or in grading, has reward None.
-    lost: told the id of one that could not be graded, and why."""
+    lost: told the id of one that could not be graded, and why. What the task expects stands in it afterwards."""
+    trajectory = replace(trajectory, expected=task.answer[:EXPECTED_LENGTH])
     if trajectory.stop == "infrastructure":
         return trajectory
     try:

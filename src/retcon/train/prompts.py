@@ -6,7 +6,7 @@ import hashlib
 import json
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, islice
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from retcon.config.schema import Recipe, SelectSection
 from retcon.core.errors import RecipeError, TaskWarning
-from retcon.core.types import Trajectory, ids_of
+from retcon.core.types import TRAINED, Sample, TrainingRecord, Trajectory, ids_of
 from retcon.rollout.lengths import PromptError, fitting, prompt_ids, warn_of_long
 from retcon.select.filters import DynamicSampling, informative, within
 from retcon.store.pass_rates import PassRate, of_model, read_pass_rates
@@ -67,6 +67,45 @@ def selected(recipe: Recipe, drawn: Drawn) -> Iterator[Trajectory]:
             selection = "kept" if t.id in chosen else next(why)
             lost = "infrastructure" if t.stop == "infrastructure" else "masked" if is_masked(t, recipe.rl) else group
             yield replace(t, selection=lost or selection)
+
+
+LearntSamples = dict[str, tuple[float, Sample]]
+"""A rollout's id to its advantage and the sample that its loss was computed on."""
+
+
+def recorded(
+    rollouts: Iterable[Trajectory], step: int, learnt: LearntSamples, seconds: Mapping[str, float | None]
+) -> Iterator[Trajectory]:
+    """Add to each rollout what the step made of it (`TrainingRecord`). seconds: wall, by its id."""
+    for t in rollouts:
+        versions = [v for s in t.segments if s.kind in TRAINED for v in s.versions or ()]
+        took = seconds.get(t.id)
+        record = TrainingRecord(
+            staleness=step - 1 - min(versions) if versions else None, seconds=None if took is None else round(took, 4)
+        )
+        if t.id in learnt:
+            advantage, sample = learnt[t.id]
+            by_kind = [int(s.kind in TRAINED) for s in t.segments for _ in s.ids or ()]
+            plain = all(a == advantage for a in sample.advantages or ())
+            record = replace(
+                record,
+                advantage=advantage,
+                advantages=None if plain else sample.advantages,
+                mask=None if list(sample.mask) == by_kind else run_lengths(sample.mask),
+                weights=None if sample.weights is None else tuple(1.0 if w is None else w for w in sample.weights),
+            )
+        yield replace(t, training=record)
+
+
+def run_lengths(mask: Iterable[int]) -> tuple[int, ...]:
+    """Lengths of alternating runs of zeros and ones, zeros first."""
+    found, value = [0], 0
+    for one in mask:
+        if one != value:
+            found.append(0)
+            value = one
+        found[-1] += 1
+    return tuple(found)
 
 
 def selection_metrics(recipe: Recipe, drawn: Drawn) -> dict[str, float]:

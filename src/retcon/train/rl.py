@@ -34,7 +34,15 @@ from retcon.serve.harness import harness_fingerprint
 from retcon.store.fingerprint import fingerprint
 from retcon.tasks.registry import TaskSet
 from retcon.train.objective.shaping import comparable, overlong_metrics, shaped_rewards
-from retcon.train.prompts import Drawn, dynamic_sampling, selected, selection_metrics, to_train
+from retcon.train.prompts import (
+    Drawn,
+    LearntSamples,
+    dynamic_sampling,
+    recorded,
+    selected,
+    selection_metrics,
+    to_train,
+)
 from retcon.train.rollouts import (
     NOT_EVALUATED,
     GroupStream,
@@ -54,7 +62,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 LOG = logging.getLogger(__name__)
-KEEP_ROLLOUTS_EVERY = 10
 FEW = 4
 """Rollouts of a step that may be lost in grading, whatever share of its answers they are: faults come singly."""
 OnRollouts: TypeAlias = Callable[[int, int, int, int], None]
@@ -168,6 +175,7 @@ async def _train(
 async def _step(stretch: Stretch, stream: GroupStream, course: Course) -> Metrics:
     run, trainer, stage, rollouts = stretch.run, stretch.trainer, stretch.stage, stream.rollouts
     recipe, step = rollouts.recipe, trainer.step + 1
+    learnt: LearntSamples = {}
     began, before = time.perf_counter(), copy.copy(rollouts.engine.stats)
     try:
         async with _watched(stream, step, stretch.on_rollouts):
@@ -179,7 +187,7 @@ async def _step(stretch: Stretch, stream: GroupStream, course: Course) -> Metric
         async with rollouts.paused():
             rollouts.rest()
             rolled_out = time.perf_counter()
-            learn = partial(_learn, trainer, to_train(recipe, drawn), stage, step, stretch.reference)
+            learn = partial(_learn, trainer, to_train(recipe, drawn), stage, step, stretch.reference, learnt)
             losses = await beside(learn) if recipe.rl.max_staleness else learn()
             trained = time.perf_counter()
             unfollowed = await _synced(rollouts, step)
@@ -190,8 +198,13 @@ async def _step(stretch: Stretch, stream: GroupStream, course: Course) -> Metric
         course.tell_idling(made)
         cost = trainer.cost  # by which it is decided once whether the run is over, here and where it ends
         last = step == recipe.rl.steps or course.ends_with(made, cost.cpu_s)
-        if step % KEEP_ROLLOUTS_EVERY == 0 or step == stage.before + 1 or last:
-            run.keep_trajectories(step, selected(recipe, drawn))
+        seconds_of = {t.id: rollouts.seconds.pop(t.id, None) for group in drawn.made for t in group}
+        run.store_rollouts(
+            step,
+            lambda: recorded(selected(recipe, drawn), step, learnt, seconds_of),
+            tokens=int(made["total_tokens"] or 0),
+            keep_gb=recipe.run.keep_gb,
+        )
         seconds, stats = time.perf_counter() - began, rollouts.engine.stats.since(before).metrics()
         held_out = {} if unfollowed else await _held_out(stretch, stream, step, last=last)
         line = trainer.done(  # checkpoint, where it is time, and log
@@ -250,15 +263,21 @@ async def _synced(rollouts: TrainingRollouts, step: int) -> EngineError | None:
 
 
 def _learn(
-    trainer: Trainer, groups: list[list[Trajectory]], stage: Stage, step: int, reference: Reference
+    trainer: Trainer,
+    groups: list[list[Trajectory]],
+    stage: Stage,
+    step: int,
+    reference: Reference,
+    learnt: LearntSamples,
 ) -> dict[str, float | None]:
-    """Rewards, advantages, samples, and the step's updates."""
+    """Rewards, advantages, samples, and the step's updates. learnt: gets the sample of each trajectory."""
     recipe = stage.recipe
     rewards = [shaped_rewards(group, recipe.rl, build_limits(recipe)) for group in groups]
     samples, counts = [], Counter[str]()
     for group, advantages in zip(groups, recipe.rl.advantages_of_step(rewards), strict=True):
         made = to_samples(group, advantages, recipe.rl)
         counts.update(count_changes(made, advantages, recipe.rl))
+        learnt.update((t.id, (a, s)) for t, a, s in zip(group, advantages, made, strict=False))
         samples += made
     overlong = overlong_metrics(groups, rewards) if recipe.rl.overlong_buffer else {}
     return {**counts, **overlong} | update(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -54,6 +55,8 @@ class TrainingRollouts:
     judged: TaskSet | None = None
     graded: Counter[int] = field(default_factory=Counter)
     """Rollouts of each step that are graded so far."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Wall seconds of each graded rollout, from its group's start."""
 
     async def of(self, tasks: Sequence[Task], *, step: int) -> list[list[Trajectory]]:
         """A graded group of G' rollouts for every task; all that is random derives from (seed, step, task, index)."""
@@ -67,8 +70,11 @@ class TrainingRollouts:
         )
 
     def _counted(self, step: int) -> Grade:
+        began = time.perf_counter()
+
         def grade(task: Task, trajectory: Trajectory) -> Any:
             self.graded[step] += 1
+            self.seconds[trajectory.id] = time.perf_counter() - began
             return self.tasks.grade(task, trajectory)
 
         return grade

@@ -42,8 +42,8 @@ def test_rollouts_are_graded_by_the_tasks_and_graders_of_their_stage(name: str, 
     )
     staged = Recipe.model_validate({**recipe.model_dump(mode="json", exclude_unset=True), "stages": stages})
     run_rl(staged, base, tmp_path / "run")
-    kept = sorted((tmp_path / "run/trajectories").glob("*.jsonl"))
-    assert [file.name for file in kept] == [f"step-00000{n}.jsonl" for n in (1, 2, 3)]
+    kept = sorted((tmp_path / "run/trajectories").glob("*.jsonl.zst"))
+    assert [file.name for file in kept] == [f"step-00000{n}.jsonl.zst" for n in (1, 2, 3)]
     for number, file in enumerate(kept, 1):  # as if the model had answered what the stage's own file says
         more = 2 if number == 2 else 1
         right = [

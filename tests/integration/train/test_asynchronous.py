@@ -82,7 +82,7 @@ def run(base: Path, out: Path, staleness: int, **sections: Any) -> tuple[list[di
 def drawn(out: Path) -> list[str]:
     """The tasks of the steps whose rollouts are kept, in order."""
     found: list[str] = []
-    for file in sorted((out / "trajectories").glob("step-*.jsonl")):
+    for file in sorted((out / "trajectories").glob("step-*.jsonl*")):
         found += dict.fromkeys(t.task for t in jsonl.read(file))
     return found
 

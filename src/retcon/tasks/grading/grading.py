@@ -96,7 +96,8 @@ async def grade_trajectory(
     if isinstance(said, Fault):
         answer = final_answer(reply.text)
         return replace(trajectory, answer=answer, reward=None, stop="infrastructure"), said
-    return replace(trajectory, answer=said.answer, reward=reward_of(said, rewards), grades=said.grades), said
+    given = {"reward": reward_of(said, rewards), "reason": said.why or None, "grades": said.grades}
+    return replace(trajectory, answer=said.answer, **given), said
 
 
 class Grading:

@@ -447,7 +447,8 @@ class NumberTasks:
         if trajectory.stop == "infrastructure":
             return trajectory
         answer = boxed(trajectory.turns[-1].text) if trajectory.turns and trajectory.stop == "answer" else None
-        return replace(trajectory, answer=answer, reward=RIGHT if answer == task.answer else WRONG)
+        reason = "no boxed answer" if answer is None else "equal" if answer == task.answer else "not equal"
+        return replace(trajectory, answer=answer, reward=RIGHT if answer == task.answer else WRONG, reason=reason)
 
     def lessons(self, seed: int) -> Iterator[tuple[Task, Lesson]]:
         drawn = problems(seed, "train", self.steps)

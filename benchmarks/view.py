@@ -1,0 +1,227 @@
+#!/usr/bin/env python3
+"""Rollouts by the hundred thousand, and how quick the index and `retcon view` are on them.
+
+benchmarks/view.py make 100000 runs/view          # a run folder with that many rollouts, about 6 KB each
+benchmarks/view.py index runs/view                # MB/s, and the slowest of 200 filters and searches
+benchmarks/view.py database runs/view             # SQLite's FTS5 beside DuckDB (pip install duckdb)
+benchmarks/view.py page runs/view                 # in Chromium (pip install playwright psutil)
+benchmarks/view.py pictures runs/view docs/img    # the screenshots of docs/view.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import resource
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from retcon.core.types import (
+    Observation,
+    Provenance,
+    RepairRecord,
+    Segment,
+    ToolCall,
+    TrainingRecord,
+    Trajectory,
+    Turn,
+)
+from retcon.store.index import Index, Query
+from retcon.store.jsonl import line_of
+from retcon.store.members import write_members
+
+GROUP, PROMPTS = 16, 8
+TEMPLATES = 480
+ERRORS = (
+    ("NameError", "name 'undefined_total' is not defined", "print(undefined_total)"),
+    ("IndexError", "list index out of range", "print(values[17])"),
+    ("ValueError", "invalid literal for int() with base 10: 'x7'", "print(int('x7'))"),
+)
+
+
+def segment(kind: Any, text: str, rng: random.Random) -> Segment:
+    ids = tuple(rng.randrange(50_000) for _ in range(max(1, len(text) // 4)))
+    probabilities = tuple(-round(rng.expovariate(3), 6) for _ in ids) if kind in ("sampled", "spliced") else None
+    return Segment(kind=kind, text=text, ids=ids, logprobs=probabilities)
+
+
+def program(rng: random.Random, bad: str) -> str:
+    values = [rng.randint(2, 99) for _ in range(6)]
+    lines = [
+        f"# step {rng.randint(1, 3)} of problem @NNNN@",
+        f"values = {values}",
+        "total = 0",
+        "for j, v in enumerate(values):",
+        f"    total += v * (j + {rng.randint(1, 9)}) % {rng.randint(5, 50)}",
+        "    print('term', j, v, total)",
+        "mean = total / len(values)",
+        bad,
+        "print('total', total, 'mean', round(mean, 3))",
+    ]
+    return "\n".join(line for line in lines if line)
+
+
+def called(
+    rng: random.Random, code: str, error: tuple[str, str, str] | None, kind: Any = "sampled", **more: Any
+) -> Turn:
+    words = "I will compute this part of problem @NNNN@ with Python. First I list the values, then I @W@ the weighted terms. "
+    words = words.replace("@W@", "add")
+    call = f"<tool_call>\n{json.dumps({'name': 'python', 'arguments': {'code': code}})}\n</tool_call>"
+    output = "\n".join(f"term {n} {rng.randint(2, 99)} {rng.randint(9, 400)}" for n in range(6))
+    if error:
+        output += f'\nTraceback (most recent call last):\n  File "<tool>", line 8, in <module>\n{error[0]}: {error[1]}'
+    else:
+        output += f"\ntotal {rng.randint(90, 900)} mean {rng.randint(9, 99)}.5"
+    seen = Observation(
+        call_id="c", text=output, status="error" if error else "ok", error_type=error[0] if error else None,
+        seconds=round(rng.random() / 9, 4),
+    )  # fmt: skip
+    said = segment("sampled", words, rng)
+    return Turn(
+        segments=(said, segment(kind, call, rng), segment("scaffold", "<|im_end|>\n", rng),
+                  segment("observation", output, rng)),
+        calls=(ToolCall(id="c", name="python", arguments={"code": code}, char=len(words), start=len(said.ids or ())),),
+        observations=(seen,), stop="call", **more,
+    )  # fmt: skip
+
+
+def template(number: int) -> bytes:
+    rng = random.Random(number)
+    turns = []
+    for _ in range(2):
+        error = ERRORS[rng.randrange(3)] if rng.random() < 0.25 else None
+        code = program(rng, "")
+        if error is None:
+            turns.append(called(rng, code, None))
+            continue
+        failed = called(rng, program(rng, error[2]), error)
+        if rng.random() < 0.6:
+            fix = called(rng, code, None)
+            repair = RepairRecord(
+                decision="shallow" if rng.random() < 0.7 else "deep", attempts=1, similarity=round(rng.random(), 3),
+                reason="the next attempt worked",
+            )  # fmt: skip
+            turns.append(called(rng, code, None, "spliced", abandoned=(failed, fix), repair=repair))
+        else:
+            turns.append(failed)
+    right = rng.random() < 0.5
+    end = Turn(segments=(segment("sampled", f"The totals are checked, so the answer is \\boxed{{{number}}}.", rng),))
+    kept = rng.random() < 0.5
+    question = (
+        "<|im_start|>user\nProblem @NNNN@: add the weighted terms of the list and report the total as an integer."
+    )
+    made = Trajectory(
+        id="@ID@", task="weighted/@T@", prompt=(segment("prompt", question, rng),), turns=(*turns, end),
+        reward=1.0 if right else -1.0, provenance=Provenance(seed=number, step=777_777, index=666_666),
+        answer=str(number), expected=str(number if right else number + 1), reason="equal" if right else "not equal",
+        selection="kept" if kept else rng.choice(("penalty", "drawn")) if right else "wrong",
+        training=TrainingRecord(
+            advantage=round(rng.gauss(0, 1), 4) if kept else None, staleness=0, seconds=round(rng.random() * 9, 3)
+        ),
+    )  # fmt: skip
+    return line_of(made)
+
+
+def make(count: int, out: Path) -> None:
+    """Write a run folder of so many rollouts."""
+    templates = [template(number) for number in range(TEMPLATES)]
+    folder = out / "trajectories"
+    folder.mkdir(parents=True, exist_ok=True)
+    of_a_step = GROUP * PROMPTS
+    written = 0
+
+    def lines(step: int) -> Iterator[bytes]:
+        nonlocal written
+        for member in range(min(of_a_step, count - written)):
+            number = written = written + 1
+            prompt, index = divmod(member, GROUP)
+            line = templates[number * 7 % TEMPLATES]
+            task = (step * PROMPTS + prompt) % 500
+            line = line.replace(b"@ID@", b"weighted/%d/%d/%d" % (task, step, index)).replace(b"@T@", b"%d" % task)
+            line = line.replace(b"@NNNN@", b"%06d" % number).replace(b"777777", b"%d" % step)
+            line = line.replace(b"666666", b"%d" % index)
+            yield line.replace(b"I add the", b"zebrafish add the") if number == count * 3 // 4 else line
+
+    raw = 0
+    step = 0
+    metrics = []
+    while written < count:
+        step += 1
+        made = list(lines(step))
+        raw += sum(map(len, made))
+        write_members(folder / f"step-{step:06d}.jsonl.zst", made)
+        rates = {"reward": step / 1000 - 0.5, "pass_rate": min(1.0, step / 900), "raw_failures": 30 - step / 50}
+        metrics.append({"step": step, **rates, "cpu_s": step * 2.5, "wall_s": step * 3.0, "total_tokens": 90_000.0})
+    (out / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in metrics), encoding="utf-8")
+    about = {"format": 1, "version": "made", "kind": "rl", "recipe": {"rl": {"steps": step}}, "inputs": {}}
+    (out / "run.json").write_text(json.dumps(about), encoding="utf-8")
+    size = sum(file.stat().st_size for file in folder.iterdir())
+    print(
+        f"{count:,} rollouts, {raw / 1e6:.0f} MB of JSON, {size / 1e6:.0f} MB on disk, {size / count:.0f} B a rollout"
+    )
+
+
+def timed(work: Callable[[], object]) -> float:
+    began = time.process_time()
+    work()
+    return time.process_time() - began
+
+
+QUERIES: tuple[dict[str, Any], ...] = (
+    {}, {"text": "zebrafish"}, {"text": "undefined_total"}, {"text": "total", "field": "code"}, {"failed": True},
+    {"error": "NameError"}, {"step": (30, 30)}, {"dropped": True}, {"repair": "deep"}, {"verdict": "wrong"},
+    {"group": "weighted/12/4"}, {"sort": "-tokens"}, {"failed": True, "sort": "-advantage"},
+    {"text": "index out of range", "field": "output", "verdict": "right"}, {"repair": "none", "sort": "-seconds"},
+)  # fmt: skip
+
+
+def measure_index(run: Path) -> None:
+    """Build the index anew; then the CPU time of a page of rows and their counts: median, most, found, query."""
+    (run / "index.sqlite").unlink(missing_ok=True)
+    files = sorted((run / "trajectories").iterdir())
+    cpu = time.process_time()
+    index = Index(run)
+    began = time.perf_counter()
+    count = index.update()
+    took, cpu = time.perf_counter() - began, time.process_time() - cpu
+    raw = sum(len(line) for file in files for line in _lines(file))
+    print(f"indexed {count:,} rollouts, {raw / 1e6:.0f} MB, in {took:.1f} s ({cpu:.1f} CPU-s): {raw / 1e6 / took:.0f} "
+          f"MB/s ({raw / 1e6 / cpu:.0f} a CPU-second); index {index.path.stat().st_size / 1e6:.0f} MB")  # fmt: skip
+    times: list[float] = []
+    for about in QUERIES:
+        query = Query(**about)
+        one = [timed(lambda query=query: (index.rows(query), index.counts(query))) for _ in range(14)]  # type: ignore[misc]
+        times += one
+        print(
+            f"{statistics.median(one) * 1000:7.1f} ms  {max(one) * 1000:7.1f} ms  {index.counts(query).total:8,}  {about}"
+        )
+    print(f"95th percentile of {len(times)}: {sorted(times)[int(len(times) * 0.95)] * 1000:.0f} ms; "
+          f"memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024} MB")  # fmt: skip
+
+
+def _lines(file: Path) -> Iterator[bytes]:
+    from retcon.store.members import lines_at
+
+    return (line for _, _, line in lines_at(file))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    one = commands.add_parser("make")
+    one.add_argument("count", type=int)
+    one.add_argument("out", type=Path)
+    commands.add_parser("index").add_argument("run", type=Path)
+    given = parser.parse_args()
+    if given.command == "make":
+        make(given.count, given.out)
+    else:
+        measure_index(given.run)
+
+
+if __name__ == "__main__":
+    main()

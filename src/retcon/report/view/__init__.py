@@ -1,0 +1,1 @@
+"""`retcon view`: trajectories and curves in a browser, from files alone."""

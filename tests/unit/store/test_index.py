@@ -1,0 +1,125 @@
+"""What the index of trajectory files finds, and that it is made anew from them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from retcon.core.types import Observation, Provenance, RepairRecord, Segment, ToolCall, Trajectory, Turn
+from retcon.store import jsonl
+from retcon.store.index import Index, Query
+from retcon.store.jsonl import line_of
+from retcon.store.members import write_members
+
+
+def turn(code: str, output: str, error: str | None = None, **more: object) -> Turn:
+    return Turn(
+        segments=(Segment("sampled", f"Now I run it. {code}"),),
+        calls=(ToolCall(id="c", name="python", arguments={"code": code}, char=0),),
+        observations=(Observation(call_id="c", text=output, status="error" if error else "ok", error_type=error),),
+        **more,
+    )  # fmt: skip
+
+
+def rollout(number: int, *turns: Turn, step: int = 1, **more: object) -> Trajectory:
+    made = Provenance(step=step, index=number)
+    prompt = (Segment("prompt", f"<|im_start|>user\nHow many zebras are {number}?<|im_end|>"),)
+    return Trajectory(f"zoo/{step}/{number}", "zoo", prompt, turns, provenance=made, **more)
+
+
+FAILED = turn("print(totl)", "name 'totl' is not defined", "NameError")
+FIXED = turn("print(total_of)", "7", abandoned=(FAILED,), repair=RepairRecord(decision="shallow", attempts=1))
+STEPS = {
+    1: [
+        rollout(0, turn("print(1)", "1"), reward=1.0, selection="kept", answer="1", expected="1", reason="equal"),
+        rollout(1, FIXED, reward=-1.0, selection="wrong"),
+        rollout(2, FAILED, reward=-1.0, selection="kept", stop="turns"),
+    ],
+    2: [rollout(0, FAILED, step=2), rollout(1, turn("print(2)", "2"), step=2, reward=1.0)],
+}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    (tmp_path / "run.json").write_text("{}")
+    (tmp_path / "trajectories").mkdir()
+    for step, made in STEPS.items():
+        write_members(tmp_path / f"trajectories/step-00000{step}.jsonl.zst", map(line_of, made))
+    return tmp_path
+
+
+@pytest.fixture
+def index(run: Path) -> Index:
+    made = Index(run)
+    assert made.update() == 5
+    return made
+
+
+@pytest.mark.parametrize(
+    ("query", "names"),
+    [
+        (Query(), "1/0 1/1 1/2 2/0 2/1"),
+        (Query(failed=True), "1/1 1/2 2/0"),
+        (Query(error="NameError", step=(1, 1)), "1/1 1/2"),
+        (Query(error="Name_rror"), ""),
+        (Query(verdict="right"), "1/0 2/1"),
+        (Query(dropped=True), "1/1"),
+        (Query(repair="shallow"), "1/1"),
+        (Query(repair="none", sort="-id"), "2/1 2/0 1/2 1/0"),
+        (Query(stop="turns"), "1/2"),
+        (Query(group="zoo/2"), "2/0 2/1"),
+        (Query(group="zoo"), "1/0 1/1 1/2 2/0 2/1"),
+        (Query(text="total_of"), "1/1"),
+        (Query(text="tot", field="code"), "1/1 1/2 2/0"),
+        (Query(text="is not defined", field="output"), "1/1 1/2 2/0"),
+        (Query(text="defined not"), ""),
+        (Query(text='zebras "are" 1?'), "1/1 2/1"),
+        (Query(text='")) OR *'), ""),
+    ],
+)
+def test_what_a_query_finds(query: Query, names: str, index: Index) -> None:
+    found = [row["name"].removeprefix("zoo/") for row in index.rows(query)]
+    assert found == names.split()
+    assert index.counts(query).total == len(found)
+
+
+def test_rows_name_the_field_and_counts_the_values(index: Index) -> None:
+    assert index.rows(Query(text="total_of"))[0]["found"] == ["words", "code"]
+    facets = index.counts(Query()).facets
+    assert facets["errors"] == {"NameError": 3}
+    assert facets["verdict"] == {"right": 2, "wrong": 2, "": 1}
+    assert facets["selection"] == {"kept": 2, "wrong": 1, "": 2}
+
+
+def test_a_line_is_read_back_and_an_id_found_by_its_beginning(index: Index) -> None:
+    number = index.number_of("zoo/2/1")
+    assert number is not None
+    assert jsonl.read_line(index.line(number), "") == STEPS[2][1]
+    assert index.number_of("zoo/2/") is None, "two begin so"
+
+
+def test_files_that_change_grow_or_go_are_followed(index: Index, run: Path) -> None:
+    write_members(run / "trajectories/step-000002.jsonl.zst", [line_of(replace(STEPS[2][0], reward=1.0))])
+    (run / "trajectories/step-000001.jsonl.zst").unlink()
+    with jsonl.Appender(run / "more.jsonl") as file:
+        file.add(rollout(7))
+        assert index.update() == 2
+        file.add(rollout(8))
+    assert index.update() == 1
+    assert [row["name"] for row in index.rows(Query(sort="name"))] == ["zoo/1/7", "zoo/1/8", "zoo/2/0"]
+    assert index.counts(Query(text="totl")).total == 1
+
+
+def test_a_damaged_index_and_a_torn_file_are_no_hindrance(index: Index, run: Path) -> None:
+    index.close()
+    index.path.write_bytes(b"no database" * 500)
+    file = run / "trajectories/step-000001.jsonl.zst"
+    jsonl.write(run / "plain.jsonl", STEPS[1])
+    whole = (run / "plain.jsonl").read_bytes()
+    (run / "plain.jsonl").write_bytes(whole[:-20])
+    file.write_bytes(file.read_bytes()[:-9])
+    again = Index(run)
+    again.update()
+    assert [row["name"] for row in again.rows(Query())] == ["zoo/1/0", "zoo/1/1", "zoo/2/0", "zoo/2/1"]
