@@ -68,8 +68,8 @@ def program(rng: random.Random, bad: str) -> str:
 def called(
     rng: random.Random, code: str, error: tuple[str, str, str] | None, kind: Any = "sampled", **more: Any
 ) -> Turn:
-    words = "I will compute this part of problem @NNNN@ with Python. First I list the values, then I @W@ the weighted terms. "
-    words = words.replace("@W@", "add")
+    words = "I will compute this part of problem @NNNN@ with Python. First I list the values, "
+    words += "then I add the weighted terms.\n"
     call = f"<tool_call>\n{json.dumps({'name': 'python', 'arguments': {'code': code}})}\n</tool_call>"
     output = "\n".join(f"term {n} {rng.randint(2, 99)} {rng.randint(9, 400)}" for n in range(6))
     if error:
@@ -196,9 +196,8 @@ def measure_index(run: Path) -> None:
         query = Query(**about)
         one = [timed(lambda query=query: (index.rows(query), index.counts(query))) for _ in range(14)]  # type: ignore[misc]
         times += one
-        print(
-            f"{statistics.median(one) * 1000:7.1f} ms  {max(one) * 1000:7.1f} ms  {index.counts(query).total:8,}  {about}"
-        )
+        figures = f"{statistics.median(one) * 1000:7.1f} ms  {max(one) * 1000:7.1f} ms"
+        print(f"{figures}  {index.counts(query).total:8,}  {about}")
     print(f"95th percentile of {len(times)}: {sorted(times)[int(len(times) * 0.95)] * 1000:.0f} ms; "
           f"memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024} MB")  # fmt: skip
 

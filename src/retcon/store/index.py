@@ -387,7 +387,9 @@ def match_of(text: str, field: str) -> str:
 
 def _conditions(query: Query) -> tuple[str, str, list[Any]]:
     """Tables, WHERE clause and values."""
-    join, parts, values = "rollouts r", [], []
+    join = "rollouts r"
+    parts: list[str] = []
+    values: list[Any] = []
 
     def add(condition: str, *given: Any) -> None:
         parts.append(condition)

@@ -100,12 +100,15 @@ def test_selection_keeps_g_of_the_oversampled(base, tmp_path):
 
 
 @pytest.mark.parametrize("budget", [0, 30])
-def test_the_first_the_tenth_and_the_last_step_keep_their_rollouts(base, tmp_path, budget):
+def test_every_step_keeps_its_rollouts(base, tmp_path, budget):
     rl = {"prompts": 1, "group": 2, "steps": 12, "max_sampled_tokens": budget}
     last = len(run(base, tmp_path / "run", ((1.0, -1.0),), rl=rl))
     assert 1 < last < 10 if budget else last == 12
-    kept = sorted(file.name for file in (tmp_path / "run/trajectories").glob("*.jsonl"))
-    assert kept == [f"step-{n:06d}.jsonl" for n in ((1, last) if budget else (1, 10, 12))]
+    kept = sorted(file.name for file in (tmp_path / "run/trajectories").iterdir())
+    assert kept == [f"step-{n:06d}.jsonl.zst" for n in range(1, last + 1)]
+    (one, _) = jsonl.read(tmp_path / "run/trajectories/step-000001.jsonl")
+    assert abs(one.training.advantage) == pytest.approx(1.0, rel=0.01)
+    assert (one.selection, one.training.mask, one.training.seconds > 0) == ("kept", None, True)
 
 
 def test_the_share_that_is_purified_follows_its_schedule(base, tmp_path):

@@ -153,7 +153,7 @@ class Viewer:
         plain = ("text", "field", "task", "group", "verdict", "stop", "error", "repair", "selection")
         tag = asked.get("tag", "")
         return Query(
-            **{name: asked.get(name, "") for name in plain},
+            **{name: asked.get(name, "") for name in plain},  # type: ignore[arg-type]
             step=step,
             failed="failed" in asked,
             dropped="dropped" in asked,
