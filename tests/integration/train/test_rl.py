@@ -107,7 +107,7 @@ def test_every_step_keeps_its_rollouts(base, tmp_path, budget):
     kept = sorted(file.name for file in (tmp_path / "run/trajectories").iterdir())
     assert kept == [f"step-{n:06d}.jsonl.zst" for n in range(1, last + 1)]
     (one, _) = jsonl.read(tmp_path / "run/trajectories/step-000001.jsonl")
-    assert abs(one.training.advantage) == pytest.approx(1.0, rel=0.01)
+    assert abs(one.training.advantage) == pytest.approx(2**-0.5, rel=0.01)
     assert (one.selection, one.training.mask, one.training.seconds > 0) == ("kept", None, True)
 
 
