@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/env python
 """Rollouts by the hundred thousand, and how quick the index and `retcon view` are on them.
 
 benchmarks/view.py make 100000 runs/view          # a run folder with that many rollouts, about 6 KB each
