@@ -96,8 +96,8 @@ async def grade_trajectory(
     if isinstance(said, Fault):
         answer = final_answer(reply.text)
         return replace(trajectory, answer=answer, reward=None, stop="infrastructure"), said
-    given = {"reward": reward_of(said, rewards), "reason": said.why or None, "grades": said.grades}
-    return replace(trajectory, answer=said.answer, **given), said
+    reward, reason = reward_of(said, rewards), said.why or None
+    return replace(trajectory, answer=said.answer, reward=reward, reason=reason, grades=said.grades), said
 
 
 class Grading:

@@ -534,8 +534,8 @@ def _graded_by(task: Task, by: str | None) -> Task:
 def _scored(path: Path, name: str, known: Mapping[tuple[str, int], Regraded]) -> Iterator[Trajectory]:
     for n, trajectory in enumerate(jsonl.read(path)):
         one = known[name, n]
-        given = {"reward": one.reward, "answer": one.answer, "stop": one.stop, "grades": one.grades}
-        yield replace(trajectory, **given, reason=one.why or None)
+        graded = replace(trajectory, reward=one.reward, answer=one.answer, reason=one.why or None)
+        yield replace(graded, stop=one.stop, grades=one.grades)
 
 
 def _refuse_foreign(out: Path) -> None:
