@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Published chat templates: how many are followed, and whether conversations are what the template renders.
 
-    python benchmarks/templates.py [FOLDER] [--show]
+    python benchmarks/templates.py [FOLDER] [--show] [--archives FOLDER]
     python benchmarks/templates.py --models FOLDER …
 
 The templates are those of pinned source distributions (llama-cpp-python, vLLM, TRL), fetched from the package index and
@@ -57,25 +57,40 @@ TOKENS = (
 """First and last token of a text, by a token that a template holds."""
 
 
-def fetched(source: str) -> Iterator[tuple[str, str]]:
-    """The templates in a source distribution: name and text."""
+def members(source: str, ending: str, archives: Path | None = None) -> Iterator[tuple[str, str]]:
+    """The files of a source distribution whose path has this ending (a regular expression): path and text.
+
+    archives: a folder with source distributions, which are not fetched.
+    """
     name, version = source.split("==")
-    asked = urllib.request.Request(f"{INDEX}/{name}/", headers={"Accept": "application/vnd.pypi.simple.v1+json"})
-    with urllib.request.urlopen(asked, timeout=60) as page:
-        files = json.load(page)["files"]
-    url = next(f["url"] for f in files if f["filename"].endswith(f"{version}.tar.gz"))
-    with urllib.request.urlopen(urllib.parse.urljoin(f"{INDEX}/{name}/", url), timeout=600) as body:
-        packed = io.BytesIO(body.read())
+    found = [f for f in archives.iterdir() if f.name.endswith(f"{version}.tar.gz")] if archives else []
+    if found:
+        packed = io.BytesIO(found[0].read_bytes())
+    else:
+        asked = urllib.request.Request(f"{INDEX}/{name}/", headers={"Accept": "application/vnd.pypi.simple.v1+json"})
+        with urllib.request.urlopen(asked, timeout=60) as page:
+            files = json.load(page)["files"]
+        url = next(f["url"] for f in files if f["filename"].endswith(f"{version}.tar.gz"))
+        with urllib.request.urlopen(urllib.parse.urljoin(f"{INDEX}/{name}/", url), timeout=600) as body:
+            packed = io.BytesIO(body.read())
+    wanted = re.compile(ending)
     with tarfile.open(fileobj=packed) as archive:
         for member in archive:
-            if member.name.endswith(".jinja") and (file := archive.extractfile(member)) is not None:
-                yield f"{name}: {Path(member.name).stem}", file.read().decode()
+            if wanted.search(member.name) and (file := archive.extractfile(member)) is not None:
+                yield member.name, file.read().decode()
 
 
-def opened(text: str, where: str) -> Learned:
+def fetched(source: str, archives: Path | None = None) -> Iterator[tuple[str, str]]:
+    """The templates in a source distribution: name and text."""
+    for path, text in members(source, r"\.jinja$", archives):
+        yield f"{source.split('==', maxsplit=1)[0]}: {Path(path).stem}", text
+
+
+def opened(text: str, where: str, **variables: object) -> Learned:
     """A template's chat over bytes. Raises RetconError where it is refused."""
     first, last = next(((first, last) for first, last, mark in TOKENS if mark in text), ("<s>", "</s>"))
-    template = Template(text, {"bos_token": first, "eos_token": last, "pad_token": last, "unk_token": ""}, where=where)
+    named = {"bos_token": first, "eos_token": last, "pad_token": last, "unk_token": ""}
+    template = Template(text, {**named, **variables}, where=where)
     talk = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}, {"role": "user", "content": "x"}]
     shown = text + (template.render(talk) if template.renders(talk) else "")
     tokenizer = ByteTokenizer(sorted({*CONTROL.findall(shown), first, last} - {""}))
@@ -126,6 +141,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", nargs="?", type=Path)
     parser.add_argument("--show", action="store_true")
+    parser.add_argument("--archives", type=Path, help="a folder with the source distributions")
     parser.add_argument("--models", nargs="+", type=Path)
     asked = parser.parse_args()
     if asked.models:
@@ -135,7 +151,7 @@ def main() -> None:
     if asked.folder:
         found = [(file.stem, file.read_text(encoding="utf-8")) for file in sorted(asked.folder.rglob("*.jinja"))]
     else:
-        found = [one for source in SOURCES for one in fetched(source)]
+        found = [one for source in SOURCES for one in fetched(source, asked.archives)]
     texts = {hashlib.sha256(text.encode()).hexdigest(): (name, text) for name, text in reversed(found)}
     counts: collections.Counter[str] = collections.Counter()
     seconds = 0.0

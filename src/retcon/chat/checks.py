@@ -136,7 +136,10 @@ class Comparison:
 
     def _parses(self, calls: _Calls, words: str = "") -> bool:
         name = "python" if self._blocks else TOOL.name
-        for source, turn in (("ours", self._wrote(calls, words).text), ("the template", self._turn(calls, words))):
+        turns = [("ours", self._wrote(calls, words).text)]
+        if self._family.writes_calls:
+            turns.append(("the template", self._turn(calls, words)))
+        for source, turn in turns:
             open_thought = self._family.opens_thought and self._family.thoughts[0][1] not in turn
             text = self._family.thoughts[0][1] + turn if open_thought else turn
             got = [(call.name, call.arguments) for call in self._chat.parse_text(text, prefix="0").calls]

@@ -24,6 +24,9 @@ ID = "\ue010"
 """Stands in a format for a call's id."""
 KEY = "\ue011"
 """Stands in a format for an argument's name where that is part of a tag."""
+NAMED = "\ue012"
+"""Stands in a format for the call's name where a marker before it has that, too."""
+CDATA, CDATA_END = "<![CDATA[", "]]>"
 NAME_PATTERN = r"[\w.\-/]+"
 NAMES, KEYS, VALUES = ("zqprobe", "zqother"), ("zqfirst", "zqsecond"), ("zqvalue", "zqthird")
 IDS = ("zqcallid1", "zqcallid2")
@@ -48,7 +51,7 @@ class Arguments:
     """Arguments in tags: `opening` key `middle` value `closing`, `between` two of them.
 
     middle_other: before a value that is no string. quote: around strings, if only those have it.
-    json_strings: whether strings are written as JSON.
+    json_strings: whether strings are written as JSON. cdata: characters for which a string stands in CDATA.
     """
 
     opening: str
@@ -58,6 +61,7 @@ class Arguments:
     middle_other: str
     quote: str = ""
     json_strings: bool = False
+    cdata: str = ""
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,8 @@ class CallFormat:
     with `between` two of them, then `end`. after_words: in place of `begin` where the turn has words. after_name: from
     the name to the arguments. name_key, arguments_key: of an object; name_key None: the name is the key. wrapped: the
     key under which both stand. parallel: whether a turn may have several calls. shows_id: whether calls have ids.
-    numbered: whether what follows the name counts the calls of a turn.
+    numbered: whether what follows the name counts the calls of a turn. readable: whether the template writes strings so
+    that they can be read back.
     """
 
     syntax: Literal["object", "named", "tags", "python"]
@@ -87,6 +92,7 @@ class CallFormat:
     parallel: bool = True
     shows_id: bool = False
     numbered: bool = False
+    readable: bool = True
     probe: str = ""
     """An object as the template wrote it, of which `written_object` takes keys and style; the quote of `python`."""
 
@@ -119,17 +125,27 @@ class CallFormat:
         if self.syntax in ("object", "python"):
             return re.compile("(?P<call>" + "|".join(map(re.escape, self.anchors)) + ")") if self.anchors else _UNMARKED
         markers = [self.begin + self.opening, self.opening]
-        if self.tags and "<" in self.opening[1:]:
-            markers.append(self.opening[self.opening.rindex("<") :])  # models forget the tag around a function
+        if self.inner:
+            markers.append(self.inner)  # models forget the tag around a function
         markers = list(dict.fromkeys(marker.lstrip() for marker in markers if marker.strip()))
         either = "|".join(_flex(marker, label=f"label{n}") for n, marker in enumerate(markers))
         after = _flex(self.after_name, label="label", numbers=True)
-        return re.compile(rf"(?P<call>{either})(?P<name>{NAME_PATTERN}){after}")
+        named = rf"(?P<call>{either})(?P<name>{NAME_PATTERN}){after}"
+        tag = first_tag(self.opening.lstrip())
+        return re.compile(f"{named}|{re.escape(tag)}" if re.search("call|tool|function", tag.lower()) else named)
+
+    @cached_property
+    def inner(self) -> str:
+        """The tag of a function, where another stands around it."""
+        inside = self.tags and NAMED not in self.opening and "<" in self.opening[1:]
+        return self.opening[self.opening.rindex("<") :] if inside else ""
 
     @cached_property
     def closer(self) -> re.Pattern[str] | None:
         """What ends a call, or all calls of a turn: where a malformed one is over."""
         text = self.closing.strip().lstrip("]>}").strip() or self.end.strip().lstrip("]>}").strip()
+        if text and (tag := re.search(r"<[^<>]*>\Z", text)) and tag.start():
+            return re.compile(f"(?:{_flex(text[: tag.start()])})?{_flex(tag[0])}")
         return re.compile(_flex(text)) if text else None
 
     @cached_property
@@ -165,10 +181,12 @@ class CallFormat:
         assert tags is not None
         middle = _flex(tags.middle.rstrip()) if tags.middle == tags.middle_other else _typed_middle(tags)
         middle += _optional(tags.middle[len(tags.middle.rstrip()) :])
-        key = r"(?P<key>[^<>\s\"'=:,{}\[\]|]+)"
+        key = r"(?P<key>[^/<>\s\"'=:,{}\[\]|][^<>\s\"'=:,{}\[\]|]*)"
         opening = _flex(tags.opening.lstrip())
         argument = re.compile(rf"\s*{opening}{key}{middle}")
         end = _flex(self.closing.lstrip()) if self.closing.strip() else (_flex(self.end.lstrip()) or r"\Z")
+        if self.inner and (own := first_tag(self.closing.lstrip())):  # and the end of the tag around it
+            end = f"{_flex(own)}(?:{_flex(self.closing.lstrip()[len(own) :])})?"
         return argument, rf"(?:{_flex(tags.between)}\s*{opening}\S|\s*{end})", end
 
 
@@ -193,8 +211,8 @@ class _Reader:
         following = self._heads.first(head.end())
         close = self._closers.first(head.end()) if self._closers else None
         stop, end = close.span() if close else (len(self._text), len(self._text))
-        if following is not None and following.start("call") < stop:
-            stop = end = following.start("call")
+        if following is not None and _begin(following) < stop:
+            stop = end = _begin(following)
             if self._form.syntax != "named":
                 return [], end
         return [call(self._text[head.end() : stop].strip())], end
@@ -203,7 +221,7 @@ class _Reader:
         """JSON values one after the other, or in a list."""
         form, text = self._form, self._text
         calls: list[FoundCall] = []
-        char, at, inside = head.start("call"), head.end(), False
+        char, at, inside = _begin(head), head.end(), False
         while (values := self._values(at)) is not None:
             items, end = values
             made = [form.call_of(value, text[begin:stop], begin) for value, begin, stop in items]
@@ -226,7 +244,7 @@ class _Reader:
             return calls, at
         if not form.anchors:
             return [], head.end() + 1  # prose
-        return self._malformed(head, lambda raw: to_call(None, raw.lstrip("[").strip(), head.start("call")))
+        return self._malformed(head, lambda raw: to_call(None, raw.lstrip("[").strip(), _begin(head)))
 
     def _values(self, at: int) -> tuple[list[tuple[Any, int, int]], int] | None:
         """The values of a list, or one value, with where they stand; and where they end.
@@ -256,7 +274,9 @@ class _Reader:
                 return values, at
 
     def _named(self, head: re.Match[str]) -> tuple[list[FoundCall], int]:
-        form, char = self._form, head.start("call")
+        form, char = self._form, _begin(head)
+        if head["name"] is None:  # objects, such as other models have in these tags, or what cannot be read
+            return self._objects(head)
         label = next((v for k, v in head.groupdict().items() if k.startswith("label") and v), "")
         if form.numbered and not label:  # the model itself names the call by what stands around its name
             label = _written_id(head[0], head["name"])
@@ -279,7 +299,7 @@ class _Reader:
         assert tags is not None
         argument, following, end = self._form.tag_patterns
         values: dict[str, object] = {}
-        while (found := argument.match(text, at)) is not None:
+        while (found := argument.match(text, at)) is not None and found["key"] not in values:
             closing, begin = tags.closing.replace(KEY, found["key"]), found.end()
             if tags.quote and text.startswith(tags.quote, begin):
                 begin += len(tags.quote)
@@ -296,11 +316,17 @@ class _Reader:
             else:
                 core = closing.lstrip()
                 space = _optional(closing[: len(closing) - len(core)])
-                close_at = re.compile(rf"{space}{_flex(core)}(?={following})").search(text, begin)
+                cdata = text.startswith(CDATA, begin)
+                begin += len(CDATA) * cdata
+                ending = re.escape(CDATA_END) * cdata + space + _flex(core)
+                close_at = re.compile(rf"{ending}(?={following})").search(text, begin)
                 if close_at is None:
                     return None
                 raw = text[begin : close_at.start()]
-                values[found["key"]] = from_json(raw) if tags.json_strings else raw
+                if not cdata and "<" in tags.opening and any(argument.match(line) for line in raw.splitlines()[1:]):
+                    return None  # its end is missing
+                plain = not tags.json_strings and (tags.middle == tags.middle_other or tags.middle.strip() in found[0])
+                values[found["key"]] = raw if plain or cdata else from_json(raw)
                 at = close_at.end()
             if tags.between and (comma := re.compile(_flex(tags.between)).match(text, at)):
                 at = comma.end()
@@ -309,17 +335,14 @@ class _Reader:
 
     def _python(self, head: re.Match[str]) -> tuple[list[FoundCall], int]:
         """Calls as Python writes them, in a list or alone; what closes them may stand in their strings."""
-        text, char = self._text, head.start("call")
+        text, char = self._text, _begin(head)
         begin, at = head.end(), head.end()
         for _ in range(CLOSINGS):
             close = self._closers.first(at) if self._closers else None
             stop, at = close.span() if close else (len(text), len(text))
             source = text[begin:stop].strip()
             try:
-                tree = ast.parse(
-                    source if source.startswith("[") else f"[{source.removesuffix(']')}]", mode="eval"
-                ).body
-                found = [_python_call(node) for node in getattr(tree, "elts", ())]
+                found = read_python(source)
             except (SyntaxError, ValueError, RecursionError, MemoryError):
                 found = []
             if found:
@@ -330,6 +353,11 @@ class _Reader:
         if not self._form.anchors:
             return [], head.end() + 1
         return self._malformed(head, lambda raw: to_call(None, raw, char))
+
+
+def _begin(head: re.Match[str]) -> int:
+    """Where a call begins."""
+    return max(head.start(), head.start("call"))
 
 
 def _filled(probe: Any, name: str, arguments: Mapping[str, object], n: int, label: str) -> Any:
@@ -348,6 +376,15 @@ def _filled(probe: Any, name: str, arguments: Mapping[str, object], n: int, labe
     if isinstance(probe, str) and VALUES[0] in probe:
         return as_json(arguments)
     return str(n) if probe == "0" else n if probe == 0 and probe is not False else probe
+
+
+def read_python(source: str) -> list[tuple[str, dict[str, object]]]:
+    """Names and arguments of the calls in a list of Python, or of one.
+
+    Raises SyntaxError, ValueError, RecursionError, MemoryError.
+    """
+    tree = ast.parse(source if source.startswith("[") else f"[{source.removesuffix(']')}]", mode="eval").body
+    return [_python_call(node) for node in getattr(tree, "elts", ())]
 
 
 def _python_call(node: ast.expr) -> tuple[str, dict[str, object]]:
@@ -411,19 +448,26 @@ def _bare_value(text: str, at: int, quote: str) -> tuple[object, int]:
 def _flex(text: str, label: str = "", *, numbers: bool = False) -> str:
     """A pattern of a marker: space in any amount, an id where one stood, numbers where calls are counted."""
     out: list[str] = []
-    for part in re.split(rf"(\s+|{ID}|{KEY}|\d+|(?<=>)(?=<))", text):
+    for part in re.split(rf"(\s+|{ID}|{KEY}|{NAMED}|\d+|(?<=[>\w])(?=<))", text):
         if not part:
-            out += [r"\s*"] if out and out[-1].endswith(">") else []
+            out += [r"\s*"] if out and (out[-1][-1] in "+>" or out[-1][-1].isalnum()) else []
             continue
         if part.isspace():
             out.append(r"\s*")
         elif part == ID:
             out.append(rf"(?P<{label}>[\w.:-]*)" if label and f"(?P<{label}>" not in "".join(out) else r"[\w.:-]*")
+        elif part == NAMED:
+            out.append(NAME_PATTERN)
         elif numbers and part.isdigit():
             out.append(r"\d+")
         else:
             out.append(re.escape(part))
     return "".join(out)
+
+
+def first_tag(text: str) -> str:
+    """The tag that a text begins with."""
+    return found[0] if (found := re.match(r"<[^<>\s]+>|\[[A-Z_]+\]", text)) else ""
 
 
 def _optional(space: str) -> str:

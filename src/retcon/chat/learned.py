@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from retcon.chat import markdown
 from retcon.chat.family import Family, Written, joined, with_system
-from retcon.chat.formats import ID, KEY, CallFormat
+from retcon.chat.formats import CDATA, CDATA_END, ID, KEY, NAMED, CallFormat
 from retcon.chat.jsons import as_json
 from retcon.chat.tagged import typed_arguments
 from retcon.chat.template import Templated
@@ -43,6 +43,10 @@ class LearnedFamily(Family):
     def parallel(self) -> bool:  # type: ignore[override]
         return self.format.parallel
 
+    @property
+    def writes_calls(self) -> bool:  # type: ignore[override]
+        return self.format.readable
+
     def find_calls(self, text: str) -> Iterator[FoundCall]:
         return iter(spoken(text, self.format.find_calls(text), self.thoughts, opened=self.opens_thought))
 
@@ -62,11 +66,12 @@ class LearnedFamily(Family):
         return re.findall(f"{before}(.*?){after}", text, re.DOTALL) if before and after else []
 
     def _calls(self, calls: Sequence[Written], *, after_words: bool) -> list[Piece]:
-        form = self.format
-        pieces = [glue(form.after_words if after_words else form.begin)]
+        form, first = self.format, calls[0][0]
+        pieces = [glue((form.after_words if after_words else form.begin).replace(NAMED, first))]
         for n, (name, arguments) in enumerate(calls):
             label = f"retcon{n:03d}"
-            pieces.append(glue(((form.between if n else "") + form.opening).replace(ID, label)))
+            opening = (form.between if n else "") + form.opening
+            pieces.append(glue(opening.replace(ID, label).replace(NAMED, name)))
             if isinstance(arguments, str):
                 pieces.append(words(arguments))
             else:
@@ -90,6 +95,8 @@ class LearnedFamily(Family):
             text = isinstance(value, str)
             shown = value if isinstance(value, str) and not tags.json_strings else as_json_value(value)
             quote = tags.quote if text else ""
+            if text and any(char in shown for char in tags.cdata):
+                shown = f"{CDATA}{shown}{CDATA_END}"
             pieces += [
                 glue((tags.between if which else "") + tags.opening), words(key),
                 glue(tags.middle if text else tags.middle_other), words(shown),

@@ -11,10 +11,12 @@ from retcon.chat.chat import Chat
 from retcon.chat.checks import ChatCheck, check_chat
 from retcon.chat.family import Framing
 from retcon.chat.formats import (
+    CDATA,
     ID,
     IDS,
     KEY,
     KEYS,
+    NAMED,
     NAMES,
     VALUES,
     Arguments,
@@ -23,6 +25,7 @@ from retcon.chat.formats import (
     common_end,
     common_start,
     from_json,
+    read_python,
     whole_tags,
 )  # fmt: skip
 from retcon.chat.jsons import read_value
@@ -145,7 +148,10 @@ def learn_format(turns: _Turns, words: str) -> CallFormat:
         two = None
     if span is not None:
         return _object_format(turns, one, two, span, one_argument, words)
-    at = one.find(NAMES[0])
+    arguments = one.find(KEYS[0])
+    at = one.rfind(
+        NAMES[0], 0, arguments if arguments >= 0 else None
+    )  # the last before them: a marker may have it, too
     if at < 0:
         raise UnknownFormat("it shows no calls of tools")
     json_span = _json_span(one, at + len(NAMES[0]), one_argument)
@@ -155,8 +161,9 @@ def learn_format(turns: _Turns, words: str) -> CallFormat:
 
 
 def _marked(text: str) -> str:
-    for one in IDS:
-        text = text.replace(one, ID)
+    for marker, probes in ((ID, IDS), (NAMED, NAMES)):
+        for one in probes:
+            text = text.replace(one, marker)
     return text
 
 
@@ -214,18 +221,23 @@ def _around(pre: str, tail: str, between: str | None) -> tuple[str, str, str, st
 
 
 def _after_words(turns: _Turns, words: str, marker: str, around: tuple[str, str, str, str, str]) -> str:
-    """What stands between a turn's words and its first call's opening; as without words where a turn has none."""
-    begin, opening = around[:2]
+    """What stands between a turn's words and its first call's opening; as without words where a turn has none.
+
+    marker: what follows the opening.
+    """
+    begin, opening, _, between, _ = around
     marked = (begin + opening).strip().rstrip("[,").strip()
     alone = begin if marked else f"\n{begin.lstrip()}"  # a call without a marker begins a line
+    if turns.before_words:  # words are a message of their own
+        alone = between + begin
     try:
         text = _marked(turns.turn(words, [_call_of(0, {KEYS[0]: VALUES[0]})]))
     except ValueError:
         return alone
     at = text.find(words)
-    first = text.find(marker, at)
-    before = text[at + len(words) : first]
-    return before.removesuffix(opening) if 0 <= at < first and before.endswith(opening) else alone
+    first = text.find(opening + marker, at)
+    found = text[at + len(words) : first]
+    return found if 0 <= at < first and (marked or "\n" in found) else alone
 
 
 def _object_format(
@@ -262,7 +274,7 @@ def _named_format(turns: _Turns, one: str, two: str | None, at: int, span: tuple
                 later = _marked(two[second + len(NAMES[1]) : own[0]])
                 numbered = later != after and re.sub(r"\d+", "", later) == re.sub(r"\d+", "", after)
     around = _around(_marked(one[:at]), _marked(one[span[1] :]), between)
-    after_words = _after_words(turns, words, NAMES[0], around)
+    after_words = _after_words(turns, words, NAMED, around)
     return CallFormat(
         "named", *around, after_words=after_words, after_name=after, parallel=between is not None,
         shows_id=IDS[0] in one, numbered=numbered,
@@ -280,7 +292,7 @@ def _tags_format(turns: _Turns, one: str, two: str | None, at: int, words: str) 
         raise UnknownFormat("the template shows arguments in no order of key and value")
     pair = turns.turn("", [_call_of(0, {key: value, KEYS[1]: VALUES[1]})])
     number = turns.turn("", [_call_of(0, {key: _NUMBER, KEYS[1]: _NUMBER})])
-    rest2 = pair[pair.find(name) + len(name) :]
+    rest2 = pair[at + len(name) :]
     k1, v1 = rest2.find(key), rest2.find(value)
     k2, v2 = rest2.find(KEYS[1], v1), rest2.find(VALUES[1], v1)
     if not k1 < v1 < k2 < v2:
@@ -290,7 +302,7 @@ def _tags_format(turns: _Turns, one: str, two: str | None, at: int, words: str) 
     across = across.replace(f"/{key}", f"/{KEY}")
     tail = tail.replace(f"/{key}", f"/{KEY}")
     head = rest[:first]
-    rest3 = number[number.find(name) + len(name) :]
+    rest3 = number[at + len(name) :]
     n1 = rest3.find(key)
     w1 = rest3.find(str(_NUMBER), n1)
     m1 = rest3.find(KEYS[1], w1)
@@ -305,19 +317,22 @@ def _tags_format(turns: _Turns, one: str, two: str | None, at: int, words: str) 
     json_strings = quote == '"'
     if json_strings:
         quote, middle = "", middle_other
-    opening = common_end(head, across)
+    opening = common_end(head, across).removeprefix(">")  # of the tag before it
     closing = common_start(tail, across[: len(across) - len(opening)] if opening else across)
     between = across[len(closing) : len(across) - len(opening)]
-    tags = Arguments(opening, middle, closing, between, middle_other, quote, json_strings)
+    cdata = ""
+    if not quote and CDATA in turns.turn("", [_call_of(0, {key: "<&\n"})]):
+        cdata = "".join(c for c in "<&\n" if CDATA in turns.turn("", [_call_of(0, {key: c})]))
+    tags = Arguments(opening, middle, closing, between, middle_other, quote, json_strings, cdata)
     after_name, tail = head[: len(head) - len(opening)], _marked(tail[len(closing) :])
     joined = None
     if two is not None:
-        second = two.find(NAMES[1])
+        second = two.rfind(NAMES[1])
         end_of_first = two.find(value) + len(value)
         joined = _marked(two[end_of_first:second].replace(f"/{key}", f"/{KEY}"))
         joined = joined.removeprefix('"' if json_strings else quote).removeprefix(closing)
     around = _around(pre, tail, joined)
-    after_words = _after_words(turns, words, name, around)
+    after_words = _after_words(turns, words, NAMED, around)
     return CallFormat(
         "tags", *around, after_words=after_words, after_name=_marked(after_name), tags=tags,
         parallel=joined is not None, shows_id=IDS[0] in one,
@@ -330,8 +345,16 @@ def _python_format(turns: _Turns, one: str, two: str | None, at: int, words: str
     if two is not None:
         between = two[two.find(")", two.find(VALUES[0])) + 1 : two.find(NAMES[1])]
     around = _around(one[:at], one[close:], between)
-    quote, after_words = one[one.find(VALUES[0]) - 1], _after_words(turns, words, NAMES[0], around)
-    return CallFormat("python", *around, after_words=after_words, parallel=two is not None, probe=quote)
+    quote, after_words = one[one.find(VALUES[0]) - 1], _after_words(turns, words, NAMED, around)
+    hard = {KEYS[0]: "'\"\n"}
+    try:
+        written = turns.turn("", [_call_of(0, hard)])
+        readable = read_python(written[written.find(NAMES[0]) : written.rfind(")") + 1]) == [(NAMES[0], hard)]
+    except (SyntaxError, ValueError):
+        readable = False
+    return CallFormat(
+        "python", *around, after_words=after_words, parallel=two is not None, readable=readable, probe=quote
+    )
 
 
 def learn_chat(

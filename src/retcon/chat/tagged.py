@@ -39,7 +39,7 @@ def typed_arguments(call: FoundCall, tools: Sequence[ToolSpec]) -> FoundCall:
     known = spec.parameters.get("properties") if spec is not None else None
     if isinstance(call.arguments, str) or not isinstance(known, Mapping):
         return call
-    return replace(call, arguments={name: _valued(str(v), known.get(name)) for name, v in call.arguments.items()})
+    return replace(call, arguments={name: _valued(v, known.get(name)) for name, v in call.arguments.items()})
 
 
 class Places:
@@ -110,16 +110,21 @@ class _Reader:
         return None
 
 
-def _valued(text: str, schema: object) -> object:
+def _valued(text: object, schema: object) -> object:
+    if not isinstance(text, str):
+        return text
     kinds, word = _kinds(schema), text.strip().lower()
     if "null" in kinds and word in ("none", "null"):
         return None
     if "boolean" in kinds and word in ("true", "false"):
         return word == "true"
-    if "string" in kinds or not kinds:
+    if not kinds:
         return text
     value = read_all(text)
-    return text if value is None else value
+    return text if value is None or ("string" in kinds and not kinds & _JSON_TYPES.get(type(value), set())) else value
+
+
+_JSON_TYPES = {bool: {"boolean"}, int: {"integer", "number"}, float: {"number"}, list: {"array"}, dict: {"object"}}
 
 
 def _kinds(schema: object) -> set[str]:

@@ -230,7 +230,9 @@ class Templated:
         try:
             roles = ("user", "system", "assistant") if without_tools else ("user", "system", "assistant", "tool")
             shown = template.render([_message("user", "x")], [PROBED.as_function()])
-            template.no_tools = None if template.renders([_message("user", "x")]) else []
+            for template.no_tools in (None, []):
+                if template.renders([_message("user", "x")]):
+                    break
             if not without_tools and PROBED.description not in shown:
                 raise RecipeError(f"{template.where}: the chat template does not show the model any tools")
             self._system = self._takes_system()
