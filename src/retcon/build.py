@@ -124,7 +124,10 @@ def build_chat(recipe: Recipe, folder: Path, tasks: TaskSet | None = None) -> Ch
     specs = build_specs(recipe)
     from retcon.chat.opening import open_chat
 
-    chat = open_chat(folder, style=recipe.model.style, system=_system(tasks), tools=specs, thinking=thinking)
+    variables = recipe.model.chat_template_kwargs
+    chat = open_chat(
+        folder, style=recipe.model.style, system=_system(tasks), tools=specs, thinking=thinking, variables=variables
+    )
     _refuse_uncallable(chat, specs, "model.style = 'hermes' or 'qwen', whose calls do")
     return chat
 
@@ -136,9 +139,11 @@ def build_engine_chat(recipe: Recipe, folder: Path, tasks: TaskSet | None = None
     own: Chat | None = recipe.engine.chat(folder, _system(tasks), specs)
     if own is None:
         return build_chat(recipe, folder, tasks)
-    if recipe.model.thinking != "default":
+    kwargs = recipe.model.chat_template_kwargs
+    if kwargs or recipe.model.thinking != "default":
+        key = f"chat_template_kwargs = {kwargs}" if kwargs else f"thinking = '{recipe.model.thinking}'"
         raise RecipeError(
-            f"model.thinking = '{recipe.model.thinking}': with engine.kind = '{recipe.engine.kind}' the template that "
+            f"model.{key}: with engine.kind = '{recipe.engine.kind}' the template that "
             "is told it is the server's: set it there, and leave it out here"
         )
     _refuse_uncallable(own, specs, "engine.calls = 'native', whose calls do")

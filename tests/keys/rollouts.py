@@ -95,6 +95,11 @@ def how_the_template_opens_a_turn(recipe: Recipe, lab: Lab) -> str:
     return next(end for end in ("</think>\n\n", "<think>", "assistant\n") if text.endswith(end))
 
 
+@acts("model.chat_template_kwargs", ({}, "assistant\n"), ({"enable_thinking": True}, "<think>"), given=AUTO)
+def variables_of_the_template(recipe: Recipe, lab: Lab) -> str:
+    return how_the_template_opens_a_turn(recipe, lab)
+
+
 @acts("run.seed", (0, derive("rollout", 0, 1, "t", 0)), (5, derive("rollout", 5, 1, "t", 0)), given=ROOM)
 def seed_of_a_rollout(recipe: Recipe, lab: Lab) -> int | None:
     return roll(recipe, lab).first.provenance.seed

@@ -223,7 +223,7 @@ class Chat:
 
     def answered(self, told: Sequence[Told], *, last_id: int | None = None) -> tuple[Segment, ...]:
         """What follows a turn without calls, where the conversation goes on; last_id: see `observations`."""
-        return self._segments(self._closed(self.framing.answered(told), last_id), "scaffold")
+        return self._segments(self._closed(self.framing.answered(told, self.tools), last_id), "scaffold")
 
     def observations(
         self,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from retcon.chat.chat import Chat
 from retcon.chat.formats import common_start, whole_tags
 from retcon.chat.learned import OUTPUT, OUTPUT_END, CodeBlockFraming
-from retcon.chat.template import Message, Refused, Template
+from retcon.chat.template import GENERATED, Message, Refused, Template
 from retcon.chat.thoughts import without_thought
 from retcon.chat.types import REASONING
 from retcon.core.types import Observation, Segment, ToolCall, ToolSpec
@@ -32,6 +32,7 @@ PROGRAMS = (
     "text = '</tool_call>'\nprint({'a': [1, {'b': None}]}, text)",
 )
 OBSERVATIONS = ("", "1", "a\n\nb\n", '{"a": "é\\n"}', "<b>x</b> & 東京", "Traceback (most recent call last):\n  …")
+SYSTEM = "zqsystem"
 _RESULT = "zqresult"
 _Calls = Sequence[tuple[str, Mapping[str, object]]]
 
@@ -42,7 +43,9 @@ class ChatCheck:
 
     parallel: None where a turn may have one call. splice: None where the model itself writes calls otherwise than its
     template (gpt-oss). append_only: whether the template renders earlier turns as when they were the last; where not
-    (it drops their thoughts, or opens turns otherwise), training keeps what the model was shown.
+    (it drops their thoughts, or opens turns otherwise), training keeps what the model was shown. mask: whether what the
+    template marks with `{% generation %}` is what is trained on, space at its ends and an empty thought apart; None
+    where it marks nothing.
     """
 
     family: str
@@ -53,6 +56,7 @@ class ChatCheck:
     splice: bool | None = False
     thoughts: bool = True
     append_only: bool = True
+    mask: bool | None = None
     differs: list[str] = field(default_factory=list)
 
     @property
@@ -86,10 +90,12 @@ class Comparison:
         found.parses &= self._parses([(TOOL.name, given[0])], "I try.")
         if self._family.parallel:
             found.parallel = self._parses([(TOOL.name, {"code": code}) for code in PROGRAMS[:2]])
-        found.observation = all(self._observes(text) for text in OBSERVATIONS)
+        found.observation = all(self._observes(text) for text in OBSERVATIONS) and self._observes("1", SYSTEM)
         found.splice = self._splices() if self._family.writes_calls else None
         found.thoughts = self._skips_thoughts()
         found.append_only = self._appends() and not self._drops_thoughts()
+        if self._template.marks and self._family.writes_calls:
+            found.mask = self._masks()
         return found
 
     def _same(self, what: str, ours: str, theirs: str) -> bool:
@@ -99,15 +105,17 @@ class Comparison:
         self.found.differs.append(f"{what}: {ours[at : at + 50]!r}, the template {theirs[at : at + 50]!r}")
         return False
 
-    def _render(self, *turns: tuple[_Calls, Sequence[str], str]) -> str:
+    def _render(self, *turns: tuple[_Calls, Sequence[str], str], system: str = "", marked: bool = False) -> str:
         """A conversation of a question and turns of calls, their results and the words before, by the template."""
         if self._blocks:
-            told = list(self._blocks.messages([("user", "x")], [TOOL]))
+            first = [("system", system)] * bool(system)
+            told = list(self._blocks.messages([*first, ("user", "x")], [TOOL]))
             for calls, results, text in turns:
                 written = "".join(piece.text for piece in self._family.written(text, calls) if piece.sort == "words")
                 told += [("assistant", written), ("user", "\n".join(f"{OUTPUT}{one}{OUTPUT_END}" for one in results))]
-            return self._template.render([{"role": role, "content": said} for role, said in told])
-        messages: list[Message] = [{"role": "user", "content": "x"}]
+            return self._template.render([{"role": role, "content": said} for role, said in told], marked=marked)
+        messages: list[Message] = [{"role": "system", "content": system}] * bool(system)
+        messages.append({"role": "user", "content": "x"})
         for calls, results, text in turns:
             labels = self._labels(calls)
             functions = [{"name": name, "arguments": arguments} for name, arguments in calls]
@@ -115,7 +123,7 @@ class Comparison:
             messages.append({"role": "assistant", "content": text, "tool_calls": made})
             for label, (name, _), result in zip(labels, calls, results, strict=True):
                 messages.append({"role": "tool", "content": result, "name": name, "tool_call_id": label})
-        return self._template.render(messages, [TOOL.as_function()])
+        return self._template.render(messages, [TOOL.as_function()], marked=marked)
 
     def _labels(self, calls: _Calls) -> list[str]:
         """The ids of calls as the model writes them, else any."""
@@ -152,10 +160,16 @@ class Comparison:
         call = ToolCall("0.0", TOOL.name, dict(calls[0][1]), 0)
         return self._chat.observations([call], [Observation("0.0", result, "ok", None, 0.0)], written=written)
 
-    def _observes(self, result: str) -> bool:
+    def _observes(self, result: str, system: str = "") -> bool:
+        """Whether an observation stands as the template has it, also after what the system says."""
         calls = [(TOOL.name, {"code": PROGRAMS[0]})]
         ours = _text(self._after(calls, result, self._wrote(calls).text))
-        whole = self._render((calls, [result], ""))
+        try:
+            whole = self._render((calls, [result], ""), system=system)
+        except Refused:
+            if system:
+                return True
+            raise
         _, found, theirs = whole.partition(self._turn(calls) + self._family.end_of(calls))
         return self._same(f"observation {result!r}", ours, theirs if found else whole)
 
@@ -193,6 +207,17 @@ class Comparison:
         calls = [(TOOL.name, {"code": PROGRAMS[0]})]
         turn = (calls, ["4\n"], "")
         return self._render(turn, turn).startswith(self._render(turn)) and self._render(turn).startswith(self._render())
+
+    def _masks(self) -> bool:
+        """Whether the template marks as generated what is trained on: a turn with its end."""
+        calls = [(TOOL.name, {"code": PROGRAMS[1]})]
+        text = self._render((calls, ["4\n"], ""), marked=True)
+        opening, closing = GENERATED
+        marked = "".join(part.partition(closing)[0] for part in text.split(opening)[1:])
+        ours, theirs = (
+            without_thought(one, self._family.thoughts).strip() for one in (self._wrote(calls).text, marked)
+        )
+        return ours == theirs or self._same("mask", ours, theirs)
 
     def _skips_thoughts(self) -> bool:
         """Whether calls drafted in a thought are ignored, and one after it is read."""

@@ -26,8 +26,8 @@ class Framing(Protocol):
         role that the family has no place for there is told as the user's."""
         ...
 
-    def answered(self, told: Sequence[Told]) -> list[Piece]:
-        """What follows the end of a turn without calls, up to where the next turn opens."""
+    def answered(self, told: Sequence[Told], tools: Sequence[ToolSpec] = ()) -> list[Piece]:
+        """What follows the end of a turn without calls, up to where the next turn opens; tools: that are shown."""
         ...
 
     def thought(self, text: str, *, last: bool) -> list[Piece] | None:
@@ -187,7 +187,7 @@ class ChatML(Family):
             return [*pieces, glue(f"{self.after}\n"), *_asked(told)]
         return [*pieces, glue(f"{self.after}\n{TURN_START}assistant\n")]
 
-    def answered(self, told: Sequence[Told]) -> list[Piece]:
+    def answered(self, told: Sequence[Told], tools: Sequence[ToolSpec] = ()) -> list[Piece]:
         return [glue("\n"), *_asked(told)]
 
 

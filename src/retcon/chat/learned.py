@@ -165,7 +165,7 @@ class CodeBlockFraming:
             blocks += [glue(("\n" if n else "") + OUTPUT), Piece("observation", answer.text), glue(OUTPUT_END)]
         return [*pieces[:at], *blocks, *pieces[at + 1 :]]
 
-    def answered(self, told: Sequence[Told]) -> list[Piece]:
+    def answered(self, told: Sequence[Told], tools: Sequence[ToolSpec] = ()) -> list[Piece]:
         return self._framing.answered(told)
 
     def thought(self, text: str, *, last: bool) -> list[Piece] | None:

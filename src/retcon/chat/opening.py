@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from retcon.chat.chat import Chat
 from retcon.chat.checks import ChatCheck, check_chat
 from retcon.chat.family import AUTO, recognised, shipped_family
 from retcon.chat.learning import Learned, learn_chat
-from retcon.chat.template import Source, Templated, read_template
+from retcon.chat.template import Source, Template, Templated, read_template
 from retcon.chat.tokenizer import HubTokenizer, load_tokenizer
 from retcon.chat.types import Tokenizer
 from retcon.core.errors import CheckpointError, RecipeError, TaskWarning
@@ -20,6 +20,8 @@ from retcon.core.types import ToolSpec
 
 THINKING = "enable_thinking"
 """What templates call the variable by which a model is told whether to think."""
+KWARGS = "model.chat_template_kwargs"
+"""The key of a recipe under which a template's other variables are set."""
 BLOCKS = "calls are written as ```python blocks, which the system prompt explains"
 
 
@@ -30,16 +32,18 @@ def open_chat(
     system: str | None = None,
     tools: Sequence[ToolSpec] = (),
     thinking: bool | None = None,
+    variables: Mapping[str, object] | None = None,
 ) -> Chat:
     """The chat of the model in a Hugging Face folder, by its tokenizer and, where style is `auto`, its own template.
 
     `auto` learns from the template how calls are written, and checks it; where the template shows none that can be
     read back, calls are code blocks, and a TaskWarning says so. style: a shipped family in its place. thinking: what a
-    template is given as `enable_thinking`, nothing where None. Raises RecipeError where the template cannot be followed
-    or does not ask for what it is to be given, CheckpointError for files that cannot be read, lack a control token, or
-    are of another model (a tokenizer with more tokens than the model has), MissingExtra.
+    template is given as `enable_thinking`, nothing where None. variables: others that it is given. Raises RecipeError
+    where the template cannot be followed or does not ask for what it is to be given, CheckpointError for files that
+    cannot be read, lack a control token, or are of another model (a tokenizer with more tokens than the model has),
+    MissingExtra.
     """
-    learned = check_folder(folder, style=style, system=system, tools=tools, thinking=thinking)
+    learned = check_folder(folder, style=style, system=system, tools=tools, thinking=thinking, variables=variables)
     if learned.why_blocks and tools:
         _warn_once(f"{folder}: {BLOCKS}: {learned.why_blocks}")
     return learned.chat
@@ -58,22 +62,21 @@ def check_folder(
     system: str | None = None,
     tools: Sequence[ToolSpec] = (),
     thinking: bool | None = None,
+    variables: Mapping[str, object] | None = None,
 ) -> Learned:
     """The chat of a model folder with what was checked of it; as `open_chat`, without the warning."""
     tokenizer = load_tokenizer(folder)
     if isinstance(tokenizer, HubTokenizer):
         _refuse_foreign(Path(folder), tokenizer)
     source = read_template(Path(folder)) if style == AUTO else None
-    if thinking is not None and style == AUTO and (source is None or THINKING not in source.text):
-        said = f"{folder} has no chat template" if source is None else f"{source.where} does not ask for {THINKING}"
-        raise RecipeError(
-            f"model.thinking = '{'on' if thinking else 'off'}' would change nothing, as {said}: leave it out"
-        )
-    if source is None:
+    given = dict(variables or {}) | ({} if thinking is None else {THINKING: thinking})
+    template = None if source is None else source.compiled(given)
+    if style == AUTO:
+        _check_variables(folder, given, template)
+    if source is None or template is None:
         if style == AUTO:
             style = recognised(tokenizer.controls, f"{folder}, which has no chat template: the tokenizer").name
         return _shipped(Chat(tokenizer, style=style, system=system, tools=tools))
-    template = source.compiled({} if thinking is None else {THINKING: thinking})
     if family := shipped_family(source.text):
         framing = None if family.template == source.text else Templated(template, family)
         chat = Chat(tokenizer, style=family.name, system=system, tools=tools, framing=framing)
@@ -84,6 +87,17 @@ def check_folder(
             raise RecipeError(f"{source.where}: this chat template cannot be followed: {'; '.join(check.differs[:2])}")
         return Learned(chat, check)
     return learn_chat(template, tokenizer, _ends(Path(folder), source, tokenizer), system=system, tools=tools)
+
+
+def _check_variables(folder: str | Path, given: Mapping[str, object], template: Template | None) -> None:
+    """Raises RecipeError for a variable that the model's template does not read."""
+    known = set() if template is None else template.reads
+    for name in given:
+        if name not in known:
+            key = f"model.thinking = '{'on' if given[name] else 'off'}'" if name == THINKING else f"{KWARGS}.{name}"
+            said = f"{folder} has no chat template" if template is None else f"{template.where} does not ask for {name}"
+            read = f"; it asks for {', '.join(sorted(known))}" if known else ""
+            raise RecipeError(f"{key} would change nothing, as {said}{read}: leave it out")
 
 
 def _shipped(chat: Chat) -> Learned:

@@ -35,8 +35,13 @@ FOR_TOOLS = f"{MORE}/tool_use.jinja"
 
 Message = Mapping[str, object]
 MutableMessage = dict[str, object]
-_GENERATION = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")
-"""Marks what a model generates, for trainers that mask by them; the loss mask here comes from what was sampled."""
+GENERATED = "\ue013", "\ue014"
+"""Around what `{% generation %}` marks as the model's own, where a rendering is to show it."""
+GIVEN = {
+    "messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now",
+    "bos_token", "eos_token", "unk_token", "pad_token",
+}  # fmt: skip
+"""What every template is given; other variables that it reads are chosen by a recipe."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +97,17 @@ class Template:
         self.variables = dict(variables or {})
         self.dialect = Dialect()
         self.no_tools: list[object] | None = None  # what stands for no tools
+        self._around_generated = "", ""
         self._compiled  # noqa: B018  broken Jinja is found before work starts
 
-    def render(self, messages: Sequence[Message], tools: Sequence[object] = (), *, opening: bool = True) -> str:
-        """The text of a conversation; opening: up to where the model's next turn opens. Raises Refused."""
+    def render(
+        self, messages: Sequence[Message], tools: Sequence[object] = (), *, opening: bool = True, marked: bool = False
+    ) -> str:
+        """The text of a conversation; opening: up to where the model's next turn opens; marked: with `GENERATED` around
+        what the template marks so. Raises Refused."""
         import jinja2
 
+        self._around_generated = GENERATED if marked else ("", "")
         try:
             return self._compiled.render(
                 messages=[self.dialect.message(one) for one in messages], tools=list(tools) or self.no_tools,
@@ -114,20 +124,57 @@ class Template:
             return False
         return True
 
+    @property
+    def reads(self) -> set[str]:
+        """The variables that the template reads, besides those that all are given and those that it sets itself."""
+        from jinja2 import meta, nodes
+
+        tree = self._compiled.environment.parse(self.text)
+        own = {name.name for name in tree.find_all(nodes.Name) if name.ctx != "load"}
+        asked = {
+            t.node.name for t in tree.find_all(nodes.Test) if t.name == "defined" and isinstance(t.node, nodes.Name)
+        }
+        return meta.find_undeclared_variables(tree) - GIVEN - (own - asked)
+
+    @property
+    def marks(self) -> bool:
+        """Whether the template marks what the model generates."""
+        return bool(re.search(r"\{%-?\s*generation", self.text))
+
     @cached_property
     def _compiled(self) -> jinja2.Template:
         try:
             import jinja2
+            from jinja2 import ext, nodes
             from jinja2.sandbox import SandboxedEnvironment
         except ImportError as error:
             raise MissingExtra(f"{self.where}: a chat template needs jinja2: {how_to_install('train')}") from error
+
+        template = self
+
+        class Generation(ext.Extension):
+            """`{% generation %}`, by which trainers mask; the loss mask here comes from what was sampled."""
+
+            tags = {"generation"}  # noqa: RUF012
+
+            def parse(self, parser: Any) -> nodes.Node:
+                line = next(parser.stream).lineno
+                body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+                return nodes.CallBlock(self.call_method("generated"), [], [], body).set_lineno(line)
+
+            def generated(self, caller: Callable[[], str]) -> str:
+                opening, closing = template._around_generated
+                return f"{opening}{caller()}{closing}"
+
         # Templates may build lists of their own: what they are given is made anew for each rendering.
-        environment = SandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+        environment = SandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[ext.loopcontrols, Generation]
+        )
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise
         environment.globals["strftime_now"] = DATE.strftime
         try:
-            return environment.from_string(_GENERATION.sub("", self.text))
+            return environment.from_string(self.text)
         except jinja2.TemplateError as error:
             raise CheckpointError(f"{self.where}: the chat template is not valid Jinja: {error}") from error
 
@@ -285,8 +332,8 @@ class Templated:
         said = [Piece("observation", self._manner["tool"](answer.text)) for answer in answers]
         return list(_filled(around, [*said, *self._words(roles, told)]))
 
-    def answered(self, told: Sequence[Told]) -> list[Piece]:
-        around, roles = self._answering(tuple(role for role, _ in told))
+    def answered(self, told: Sequence[Told], tools: Sequence[ToolSpec] = ()) -> list[Piece]:
+        around, roles = self._answering(tuple(role for role, _ in told), bool(tools))
         return list(_filled(around, self._words(roles, told)))
 
     def thought(self, text: str, *, last: bool) -> list[Piece] | None:
@@ -307,18 +354,21 @@ class Templated:
         placed = [_message(role, mark) for role, mark in zip(roles, marks, strict=True)]
         return _between(self._template.render(placed, [t.as_function() for t in tools]), marks)
 
-    def _around_told(self, roles: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def _around_told(self, roles: tuple[str, ...], tools: bool = False) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The glue around messages of these roles after an answer, and the roles that the template has them in: the
-        user's, where it has none for the system there. Raises Refused."""
+        user's, where it has none for the system there. tools: whether the model is shown any, which a template that
+        moves them to the last question does not show again. Raises Refused."""
         marks = [_mark(n) for n in range(len(roles) + 1)]
         messages = [_message("user", "x"), _message("assistant", marks[0]), *map(_message, roles, marks[1:])]
         try:
-            text = self._template.render(messages)
-            return _between(self._after_end(text, marks[0]), marks[1:]), roles
+            text = self._after_end(self._template.render(messages, [PROBED.as_function()] * tools), marks[0])
+            if tools and PROBED.description in text:
+                return self._around_told(roles)
+            return _between(text, marks[1:]), roles
         except Refused:
             if "system" not in roles:
                 raise
-            return self._around_told(_of_user(roles))
+            return self._around_told(_of_user(roles), tools)
 
     def _around_thought(self, thought: bool, last: bool) -> tuple[str, ...] | None:
         """The glue before a thought, and between it and a turn's words, after the turn's opening; see `thought`."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 MADE = "made"
 """Of the note: a `Summary`."""
-TOKENS = {"vocabulary", "thinking"}
+TOKENS = {"vocabulary", "thinking", "chat_template_kwargs"}
 """Of the note, in its section `model`: whose token ids the file has; notes of before Retcon wrote it lack it."""
 
 
@@ -98,7 +98,8 @@ def _about(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, dict[str, object]]
     from retcon.train.datasets.demonstrations import vocabulary_of
 
     about = relevant(recipe, "demonstrations")
-    tokens = {"vocabulary": vocabulary_of(tokenizer), "thinking": recipe.model.thinking}
+    told = {key: getattr(recipe.model, key) for key in ("thinking", "chat_template_kwargs")}
+    tokens = {"vocabulary": vocabulary_of(tokenizer), **told}
     return {**about, "model": {**about["model"], **tokens}}
 
 

@@ -48,7 +48,7 @@ MEASURED_SECTIONS = ("compute", "engine", "task", "rollout", "sandbox", "evaluat
 """Sections that a cold start's evaluation shares with the arms'."""
 SEED = "run.seed"
 """Seed of the cold start and of the arms' first runs; further ones count on from it."""
-TALKING = ("model.style", "model.thinking")
+TALKING = ("model.style", "model.thinking", "model.chat_template_kwargs")
 """Keys of the dialogue's format, which must be equal in all jobs."""
 REFUSED = {
     "repair.kind": "distinguishes the arms; choose them with --arms",

@@ -262,14 +262,16 @@ class ModelSection(Section):
                             "`my_package.my_module:MINE`")  # fmt: skip
     thinking: Literal["default", "on", "off"] = Field("default", description="with style `auto`: what the model's "
                       "template is given as `enable_thinking`; default: nothing")  # fmt: skip
+    chat_template_kwargs: dict[str, Any] = Field({}, description="with style `auto`: other variables that the model's "
+                                                "template reads, such as reasoning_effort")  # fmt: skip
 
-    @field_validator("thinking")
+    @field_validator("thinking", "chat_template_kwargs")
     @classmethod
-    def _told_by_the_template(cls, value: str, info: ValidationInfo) -> str:
+    def _told_by_the_template(cls, value: Any, info: ValidationInfo) -> Any:
         style = info.data.get("style", AUTO)
-        if value != "default" and style != AUTO:
+        if value not in ("default", {}) and style != AUTO:
             raise ValueError(f"the model's template is told it, and is not used with style = '{style}': set style to "
-                             f"'{AUTO}', or leave thinking out")  # fmt: skip
+                             f"'{AUTO}', or leave {info.field_name} out")  # fmt: skip
         return value
 
 

@@ -293,6 +293,40 @@ def test_thinking_is_refused_where_nobody_would_be_told_it(tmp_path: Path) -> No
     asks = "{% if enable_thinking is false %}<think></think>{% endif %}"
     (folder / "chat_template.jinja").write_text(TAGS + asks)
     assert text_of(build_chat(off, folder).prompt("x")).endswith("<think></think>")
-    served = load_recipe(None, ["engine.kind=openai", "engine.url=http://a:1/v1", "model.thinking=off"])
-    with pytest.raises(RecipeError, match=r"model\.thinking = 'off': with engine\.kind = 'openai' .* is the server's"):
-        build_engine_chat(served, folder)
+    given = 'model.chat_template_kwargs={"%s" = false}'
+    same = build_chat(load_recipe(None, [given % "enable_thinking"]), folder)
+    assert text_of(same.prompt("x")).endswith("<think></think>")
+    with pytest.raises(
+        RecipeError, match=r"kwargs\.effort would .* does not ask for effort; it asks for enable_thinking"
+    ):
+        build_chat(load_recipe(None, [given % "effort"]), folder)
+    with pytest.raises(RecipeError, match="set style to 'auto', or leave chat_template_kwargs out"):
+        load_recipe(None, ["model.style=hermes", given % "effort"])
+    served = ["engine.kind=openai", "engine.url=http://a:1/v1"]
+    for override, said in (("model.thinking=off", "thinking = 'off'"), (given % "a", "chat_template_kwargs = ")):
+        with pytest.raises(RecipeError, match=rf"model\.{said}.*: with engine\.kind = 'openai' .* is the server's"):
+            build_engine_chat(load_recipe(None, [*served, override]), folder)
+
+
+def test_variables_that_a_template_reads_are_told_from_those_that_it_sets() -> None:
+    text = "{% set a = 1 %}{% if b is not defined %}{% set b = 2 %}{% endif %}{% for c in d %}{{ a + c }}{% endfor %}"
+    assert template_of("tags", text + "{{ messages | length }}{{ bos_token }}").reads == {"b", "d"}
+
+
+@pytest.mark.parametrize(
+    ("end", "mask"), [("<|im_end|>{% endgeneration %}", True), ("{% endgeneration %}<|im_end|>", False)]
+)
+def test_what_a_template_marks_as_generated_is_compared_with_what_is_trained_on(end: str, mask: bool) -> None:
+    marked = TAGS.replace("{{ '<|im_start|>assistant\\n' + m.content }}",
+                          "{{ '<|im_start|>assistant\\n' }}{%- generation %}{{- m.content }}")  # fmt: skip
+    marked = marked.replace("{% endfor %}{{ '<|im_end|>\\n' }}", f"{{% endfor %}}{end}{{{{ '\\n' }}}}")
+    learned = learn_chat(template_of("tags", marked), tokenizer_of("tags"), ["<|im_end|>"], system=None, tools=())
+    assert (learned.check.trains, learned.check.mask) == (True, mask)
+    assert any(text.startswith("mask: ") for text in learned.check.differs) is not mask
+
+
+def test_a_further_question_is_framed_as_with_the_tools_that_are_shown() -> None:
+    text = TAGS.replace("{%- else %}{{ '<|im_start|>'", "{%- else %}{{ '<|im_start|>' + ('with ' if tools else '')")
+    chat = learned_chat("tags", text, tools=(ToolSpec("search"),))
+    assert "<|im_start|>with user\nmore" in text_of(chat.answered([("user", "more")]))
+    assert "<|im_start|>user\nmore" in text_of(chat.showing(()).answered([("user", "more")]))

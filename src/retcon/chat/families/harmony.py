@@ -113,7 +113,7 @@ class Harmony(Family):
             ]
         return [*pieces, *self.answered(told)]
 
-    def answered(self, told: Sequence[Told]) -> list[Piece]:
+    def answered(self, told: Sequence[Told], tools: Sequence[ToolSpec] = ()) -> list[Piece]:
         pieces: list[Piece] = []
         for role, text in told:
             if role == "assistant":

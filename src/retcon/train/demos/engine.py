@@ -91,9 +91,11 @@ async def open_engine(section: Engine, setup: DemoSetup) -> AsyncIterator[Engine
             "into another: leave one of them out"
         )
     if section.model:
-        source = read_template(folder)
-        told = section.style == AUTO and source is not None and THINKING in source.text
-        own = recipe if told else apply_override(recipe, "model.thinking=default")  # it is said to the learner alone
+        source = read_template(folder) if section.style == AUTO else None
+        known = set() if source is None else source.compiled().reads
+        own = recipe if THINKING in known else apply_override(recipe, "model.thinking=default")
+        kwargs = {key: value for key, value in recipe.model.chat_template_kwargs.items() if key in known}
+        own = own.model_copy(update={"model": own.model.model_copy(update={"chat_template_kwargs": kwargs})})
         chat = build_chat(apply_override(own, f"model.style={section.style}"), folder, tasks)
     check_rollouts_fit(recipe, folder)
     engine = build_policy(recipe, folder, chat, setup.on_place)
