@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,7 +18,7 @@ from typing import Any, Literal
 
 from retcon.chat.hermes import to_call
 from retcon.chat.jsons import as_json, read_value
-from retcon.chat.tagged import Places
+from retcon.chat.thoughts import THOUGHTS, spoken
 from retcon.chat.types import FoundCall
 
 ID = "\ue010"
@@ -190,6 +191,18 @@ class CallFormat:
         return argument, rf"(?:{_flex(tags.between)}\s*{opening}\S|\s*{end})", end
 
 
+class Places:
+    """Where a pattern matches, found once however often it is asked."""
+
+    def __init__(self, pattern: re.Pattern[str], text: str) -> None:
+        self._all = list(pattern.finditer(text))
+        self._starts = [found.start() for found in self._all]
+
+    def first(self, start: int) -> re.Match[str] | None:
+        n = bisect_left(self._starts, start)
+        return self._all[n] if n < len(self._all) else None
+
+
 class _Reader:
     """Reads the calls of one text, in time in proportion to its length."""
 
@@ -353,6 +366,19 @@ class _Reader:
         if not self._form.anchors:
             return [], head.end() + 1
         return self._malformed(head, lambda raw: to_call(None, raw, char))
+
+
+FUNCTION = "<function="
+TAGGED = CallFormat(
+    "tags", "", f"<tool_call>\n{FUNCTION}", "</function>\n</tool_call>", "\n", "", after_name=">\n",
+    tags=Arguments("<parameter=", ">\n", "\n</parameter>\n", "", ">\n"),
+)  # fmt: skip
+"""Qwen3-Coder's and its successors'."""
+
+
+def find_tagged(text: str) -> Iterator[FoundCall]:
+    """Calls as `<tool_call><function=NAME><parameter=NAME>…</parameter></function></tool_call>`, arguments all text."""
+    return iter(spoken(text, TAGGED.find_calls(text), THOUGHTS, opened=False))
 
 
 def _begin(head: re.Match[str]) -> int:

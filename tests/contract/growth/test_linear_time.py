@@ -108,7 +108,7 @@ READERS: dict[str, tuple[Callable[[str], object], tuple[str, ...]]] = {
         ("<tool_call>", '<tool_call>{"', "<tool_call>{", "<tool_call>[1", '<tool_call>"a" ', "<tool_call>1 ",
          "<tool_call>{}</tool_call>", "</tool_call>", '<tool_call>"\\"', " ", "["),
     ),
-    "chat.tagged": (lambda text: list(tagged.find_calls(text)), CALLS["tags"]),
+    "chat.formats": (lambda text: list(find_tagged(text)), CALLS["tags"]),
     "chat.markdown": (
         lambda text: [list(markdown.find_calls(text, indented=indented)) for indented in (False, True)],
         ("```python\n", "````python\n", "```python\nx\n```\n", "`", "\n```", "\n``` x", "```py ", "\n", " ", "- ",

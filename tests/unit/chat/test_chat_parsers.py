@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from conversing import family_of
-from retcon.chat import tagged
+from retcon.chat.formats import find_tagged
 from retcon.chat.markdown import find_calls
+from retcon.chat.tagged import typed_arguments
 from retcon.chat.types import FoundCall
 from retcon.core.types import ToolSpec
 
@@ -124,10 +125,9 @@ TAGGED = [
     ("write <function=s> or <tool_call>", [("python", "", 22)]),
     ("write <function=s>", []),
     (C + "<parameter=code>\n1\n</function>\n</tool_call>",
-     [("python", "<function=python>\n<parameter=code>\n1\n</function>", 0)]),
-    (C + "<parameter=code>\n1\n", [("python", "<function=python>\n<parameter=code>\n1", 0)]),
-    ('<tool_call>\n{"name": "s", "arguments": {}}\n</tool_call>',
-     [("python", '{"name": "s", "arguments": {}}', 0)]),
+     [("python", "<parameter=code>\n1", 0)]),
+    (C + "<parameter=code>\n1\n", [("python", "<parameter=code>\n1", 0)]),
+    ('<tool_call>\n{"name": "s", "arguments": {}}\n</tool_call>', [("s", {}, 0)]),
     ("<tool_call>no<tool_call><function=s></function></tool_call>", [("s", {}, 13)]),
     (f"<think>{C}</function></tool_call></think>{C}</function></tool_call>", [("python", {}, 68)]),
 ]  # fmt: skip
@@ -135,7 +135,7 @@ TAGGED = [
 
 @pytest.mark.parametrize(("text", "calls"), TAGGED)
 def test_calls_in_tags(text: str, calls: list[tuple[str, object, int]]) -> None:
-    assert [(call.name, call.arguments, call.char) for call in tagged.find_calls(text)] == calls
+    assert [(call.name, call.arguments, call.char) for call in find_tagged(text)] == calls
 
 
 @pytest.mark.parametrize(("text", "calls"), [
@@ -187,7 +187,7 @@ def test_arguments_without_types_get_those_of_the_schema() -> None:
     tools = [ToolSpec("s", "", {"type": "object", "properties": properties})]
 
     def read(**given: str) -> object:
-        return tagged.typed_arguments(FoundCall("s", dict(given), 7, "l"), tools).arguments
+        return typed_arguments(FoundCall("s", dict(given), 7, "l"), tools).arguments
 
     assert read(code="1", top="2", half="0.5", wide="True", tags='["a", 1]', kind="1", any="1", maybe="x") == {
         "code": "1", "top": 2, "half": 0.5, "wide": True, "tags": ["a", 1], "kind": "1", "any": "1", "maybe": "x",
@@ -195,4 +195,4 @@ def test_arguments_without_types_get_those_of_the_schema() -> None:
     assert read(half="None", maybe="null", other='{"a": 1}') == {"half": None, "maybe": None, "other": {"a": 1}}
     assert read(top="two", wide="0", new="1", code="null") == {"top": "two", "wide": 0, "new": "1", "code": "null"}
     call = FoundCall("t", {"top": "2"}, 0)
-    assert tagged.typed_arguments(call, tools) is call
+    assert typed_arguments(call, tools) is call

@@ -10,8 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from retcon.chat import hermes
-from retcon.chat import tagged as tags
-from retcon.chat.tagged import FUNCTION
+from retcon.chat.formats import FUNCTION, find_tagged
 from retcon.chat.types import FoundCall
 from retcon.core.errors import RecordError
 from retcon.transcripts.in_messages import InMessages, InText, ItemsReading, in_messages
@@ -474,7 +473,7 @@ class Qwen3Coder(Hermes):
         return tagged(text) and (hermes.OPEN in text or hermes.CLOSE in text)
 
     def find_calls(self, text: str) -> Iterator[FoundCall]:
-        return tags.find_calls(text)
+        return find_tagged(text)
 
     def clean_calls(self, text: str) -> int | None:
         found = list(self.find_calls(text)) if "<" in text else []
