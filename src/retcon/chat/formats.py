@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from retcon.chat.hermes import to_call
-from retcon.chat.jsons import as_json, read_value
+from retcon.chat.jsons import as_json, read_arguments, read_value
 from retcon.chat.thoughts import THOUGHTS, spoken
 from retcon.chat.types import FoundCall
 
@@ -33,6 +32,7 @@ NAMES, KEYS, VALUES = ("zqprobe", "zqother"), ("zqfirst", "zqsecond"), ("zqvalue
 IDS = ("zqcallid1", "zqcallid2")
 """Names, arguments and ids of the calls by which a template is learnt."""
 _STYLES: tuple[dict[str, Any], ...] = ({}, {"indent": 4}, {"indent": 2}, {"separators": (",", ":")})
+_NAME = re.compile(r'"name"\s*:\s*"([^"\\]+)"')
 UNREADABLE = 100
 """A text with more calls that cannot be read is not read on."""
 CLOSINGS = 8
@@ -191,6 +191,17 @@ class CallFormat:
         return argument, rf"(?:{_flex(tags.between)}\s*{opening}\S|\s*{end})", end
 
 
+def to_call(obj: object, raw: str, char: int, key: str = "arguments") -> FoundCall:
+    """The call that an object of `name` and, under `key`, arguments says; malformed, with `raw`, where it says none."""
+    if isinstance(obj, dict):
+        name, arguments = obj.get("name"), read_arguments(obj.get(key))
+        label = obj["id"] if isinstance(obj.get("id"), str) else ""
+        if isinstance(name, str) and name:
+            return FoundCall(name, raw if arguments is None else arguments, char, label)
+    found = _NAME.search(raw)
+    return FoundCall(found[1] if found else "python", raw, char)
+
+
 class Places:
     """Where a pattern matches, found once however often it is asked."""
 
@@ -257,7 +268,8 @@ class _Reader:
             return calls, at
         if not form.anchors:
             return [], head.end() + 1  # prose
-        return self._malformed(head, lambda raw: to_call(None, raw.lstrip("[").strip(), _begin(head)))
+        listed = "[" if (form.begin + form.opening).rstrip().endswith("[") else ""
+        return self._malformed(head, lambda raw: to_call(None, raw.removeprefix(listed).strip(), _begin(head)))
 
     def _values(self, at: int) -> tuple[list[tuple[Any, int, int]], int] | None:
         """The values of a list, or one value, with where they stand; and where they end.

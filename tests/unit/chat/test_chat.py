@@ -217,10 +217,8 @@ def test_hermes_calls(inner: str, name: str, arguments: object) -> None:
 @pytest.mark.parametrize(
     ("text", "arguments"),
     [
-        (
-            '<tool_call>{"name": "python", "arguments": {"code": "1"}}',
-            ['{"name": "python", "arguments": {"code": "1"}}'],
-        ),
+        ('<tool_call>{"name": "python", "arguments": {"code": "1"}}', [{"code": "1"}]),
+        ('<tool_call>{"name": "python", "arguments": {"cod', ['{"name": "python", "arguments": {"cod']),
         ("a <tool_call> b", ["b"]),
         ("<tool_call>1</tool_call><tool_call>2</tool_call>", ["1", "2"]),
         ("<tool_call> is how, so <tool_call>2</tool_call>", ["2"]),

@@ -44,7 +44,7 @@ class Qwen(Hermes):
 
     def find_calls(self, text: str) -> Iterator[FoundCall]:
         """What the model only thought of is no call."""
-        return iter(spoken(text, hermes.locate_calls(text), THOUGHTS, opened=False))
+        return iter(spoken(text, hermes.FORMAT.find_calls(text), THOUGHTS, opened=False))
 
     def with_tools(self, messages: Sequence[Told], tools: Sequence[ToolSpec]) -> Sequence[Told]:
         return with_system(messages, _shown(tools)) if tools else messages
