@@ -128,7 +128,7 @@ class _Messages(Family):
         last = pieces.pop().text if pieces else ""
         return [*pieces, glue(f"{last}{TURN_START}assistant\n")]
 
-    def answered(self, told: Sequence[Told]) -> list[Piece]:
+    def answered(self, told: Sequence[Told], tools: Sequence[ToolSpec] = ()) -> list[Piece]:
         return self._then_opened([self._part(role, text) for role, text in told])
 
 
