@@ -224,7 +224,7 @@ def test_tools_by_import_path(module: types.ModuleType) -> None:
 @pytest.mark.parametrize(
     ("places", "why"),
     [
-        (["search"], "no tool 'search'; there are: python, and by"),
+        (["search"], "no tool 'search'; there are: python, "),
         (["own_tools:Serch"], "cannot be imported: .*Serch"),
         (["no_such_module:Search"], "cannot be imported: No module named"),
         (["own_tools:Bare"], "is not a tool, which has a `spec`"),
