@@ -163,7 +163,7 @@ def test_by_keyboard_from_a_search_to_the_tokens_of_a_splice(page: Any) -> None:
     page.wait_for_selector("[data-column=name]")
     page.keyboard.press("/")
     page.keyboard.type("zebra")
-    page.wait_for_function("document.querySelector('.status').innerText.startsWith('1 rollout')")
+    page.wait_for_selector("[aria-rowcount='2']")
     assert page.url.endswith("#/list?text=zebra")
     page.keyboard.press("Escape")
     page.focus(".rows")
