@@ -126,7 +126,7 @@ def test_what_a_run_depends_on_cannot_change_in_it_and_the_rest_can(tmp_path: Pa
 
 def test_demonstrations_depend_on_how_they_are_made_and_on_nothing_of_the_training() -> None:
     found = relevant(load_recipe(None), "demonstrations")
-    assert found.keys() == {"run", "model", "task", "rollout", "sandbox", "demos", "sft"}
+    assert found.keys() == {"run", "model", "task", "rollout", "subcalls", "sandbox", "demos", "sft"}
     some = {name: set(found[name]) for name in ("run", "model", "sft")}
     assert some == {"run": {"seed"}, "model": {"style"}, "sft": {"demonstrations", "max_turns"}}
     assert "harness_seconds" not in found["rollout"]
