@@ -3,9 +3,6 @@
 
 benchmarks/view.py make 100000 runs/view          # a run folder with that many rollouts, about 6 KB each
 benchmarks/view.py index runs/view                # MB/s, and the slowest of 200 filters and searches
-benchmarks/view.py database runs/view             # SQLite's FTS5 beside DuckDB (pip install duckdb)
-benchmarks/view.py page runs/view                 # in Chromium (pip install playwright psutil)
-benchmarks/view.py pictures runs/view docs/img    # the screenshots of docs/view.md
 """
 
 from __future__ import annotations
