@@ -6,31 +6,26 @@ import asyncio
 from collections.abc import Callable, Iterator
 
 import pytest
-from test_sandbox_contract import SANDBOXES, Opener, pytestmark  # noqa: F401
+from test_sandbox_contract import pytestmark  # noqa: F401
 
 from retcon.sandbox.jail.session.functions import ENDED, HEADER, MAX_BYTES, MAX_OPEN, HostChannel
-from retcon.sandbox.types import Limits, Result, check_functions
+from retcon.sandbox.types import Limits, Result, Sandbox, check_functions
+from sandboxes import SANDBOXES, Opened
 
-HERE = [tier for tier in SANDBOXES if tier != "http"]
-
-
-@pytest.fixture(params=HERE)
-def opened(request: pytest.FixtureRequest) -> Opener:
-    return SANDBOXES[request.param]
+tiers = pytest.mark.parametrize("opened", [name for name in SANDBOXES if name != "http"], indirect=True)
 
 
 def cells(
-    opened: Opener, *codes: str, limits: Limits | None = None, **functions: Callable[..., object]
+    opened: Opened, *codes: str, limits: Limits | None = None, **functions: Callable[..., object]
 ) -> list[Result]:
-    async def main() -> list[Result]:
-        async with opened() as sandbox:
-            session = await sandbox.session(limits=limits, functions=functions)
-            try:
-                return [await session.run(code) for code in codes]
-            finally:
-                await session.close()
+    async def main(sandbox: Sandbox) -> list[Result]:
+        session = await sandbox.session(limits=limits, functions=functions)
+        try:
+            return [await session.run(code) for code in codes]
+        finally:
+            await session.close()
 
-    return asyncio.run(main())
+    return opened.run(main)
 
 
 async def upper(text: str, *, times: int = 1) -> str:
@@ -41,12 +36,14 @@ async def refuse(what: object) -> None:
     raise ValueError(f"not {what}")
 
 
-def test_a_cell_gets_what_a_function_returns(opened: Opener) -> None:
+@tiers
+def test_a_cell_gets_what_a_function_returns(opened: Opened) -> None:
     values = cells(opened, "upper('a', times=3)", "x = upper('b')", "x, upper('é' * 100_000)[-1]", upper=upper)
     assert [v.value for v in values] == ["'AAA'", None, "('B', 'É')"]
 
 
-def test_what_goes_wrong_in_a_call_is_an_exception_of_the_cell(opened: Opener) -> None:
+@tiers
+def test_what_goes_wrong_in_a_call_is_an_exception_of_the_cell(opened: Opened) -> None:
     codes = ["refuse('this')", "upper({1})", "upper()", "upper('x' * 17_000_000)", "refuse.__name__"]
     failed = cells(opened, *codes, upper=upper, refuse=refuse)
     assert [(r.status, r.error_type) for r in failed] == [
@@ -57,7 +54,8 @@ def test_what_goes_wrong_in_a_call_is_an_exception_of_the_cell(opened: Opener) -
     assert failed[0].stderr.count("File") == 2  # the cell's line and the function's, nothing of ours
 
 
-def test_calls_of_several_threads_run_at_the_same_time(opened: Opener) -> None:
+@tiers
+def test_calls_of_several_threads_run_at_the_same_time(opened: Opened) -> None:
     waiting = asyncio.Barrier(8)
 
     async def meet(number: int) -> int:
@@ -68,7 +66,8 @@ def test_calls_of_several_threads_run_at_the_same_time(opened: Opener) -> None:
     assert cells(opened, code, meet=meet)[0].value == str(list(range(8)))
 
 
-def test_the_wall_clock_stands_still_while_a_call_is_open(opened: Opener) -> None:
+@tiers
+def test_the_wall_clock_stands_still_while_a_call_is_open(opened: Opened) -> None:
     async def slow() -> str:
         await asyncio.sleep(1)
         return "late"
@@ -79,7 +78,8 @@ def test_the_wall_clock_stands_still_while_a_call_is_open(opened: Opener) -> Non
     assert endless.status == "timeout"
 
 
-def test_a_call_that_is_open_when_its_cell_ends_is_cancelled(opened: Opener) -> None:
+@tiers
+def test_a_call_that_is_open_when_its_cell_ends_is_cancelled(opened: Opened) -> None:
     cancelled = []
 
     async def never() -> None:
@@ -103,22 +103,23 @@ def test_a_call_that_is_open_when_its_cell_ends_is_cancelled(opened: Opener) -> 
     assert cancelled == [True]
 
 
-def test_a_rollback_keeps_the_functions(opened: Opener) -> None:
-    async def main() -> list[str | None]:
-        async with opened() as sandbox:
-            session = await sandbox.session(functions={"upper": upper})
-            await session.run("x = upper('a')")
-            name = await session.checkpoint()
-            await session.run("x = upper('b')")
-            await session.rollback(name)
-            values = [(await session.run(code)).value for code in ("x", "upper('c')")]
-            await session.close()
-            return values
+@tiers
+def test_a_rollback_keeps_the_functions(opened: Opened) -> None:
+    async def main(sandbox: Sandbox) -> list[str | None]:
+        session = await sandbox.session(functions={"upper": upper})
+        await session.run("x = upper('a')")
+        name = await session.checkpoint()
+        await session.run("x = upper('b')")
+        await session.rollback(name)
+        values = [(await session.run(code)).value for code in ("x", "upper('c')")]
+        await session.close()
+        return values
 
-    assert asyncio.run(main()) == ["'A'", "'C'"]
+    assert opened.run(main) == ["'A'", "'C'"]
 
 
-def test_a_process_that_a_cell_starts_cannot_call(opened: Opener) -> None:
+@tiers
+def test_a_process_that_a_cell_starts_cannot_call(opened: Opened) -> None:
     code = (
         "import os\nread, write = os.pipe()\n"
         "if os.fork() == 0:\n    try: upper('a')\n"
@@ -128,18 +129,16 @@ def test_a_process_that_a_cell_starts_cannot_call(opened: Opener) -> None:
     assert "interpreter's own process" in str(cells(opened, code, upper=upper)[0].value)
 
 
-def test_bytes_in_the_channel_that_are_no_call_end_the_calls_alone(opened: Opener) -> None:
+@tiers
+def test_bytes_in_the_channel_that_are_no_call_end_the_calls_alone(opened: Opened) -> None:
     results = cells(opened, "import os\nos.write(4, b'\\xff' * 64)\nupper('a')", "1 + 1", upper=upper)
     assert [(r.status, r.error_type, r.value) for r in results] == [("error", "RuntimeError", None), ("ok", None, "2")]
 
 
-def test_a_sandbox_elsewhere_refuses_functions() -> None:
-    async def main() -> None:
-        async with SANDBOXES["http"]() as sandbox:
-            await sandbox.session(functions={"upper": upper})
-
+@pytest.mark.parametrize("opened", ["http"], indirect=True)
+def test_a_sandbox_elsewhere_refuses_functions(opened: Opened) -> None:
     with pytest.raises(ValueError, match="elsewhere"):
-        asyncio.run(main())
+        cells(opened, "upper('a')", upper=upper)
 
 
 @pytest.mark.parametrize("name", ["a-b", "class", ""])
