@@ -82,6 +82,7 @@ NEEDS: dict[str, Callable[[], bool]] = {
     "an environment of its own": never,  # pip would change the one that this runs in
     "a run": lambda: True,  # MAKE_RUN makes it
     "a judge": never,
+    "a server": never,
     "GSM8K": never,
     "the transcripts": never,
     "vLLM": (ROOT / ".venv-vllm/bin/python").exists,
