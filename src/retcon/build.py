@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from retcon.chat.chat import Chat
     from retcon.models.devices import OnPlace
-    from retcon.rollout.context import Harness, RolloutContext, RolloutLimits
+    from retcon.rollout.context import Harness, RolloutContext, RolloutLimits, SubcallLimits
 
 MAX_REQUESTS = 256
 """Rollouts that are decoded side by side at most."""
@@ -182,6 +182,12 @@ def build_specs(recipe: Recipe) -> list[ToolSpec]:
     return [*named, *(tool.spec for tool in brought)]
 
 
+def build_subcalls(recipe: Recipe) -> SubcallLimits:
+    from retcon.rollout.context import SubcallLimits
+
+    return SubcallLimits(**recipe.subcalls.model_dump())
+
+
 def build_limits(recipe: Recipe) -> RolloutLimits:
     from retcon.rollout.context import RolloutLimits
 
@@ -306,7 +312,7 @@ async def open_context(recipe: Recipe, engine: Generator, chat: Chat) -> AsyncIt
 @asynccontextmanager
 async def open_connected(recipe: Recipe, engine: Generator, chat: Chat) -> AsyncIterator[RolloutContext]:
     """As `open_context`, over an engine that is connected already."""
-    from retcon.rollout.context import RolloutContext, SubcallLimits
+    from retcon.rollout.context import RolloutContext
 
     async with open_sandbox(recipe.sandbox) as sandbox, _harness(recipe) as harness:
         tools = build_tools(recipe, sandbox)
@@ -317,7 +323,7 @@ async def open_connected(recipe: Recipe, engine: Generator, chat: Chat) -> Async
             build_limits(recipe),
             build_sampling(recipe),
             harness=harness,
-            subcalls=SubcallLimits(**recipe.subcalls.model_dump()),
+            subcalls=build_subcalls(recipe),
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
@@ -14,12 +14,16 @@ import torch
 from chat_templates import OBJECTS
 from keys.acting import Lab, acts, run
 from playing import call, hermes_call
-from retcon.build import build_chat
+from retcon.build import build_chat, build_subcalls
+from retcon.chat.chat import Chat
+from retcon.chat.tokenizer import ByteTokenizer
 from retcon.config.schema import Recipe
 from retcon.core.seeds import derive
-from retcon.core.types import Status, Trajectory, history_ids
+from retcon.core.types import Segment, Status, Trajectory, Turn, history_ids
 from retcon.engine.kinds.scripted import Reply, ScriptedEngine
 from retcon.models.placing import start_model
+from retcon.rollout.context import RolloutContext, RolloutLimits
+from retcon.rollout.subcalls import RolloutModel, SubcallBudget, TreePlace
 from retcon.serve.harness import ModelEndpoint
 from retcon.tasks.types import Task
 from retcon.tools.scripted import ScriptedTool
@@ -98,6 +102,43 @@ def how_the_template_opens_a_turn(recipe: Recipe, lab: Lab) -> str:
 @acts("model.chat_template_kwargs", ({}, "assistant\n"), ({"enable_thinking": True}, "<think>"), given=AUTO)
 def variables_of_the_template(recipe: Recipe, lab: Lab) -> str:
     return how_the_template_opens_a_turn(recipe, lab)
+
+
+def below_a_rollout(recipe: Recipe, ask: Callable[[RolloutModel], Awaitable[list[str]]]) -> list[RolloutContext]:
+    """The contexts of the children that a program's three calls of the model got."""
+    made: list[RolloutContext] = []
+
+    async def run(task: Task, settings: RolloutContext, *, id: str, **_: object) -> Trajectory:
+        made.append(settings)
+        ids = tuple(range(5))
+        turn = Turn((Segment("sampled", "x", ids),))
+        return Trajectory(id, task.id, (Segment("prompt", "p", ids * 2),), (turn,))
+
+    chat = Chat(ByteTokenizer())
+    limits, tools = build_subcalls(recipe), {"python": ScriptedTool({})}
+    engine = ScriptedEngine(chat.tokenizer, [])
+    context = RolloutContext(engine, chat, tools, RolloutLimits(100, 2), subcalls=limits)
+    model = RolloutModel(TASK, context, "t", 0, TreePlace(SubcallBudget(limits)), run)
+
+    async def all_three() -> None:
+        for _ in range(3):
+            await ask(model)
+
+    asyncio.run(all_three())
+    return made
+
+
+@acts("subcalls.calls", (0, 0), (2, 2))
+@acts("subcalls.input_tokens", (0, 0), (15, 2))
+@acts("subcalls.output_tokens", (0, 0), (6, 2))
+@acts("subcalls.seconds", (1e-9, 0), (600.0, 3))
+def calls_of_the_model_that_are_made(recipe: Recipe, lab: Lab) -> int:
+    return len(below_a_rollout(recipe, lambda model: model.complete("0.0.0", ["go"])))
+
+
+@acts("subcalls.depth", (0, 0), (1, 3))
+def rollouts_below_with_tools(recipe: Recipe, lab: Lab) -> int:
+    return sum(bool(made.tools) for made in below_a_rollout(recipe, lambda model: model.recurse("0.0.0", ["go"])))
 
 
 @acts("run.seed", (0, derive("rollout", 0, 1, "t", 0)), (5, derive("rollout", 5, 1, "t", 0)), given=ROOM)
