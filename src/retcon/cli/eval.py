@@ -161,7 +161,7 @@ def evaluate(
                 jobs.append(
                     Measurement(model, name, mode or ("on" if recipe.rollout.tools else "off"), recipe, folder, place)
                 )
-    if repair is False:
+    if all(job.recipe.evaluate.repair == "none" for job in jobs):
         for override in overrides_of(asked.overrides, ["repair"]):
             print_line(f"{override}: without --repair an evaluation repairs nothing")
     if dry_run or any(job.recipe.engine.in_process for job in jobs):

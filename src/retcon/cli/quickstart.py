@@ -56,6 +56,7 @@ REFUSED = {
     "evaluate.repair": "is none here, as the table says; `retcon eval --repair` measures with purification on",
 }
 """Keys that overrides cannot have, and why."""
+FIRST_REPAIR = "sft.first_repair=40"
 FROM_SCRATCH = ("model.path=scratch", "sft.demonstrations=10000", "sft.steps=800", "sft.lr=4e-3")
 """A new model must learn words, numbers and copying besides the tool habit: 4 to 6 minutes instead of one."""
 PROMPTS_READ = 64
@@ -168,7 +169,8 @@ def make_plan(
     words = (*(overrides if options is None else options), *(["--from-scratch"] if from_scratch else ()))
     plan = Quickstart(out, FILE, "quickstart", about=about, options=words)
     cold = cold_start(
-        out, out / COLD_START, about.cold_start, [*(FROM_SCRATCH if from_scratch else ()), *start], name="cold start",
+        out, out / COLD_START, about.cold_start, [FIRST_REPAIR, *(FROM_SCRATCH if from_scratch else ()), *start],
+        name="cold start",
         demos=out / "demonstrations.jsonl",
     )  # fmt: skip
     measured = [*talking, *select_overrides(about.cold_start, overrides_of(overrides, MEASURED_SECTIONS)), *threads]

@@ -57,7 +57,7 @@ async def rollout_member(
 async def _graded(task: Task, made: Trajectory, context: RolloutContext, grade: Grade) -> Trajectory:
     """Grade a rollout by what it returned, else by the model's last message."""
     judged = await graded(task, as_returned(made), grade, context.faults.add)
-    return replace(judged, turns=made.turns)
+    return replace(judged, turns=made.turns) if isinstance(made.returned, str) else judged
 
 
 def member_id(task: Task, step: int, index: int) -> str:

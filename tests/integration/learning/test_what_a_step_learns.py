@@ -58,7 +58,7 @@ def learnt(monkeypatch: pytest.MonkeyPatch, recipe: Recipe, *groups: list[Trajec
     monkeypatch.setattr(rl, "update", update)
     trainer: Any = SimpleNamespace(model="model", optimizer="optimizer", computing=Computing(micro_batch_tokens=7))
     reference: Any = "reference"
-    rl._learn(trainer, list(groups), stages_of(recipe)[0], step, reference)
+    rl._learn(trainer, list(groups), stages_of(recipe)[0], step, reference, {})
     return given
 
 

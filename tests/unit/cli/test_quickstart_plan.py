@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from retcon.cli.app import app
-from retcon.cli.quickstart import SETS, make_plan
+from retcon.cli.quickstart import FIRST_REPAIR, SETS, make_plan
 from retcon.core.errors import CheckpointError, RecipeError
 from retcon.evaluate.result import Result, Setting, write_result
 
@@ -102,7 +102,7 @@ def test_without_overrides_the_jobs_are_the_recipes_own(tmp_path: Path) -> None:
     start, out = str(tmp_path / "cold_start"), str(tmp_path / "saar/seed-1")
     demos = str(tmp_path / "demonstrations.jsonl")
     assert [target.job.words for target in plan.targets] == [
-        ("sft", "quickstart/cold_start", "demos.kind=teacher", "--demonstrations", demos, "--out", start),
+        ("sft", "quickstart/cold_start", FIRST_REPAIR, "demos.kind=teacher", "--demonstrations", demos, "--out", start),
         ("eval", start, "quickstart/cold_start", "run.threads=1", "--out", f"{start}/eval"),
         ("train", "quickstart/saar", "run.seed=1", "--from", start, "--out", out),
         ("eval", out, "quickstart/saar", "run.seed=1", "--out", f"{out}/eval"),
