@@ -74,8 +74,8 @@ class Samples:
 
 
 def to_sample(recipe: Recipe, folder: Path, out: Path, count: int | None = None) -> ToSample | None:
-    """`count` evaluation problems (`sft.samples` where None) for what the model in `folder` becomes, None for 0. out: of
-    the run. Raises RecipeError where there is none, no prompt leaves room to answer, the model has fewer positions
+    """`count` evaluation problems (`sft.samples` where None) for what the model in `folder` becomes, None for 0. out:
+    of the run. Raises RecipeError where there is none, no prompt leaves room to answer, the model has fewer positions
     than the recipe's rollouts may have tokens, or memory does not hold these and the run is not finished, and what
     `build_tasks` raises."""
     count = recipe.sft.samples if count is None else count
