@@ -173,8 +173,8 @@ def test_doctor_speaks_json() -> None:
     assert told["sandbox"]["tier"] in ("namespaces", "landlock", "rlimits", None)
 
 
-def test_show_names_the_files_of_a_folder_and_the_nearest_of_a_missing_one(trajectories: Path) -> None:
+def test_show_lists_the_rollouts_of_a_folder_and_names_the_nearest_of_a_missing_file(trajectories: Path) -> None:
     folder = retcon("show", trajectories.parent)
-    assert folder.returncode == 2
-    assert "is a folder; name a file of trajectories: it holds some.jsonl" in folder.stderr
+    assert folder.returncode == 0
+    assert "numbers/ab/1" in folder.stdout
     assert "did you mean 'some.jsonl'?" in retcon("show", trajectories.with_name("sone.jsonl")).stderr

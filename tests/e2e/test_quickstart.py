@@ -21,7 +21,7 @@ SMALL = (
     "evaluate.problems=2",
     "evaluate.samples=8",
 )
-FIGURES = ("pass1_t1", "pass8_t1", "pass1", "failed_calls_t1", "failed_calls", "tokens", "rollouts", "wall_s", "cpu_s")
+FIGURES = ("pass1_t1", "pass8_t1", "failed_calls_t1", "tokens", "rollouts", "wall_s", "cpu_s")
 
 
 TRACKER = """
