@@ -374,7 +374,7 @@ class Verdicts:
 
 
 def judge_vllm() -> list[tuple[str, str, str, str]]:
-    """As `judge_llama`, of vLLM's tests."""
+    """Judge our parser by vLLM's own tests."""
     kept = (
         r"/tests/tool_parsers/(?!test_(?:structural|utils))\w+\.py$|/tests/parser/(?:engine|mistral)/\w+\.py$"
         r"|/tests/(?:parser/)?(?:__init__|utils)\.py$"

@@ -256,6 +256,11 @@ def build_tools(recipe: Recipe, sandbox: Sandbox) -> dict[str, AnyTool]:
     tools: dict[str, AnyTool] = {
         tool.name: tool for tool in (kind.build(setup) for kind in find_tools(recipe.rollout.tools))
     }
+    if any(isinstance(tool, TaskTool) for tool in tools.values()):
+        if recipe.strategy.branching:
+            raise RecipeError("rollout.tools: rlm cannot be branched from: set strategy.kind to independent")
+        if section.url:
+            raise RecipeError("rollout.tools: rlm needs a sandbox of this process: leave sandbox.url out")
     for tool in recipe.task.tools(recipe):
         if tool.name in tools:
             raise RecipeError(

@@ -6,10 +6,14 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
+import pytest
+
 from playing import LIMITS, call, written
+from retcon.build import build_tools
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
-from retcon.core.errors import EngineError
+from retcon.config.load import load_recipe
+from retcon.core.errors import EngineError, RecipeError
 from retcon.core.types import Trajectory
 from retcon.engine.kinds.scripted import ScriptedEngine
 from retcon.purify.saar import Saar
@@ -159,6 +163,12 @@ def test_what_a_program_submits_is_graded():
 
     made = asyncio.run(main())
     assert (made.reward, made.returned, len(made.turns[0].calls)) == (1.0, "plum", 1)
+
+
+@pytest.mark.parametrize("change", ["strategy.kind=arpo", 'sandbox.url=["http://127.0.0.1:1"]'])
+def test_a_recipe_that_the_tool_cannot_serve_is_refused(change: str):
+    with pytest.raises(RecipeError, match="rlm"):
+        build_tools(load_recipe(None, ['rollout.tools=["rlm"]', change]), SandboxPool(1))
 
 
 def replace_reward(made: Trajectory, right: bool) -> Trajectory:
