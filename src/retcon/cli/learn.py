@@ -30,9 +30,12 @@ from retcon.cli.arguments import (
 )
 from retcon.core.errors import RecipeError, RecordError, nearest_path
 from retcon.core.texts import counted
+from retcon.models.locating import FINAL
 from retcon.runs.progress import print_line, print_place, show_progress, show_steps
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from retcon.train.demos.making import Summary
     from retcon.train.sft import Samples
     from retcon.train.trainer import Metrics, OnStep
@@ -59,7 +62,7 @@ def train(
     says."""
     from retcon.cli.arguments import READS
     from retcon.config.load import load_recipe
-    from retcon.models.locating import FINAL, is_unfetched, locate
+    from retcon.models.locating import is_unfetched, locate
 
     settings = load_recipe(recipe, overrides or (), reads=READS["train"])
     name = start or settings.model.path
@@ -157,7 +160,9 @@ def sft(
     need_training()
     from retcon.cli.demonstrations import check_demonstrations, ensure_demonstrations
     from retcon.models.locating import model_folder
-    from retcon.runs.folder import check_free, check_run
+    from retcon.runs.folder import check_free, check_run, is_finished
+    from retcon.store.fingerprint import files_fingerprint, fingerprint
+    from retcon.train.datasets.demonstrations import files_of
 
     file = demonstrations[0] if demonstrations else _beside(out)
     if demonstrations:
@@ -173,6 +178,12 @@ def sft(
 
         plan_sft(settings, file, out)
         return
+    if file.exists():
+        learnt = files_fingerprint(files_of(file))
+        inputs = {"model": fingerprint(model_folder(settings.model.path)), "demonstrations": learnt}
+        if is_finished(out, "sft", settings, inputs):
+            _print_finished(out, f"demonstrations: {file}", recipe=[recipe, *(overrides or ())])
+            return
     print_line(
         f"training {settings.model.path} on {file}, {counted(settings.sft.steps, 'step')}, into {out}; loading torch"
     )
@@ -196,6 +207,12 @@ def sft(
                 on_samples=lambda found: samples.append(_result_of_sft(found)),
             )
     print_trained(final, out, f"demonstrations: {file}", *samples, recipe=[recipe, *(overrides or ())])
+
+
+def _print_finished(out: Path, *lines: str, recipe: Sequence[str]) -> None:
+    """Say that a run is finished, and where its model is."""
+    print_line(f"{out} is finished: nothing is trained any more")
+    print_trained(out / FINAL, out, *lines, recipe=recipe)
 
 
 def _beside(out: Path) -> Path:
@@ -249,15 +266,21 @@ def dpo(
     recipe = load_recipe(name, overrides, reads=READS["dpo"])
     folder = locate(start or recipe.model.path)
     need_training()
-    from retcon.runs.folder import check_free
+    from retcon.runs.folder import check_free, is_finished
+    from retcon.store.fingerprint import fingerprint
+    from retcon.train.datasets.preferences import check_pairs
 
     check_free(out, "dpo", recipe)
     if not pairs[0].exists():
         raise RecordError(f"--pairs: {pairs[0]} does not exist{nearest_path(pairs[0])}")
+    check_pairs(pairs[0])
     if dry_run:
         from retcon.cli.dry_run import plan_dpo
 
         plan_dpo(recipe, pairs[0], folder, out)
+        return
+    if is_finished(out, "dpo", recipe, {"start": fingerprint(folder), "pairs": fingerprint(pairs[0])}):
+        _print_finished(out, f"metrics: {out / 'metrics.jsonl'}", recipe=[*filter(None, [name]), *overrides])
         return
     print_line(f"training {folder} on {pairs[0]}, {counted(recipe.dpo.steps, 'step')}, into {out}; loading torch")
     import_training()

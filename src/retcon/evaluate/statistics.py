@@ -6,8 +6,10 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import numpy as np
+if TYPE_CHECKING:  # an error of the command line need not wait for it
+    import numpy as np
 
 CONFIDENCE = 0.95
 RESAMPLES = 2000
@@ -48,6 +50,8 @@ def over_problems(values: Sequence[float], *, seed: int = 0) -> Interval:
 
     Problems are the unit, not rollouts: rollouts of one problem are not independent. Raises ValueError for no values.
     """
+    import numpy as np
+
     if not values:
         raise ValueError("an interval needs at least one problem")
     sample = np.asarray(values, dtype=np.float64)
@@ -59,6 +63,8 @@ def over_problems(values: Sequence[float], *, seed: int = 0) -> Interval:
 def resampled(values: np.ndarray, draws: np.random.Generator) -> np.ndarray:
     """The means of RESAMPLES samples of (N,) values, drawn with replacement; of many values part by part, as all that
     is drawn of a hundred thousand would take gigabytes."""
+    import numpy as np
+
     count = len(values)
     rows = max(1, min(RESAMPLES, DRAWN // count))
     sizes = [min(rows, RESAMPLES - done) for done in range(0, RESAMPLES, rows)]
@@ -120,6 +126,8 @@ def over_runs(values: np.ndarray, *, seed: int = 0, floor: float = -math.inf, ce
 
     Raises ValueError for no values, and for values that are not finite.
     """
+    import numpy as np
+
     values = np.asarray(values, dtype=np.float64)
     if values.ndim != 2 or not values.size or not np.isfinite(values).all():
         raise ValueError("an interval needs finite values, of one seed and one problem at least")
@@ -135,6 +143,8 @@ def paired(ours: np.ndarray, theirs: np.ndarray, *, seed: int = 0, most: float =
     """`ours` less `theirs`, both (S, N): the same seeds, in order, on the same problems. As `over_runs`, of the
     differences: what a seed's cold start and a problem's difficulty do to both arms falls out. most: that the means can
     differ by."""
+    import numpy as np
+
     if ours.shape != theirs.shape:
         raise ValueError(f"{ours.shape} and {theirs.shape} values cannot be paired")
     differences = np.asarray(ours, dtype=np.float64) - np.asarray(theirs, dtype=np.float64)

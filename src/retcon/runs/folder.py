@@ -188,6 +188,14 @@ def check_free(
         find_trackers(recipe.track)
 
 
+def is_finished(root: Path, kind: RunKind, recipe: Recipe, inputs: Mapping[str, str]) -> bool:
+    """Whether this run is in `root` and finished. Raises what `check_free` raises."""
+    finished = RunFolder(root).finished
+    if finished:
+        check_free(root, kind, recipe, inputs=inputs)
+    return finished
+
+
 def longer_than(root: Path, kind: RunKind, recipe: Recipe) -> int:
     """Return the steps that the run in `root` was to have, where the recipe has more of them; else 0."""
     try:

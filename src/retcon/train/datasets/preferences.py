@@ -68,14 +68,29 @@ def read_preferences(file: Path, chat: Chat, *, vocabulary: int, max_tokens: int
     return short_enough(found, _length, max_tokens, file, "pairs")
 
 
+def check_pairs(file: Path) -> None:
+    """Check that a file's first record has the keys of a pair, without a model. Raises RecordError."""
+    for record in open_source(file).records:
+        try:
+            _check_keys(decoded(record))
+        except RecordError as error:
+            raise located(error, record.where) from error
+        return
+    raise RecordError(f"{file} holds no pair")
+
+
 def _length(pair: Preference) -> int:
     return max(len(pair.chosen.ids), len(pair.rejected.ids))
 
 
-def _pair(value: Json, chat: Chat, where: str) -> Preference:
+def _check_keys(value: Json) -> dict[str, Json]:
     if not isinstance(value, dict) or not {"prompt", *SIDES} <= value.keys():
         raise RecordError("no pair: it needs prompt, chosen and rejected; `retcon purify --dpo FILE` writes such")
-    row = cast(dict[str, Json], value)
+    return cast(dict[str, Json], value)
+
+
+def _pair(value: Json, chat: Chat, where: str) -> Preference:
+    row = _check_keys(value)
     if isinstance(tokens := row.get("tokens"), dict):
         chosen, rejected = (_of_tokens(tokens, side) for side in SIDES)
     elif all(isinstance(row[key], list) for key in ("prompt", *SIDES)):
