@@ -49,6 +49,47 @@ def test_the_next_call_is_not_affected(jail: Jail, poison: str) -> None:
     assert jail.pid == worker  # and at no cost: the same worker goes on
 
 
+LEFT = {
+    **POISONS,
+    "a process": "import subprocess\nsubprocess.Popen(['sleep', '100'])",
+    "a thread": "import threading, time\nthreading.Thread(target=time.sleep, args=(100,)).start()",
+    "its end": "import os\nos._exit(3)",
+}
+
+
+@contained_by(*ALL)
+@pytest.mark.parametrize("left", LEFT)
+def test_the_next_session_of_the_same_worker_is_not_affected(jail: Jail, left: str) -> None:
+    fresh = jail.session()
+    before = fresh.run(AFTER)
+    assert before.status == "ok", before
+    fresh.close()
+    spoiled = jail.session(cpu_seconds=20)
+    worker = spoiled.worker
+    spoiled.checkpoint()
+    spoiled.run(LEFT[left])
+    spoiled.close()
+    following = jail.session()
+    after = following.run(AFTER)
+    assert (after.status, after.stdout, after.stderr) == ("ok", before.stdout, "")
+    assert (following.worker == worker) == (left != "its end")  # which loses the session, and the worker with it
+    following.close()
+
+
+@contained_by(NAMESPACES)
+def test_a_session_that_talked_over_the_loopback_takes_its_worker_with_it(jail: Jail) -> None:
+    talks = jail.session()
+    worker = talks.worker
+    cell = """
+        import socket
+        with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()):
+            print("ok")
+    """
+    assert talks.run(cell).stdout == "ok\n"
+    talks.close()
+    assert jail.session().worker != worker
+
+
 @contained_by(*ALL)
 def test_no_descriptor_of_the_worker_is_there(jail: Jail) -> None:
     result = jail.attack("""

@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import tracemalloc
-from typing import Any
+from typing import Any, Never
 
 import pytest
 
@@ -13,7 +13,6 @@ from retcon.core.errors import SandboxUnavailable
 from retcon.sandbox.jail.capture import Capture, Record, cut_middle
 from retcon.sandbox.jail.watchdog import verdict
 from retcon.sandbox.pool import SandboxPool, default_workers
-from retcon.sandbox.pool.handles import WorkerHandle
 from retcon.sandbox.pool.session import Sessions
 from retcon.sandbox.types import Limits, SessionBounds
 
@@ -83,7 +82,7 @@ def test_workers_and_sessions_leave_half_of_a_containers_memory(monkeypatch: pyt
     assert default_workers(Limits(memory_mb=32)) == len(os.sched_getaffinity(0))
 
     async def main() -> list[bool]:
-        sessions = Sessions(SessionBounds(), running=1, start=never, paths=lambda: ("", ()))
+        sessions = Sessions(SessionBounds(), running=1, start=never, give_back=never, paths=lambda: ("", ()))
         opened = [await sessions.open(Limits()) for _ in range(3)]
         for session in opened:
             session.memory = 16 << 20
@@ -92,7 +91,7 @@ def test_workers_and_sessions_leave_half_of_a_containers_memory(monkeypatch: pyt
         sessions.close()
         return ended
 
-    async def never(code: str) -> WorkerHandle:
+    async def never(_: object) -> Never:
         raise AssertionError("none of them runs")
 
     assert asyncio.run(main()) == [True, False, False]

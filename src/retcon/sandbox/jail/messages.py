@@ -114,12 +114,22 @@ class CallEnded(NamedTuple):
 
 
 class OpenSession(NamedTuple):
-    """Host to worker: be the keeper of a session from here on. limits: that no cell's own exceed. seed: as in
+    """Host to worker: be the keeper of a session until that is closed. limits: that no cell's own exceed. seed: as in
     `RunCall`. functions: names of the host's functions that cells can call."""
 
     limits: Bounds
     seed: int | None = None
     functions: list[str] = []  # noqa: RUF012 - never changed
+
+
+class CloseSession(NamedTuple):
+    """Host to keeper: end the session."""
+
+
+class SessionClosed(NamedTuple):
+    """Worker to host: nothing of the session is left. retire: whether the worker ends with it."""
+
+    retire: bool
 
 
 class HostCall(NamedTuple):
@@ -178,6 +188,8 @@ Message: TypeAlias = (
     | RunCall
     | CallEnded
     | OpenSession
+    | CloseSession
+    | SessionClosed
     | HostCall
     | HostReturn
     | MakeCheckpoint

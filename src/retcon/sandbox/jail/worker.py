@@ -1,4 +1,4 @@
-"""A worker: a small warm interpreter that forks a child for each call, watches it, and tells how it ended.
+"""A worker: a small warm interpreter that forks a child for each call or session, watches it, and tells how it ended.
 
 Forked from a zygote (`zygote`), whose packages it has. Standard library only, and little of it: the smaller this
 process, the faster it forks.
@@ -22,7 +22,7 @@ from retcon.sandbox.jail.capture import Capture, Record
 from retcon.sandbox.jail.confine.confinement import Confinement
 from retcon.sandbox.jail.confine.isolate import die_with_parent, isolate
 from retcon.sandbox.jail.confine.users import pick_uid
-from retcon.sandbox.jail.messages import CallEnded, Failed, ForkOrder, OpenSession, Outcome, RunCall
+from retcon.sandbox.jail.messages import CallEnded, Failed, ForkOrder, OpenSession, Outcome, RunCall, SessionClosed
 from retcon.sandbox.jail.program import reseed
 from retcon.sandbox.jail.session.keeper import Keeper
 from retcon.sandbox.jail.watchdog import Watchdog, verdict, with_lines
@@ -83,9 +83,13 @@ class Worker:
     def serve(self) -> None:
         while (asked := wire.receive(self.channel)) is not None:
             self.measure()
-            if isinstance(asked, OpenSession):  # this worker is the session's from here on
-                Keeper(self.channel, self.setting, self.nothing, asked, self.resident).serve()
-                return
+            if isinstance(asked, OpenSession):
+                if not self.session(asked):
+                    return
+                wire.send(self.channel, SessionClosed(self.dirty))
+                if self.dirty:
+                    return
+                continue
             if not isinstance(asked, RunCall):
                 raise ValueError(f"a worker runs calls, and was told to {type(asked).__name__}")
             self.ran = False
@@ -101,6 +105,26 @@ class Worker:
             if self.dirty:
                 return
             del asked, outcome  # the next call could read them in the frames that it inherits
+
+    def session(self, asked: OpenSession) -> bool:
+        """Serve a session; whether it was closed, and nothing of it is left but what makes the worker `dirty`."""
+        before = self.descriptors()
+        keeper = Keeper(self.channel, self.setting, self.nothing, asked, self.resident)
+        if not keeper.serve():
+            return False
+        del keeper  # which closes its sockets
+        for fd in self.descriptors() - before:
+            with contextlib.suppress(OSError):  # of the listing itself
+                os.close(fd)
+        self.sweep()
+        self.clear()
+        self.measure()
+        self.dirty |= self.setting.baseline - self.first_size > GROWN
+        return True
+
+    def descriptors(self) -> set[int]:
+        """This process's open files."""
+        return set(map(int, usage.listing(self.setting.confinement.proc, "self/fd")))
 
     def measure(self) -> None:
         """Before a process is forked."""

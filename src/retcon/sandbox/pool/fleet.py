@@ -24,6 +24,7 @@ from retcon.core.errors import SandboxUnavailable, SandboxWarning
 from retcon.core.machine import usable_cores
 from retcon.sandbox.jail.confine.root import SIZE_MB
 from retcon.sandbox.jail.confine.users import closed_to_others
+from retcon.sandbox.jail.messages import CloseSession, SessionClosed
 from retcon.sandbox.jail.scratch import LOCK, remove, remove_abandoned
 from retcon.sandbox.pool.handles import WorkerHandle, ZygoteHandle
 from retcon.sandbox.pool.profiles import BARE, Chooser
@@ -163,7 +164,19 @@ class Waiting(Generic[T]):
 FORKS = max(2, usable_cores())  # of one profile at a time: more at once would all come later
 ATTEMPTS = 2  # at what a worker's death ends
 ZYGOTE_DEATHS = 3  # in a row, with no worker in between, after which a profile is given up
+SPARE = 64  # workers of closed sessions that are kept for later ones, a few MiB each
+CLOSE_SECONDS = 10.0  # for a session's processes to end and its files to go
 AGAIN_SECONDS = 1.0  # until a machine that refused one more worker is asked again
+
+
+def _pop_alive(free: list[WorkerHandle]) -> WorkerHandle | None:
+    """Take the last worker that lives."""
+    while free:
+        worker = free.pop()
+        if worker.alive:
+            return worker
+        worker.kill()
+    return None
 
 
 class Fleet:
@@ -187,6 +200,7 @@ class Fleet:
         self._waiting: Waiting[asyncio.Future[WorkerHandle]] = Waiting()
         self._busy: set[WorkerHandle] = set()
         self._idle: dict[str, list[WorkerHandle]] = {}
+        self._spare: dict[str, list[WorkerHandle]] = {}  # beyond `size`, of sessions that were closed
         self._forking: Counter[str] = Counter()
         self._places = size  # fewer while the machine refuses more
         self._retry_timer: asyncio.TimerHandle | None = None  # when they are `size` once more
@@ -213,7 +227,8 @@ class Fleet:
 
     @property
     def workers(self) -> list[WorkerHandle]:
-        return [*self._busy, *(worker for idle in self._idle.values() for worker in idle)]
+        kept = (worker for free in (self._idle, self._spare) for workers in free.values() for worker in workers)
+        return [*self._busy, *kept]
 
     @property
     def zygotes(self) -> dict[str, int]:
@@ -285,6 +300,7 @@ class Fleet:
                 zygote.reap()
             self._busy.clear()
             self._idle.clear()
+            self._spare.clear()
             self._zygotes.clear()
             for started in self._starting.values():  # of those that were cancelled before they began
                 started.set()
@@ -299,7 +315,7 @@ class Fleet:
         if self._folder is None:
             raise _closed()
         profile = self._profile_or_bare(profile)
-        if not self._waiting.count(profile) and (worker := self._pop_idle(profile)) is not None:
+        if not self._waiting.count(profile) and (worker := _pop_alive(self._idle.get(profile, []))) is not None:
             self._busy.add(worker)
             return worker
         future: asyncio.Future[WorkerHandle] = asyncio.get_running_loop().create_future()
@@ -314,16 +330,32 @@ class Fleet:
             raise
 
     async def extra(self, profile: str) -> WorkerHandle:
-        """A new worker beyond `size`, for a session: it is the caller's to kill. Raises SandboxUnavailable.
+        """A worker beyond `size`, for a session: the caller kills it or gives it back. Raises SandboxUnavailable.
 
         One whose zygote dies meanwhile, or that is killed before it is ready, is forked once more.
         """
+        if (spare := _pop_alive(self._spare.get(self._profile_or_bare(profile), []))) is not None:
+            return spare
         for _ in range(ATTEMPTS):
             try:
                 return await self._start_worker(await self._zygote(profile))
             except (SandboxUnavailable, OSError) as error:  # of the machine's descriptors, say, none may be left
                 fault = SandboxUnavailable(str(error))
         raise fault
+
+    async def give_back(self, worker: WorkerHandle) -> None:
+        """Have a session's worker end the session, and keep it for the next one; kill it where it cannot."""
+        keep = False
+        try:
+            closed = await worker.ask(CloseSession(), SessionClosed, CLOSE_SECONDS)
+            keep = not closed.retire and self._folder is not None and worker.profile in self._ready()
+        except (EOFError, OSError):  # a TimeoutError among them
+            pass
+        finally:
+            if keep and sum(map(len, self._spare.values())) < SPARE:
+                self._spare.setdefault(worker.profile, []).append(worker)
+            else:
+                worker.kill()
 
     async def _zygote(self, profile: str) -> ZygoteHandle:
         """The zygote of that profile (or of `bare`, where it cannot be started), started where there is none.
@@ -360,15 +392,6 @@ class Fleet:
         else:
             self._place(worker)
         self._grow()
-
-    def _pop_idle(self, profile: str) -> WorkerHandle | None:
-        idle = self._idle.get(profile, [])
-        while idle:
-            worker = idle.pop()
-            if worker.alive:
-                return worker
-            worker.kill()
-        return None
 
     def _place(self, worker: WorkerHandle) -> None:
         """Let a free worker serve whose turn it is, or make room for them, or idle."""
@@ -451,7 +474,9 @@ class Fleet:
             else:
                 self._choose.drop(profile)
                 self._waiting.move(profile, BARE.name)
-                while self._waiting.count(BARE.name) and (worker := self._pop_idle(BARE.name)) is not None:
+                while (
+                    self._waiting.count(BARE.name) and (worker := _pop_alive(self._idle.get(BARE.name, []))) is not None
+                ):
                     self._place(worker)
         finally:
             if (started := self._starting.pop(profile, None)) is not None:
@@ -463,7 +488,10 @@ class Fleet:
         self._made += 1
         old = self._zygotes.pop(profile, None)
         if old is not None:
-            for worker in self._idle.pop(profile, []):  # they died with it, and would take the room of others
+            for worker in (
+                *self._idle.pop(profile, []),
+                *self._spare.pop(profile, []),
+            ):  # they died with it, and would take the room of others
                 worker.kill()
             await old.close()
         zygote = await ZygoteHandle.start(

@@ -83,7 +83,11 @@ class SandboxPool(StartedSandbox):
         self._choose = Chooser(profiles)
         self._fleet = Fleet(workers or default_workers(self.limits), self._choose, self._python, tier, uids)
         self._sessions = Sessions(
-            sessions or SessionBounds(), running=self._fleet.size, start=self._session_worker, paths=self._paths
+            sessions or SessionBounds(),
+            running=self._fleet.size,
+            start=self._session_worker,
+            give_back=self._fleet.give_back,
+            paths=self._paths,
         )
         self._room = asyncio.Semaphore(queue + self._fleet.size)
         self._loop: asyncio.AbstractEventLoop | None = None

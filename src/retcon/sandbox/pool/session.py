@@ -253,7 +253,13 @@ class PoolSession:
                     await self._ask(self.worker, Discard(checkpoint), OPERATION_SECONDS)
 
     async def close(self) -> None:
+        """See `Session.close`. Its worker serves a later session, unless an operation is under way."""
+        free = None if self.busy or self._lost is not None else self.worker
+        if free is not None:
+            self.worker = None
         self.end("it was closed")
+        if free is not None:
+            await self._sessions.give_back(free)
 
     def end(self, cause: str, *, by_own_code: bool = False) -> None:
         """End its worker and all that runs in it. A second time is no error, and changes nothing."""
@@ -320,8 +326,9 @@ class PoolSession:
 class Sessions:
     """The sessions of a pool.
 
-    running: cells that run at a time. start: gives a new worker, for a session whose first cell is given to it. paths:
-    gives the workers' tier, and the folders from which they hand files back by an absolute path.
+    running: cells that run at a time. start: gives a worker, for a session whose first cell is given to it; give_back:
+    takes that of one that was closed. paths: gives the workers' tier, and the folders from which they hand files back
+    by an absolute path.
     """
 
     def __init__(
@@ -330,9 +337,11 @@ class Sessions:
         *,
         running: int,
         start: Callable[[str], Awaitable[WorkerHandle]],
+        give_back: Callable[[WorkerHandle], Awaitable[None]],
         paths: Callable[[], tuple[str, Sequence[str]]],
     ) -> None:
         self.start = start
+        self.give_back = give_back
         self.paths = paths
         self.running = asyncio.Semaphore(running)
         self._bounds = bounds

@@ -1,6 +1,6 @@
 """The worker's side of a session: its interpreter, the frozen copies, the snapshots of the scratch folder.
 
-A worker that was given to a session serves nothing else and ends with it. Between operations every process of the
+A worker that was given to a session serves nothing else until that is closed. Between operations every process of the
 session is stopped: threads and processes that a cell left running go on with the next cell, in whose clocks and output
 they count, and an idle session takes no CPU time. Standard library only.
 
@@ -27,6 +27,7 @@ from retcon.sandbox.jail.messages import (
     CHECKPOINTS,
     TOO_MANY,
     Bounds,
+    CloseSession,
     Discard,
     HostReturn,
     MakeCheckpoint,
@@ -77,7 +78,7 @@ ENDED = "The interpreter has ended: its variables are gone."
 
 
 class Keeper:
-    """Serves one session, until the worker's channel closes.
+    """Serves one session, until it or the worker's channel is closed.
 
     asked: with the limits of memory, files and processes that no cell's own exceed. baseline: resident bytes that the
     interpreter is forked with.
@@ -119,15 +120,19 @@ class Keeper:
             if problem := setup.read():
                 self._fault = f"the interpreter could not be started: {problem}"
 
-    def serve(self) -> None:
+    def serve(self) -> bool:
+        """Whether the session was closed and all of its processes ended."""
         wire.send(self._channel, SessionReply(self._memory()))
         while (asked := wire.receive(self._channel)) is not None:
             if isinstance(asked, HostReturn):  # of a call whose cell has ended
                 continue
+            if isinstance(asked, CloseSession):
+                return self._tree.end(())
             wire.send(self._channel, self._do(asked)._replace(memory=self._memory()))
             self._refreeze_after_rollback()
             self._rest()
         self._tree.end(())
+        return False
 
     def _do(self, asked: Message) -> SessionReply:
         """What comes of it, but for the memory that is held afterwards."""
