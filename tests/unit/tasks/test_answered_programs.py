@@ -54,12 +54,6 @@ def test_the_last_block_is_the_answer_where_nothing_says_what_is_called() -> Non
         assert chosen(meta, DEFINES, USES) == USES
 
 
-def test_a_body_alone_is_an_answer_after_the_prompt_that_it_goes_on_from() -> None:
-    body = "    return a + 1"
-    assert chosen(HUMANEVAL, "def f(a):\n    ...", body) == body
-    assert chosen(HUMANEVAL, "def f(a):\n    ...", body, USES) == body
-
-
 @pytest.mark.parametrize(
     "uses",
     [
@@ -93,11 +87,6 @@ def test_a_program_that_was_only_thought_is_no_answer(end: str) -> None:
         assert answered_program(Reply(f"{thought}\n{end}\n"), read(meta)) == DEFINES  # as of what is in a box
 
 
-def test_a_program_in_an_item_of_a_list_is_read_without_its_indentation() -> None:
-    indented = "\n".join(f"    {line}" for line in f"```python\n{DEFINES}\n```".split("\n"))
-    assert answered_program(Reply(f"1.  So:\n\n{indented}\n\n2.  It is done."), read(CALLED)) == DEFINES
-
-
 @pytest.mark.parametrize("mark", ["</think>", "[/THINK]", "<|message|>"])
 def test_a_mark_within_a_program_ends_no_thought(mark: str) -> None:
     program = f"def f(a):\n    return a.rpartition('{mark}')[2]"
@@ -124,8 +113,3 @@ def test_a_block_left_open_in_a_thought_is_not_closed_by_the_answer(mark: str) -
     assert answered_program(Reply(f"{thought}```\n2\n```\n```python\n{DEFINES}\n```"), read(CALLED)) == DEFINES
     body = f"    return '{mark}' or a\n\nprint(1)"
     assert chosen(HUMANEVAL, body) == body
-
-
-def test_a_block_that_is_too_long_to_be_parsed_is_taken_for_a_program() -> None:
-    written = "".join(f"x{n} = {n}\n" for n in range(6_000)) + "print(f(1)\n</think>\nIt prints:"
-    assert answered_program(Reply(f"```python\n{written}\n```"), read(CALLED)) == written

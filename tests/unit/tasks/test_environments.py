@@ -26,10 +26,7 @@ from retcon.engine.types import SamplingParams
 from retcon.rollout.context import RolloutContext
 from retcon.rollout.group import rollout_member
 from retcon.rollout.loop import run_rollout
-from retcon.tasks import registry as checked
-from retcon.tasks.environments.tasks import EnvironmentTasks
 from retcon.tasks.environments.types import messages_of
-from retcon.tasks.registry import problems_of
 from retcon.tasks.types import Task
 from retcon.tools.scripted import ScriptedTool
 
@@ -132,13 +129,6 @@ def in_words(prompts: Any, completions: Any, environments: Any, **columns: Any) 
     """A reward function in TRL's form."""
     (messages,), (environment,) = completions, environments
     return [0.25 * environment.value if "done" in messages[-1]["content"] else None]
-
-
-def as_its_row_says(prompts: Any, completions: Any, bonus: list[int], **columns: Any) -> list[float]:
-    """Another, which looks at a column of the row and at the prompt."""
-    assert len(prompts) == len(completions) == len(bonus) == 1
-    assert "prompt" not in columns
-    return [float(bonus[0]) if "Count to" in prompts[0][-1]["content"] else -9.0]
 
 
 def recipe_of(environment: str, *keys: str, repair: str = "saar") -> Recipe:
@@ -294,16 +284,6 @@ def test_tools_that_fail_now_and_then_keep_their_state() -> None:
     }
 
 
-def test_tasks_are_held_out_by_their_ids_and_train_no_more() -> None:
-    tasks = build_tasks(recipe_of("Counter", "task.evaluation_share=0.5"))
-    train, held_out = list(tasks.train(0)), tasks.evaluation(99, 0)
-    assert len(train) + len(held_out) == 6
-    assert held_out
-    assert not {t.question for t in train} & {t.question for t in held_out}
-    assert len(build_tasks(recipe_of("Counter", "task.evaluation_share=0.001")).evaluation(99, 0)) == 1
-    assert not build_tasks(recipe_of("Counter", "task.evaluation_share=0")).evaluation(99, 0)
-
-
 def test_rows_of_a_file_are_what_reset_gets(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     system = '[{"role": "system", "content": "Be exact."}, {"role": "user", "content": "Please: "}]'
@@ -318,14 +298,6 @@ def test_rows_that_reset_does_not_take_are_refused_by_their_columns(tmp_path: Pa
     file.write_text('{"prompt": "Go!", "seed": 1}\n')
     with pytest.raises(RecipeError, match=r"Strict\.reset cannot be called with prompt, seed: .*'prompt'"):
         build_tasks(recipe_of("Strict", "task.seeds=0", f'task.path="{file}"'))
-
-
-def test_a_reward_function_is_given_the_columns_of_the_row_and_the_prompt(tmp_path: Path) -> None:
-    file = tmp_path / "rows.jsonl"
-    file.write_text('{"prompt": "Go! ", "seed": 1, "bonus": 3}\n{"prompt": "Go! ", "seed": 2, "bonus": 4}\n')
-    keys = ("task.seeds=0", f'task.path="{file}"', "task.evaluation_share=0")
-    recipe = recipe_of("Counter", f'task.reward_functions="{__name__}:as_its_row_says"', *keys)
-    assert [played(recipe, (add(1), "done"), seed=seed).reward for seed in (1, 2)] == [3.0, 4.0]
 
 
 @pytest.mark.parametrize(
@@ -359,12 +331,6 @@ def test_a_tool_of_the_recipe_may_not_have_the_name_of_one_that_the_task_brings(
         tools_of(recipe)
 
 
-def test_all_that_it_holds_out_can_be_evaluated_on_however_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checked, "ENDLESS", 3)
-    recipe = recipe_of("Counter", "task.evaluation_share=1", f"evaluate.problems={checked.EVERY}", repair="none")
-    assert len(problems_of(recipe, build_tasks(recipe))) == 6
-
-
 def test_the_model_is_shown_the_tools() -> None:
     recipe = recipe_of("Counter")
     tools, tokenizer = tools_of(recipe), ByteTokenizer()
@@ -374,9 +340,3 @@ def test_the_model_is_shown_the_tools() -> None:
     shown = tokenizer.decode(engine.seen[0][1])
     assert "Adds to the counter." in shown
     assert "how much" in shown
-
-
-def test_all_sections_that_are_equal_share_their_states() -> None:
-    one, other = build_tasks(recipe_of("Counter")), build_tasks(recipe_of("Counter"))
-    assert isinstance(one, EnvironmentTasks)
-    assert one is other

@@ -4,7 +4,6 @@ import time
 
 import pytest
 
-from retcon.tasks.graders.mathematics import GRADER
 from retcon.tasks.graders.quantities import same_measures, same_quantity
 
 NOUNS = ("eggs", "dollars", "kg", "cookies", "hours", "people", "miles", "cents", "feet", "left-overs", "km")
@@ -186,28 +185,6 @@ TIME = r"3\text{ hours } 20\text{ minutes}"
 )
 def test_several_numbers_with_units_are_compared_whole(answer: str, said: str, same: bool | None) -> None:
     assert same_measures(answer, said) is same
-
-
-@pytest.mark.parametrize(
-    ("answer", "how"),
-    [
-        ("0,5", "a list of 0 and 5; as a number write 0.5"),
-        ("$-3,50$", "a list of -3 and 50; as a number write -3.50"),
-        ("3{,}5", "a list of 3 and 5; as a number write 3.5"),
-        ("1234,567", "a list of 1234 and 567; as a number write 1234.567"),
-        *((one, "") for one in ("1,234", "0,500", "3.5", "3, 5", "(3,5)", "1,2,3", "x,5")),
-    ],
-)
-def test_a_right_answer_with_a_comma_that_may_be_a_decimal_one_is_reported_as_it_is_read(answer: str, how: str) -> None:
-    assert GRADER.ambiguous is not None
-    assert GRADER.ambiguous(answer) == how
-
-
-def test_a_right_answer_with_a_noun_is_not_told_as_one_in_words() -> None:
-    assert GRADER.in_words is not None
-    assert not GRADER.in_words("18 eggs")
-    assert GRADER.in_words("Paris")
-    assert GRADER.in_words("5 dozen")
 
 
 @pytest.mark.parametrize("piece", ["7 ", "1a", "a ", "a/", "$", ".", "(s)", "1,111"])

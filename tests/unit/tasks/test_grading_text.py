@@ -3,8 +3,6 @@
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from retcon.tasks.graders.stated import stated
 from retcon.tasks.graders.text import chosen_letter, final_answer, integer, rational, same_choice, same_text
@@ -119,10 +117,6 @@ def test_numbers_that_are_compared_without_more_ado(text: str, number: str | Non
     assert rational(text) == (None if number is None else Fraction(number))
 
 
-def test_an_integer_of_millions_of_digits_is_not_converted() -> None:
-    assert integer("9" * 10_000_000) is None
-
-
 @pytest.mark.parametrize(
     ("answer", "reply", "right"),
     [
@@ -193,13 +187,6 @@ def test_texts_are_the_same_except_for_case_and_space() -> None:
     assert same_text("yes", "I think so.\n<answer> Yes </answer>")
     assert not same_text("yes", "yes, but no")
     assert not same_text("yes", r"<think>\boxed{yes}</think>no")
-
-
-@given(st.text(max_size=200), st.text(max_size=200))
-def test_any_text_is_compared(answer: str, reply: str) -> None:
-    assert same_text(answer, answer) or r"\boxed" in answer or "####" in answer
-    same_text(answer, reply)
-    same_choice("A", reply)
 
 
 def test_headings_mark_no_answer() -> None:

@@ -10,10 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
-from datafiles import read as loaded
 from datafiles import write
 from retcon.tasks.data.fields import DataError
 from retcon.tasks.data.settings import FileTaskSettings
@@ -90,25 +88,6 @@ def test_a_case_that_calls_what_nobody_names_is_refused_before_work_starts(
     file = write(tmp_path / "a.jsonl", [row])
     with pytest.raises(DataError, match=r"line 1: .*its tests cannot be read: .* names no function"):
         FileTaskSettings(path=file).open()
-
-
-KODCODE = "from solution import f\ndef test_f():\n    assert f(1) == 2\n"
-
-
-def test_a_test_without_the_name_of_a_function_is_python_where_there_is_nothing_else() -> None:
-    assert read(test=KODCODE).cases == (Check(f"{KODCODE}\ntest_f()"),)
-    cases = {"inputs": ["1"], "outputs": ["2"]}
-    assert read(test=KODCODE, input_output=cases).cases == read(test="easy", answer=json.dumps(cases)).cases
-
-
-@pytest.mark.parametrize("row", [{"answer": "5"}, {"solution": "def f(a): return a + 1"}, {"answer": "f", "test": ""}])
-def test_rows_of_programs_without_tests_are_left_out(row: dict[str, str], tmp_path: Path) -> None:
-    rows = [
-        {"question": "Write g.", "solution": "?", "test": KODCODE},
-        {"question": "Write f.", "solution": "?", **row},
-    ]
-    source = loaded(write(tmp_path / "a.jsonl", rows), grader="code")
-    assert [len(source.train), dict(source.dropped)] == [1, {"without tests": 1}]
 
 
 @pytest.mark.parametrize("row", [{"answer": '{"a": 1}'}, {"answer": "[]"}, {"tests": " ", "answer": "5"}])
@@ -268,9 +247,3 @@ JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
 )
-
-
-@given(JSON, JSON)
-def test_a_value_equals_itself_through_json(value: Any, other: Any) -> None:
-    assert same_value(value, json.loads(json.dumps(value)))
-    assert same_value(value, other) == same_value(other, value)

@@ -23,16 +23,6 @@ def table(path: Path, *cells: str, column: str = "messages", **more: str) -> str
     return str(path)
 
 
-@pytest.mark.parametrize("column", ["messages", "prompt", "question"])
-@pytest.mark.parametrize("told", [[ASKED], [SYSTEM, ASKED], [SYSTEM, *SHOWN, ASKED]], ids=["one", "system", "examples"])
-@pytest.mark.parametrize("as_text", [json.dumps, repr], ids=["JSON", "Python"])
-def test_they_are_what_they_are_in_json_lines(as_text: Any, told: list[Any], column: str, tmp_path: Path) -> None:
-    (expected,) = tasks(write(tmp_path / "a.jsonl", [{column: told, "answer": "42", "context": "of a book"}]))
-    (found,) = tasks(table(tmp_path / "a.csv", as_text(told), column=column, context="of a book"))
-    assert found == expected
-    assert (found.question, len(found.before)) == ("What is 6 times 7?", 2 * (len(told) == 4))
-
-
 @pytest.mark.parametrize("as_text", [json.dumps, repr], ids=["JSON", "Python"])
 def test_so_are_the_objects_of_verl(as_text: Any, tmp_path: Path) -> None:
     row = ROWS["verl"] | {"prompt": [ASKED]}

@@ -47,19 +47,6 @@ def test_verl_brings_system_prompt_source_and_extra_info(tmp_path: Path) -> None
     assert (task.meta["source"], task.meta["split"], task.meta["ability"]) == ("openai/gsm8k", "train", "math")
 
 
-def test_a_worked_solution_is_kept_beside_the_answer(tmp_path: Path) -> None:
-    for name in ("gsm8k", "math"):
-        task = tasks(write(tmp_path / "a.jsonl", [ROWS[name]]))[0]
-        assert task.meta["reference"] == ROWS[name].get("solution", ROWS[name]["answer"] if name == "gsm8k" else "")
-
-
-def test_tests_of_programs_stay_as_they_are_and_are_not_unpacked(tmp_path: Path) -> None:
-    for name, column in (("humaneval", "test"), ("mbpp", "test_list"), ("livecodebench", "private_test_cases")):
-        task = tasks(write(tmp_path / "a.jsonl", [ROWS[name]]))[0]
-        assert task.meta[column] == ROWS[name][column]
-    assert "assert two() == 2" in tasks(write(tmp_path / "a.jsonl", [ROWS["mbpp"]]))[0].question
-
-
 @pytest.mark.parametrize("truth", [{"inputs": ["1"], "outputs": ["1"]}, '{"inputs": ["1"], "outputs": ["1"]}'])
 def test_verls_tests_are_graded_as_code(truth: Any, tmp_path: Path) -> None:
     row = {**ROWS["verl"], "data_source": "taco", "reward_model": {"ground_truth": truth}}
@@ -110,13 +97,6 @@ def test_a_choice_that_is_no_index_is_found_by_its_text(options: Any, answer: An
     assert (task.answer, task.question.splitlines()[-1]) == ("B", f"B. {answer}")
 
 
-@pytest.mark.parametrize("answer", ["2", "C", "green"])
-def test_an_answer_that_is_none_of_the_choices_is_reported_as_it_is(answer: str, tmp_path: Path) -> None:
-    row = {"question": "Which?", "options": ["red", "blue"], "answer": answer}
-    task = tasks(write(tmp_path / "a.jsonl", [row]))[0]
-    assert task.answer == answer
-
-
 @pytest.mark.parametrize(
     ("options", "answer", "letter"),
     [
@@ -138,17 +118,6 @@ def test_an_answer_that_is_an_options_text_and_anothers_index_is_its_text_where_
     row = {"question": "How many?", "choices": options, "answer": answer}
     (placed,) = read(write(tmp_path / "a.jsonl", [row])).train
     assert (letter_of(placed.task.answer), placed.unread) == (letter, "")
-
-
-def test_a_column_of_indices_holds_indices_also_as_strings(tmp_path: Path) -> None:
-    for column in ("answer_index", "label"):
-        row = {"question": "How many?", "choices": ["1", "2", "3"], column: "1"}
-        assert tasks(write(tmp_path / "a.jsonl", [row]))[0].answer == "B"
-
-
-def test_the_column_that_says_which_option_is_right_is_one_that_says_it(tmp_path: Path) -> None:
-    row = {"question": "Which?", "choices": ["red", "blue"], "answer": None, "answerKey": "", "label": 1}
-    assert tasks(write(tmp_path / "a.jsonl", [row]))[0].answer == "B"
 
 
 def test_a_number_among_numbers_that_counts_another_one_is_refused(tmp_path: Path) -> None:
@@ -186,12 +155,6 @@ def test_an_answer_that_its_grader_cannot_read_is_refused_before_work_starts(
         settings.open()
 
 
-def test_more_choices_than_letters_are_refused(tmp_path: Path) -> None:
-    options = {str(n): f"choice {n}" for n in range(1, 28)}
-    with pytest.raises(DataError, match="column 'options' is not a list of choices"):
-        read(write(tmp_path / "a.jsonl", [{"question": "Which?", "options": options, "answer": "27"}]))
-
-
 def test_columns_are_mapped_and_the_convention_of_the_values_is_still_seen(tmp_path: Path) -> None:
     row = {"text": "What is 6 times 7?", "more": {"label": "so\n#### 42"}, "how": "exact", "question": "not this one"}
     source = read(
@@ -200,11 +163,6 @@ def test_columns_are_mapped_and_the_convention_of_the_values_is_still_seen(tmp_p
     assert source.convention == "gsm8k"
     task = source.train[0].task
     assert (task.question, task.answer, task.meta["grader"]) == ("What is 6 times 7?", "42", "exact")
-
-
-def test_a_mapped_answer_replaces_the_one_of_a_convention(tmp_path: Path) -> None:
-    row = {**ROWS["verl"], "label": "43"}
-    assert tasks(write(tmp_path / "a.jsonl", [row]), columns={"answer": "label"}, format="trl")[0].answer == "43"
 
 
 @pytest.mark.parametrize(
@@ -284,24 +242,6 @@ def test_worked_examples_come_before_the_question(tmp_path: Path) -> None:
     assert {segment.kind for segment in prompt} == {"prompt"}, "what others wrote is not learnt"
 
 
-def test_a_column_of_messages_is_a_question(tmp_path: Path) -> None:
-    said = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+2?"}]
-    (task,) = tasks(write(tmp_path / "a.jsonl", [{"messages": said, "answer": "3"}]))
-    assert (task.system, task.question, task.answer) == ("Be brief.", "1+2?", "3")
-    beside = {"question": "1+2?", "messages": [*said, {"role": "assistant", "content": "3"}], "answer": "3"}
-    assert tasks(write(tmp_path / "b.jsonl", [beside]))[0].question == "1+2?"
-
-
-def test_one_question_after_other_messages_is_another_problem(tmp_path: Path) -> None:
-    def row(number: int, answer: str) -> dict[str, Any]:
-        told = [("user", f"A square has a side of {number}."), ("assistant", "Yes?"), ("user", "Is its area odd?")]
-        return {"prompt": [{"role": role, "content": text} for role, text in told], "answer": answer}
-
-    found = read(write(tmp_path / "a.jsonl", [row(1, "Yes"), row(2, "No"), row(3, "Yes"), row(2, "Yes")]))
-    assert [placed.task.answer for placed in found.train] == ["Yes", "No", "Yes"]
-    assert found.conflicting == [(f"{tmp_path}/a.jsonl, line 4", f"{tmp_path}/a.jsonl, line 2")]
-
-
 def test_numbers_truths_and_lists_of_one_are_answers(tmp_path: Path) -> None:
     rows = [{"question": f"q{n}", "answer": a} for n, a in enumerate([42, 0.5, True, ["7"], 0])]
     assert [t.answer for t in tasks(write(tmp_path / "a.jsonl", rows))] == ["42", "0.5", "True", "7", "0"]
@@ -344,14 +284,3 @@ def test_questions_that_differ_in_what_they_are_about_are_not_the_same(tmp_path:
     rows = [{"instruction": "Good?", "input": said, "answer": "1"} for said in ("I loved it", "I hated it", "")]
     source = read(write(tmp_path / "a.jsonl", rows))
     assert [len(source.train), dict(source.asked_with)] == [3, {"input": 2}]
-
-
-def test_a_column_that_is_mapped_is_no_part_of_the_question(tmp_path: Path) -> None:
-    row = {"text": "Good?", "input": "I loved it", "context": "x", "story": "It is.", "answer": "1"}
-    path = write(tmp_path / "a.jsonl", [row])
-    for columns, asked in (
-        ({"question": "input", "source": "context"}, "I loved it"),
-        ({"question": "text", "source": "context", "id": "input"}, "Good?"),
-        ({"question": "text", "context": "story", "solution": "input"}, "It is.\n\nGood?"),
-    ):
-        assert tasks(path, columns=columns)[0].question == asked

@@ -97,16 +97,6 @@ def test_a_data_set_that_was_saved_to_disk_is_read_without_its_notes(tmp_path: P
         read(str(tmp_path / "both"))
 
 
-def test_of_a_saved_evaluation_that_is_held_against_the_test_split_counts(tmp_path: Path) -> None:
-    for split in ("train", "test"):
-        saved(tmp_path / "held" / split)
-    (tmp_path / "held/dataset_dict.json").write_text('{"splits": ["train", "test"]}')
-    (tmp_path / "held/train/data-00000-of-00001.arrow").write_bytes(b"nobody reads it")
-    path = write(tmp_path / "a.jsonl", [*questions(3), ROWS[1]])
-    found = read(path, against=(str(tmp_path / "held"),), overlap="drop")
-    assert found.where_dropped == {"overlapping with evaluation": [f"{path}, line 4"]}
-
-
 def test_what_the_package_itself_saves_is_read(tmp_path: Path) -> None:
     package = pytest.importorskip("datasets", reason="datasets, of no extra, is not installed")
     package.disable_progress_bars()
@@ -125,10 +115,6 @@ def test_a_broken_arrow_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.arrow").write_bytes(b"no arrow at all")
     with pytest.raises(DataError, match=r"a\.arrow, row 1: the Arrow file cannot be read further"):
         read(str(tmp_path / "a.arrow"))
-
-
-def test_gzip_is_seen(tmp_path: Path) -> None:
-    assert len(tasks(write(tmp_path / "a.jsonl.gz", ROWS))) == 2
 
 
 @pytest.mark.parametrize(
@@ -253,12 +239,6 @@ def test_half_of_a_character_is_a_question_mark_as_for_a_tokenizer(kind: str, tm
     assert task.meta["?"] == [{"x": "😀?"}]
 
 
-def test_an_answer_that_json_cannot_hold_is_none(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text('{"question": "x", "answer": NaN}\n{"question": "y", "answer": 1}\n')
-    source = read(str(tmp_path / "a.jsonl"))
-    assert source.where_dropped == {"without an answer": [f"{tmp_path}/a.jsonl, line 1"]}
-
-
 @pytest.mark.parametrize(
     ("number", "answer"),
     [
@@ -277,12 +257,6 @@ def test_numbers_are_answers_in_plain_decimals(number: str, answer: str, tmp_pat
     (tmp_path / "b.jsonl").write_text(f'{{"question": "x", "answer": {{"of": {number}}}}}\n')
     assert [task.answer for task in tasks(str(tmp_path / "a.jsonl"))] == [answer]
     assert [task.answer for task in tasks(str(tmp_path / "b.jsonl"), columns={"answer": "answer.of"})] == [answer]
-
-
-def test_options_that_are_numbers_are_shown_as_answers_are(tmp_path: Path) -> None:
-    row = {"question": "x", "options": [1e-7, 2.0, 0.5], "answer": 2.0}
-    task = tasks(write(tmp_path / "a.jsonl", [row]))[0]
-    assert (task.question, task.answer) == ("x\n\nA. 0.0000001\nB. 2\nC. 0.5", "B")
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])

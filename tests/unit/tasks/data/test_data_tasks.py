@@ -23,7 +23,7 @@ from retcon.tasks.data.check import check
 from retcon.tasks.data.fields import DataError, canonical
 from retcon.tasks.data.load import load
 from retcon.tasks.data.settings import FileTaskSettings
-from retcon.tasks.data.tasks import DataTasks, shares
+from retcon.tasks.data.tasks import DataTasks
 from retcon.tasks.registry import held_out, task_set
 from retcon.tasks.types import Task
 
@@ -133,12 +133,6 @@ def test_a_split_for_evaluation_is_of_the_file_for_evaluation(tmp_path: Path) ->
         opened(train, evaluation_path="numbers")
 
 
-def test_a_file_that_is_named_twice_is_read_once(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.jsonl", questions(4))
-    with pytest.warns(TaskWarning, match="4 the same as one before"):
-        assert len(list(FileTaskSettings(sources=(path, path), evaluation_share=0).open().train(0))) == 4  # type: ignore[arg-type]
-
-
 def test_evaluation_from_another_file_must_not_overlap(tmp_path: Path) -> None:
     evaluation = write(tmp_path / "e.jsonl", [{"question": f"Once {LONG}. How many?", "answer": "1"}, *questions(2)])
     rows = [*questions(4)[1:], {"question": f"On Monday {LONG}.", "answer": "5"}]
@@ -202,11 +196,6 @@ def test_shares_of_a_pass_follow_the_weights(tmp_path: Path) -> None:
     assert found.fingerprint != plain.fingerprint
 
 
-def test_shares_add_up() -> None:
-    assert shares(10, [1, 1, 1]) == [4, 3, 3]
-    assert sum(shares(97, [0.3, 0.5, 0.2])) == 97
-
-
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
@@ -222,11 +211,6 @@ def test_shares_add_up() -> None:
 def test_settings_that_contradict_are_refused(settings: Any, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         FileTaskSettings(**settings)
-
-
-@pytest.mark.parametrize("sources", ["a.jsonl", {"path": "a.jsonl"}, ["a.jsonl"], [{"path": "a.jsonl"}]])
-def test_one_source_needs_no_list(sources: Any) -> None:
-    assert [source.path for source in FileTaskSettings(sources=sources).sources] == ["a.jsonl"]
 
 
 def test_settings_that_name_no_data_are_refused_when_they_are_opened() -> None:
@@ -254,38 +238,6 @@ def test_a_custom_family_and_a_task_set_are_sources_too(tmp_path: Path, monkeypa
     assert mixed.grade(own[0], answered("anything")).reward == 0.25  # type: ignore[union-attr]
     with pytest.raises(DataError, match="may be endless: give every source a weight"):
         FileTaskSettings(sources=("numbers", str(tmp_path / "a.jsonl"))).open()  # type: ignore[arg-type]
-
-
-def test_problems_that_a_source_holds_out_itself_are_graded_by_it_with_its_own_system_prompt(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Holding(Mine):
-        def evaluation(self, count: int, seed: int) -> list[Task]:
-            return [Task(f"mine/held/{n}", "q", "a") for n in range(count)]
-
-    module = types.ModuleType("holding_tasks_for_test")
-    module.Holding = Holding  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    own = {"path": "holding_tasks_for_test:Holding", "weight": 1}
-    path = write(tmp_path / "a.jsonl", questions(40))
-    mixed = FileTaskSettings(sources=(own, {"path": path, "weight": 1}), evaluation_share=0.5).open()  # type: ignore[arg-type]
-    for found, count in ((opened("holding_tasks_for_test:Holding"), 6), (mixed, 3)):
-        held = [task for task in found.evaluation(6, 0) if task.id.startswith("mine/")]
-        assert [task.system for task in held] == ["as mine"] * count
-        assert {found.grade(task, answered("anything")).reward for task in held} == {0.25}  # type: ignore[union-attr]
-    assert len(mixed.evaluation(6, 0)) == 6
-    module.Holding = Mine  # type: ignore[attr-defined]  # which holds nothing out
-    mixed = FileTaskSettings(sources=(own, {"path": path, "weight": 1}), evaluation_share=0.5).open()  # type: ignore[arg-type]
-    assert len(mixed.evaluation(6, 0)) == 6, "of the rows of the file"
-
-
-def test_a_seed_draws_what_is_evaluated_on_of_more_that_is_held_out(tmp_path: Path) -> None:
-    found = opened(write(tmp_path / "a.jsonl", questions(40)), evaluation_share=1)
-    drawn = {tuple(task.id for task in found.evaluation(5, seed)) for seed in range(5)}
-    assert len(drawn) == 5
-    assert {len(set(ids)) for ids in drawn} == {5}
-    assert found.evaluation(5, 0) == found.evaluation(5, 0)
-    assert found.evaluation(40, 0) == found.evaluation(99, 1) == list(found.held_out)
 
 
 class Mine:
@@ -348,24 +300,6 @@ def test_the_identity_says_what_was_read_and_changes_with_it(tmp_path: Path) -> 
     assert len({found.fingerprint, *(other.fingerprint for other in others)}) == 6
 
 
-@pytest.mark.parametrize("where", ["evaluation_path", "evaluation_split"])
-def test_what_is_evaluated_on_is_part_of_the_identity_and_must_be_readable_too(where: str, tmp_path: Path) -> None:
-    def settings(*held: dict[str, Any]) -> FileTaskSettings:
-        rows = [{**row, "split": "train"} for row in questions(3)]
-        if where == "evaluation_path":
-            about = {where: write(tmp_path / "e.jsonl", held)}
-        else:
-            rows, about = [*rows, *({**row, "split": "test"} for row in held)], {where: "test"}
-        return FileTaskSettings(path=write(tmp_path / "a.jsonl", rows), **about)  # type: ignore[arg-type]
-
-    asked = {"question": "What is 7 times 8?", "answer": "56"}
-    first, corrected = settings(asked).open(), settings({**asked, "answer": "57"}).open()
-    assert list(first.train(0)) == list(corrected.train(0))
-    assert first.fingerprint != corrected.fingerprint
-    with pytest.raises(DataError, match="1 answer that no grader can read"):
-        settings(asked, {"question": "Which?", "answer": "57", "grader": "choice"}).open()
-
-
 def test_ids_of_rows_are_kept_and_others_made_of_the_question(tmp_path: Path) -> None:
     rows = [{**questions(1)[0], "id": "x"}, {**questions(2)[1], "id": "x"}, questions(3)[2]]
     found = [t.id for t in tasks(write(tmp_path / "a.jsonl", rows))]
@@ -381,11 +315,6 @@ def test_the_page_on_data_says_what_every_setting_is() -> None:
             assert about.description
             assert f"| `{name}` | `" in page
             assert f"` | {about.description} |" in page
-
-
-def test_a_set_that_is_all_held_out_has_its_files_name_and_nothing_to_train_on(tmp_path: Path) -> None:
-    found = FileTaskSettings(path=write(tmp_path / "math500.jsonl", questions(3)), evaluation_share=1).open()
-    assert (found.name, list(found.train(0)), len(found.evaluation(9, 0))) == ("math500", [], 3)
 
 
 # Task sets of one's own among the sources, and what a source is asked with.

@@ -19,7 +19,6 @@ from retcon.core.errors import RecordError
 from retcon.plugins.verl.tasks import reading_of, task_of
 from retcon.tasks.data.conventions import verl_rows, write_verl
 from retcon.tasks.data.fields import DataError
-from retcon.tasks.data.settings import FileTaskSettings
 from retcon.tasks.types import Task
 
 SPOKEN = Task(
@@ -48,11 +47,6 @@ def test_what_is_said_before_and_what_graders_need_come_back(tmp_path: Path) -> 
     assert (row["data_source"], row["agent_name"]) == ("mine", "retcon")
     assert row["reward_model"] == {"style": "rule", "ground_truth": SPOKEN.answer}
     assert tasks(str(tmp_path / "a.parquet"), name="odd") == [SPOKEN]
-
-
-def test_the_system_prompt_of_the_set_goes_to_tasks_that_bring_none(tmp_path: Path) -> None:
-    first, second = exported(tmp_path / "a.parquet", [SPOKEN, replace(SPOKEN, id="odd/2", system=None)], "Think.")
-    assert [row["prompt"][0]["content"] for row in (first, second)] == ["Be brief.", "Think."]
 
 
 def test_a_row_that_somebody_else_made_is_read_by_its_columns() -> None:
@@ -87,12 +81,3 @@ def test_what_cannot_be_written_is_refused_and_leaves_the_file_that_was_there(tm
     assert file.read_bytes() == before
     with pytest.raises(RecordError, match="folder"):
         exported(tmp_path, [SPOKEN])
-
-
-def test_the_rows_of_a_file_come_in_the_order_of_a_run(tmp_path: Path) -> None:
-    from retcon.tasks.registry import training_prompts
-
-    rows = [{"question": f"What is {n} and 1?", "answer": n + 1} for n in range(20)]
-    settings = FileTaskSettings(path=write(tmp_path / "a.jsonl", rows), evaluation_share=0)
-    drawn = list(training_prompts(settings.open(), seed=3))
-    assert [task_of({**row, "raw_prompt": row["prompt"]}) for row in exported(tmp_path / "a.parquet", drawn)] == drawn

@@ -97,15 +97,6 @@ def test_the_subsets_of_a_data_set_are_named(subset: str, said: str, monkeypatch
         opened("openai/gsm8k", subset=subset)
 
 
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), ValueError("Damaged.")])
-def test_what_else_fails_is_no_missing_subset(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "datasets", FakeHub(error, subsets=("default", "extra")))
-    for subset in ("", "extra"):
-        with pytest.raises(DataError, match=r"mine/set cannot be loaded: .*(No space left|Damaged)") as caught:
-            opened("mine/set", subset=subset)
-        assert caught.value.__cause__ is error
-
-
 @pytest.mark.parametrize("key", ["subset", "revision"])
 def test_what_is_said_of_a_data_set_of_the_hub_is_told_where_there_is_none(
     key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

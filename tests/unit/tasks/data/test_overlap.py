@@ -28,12 +28,6 @@ def test_a_drawing_is_no_words() -> None:
     assert index.match("[asy] draw((0,0)--(1,2)); [/asy] How many?") is None
 
 
-def test_raised_digits_are_words_of_their_own() -> None:
-    index = EvaluationIndex([("a", " ".join(f"{n}²" for n in range(1, 14)))])
-    assert index.match(" ".join(f"{n}2" for n in range(1, 14))) is None
-    assert index.match(" + ".join(f"{n}^2" for n in range(1, 14))) is not None
-
-
 def test_half_of_a_question_is_not_enough() -> None:
     half = " ".join(f"w{n}" for n in range(13))
     index = EvaluationIndex([("a", half + " " + " ".join(f"v{n}" for n in range(13)))])
@@ -63,22 +57,6 @@ def test_one_that_has_neither_is_refused(tmp_path: Path) -> None:
     settings = FileTaskSettings(path=own, columns={"question": "text", "answer": "label"}, against=(other,))
     with pytest.raises(DataError, match=r"b\.jsonl, line 1: no known convention: the row has columns body"):
         settings.open()
-
-
-def test_each_file_of_an_evaluation_is_read_by_its_own_columns(tmp_path: Path) -> None:
-    asked, folder = questions(5), tmp_path / "evals"
-    first, second, third, fourth, last = (row["question"] for row in asked)
-    folder.mkdir()
-    write(folder / "a.jsonl", [{"question": first, "answer": "so\n#### 72"}])
-    write(folder / "b.jsonl", [{"problem": second, "answer": 1, "id": 7}, {"problem": third, "id": 8}])
-    write(folder / "c.jsonl", [{"problem": fourth, "solution": "\\boxed{1}", "answer": "1", "level": 3}])
-    write(folder / "d.jsonl", [{"prompt": last, "n": 1}])
-    own = write(tmp_path / "own.jsonl", asked)
-    settings = FileTaskSettings(path=own, against=(str(folder),), evaluation_share=0)
-    assert len(check(settings).overlap) == 5
-    columns = {"question": "q", "answer": "a"}
-    write(folder / "a.jsonl", [{"q": first, "a": "72"}])
-    assert [text for _, text in questions_of(str(folder), [columns])] == [first, second, third, fourth, last]
 
 
 @pytest.mark.parametrize(
@@ -144,18 +122,6 @@ def test_what_of_a_problem_is_found_again_is_a_share_of_its_own_words(tmp_path: 
     assert index.match(f"{mixed[3]} Explain how you found it.") is not None
 
 
-def test_beginnings_of_short_functions_are_alike_only_where_they_are_the_same(tmp_path: Path) -> None:
-    def begun(prompt: str) -> dict[str, Any]:
-        return {"prompt": prompt, "test": "def check(f): ...", "entry_point": "f", "canonical_solution": "    ..."}
-
-    held = write(tmp_path / "held.jsonl", [begun('def f(x):\n    """Half of x."""\n')])
-    own = write(
-        tmp_path / "own.jsonl", [begun('def f(x):\n    """Twice x."""\n'), begun('def f(x):\n    """Half of x."""')]
-    )
-    (overlap,) = check(FileTaskSettings(path=own, against=(held,), evaluation_share=0)).overlap
-    assert overlap[0] == f"{own}, line 2"
-
-
 def test_a_question_with_other_tests_is_the_same_problem(tmp_path: Path) -> None:
     asked = "Write a function to find the sum of all the even numbers in a given list of integers."
     files = [
@@ -178,20 +144,6 @@ def test_duplicates_can_be_kept_and_marks_be_ignored(tmp_path: Path) -> None:
     assert len(found) == len({task.id for task in found}) == 4
 
 
-@pytest.mark.parametrize("no", [False, 0, 0.0, None, "", "false", "False", " no", "0", []])
-def test_a_mark_that_says_no_is_none(tmp_path: Path, no: object) -> None:
-    rows = [{**row, "eval_overlap": no} for row in questions(3)]
-    rows[2]["eval_overlap"] = True
-    assert [task.answer for task in tasks(write(tmp_path / "a.jsonl", rows))] == ["0", "2"]
-
-
-@pytest.mark.parametrize("yes", [True, 1, "true", "math500", "none of it", ["aime"]])
-def test_any_other_mark_is_one(tmp_path: Path, yes: object) -> None:
-    rows = questions(3)
-    rows[1]["eval_overlap"] = yes
-    assert len(tasks(write(tmp_path / "a.jsonl", rows))) == 2
-
-
 def test_a_column_of_marks_that_no_row_has_is_reported_with_the_nearest(tmp_path: Path) -> None:
     rows = [*questions(3), {"question": "seen before", "answer": "1", "contaminated": True}]
     path, other = write(tmp_path / "a.jsonl", rows), write(tmp_path / "b.jsonl", questions(2))
@@ -202,19 +154,6 @@ def test_a_column_of_marks_that_no_row_has_is_reported_with_the_nearest(tmp_path
         about = {"sources": sources, "marked": ("contaminated",), "evaluation_share": 0}
         mixed = FileTaskSettings.model_validate(about)
         assert [source.dropped["marked to be left out"] for source in load(mixed).sources].count(1) == 1
-
-
-def test_a_grader_that_there_is_not_is_no_fault_of_the_file(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"^task\.grader: no grader 'mth' \(did you mean 'math'\?\)"):
-        read(write(tmp_path / "a.jsonl", questions(1)), grader="mth")
-
-
-def test_a_column_of_marks_may_also_be_mapped(tmp_path: Path) -> None:
-    rows = [{**row, "used_for": ""} for row in questions(3)]
-    rows[1]["used_for"] = "test"
-    path, columns = write(tmp_path / "a.jsonl", rows), {"source": "used_for"}
-    for name in ("used_for", "source"):
-        assert [task.answer for task in tasks(path, marked=name, columns=columns)] == ["0", "4"]
 
 
 def test_a_column_that_a_later_row_leaves_out_is_as_null(tmp_path: Path) -> None:
@@ -261,14 +200,6 @@ def test_choices_that_an_evaluation_leaves_out_are_reported(tmp_path: Path) -> N
         read(write(tmp_path / "a.jsonl", [ROWS["plain"]]), against=held)
 
 
-def test_of_an_evaluation_that_is_held_against_only_questions_count(tmp_path: Path) -> None:
-    held = write(tmp_path / "e.jsonl", [{"question": "x", "answer": "1"}, {"question": "a", "answers": ["1", "2"]}])
-    rows = [{"question": "a", "answer": "1"}, {"question": "b", "answer": "2"}]
-    assert read(write(tmp_path / "a.jsonl", rows), against=held, overlap="drop").dropped == {
-        "overlapping with evaluation": 1
-    }
-
-
 def test_a_file_of_a_folder_is_judged_by_its_own_columns(tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl", [{"q": "a", "a": "1"}])
     other = write(tmp_path / "b.jsonl", [{"question": "b", "answer": "2"}])
@@ -279,14 +210,6 @@ def test_a_file_of_a_folder_is_judged_by_its_own_columns(tmp_path: Path) -> None
     write(tmp_path / "b.jsonl", [{"problem": "b", "answer": "2", "id": "7"}, {"problem": "c", "id": "8"}])
     with pytest.raises(DataError, match=f"^{other}, line 1: lacks column question"):
         read(str(tmp_path))
-
-
-def test_what_the_first_row_of_a_shard_leaves_out_is_null_too(tmp_path: Path) -> None:
-    write(tmp_path / "a.jsonl", [{"question": "a", "answer": "1"}, {"question": "b", "answer": "2"}])
-    shard = write(
-        tmp_path / "b.jsonl", [{"question": "c"}, {"question": "e", "note": "?"}, {"question": "d", "answer": "3"}]
-    )
-    assert read(str(tmp_path)).where_dropped == {"without an answer": [f"{shard}, line {n}" for n in (1, 2)]}
 
 
 @pytest.mark.parametrize("row", [{}, {"about": None}, {"about": {}}])
@@ -300,11 +223,3 @@ def test_what_a_row_is_for_is_never_left_out(row: dict[str, object], tmp_path: P
         read(path, **about)
     with pytest.raises(DataError, match="line 1: column 'split' is an object of 1, where text or a number belongs"):
         read(path, columns={"split": "about"}, evaluation_split="test")
-
-
-def test_a_split_that_is_there_and_empty_is_one_like_any_other(tmp_path: Path) -> None:
-    rows = [{**one, "split": fold} for one, fold in zip(questions(4), ("train", "test", None, ""), strict=True)]
-    path = write(tmp_path / "a.jsonl", rows)
-    assert len(read(path, evaluation_split="test").train) == 3
-    found = read(path, split="train")
-    assert (len(found.train), dict(found.dropped)) == (1, {"of another split": 3})

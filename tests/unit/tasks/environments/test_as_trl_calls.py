@@ -12,11 +12,10 @@ from retcon.chat.chat import Chat
 from retcon.chat.hermes import render_call
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.core.errors import InfrastructureFault, RecipeError
-from retcon.core.types import Observation, ToolCall, Trajectory
+from retcon.core.types import Trajectory
 from retcon.engine.kinds.scripted import ScriptedEngine
 from retcon.rollout.context import RolloutContext
 from retcon.rollout.loop import run_rollout
-from retcon.rollout.state import open_tools
 from retcon.tasks.environments.methods import Factory, MethodEnvironment
 from retcon.tasks.environments.tasks import Sessions
 from retcon.tasks.types import Task
@@ -106,17 +105,6 @@ def rolled(environment: MethodEnvironment) -> tuple[Task, Trajectory, Any]:
     return asyncio.run(once())
 
 
-def called(arguments: dict[str, object]) -> Observation:
-    async def once() -> Observation:
-        environment = MethodEnvironment(Factory(f"{__name__}:Sums"), [{"prompt": "add"}])
-        (task,) = environment.tasks("train")
-        tools = {tool.name: tool for tool in Sessions(environment, environment.rollback).tools(200)}
-        async with open_tools(tools, "a", task=task.id) as opened:
-            return (await opened.run([ToolCall("0", "add", arguments, 0)]))[0]
-
-    return asyncio.run(once())
-
-
 @pytest.mark.slow
 def test_reward_functions_get_what_trl_gives_them() -> None:
     given.clear()
@@ -148,17 +136,6 @@ def test_a_rollout_that_no_reward_judges_has_none_and_one_that_some_judge_has_th
 def test_a_class_that_cannot_begin_is_refused_before_work_starts(kind: str, said: str) -> None:
     with pytest.raises(RecipeError, match=said):
         MethodEnvironment(Factory(f"{__name__}:{kind}"), [{"prompt": "add"}]).tasks("train")
-
-
-def test_a_tool_that_would_end_the_process_has_failed() -> None:
-    told = called({"amount": 13})
-    assert (told.status, told.error_type) == ("error", "SystemExit")
-
-
-@pytest.mark.parametrize(("arguments", "said"), [({"amount": None}, "1"), ({}, "1"), ({"amount": 2}, "2")])
-def test_an_argument_that_may_be_none_takes_null(arguments: dict[str, object], said: str) -> None:
-    told = called(arguments)
-    assert (told.status, told.text) == ("ok", said)
 
 
 @pytest.mark.parametrize(

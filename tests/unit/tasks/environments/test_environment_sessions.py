@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import Any
@@ -18,7 +17,7 @@ from retcon.core.types import Observation, ToolCall, ToolSpec, Trajectory, Turn
 from retcon.rollout.state import open_tools
 from retcon.tasks.environments.methods import Factory, MethodEnvironment
 from retcon.tasks.environments.tasks import EnvironmentTasks, Sessions
-from retcon.tasks.environments.types import CallFailed, Rollback, ended_if_it_fails, failure
+from retcon.tasks.environments.types import Rollback, ended_if_it_fails, failure
 from retcon.tasks.types import Split, Task
 from retcon.tools.faults import FaultSetup, FaultyTool
 
@@ -111,16 +110,6 @@ def test_what_a_lost_rollout_left_grades_no_other_one_of_its_id(hiccups: bool) -
     asyncio.run(main())
 
 
-def test_what_is_begun_only_to_be_graded_ends() -> None:
-    async def main() -> None:
-        environment = Noted()
-        assert await rewarded(Sessions(environment, "copy"), "another") == 0.0
-        assert len(environment.begun) == 1
-        assert same(environment.ended, environment.begun)
-
-    asyncio.run(main())
-
-
 def test_a_state_that_calls_are_made_again_in_takes_the_place_of_one_that_ends() -> None:
     async def main() -> None:
         environment = Noted("impossible")
@@ -154,18 +143,6 @@ def test_what_a_tool_tells_is_cut_and_a_time_out_is_reported_as_one(rollback: Ro
     assert (late.status, late.error_type, late.text) == ("timeout", "TimeoutError", "too late")
 
 
-def test_a_seed_makes_the_order_that_is_trained_in_and_draws_what_is_evaluated_on() -> None:
-    tasks = EnvironmentTasks(Sessions(Noted(), "copy"), evaluation_share=0.5, right_from=None)
-    first, second = ([task.id for task in tasks.train(seed)] for seed in (0, 1))
-    assert first != second
-    assert sorted(first) == sorted(second)
-    assert first == [task.id for task in tasks.train(0)]
-    drawn = {tuple(task.id for task in tasks.evaluation(1, seed)) for seed in range(9)}
-    assert {len(ids) for ids in drawn} == {1}
-    assert len(drawn) > 1
-    assert not {id for ids in drawn for id in ids} & set(first)
-
-
 class Hidden(Noted):
     """Begins each of its tasks with the same words. rows: of the tasks, where they are not all different."""
 
@@ -178,43 +155,6 @@ class Hidden(Noted):
 
     def row(self, task: str) -> Mapping[str, Any]:
         return self.rows[int(task.rpartition("/")[2])] if self.rows else super().row(task)
-
-
-def test_tasks_that_only_begin_alike_train_except_for_those_held_out() -> None:
-    tasks = EnvironmentTasks(Sessions(Hidden([""] * 9), "copy"), evaluation_share=0.5, right_from=None)
-    train, held_out = {task.id for task in tasks.train(0)}, {task.id for task in tasks.evaluation(9, 0)}
-    assert train
-    assert held_out
-    assert len(train) + len(held_out) == 9
-    assert not train & held_out
-
-
-def test_a_task_that_is_held_out_does_not_train_under_another_id() -> None:
-    tasks = EnvironmentTasks(Sessions(Hidden(["a", "b"] * 9), "copy"), evaluation_share=0.01, right_from=None)
-    (held_out,) = tasks.evaluation(9, 0)
-    assert {task.answer for task in tasks.train(0)} == {"a", "b"} - {held_out.answer}
-
-
-def test_rows_without_an_answer_that_are_the_same_are_on_one_side() -> None:
-    words = [{"word": f"word {n % 20}"} for n in range(100)]
-    hidden = Hidden([""] * 100, words)
-    tasks = EnvironmentTasks(Sessions(hidden, "copy"), evaluation_share=0.3, right_from=None)
-    train, held_out = ([hidden.row(task.id)["word"] for task in of] for of in (tasks.train(0), tasks.evaluation(99, 0)))
-    assert train
-    assert held_out
-    assert not set(train) & set(held_out)
-    assert len(held_out) == len(set(held_out)), "the same problem counts once"
-    assert len(train) + 5 * len(held_out) == 100
-    assert {*train, *held_out} == {row["word"] for row in words}
-
-
-def test_rows_that_are_all_the_same_are_held_out_by_their_ids() -> None:
-    """The environment draws what differs (`Play Wordle!`, a thousand times)."""
-    tasks = EnvironmentTasks(Sessions(Hidden([""] * 9, [{}] * 9), "copy"), evaluation_share=0.5, right_from=None)
-    train, held_out = {task.id for task in tasks.train(0)}, {task.id for task in tasks.evaluation(9, 0)}
-    assert train
-    assert held_out
-    assert len(train) + len(held_out) == 9
 
 
 class Both(Hidden):
@@ -294,12 +234,6 @@ class Broken:
         return 1.0
 
 
-class Exits(Wrapped):
-    def end(self) -> str:
-        """Ends."""
-        sys.exit(2)
-
-
 @pytest.mark.parametrize("error", [OSError("no disk"), SystemExit(3), KeyError("seed")])
 def test_an_environment_that_raises_before_work_starts_is_reported_with_its_line(
     error: BaseException, monkeypatch: pytest.MonkeyPatch
@@ -309,17 +243,6 @@ def test_an_environment_that_raises_before_work_starts_is_reported_with_its_line
     said = rf"task\.environment: Broken, reset with .*, raised {type(error).__name__}: .* \(.*sessions\.py:\d+\)$"
     with pytest.raises(RecipeError, match=said):
         build_tasks(recipe)
-
-
-def test_a_tool_that_ends_the_process_fails_and_ends_nothing() -> None:
-    environment = MethodEnvironment(Factory(f"{__name__}:Exits"), [{"seed": 1}])
-    (task,) = environment.tasks("train")
-
-    async def ended() -> None:
-        await environment.call(await environment.begin(task.id), "end", {})
-
-    with pytest.raises(CallFailed):
-        asyncio.run(ended())
 
 
 # A user's setup that fails halfway.
