@@ -21,7 +21,6 @@ CALLS = [
     {"role": "assistant", "content": render_call("python", {"code": "print(1)"})},
     {"role": "tool", "content": "1"}, {"role": "assistant", "content": "A"},
 ]  # fmt: skip
-TALK = [{"from": "human", "value": "Q"}, {"from": "gpt", "value": "A"}]
 PLAIN = "<|im_start|>user\nQ<|im_end|>\n"
 SYSTEM = "<|im_start|>system\nS<|im_end|>\n"
 OPENS = "<|im_start|>assistant\n"
@@ -53,31 +52,6 @@ def test_a_prompt_comes_before_its_completion(tmp_path, completion):
     assert told(tmp_path, {"prompt": earlier, "completion": completion}) == before
 
 
-@pytest.mark.parametrize("name", ["system", "system_prompt"])
-@pytest.mark.parametrize(
-    "record",
-    [
-        {"conversations": TALK},
-        {"messages": [message("user", "Q"), message("assistant", "A")]},
-        {"messages": [message("user", "Q"), *CALLS]},
-        {"question": "Q", "response": "A"},
-        {"prompt": [message("user", "Q")], "completion": CALLS},
-    ],
-)
-def test_a_system_prompt_beside_the_messages_comes_first(tmp_path, record, name):
-    assert told(tmp_path, {name: "S", **record}) == SYSTEM + PLAIN + OPENS
-    assert told(tmp_path, {name: [{"type": "text", "text": "S"}], **record}) == SYSTEM + PLAIN + OPENS
-    assert told(tmp_path, {name: "", **record}) == PLAIN + OPENS
-
-
-def test_a_system_prompt_that_the_messages_hold_already_is_rendered_once(tmp_path):
-    listed = [message("system", "S"), message("user", "Q"), message("assistant", "A")]
-    assert told(tmp_path, {"system": "S", "messages": listed}) == SYSTEM + PLAIN + OPENS
-    assert told(tmp_path, {"system": "other", "messages": listed}) == SYSTEM + PLAIN + OPENS
-    whole = {"system": "Be brief.", "prompt": "Be brief. Q", "completion": "A"}
-    assert told(tmp_path, whole) == f"<|im_start|>user\nBe brief. Q<|im_end|>\n{OPENS}"
-
-
 @pytest.mark.parametrize(
     ("record", "asked"),
     [
@@ -100,17 +74,6 @@ def test_the_earlier_turns_of_an_alpaca_record_are_rendered(tmp_path):
     record = {"instruction": "Q", "input": "", "output": "A", "history": [["Q", "H"]], "system": "S"}
     assert told(tmp_path, record) == f"{SYSTEM}{PLAIN}<|im_start|>assistant\nH<|im_end|>\n{PLAIN}{OPENS}"
     assert told(tmp_path, {**record, "history": []}) == SYSTEM + PLAIN + OPENS
-
-
-def test_a_question_beside_the_messages_that_ask_it_is_not_asked_twice(tmp_path):
-    blocks = [
-        message("user", "Q"),
-        {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "python", "input": {"code": "1"}}]},
-        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "1"}]},
-        message("assistant", "A"),
-    ]
-    for listed in ([message("user", "Q"), message("assistant", "A")], blocks):
-        assert told(tmp_path, {"question": "Q", "context": "C", "messages": listed}) == PLAIN + OPENS
 
 
 def test_a_question_beside_messages_that_begin_with_the_models_words_is_asked(tmp_path):

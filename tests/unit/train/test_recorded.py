@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -92,17 +91,6 @@ def test_what_was_thought_stands_where_the_template_has_it(tmp_path: Path, key: 
     assert learnt(tmp_path, chat(thought=shown_as), {"messages": inline}) == wanted
 
 
-def test_the_whole_is_what_the_template_makes_of_the_record(tmp_path: Path) -> None:
-    """Which is what a trainer that renders records has learnt from (TRL), but for the line end after the last turn."""
-    thinking = [ASKED, said("A", call(), reasoning_content="R"), seen(), said("B", call(1)), seen(1, ""), said("C")]
-    tool = {"function": {"parameters": {}, "strict": True, "name": "python"}, "type": "function"}
-    (sample,) = samples(tmp_path, chat(), {"messages": thinking, "tools": [tool]})
-    plain = {"function": {"name": "python", "arguments": {"code": "print(1)"}}}
-    shown = [{**m, "tool_calls": [plain for _ in m.get("tool_calls", ())]} for m in thinking]
-    template = Template(TEMPLATE.replace("OPENING", "").replace("THOUGHT", "reasoning_content"))
-    assert TOKENIZER.decode(sample.ids) + "\n" == template.render(shown, [tool], opening=False)
-
-
 def test_a_turn_that_opens_with_a_thought_goes_on_from_there(tmp_path: Path) -> None:
     record = {"messages": [ASKED, said("A", call(), reasoning_content="R"), seen(), said("B")]}
     assert learnt(tmp_path, chat("<think>\n"), record) == [f"R\n</think>\n\nA{CALLED}", "\n</think>\n\nB"]
@@ -165,26 +153,7 @@ def test_formats_tell_what_was_thought_from_what_was_said(tmp_path: Path, record
     assert learnt(tmp_path, chat(), record) == [f"<think>\nR\n</think>\n\nA{CALLED}"]
 
 
-WEATHER = {"type": "function", "function": {"name": "get_weather", "description": "Looks.", "parameters": {}}}
-FLAT = {"name": "get_weather", "description": "Looks.", "input_schema": {"type": "object"}}
 LOOKED = [ASKED, said("A", call(name="get_weather", city="Oslo")), seen(), said("B")]
-
-
-@pytest.mark.parametrize(
-    ("tools", "shown"),
-    [
-        ([WEATHER], json.dumps(WEATHER)),
-        (json.dumps([WEATHER]), json.dumps(WEATHER)),
-        ([FLAT], json.dumps(ToolSpec("get_weather", "Looks.", {"type": "object"}).as_function())),
-        (["get_weather"], json.dumps(ToolSpec("get_weather").as_function())),
-    ],
-)
-def test_the_model_is_shown_the_tools_of_the_record(tmp_path: Path, tools: object, shown: str) -> None:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", "calls are learnt", TaskWarning)
-        own, recipes = samples(tmp_path, chat(), {"messages": LOOKED, "tools": tools}, {"messages": [ASKED, said("B")]})
-    assert TOKENIZER.decode(own.ids).startswith(f"<|im_start|>system\n{shown}\n<|im_end|>\n")
-    assert TOKENIZER.decode(recipes.ids).startswith(f"<|im_start|>system\n{json.dumps(PYTHON.as_function())}\n")
 
 
 def test_a_call_of_a_tool_that_is_not_shown_is_warned_of(tmp_path: Path) -> None:

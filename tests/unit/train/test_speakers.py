@@ -11,7 +11,6 @@ import pytest
 
 import foreign
 from retcon.chat.chat import Chat
-from retcon.chat.hermes import render_call
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.chat.types import TURN_START
 from retcon.core.errors import RecordError
@@ -196,28 +195,6 @@ def said(content: str, **more: object) -> Record:
 
 CALL = {"tool_calls": [{"id": "c", "function": {"name": "python", "arguments": json.dumps({"code": CODE})}}]}
 SEEN = {"role": "tool", "tool_call_id": "c", "content": "1"}
-HERMES = render_call("python", {"code": CODE})
-
-
-@pytest.mark.parametrize("weight", [0, 0.0, False])
-@pytest.mark.parametrize(
-    "said_first",
-    [
-        [said("one", **CALL), SEEN],
-        [said(f"one\n{HERMES}"), SEEN],
-        [said(f"one\n```python\n{CODE}\n```"), SEEN],
-        [said("one"), ASKED],
-    ],
-    ids=["calls", "hermes", "markdown", "words"],
-)
-def test_a_message_of_weight_0_is_reported_and_not_learnt(tmp_path, said_first, weight):
-    first, between = said_first
-    rest = [between, said("two", weight=1)]
-    with_it = read(tmp_path, {"messages": [ASKED, first | {"weight": weight}, *rest]})
-    without = read(tmp_path, {"messages": [ASKED, first, *rest]})
-    assert [(role, text) for role, text, _ in with_it] == [(role, text) for role, text, _ in without]
-    assert [learnt for _, _, learnt in with_it] == [False, False, False, True]
-    assert [learnt for _, _, learnt in without] == [False, True, False, True]
 
 
 def test_nothing_comes_after_the_last_words_that_are_learnt(tmp_path):

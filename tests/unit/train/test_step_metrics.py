@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import math
-import random
 import warnings
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from playing import call, play, run_python
@@ -24,7 +20,7 @@ from retcon.engine.local.scheduler import EngineStats
 from retcon.purify.saar import Saar
 from retcon.purify.splice import purify
 from retcon.rollout.context import RolloutLimits
-from retcon.runs.metrics import idle_mechanisms, mechanisms_of
+from retcon.runs.metrics import idle_mechanisms
 from retcon.tools.scripted import ScriptedSessions
 from retcon.train.algorithms.dapo import Dapo
 from retcon.train.algorithms.reinforce_pp import ReinforcePP
@@ -32,7 +28,6 @@ from retcon.train.objective.shaping import overlong_metrics, shaped_rewards
 from retcon.train.prompts import Drawn, selected, selection_metrics
 from retcon.train.rollouts import staleness
 from retcon.train.watch import (
-    FAILURES,
     SIGMAS,
     WINDOW,
     Course,
@@ -82,19 +77,6 @@ def test_repairs_are_counted_by_decision_and_those_that_could_not_be_cut():
     assert metrics["spliced_share"] == pytest.approx(spliced / sum(len(s.ids) for s in learnt))
 
 
-def test_a_rollout_that_faults_took_changes_no_mean():
-    """It was made, and sampled: what is counted in all has it."""
-    outcomes = {"print(x)": "error"}
-    right = play([call("print(x)"), call("print(y)"), "42"], outcomes, repair=Saar()).trajectory
-    wrong = play([call("print(z)"), "It is 42, as I said."], outcomes).trajectory
-    group = [replace(right, reward=1.0), replace(wrong, reward=0.0)]
-    lost = play([call("print(x)"), call("print(x)"), call("print(y)"), "42"], outcomes, repair=Saar()).trajectory
-    bare, found = rollout_metrics([group]), rollout_metrics([[*group, lost]])
-    in_all = {"total_tokens", "sampled_tokens", "rollouts", "infrastructure", "purified", "shallow"}
-    assert {name for name, value in found.items() if value != bare[name]} == in_all
-    assert found["total_tokens"] == sum(len(s.ids) for t in (*group, lost) for s in t.segments)
-
-
 def test_lengths_turns_and_rewards_are_those_of_a_rollout_on_average():
     outcomes = {"print(x)": "error"}
     long = play([call("print(x)"), call("print(y)"), "42"], outcomes, repair=Saar()).trajectory
@@ -116,29 +98,6 @@ def test_rollouts_that_ended_for_want_of_tokens_or_turns_are_cut_off():
     one = replace(play(["42"]).trajectory, reward=0.0)
     ends = ("length", "turns", "answer", "answer", "answer")
     assert rollout_metrics([[replace(one, stop=stop) for stop in ends]])["cut_off"] == 2 / 5
-
-
-def test_of_one_the_share_is_all_of_it_and_of_none_nothing():
-    one = replace(play([call("print(x)"), "42"], {"print(x)": "error"}).trajectory, reward=0.0)
-    found = rollout_metrics([[one]])
-    assert (found["raw_calls"], found["call_failure_rate"], found["first_try_failure_rate"]) == (1.0, 1.0, 1.0)
-    spliced = replace(one, turns=(Turn((Segment("spliced", "x", (7,), (-1.0,)),)),))
-    assert rollout_metrics([[spliced]])["spliced_share"] == 1.0
-    lost = rollout_metrics([[replace(one, reward=None, provenance=replace(one.provenance, purified=False))]])
-    assert {name for name, value in lost.items() if value} == {
-        "total_tokens", "sampled_tokens", "rollouts", "infrastructure"
-    }  # fmt: skip
-
-
-def test_where_nothing_was_tried_nothing_is_known_of_it():
-    """A policy that no longer calls its tool would seem to have no failures."""
-    one = replace(play(["42"]).trajectory, reward=1.0)
-    found = rollout_metrics([[one], [one]])
-    unknown = {"reward_std", "same_reward", "call_failure_rate", "first_try_failure_rate"}
-    assert {name for name, value in found.items() if value is None} == unknown
-    assert (found["first_tries"], found["raw_calls"], found["raw_failures"]) == (0, 0.0, 0.0)
-    pair = rollout_metrics([[one, replace(one, reward=0.0)]])
-    assert (pair["same_reward"], pair["reward_std"]) == (0.0, pytest.approx(0.5**0.5))
 
 
 def test_first_tries_are_counted_in_all_and_rewards_spread_within_groups():
@@ -244,14 +203,6 @@ def test_what_is_not_spliced_says_nothing():
     }  # fmt: skip
 
 
-def test_shares_are_of_spliced_tokens_in_the_loss_mask():
-    found = splice_metrics([sample(1.0, spliced=4), sample(-1.0, spliced=2), sample(0.0, spliced=5)], Dapo())
-    assert found["spliced_tokens"] == 3 + 1 + 4
-    assert found["spliced_positive"] == pytest.approx(3 / 8)
-    assert found["spliced_negative"] == pytest.approx(1 / 8)
-    assert found["spliced_weight"] == 1.0
-
-
 def test_the_mean_weight_is_what_a_splice_weighs():
     weighed = sample(1.0, spliced=3, weights=(None, None, 2.0, 0.5, 9.0))
     assert splice_metrics([weighed], Dapo())["spliced_weight"] == pytest.approx(1.25)
@@ -297,18 +248,6 @@ def test_mechanisms_are_of_keys_and_documented_with_their_metrics() -> None:
         assert any(key in kind.model_fields for section, kind in kinds() if section == name)
         row = " ".join(line for line in rows if line.startswith(f"| `{name}.{key}`"))
         assert all(f"`{metric}`" in row for metric in metrics), (name, key, row)
-
-
-def test_a_recipe_has_the_mechanisms_that_it_switches_on() -> None:
-    assert set(mechanisms_of(recipe())) == set()
-    rl = {"dual_clip": 3.0, "void_turns": "mask", "truncated": "keep", "max_kl": 0.0}
-    on = mechanisms_of(recipe(rl=rl, select={"kind": "roc", "dynamic": True}, repair={"kind": "saar"}))
-    assert set(on) == {
-        "rl.dual_clip=3.0", "rl.void_turns=mask", "select.kind=roc", "select.dynamic=true", "repair.kind=saar",
-    }  # fmt: skip
-    assert on["rl.dual_clip=3.0"][1:] == ("dual_clip_tokens",)
-    assert set(mechanisms_of(recipe(strategy={"kind": "arpo"}))) == {"strategy.kind=arpo"}
-    assert not mechanisms_of(recipe(rl={"algorithm": "gspo"})), "it has no dual clip"
 
 
 def test_a_mechanism_that_never_acted_is_named_with_its_steps() -> None:
@@ -414,44 +353,6 @@ def test_windows_that_overlap_are_not_compared() -> None:
     assert drift(steps(0.0, 0.0)) == Drift(0.0, 0.0, 0.0), "no chance at all, and no division by it"
 
 
-def window_by_window(lines: Sequence[Mapping[str, float | None]]) -> tuple[float, float, float] | None:
-    """Best, now and sigmas, the last as the root of Pearson's χ² of the two windows' table."""
-
-    def window(start: int) -> tuple[int, int]:
-        part = lines[start : start + WINDOW]
-        tries, failures = (sum(int(line.get(name) or 0) for line in part) for name in ("first_tries", FAILURES))
-        return tries, failures
-
-    known = [one for start in range(len(lines) - 2 * WINDOW + 1) if (one := window(start))[0]]
-    if not known:
-        return None
-    tries, failed = min(known, key=lambda one: (one[1] / one[0], one[0]))
-    last, now = window(len(lines) - WINDOW)
-    if not last:
-        return None
-    worked = tries + last - failed - now
-    table = tries * last * (failed + now) * worked
-    chi = (now * (tries - failed) - failed * (last - now)) * math.sqrt((tries + last) / table) if table else 0.0
-    return failed / tries, now / last, chi
-
-
-def test_each_window_counts_by_its_own_tries() -> None:
-    """Steps have many tries, few or none, and some lack the figures."""
-    draw, found = random.Random(0), 0
-    for _ in range(300):
-        lines: list[dict[str, float | None]] = []
-        for _ in range(draw.randrange(4 * WINDOW)):
-            tries = draw.choice((0, 0, 1, 3, 40))
-            line: dict[str, float | None] = {"first_tries": tries, FAILURES: draw.randint(0, tries)}
-            lines.append(draw.choice((line, line, {"first_tries": None, FAILURES: None}, {})))
-        given, wanted = drift(lines), window_by_window(lines)
-        assert (given is None) == (wanted is None)
-        if given is not None:
-            assert (given.best, given.now, given.sigmas) == pytest.approx(wanted)
-            found += 1
-    assert found > 100
-
-
 def test_a_rise_must_be_large_and_beyond_chance() -> None:
     large = drift(steps(0.2, 0.4))
     assert large is not None
@@ -493,24 +394,6 @@ def test_a_run_that_goes_on_reckons_with_what_earlier_sessions_saw() -> None:
         whole.add(line)
     with pytest.warns(DriftWarning):
         assert Course(Dapo(), lines[:-1]).drift_after(lines[-1]) == whole.drift_after(lines[-1])
-
-
-@pytest.mark.parametrize(("passed", "hint"), [(0.01, True), (0.99, False)])
-def test_a_run_whose_groups_teach_nothing_says_so_when_that_begins(passed: float, hint: bool) -> None:
-    course, told = Course(Dapo(), []), []
-    for same in [1.0] * (WINDOW - 1) + [0.6] + [1.0] * 2 * WINDOW + [0.0] + [1.0] * WINDOW:
-        line: dict[str, float | None] = {"same_reward": same, "pass_rate": passed}
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            course.tell_idling(line)
-        course.add(line)
-        told += [str(w.message) for w in caught if w.category is IdleWarning]
-    first, again = told  # .6 among ten is .96; then one of ten that teaches is .9
-    assert first.startswith(f"step {WINDOW}: in 96% of the groups of the last {WINDOW} steps")
-    assert again.startswith(f"step {4 * WINDOW + 1}: in 100%")
-    advice = " A cold start may have to come first: docs/data/demonstrations.md." if hint else ""
-    assert first.endswith(f"trains on those (docs/training/selection.md).{advice}")
-    assert f"({passed:.1%} of them pass)" in first
 
 
 def test_other_tasks_and_groups_of_one_are_no_idling() -> None:
@@ -571,14 +454,3 @@ def test_a_run_ends_after_the_step_in_which_its_seconds_are_spent() -> None:
     assert not Course(section, []).over
     assert not Course(section, [{"cpu_s": 6.0}, {"cpu_s": 9.9}]).over
     assert Course(section, [{"cpu_s": 6.0}, {"cpu_s": 10.0}]).over
-
-
-def test_where_nothing_drifts_there_is_hardly_an_alarm() -> None:
-    """200 runs of 200 steps with 100 first tries each, 30 % of which fail, whatever the step."""
-    failures = np.random.default_rng(0).binomial(100, 0.3, (200, 200))
-    alarms = 0
-    for run in failures.tolist():
-        lines = [{"first_tries": 100.0, "first_try_failures": float(count)} for count in run]
-        seen = [drift(lines[:step]) for step in range(2 * WINDOW, len(lines) + 1, 5)]
-        alarms += any(found is not None and found.alarming(0.05) for found in seen)
-    assert alarms <= 1
