@@ -19,17 +19,6 @@ def test_after_a_fault_one_request_probes_and_its_answer_opens() -> None:
     assert (breaker.takes(2.1), breaker.faults) == (True, 0)
 
 
-def test_pauses_double_up_to_the_longest() -> None:
-    breaker, now, pauses = CircuitBreaker(1.0, 8.0), 0.0, []
-    for _ in range(6):
-        breaker.sent(now)
-        breaker.failed(now + 0.5)
-        pauses.append(breaker.until - now - 0.5)
-        now = breaker.until
-    assert pauses == [1.0, 2.0, 4.0, 8.0, 8.0, 8.0]
-    assert breaker.since == 0.5
-
-
 def test_faults_of_requests_from_before_the_last_fault_are_one() -> None:
     breaker = CircuitBreaker(1.0, 8.0)
     for late in range(50):

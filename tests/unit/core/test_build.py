@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
 
 from retcon.build import (
-    build_engine,
     build_engine_chat,
     build_evaluation_repair,
     build_repair,
@@ -16,33 +14,16 @@ from retcon.build import (
     build_schedule,
     build_tools,
     build_training_engine,
-    measuring,
 )
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.config.load import load_recipe
 from retcon.core.errors import RecipeError
-from retcon.core.types import ToolCall
-from retcon.engine.kinds.scripted import ScriptedEngine
 from retcon.engine.types import SamplingParams
 from retcon.models.locating import BASE
 from retcon.purify.saar import Saar
-from retcon.rollout.context import RolloutContext, RolloutLimits
-from retcon.tools.faults import FaultSetup, FaultyTool
-from retcon.tools.scripted import ScriptedTool
 
 CHAT = Chat(ByteTokenizer())
-
-
-def no_model() -> Any:
-    raise AssertionError("nobody asked for a model")
-
-
-def test_an_engine_that_needs_no_model_loads_none() -> None:
-    engine = build_engine(load_recipe(None, ["engine.kind=scripted", 'engine.replies=["yes"]']), no_model, CHAT)
-    assert isinstance(engine, ScriptedEngine)
-    said = asyncio.run(engine.generate("a", [1], SamplingParams(stop_ids=CHAT.stop_ids)))
-    assert CHAT.tokenizer.decode(said.ids).startswith("yes")
 
 
 def test_an_engine_that_takes_no_weights_is_not_trained_with() -> None:
@@ -101,21 +82,3 @@ def test_two_tools_of_one_name_are_refused() -> None:
     assert list(tools) == ["python"]
     with pytest.raises(RecipeError, match="has the name of another tool, 'python'"):
         build_tools(load_recipe(None, ['rollout.tools=["python", "retcon.tools.kinds.python:Python"]']), sandbox)
-
-
-def test_an_evaluations_faults_are_drawn_by_its_own_seed_whatever_that_of_the_run() -> None:
-    """Runs that are compared differ in theirs, and must meet the same faults."""
-    tool = ScriptedTool(lambda code: ("fine", "ok", None))
-    recipe = load_recipe(None, ["evaluate.faults=0.5", "evaluate.seed=3", "run.seed=9", "sandbox.output_chars=33"])
-    context = RolloutContext(ScriptedEngine(CHAT.tokenizer, []), CHAT, {"python": tool}, RolloutLimits(100, 2))
-
-    async def told(faulty: Any) -> list[tuple[str, str]]:
-        opened = await faulty.open("t/0/0")
-        found = [await opened(ToolCall(f"{n}.0", "python", {"code": "x"}, 0)) for n in range(40)]
-        return [(one.status, one.text) for one in found]
-
-    measured = measuring(recipe, context, SamplingParams())
-    faults = asyncio.run(told(measured.tools["python"]))
-    assert faults == asyncio.run(told(FaultyTool(tool, FaultSetup(0.5, 3, 33))))
-    assert len({status for status, _ in faults}) == 2
-    assert measuring(load_recipe(None), context, SamplingParams()).tools["python"] is tool

@@ -6,7 +6,6 @@ import pytest
 
 from retcon.config.load import load_recipe
 from retcon.core.errors import RecipeError
-from retcon.sandbox.types import Limits
 
 
 @pytest.mark.parametrize(
@@ -67,12 +66,3 @@ def test_numbers_that_cannot_be_are_refused_by_name(key: str, good: float, bad: 
     assert getattr(getattr(load_recipe(None, [f"{key}={good}"]), section), name) == good
     with pytest.raises(RecipeError, match=rf"{key} = {bad:g}.* is not allowed: input should be"):
         load_recipe(None, [f"{key}={bad}"])
-
-
-@pytest.mark.parametrize("limit", ["cpu_seconds", "wall_seconds", "memory_mb"])
-def test_a_limit_of_a_call_is_none_that_the_sandbox_refuses(limit: str) -> None:
-    """Such as a memory that somebody gives in bytes."""
-    Limits(**{limit: 10**9})
-    assert getattr(load_recipe(None, [f"sandbox.{limit}={10**9}"]).sandbox, limit) == 10**9
-    with pytest.raises(RecipeError, match=rf"sandbox\.{limit} = 2147483648 is not allowed: .* less than"):
-        load_recipe(None, [f"sandbox.{limit}=2147483648"])

@@ -83,13 +83,6 @@ def test_stages_follow_each_other(file: Path) -> None:
     assert [s.falling for s in stages] == [(0, 30), (0, 30), (30, 60)], "of those that share an optimiser"
 
 
-def test_a_recipe_without_stages_is_one(file: Path) -> None:
-    recipe = load_recipe(None, ["rl.steps=7"])
-    (only,) = stages_of(recipe)
-    assert (only.name, only.before, only.last, only.falling, only.recipe) == ("", 0, 7, (0, 7), recipe)
-    assert "stages" not in recipe.model_dump()
-
-
 @pytest.mark.parametrize(
     ("old", "new", "line", "said"),
     [

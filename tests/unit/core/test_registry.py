@@ -63,26 +63,6 @@ def test_a_class_is_found_by_its_name_and_by_its_import_path_and_named_again() -
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        (
-            "sar",
-            r"no repair 'sar' \(did you mean 'saar'\?\); there are: branch, describe, none, saar, .*my_module:MyRepair",
-        ),
-        ("os:path", "posixpath must define one subclass of retcon.config.schema.RepairSection, not 0"),
-        ("os:name", "repair 'os:name' is not a subclass of retcon.config.schema.RepairSection: it is str 'posix'"),
-        ("os:PathLike", "is not a subclass of retcon.config.schema.RepairSection: it is the class os.PathLike"),
-        ("os:nothing", "repair 'os:nothing' cannot be imported: .*nothing"),
-        ("os.nothing:X", "repair 'os.nothing:X' cannot be imported"),
-        ("os:path:X", "repair 'os:path:X' cannot be imported: os has no 'path:X'"),
-    ],
-)
-def test_what_cannot_be_found_is_named(name: str, said: str) -> None:
-    with pytest.raises(RecipeError, match=said):
-        RepairSection.kinds.find(name)
-
-
-@pytest.mark.parametrize(
     "find", [chat_style, transcript_format, imported_tasks, lambda path: find_tools([path])[0].tool]
 )
 def test_what_is_named_by_import_path_may_lie_in_the_folder_that_a_command_is_called_in(

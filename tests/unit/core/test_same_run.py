@@ -41,14 +41,6 @@ def with_recipe(folder: Path, began: Recipe, recipe: Recipe, kind: RunKind = "rl
     return check_place(folder, recipe, manifest(kind, recipe, {}, None))
 
 
-def test_an_empty_table_that_an_earlier_retcon_did_not_know_changes_nothing() -> None:
-    now = {"task": {"path": "a.jsonl", "graders": {}}}
-    assert not list(differing({"task": {"path": "a.jsonl"}}, now))
-    told = {"task": {"path": "a.jsonl", "graders": {"code": {"score": "share"}}}}
-    assert list(differing({"task": {"path": "a.jsonl"}}, told))
-    assert list(differing(told, now)), "an entry that is gone is a change"
-
-
 @pytest.mark.parametrize("change", OTHERS)
 def test_the_points_of_a_curve_are_measured_alike(tmp_path: Path, change: str) -> None:
     key, _, value = change.partition("=")

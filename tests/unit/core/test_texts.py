@@ -16,14 +16,6 @@ def test_a_url_is_distinguished_from_a_name() -> None:
     assert [is_url(text) for text in ("http://a", "https://a:1/v1", "a:80", "httpd", "")] == [True, True, *[False] * 3]
 
 
-@pytest.mark.parametrize(
-    "mark",
-    ["<|im_end|>", "<|im_end|>\n", "<|eot_id|>", "<|return|>", "<end_of_turn>", "</s>", "<｜end▁of▁sentence｜>", ""],
-)
-def test_what_is_said_in_a_turn_is_without_the_mark_of_its_end(mark: str) -> None:
-    assert without_turn_end(f"It is <b>5</b>.{mark}") == "It is <b>5</b>."
-
-
 @pytest.mark.parametrize("family", registry.names())
 def test_so_it_is_for_every_mark_by_which_a_family_of_chats_ends_a_turn(family: str) -> None:
     known = registry.named(family)

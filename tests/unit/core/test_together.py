@@ -48,24 +48,6 @@ def test_the_first_error_is_raised_once_the_others_have_cleaned_up() -> None:
     assert asyncio.run(work()) == ["a", "b"]
 
 
-def test_a_coroutine_gives_its_result_whether_a_loop_runs_here_or_not() -> None:
-    async def one() -> int:
-        return 1
-
-    async def within() -> int:
-        return in_a_loop(one())
-
-    assert in_a_loop(one()) == asyncio.run(within()) == 1
-
-
-def test_and_its_error() -> None:
-    async def fails() -> None:
-        raise KeyError("x")
-
-    with pytest.raises(KeyError, match="x"):
-        in_a_loop(fails())
-
-
 def test_ctrl_c_ends_work_in_another_loop_and_lets_it_clean_up() -> None:
     cleaned: list[str] = []
 
