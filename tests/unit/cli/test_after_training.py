@@ -15,15 +15,6 @@ def test_what_to_run_next_names_the_recipe_and_its_changes(capsys: pytest.Captur
     assert "retcon eval runs/a own.toml 'task.path=other file.jsonl' --out runs/a/eval" in capsys.readouterr().out
 
 
-def test_where_things_are_is_reported_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
-    """Brackets of a path are no markup of the terminal's, and colons around a word no picture."""
-    folder = Path("runs/[saar] :smile:")
-    print_trained(folder / "final", folder, recipe=["own.toml"])
-    said = capsys.readouterr().out
-    assert f"model: {folder}/final\n" in said
-    assert f"retcon eval '{folder}' own.toml --out '{folder}/eval'" in said
-
-
 def test_ctrl_c_promises_nothing_of_a_run_that_was_not_begun(tmp_path: Path) -> None:
     out = tmp_path / "run"
     with pytest.raises(Interrupted, match="run was not begun"), interruptible(partial(describe_kept, out)):

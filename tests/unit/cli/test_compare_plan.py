@@ -253,23 +253,6 @@ def test_what_cannot_be_compared_is_refused(words: list[str], said: str) -> None
         read_arms(words)
 
 
-def test_arms_of_a_trained_model_need_no_more_in_common_than_that_model(tmp_path: Path) -> None:
-    model, own = tmp_path / "model", tmp_path / "own.toml"
-    model.mkdir()
-    (model / "config.json").write_text("{}")
-    own.write_text("[sft]\nsteps = 301\n[demos]\nkind = 'engine'\n[repair]\nkind = 'saar'\n")
-    path = f"model.path={model}"
-    plan = planned(tmp_path / "out", "mini/dapo-baseline", str(own), path)
-    assert not plan.cold
-    assert all(str(model) in targets[0].job.words for targets in plan.trained.values())
-    own.write_text("[sft]\nsteps = 301\n[dpo]\nbeta = 0.2\n")
-    with pytest.raises(RecipeError, match=r"nothing distinguishes them$"):
-        planned(tmp_path / "out", "mini/dapo-baseline", str(own), path)
-    own.write_text("[model]\nstyle = 'hermes'\n[repair]\nkind = 'saar'\n")
-    with pytest.raises(RecipeError, match=r"started alike: .*model\.style.*model\.style=…\. Or name a model.*--from"):
-        planned(tmp_path / "out", "mini/dapo-baseline", str(own), path)
-
-
 def test_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="there is no model"):
         planned(tmp_path, *THREE, start=str(tmp_path / "nowhere"))

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch", reason="a model's folder is found by the [train] extra")
 
-from retcon.cli.arguments import ANSWER, CHARS, ROOM, load_conversation
+from retcon.cli.arguments import ROOM, load_conversation
 from retcon.core.errors import RecipeError
 
 URL = "http://127.0.0.1:1/v1"
@@ -34,18 +34,6 @@ def test_a_conversation_has_the_room_that_the_model_takes_and_no_more_than_is_qu
 def test_a_server_says_itself_how_much_it_takes() -> None:
     assert sum(lengths(URL, "engine.context=5000")) == 5000
     assert lengths(URL, "engine.context=5000", "rollout.lookahead_tokens=7") == (3333, 7)
-
-
-def test_whatever_a_conversation_begins_with_can_be_overridden() -> None:
-    recipe, _ = load_conversation(URL, ["python"], [])
-    assert (recipe.engine.url, recipe.rollout.tools, recipe.sandbox.output_chars) == (URL, ("python",), CHARS)
-    assert (recipe.engine.answer_tokens, recipe.engine.patience, recipe.sandbox.patience) == (ANSWER, 0, 0)
-    own = ["sandbox.output_chars=77", "sandbox.patience=5"]
-    keys = ["engine.answer_tokens=9", "engine.patience=4", "rollout.tools=[]", *own]
-    changed, _ = load_conversation(URL, ["python"], keys)
-    assert (changed.engine.answer_tokens, changed.engine.patience) == (9, 4)
-    assert (changed.sandbox.output_chars, changed.sandbox.patience, changed.rollout.tools) == (77, 5, ())
-    assert load_conversation(URL, [], [], answer_tokens=0)[0].engine.answer_tokens == 0
 
 
 def test_a_harness_that_nobody_would_ask_is_refused() -> None:

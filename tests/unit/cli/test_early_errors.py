@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from retcon.core.errors import nearest_path
-
 PROGRAM = """
 import json, sys
 from typer.testing import CliRunner
@@ -54,14 +52,3 @@ def test_errors_come_before_torch(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     for line, said in zip(ERRORS.items(), done.stdout.splitlines(), strict=True):
         assert line[1] in json.loads(said), line[0]
-
-
-def test_only_what_could_be_meant_is_suggested(tmp_path: Path) -> None:
-    for name in ("problems.jsonl", "problems.txt", "nodes.toml"):
-        (tmp_path / name).touch()
-    (tmp_path / "runs").mkdir()
-    assert nearest_path(tmp_path / "problem.jsonl") == " (did you mean 'problems.jsonl'?)"
-    assert nearest_path(tmp_path / "problem.csv", (".csv", ".jsonl")) == " (did you mean 'problems.jsonl'?)"
-    assert nearest_path(tmp_path / "problem.toml") == "", "a file of another kind"
-    assert nearest_path(tmp_path / "nope.jsonl") == "", "alike in its end alone"
-    assert nearest_path(tmp_path / "run") == " (did you mean 'runs'?)"

@@ -23,22 +23,6 @@ def jobs_of(*commands: str) -> list[Job]:
     return [Job(f"{command}-{n}", (command, f"{n}"), Path("log")) for n, command in enumerate(commands)]
 
 
-def test_it_is_not_known_before_each_command_that_is_to_run_has_moved() -> None:
-    clock, jobs = Clock(), jobs_of("train", "train", "eval")
-    remaining = Remaining(jobs, 1, clock=clock)
-    assert remaining.seconds() is None
-    remaining.started(jobs[0])
-    clock.now += 80
-    remaining.ended(jobs[0])
-    assert remaining.seconds() is None  # how long an evaluation takes
-    remaining.started(jobs[2])
-    remaining.moved(jobs[2], "evaluating", 1, 100)
-    assert remaining.seconds() is None
-    clock.now += 10
-    remaining.moved(jobs[2], "evaluating", 51, 100)
-    assert remaining.seconds() == pytest.approx(80 + 49 * 10 / 50)
-
-
 def test_a_job_that_waits_takes_as_long_as_those_of_its_command_did() -> None:
     clock, jobs = Clock(), jobs_of("train", "train", "train", "train")
     remaining = Remaining(jobs, 2, clock=clock)
@@ -54,15 +38,6 @@ def test_a_job_that_waits_takes_as_long_as_those_of_its_command_did() -> None:
     assert remaining.seconds() == pytest.approx(60)
     clock.now += 1000
     assert remaining.seconds() == 0.0  # both are late; it is never less than nothing
-
-
-def test_several_at_once_share_what_is_left() -> None:
-    clock, jobs = Clock(), jobs_of(*["train"] * 9)
-    remaining = Remaining(jobs, 2, clock=clock)
-    remaining.started(jobs[0])
-    clock.now += 50
-    remaining.ended(jobs[0])
-    assert remaining.seconds() == pytest.approx(8 * 50 / 2)
 
 
 def test_a_job_that_begins_another_part_is_reckoned_by_that_part_alone() -> None:

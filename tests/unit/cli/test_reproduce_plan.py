@@ -54,16 +54,6 @@ def test_only_the_arms_of_the_wanted_studies_are_trained(tmp_path: Path) -> None
     assert sum(name.endswith("eval") for name in jobs) == 3
 
 
-def test_an_arm_that_switches_has_the_others_repair_in_its_second_half(tmp_path: Path) -> None:
-    (arm,) = [one for one in planned(tmp_path, "cleaner", "recovery").compared.arms if one.name == "recovery"]
-    before, after = stages_of(arm.settings)
-    cleaner = load_recipe(None, ["repair.kind=saar"])
-    assert (before.before, before.last, after.last) == (0, 40, 80)
-    assert before.recipe.repair.kind == "none"
-    assert after.recipe.repair.model_dump() == {**cleaner.repair.model_dump(), "probability": 1.0}
-    assert Path(arm.recipe).is_relative_to(tmp_path), "a file that `retcon train` takes"
-
-
 def test_a_change_goes_to_all_arms_but_not_over_what_an_arm_is_about(tmp_path: Path) -> None:
     overrides = ("rl.steps=8", "repair.attempts=4")
     arms = {

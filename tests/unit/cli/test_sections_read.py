@@ -10,7 +10,6 @@ from typer.testing import CliRunner
 
 from retcon.cli.app import app
 from retcon.cli.arguments import READS
-from retcon.cli.runner import cold_start, training
 from retcon.config.load import ALL, load_recipe
 from retcon.core.errors import RecipeError
 
@@ -66,15 +65,6 @@ def test_what_stands_in_the_file_is_for_other_commands(tmp_path: Path) -> None:
 def test_a_key_in_no_kind_that_is_chosen_is_reported_with_its_place() -> None:
     with pytest.raises(RecipeError, match=r"did you mean 'rl\.steps'\?"):
         load_recipe("quickstart/saar", ["task.kind=file", "steps=3"], reads=READS["train"])
-
-
-def test_jobs_of_a_comparison_get_what_they_read(tmp_path: Path) -> None:
-    overrides = ["rl.steps=3", "sft.steps=4", "run.seed=1", "evaluate.problems=5", "evaluate.seed=2"]
-    made = training(tmp_path, tmp_path / "a", "quickstart/saar", overrides, name="a", start="base", needs=())
-    assert [word for word in made.job.words if "=" in word] == ["rl.steps=3", "run.seed=1", *overrides[3:]]
-    cold = cold_start(tmp_path, tmp_path / "c", "quickstart/cold_start", overrides, name="c", demos=tmp_path / "d")
-    own = ["sft.steps=4", "run.seed=1", "evaluate.seed=2", "demos.kind=teacher"]
-    assert [word for word in cold.job.words if "=" in word] == own
 
 
 def test_the_page_on_recipes_names_the_sections_of_each_command() -> None:

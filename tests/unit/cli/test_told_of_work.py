@@ -12,7 +12,7 @@ import pytest
 from retcon.cli.jobs import Job, run_jobs
 from retcon.cli.learn import _result_of_demos
 from retcon.core.types import Trajectory
-from retcon.runs.progress import FILE, ProgressFile, StepLine, show_progress, show_steps
+from retcon.runs.progress import FILE, ProgressFile, show_progress, show_steps
 from retcon.train.demos.making import Summary
 
 
@@ -36,14 +36,6 @@ def test_who_started_a_command_is_told_no_oftener_than_it_looks(tmp_path: Path) 
         tell(done, 5)
         told.append(json.loads(file.read_text())["done"])
     assert told == [1, 1, 3, 3, 5], "the last one is told at once"
-
-
-def test_a_loss_is_told_where_it_says_something_and_of_supervised_steps_the_tokens_a_second() -> None:
-    line = StepLine(9)
-    assert line({"step": 1, "reward": 0.5, "loss": 0.25, "tokens_per_second": 1500.4}) == (
-        "step 1/9  reward +0.500  1,500 tokens/s"
-    )
-    assert line({"step": 1, "loss": 0.25, "tokens": 3000, "seconds": 2.0}) == "step 1/9  loss 0.2500  1,500 tokens/s"
 
 
 class Silent:
