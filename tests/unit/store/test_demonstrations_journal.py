@@ -13,7 +13,7 @@ from retcon.core.errors import CheckpointError, RecordError, StorageError
 from retcon.core.types import Segment, Trajectory, Turn
 from retcon.store.jsonl import line_of
 from retcon.train.demos import making as journal
-from retcon.train.demos.making import FileJournal, begun
+from retcon.train.demos.making import FileJournal
 from retcon.train.demos.types import Made
 
 RECIPE = load_recipe(None)
@@ -22,24 +22,6 @@ MADE_FROM = {"run": {"seed": 0}}
 
 def stretch(number: int) -> Made:
     return Made(1, (Trajectory(f"t{number}", "a", (), (Turn((Segment("sampled", str(number)),)),)),), {})
-
-
-def test_a_second_one_over_the_same_file_is_refused_until_the_first_is_closed(tmp_path: Path) -> None:
-    file, partial = tmp_path / "d.jsonl", tmp_path / "d.jsonl.partial"
-    with FileJournal(file, MADE_FROM, RECIPE) as first:
-        first.add(stretch(0))
-        with partial.open("ab") as half:
-            half.write(b'{"stop": 2, "kep')  # as a line that is being written
-        with pytest.raises(CheckpointError, match=r"another command is at work on .*d\.jsonl\.partial: wait for it"):
-            FileJournal(file, MADE_FROM, RECIPE)
-        assert partial.read_bytes().endswith(b'"kep')  # nothing of the first's was touched
-        with FileJournal(tmp_path / "other.jsonl", MADE_FROM, RECIPE) as other:
-            assert other.stop == 0
-    with FileJournal(file, MADE_FROM, RECIPE) as again:
-        assert (again.stop, [one.id for one in again.kept]) == (1, ["t0"])
-        for _ in range(2):
-            again.remove()
-    assert not partial.exists()
 
 
 def test_one_that_cannot_be_begun_holds_nothing(tmp_path: Path) -> None:
@@ -121,16 +103,6 @@ def test_what_a_disk_has_no_room_for_is_reported_and_not_counted(tmp_path: Path)
     assert partial.read_bytes().endswith(b'\n{"stop":2')
     with FileJournal(file, MADE_FROM, RECIPE) as again:
         assert (again.stop, len(again.kept)) == (1, 1)
-
-
-@pytest.mark.parametrize(
-    ("left", "goes_on"),
-    [(None, False), ("", False), ("{", True), ('{"made_from":', True), ('{"made_from":{}}\n{"stop"', True)],
-)
-def test_a_file_is_begun_where_its_journal_is(tmp_path: Path, left: str | None, goes_on: bool) -> None:
-    if left is not None:
-        (tmp_path / "d.jsonl.partial").write_text(left, encoding="utf-8")
-    assert begun(tmp_path / "d.jsonl") is goes_on
 
 
 @pytest.mark.parametrize("error", [StorageError("full"), OSError("read-only")])

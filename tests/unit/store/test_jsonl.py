@@ -114,16 +114,6 @@ def test_files_that_cannot_be_opened(tmp_path: Path) -> None:
             Appender(tmp_path / name)
 
 
-def test_an_appender_adds_at_once_and_goes_on_later(tmp_path: Path) -> None:
-    path = tmp_path / "t.jsonl"
-    with Appender(path) as out:
-        out.add(ONE)
-        assert list(read(path)) == [ONE]
-    with Appender(path) as out:
-        out.add(TWO)
-    assert list(read(path)) == [ONE, TWO]
-
-
 @pytest.mark.parametrize(("cut", "kept"), [(5, [ONE]), (1, [ONE, TWO])])
 def test_an_appender_mends_what_a_killed_one_left(tmp_path: Path, cut: int, kept: list[Trajectory]) -> None:
     path = tmp_path / "t.jsonl"

@@ -137,22 +137,6 @@ def test_messages_in_columns_of_json_are_read_and_repaired(tmp_path: Path, depth
         )
 
 
-def test_json_in_an_object_of_columns_is_read_and_repaired(tmp_path: Path) -> None:
-    """As where the arguments of calls differ in type."""
-    parts = {"role": pyarrow.string(), "content": pyarrow.string(), "tool_call_id": pyarrow.string()}
-    plain = pyarrow.struct({**parts, "tool_calls": pyarrow.string()})
-    rows = [
-        [{**{key: item.get(key) for key in parts}, "tool_calls": json.dumps(item.get("tool_calls"))} for item in row]
-        for row in (CLEAN, FAILING)
-    ]
-    kind = pyarrow.list_(pyarrow.struct({**parts, "tool_calls": pyarrow.json_()}))
-    table = pyarrow.table({"messages": pyarrow.array(rows, pyarrow.list_(plain)).cast(kind)})
-    clean, repaired = (row["messages"] for row in purified(tmp_path / "in.parquet", table).to_pylist())
-    assert clean == rows[0]
-    assert len(repaired) == len(rows[1]) - 2
-    assert json.loads(repaired[1]["tool_calls"]) == FAILING[3]["tool_calls"]
-
-
 def test_a_column_of_json_that_holds_other_text_is_refused_by_row(tmp_path: Path) -> None:
     table = pyarrow.table({"messages": pyarrow.array(["[]", "{no JSON"], pyarrow.json_())})
     with pytest.raises(Stopped, match=r"in\.parquet, row 1: .*'\{no JSON' is not JSON"):

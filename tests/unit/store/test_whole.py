@@ -105,22 +105,6 @@ def test_a_file_that_is_given_up_leaves_what_was_there(tmp_path: Path) -> None:
     assert (names(tmp_path), target.read_text()) == (["a.json"], "old")
 
 
-def test_a_run_begins_by_clearing_away_what_a_killed_one_left_half_written(tmp_path: Path) -> None:
-    """Checkpoints of gigabytes that never were would fill the disk."""
-    run = RunFolder(tmp_path)
-    kept = [run.checkpoint(1), tmp_path / "trajectories"]
-    for folder in (*kept, tmp_path / "checkpoints" / f"{PARTIAL}step-000002", tmp_path / f"{PARTIAL}final"):
-        folder.mkdir(parents=True)
-        (folder / "model.safetensors").touch()
-    (tmp_path / f"{PARTIAL}7-run.json").touch()
-    (tmp_path / "run.json").touch()
-    with run.at_work():
-        assert {name for name in names(tmp_path) if not name.startswith(".lock")} == {
-            "checkpoints", "checkpoints/step-000001", "checkpoints/step-000001/model.safetensors", "run.json",
-            "trajectories", "trajectories/model.safetensors",
-        }  # fmt: skip
-
-
 def killed(target: Path) -> Path:
     """What a process that was killed while it wrote `target` left."""
     before = {*target.parent.iterdir()}
@@ -129,32 +113,6 @@ def killed(target: Path) -> Path:
     assert subprocess.run([sys.executable, "-c", program, str(target)], check=False).returncode == 9
     (left,) = {*target.parent.iterdir()} - before
     return left
-
-
-def test_a_file_begins_by_clearing_away_what_was_left_of_it_by_a_process_that_is_gone(tmp_path: Path) -> None:
-    target = tmp_path / "t[1].jsonl"
-    other = tmp_path / f"{PARTIAL}4194304-more-t[1].jsonl"  # nor has this one's number a process
-    other.touch()
-    killed(target)
-    no_file = tmp_path / f"{PARTIAL}4194305-t[1].jsonl"
-    no_file.mkdir()
-    write_whole(target, "whole")
-    assert names(tmp_path) == sorted([other.name, no_file.name, target.name]), "others are left as they are"
-
-
-def test_a_file_is_its_writers_until_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else another machine, where no process has the writer's number, might clear it away in between."""
-    replace, seen = Path.replace, []
-
-    def replaced(path: Path, target: Path) -> Path:
-        with path.open("rb") as file, pytest.raises(BlockingIOError):
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        seen.append(target)
-        return replace(path, target)
-
-    monkeypatch.setattr(Path, "replace", replaced)
-    write_whole(tmp_path / "a.json", "whole")
-    assert seen == [tmp_path / "a.json"]
 
 
 def test_what_another_process_is_at_is_not_cleared_away(tmp_path: Path) -> None:
@@ -207,20 +165,6 @@ def test_what_another_command_finishes_at_that_moment_is_left_whole(
     with pytest.raises(RecordError, match="another command is writing"):
         Partial(path)
     assert path.read_bytes() == b"{}\n"
-
-
-def test_what_an_interrupted_command_left_is_begun_anew_or_gone_on_with(tmp_path: Path) -> None:
-    path = tmp_path / "out.jsonl"
-    left = path.with_name("out.jsonl.partial")
-    left.write_bytes(b"1\n2\n3\n")
-    on = Partial(path, 4)
-    on.out.write(b"9\n")
-    on.pause()
-    assert left.read_bytes() == b"1\n2\n9\n"
-    anew = Partial(path)
-    anew.out.write(b"0\n")
-    anew.commit()
-    assert path.read_bytes() == b"0\n"
 
 
 def test_a_journal_of_demonstrations_is_nobody_elses_to_begin_anew(tmp_path: Path) -> None:
