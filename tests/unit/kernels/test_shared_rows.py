@@ -13,10 +13,8 @@ from retcon.train.kernels.packing import (
     Row,
     chain,
     families,
-    in_common,
     prompt_length,
     rows_of,
-    trees,
 )
 
 pytestmark = pytest.mark.torch
@@ -31,25 +29,6 @@ def sample(*ids: int, prompt: int = 2, tree: str = "") -> Sample:
 @pytest.mark.parametrize(("mask", "length"), [((0, 0, 1, 0, 1), 2), ((1, 0), 0), ((0, 0, 0), 0), ((), 0)])
 def test_a_prompt_ends_before_the_first_id_that_is_learnt(mask: tuple[int, ...], length: int) -> None:
     assert prompt_length(Sample(tuple(range(len(mask))), mask, (), ())) == length
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "alike"),
-    [
-        ((1, 2, 3), (1, 2, 4), 2),
-        ((1, 2, 3, 4), (1, 9, 3, 4), 1),
-        ((5, 2, 3), (6, 2, 3), 0),
-        ((1, 2, 3), (1, 2, 3), 2),
-        ((1, 2, 3, 4, 5), (1, 2, 3), 2),
-        ((1,), (1, 2), 0),
-        ((1, 2**40, 3), (1, 2**40 + 1, 3), 1),
-    ],
-)
-def test_what_two_samples_have_in_common_leaves_each_an_id_of_its_own(
-    one: tuple[int, ...], other: tuple[int, ...], alike: int
-) -> None:
-    assert in_common(sample(*one, prompt=0), sample(*other, prompt=0)) == alike
-    assert in_common(sample(*other, prompt=0), sample(*one, prompt=0)) == alike
 
 
 def test_a_sample_that_is_learnt_nowhere_keeps_a_row_of_its_own() -> None:
@@ -88,20 +67,6 @@ def test_a_prompt_is_not_shared_where_the_mask_would_be_large() -> None:
     for prompt, shared in ((8192 - own, True), (8192 - own - 1, False)):
         found = families([sample(*short, prompt=prompt), sample(*long, prompt=prompt)])
         assert found == ([Family((0, 1), prompt)] if shared else [Family((0,), 0), Family((1,), 0)])
-
-
-def test_trees_come_as_they_appear_and_in_them_like_beside_like() -> None:
-    samples = [
-        sample(1, 2, 9, 9, tree="b"),
-        sample(1, 2, 8),
-        sample(1, 2, 4, 6, tree="a"),
-        sample(1, 2, 3, tree="b"),
-        sample(1, 2, 7),
-        sample(1, 2, 9, 1, tree="b"),
-        sample(1, 2, 4, 5, tree="a"),
-    ]
-    assert trees(samples, range(7)) == [(3, 5, 0), (1,), (6, 2), (4,)]
-    assert trees(samples, (6, 4, 2)) == [(6, 2), (4,)]
 
 
 def test_rows_are_the_beginnings_and_then_what_each_sample_has_of_its_own() -> None:

@@ -14,8 +14,7 @@ from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from retcon.core.types import Sample
-from retcon.train.kernels import logprobs
-from retcon.train.kernels.logprobs import gather_logprobs, learnt_logprobs, token_logprobs
+from retcon.train.kernels.logprobs import gather_logprobs, learnt_logprobs
 from retcon.train.kernels.packing import pack
 
 pytestmark = pytest.mark.torch
@@ -30,68 +29,6 @@ def made() -> tuple[nn.Linear, Tensor, Tensor]:
     """An output layer of 23 words, 7 hidden states, and targets: the first and last words, and of each half."""
     torch.manual_seed(0)
     return nn.Linear(8, 23), torch.randn(7, 8), torch.tensor([0, 22, 11, 12, 5, 6, 17])
-
-
-@pytest.mark.parametrize("chunk", [1, 7 * 5, 7 * 6, 7 * 22, 7 * 23, 10_000])
-@pytest.mark.parametrize(("wanted", "bias"), [("hwb", True), ("hw", False), ("h", True), ("h", False), ("w", False),
-                                              ("wb", True), ("b", True)])  # fmt: skip
-def test_the_gradients_are_those_of_the_logits_whoever_wants_them(
-    made: tuple[nn.Linear, Tensor, Tensor], chunk: int, wanted: str, bias: bool
-) -> None:
-    head, hidden, targets = made
-    if not bias:
-        head.register_parameter("bias", None)
-    leaves = {"h": hidden, "w": head.weight, "b": head.bias}
-    for name, leaf in leaves.items():
-        if leaf is not None:
-            leaf.requires_grad_(name in wanted)
-    asked, weights = [leaves[name] for name in wanted], torch.linspace(-1, 2, 7)
-    expected = plainly(head(hidden), targets)
-    found = learnt_logprobs(hidden, head, targets, chunk)
-    torch.testing.assert_close(found, expected)
-    gradients = [torch.autograd.grad((x * weights).sum(), asked) for x in (found, expected)]
-    torch.testing.assert_close(*gradients)
-
-
-@pytest.mark.parametrize(
-    ("count", "chunk", "slices"),
-    [
-        (7, 10_000, [23]),
-        (7, 7 * 23, [23]),
-        (7, 7 * 23 - 1, [9, 9, 5]),  # as many as a slice has at most on a CPU
-        (7, 7 * 8, [8, 8, 7]),
-        (7, 3, [1] * 23),  # not even a word of each
-        (1, 23, [23]),
-        (1, 22, [22, 1]),
-    ],
-)
-def test_slices_are_as_wide_as_they_may_be_and_one_that_holds_all_is_computed_once(
-    made: tuple[nn.Linear, Tensor, Tensor], count: int, chunk: int, slices: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    head, hidden, targets = made
-    widths = []
-
-    def noted(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        if bias is not None:  # of logits; those of gradients have none
-            widths.append(len(weight))
-        return functional.linear(x, weight, bias)
-
-    monkeypatch.setattr(logprobs, "SLICE", 7 * 9)
-    monkeypatch.setattr(logprobs, "product_for", lambda _: noted)
-    learnt_logprobs(hidden[:count], head, targets[:count], chunk).sum().backward()
-    assert widths == (slices if len(slices) == 1 else slices * 2)
-
-
-@pytest.mark.parametrize("chunk", [30, 10_000])
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
-@pytest.mark.parametrize("plain", [True, False])
-def test_logits_are_divided_by_the_temperature(
-    made: tuple[nn.Linear, Tensor, Tensor], chunk: int, temperature: float, plain: bool
-) -> None:
-    head, hidden, targets = made
-    expected = plainly(head(hidden) / temperature, targets)
-    found = learnt_logprobs(hidden, head if plain else nn.Sequential(head), targets, chunk, temperature)
-    torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("chunk", [30, 10_000])
@@ -112,19 +49,6 @@ def test_products_are_in_autocasts_dtype_and_the_rest_in_float32(
     for gradient, plain in zip(torch.autograd.grad(found.sum(), wanted), exact, strict=True):
         assert gradient.dtype == torch.float32
         torch.testing.assert_close(gradient, plain, atol=0.03, rtol=0.03)
-
-
-def test_what_many_slices_add_to_a_gradient_in_bfloat16_is_added_in_float32() -> None:
-    """Added in bfloat16 it would be off by .03 of the largest."""
-    torch.manual_seed(0)
-    head, hidden = nn.Linear(16, 500, bias=False).bfloat16(), torch.randn(4, 16).bfloat16().requires_grad_()
-    head.weight.data.normal_(0, 0.2)
-    sliced, whole = (
-        torch.autograd.grad(learnt_logprobs(hidden, head, torch.arange(4), chunk).sum(), hidden)[0]
-        for chunk in (4, 4 * 500)
-    )
-    assert sliced.dtype == torch.bfloat16
-    assert (sliced - whole).abs().max() < 0.01 * whole.abs().max()
 
 
 @pytest.mark.parametrize("chunk", [30, 10_000])
@@ -152,21 +76,6 @@ def model() -> LlamaForCausalLM:
     sizes = {"vocab_size": 29, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
              "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 32}  # fmt: skip
     return LlamaForCausalLM(LlamaConfig(**sizes)).eval()
-
-
-@pytest.mark.parametrize("learnt", [[(0, 4)], [(1, 1)], [(0, 1), (0, 5), (1, 3)], []])
-def test_padded_rows_have_log_probs_where_they_are_learnt(
-    model: LlamaForCausalLM, learnt: list[tuple[int, int]]
-) -> None:
-    """Of a single id as well, and of none."""
-    ids, mask = torch.arange(12).view(2, 6), torch.zeros(2, 6, dtype=torch.bool)
-    expected = torch.zeros(2, 6)
-    with torch.no_grad():
-        plain = model(ids).logits.log_softmax(-1)
-        for row, at in learnt:
-            mask[row, at], expected[row, at] = True, plain[row, at - 1, ids[row, at]]
-        found = token_logprobs(model, ids, mask)
-    torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("chunk", [40, 10_000])
