@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -95,28 +94,6 @@ def waits(asks: Callable[[SandboxClient], Awaitable[object]], limits: Limits | N
 LONG = Limits(cpu_seconds=1.0, wall_seconds=3600.0)
 
 
-@pytest.mark.parametrize(
-    ("options", "limits", "seconds"),
-    [
-        ({"timeout": 1800.0}, None, 1800.0),
-        ({"timeout": 7.0}, LONG, 7.0),
-        ({"limits": LONG}, Limits(), 3600.0),
-        ({}, LONG, 3600.0),
-        ({}, None, 0.0),
-    ],
-    ids=["its own", "before the client's", "its limits", "the client's", "the server's"],
-)
-def test_a_program_may_take_its_time(options: dict[str, Any], limits: Limits | None, seconds: float) -> None:
-    async def call(client: SandboxClient) -> None:
-        await client.run("pass", **options)
-
-    async def cell(client: SandboxClient) -> None:
-        await (await client.session()).run("pass", **options)
-
-    for asks in (call, cell):
-        assert waits(asks, limits) == [seconds]
-
-
 def test_a_cell_may_take_the_time_that_its_session_was_opened_with() -> None:
     async def cell(client: SandboxClient) -> None:
         session = await client.session(limits=LONG)
@@ -145,24 +122,6 @@ def test_limits_of_a_client_or_a_router_are_those_of_its_calls_and_sessions_that
             assert await asked(sandbox, connected(of)) == [7.0, 5.0, 7.0, 5.0]
 
     asyncio.run(main())
-
-
-def test_a_client_asks_for_no_more_at_a_time_than_it_has_connections() -> None:
-    async def main() -> Connected:
-        client = SandboxClient("http://there", connections=3)
-        there = connected(client)
-        there.let = asyncio.Event()
-        calls = [asyncio.create_task(client.run("pass")) for _ in range(10)]
-        while there.running < 3:
-            await asyncio.sleep(0)
-        for _ in range(20):  # turns in which one more would have begun
-            await asyncio.sleep(0)
-        there.let.set()
-        assert {result.status for result in await asyncio.gather(*calls)} == {"ok"}
-        return there
-
-    there = asyncio.run(main())
-    assert (there.most, len(there.waits)) == (3, 10)
 
 
 def noting_sleeps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
@@ -293,24 +252,6 @@ def test_a_server_in_whose_place_another_answers_is_taken_out_and_waited_for(
     asyncio.run(main())
     said = {401: "http://two requires another token", 404: "http://two answers 404: is it a retcon sandbox server?"}
     assert [said[status] in record.getMessage() for record in caplog.records] == [True, True]
-
-
-def test_an_outage_is_one_for_all_calls_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    noting_sleeps(monkeypatch)
-
-    async def main() -> float:
-        router, there = await routed(outage=0.1)
-        there.away = math.inf
-        began = time.monotonic()
-        for _ in range(50):  # of which each would wait
-            result = await router.run("pass")
-            assert (result.status, "there: connection refused" in result.stderr) == ("infrastructure", True)
-        with pytest.raises(SandboxUnavailable, match="no session: none of the sandbox servers answers"):
-            await router.session()
-        await router.close()
-        return time.monotonic() - began
-
-    assert 0.1 <= asyncio.run(main()) < 2.5
 
 
 def test_a_router_whose_servers_are_not_there_at_the_start_is_refused_at_once() -> None:

@@ -11,7 +11,7 @@ import pytest
 from retcon.core.errors import SandboxUnavailable
 from retcon.sandbox.client import SandboxClient, SandboxRouter, request_body, with_limits
 from retcon.sandbox.pool import SandboxPool
-from retcon.sandbox.types import Limits, Program, ProgramOptions, Result, as_cell, as_program
+from retcon.sandbox.types import Limits, Program, ProgramOptions, as_cell, as_program
 
 
 def test_a_text_with_keywords_is_the_program_with_these_fields() -> None:
@@ -74,20 +74,6 @@ def test_the_body_of_a_call_says_what_was_given_and_leaves_the_rest_to_the_serve
     assert (whole["timeout"], whole["memory"], whole["wait"], whole["files"]) == (1.0, 2, 3.0, {"a": "AA=="})
     assert whole["seed"] == 0
     assert whole["limits"]["output_bytes"] == Limits().output_bytes
-
-
-def test_where_nothing_ran_there_is_no_tier() -> None:
-    async def asked() -> list[Result]:
-        client = SandboxClient("http://127.0.0.1:9", tries=1)
-        client.connect()
-        try:
-            return [await client.run("1")]
-        finally:
-            await client.close()
-
-    assert Result("ok").tier is None
-    (result,) = asyncio.run(asked())
-    assert (result.status, result.tier) == ("infrastructure", None)
 
 
 @pytest.mark.parametrize("sandbox", [SandboxPool(), SandboxClient("http://127.0.0.1:9"), SandboxRouter(["http://a"])])

@@ -9,18 +9,6 @@ from retcon.sandbox.service.calls import Settings
 from retcon.sandbox.types import Limits
 
 
-def test_a_full_gate_refuses_who_cannot_wait() -> None:
-    gate = Gate(2)
-    gate.enter()
-    gate.enter()
-    with pytest.raises(RequestRefused) as caught:
-        gate.enter()
-    assert (caught.value.status, caught.value.headers) == (503, {"Retry-After": "1"})
-    gate.leave()
-    gate.enter()
-    assert gate.inside == 2
-
-
 def test_who_waits_comes_in_by_turns_and_before_those_who_do_not_wait() -> None:
     async def main() -> None:
         gate, order = Gate(1), []
