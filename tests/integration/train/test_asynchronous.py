@@ -7,8 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from retcon.core.errors import RecipeError
 from retcon.core.types import TRAINED, Trajectory
 from retcon.store import jsonl
 from retcon.tasks.types import Task
-from retcon.train import rl as module
 from retcon.train.rl import run_rl
 from retcon.train.rollouts import GroupStream, beside
 from training import Graded, Ones, make_base, small_recipe
@@ -48,21 +46,6 @@ class Kept(Graded):
     def evaluation(self, count: int, seed: int) -> list[Task]:
         """Over before what is under way beside it."""
         return [replace(task, question="go " * 16) for task in super().evaluation(count, seed)]
-
-    def grade(self, task: Any, trajectory: Any) -> Any:
-        self.seen.append(trajectory.id)
-        return super().grade(task, trajectory)
-
-
-@dataclass(frozen=True)
-class Few(Graded):
-    """Two tasks, again and again. seen: ids of what was graded."""
-
-    rewards: tuple[tuple[float | None, ...], ...] = ((1.0, -1.0, -1.0, 1.0),)
-    seen: list[str] = field(default_factory=list)
-
-    def train(self, seed: int) -> Any:
-        return (Task(f"few/{n}", "go", "1") for n in range(2))
 
     def grade(self, task: Any, trajectory: Any) -> Any:
         self.seen.append(trajectory.id)
@@ -168,51 +151,6 @@ def test_as_many_are_begun_as_the_steps_to_come_can_take(last: int | None, begun
 
     assert asyncio.run(taken()) == begun
     assert names == sorted([1, 2, 3, 4] * 2)[: begun[-1]]
-
-
-@pytest.mark.parametrize("staleness", [0, 1])
-def test_an_update_leaves_tools_and_waiting_rollouts_alone(
-    staleness: int, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where some are under way it is computed beside them, and no token comes of weights that are half updated."""
-    engines: list[Any] = []
-    seen: list[tuple[bool, int]] = []
-    opened, update = module.open_rollouts, module.update
-
-    @asynccontextmanager
-    async def watched(*args: Any, **named: Any) -> Any:
-        async with opened(*args, **named) as rollouts:
-            engines.append(rollouts.engine)
-            yield rollouts
-
-    def updated(*args: Any, **named: Any) -> Any:
-        before, found = engines[0].stats.generated, update(*args, **named)
-        seen.append((threading.current_thread() is threading.main_thread(), engines[0].stats.generated - before))
-        return found
-
-    monkeypatch.setattr(module, "open_rollouts", watched)
-    monkeypatch.setattr(module, "update", updated)
-    run(base, tmp_path / "run", staleness, rl={"steps": 3}, evaluate={"every": 1, "problems": 2, "every_samples": 1})
-    assert seen == [(not staleness, 0)] * 3
-
-
-def test_no_two_rollouts_have_one_name_though_few_tasks_come_again(base: Path, tmp_path: Path) -> None:
-    """With dynamic sampling what was begun for later steps is used up before, and more is begun for the last one."""
-    rl = {**RL, "prompts": 1, "steps": 5, "max_staleness": 2}
-    recipe = small_recipe(base, rollout=LONG, select={"dynamic": True, "max_extra": 1.0}, rl=rl)
-    tasks = Few(rewards=((1.0,) * 4,))
-    run_rl(recipe, base, tmp_path / "run", tasks=tasks)
-    assert len(tasks.seen) == len(set(tasks.seen)) == 10 * RL["group"]
-
-
-def test_dynamic_sampling_draws_from_what_is_under_way(base: Path, tmp_path: Path) -> None:
-    flat, mixed = (1.0,) * 4, (1.0, -1.0, -1.0, 1.0)
-    recipe = small_recipe(base, rollout=LONG, select={"dynamic": True}, rl={**RL, "steps": 2, "max_staleness": 1})
-    lines: list[dict[str, Any]] = []
-    run_rl(recipe, base, tmp_path / "run", tasks=Graded(rewards=(flat, mixed)), on_step=lambda x: lines.append(dict(x)))
-    assert [line["kept"] for line in lines] == [8, 8], "two groups a step that teach something"
-    numbers = [int(task.rpartition("/")[2]) for task in drawn(tmp_path / "run")]
-    assert numbers == sorted(set(numbers)), "a prompt was left out or came twice"
 
 
 def test_a_killed_run_goes_on_with_the_prompts_that_no_step_has_had(base: Path, tmp_path: Path, zygote: Any) -> None:

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from retcon.chat.opening import open_chat
 from retcon.chat.template import read_template
 from retcon.chat.tokenizer import load_tokenizer
 from retcon.core.errors import CheckpointError, RecordError
 from retcon.models.locating import model_folder
-from retcon.models.placing import place_training, start_model
-from retcon.planning.needs import needs_of
-from retcon.train.rl import run_rl
+from retcon.models.placing import start_model
 from retcon.train.sft import run_sft
 from retcon.train.trainer import TokenizerFiles
-from training import Ones, make_base, make_demonstrations, small_recipe
+from training import make_base, make_demonstrations, small_recipe
 
 pytestmark = pytest.mark.torch
 SHORT = {"steps": 4, "checkpoint_every": 2}
@@ -60,28 +55,6 @@ def test_transformers_loads_a_checkpoint_unchanged(world):
     assert json.loads((world / "run/checkpoints/step-000004/trainer.json").read_text())["step"] == 4
 
 
-OTHER = "{% for m in messages %}<s>{{ m.content }}</s>{% endfor %}"
-
-
-def test_a_model_has_the_template_that_it_was_trained_in(world, tmp_path):
-    """So that the next command, or a server of chat completions, asks it as training did."""
-    base = Path(shutil.copytree(world / "base", tmp_path / "base"))
-    about = json.loads((base / "tokenizer_config.json").read_text())
-    (base / "tokenizer_config.json").write_text(json.dumps({**about, "chat_template": OTHER}))
-    (base / "chat_template.jinja").unlink()
-    asked = {}
-    for style in ("markdown", "hermes"):
-        recipe = small_recipe(base, sft={"steps": 1, "checkpoint_every": 1}, model={"path": str(base), "style": style})
-        final = run_sft(recipe, world / "demonstrations.jsonl", tmp_path / style)
-        for folder in (final, tmp_path / style / "checkpoints/step-000001"):
-            tokenizer = AutoTokenizer.from_pretrained(folder)
-            text = tokenizer.apply_chat_template([{"role": "user", "content": "go"}], tokenize=False)
-            asked.setdefault(style, set()).add(text)
-        assert open_chat(final).style == style
-    turn = "<|im_start|>user\ngo<|im_end|>\n"
-    assert asked == {"markdown": {turn}, "hermes": {turn}}
-
-
 def test_the_two_newest_checkpoints_are_kept(world, tmp_path):
     train(world, tmp_path / "run", checkpoint_every=1)
     assert sorted(p.name for p in (tmp_path / "run/checkpoints").iterdir()) == ["step-000003", "step-000004"]
@@ -103,29 +76,6 @@ def test_an_older_checkpoint_that_is_a_link_is_let_go_of_and_what_it_leads_to_st
     assert (moved / "model.safetensors").is_file()
 
 
-def test_a_run_takes_the_disk_that_is_planned_for_it(world):
-    """Three checkpoints while one is written, and the final model."""
-
-    def tensors(folder: Path) -> int:
-        return sum(file.stat().st_size for file in folder.rglob("*.safetensors"))
-
-    recipe = small_recipe(world / "base", sft=SHORT)
-    planned = needs_of("sft", recipe, world / "base", place_training(recipe, world / "base")).disk
-    one, final = tensors(world / "run/checkpoints/step-000004"), tensors(world / "run/final")
-    assert 3 * one + final == pytest.approx(planned, rel=0.05)
-
-
-def test_costs_add_up_over_sessions_with_steps_that_were_undone(world, unfinished):
-    metrics = unfinished / "metrics.jsonl"
-    lines = metrics.read_text().splitlines()
-    metrics.write_text("\n".join([*lines[:3], json.dumps({**json.loads(lines[3]), "cpu_s": 500.0}), '{"step": 5, "lo']))
-    shutil.rmtree(unfinished / "checkpoints/step-000004")
-    train(world, unfinished)
-    again = [json.loads(line) for line in metrics.read_text().splitlines()]
-    assert [line["step"] for line in again] == [1, 2, 3, 4]
-    assert again[1]["cpu_s"] < 500 < again[2]["cpu_s"] <= again[3]["cpu_s"]
-
-
 def test_a_full_disk_keeps_what_was_saved(zygote, world, unfinished):
     """The system refuses to write files beyond a size, as a full disk does, while the last model is saved."""
     run = unfinished
@@ -142,25 +92,6 @@ def test_a_full_disk_keeps_what_was_saved(zygote, world, unfinished):
     assert sorted(p.name for p in (run / "checkpoints").iterdir()) == ["step-000002"]
     final = train(world, run)  # there is room again
     assert (final / "model.safetensors").read_bytes() == (world / "run/final/model.safetensors").read_bytes()
-
-
-def test_two_commands_cannot_train_in_one_folder_at_once(world, unfinished):
-    recipe, told = small_recipe(world / "base", sft=SHORT), []
-    half = unfinished / "checkpoints/.partial-step-000006"
-
-    def again(_):
-        half.mkdir(exist_ok=True)
-        with pytest.raises(CheckpointError, match="another command is at work") as refused:
-            run_sft(recipe, world / "demonstrations.jsonl", unfinished)
-        told.append(str(refused.value))
-
-    shutil.rmtree(unfinished / "checkpoints/step-000004")
-    run_sft(recipe, world / "demonstrations.jsonl", unfinished, on_step=again)
-    assert len(told) == 2
-    assert str(unfinished) in told[0]
-    assert half.is_dir(), "the first one's half-written checkpoint was taken away"
-    steps = [json.loads(line)["step"] for line in (unfinished / "metrics.jsonl").read_text().splitlines()]
-    assert steps == [1, 2, 3, 4]
 
 
 def test_what_a_kill_left_half_written_is_removed(world, unfinished):
@@ -222,58 +153,6 @@ def test_a_run_of_a_version_with_fewer_keys_goes_on(world, unfinished):
     with pytest.raises(CheckpointError, match=r"recipe: sft\.warmup was None, is 0\.5\. Use"):
         train(world, unfinished, warmup=0.5)
     assert (train(world, unfinished) / "model.safetensors").is_file()
-
-
-def test_other_demonstrations(world, unfinished, tmp_path):
-    lines = (world / "demonstrations.jsonl").read_text().splitlines(keepends=True)
-    (tmp_path / "fewer.jsonl").write_text("".join(lines[1:]))
-    with pytest.raises(CheckpointError, match="started from other demonstrations"):
-        run_sft(small_recipe(world / "base", sft=SHORT), tmp_path / "fewer.jsonl", unfinished)
-
-
-TOOL = """
-from retcon.core.types import ToolSpec
-from retcon.core.types import Observation
-
-class Clock:
-    name = "clock"
-    spec = ToolSpec("clock", "The time.", {"type": "object", "properties": {}})
-
-    async def __call__(self, call):
-        return Observation(call.id, "noon", "ok")
-"""
-
-
-def test_a_run_of_rollouts_goes_on_with_the_tools_alone_that_its_prompts_show(tmp_path, monkeypatch):
-    """As one on transcripts does."""
-    (tmp_path / "the_clock.py").write_text(TOOL)
-    monkeypatch.syspath_prepend(tmp_path)
-    base, run = make_base(tmp_path / "base", positions=1024), tmp_path / "run"
-    rl, rollout = {"steps": 2, "prompts": 1, "group": 2, "checkpoint_every": 1}, {"max_tokens": 900, "max_turns": 1}
-    rollout |= {"tools": ("python", "the_clock:Clock"), "lookahead_tokens": 0}
-    recipe = small_recipe(base, model={"style": "qwen"}, rl=rl, rollout=rollout, repair={"kind": "none"})
-
-    class Killed(Exception):
-        pass
-
-    def kill(line):
-        raise Killed
-
-    with pytest.raises(Killed):
-        run_rl(recipe, base, run, tasks=Ones(), on_step=kill)
-    kind = importlib.import_module("the_clock").Clock
-    with monkeypatch.context() as patched:
-        patched.setattr(kind, "spec", replace(kind.spec, description="The date."))
-        with pytest.raises(
-            CheckpointError, match=r"was started from other tools or chat template \(\w{16}, now \w{16}"
-        ):
-            run_rl(recipe, base, run, tasks=Ones())
-    about = json.loads((run / "run.json").read_text())
-    del about["inputs"]["tools or chat template"]
-    edit(run, inputs=about["inputs"])  # of an earlier version
-    run_rl(recipe, base, run, tasks=Ones())
-    monkeypatch.setattr(kind, "spec", replace(kind.spec, description="The date."))
-    assert run_rl(recipe, base, run, tasks=Ones()) == run / "final", "it rolls out no more"
 
 
 BROKEN = ["{", "[]", "{}", '{"format": 1}', '{"format": 1, "kind": "sft", "recipe": 3}', "[" * 100_000]

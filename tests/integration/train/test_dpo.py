@@ -5,9 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
-import warnings
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,12 +15,9 @@ from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.config.load import load_recipe
 from retcon.config.schema import DPOSection
-from retcon.core.errors import ComputeWarning, RecipeError, RecordError, TaskWarning, TrainingDiverged
+from retcon.core.errors import RecordError, TaskWarning, TrainingDiverged
 from retcon.core.types import Completion, Pair, Sample
 from retcon.models import devices, placing
-from retcon.models.placing import place_training
-from retcon.planning import needs as planning
-from retcon.planning.needs import needs_of
 from retcon.store.jsonl import write_pairs
 from retcon.train import dpo as module
 from retcon.train.batch import collate
@@ -168,41 +163,12 @@ def test_messages_are_compared_from_the_call_on_in_the_models_own_words(tmp_path
     assert compared(pair.rejected) == (before, "```python\nprint(\n```<|im_end|>")
 
 
-def test_a_call_in_another_formats_tags_is_compared_in_the_models_own_words(tmp_path):
-    tagged = [{"role": "assistant", "content": "I try.\n<execute>\nprint(1)\n</execute>"}]
-    (pair,) = read(tmp_path, {"prompt": ASKED, "chosen": tagged, "rejected": ANSWERS["rejected"]})
-    assert compared(pair.chosen)[1] == "```python\nprint(1)\n```<|im_end|>"
-
-
-def test_messages_without_a_call_are_compared_from_their_first_id_on(tmp_path):
-    (pair,) = read(tmp_path, {"prompt": ASKED, **ANSWERS})
-    assert [compared(side)[1] for side in (pair.chosen, pair.rejected)] == ["chosen<|im_end|>", "rejected<|im_end|>"]
-
-
-@pytest.mark.parametrize("name", ["system", "system_prompt"])
-def test_a_system_prompt_beside_the_messages_comes_first(tmp_path, name):
-    (beside,) = read(tmp_path, {name: "S", "prompt": ASKED[1:], **ANSWERS})
-    assert [beside] == read(tmp_path, {"prompt": ASKED, **ANSWERS})
-    assert [beside] == read(tmp_path, {name: "S", "prompt": ASKED, **ANSWERS})
-
-
-def test_a_prompt_that_both_sides_repeat_is_rendered_once(tmp_path):
-    whole = {side: [*ASKED, *answer] for side, answer in ANSWERS.items()}
-    assert read(tmp_path, {"prompt": ASKED, **whole}) == read(tmp_path, {"prompt": ASKED, **ANSWERS})
-
-
 def test_ids_and_masks_of_our_own_pairs_are_taken_as_they_are(tmp_path):
     pair = Pair("p", "ab", Completion("cd", (99, 100), (0, 1)), Completion("e", (101,)), (97, 98))
     write_pairs(tmp_path / "pairs.jsonl", [pair])
     (found,) = read_preferences(tmp_path / "pairs.jsonl", CHAT, vocabulary=TOKENIZER.size)
     assert (found.chosen.ids, found.chosen.mask) == ((97, 98, 99, 100), (0, 0, 0, 1))
     assert (found.rejected.ids, found.rejected.mask) == ((97, 98, 101), (0, 0, 1))
-
-
-def test_text_is_encoded_as_it_stands(tmp_path):
-    (pair,) = read(tmp_path, {"prompt": "<|im_start|>user\nU", "chosen": "good", "rejected": "bad<|im_end|>"})
-    assert compared(pair.chosen) == ("<|im_start|>user\nU", "good")
-    assert pair.rejected.ids[-1] == TOKENIZER.special_id("<|im_end|>")
 
 
 ROW = {"prompt": "U", "chosen": "good", "rejected": "bad"}
@@ -243,45 +209,6 @@ def test_long_pairs_are_counted_and_left_out(tmp_path):
         assert len(read(tmp_path, ROW, {**ROW, "chosen": "x" * 30}, max_tokens=20)) == 1
     with pytest.raises(RecordError, match="holds no pair"):
         read(tmp_path)
-
-
-def test_a_run_leaves_out_what_its_model_has_no_room_for(tmp_path, monkeypatch):
-    clock = iter((1.0, 3.25004))
-    monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
-    base = make_base(tmp_path / "base", positions=40)
-    (tmp_path / "pairs.jsonl").write_text(f"{json.dumps(ROW)}\n{json.dumps({**ROW, 'chosen': 'good ' * 60})}\n")
-    recipe = load_recipe(None, ["dpo.steps=1", "dpo.batch=1", "compute.device=cpu"])
-    lines, places = [], []
-    with pytest.warns(TaskWarning, match="1 of 2 pairs are longer than the model's 40 positions"):
-        run_dpo(recipe, tmp_path / "pairs.jsonl", base, tmp_path / "out", on_step=lines.append, on_place=places.append)
-    assert [(line["step"], line["seconds"]) for line in lines] == [(1, 2.25)]
-    assert [place.device for place in places] == ["cpu"]
-    manifest = json.loads((tmp_path / "out" / "run.json").read_text())
-    assert (manifest["kind"], sorted(manifest["inputs"])) == ("dpo", ["pairs", "start", "tools or chat template"])
-    assert all(manifest["inputs"].values())
-    assert manifest["start"] == str(base)
-
-
-@pytest.mark.parametrize("side", ["chosen", "rejected"])
-def test_whether_a_run_fits_goes_by_its_longest_side(
-    side: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    base = make_base(tmp_path / "base")
-    recipe = load_recipe(None, ["dpo.steps=1", "dpo.batch=1", "compute.device=cpu", "compute.micro_batch_tokens=64"])
-    (found,) = read(tmp_path, {**ROW, side: "x" * 240})
-    needs = needs_of("dpo", recipe, base, place_training(recipe, base), longest=len(getattr(found, side).ids))
-    monkeypatch.setattr(planning, "available_memory", lambda: needs.peak - 1)
-    with pytest.warns(ComputeWarning, match=r"of memory and .* are free on cpu"):  # most of it is an estimate
-        run_dpo(recipe, tmp_path / "pairs.jsonl", base, tmp_path / "long")
-    read(tmp_path, ROW)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", ComputeWarning)
-        run_dpo(recipe, tmp_path / "pairs.jsonl", base, tmp_path / "short")
-    fixed = sum(part.bytes for part in needs.memory if part.name not in planning.ESTIMATED)
-    monkeypatch.setattr(planning, "available_memory", lambda: fixed - 1)
-    with pytest.raises(RecipeError, match=r"of memory and .* are free on cpu"):
-        run_dpo(recipe, tmp_path / "pairs.jsonl", base, tmp_path / "none")
-    assert not (tmp_path / "none").exists()
 
 
 def test_a_run_draws_every_pair_once_an_epoch_and_compares_it_with_its_own_reference(tmp_path, monkeypatch):

@@ -110,19 +110,3 @@ def test_an_engine_elsewhere_is_handed_adapters_with_the_layers_that_have_one(
     assert (handed.rank, handed.targets) == (3, wanted)
     handed.save(tmp_path)
     assert (tmp_path / "adapter_model.safetensors").is_file()
-
-
-def test_what_adapters_leave_alone_is_shared(model: PreTrainedModel) -> None:
-    adapter = Adapter(model, LoraSection(rank=3), seed=0)
-    weights = EngineWeights(model, torch.float32, adapter)
-    embedding = weights.model.get_input_embeddings().weight
-    assert embedding.data_ptr() == model.get_input_embeddings().weight.data_ptr()
-    adapted = {weight.data_ptr() for _, _, weight in adapter.layers()}
-    assert adapted
-    assert not adapted & set(places(weights.model).values())
-
-
-def test_the_copy_is_where_the_model_is(model: PreTrainedModel) -> None:
-    """On the device without memory, as there may be no other; nothing must be made on the CPU on the way."""
-    weights = EngineWeights(model.to("meta"), torch.bfloat16)
-    assert {p.device.type for p in weights.model.parameters()} == {"meta"}

@@ -17,7 +17,6 @@ from retcon.config.schema import LoraSection
 from retcon.core.errors import CheckpointError, EngineError, RecipeError, SandboxUnavailable
 from retcon.models.locating import locate
 from retcon.models.lora import Adapter
-from retcon.runs.metrics import ALL
 from retcon.store import jsonl
 from retcon.train import rl
 from retcon.train.rl import run_rl
@@ -50,18 +49,6 @@ def test_a_group_with_one_survivor_is_skipped_and_counted(base, tmp_path):
     assert len(kept) == 8, "also those that were lost"
 
 
-def test_rollouts_are_learnt_from_at_their_own_temperature(base, tmp_path):
-    lines = [
-        run(base, tmp_path / name, ((1.0, -1.0, 1.0, -1.0),), rollout={"max_tokens": 16, "temperature": temperature},
-            rl={**SMALL, "prompts": 1, "lr": 1e-9, "minibatches": 1})[0]
-        for name, temperature in (("plain", 1.0), ("sharp", 0.5))
-    ]  # fmt: skip
-    assert all(line["kl"] < 1e-8 for line in lines)
-    assert lines[0]["mismatch_mean"] < 1e-4
-    assert lines[1]["mismatch_mean"] is None
-    assert lines[1]["entropy_estimate"] < lines[0]["entropy_estimate"]
-
-
 def test_greedy_rollouts_are_refused_before_anything_is_written(base, tmp_path):
     with pytest.raises(RecipeError, match=r"rollout\.temperature = 0 is greedy"):
         run(base, tmp_path / "run", ((1.0, -1.0, 1.0, -1.0),), rollout={"max_tokens": 16, "temperature": 0.0})
@@ -73,18 +60,6 @@ def test_a_correction_by_log_probs_of_another_temperature_is_refused(base, tmp_p
     with pytest.raises(RecipeError, match=r"rl\.correction = token_mask goes by .* rollout\.temperature = 0\.6"):
         run(base, tmp_path / "run", ((1.0, -1.0, 1.0, -1.0),), rollout={"max_tokens": 16, "temperature": 0.6},
             rl=correcting)  # fmt: skip
-
-
-def test_two_survivors_are_compared_with_each_other(base, tmp_path):
-    lost = run(base, tmp_path / "lost", ((None, 1.0, None, -1.0),), rl={**SMALL, "prompts": 1})
-    assert (lost[0]["kept"], lost[0]["infrastructure"], lost[0]["groups_skipped"]) == (2, 2, 0)
-    assert lost[0]["grad_norm"] > 0
-
-
-def test_a_step_has_every_figure_that_trackers_are_sent(base, tmp_path):
-    (line,) = run(base, tmp_path / "run", ((1.0, -1.0, 1.0, -1.0),), rl={**SMALL, "prompts": 1})
-    elsewhere = {"stage", "eval_pass_rate", "accuracy", "margin", "chosen", "rejected"}  # of stages, evaluation, DPO
-    assert {name.own for name in ALL} - elsewhere <= line.keys()
 
 
 def test_a_step_without_rollouts_ends_the_run_by_name(base, tmp_path):
@@ -111,23 +86,6 @@ def test_every_step_keeps_its_rollouts(base, tmp_path, budget):
     assert (one.selection, one.training.mask, one.training.seconds > 0) == ("kept", None, True)
 
 
-def test_the_share_that_is_purified_follows_its_schedule(base, tmp_path):
-    repair = {"kind": "saar", "probability_schedule": ((1, 0.0), (2, 1.0))}
-    run(base, tmp_path / "run", ((1.0, -1.0, -1.0, 1.0),), rl={**SMALL, "steps": 2}, repair=repair)
-    purified = [
-        {t.provenance.purified for t in jsonl.read(tmp_path / f"run/trajectories/step-00000{step}.jsonl")}
-        for step in (1, 2)
-    ]
-    assert purified == [{False}, {True}]
-
-
-def test_flat_groups_change_nothing(base, tmp_path):
-    (line,) = run(base, tmp_path / "run", ((-1.0,) * 4,))
-    assert (line["groups_flat"], line["grad_norm"], line["loss"]) == (2, 0.0, 0.0)
-    one, other = ((f / "model.safetensors").read_bytes() for f in (base, tmp_path / "run/final"))
-    assert one == other
-
-
 FLAT, MIXED = (1.0,) * 4, (1.0, -1.0, -1.0, 1.0)
 EXTRA = ("extra_groups", "extra_rollouts", "extra_rounds", "groups_flat", "groups_short", "kept")
 
@@ -151,16 +109,6 @@ def test_flat_groups_are_replaced_within_bounds(base, tmp_path, rewards, select,
     assert line["rollouts"] == 8 + expected[1]
     assert (line["grad_norm"] > 0) == (expected[-1] > 0)
     assert len(list(jsonl.read(tmp_path / "run/trajectories/step-000001.jsonl"))) == line["rollouts"]
-
-
-def test_the_next_step_goes_on_after_the_prompts_that_were_drawn_in_place_of_others(base, tmp_path):
-    rewards = (FLAT, MIXED, MIXED, FLAT, MIXED, FLAT, MIXED)
-    run(base, tmp_path / "run", rewards, rl={**SMALL, "steps": 2}, select={"dynamic": True})
-    drawn = [
-        sorted({int(t.task.rpartition("/")[2]) for t in jsonl.read(tmp_path / f"run/trajectories/step-00000{n}.jsonl")})
-        for n in (1, 2)
-    ]
-    assert drawn == [[0, 1, 2], [3, 4, 5, 6]]
 
 
 def test_old_logprobs_are_the_engines_and_agree_with_the_trainers(base, tmp_path):
@@ -236,15 +184,6 @@ def test_adapters_of_experts_decode_and_go_on_as_they_were_trained(tmp_path):
     assert same == files
 
 
-def test_a_run_says_where_it_computes_and_keeps_it(base, tmp_path):
-    recipe = small_recipe(base, rl=SMALL, rollout={"max_tokens": 16}, compute={"attention": "eager"})
-    told = []
-    run_rl(recipe, base, tmp_path / "run", tasks=Ones(), on_place=lambda place: told.append(place.line))
-    assert len(told) == 1
-    assert told[0].endswith("float32, rollouts float32, eager attention")
-    assert json.loads((tmp_path / "run/run.json").read_text())["places"] == told
-
-
 @pytest.mark.parametrize(
     ("sections", "part"),
     [({"compute": {"device": "cuda:9"}}, "compute.device"), ({"lora": {"rank": 2, "targets": "w"}}, "lora.targets")],
@@ -253,21 +192,6 @@ def test_what_cannot_be_computed_here_is_refused_before_there_is_a_run(base, tmp
     with pytest.raises(RecipeError, match=part):
         run_rl(small_recipe(base, **sections), base, tmp_path / "run", tasks=Ones())
     assert not (tmp_path / "run").exists()
-
-
-def test_an_interrupt_loses_no_step(zygote, base, tmp_path):
-    recipe = small_recipe(base, rl={**SMALL, "steps": 1000, "checkpoint_every": 1000}, rollout={"max_tokens": 16})
-    pid = done = 0
-    for name, value in zygote.run("rl", recipe, base, tmp_path / "run"):
-        if name == "pid":
-            pid = int(value)
-        elif name == "step":
-            done = int(value)
-            if done == 3:
-                os.kill(pid, signal.SIGINT)
-    (checkpoint,) = (tmp_path / "run/checkpoints").iterdir()
-    assert checkpoint.name == f"step-{done:06d}"
-    assert 3 <= done < 1000
 
 
 def test_a_sandbox_or_server_that_is_gone_loses_no_step(base, tmp_path, monkeypatch):
@@ -336,20 +260,3 @@ def test_an_interrupt_after_a_step_has_its_rollouts_loses_no_step(base, tmp_path
     lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert lines[-1]["eval_rollouts"] == 1, "the step was finished"
     assert "this step is finished and kept first" in capfd.readouterr().err
-
-
-def test_a_second_interrupt_does_not_wait_for_the_end_of_an_update(base, tmp_path, monkeypatch):
-    updated = rl.update
-
-    def update(*args, **kwargs):
-        for _ in range(2 if kwargs["step"] == 2 else 0):
-            os.kill(os.getpid(), signal.SIGINT)
-        return updated(*args, **kwargs)
-
-    monkeypatch.setattr(rl, "update", update)
-    recipe = small_recipe(base, rl={**SMALL, "steps": 4, "checkpoint_every": 1}, rollout={"max_tokens": 16})
-    with pytest.raises(KeyboardInterrupt):
-        run_rl(recipe, base, tmp_path / "run", tasks=Ones())
-    assert len((tmp_path / "run/metrics.jsonl").read_text().splitlines()) == 1
-    monkeypatch.undo()
-    assert run_rl(recipe, base, tmp_path / "run", tasks=Ones()).is_dir(), "it goes on"

@@ -9,16 +9,13 @@ import torch
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausalLM
 
-from retcon.core.errors import ComputeWarning, TrainingDiverged, UnscoredTokens
+from retcon.core.errors import TrainingDiverged, UnscoredTokens
 from retcon.core.types import RepairRecord, Sample, Segment, ToolCall, Trajectory, Turn
-from retcon.train.algorithms.aepo import Aepo
 from retcon.train.algorithms.dapo import Dapo
 from retcon.train.algorithms.grpo import Grpo
 from retcon.train.batch import collate, minibatches
 from retcon.train.kernels.computing import Computing
 from retcon.train.kernels.logprobs import token_logprobs
-from retcon.train.objective import credit as entropy_weights
-from retcon.train.objective import old_logprobs
 from retcon.train.objective import old_logprobs as reference
 from retcon.train.objective.shaping import rewards_of
 from retcon.train.optim import adamw, apply
@@ -151,27 +148,6 @@ def test_the_figures_of_an_update_are_the_means_over_its_minibatches(model):
         assert whole[figure] == pytest.approx(sum(part[figure] for part in parts) / 2, rel=1e-5)
 
 
-@pytest.mark.filterwarnings("ignore::retcon.core.errors.ComputeWarning")  # log-probs are made up
-def test_what_nothing_was_computed_for_is_not_known_and_lowers_no_mean(model):
-    """As an entropy of 0 would be that of a policy which has collapsed."""
-    of_computed, config = ("kl", "entropy_estimate", "padding", "shared"), CONFIG.model_copy(update={"minibatches": 2})
-    for advantages in ((0.0, 0.0), (1.0, 0.0)):
-        trained = copy.deepcopy(model)
-        samples = [sample(9, advantage, first=n) for n, advantage in enumerate(advantages)]
-        told = update(trained, torch.optim.SGD(trained.parameters()), samples, config, seed=0, step=1)
-        alone = moved(model, samples[:1], config)[1] if any(advantages) else {}
-        assert [told[name] for name in of_computed] == pytest.approx([alone.get(name) for name in of_computed])
-        assert told["loss"] == pytest.approx(alone.get("loss", 0.0) / 2)
-    asked = config.model_copy(update={"kl": 0.1, "entropy_coefficient": 0.1})
-    sgd = torch.optim.SGD(model.parameters())
-    told = update(model, sgd, [], asked, seed=0, step=1, reference=model)
-    assert (told["kl"], told["entropy"], told["kl_reference"]) == (None, None, None)
-    for coefficient, known in ((0.0, False), (0.1, True)):
-        config = CONFIG.model_copy(update={"lr": 1e-12, "entropy_coefficient": coefficient})
-        told = update(model, sgd, [sample(9, 1.0)], config, seed=0, step=1)
-        assert (told["entropy"] is not None) == known
-
-
 def test_where_nothing_has_an_advantage_nothing_moves(model):
     trained = copy.deepcopy(model)
     optimizer = torch.optim.AdamW(trained.parameters())
@@ -215,24 +191,6 @@ def test_a_gradient_that_is_not_finite_is_refused_before_anything_moves(model):
     assert all(torch.equal(v, model.state_dict()[k]) for k, v in trained.state_dict().items())
 
 
-def test_a_loss_that_is_no_number_names_the_batch_and_its_rollouts_before_anything_moves(model):
-    """Of two minibatches; the first has taken its step by then, as its loss is one."""
-    trained = copy.deepcopy(model)
-    optimizer = torch.optim.SGD(trained.parameters())
-    bad = replace(sample(9, float("nan")), source="numbers/7/3/1")
-    good = [replace(sample(9 + n, 1.0), source=f"numbers/7/3/{n + 2}") for n in range(3)]
-    steps = []
-    optimizer.register_step_post_hook(lambda *_: steps.append(1))
-    config = CONFIG.model_copy(update={"minibatches": 2})
-    place = next(
-        n for n, part in enumerate(minibatches([bad, *good], 2, seed=0, step=7), 1) if any(s is bad for s in part)
-    )
-    said = f"step 7, minibatch {place} of 2: the loss is nan, by numbers/7/3/1$"
-    with pytest.raises(TrainingDiverged, match=said):
-        update(trained, optimizer, [bad, *good], config, seed=0, step=7)
-    assert len(steps) == place - 1
-
-
 def test_a_minibatch_that_is_skipped_leaves_no_gradient_to_the_next(model):
     trained = copy.deepcopy(model)
     far = replace(sample(9, -1.0), logprobs=(None,) * 5 + (-9.0,) * 4)
@@ -241,25 +199,6 @@ def test_a_minibatch_that_is_skipped_leaves_no_gradient_to_the_next(model):
     )
     assert (metrics["skipped"], metrics["grad_norm"]) == (1.0, 0.0)
     assert not any(p.grad is not None and p.grad.any() for p in trained.parameters())
-
-
-def test_what_comes_before_the_updates_is_computed_as_they_are(model, monkeypatch):
-    """The log-probs of the reference, old ones, and weights by entropy, by that alone."""
-    computed = []
-    for place in (old_logprobs, entropy_weights):  # the first holds the reference, too
-        monkeypatch.setattr(place, "forwards", lambda of, samples, how, kept=place.forwards, **named: (
-            computed.append((of, how)), kept(of, samples, how, **named)
-        )[1])  # fmt: skip
-    config = Aepo(max_grad_norm=1e9, lr=0.1, old_logprobs="recompute", max_staleness=1)
-    trained, first, how = copy.deepcopy(model), copy.deepcopy(model), Computing(micro_batch_tokens=64)
-    samples = [
-        replace(one, logprobs=tuple(p and -9.0 for p in one.logprobs)) for one in (sample(9, 1.0), sample(12, -1.0))
-    ]
-    sgd = torch.optim.SGD(trained.parameters())
-    update(trained, sgd, samples, config, seed=0, step=1, computing=how, reference=first)
-    assert computed == [(first, how), (trained, how), (trained, how)]
-    with pytest.warns(ComputeWarning, match="differ from the trainer's"):  # none of log-probs that may be old
-        update(trained, sgd, samples, config.model_copy(update={"max_staleness": 0}), seed=0, step=1)
 
 
 def trajectory(reward, logprobs=(-1.0,)):
