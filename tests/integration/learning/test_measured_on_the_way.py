@@ -75,11 +75,6 @@ def test_their_random_streams_are_those_of_the_evaluation_in_every_run(keys: tup
     assert seeds == {f"{task}/0/{index}": derive("rollout", stream, 0, task, index) for task, index in names}
 
 
-def test_the_model_is_sampled_as_it_is_however_training_samples(lab: Lab) -> None:
-    _, params = evaluated(lab)
-    assert {(p.temperature, p.top_p, p.top_k, p.min_p) for p in params} == {(1.0, 1.0, 0, 0.0)}
-
-
 ROOMY = ("rollout.max_tokens=400", "sandbox.workers=1", "sandbox.output_chars=90", "compute.device=cpu")
 
 

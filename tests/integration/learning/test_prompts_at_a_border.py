@@ -64,10 +64,3 @@ def test_every_task_comes_as_often_as_any_other_wherever_stages_end(counts: tupl
 def test_a_task_may_be_put_off_twice_at_once() -> None:
     """Where epochs differ: c is twice too soon after the c before, and comes twice after the border."""
     assert drawn(stream("abc", "cd", "cab", prompts=3), 5, 2, 1) == ["abcda", "cb", "c"]
-
-
-def test_what_a_short_stage_does_not_come_to_of_what_was_put_off_is_left_to_the_next() -> None:
-    """d and c end an epoch and begin the next, where both are put off; a stage of one draw takes d alone."""
-    of = stream("abcd", "dcab", prompts=4)
-    assert drawn(of, 8) == ["abcdabcd"]
-    assert drawn(of, 5, 1, 2) == ["abcda", "d", "cb"]

@@ -14,9 +14,8 @@ pytest.importorskip("torch", reason="training needs the [train] extra")
 
 from retcon.config.schema import Recipe
 from retcon.core.types import Segment, Trajectory, Turn
-from retcon.train import rl, rollouts
+from retcon.train import rollouts
 from retcon.train.rollouts import TrainingRollouts
-from retcon.train.stages import without_harnesses
 from training import Ones
 
 pytestmark = pytest.mark.torch
@@ -99,11 +98,3 @@ def test_of_an_evaluation_that_faults_took_nothing_is_known(monkeypatch: pytest.
     for rewards, left in (([None, None], 0), ([1.0] * 37 + [None] * 3, 37)):
         lost = evaluated(monkeypatch, rewards)
         assert lost == {**dict.fromkeys(lost), "eval_rollouts": left}
-
-
-def test_a_finished_run_does_without_its_harnesses_and_keeps_their_names() -> None:
-    stages = [{"name": "one", "steps": 1, "rollout": {"harness": "b:solve", "max_turns": 3}}, {"name": "two"}]
-    recipe = Recipe.model_validate({"rollout": {"harness": "a:solve"}, "repair": {"kind": "none"}, "stages": stages})
-    bare = without_harnesses(recipe)
-    assert (bare.rollout.harness, [stage.rollout for stage in bare.stages]) == ("", [{"max_turns": 3}, {}])
-    assert rl._with_harnesses(bare, recipe) == recipe

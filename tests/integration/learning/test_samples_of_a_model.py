@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,9 +14,8 @@ from retcon.core.errors import RecipeError
 from retcon.core.seeds import derive
 from retcon.runs.folder import RunFolder
 from retcon.store import jsonl
-from retcon.tasks.types import Task
 from retcon.train.sft import Samples, ToSample, sample_final, to_sample
-from training import Graded, Ones, make_base, small_recipe
+from training import Graded, make_base, small_recipe
 
 pytestmark = pytest.mark.torch
 
@@ -38,28 +36,6 @@ def test_samples_are_named_after_the_last_step_and_drawn_as_the_evaluation_is(tm
     assert [one.provenance.seed for one in made] == [derive("rollout", 9, 7, one.task, 0) for one in made]
     assert {(one.provenance.model, one.provenance.purified) for one in made} == {(str(run.final), False)}
     assert all("Be brief." in "".join(segment.text for segment in one.prompt) for one in made)
-
-
-class Long(Ones):
-    """Every other problem of its evaluation is long."""
-
-    def evaluation(self, count: int, seed: int) -> list[Task]:
-        given = enumerate(super().evaluation(count, seed))
-        return [replace(task, question="go" * (1 + 400 * (n % 2))) for n, task in given]
-
-
-def test_what_leaves_no_room_is_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    base = make_base(tmp_path / "base")
-    monkeypatch.setattr("retcon.train.sft.build_tasks", lambda *_: Long())
-    recipe = small_recipe(base, sft={"samples": 4}, rollout={"max_tokens": 40})
-    wanted = to_sample(recipe, base, tmp_path / "run")
-    assert wanted is not None
-    assert [task.id for task in wanted.tasks] == ["ones/evaluation/0", "ones/evaluation/2"]
-    assert (wanted.recipe, type(wanted.family)) == (recipe, Long)
-    assert to_sample(small_recipe(base, sft={"samples": 0}), base, tmp_path / "run") is None
-    monkeypatch.setattr("retcon.train.sft.build_tasks", lambda *_: Ones(system="go" * 400))
-    with pytest.raises(RecipeError, match="no room for an answer in 4 prompts"):
-        to_sample(recipe, base, tmp_path / "run")
 
 
 def test_a_grader_that_cannot_be_had_is_reported_before_there_is_a_model_to_sample(tmp_path: Path) -> None:

@@ -19,7 +19,6 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from retcon.config.schema import DPOSection, SFTSection
 from retcon.core.errors import RecipeError, TaskWarning, TrainingDiverged
 from retcon.core.types import Sample
-from retcon.models import devices, placing
 from retcon.store import jsonl
 from retcon.train import sft as module
 from retcon.train.batch import collate
@@ -195,18 +194,6 @@ def test_the_rate_of_preference_training_falls_in_a_cosine() -> None:
     sgd = torch.optim.SGD(trained.parameters())
     rates = [dpo_step(trained, sgd, pairs, torch.zeros(1, 2), section, step=step)["lr"] for step in range(4)]
     assert rates == pytest.approx([0.1, 0.1, 0.075, 0.025])
-
-
-def test_a_run_gets_no_advice_on_rollouts_of_which_it_makes_none(
-    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(placing, "look_at_machine", lambda: devices.Machine("Intel Xeon", 0.5, cores=64))
-    slow = {"dtype": "bfloat16", "rollout_dtype": "bfloat16"}
-    recipe = small_recipe(world / "base", sft={"steps": 1, "batch": 2}, compute=slow)
-    places: list[Any] = []
-    run_sft(recipe, world / "demonstrations.jsonl", tmp_path / "out", on_place=places.append)
-    ((hint,),) = (place.hints for place in places)
-    assert "compute.dtype=float32" in hint
 
 
 @pytest.mark.parametrize("kind", ["supervised", "preferences"])

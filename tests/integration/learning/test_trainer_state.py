@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
 import signal
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,18 +13,14 @@ pytest.importorskip("torch", reason="training needs the [train] extra")
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
-from safetensors.torch import load_file, save_file
-from torch import Tensor
-from torch.utils import deterministic
+from safetensors.torch import load_file
 from transformers import MistralConfig, MistralForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from retcon.config.schema import Recipe
-from retcon.core.errors import CheckpointError
 from retcon.models.placing import place_training
 from retcon.runs.folder import RunFolder
 from retcon.train.kernels.forward import why_not_packed
-from retcon.train.optim import torch_settings
-from retcon.train.trainer import Trainer, Training, newest_checkpoint, train
+from retcon.train.trainer import Trainer, Training
 from training import make_base, small_recipe
 
 pytestmark = pytest.mark.torch
@@ -51,16 +44,6 @@ def step(trainer: Trainer, **done: int) -> None:
     trainer.optimizer.step()
     trainer.optimizer.zero_grad()
     trainer.done({"loss": 1.0}, **done)
-
-
-@pytest.mark.parametrize("rank", [0, 2])
-def test_the_optimisers_moments_are_still_to_come_until_the_first_step(base: Path, tmp_path: Path, rank: int) -> None:
-    """Rollouts must leave them their room: of adapters, where these alone are trained."""
-    trainer = opened(small_recipe(base, lora={"rank": rank}), base, tmp_path)
-    trained = sum(p.numel() for p in trainer.model.parameters() if p.requires_grad)
-    assert trainer.to_come() == 2 * 4 * trained
-    step(trainer)
-    assert trainer.to_come() == 0
 
 
 def moments(trainer: Trainer) -> int:
@@ -117,100 +100,6 @@ def test_a_reference_is_what_the_training_started_from_whatever_it_has_become(ba
     assert not all(torch.equal(again.model.state_dict()[name], tensor) for name, tensor in start.items())
 
 
-@pytest.fixture(scope="module")
-def kept(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("kept")
-    trainer = opened(small_recipe(base, rl={"checkpoint_every": 1}), base, out)
-    step(trainer)
-    step(trainer)
-    return out
-
-
-@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json", "trainer.safetensors"])
-def test_a_checkpoint_that_lacks_a_file_is_passed_over(kept: Path, tmp_path: Path, name: str) -> None:
-    run = RunFolder(Path(shutil.copytree(kept, tmp_path / "run")))
-    newest = newest_checkpoint(run)
-    assert newest is not None
-    assert newest.name == "step-000002"
-    (newest / name).unlink()
-    assert newest_checkpoint(run) == newest.with_name("step-000001")
-
-
-def test_moments_of_what_the_model_has_not_are_refused(base: Path, kept: Path, tmp_path: Path) -> None:
-    out = Path(shutil.copytree(kept, tmp_path / "run"))
-    state = out / "checkpoints/step-000002/trainer.safetensors"
-    save_file({**load_file(state), "exp_avg/model.other.weight": torch.zeros(1)}, state)
-    with pytest.raises(CheckpointError, match=r"step-000002 cannot be read \('model\.other\.weight'\)"):
-        opened(small_recipe(base), base, out)
-
-
-@pytest.fixture
-def undisturbed() -> Iterator[None]:
-    before = torch.are_deterministic_algorithms_enabled()
-    yield
-    torch.use_deterministic_algorithms(before)
-
-
-@pytest.mark.parametrize("before", [False, True])
-@pytest.mark.parametrize(("device", "repeats"), [("cpu", True), ("cuda", False)])
-def test_a_run_repeats_on_a_cpu_and_leaves_torch_as_it_was(
-    base: Path, before: bool, device: str, repeats: bool, undisturbed: None
-) -> None:
-    torch.use_deterministic_algorithms(before)
-    place = replace(place_training(small_recipe(base), base), device=device)
-    drawn = torch.random.get_rng_state()
-    filling = deterministic.fill_uninitialized_memory
-    with torch_settings(place):
-        assert torch.are_deterministic_algorithms_enabled() == repeats
-        assert not deterministic.fill_uninitialized_memory, "which takes time, and changes nothing"
-        torch.manual_seed(7)
-    assert torch.are_deterministic_algorithms_enabled() == before
-    assert deterministic.fill_uninitialized_memory == filling
-    assert torch.equal(torch.random.get_rng_state(), drawn)
-
-
-def test_what_is_saved_is_not_saved_again_nor_is_there_anything_before_the_first_step(
-    base: Path, tmp_path: Path
-) -> None:
-    """Where a Ctrl-C may come while the first rollouts are made."""
-    recipe = small_recipe(base, rl={"checkpoint_every": 1})
-    trainer = opened(recipe, base, tmp_path)
-    trainer.save()
-    assert not (tmp_path / "checkpoints").exists()
-    step(trainer)
-    mark = tmp_path / "checkpoints/step-000001/mark"
-    mark.touch()
-    for one in (trainer, opened(recipe, base, tmp_path)):
-        one.save()
-        assert mark.exists()
-
-
-def adapters(trainer: Trainer) -> dict[str, Tensor]:
-    return {name: p.detach().clone() for name, p in trainer.model.named_parameters() if "lora_" in name}
-
-
-def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-
-
-def test_adapters_begin_by_the_runs_seed_and_go_on_as_the_checkpoint_has_them(base: Path, tmp_path: Path) -> None:
-    """Their moments, too: training would go on from adapters at random, and nothing would say so."""
-    begun = []
-    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
-        (tmp_path / name).mkdir()
-        recipe = small_recipe(base, lora={"rank": 2}, rl={"checkpoint_every": 1}, run={"seed": seed})
-        trainer = opened(recipe, base, tmp_path / name)
-        begun.append(adapters(trainer))
-    assert begun[0]
-    assert same(begun[0], begun[1])
-    assert not same(begun[0], begun[2])
-    step(trainer)
-    again = opened(recipe, base, tmp_path / "c")
-    assert same(adapters(again), adapters(trainer))
-    assert not same(adapters(again), begun[2])
-    assert moments(again) == moments(trainer) == len(begun[2])
-
-
 def handler_within(trainer: Trainer) -> object:
     with trainer.interruptible():
         return signal.getsignal(signal.SIGINT)
@@ -230,23 +119,6 @@ def test_after_a_step_ctrl_c_does_what_it_did_before_and_in_a_thread_all_the_whi
             assert pool.submit(handler_within, trainer).result() is mine
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def test_a_run_that_is_finished_is_left_as_it_is(base: Path, tmp_path: Path) -> None:
-    (tmp_path / "final").mkdir()
-    recipe, told = small_recipe(base), []
-    training = Training(RunFolder(tmp_path), recipe, place_training(recipe, base), base, recipe.rl)
-    final = train(training, told.append, first=lambda: told.append("first"), on_step=told.append, on_place=told.append)
-    assert final == tmp_path / "final"
-    assert told == []
-    assert [path.name for path in tmp_path.iterdir()] == ["final"]
-
-
-def test_an_engine_decodes_without_adapters_in_its_weights(base: Path, tmp_path: Path) -> None:
-    weights = opened(small_recipe(base, lora={"rank": 2}), base, tmp_path).engine_weights()
-    assert weights.adapters is not None
-    assert weights.adapters.rank == 2
-    assert not any("lora_" in name for name, _ in weights.model.named_parameters())
 
 
 # Models whose attention is more than what a packed row computes: each reason by itself.

@@ -27,7 +27,6 @@ from retcon.train.kernels.computing import Computing
 from retcon.train.objective.advantage import grpo
 from retcon.train.prompts import Drawn, selection_metrics, to_train
 from retcon.train.rl import draw_groups, run_rl
-from retcon.train.settling import refuse_unlearnable
 from training import Graded, make_base, small_recipe
 
 pytestmark = pytest.mark.torch
@@ -122,20 +121,6 @@ def test_the_reference_stays_what_the_run_started_from(
     assert seen == [(1, True, True), (2, False, True), (3, False, True)]
 
 
-def test_what_a_run_may_sample_is_counted_over_its_sessions(base: Path, tmp_path: Path) -> None:
-    """Two steps' worth, of which the first is another session's."""
-    section = {"prompts": 1, "group": 4, "checkpoint_every": 1}
-    lines: list[Mapping[str, float | None]] = []
-    run_rl(small_recipe(base, rl={**section, "steps": 2}, **SMALL), base, tmp_path / "whole", tasks=MIXED,
-           on_step=lines.append)  # fmt: skip
-    allowed = sum(int(line["sampled_tokens"] or 0) for line in lines)
-    recipe = small_recipe(base, rl={**section, "steps": 4, "max_sampled_tokens": allowed}, **SMALL)
-    with pytest.raises(Killed):
-        run_rl(recipe, base, tmp_path / "run", tasks=MIXED, on_step=killed_after(1))
-    run_rl(recipe, base, tmp_path / "run", tasks=MIXED, on_step=lines.append)
-    assert [line["step"] for line in lines] == [1, 2, 2]
-
-
 class Drawing:
     """In the place of a run's `GroupStream`: groups as they are given."""
 
@@ -167,16 +152,6 @@ def test_a_step_is_given_up_where_more_than_half_of_its_answers_and_four_cannot_
     else:
         drawn = asyncio.run(draw_groups(stream, step=1))
         assert [len(group) for group in drawn.kept] == [min(4, graded + cut_off), 4]
-
-
-def test_old_rollouts_of_another_temperature_are_refused() -> None:
-    """π_old would be today's policy, and not the one that sampled."""
-    for temperature, ahead in ((1.0, 1), (0.6, 0)):
-        refuse_unlearnable(
-            Recipe.model_validate({"rl": {"max_staleness": ahead}, "rollout": {"temperature": temperature}})
-        )
-    with pytest.raises(RecipeError, match=r"rl\.max_staleness = 1 goes by .* rollout\.temperature = 0\.6"):
-        refuse_unlearnable(Recipe.model_validate({"rl": {"max_staleness": 1}, "rollout": {"temperature": 0.6}}))
 
 
 def test_what_an_engine_cannot_follow_is_refused_before_there_is_a_run(base: Path, tmp_path: Path) -> None:
@@ -264,14 +239,6 @@ def test_groups_that_teach_nothing_are_made_up_for_until_a_bound_is_met(
     assert [len(rollouts) for rollouts in found.kept] == [0 if None in r else 2 for r in [FLAT, TELLING, FLAT, *later]]
     told = selection_metrics(recipe, found)
     assert (told["extra_rounds"], told["extra_groups"]) == (len(asked) - 1, len(later))
-
-
-def test_without_dynamic_sampling_a_step_has_its_own_groups_alone() -> None:
-    recipe = Recipe.model_validate({"rl": {"prompts": 2, "group": 2}, "select": {"dynamic": False}})
-    stream = Stream(recipe, group(*FLAT), group(*FLAT), group(*TELLING))
-    found = drawn(stream)
-    assert stream.asked == [(2, 1)]
-    assert (len(found.made), found.rounds) == (2, 0)
 
 
 def test_a_group_that_faults_took_is_not_selected_from(monkeypatch: pytest.MonkeyPatch) -> None:
