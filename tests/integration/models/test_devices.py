@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 import torch
@@ -29,7 +28,6 @@ from retcon.models.devices import (
     Placement,
     choose,
     crowding,
-    look_at_machine,
     supports,
 )
 from retcon.planning.needs import free_on
@@ -40,7 +38,6 @@ pytestmark = pytest.mark.torch
 
 
 PLAIN = Machine("Some CPU", 1.0, cores=4)
-BF16 = Machine("AMD EPYC", 2.1, cores=2)
 QWEN = Qwen3Config(hidden_size=128)
 
 
@@ -59,18 +56,6 @@ def test_a_cpu_computes_in_float32_unless_asked_otherwise() -> None:
     assert found.line == "computing on cpu (Some CPU, 1 thread), float32, rollouts float32, sdpa attention"
     told = chosen(dtype="bfloat16", rollout_dtype="float16", attention="eager", threads=2)
     assert told.line == "computing on cpu (Some CPU, 2 threads), bfloat16, rollouts float16, eager attention"
-
-
-def test_what_bfloat16_would_speed_up_is_reported_where_it_would() -> None:
-    def keys(machine: Machine, width: int, **section: object) -> list[str]:
-        hints = chosen(machine, Qwen3Config(hidden_size=width), **section).hints
-        return [hint.partition("compute.")[2].partition("=")[0] for hint in hints]
-
-    assert keys(BF16, 16) == []
-    assert keys(BF16, 128) == ["dtype"]
-    assert keys(BF16, 2048) == ["dtype", "rollout_dtype"]
-    assert keys(BF16, 2048, dtype="float32") == ["rollout_dtype"]
-    assert keys(PLAIN, 2048) == []
 
 
 SMOLLM2 = LlamaConfig(hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
@@ -146,17 +131,6 @@ def test_more_threads_and_workers_than_cores_can_hold(threads: int, workers: int
     if found is not None:
         assert f"run.threads = {threads}" in found
         assert f"sandbox.workers = {workers}" in found
-
-
-def test_the_machine_is_read_from_the_kernel(tmp_path: Path) -> None:
-    file = tmp_path / "cpuinfo"
-    file.write_text("processor\t: 0\nmodel name\t: Some CPU @ 3 GHz\nflags\t\t: fpu sse\n\nprocessor\t: 1\n")
-    found = look_at_machine(file)
-    assert found.cpu == "Some CPU @ 3 GHz"
-    assert found.cores >= 1
-    file.write_text("processor : 0\nFeatures : fp asimd bf16\n")  # Arm: no name
-    assert look_at_machine(file).cpu
-    assert look_at_machine(tmp_path / "absent").cpu
 
 
 # On a device that is no CPU: what a forward is made of lies there, and drawing ids asks for nothing in between.

@@ -152,26 +152,6 @@ def test_a_file_that_is_no_model_is_refused(folder: Path) -> None:
         locate(folder / "config.json")
 
 
-def test_a_folder_without_config_is_refused(folder: Path) -> None:
-    (folder / "config.json").unlink()
-    with pytest.raises(CheckpointError, match=r"has no config\.json"):
-        locate(folder)
-    (folder / "config.json").write_text("{}")
-    with pytest.raises(CheckpointError, match=r"there are models in it: model"):
-        locate(folder.parent)
-
-
-def test_a_whole_folder_passes(whole: Path) -> None:
-    checked = check_model_folder(whole)
-    assert checked.architecture == "LlamaForCausalLM"
-    assert checked.vocabulary == 263
-    assert checked.parameters == sum(p.numel() for p in tiny("llama").parameters())
-    blocks, untrained = sorted(checked.warnings)
-    assert untrained.startswith("plain English costs it")
-    assert blocks.startswith("calls are written as ```python blocks, which the system prompt explains")
-    assert checked.trains
-
-
 def test_a_model_whose_template_cannot_be_followed_is_tried_through_it(folder: Path) -> None:
     said = []
     for template in ("{{ messages[0].content }}", "<|im_start|>{{ messages[0].content }}<|im_end|>yes, "):

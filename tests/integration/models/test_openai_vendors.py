@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import Barrier
@@ -23,7 +23,7 @@ from retcon.engine.openai.messages import StandIn
 from retcon.engine.types import SamplingParams
 from retcon.evaluate.runner import run_evaluation
 from retcon.models.locating import locate
-from retcon.models.remote import RemoteModel, RequestRefused
+from retcon.models.remote import RemoteModel
 from retcon.rollout.context import RolloutContext, RolloutLimits
 from retcon.rollout.loop import run_rollout
 from retcon.tasks.types import Task
@@ -93,12 +93,6 @@ def test_a_history_that_leaves_no_room_ends_its_rollout(full: Answer) -> None:
     with serving(lambda asked: full if asked.body["messages"][-1]["role"] == "tool" else said("", python("1"))) as s:
         (made,) = rolled(engine_of(s.url, attempts=1))
     assert (made.stop, len(made.turns)) == ("length", 2)
-
-
-@pytest.mark.parametrize("message", ["The request took too long", "context length of the worker failed"])
-def test_a_failure_in_similar_words_is_an_infrastructure_fault(message: str) -> None:
-    with serving(scripted(said("42"), *[error(500, message)] * 2)) as server:
-        assert [made.stop for made in rolled(engine_of(server.url, attempts=1), 2)] == ["answer", "infrastructure"]
 
 
 @pytest.mark.parametrize(
@@ -261,31 +255,6 @@ def test_a_wrong_base_or_model_is_told_in_few_words(reply: Reply, model: str, wo
         rolled(engine_of(server.url, model=model))
 
 
-@pytest.mark.parametrize(
-    ("owner", "sent"),
-    [
-        ("vllm", {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}),
-        ("llamacpp", {"top_k": -1, "min_p": 0.0}),
-        ("openai", {}),
-    ],
-)
-def test_servers_with_defaults_of_their_own_are_asked_to_cut_nothing(owner: str, sent: Mapping[str, Any]) -> None:
-    with serving(listing({"data": [{"id": "small", "owned_by": owner}]}), models=()) as server:
-        rolled(engine_of(server.url))
-    body = server.asked[0].body
-    assert {key: body[key] for key in ("top_k", "min_p", "repetition_penalty") if key in body} == sent
-
-
-def test_patience_is_with_the_server_and_not_with_each_request() -> None:
-    """One that stays away is not waited for anew by every rollout."""
-    left = [said("42")]
-    with serving(lambda _: left.pop() if left else Answer(status=None)) as server:
-        made = rolled(engine_of(server.url, attempts=2, patience=0.05), 4)
-    assert [one.stop for one in made] == ["answer", *["infrastructure"] * 3]
-    assert len(server.asked) < 1 + 15 + 2 * 2
-    assert [asked.body["seed"] for asked in server.asked][-4:] == [server.asked[-1].body["seed"]] * 4
-
-
 def test_an_evaluation_that_lost_too_much_says_why_and_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with serving(lambda _: error(503, "Loading model")) as server:
         given = ["engine.kind=openai", f"engine.url={server.url}", "engine.attempts=1", "engine.patience=0"]
@@ -296,13 +265,6 @@ def test_an_evaluation_that_lost_too_much_says_why_and_once(tmp_path: Path, capl
     told = [record.getMessage() for record in caplog.records if record.name == "retcon.rollout.context"]
     assert len(told) == 1
     assert "is lost: the model at http" in told[0]
-
-
-def test_azures_own_name_of_the_key_is_sent_to_azure_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPENAI_API_KEY", " secret\n")
-    azure = RemoteModel("model", "https://mine.openai.azure.com/openai/deployments/d?api-version=2024-10-21", "d")
-    assert azure._headers() == {"api-key": "secret"}
-    assert RemoteModel("model", "https://azure.com.example/v1", "d")._headers() == {}
 
 
 T = TypeVar("T")
@@ -391,17 +353,6 @@ def test_a_parameter_at_its_default_is_left_out_if_a_server_does_not_take_it(
     refusal: Answer, takes: Any, asked: tuple[float, float], sent: dict[str, float]
 ) -> None:
     assert sampled(refusal, takes, asked, asked) == [sent, sent]
-
-
-def test_a_parameter_that_made_no_difference_is_sent_again() -> None:
-    async def work(model: RemoteModel) -> None:
-        with pytest.raises(RequestRefused):
-            await model.message([], temperature=1.0, tools=[1])
-        await model.message([], temperature=1.0)
-
-    with serving(lambda one: error(400, NO_TEMPERATURE) if "tools" in one.body else said("42")) as server:
-        asking(server.url, work)
-    assert [one.body.get("temperature") for one in server.asked] == [1.0, None, 1.0]
 
 
 def generate(url: str, *asked: SamplingParams) -> None:
