@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -18,8 +16,7 @@ from rich.console import Console
 from retcon.build import build_tasks
 from retcon.cli.compare import CompareOptions, make_plan, read_arms
 from retcon.cli.runner import NotReady, check_same_inputs, check_trainable
-from retcon.config.load import load_recipe
-from retcon.config.schema import Recipe, stages_of
+from retcon.config.schema import Recipe
 from retcon.core.errors import CheckpointError, RecipeError, RetconError, TaskWarning
 from retcon.evaluate.result import Result, write_result
 from retcon.planning import needs as module
@@ -160,38 +157,3 @@ def test_what_is_in_the_way_of_each_is_reported_and_the_others_are_looked_at_sti
     ]  # fmt: skip
     names = ["refused", "broken", "large", "whole", "own rates"]
     assert looked == [(name, 7, Path("model"), 1) for name in names]
-
-
-@pytest.mark.parametrize(("rates", "model"), [("", ""), ("rates.jsonl", "print of model")])
-def test_a_look_is_at_what_the_run_itself_would_refuse(
-    rates: str, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given: dict[str, tuple[object, ...]] = {}
-    told: Any = load_recipe("mini/cleaner", [f"select.pass_rates={rates}"])
-    whole: Any = load_recipe("mini/cleaner", [f"select.pass_rates={rates}", "rl.steps=3"])
-
-    def noting(name: str, made: object) -> Callable[..., object]:
-        def noted(*values: object, **named: object) -> object:
-            given[name] = (*values, *named.items())
-            return made
-
-        return noted
-
-    settled = SimpleNamespace(recipe=whole, each=((stages_of(whole)[0], "tasks"),), needs_reference=True)
-    running = SimpleNamespace(longest=77)
-    for name, made in {
-        "settle_stages": settled, "place_training": "place", "check_free": None, "needs_of": "needs",
-        "fingerprint": "print of model", "RunStages": running,
-    }.items():  # fmt: skip
-        monkeypatch.setattr(ready, name, noting(name, made))
-    monkeypatch.setattr(type(told.engine), "refuse_training", noting("refuse_training", None))
-    folder, out = Path("model"), tmp_path / "out"
-    found = ready.get_ready(told, folder, out, look=1)
-    assert given["refuse_training"] == (told.engine, told)
-    assert given["settle_stages"] == (told, folder)
-    assert given["place_training"] == (whole, folder, ("reference", True))
-    assert given["check_free"] == (out, "rl", whole)
-    assert given["RunStages"] == (settled, folder, ("model", model), ("look", 1))
-    assert given["needs_of"] == ("rl", whole, folder, "place", ("reference", True), ("least", 77))
-    assert (found.settled, found.place, found.stages) == (settled, "place", running)
-    assert found.each == ((stages_of(whole)[0], "tasks", "needs"),)

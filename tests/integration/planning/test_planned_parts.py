@@ -53,24 +53,6 @@ def test_rollouts_and_updates_take_turns() -> None:
     assert [needs(*phases).peak // MIB for phases in ((300, 200), (200, 300), (0, 50))] == [400, 400, 150]
 
 
-def test_what_is_named_is_the_largest_of_what_is_there_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To make something else smaller would not help."""
-    monkeypatch.setattr(module, "available_memory", lambda: 350 * MIB)
-    with pytest.raises(RecipeError, match=r"takes up to 400 MiB .* most of it is gradients \(160 MiB.*lora\.rank = 16"):
-        refuse_unfit(needs(200, 160, 140), tmp_path / "out")
-    with pytest.raises(RecipeError, match=r"most of it is packed weights \(300 MiB.*Take a smaller model"):
-        refuse_unfit(needs(300, 200), tmp_path / "out")
-    refuse_unfit(needs(250, 250), tmp_path / "out")
-
-
-def test_a_run_that_is_finished_fits_wherever_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "available_memory", lambda: MIB)
-    (tmp_path / "out/final").mkdir(parents=True)
-    refuse_unfit(needs(1, 1, disk=2**60), tmp_path / "out")
-    with pytest.raises(RecipeError, match="of memory"):
-        refuse_unfit(needs(1, 1), tmp_path / "new")
-
-
 @pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe"])
 @pytest.mark.parametrize("targets", [["all-linear"], ["q_proj", "o_proj"]], ids="+".join)
 def test_adapters_have_as_many_parameters_as_are_planned(kind: str, targets: list[str]) -> None:

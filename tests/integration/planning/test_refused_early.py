@@ -23,7 +23,7 @@ from retcon.models.devices import Placement
 from retcon.store import jsonl
 from retcon.tasks.registry import problems_of
 from retcon.train.demos.making import write_demonstrations
-from retcon.train.sft import run_sft, to_sample
+from retcon.train.sft import run_sft
 from training import make_base, make_demonstrations
 
 pytestmark = pytest.mark.torch
@@ -64,14 +64,6 @@ def test_keys_and_values_that_hold_no_rollout_are_refused_before_the_model_is_lo
     with pytest.raises(RecipeError, match=r"^compute\.kv_memory_mb = 1: one rollout of 60,700 tokens .* set 16 or"):
         work(recipe, base, tmp_path / "out", places.append)
     assert not places
-
-
-def test_a_supervised_training_that_is_finished_is_refused_nothing(base: Path, tmp_path: Path) -> None:
-    recipe, out = load_recipe(None, [*SMALL, TOO_SMALL, "sft.samples=1"]), tmp_path / "out"
-    with pytest.raises(RecipeError, match=r"compute\.kv_memory_mb = 1: "):
-        to_sample(recipe, base, out)
-    (out / "final").mkdir(parents=True)
-    assert to_sample(recipe, base, out) is not None
 
 
 def test_the_plan_of_an_evaluation_that_is_whole_says_so_and_refuses_nothing(

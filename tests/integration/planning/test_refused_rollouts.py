@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,7 +21,6 @@ from retcon.evaluate.audit import Auditing, Size, run_audit
 from retcon.evaluate.difficulty import run_difficulty
 from retcon.evaluate.runner import run_evaluation
 from retcon.train.rl import run_rl
-from retcon.train.settling import settle_stages
 from training import Ones, make_base
 
 pytestmark = pytest.mark.torch
@@ -126,39 +124,9 @@ def test_a_comparison_whose_arms_repair_nothing_goes_without_its_repaired_evalua
     assert [target.makes.parent.name for target in plan.trained["first", 0][1:]] == ["eval", "eval-faults"]
 
 
-WITHIN = {
-    "a training": ((), False),
-    "points of a curve": (("evaluate.every=1",), False),
-    "no point that is repaired": (("evaluate.repair=saar",), False),
-    "points that are repaired": (("evaluate.repair=saar", "evaluate.every=1"), True),
-    "a stage": (("stages.b.repair.kind=saar",), True),
-}
-
-
-@pytest.mark.parametrize(("keys", "refused"), WITHIN.values(), ids=WITHIN)
-def test_of_a_recipe_in_stages_what_each_of_them_repairs_by_counts_and_what_the_points_of_its_curve_do(
-    keys: tuple[str, ...], refused: bool, base: Path, tmp_path: Path
-) -> None:
-    staged, unrepaired = tmp_path / "staged.toml", 'repair.kind = "none"'
-    staged.write_text(
-        f'[rl]\nsteps = 2\n[[stages]]\nname = "a"\nsteps = 1\n{unrepaired}\n[[stages]]\nname = "b"\n{unrepaired}\n'
-    )
-    recipe = load_recipe(staged, [*KEYS, *SHORT, *REPAIRED, f'model.path="{base}"', *keys])
-    with pytest.raises(RecipeError, match="cannot be gone back to") if refused else nullcontext():
-        settle_stages(recipe, base)
-
-
 def test_a_difficulty_pass_which_repairs_nothing_measures(base: Path, tmp_path: Path) -> None:
     recipe = recipe_of(base, *REPAIRED, "strategy.kind=arpo", "evaluate.repair=saar")
     assert len(run_difficulty(recipe, base, tmp_path / "rates.jsonl", tasks=2, rollouts=1)) == 2
-
-
-def test_an_evaluation_without_a_repair_goes_by_its_own_key_and_not_by_that_of_the_training(
-    base: Path, tmp_path: Path
-) -> None:
-    recipe = recipe_of(base, *REPAIRED, "evaluate.problems=1", "evaluate.samples=1", "evaluate.top_p=1.0")
-    plan_evaluation(recipe, base, tmp_path / "plan")
-    assert run_evaluation(recipe, base, tmp_path / "eval").is_file()
 
 
 def test_branches_are_refused_in_training_and_an_evaluation_which_has_none_measures(base: Path, tmp_path: Path) -> None:
