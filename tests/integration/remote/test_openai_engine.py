@@ -23,7 +23,6 @@ from retcon.engine.openai.messages import Fenced, StandIn, request_of
 from retcon.engine.types import Generation, SamplingParams
 from retcon.http import client as asking
 from retcon.http.client import ConnectionFailed, HttpClient
-from retcon.purify.kinds.describe import Describe
 from retcon.purify.saar import Saar
 from retcon.rollout.context import RolloutContext, RolloutLimits
 from retcon.rollout.group import rollout_group
@@ -163,15 +162,6 @@ def test_what_it_wrote_is_marked_as_in_another_tokenizers_ids_and_not_learnt_fro
     assert to_sample(replace(one, provenance=Provenance()), scored=False).ids
 
 
-def test_calls_that_cannot_be_read_are_rendered_back_as_they_were_written() -> None:
-    bad = {"name": "python", "arguments": '{"code": 6*7', "id": "c"}
-    with serving(script(said(None, bad), said("Sorry."))) as server:
-        trajectory = rolled(engine_of(server))
-    assert trajectory.turns[0].observations[0].status == "malformed"
-    told = server.asked[1].body["messages"][4]
-    assert (told["content"], told["tool_calls"][0]["function"]["arguments"]) == (None, bad["arguments"])
-
-
 def test_a_call_in_the_text_that_is_nested_without_end_is_rendered_back() -> None:
     deep = '{"name": "python", "arguments": ' + "[" * 100_000 + "]" * 100_000 + "}"
     with serving(script(said(f"Hm.\n<tool_call>\n{deep}\n</tool_call>"), said("42"))) as server:
@@ -209,27 +199,10 @@ def test_a_fault_of_the_way_is_outlasted(fault: Answer) -> None:
     assert (engine.stats.requests, engine.stats.retried, engine.stats.generated) == (1, 2, 3)
 
 
-def test_a_server_that_stays_away_is_no_fault_of_the_model() -> None:
-    """No reward, no repair: what it had begun ends, and nothing is asked beyond the budget."""
-    bad = said("First.", python("x", "a"))
-    with serving(lambda asked: bad if len(server.asked) == 1 else Answer(status=None)) as server:
-        trajectory = rolled(engine_of(server, attempts=3), repair=Saar())
-    assert (trajectory.stop, trajectory.reward, len(server.asked)) == ("infrastructure", None, 1 + 3)
-    assert trajectory.turns[0].repair is not None
-    assert trajectory.turns[0].repair.decision == "unrepaired"
-
-
 def test_a_server_that_asks_for_more_patience_than_there_is_is_given_up_at_once() -> None:
     with serving(lambda _: Answer({}, 429, {"Retry-After": "3600"})) as server:
         assert rolled(engine_of(server)).stop == "infrastructure"
     assert len(server.asked) == 1
-
-
-def test_of_a_message_in_parts_its_text_is_read() -> None:
-    thought = {"type": "thinking", "thinking": [{"type": "text", "text": "Hm."}]}
-    parts = [thought, {"type": "text", "text": "It is "}, {"type": "text", "text": "42."}]
-    with serving(lambda _: Answer({"choices": [{"message": {"content": parts}}]})) as server:
-        assert rolled(engine_of(server)).turns[0].text == "It is 42.<|im_end|>"
 
 
 NUMBER = {"choices": [{"message": {"content": 42}}]}
@@ -375,34 +348,6 @@ def strict(*answers: Answer) -> Any:
     return reply
 
 
-def described(*answers: Answer) -> tuple[Trajectory, list[dict[str, Any]]]:
-    """The rollout, and what the server was told last, after the question."""
-
-    def run(code: str) -> tuple[str, Any, str | None]:
-        return ("NameError: x", "error", "NameError") if "x" in code else (f"<{code}>", "ok", None)
-
-    async def main(url: str) -> Trajectory:
-        engine = OpenAIEngine(OpenAISettings(url, wait=0.001, attempts=1), TOKENIZER)
-        tools = {"python": ScriptedTool(run, spec=SPEC)}
-        context = RolloutContext(engine, CHAT, tools, LIMITS, SamplingParams(max_tokens=2000), Describe())
-        async with engine.connected():
-            return await run_rollout(Task("t", "6 times 7?", "42"), context, id="t/0/0", seed=1)
-
-    with serving(strict(*answers)) as server:
-        made = asyncio.run(asyncio.wait_for(main(server.url), 60))
-        return made, server.asked[-1].body["messages"][1:]
-
-
-@pytest.mark.parametrize("words", ["I compute.", None])
-def test_the_output_of_a_described_call_becomes_a_user_message(words: str | None) -> None:
-    made, told = described(said(words, python("x", "a")), said("42"))
-    assert made.stop == "answer"
-    assert told == [
-        {"role": "assistant", "content": "I compute.\n" if words else ""},
-        {"role": "user", "content": "[python failed: NameError: x]"},
-    ]
-
-
 def test_a_call_that_was_cut_off_is_rendered_as_words_where_the_conversation_goes_on() -> None:
     cut = python("", "a") | {"arguments": '{"code": "x = 1\\ny ='}
 
@@ -494,15 +439,6 @@ def asked_through(
     for name in ("no_proxy", "NO_PROXY", "HTTP_PROXY", "HTTPS_PROXY", "NETRC"):
         monkeypatch.delenv(name, raising=False)
     return asyncio.run(asyncio.wait_for(main(), 60))
-
-
-@pytest.mark.parametrize("scheme", ["http://", ""])
-def test_a_proxy_may_be_named_without_its_scheme(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    came, head = asked_through(scheme, monkeypatch)
-    assert came == "200"
-    assert head["asked"] == "GET http://model.example/v1 HTTP/1.1"
-    assert head["authorization"] == KEY
-    assert "proxy-authorization" not in head
 
 
 def test_a_proxy_is_told_who_asks_and_never_the_key_of_a_server_behind_tls(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 from collections.abc import Callable
@@ -14,8 +13,7 @@ from typing import Any
 import pytest
 
 from retcon.chat.chat import Chat
-from retcon.config.load import load_recipe
-from retcon.core.errors import EngineError, InfrastructureFault, RecipeError
+from retcon.core.errors import EngineError, InfrastructureFault
 from retcon.engine.kinds.vllm import dtype_of
 from retcon.engine.types import EngineSetup
 from retcon.engine.vllm.engine import VLLMEngine
@@ -63,42 +61,6 @@ def test_how_long_a_generation_may_get_and_what_ended_it_go_both_ways() -> None:
     assert (with_string["detokenize"], without["detokenize"], "stop" in without) == (True, False, False)
 
 
-@pytest.mark.parametrize(
-    ("usage", "prefilled"), [({"prompt_tokens": 7}, 7), (None, 0), ([1], 0), ({"prompt_tokens": "some"}, 0)]
-)
-def test_what_a_server_counts_is_no_part_of_the_answer(usage: object, prefilled: int) -> None:
-    """What stands before a server may count otherwise, or not at all."""
-    told = json.loads(json.dumps(VLLM().tokens({"token_ids": [5], "sampling_params": {"max_tokens": 3}}).body))
-    with serving(VLLM(answers=[Answer({**told, "usage": usage})]), models=()) as server:
-        engine = engine_of(server)
-        assert run(connected(engine, lambda: engine.generate("a", [5], GREEDY))).ids == (5, 5, 5)
-    assert engine.stats.prefilled == prefilled
-
-
-CACHE = {"num_gpu_blocks": 4, "block_size": 16}
-
-
-def test_no_more_is_asked_of_a_server_at_a_time_than_its_keys_and_values_hold() -> None:
-    """Of 64 tokens 40 are taken, until the trajectory that has them is over."""
-    server_is = VLLM({"cache": CACHE}, holds="/inference/v1/generate")
-
-    async def work(engine: VLLMEngine) -> Any:
-        async with engine.connected():
-            first = asyncio.create_task(engine.generate("a", [5] * 40, GREEDY))
-            await asyncio.to_thread(server_is.begun.wait, 30)
-            second = asyncio.create_task(engine.generate("b", [6] * 40, GREEDY))
-            await asyncio.sleep(0)
-            assert engine._dispatcher is not None
-            assert engine._dispatcher.policy.waiting == 1
-            server_is.answered.set()
-            await first
-            await engine.release("a")
-            return await second
-
-    with serving(server_is, models=()) as server:
-        assert run(work(engine_of(server))).ids == (6, 6, 6)
-
-
 def test_scores_are_those_of_the_prompt_and_the_last_id() -> None:
     with serving(VLLM(), models=()) as server:
         engine = engine_of(server)
@@ -140,25 +102,6 @@ def test_a_server_that_is_down_from_the_start_is_no_reason_not_to_begin() -> Non
         assert run(connected(engine, lambda: engine.generate("a", [5], GREEDY))).ids == (5, 5, 5)
         with pytest.raises(EngineError, match="no vLLM server answers"):
             run(connected(engine_of(dead), lambda: None))
-
-
-def test_a_request_waits_for_a_server_to_come_back() -> None:
-    server_is = VLLM()
-
-    def back() -> None:
-        server_is.down = False
-
-    async def work(engine: VLLMEngine) -> Any:
-        async with engine.connected():
-            server_is.down = True
-            asking = asyncio.create_task(engine.generate("a", [5], GREEDY))
-            while engine.stats.retried < 2:
-                await asyncio.sleep(0.01)
-            back()
-            return await asking
-
-    with serving(server_is, models=()) as server:
-        assert run(work(engine_of(server))).ids == (5, 5, 5)
 
 
 def test_rollouts_that_no_server_answers_have_no_reward_and_no_repair() -> None:
@@ -235,15 +178,6 @@ def test_an_answer_that_cannot_be_read_is_a_fault_and_no_generation() -> None:
         engine = engine_of(server, patience=0.01)
         with pytest.raises(InfrastructureFault, match="gives no generation"):
             run(connected(engine, lambda: engine.generate("a", [5], GREEDY)))
-
-
-@pytest.mark.parametrize("keys", [(), ("engine.url=http://127.0.0.1:1", "engine.python=python")])
-def test_a_recipe_names_servers_or_a_python_and_not_both(keys: tuple[str, ...]) -> None:
-    recipe = load_recipe(None, ["engine.kind=vllm", *keys])
-    with pytest.raises(
-        RecipeError, match=r"engine\.kind = 'vllm' needs engine\.url or engine\.python, and (neither|both)"
-    ):
-        recipe.engine.refuse_training(recipe)
 
 
 def test_a_server_of_our_own_decodes_with_the_weights_dtype_unless_the_recipe_says_otherwise(tmp_path: Path) -> None:
