@@ -50,15 +50,6 @@ def test_a_failed_program_is_repaired_and_the_answer_says_how() -> None:
     asked(play, [FAILS, WORKS, "It is 42."], repair=SAAR)
 
 
-def test_without_a_repair_failures_stay() -> None:
-    async def play(client: Asking) -> None:
-        answer = await client.chat([user("What is 6 times 7?")])
-        assert answer["retcon"]["repairs"] == []
-        assert "print(x" in client.engine.tokenizer.decode(client.engine.seen[-1][1])
-
-    asked(play, [FAILS, WORKS, "It is 42."])
-
-
 def test_the_clients_own_tools_are_the_clients_to_run() -> None:
     async def play(client: Asking) -> None:
         told: list[Any] = [user("Who?")]
@@ -168,17 +159,6 @@ def test_a_stop_string_is_left_out_and_may_be_put_back() -> None:
     asked(play, ["<code>1</code> and more", "two", "three"])
 
 
-def test_a_message_that_is_too_long_is_cut_and_says_so() -> None:
-    async def play(client: Asking) -> None:
-        answer = await client.chat([user("Go.")], max_tokens=3)
-        assert (said(answer)["content"], answer["choices"][0]["finish_reason"]) == ("Wel", "length")
-        assert answer["usage"]["completion_tokens"] == 3
-        on = await client.chat([user("Go."), said(answer), user("On.")], max_completion_tokens=100)
-        assert on["retcon"]["known_tokens"] == answer["usage"]["total_tokens"]
-
-    asked(play, ["Well then", "and so on"])
-
-
 def test_what_is_asked_for_is_how_it_is_sampled() -> None:
     async def play(client: Asking) -> None:
         about: dict[str, Any] = {
@@ -194,15 +174,6 @@ def test_what_is_asked_for_is_how_it_is_sampled() -> None:
         assert one.seed == again.seed != other.seed
 
     asked(play, lambda *_: "Yes.")
-
-
-def test_a_message_is_no_longer_than_the_server_allows_and_the_client_asks_for() -> None:
-    async def play(client: Asking) -> None:
-        for limits in ({}, {"max_tokens": 900}, {"max_tokens": 3}, {"max_tokens": 5, "max_completion_tokens": 2}):
-            await client.chat([user("Go.")], **limits)
-        assert [one.max_tokens for one in client.engine.params] == [7, 7, 3, 2]
-
-    asked(play, lambda *_: "Yes.", answer_tokens=7)
 
 
 def test_of_messages_on_channels_a_client_is_given_the_final_one() -> None:

@@ -15,7 +15,6 @@ import httpx
 
 from integration.serve.test_harness_rollouts import TASK, grade, once, rolled
 from retcon.core.errors import RecipeError
-from retcon.core.types import Trajectory
 from retcon.engine.kinds.scripted import ScriptedEngine
 from retcon.rollout.context import RolloutLimits
 from retcon.rollout.group import rollout_member
@@ -23,7 +22,7 @@ from retcon.serve.harness import HarnessFunction, ModelEndpoint, find_harness
 from retcon.serve.harness_server import open_harness
 from retcon.tasks.types import Task
 from retcon.train.objective.shaping import has_void_turn
-from servers.agent import BYTES, SEARCH, context_of, said, user
+from servers.agent import BYTES, SEARCH, context_of, user
 
 
 async def cancels(task: Task, endpoint: ModelEndpoint) -> None:
@@ -144,19 +143,6 @@ def test_the_harness_of_the_example_tells_a_call_that_it_cannot_run(arguments: s
     assert [one.status for one in made.turns[0].observations] == ["error"]
 
 
-def test_no_rollout_has_more_turns_than_it_may() -> None:
-    """Also where a request, which brings no tools, has calls run here."""
-
-    def solve(task: Task, endpoint: ModelEndpoint) -> None:
-        told: list[Any] = [user("Go.")]
-        told += [said(asked(endpoint, body={"model": endpoint.name, "messages": told}).json()), user("On.")]
-        asked(endpoint, body={"model": endpoint.name, "messages": told})
-
-    calls = ["```python\n1\n```", "Yes.", *["```python\n2\n```"] * 9]
-    (made,), *_ = rolled(solve, calls, limits=RolloutLimits(4000, 3))
-    assert (len(made.turns), made.stop, made.reward) == (3, "turns", 0.0)
-
-
 async def posted(endpoint: ModelEndpoint, text: str, **more: object) -> httpx.Response:
     async with httpx.AsyncClient(timeout=60) as http:
         body = {"model": endpoint.name, "messages": [user(text)], **more}
@@ -189,17 +175,3 @@ def returns(says: Any) -> HarnessFunction:
 def test_a_built_in_that_does_not_say_what_it_takes_is_refused() -> None:
     with pytest.raises(RecipeError, match=r"rollout\.harness: 'builtins:max' is .*where a function solve"):
         find_harness("builtins:max")
-
-
-@pytest.mark.parametrize("says", ["<answer>42</answer>", "B is correct", "42", "", "a\nb"])
-def test_an_answer_is_graded_as_the_reply_that_it_is(says: str) -> None:
-    """As it would be where it is the model's last message, which stays what it was."""
-    given: list[str] = []
-
-    def grade(task: Task, trajectory: Trajectory) -> Trajectory:
-        given.append(trajectory.turns[-1].text)
-        return replace(trajectory, reward=0.5, answer=given[-1])
-
-    (made,), *_ = rolled(returns(says), ["Well."], grade=grade)
-    assert (given, made.answer, made.reward) == ([says], says, 0.5)
-    assert made.turns[-1].text.startswith("Well.")

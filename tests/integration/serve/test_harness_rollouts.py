@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -121,24 +120,6 @@ def test_what_can_be_neither_ends_the_run(says: Any) -> None:
         rolled(lambda task, endpoint: says, ["Never asked."])
 
 
-def test_a_function_that_blocks_does_not_keep_others_waiting() -> None:
-    """All of them are under way at once: each waits until the last has asked."""
-    asked: list[str] = []
-
-    def solve(task: Task, endpoint: ModelEndpoint) -> None:
-        body = {"model": endpoint.name, "messages": [user(task.question)]}
-        asked.append(endpoint.url)
-        while len(asked) < 40:
-            time.sleep(0.01)
-        with httpx.Client(timeout=60) as http:
-            http.post(f"{endpoint.url}/chat/completions", json=body).raise_for_status()
-
-    made, *_ = rolled(solve, ["\\boxed{42}"], count=40)
-    assert [t.id for t in made] == [f"sums/1/2/{n}" for n in range(40)]
-    assert {t.reward for t in made} == {1.0}
-    assert len(set(asked)) == 40
-
-
 def test_rollouts_sample_as_the_recipe_says_whatever_is_asked_for() -> None:
     async def solve(task: Task, endpoint: ModelEndpoint) -> None:
         await ask(endpoint, [user("Go.")], temperature=0, top_p=0.1, top_k=1, seed=7, max_tokens=5)
@@ -171,33 +152,6 @@ def test_a_rollout_that_met_a_limit_is_graded_as_one_that_did(goes_on: bool) -> 
     (length,), *_ = rolled(solve, lambda *_: "Yes." * 20, limits=RolloutLimits(300, 30))
     assert (length.stop, length.reward) == ("length", 0.0)
     assert refused == ["max_turns", "context_length_exceeded"]
-
-
-def test_a_harness_that_shortens_its_history_goes_on() -> None:
-    """Learnt is the conversation that ended last, from its beginning; the other is told of."""
-
-    async def solve(task: Task, endpoint: ModelEndpoint) -> None:
-        await ask(endpoint, [user("Go.")])
-        with pytest.raises(httpx.HTTPStatusError):
-            await ask(endpoint, [user("Too long. " * 60)])
-        await ask(endpoint, [user("Shorter.")])
-
-    (made,), *_ = rolled(solve, ["\\boxed{42}"], limits=RolloutLimits(300, 9))
-    assert (made.stop, made.reward) == ("answer", 1.0)
-    assert "Shorter." in made.text
-    assert "Go." not in made.text
-
-
-def test_a_second_try_of_the_same_history_is_learnt_with_what_came_before() -> None:
-    async def solve(task: Task, endpoint: ModelEndpoint) -> None:
-        told = [user("Go.")]
-        told += [await ask(endpoint, told), user("Again.")]
-        await ask(endpoint, told)
-        await ask(endpoint, told)
-
-    (made,), *_ = rolled(solve, lambda id, text, n: f"Number {n} of {id[-1]}. \\boxed{{42}}")
-    assert len(made.turns) == 2
-    assert all(turn.generated for turn in made.turns)  # the first turn is no part of the prompt
 
 
 @pytest.mark.parametrize(

@@ -275,19 +275,3 @@ def test_rollouts_that_branch_or_are_replayed_have_no_harness(tmp_path: Path, mo
         load_recipe("mini/arpo", [f"rollout.harness={module}:solve"])
     with pytest.raises(RecipeError, match=r"rollout\.harness: an audit goes back to the state before a failed call"):
         audit("base", ["mini/cleaner", f"rollout.harness={module}:solve"], out=tmp_path / "audit")
-
-
-def test_demonstrations_are_written_through_the_harness(start: tuple[Path, Path], tmp_path: Path, module: str) -> None:
-    """Those of a model; the others' turns are none that a harness has asked for."""
-    _, cold = start
-    tasks = tmp_path / "tasks.jsonl"
-    tasks.write_text("".join(json.dumps({"question": f"go {n}", "answer": str(n % 2 + 1)}) + "\n" for n in range(40)))
-    words = ["quickstart/cold_start", "demos.kind=engine", "task.kind=file", f"task.path={tasks}", "sandbox.workers=1",
-             "sft.demonstrations=2", "rollout.max_tokens=200", f"rollout.harness={module}:solve"]  # fmt: skip
-    path = f"src:{tmp_path}"
-    done = retcon("demos", *words, f"model.path={cold}", "--out", tmp_path / "made.jsonl", PYTHONPATH=path)
-    assert done.returncode == 0, done.stderr
-    assert all(t.text.count("again") == 1 for t in jsonl.read(tmp_path / "made.jsonl"))
-    done = retcon("demos", *words, "demos.model=base", "--out", tmp_path / "other.jsonl", PYTHONPATH=path)
-    assert done.returncode != 0
-    assert "rollout.harness: what it says to another model" in done.stderr

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,10 +17,7 @@ from retcon.core.errors import EngineError, RecipeError
 from retcon.engine.kinds.scripted import ScriptedEngine
 from retcon.engine.types import Generation, SamplingParams
 from retcon.rollout.context import RolloutLimits
-from retcon.serve.agent import Agent
 from retcon.serve.errors import ServeSettings
-from retcon.serve.recording import Record
-from retcon.serve.requests import read_request
 from servers.agent import MODEL, SAAR, SEARCH, Asking, Message, asked, context_of, said, serving, user
 
 NAMED = {"type": "function", "function": {"name": "search"}}
@@ -229,36 +225,6 @@ def test_a_client_that_is_gone_ends_its_generation_and_frees_the_engine(stream: 
             async with httpx.AsyncClient(base_url=url) as http:
                 assert (await http.get("/health")).json()["running"] == 0
                 assert (await http.get("/v1/sessions")).json()["data"] == []
-
-    asyncio.run(asyncio.wait_for(main(), 300))
-
-
-def test_no_two_requests_of_a_session_share_a_random_stream() -> None:
-    """Who gives up and asks again has the stream that it had, and nobody else's."""
-
-    async def main() -> None:
-        engine = Holding()
-        agent = Agent(context_of(engine), ServeSettings(MODEL), Record(None))
-
-        async def begun() -> asyncio.Task[Any]:
-            count = len(engine.seeds)
-            one = read_request(json.dumps(body()).encode(), MODEL)
-            asking = asyncio.create_task(agent.answer(one, "s", None))
-            while len(engine.seeds) == count:
-                await asyncio.sleep(0)
-            return asking
-
-        gone, stays = await begun(), await begun()
-        gone.cancel()
-        while not engine.released:
-            await asyncio.sleep(0)
-        again = await begun()
-        engine.go.set()
-        await asyncio.gather(stays, again)
-        await (await begun())
-        first, *others = engine.seeds
-        assert others[1] == first
-        assert len(set(others)) == 3
 
     asyncio.run(asyncio.wait_for(main(), 300))
 

@@ -34,25 +34,6 @@ def lines(trajectories: list[Trajectory]) -> list[bytes]:
     return list(map(jsonl.line_of, trajectories))
 
 
-def test_an_answer_is_added_to_what_is_kept_and_nothing_is_written_again(tmp_path: Path) -> None:
-    sizes: list[int] = []
-
-    async def play(client: Asking) -> None:
-        kept, told, before = tmp_path / OPEN / "a.jsonl", list[Any](), b""
-        for n in range(30):
-            told.append(user(f"Question {n:02}?"))
-            told.append(said(await client.chat(told, session="a")))
-            now = kept.read_bytes()
-            assert now.startswith(before)
-            sizes.append(len(now) - len(before))
-            before = now
-        await client.chat([user("Another one?")], session="a")
-        assert kept.read_bytes().startswith(before)
-
-    asked(play, numbered, record=tmp_path)
-    assert max(sizes[1:]) < 1.2 * sizes[1], "an answer costs what it says, however long the session is"
-
-
 def test_whenever_a_server_is_killed_all_that_it_had_answered_is_taken_in(tmp_path: Path) -> None:
     """Conversations that branch, calls that were repaired here or are the client's, and rewards."""
     states: list[tuple[int, list[Trajectory]]] = [(0, [])]

@@ -31,27 +31,6 @@ def never() -> Any:
     raise AssertionError("nothing here has weights")
 
 
-def test_a_message_is_as_long_as_the_server_and_not_the_stand_in_counts_and_a_fault_is_reported() -> None:
-    """A token of the server's is some of the tokenizer's that stands in for its own."""
-    answers = [answering.said("It is forty-two."), answering.Answer({"error": {"message": "it burns"}}, 500)]
-
-    async def main(server: answering.Server) -> None:
-        standin = StandIn(ByteTokenizer(), "bytes")
-        engine = OpenAIEngine(OpenAISettings(server.url, attempts=1), standin)
-        context = replace(context_of(engine), chat=Chat(standin, style="retcon.engine.openai.messages:NATIVE"))
-        async with engine.connected(), serving(context) as url, httpx.AsyncClient(base_url=url, timeout=120) as http:
-            body = {"model": MODEL, "max_tokens": 5, "messages": [user("What is it?")]}
-            made = (await http.post("/v1/chat/completions", json=body)).json()["choices"][0]
-            assert (made["message"]["content"], made["finish_reason"]) == ("It is forty-two.", "stop")
-            lost = await http.post("/v1/chat/completions", json=body)
-            assert lost.status_code == 503
-            assert "status 500: it burns" in lost.json()["error"]["message"]
-
-    with answering.serving(lambda _: answers.pop(0)) as server:
-        asyncio.run(asyncio.wait_for(main(server), 300))
-    assert server.asked[0].body["max_tokens"] == 5
-
-
 def test_a_conversation_that_the_server_has_no_room_for_is_refused_as_it_refuses_it() -> None:
     long = answering.Answer({"error": {"message": "8 tokens too many", "code": "context_length_exceeded"}}, 400)
 

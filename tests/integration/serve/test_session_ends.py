@@ -51,21 +51,6 @@ def test_a_name_that_is_used_again_goes_on_counting_its_trajectories(tmp_path: P
     assert [t.id for t in jsonl.read(tmp_path / FILE, on_bad=lambda _: None)] == [f"a/{n}" for n in range(10)]
 
 
-def test_what_a_server_had_written_as_it_was_killed_is_not_written_again(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with asking(numbered, record=tmp_path) as client:
-            await conversed(client, "One?", session="a")
-            await client.chat([user("Anew?")], session="a")
-            left = (tmp_path / OPEN / "a.jsonl").read_bytes()
-        (tmp_path / OPEN / "a.jsonl").write_bytes(left)
-        whole = (tmp_path / FILE).read_bytes()
-        (tmp_path / FILE).write_bytes(whole[: whole.index(b"\n") + 20])
-
-    asyncio.run(main())
-    assert Record(tmp_path).taken_in == 1
-    assert [t.id for t in jsonl.read(tmp_path / FILE)] == ["a/0", "a/1"]
-
-
 @pytest.mark.parametrize("before", [[], ["One?"], ["One?", "Two?"]], ids=["first", "goes on", "branches"])
 def test_an_answer_that_could_not_be_recorded_was_never_given(tmp_path: Path, before: list[str]) -> None:
     kept = tmp_path / OPEN / "a.jsonl"
@@ -90,19 +75,6 @@ def test_an_answer_that_could_not_be_recorded_was_never_given(tmp_path: Path, be
     turns = [1, 1] if not before else [2, 1, 1] if branches else [2, 1]
     found = list(jsonl.read(tmp_path / FILE))
     assert [(t.id, len(t.turns)) for t in found] == [(f"a/{n}", count) for n, count in enumerate(turns)]
-
-
-def test_a_reward_that_does_not_end_its_session_outlasts_a_killed_server(tmp_path: Path) -> None:
-    async def play(client: Asking) -> None:
-        await conversed(client, "One?", session="a")
-        await client.http.post("/v1/sessions/a/reward", json={"reward": 1, "end": False})
-        (tmp_path / "next" / OPEN).mkdir(parents=True)
-        (tmp_path / "next" / OPEN / "a.jsonl").write_bytes((tmp_path / OPEN / "a.jsonl").read_bytes())
-        assert Record(tmp_path / "next").taken_in == 1
-        (left,) = jsonl.read(tmp_path / "next" / FILE)
-        assert left.reward == 1.0
-
-    asked(play, numbered, record=tmp_path)
 
 
 def test_a_reward_that_could_not_be_kept_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

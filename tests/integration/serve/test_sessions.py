@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -103,30 +102,6 @@ def test_a_trajectory_keeps_its_id_and_reward_when_others_branch_off(tmp_path: P
     assert last == {"s/0": "d", "s/1": "c", "s/2": "e", "s/3": "Anew?"}
 
 
-def test_two_requests_of_a_session_at_once_do_not_share_a_row() -> None:
-    async def play(client: Asking) -> None:
-        told, _ = await conversed(client, "One?", session="s")
-        await asyncio.gather(*(client.chat([*told, user("Two?")], session="s") for _ in range(2)))
-        assert len({request for request, _ in client.engine.seen[1:]}) == 2
-        assert len(client.trajectories("s")) == 2
-
-    asked(play, numbered)
-
-
-def test_conversations_that_say_the_same_are_distinguished_by_the_ids_of_their_calls() -> None:
-    async def play(client: Asking) -> None:
-        firsts = [await client.chat([user("Who?")], tools=[SEARCH]) for _ in range(3)]
-        for first in firsts[::-1]:
-            (made,) = first["choices"][0]["message"]["tool_calls"]
-            told = [user("Who?"), said(first), {"role": "tool", "tool_call_id": made["id"], "content": "Ada"}]
-            second = await client.chat(told, tools=[SEARCH])
-            assert second["retcon"]["session"] == first["retcon"]["session"]
-        assert len(client.agent.sessions) == 3
-
-    tool = '<tool_call>\n{"name": "search", "arguments": {"query": "it"}}\n</tool_call>'
-    asked(play, [tool, "Ada."], style="hermes")
-
-
 @pytest.mark.parametrize("session", [None, "s"], ids=["nameless", "named"])
 @pytest.mark.parametrize("answers", [["42", "4"], ["4", "42"], ["420", "42", "4"]])
 def test_an_answer_is_not_taken_for_another_one_that_it_begins_with(answers: list[str], session: str | None) -> None:
@@ -162,16 +137,6 @@ def test_a_message_of_the_users_that_quotes_the_model_is_none_of_the_models() ->
         return one.id
 
     asked(play, numbered)
-
-
-def test_another_set_of_tools_is_another_conversation() -> None:
-    async def play(client: Asking) -> None:
-        told, first = await conversed(client, "One?")
-        second = await client.chat([*told, user("Two?")], tools=[SEARCH])
-        assert second["retcon"]["session"] != first["retcon"]["session"]
-        assert second["retcon"]["known_tokens"] == 0
-
-    asked(play, numbered, style="hermes")
 
 
 def test_rewards_are_posted_and_sessions_end_on_the_record(tmp_path: Path) -> None:
@@ -268,29 +233,6 @@ def test_a_history_that_was_never_sampled_here_is_reported_and_not_learnt() -> N
         assert places == sorted(places)
 
     asked(play, numbered, style="hermes")
-
-
-@pytest.mark.parametrize("style", ["markdown", "hermes", "qwen"])
-def test_what_a_harness_writes_on_a_message_is_rendered_after_it(style: str) -> None:
-    """smolagents does: `Calling tools: …`, in place of calls too."""
-
-    async def play(client: Asking) -> None:
-        told, answer = await conversed(client, "One?")
-        told = [user("One?"), {"role": "assistant", "content": "answer 1\nCalling tools: f"}, user("Two?")]
-        second = await client.chat(told)
-        assert second["retcon"]["session"] == answer["retcon"]["session"]
-        assert second["retcon"]["known_tokens"] == answer["usage"]["total_tokens"]
-        third = await client.chat([*told, said(second), user("Three?")])
-        other = await client.chat([user("One?"), {"role": "assistant", "content": "answer 1 and g"}, user("Two?")])
-        first, branch = client.trajectories(third["retcon"]["session"])
-        assert len(learnt(first)) == 3
-        assert learnt(branch) == ["answer 3<|im_end|>"]
-        assert other["retcon"]["known_tokens"] == answer["usage"]["total_tokens"]
-        text = first.text
-        assert "answer 1<|im_end|>\n<|im_start|>assistant\nCalling tools: f<|im_end|>\n<|im_start|>user\nTwo?" in text
-        assert [s.kind for s in first.segments if "Calling" in s.text] == ["prompt"]
-
-    asked(play, numbered, style=style)
 
 
 def test_calls_that_a_harness_writes_as_text_are_known_by_their_ids() -> None:
