@@ -13,8 +13,7 @@ import pytest
 
 pytest.importorskip("torch", reason="training needs the [train] extra")
 
-from retcon.build import settle
-from retcon.config.schema import Recipe, Stage, TaskSection, stages_of
+from retcon.config.schema import Recipe, Stage, TaskSection
 from retcon.core.errors import RecipeError, RecordError
 from retcon.core.seeds import derive
 from retcon.runs.folder import NOT_THERE
@@ -137,42 +136,6 @@ def test_a_later_stage_waits_for_its_pass_rates_and_the_first_one_does_not(base:
         run_of(base, {**A, **rated}, B)
 
 
-@pytest.mark.parametrize(("every", "longest"), [(0, 0), (1, 40 + 8)])
-def test_what_is_asked_of_engine_and_memory_is_that_of_the_whole_run(every: int, longest: int, base: Path) -> None:
-    lengths = {"max_tokens": 40, "lookahead_tokens": 8}
-    short = {**A, "rollout": {"max_tokens": 30, "lookahead_tokens": 0}}
-    _, run = run_of(base, short, B, rollout=lengths, evaluate={"every": every})
-    assert (run.longest, run.needs_reference) == (longest, False)
-    _, run = run_of(base, short, {**B, "rl": {"kl": 0.1}}, rollout=lengths)
-    assert run.needs_reference
-
-
-@pytest.mark.parametrize(
-    ("every", "told"),
-    [
-        (0, r"^stage 1, a: rollout\.max_tokens = 60: no room for an answer in 8 prompts"),
-        (1, "prompts of 2 of 2 problems leave no room"),
-    ],
-)
-def test_a_system_prompt_takes_room_too(every: int, told: str, base: Path) -> None:
-    given: dict[str, dict[str, object]] = {"rollout": {"max_tokens": 60}, "evaluate": {"every": every}}
-    run_of(base, A, B, **given)
-    with pytest.raises(RecipeError, match=told):
-        run_of(base, A, B, **given, task={"said": "Be brief. " * 60})
-
-
-@pytest.mark.parametrize("held", ["C", "c"], ids=["by id", "by content"])
-def test_of_tasks_that_are_evaluated_on_a_run_refuses_those_that_it_would_draw(held: str, base: Path) -> None:
-    """The third of eight, by a class of one's own."""
-    task: dict[str, object] = {"letters": f"ab{held}defgh", "held": held}
-    said = r"1 training task of train\(seed\) come .*\(. is the first\): the two must not overlap"
-    with pytest.raises(RecipeError, match=said):
-        run_of(base, task=task, rl={"steps": 2})
-    run_of(base, task=task, rl={"steps": 1})
-    with pytest.raises(RecipeError, match="the two must not overlap"):
-        run_of(base, A, {**B, "rl": {"lr": 1e-5}}, task=task)
-
-
 LEAKING = {"leaking": 5}
 
 
@@ -207,21 +170,3 @@ def test_a_grader_that_cannot_be_had_is_reported_before_work_starts(where: str, 
     (other if where == "a stage" else own)["grader"] = "judge"
     with pytest.raises(RecipeError, match="grader judge: url: Field required"):
         settled()
-
-
-def test_lengths_that_are_open_are_each_stages_own(base: Path) -> None:
-    """A stage keeps what it says, and has by its own limit what nobody says."""
-    stages = [A, {**B, "rollout": {"max_tokens": 150, "max_turns": 2}}]
-    values = recipe_of(base, *stages, sandbox={"workers": 1}).model_dump(mode="json", exclude_unset=True)
-    recipe = Recipe.model_validate({**values, "rollout": {}})
-    settled = settle_stages(recipe, base)
-    (whole, first), (alone, second) = ((settle(one.recipe, base, settled.tasks)) for one in stages_of(recipe))
-    assert settled.recipe.rollout == whole.rollout
-    assert [stage.recipe.rollout for stage, _ in settled.each] == [whole.rollout, alone.rollout]
-    assert [stage.recipe.sandbox for stage, _ in settled.each] == [whole.sandbox, alone.sandbox]
-    assert alone.rollout.lookahead_tokens != whole.rollout.lookahead_tokens
-    own = {"max_tokens": 150, "max_turns": 2, "lookahead_tokens": alone.rollout.lookahead_tokens}
-    assert [stage.rollout for stage in settled.recipe.stages] == [{}, own]
-    new = [one for one in second if one not in first]
-    assert settled.derived == (*map(str, first), *(f"stage 2, b: {one}" for one in new))
-    assert settle_stages(recipe, base, settled.tasks).derived == (), "of tasks of the caller's own nothing is"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,12 @@ import pytest
 
 pytest.importorskip("torch", reason="training needs the [train] extra")
 
-from safetensors.torch import load_file
 
 from retcon.build import build_tasks
 from retcon.config.schema import Recipe, stages_of
 from retcon.core.errors import CheckpointError, RecipeError
 from retcon.runs.folder import NOT_THERE, Cost
 from retcon.store import jsonl
-from retcon.tasks.types import Task
 from retcon.train.rl import run_rl
 from retcon.train.sft import run_sft
 from retcon.train.trainer import Progress, read_progress
@@ -60,10 +58,6 @@ def drawn(out: Path, steps: Sequence[int]) -> list[list[str]]:
     return [list(dict.fromkeys(t.task for t in jsonl.read(file))) for file in files]
 
 
-def moments(out: Path, step: int) -> dict[str, Any]:
-    return load_file(out / f"checkpoints/step-{step:06d}/trainer.safetensors")
-
-
 def test_stages_that_change_nothing_make_the_run_without_them(start: tuple[Path, Path], tmp_path: Path) -> None:
     """Not a prompt, a random number or a moment of the optimiser is lost at the border."""
     base, cold = start
@@ -89,53 +83,12 @@ def test_each_stage_learns_as_its_own_recipe_says(start: tuple[Path, Path], tmp_
     assert [line["shallow"] + line["deep"] > 0 for line in lines] == [False, False, True, True]
 
 
-def test_a_stage_can_begin_with_a_new_optimiser_and_its_warm_up(start: tuple[Path, Path], tmp_path: Path) -> None:
-    base, cold = start
-    rates = {}
-    for name in ("keep", "new"):
-        recipe = staged(base, A, {**B, "optimizer": name}, rl={"steps": 4, "warmup_steps": 2, "minibatches": 1})
-        rates[name] = [line["lr"] for line in trained(recipe, cold, tmp_path / name)]
-        counts = {int(value) for key, value in moments(tmp_path / name, 4).items() if key.startswith("step/")}
-        assert counts == ({4} if name == "keep" else {2}), "updates that the moments hold"
-    assert rates == {"keep": [2.5e-4, 5e-4, 5e-4, 5e-4], "new": [2.5e-4, 5e-4, 2.5e-4, 5e-4]}
-
-
 def test_a_checkpoint_from_before_there_were_stages_is_read(tmp_path: Path) -> None:
     about = {"step": 4, "drawn": 8, "cpu_s": 1.0, "wall_s": 2.0}
     (tmp_path / "trainer.json").write_text(json.dumps(about))
     assert read_progress(tmp_path) == Progress(4, (8,), Cost(1.0, 2.0))
     (tmp_path / "trainer.json").write_text(json.dumps({**about, "drawn": [4, 4]}))
     assert read_progress(tmp_path).drawn == (4, 4)
-
-
-class Counted(Ones):
-    """Few tasks, anew in each epoch."""
-
-    def __init__(self, tasks: int) -> None:
-        super().__init__()
-        object.__setattr__(self, "tasks", tasks)
-        object.__setattr__(self, "epochs", {})
-
-    def train(self, seed: int) -> Iterator[Task]:
-        number = self.epochs.setdefault(seed, len(self.epochs))
-        return (Task(f"few/{number}/{n}", "go", "1") for n in range(self.tasks))
-
-
-@pytest.mark.parametrize(
-    ("count", "wanted"),
-    [
-        (100, [["few/0/0", "few/0/1"], ["few/0/2", "few/0/3"]]),
-        (3, [["few/0/0", "few/0/1"], ["few/0/2", "few/1/0"]]),
-        (2, [["few/0/0", "few/0/1"], ["few/1/0", "few/1/1"]]),
-    ],
-)
-def test_a_stage_goes_on_in_the_data_where_the_one_before_stopped(
-    start: tuple[Path, Path], tmp_path: Path, count: int, wanted: list[list[str]]
-) -> None:
-    base, cold = start
-    recipe = staged(base, {**A, "steps": 1}, {**B, "rollout": {"max_turns": 2}}, rl={"steps": 2})
-    trained(recipe, cold, tmp_path / "out", Counted(count))
-    assert drawn(tmp_path / "out", [1, 2]) == wanted
 
 
 def test_nothing_is_begun_ahead_for_the_next_stage(start: tuple[Path, Path], tmp_path: Path) -> None:
@@ -204,18 +157,6 @@ def numbers(base: Path, *stages: dict[str, Any], **sections: dict[str, object]) 
     roomy: dict[str, dict[str, object]] = {"rollout": {"max_tokens": 200, "max_turns": 1, "lookahead_tokens": 0}}
     rl = {"steps": 2, "prompts": 2, "group": 2}
     return staged(base, *stages, **{**roomy, "rl": rl, "repair": {"kind": "none"}, **sections})
-
-
-def test_a_stage_has_data_of_its_own(start: tuple[Path, Path], tmp_path: Path) -> None:
-    base, cold = start
-    recipe = numbers(base, {**A, "steps": 1}, {**B, "task": {"steps": 3}})
-    run_rl(recipe, cold, tmp_path / "out")
-    (first, *_), (second, *_) = (jsonl.read(tmp_path / f"out/trajectories/step-00000{step}.jsonl") for step in (1, 2))
-    asked = ["".join(segment.text for segment in t.prompt) for t in (first, second)]
-    assert len(asked[0]) < len(asked[1]), "of three steps, and not of two"
-    inputs = json.loads((tmp_path / "out/run.json").read_text())["inputs"]
-    assert inputs.keys() == {"start", "tools or chat template", "tasks", "tasks of stage 2, b"}
-    assert inputs["tasks"] != inputs["tasks of stage 2, b"]
 
 
 def test_a_task_set_of_the_callers_own_is_that_of_all_stages(start: tuple[Path, Path], tmp_path: Path) -> None:
