@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +12,6 @@ import pytest
 
 from retcon.chat.chat import Chat
 from retcon.chat.family import named
-from retcon.chat.hermes import render_call
 from retcon.chat.template import Template, Templated
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.core.errors import RecipeError, RecordError, TaskWarning
@@ -41,8 +39,6 @@ from retcon.train.prompts import measured_of
 TOKENIZER = ByteTokenizer()
 CHAT = Chat(TOKENIZER, style="markdown")
 ASKED, SAID = {"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}
-CALL = {"role": "assistant", "content": render_call("python", {"code": "print(1)"})}
-RESULT = {"role": "tool", "content": "1"}
 
 
 def written(file: Path, *records: object) -> Path:
@@ -94,44 +90,11 @@ def test_no_long_text_stands_in_what_is_said_of_it() -> None:
             refuse_other_texts([("a" * length, TOKENIZER.encode("b"))], TOKENIZER, "here")
 
 
-def test_one_demonstration_that_calls_is_enough(tmp_path: Path) -> None:
-    calling, plain = {"messages": [ASKED, CALL, RESULT, SAID]}, {"messages": [ASKED, SAID]}
-    read = {"vocabulary": TOKENIZER.size}
-    for order in ((calling, plain), (plain, calling)):
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            assert len(read_samples(written(tmp_path / "d.jsonl", *order), CHAT, **read)) == 2
-    with pytest.warns(TaskWarning, match=r"of 2 demonstrations none calls a tool.*`retcon demos` writes"):
-        read_samples(written(tmp_path / "d.jsonl", plain, plain), CHAT, **read)
-    longer = {"messages": [ASKED, SAID, ASKED, SAID]}
-    with pytest.warns(TaskWarning, match="learns to do without$"):
-        read_samples(written(tmp_path / "d.jsonl", longer, plain), CHAT, **read)
-
-
-def test_a_prompt_stands_before_a_completion_that_begins_with_another_message(tmp_path: Path) -> None:
-    completion = [{"role": "user", "content": "And more."}, SAID]
-    file = written(tmp_path / "d.jsonl", {"prompt": "Q", "completion": completion})
-    ((_, one),) = read_rendered(file, CHAT)
-    shown = "".join(segment.text for segment in one.prompt)
-    assert [shown.index(part) >= 0 for part in ("user\nQ<", "user\nAnd more.<")] == [True, True]
-    assert shown.index("Q<") < shown.index("And more.")
-    assert one.id == one.task == f"{file}, line 1"
-
-
 @pytest.mark.parametrize("history", [[["a"]], [["a", "b", "c"]], [["a", ""]], ["ab"], [["a", "b"], ["c"]]])
 def test_what_is_no_pair_of_turns_is_no_history(history: object, tmp_path: Path) -> None:
     file = written(tmp_path / "d.jsonl", {"instruction": "Q", "output": "A", "history": history})
     ((_, one),) = read_rendered(file, CHAT)
     assert "".join(segment.text for segment in one.prompt) == "<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\n"
-
-
-def test_a_sample_of_a_pair_has_as_many_of_everything_as_ids(tmp_path: Path) -> None:
-    row = {"prompt": [ASKED], "chosen": [SAID], "rejected": [{**SAID, "content": "Another one."}]}
-    file = written(tmp_path / "p.jsonl", row)
-    (pair,) = read_preferences(file, CHAT, vocabulary=TOKENIZER.size)
-    for sample in (pair.chosen, pair.rejected):
-        assert {len(sample.ids)} == {len(sample.mask), len(sample.logprobs), len(sample.spliced)}
-        assert not any(sample.spliced)
 
 
 def test_rates_of_several_models_are_distinguished(tmp_path: Path) -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import chain, cycle, islice
 
-from retcon.core.seeds import derive
 from retcon.core.types import Trajectory
 from retcon.rollout.lengths import PATIENCE
 from retcon.tasks.types import Task
-from retcon.train.demos.rolling import Drawn, drawn_tasks
+from retcon.train.demos.rolling import drawn_tasks
 
 
 class Given:
@@ -48,23 +47,3 @@ def test_as_many_may_come_again_in_a_row_except_for_one() -> None:
     again = ["a"] * PATIENCE  # the first of which is new
     assert drawn(Given([*again, "b", *again, "c"])) == ["a", "b"]
     assert drawn(Given([*again, "b", *again[1:], "c"])) == ["a", "b", "c"], "counted anew after each that is new"
-
-
-def test_demonstrations_are_of_a_stream_of_their_own() -> None:
-    seeds: list[int] = []
-
-    class Noting(Given):
-        def train(self, seed: int) -> Iterator[Task]:
-            seeds.append(seed)
-            return super().train(seed)
-
-    assert [task.id for task in drawn_tasks(Noting("ab"), 5)] == ["a", "b"]
-    assert seeds == [derive("demonstrations", 5)]
-
-
-def test_a_stream_is_drawn_no_further_than_it_is_asked_for() -> None:
-    left = iter("abcdef")
-    drawn = Drawn(left)
-    assert (drawn.part(1, 3), drawn.part(0, 2), drawn.part(2, 4)) == (["b", "c"], ["a", "b"], ["c", "d"])
-    assert next(left) == "e"
-    assert drawn.part(3, 9) == ["d", "f"], "fewer where it ends"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -124,35 +124,6 @@ def test_a_model_behind_a_url_is_sent_messages_of_what_it_wrote_and_what_each_pr
         ("assistant", "First.\n```python\nprint(5)\n```"), ("user", "It printed:\n5"),
         ("assistant", "```python\nprint(6)\n```"), ("user", "It printed:\n6"),
     ]  # fmt: skip
-
-
-Roles = Sequence[tuple[str, str]]
-
-
-@pytest.mark.parametrize(
-    ("learner", "told"),
-    [(None, []), ("Be brief.", [("system", "Be brief.")])],
-    ids=["without a system prompt", "with one"],
-)
-def test_another_models_words_stand_in_the_template_of_the_model_that_will_learn(
-    learner: str | None, told: Roles
-) -> None:
-    """A task's own system prompt comes before the learner's, and a turn ends once."""
-    into = Chat(TOKENIZER, system=learner)
-    spoken = (("user", "Hi."), ("assistant", "Hello."))
-    tasks = [Task("a", "Go.", ""), Task("b", "Go on.", "", system="Think.", before=spoken)]
-    teacher = rolling()
-    teacher = replace(teacher, context=replace(teacher.context, chat=Chat(TOKENIZER, system="Teach.")))
-    engine = ScriptedEngine(TOKENIZER, ["It is right."])
-    made = asyncio.run(EngineSource(Drawn(iter(tasks)), teacher, engine, into, 1, {}).make(0, 2, 0))
-    prompts: list[Roles] = [[*told, ("user", "Go.")], [("system", "Think."), *spoken, ("user", "Go on.")]]
-    assert [one.text for one in made.kept] == [
-        "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in prompt)
-        + "<|im_start|>assistant\nIt is right.<|im_end|>"
-        for prompt in prompts
-    ]
-    for one in made.kept:
-        assert TOKENIZER.decode([i for segment in one.segments for i in segment.ids or ()]) == one.text
 
 
 def test_what_another_models_program_printed_is_rendered_in_the_learners_template() -> None:

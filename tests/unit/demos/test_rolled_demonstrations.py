@@ -3,34 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from retcon import build
-from retcon.build import build_plain_sampling
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.config.load import load_recipe
 from retcon.core.errors import EngineError, RecipeError
 from retcon.core.seeds import derive
 from retcon.core.types import Status, Trajectory
-from retcon.engine.kinds.scripted import ScriptedEngine
 from retcon.engine.types import SamplingParams
 from retcon.rollout.context import RolloutContext, RolloutLimits
 from retcon.rollout.lengths import prompt_ids
 from retcon.tasks.types import Lesson, Task
 from retcon.tools.scripted import ScriptedTool
-from retcon.train.demos.annotated import FAILED, OTHER, AnnotatedSource, Candidate, Style
-from retcon.train.demos.remote import RemoteTeacher, words_and_block
-from retcon.train.demos.rolling import TOO_LONG, WRONG, Roller, Teacher, open_roller, rejections, tried
-from retcon.train.demos.solutions import broken, read_steps, words_and_code
+from retcon.train.demos.annotated import FAILED, OTHER, AnnotatedSource, Style
+from retcon.train.demos.remote import RemoteTeacher
+from retcon.train.demos.rolling import TOO_LONG, WRONG, Roller, Teacher, rejections, tried
 from retcon.train.demos.types import LOST, DemoSetup
 from teaching import annotated, teacher_at
 
@@ -94,15 +89,6 @@ def rolling(engine: Any = NOBODY, limits: RolloutLimits = LIMITS, seed: int = 0)
     return Roller(context, Set(), seed)
 
 
-def test_a_rollout_is_named_and_drawn_by_its_task_and_the_attempt() -> None:
-    engine = ScriptedEngine(TOKENIZER, ["It is 1."])
-    tasks = [Task("a", "go", "1"), Task("b", "go", "2")]
-    made = asyncio.run(rolling(seed=5).roll(tasks, engine, attempt=2))
-    assert [(one.id, one.task, one.reward) for one in made] == [("a/2/0", "a", 1.0), ("b/2/0", "b", -1.0)]
-    assert [one.provenance.seed for one in made] == [derive("rollout", 5, 2, name, 0) for name in "ab"]
-    assert {one.provenance.model for one in made} == {"who"}
-
-
 def test_a_task_fits_where_its_prompt_leaves_room_for_a_token() -> None:
     task = Task("a", "go", "1")
     length = prompt_ids(CHAT, task)
@@ -153,25 +139,6 @@ KEYS = ("rollout.temperature=0.5", "rollout.max_turns=7", "rollout.max_tokens=90
 
 def setup_of(tasks: Set, *keys: str) -> DemoSetup:
     return DemoSetup(load_recipe(None, [*KEYS, *keys]), CHAT, lambda: tasks)
-
-
-@pytest.mark.parametrize("given", [None, SamplingParams(0.3)])
-@pytest.mark.parametrize("chat", [None, Chat(TOKENIZER, style="hermes")])
-def test_who_writes_is_sampled_as_it_is_unless_it_is_told_and_has_the_turns_of_demonstrations(
-    given: SamplingParams | None, chat: Chat | None
-) -> None:
-    setup = setup_of(Set())
-
-    async def opened() -> Roller:
-        async with open_roller(setup, Set(), NOBODY, model="who", chat=chat, sampling=given) as roller:
-            return roller
-
-    roller = asyncio.run(opened())
-    context = roller.context
-    assert context.sampling == (given or build_plain_sampling(setup.recipe))
-    assert context.chat is (chat or CHAT)
-    assert (context.limits.max_tokens, context.limits.max_turns, context.model) == (900, 3, "who")
-    assert roller.seed == 5
 
 
 def opened_source(setup: DemoSetup) -> Any:
@@ -236,50 +203,6 @@ def test_candidates_are_counted_by_why_they_are_not_kept() -> None:
     assert made.rejected == Counter({OTHER: 2, FAILED: 2, LOST: 2, TOO_LONG: 2, "no annotated step": 2})
 
 
-def test_a_lesson_begins_with_its_words_and_takes_each_failure_back() -> None:
-    steps = read_steps("It is 5*6 = <<5*6=30>>30.", "5 times 6?", "30")
-    style = Style("before", "So {answer}: {answer}.", "any", 0.0)
-    candidate = Candidate(Task("t", "5 times 6?", "30"), steps, style, ("pint(", "prin("))
-    code, rng = "x1 = 5 * 6\nprint(x1)", random.Random(0)
-    again = "That failed. I correct it."
-    printed = ["Error", "None", "30.0"]
-    assert [candidate.lesson(printed[:n], rng) for n in range(4)] == [
-        ("It is x1.", "pint("), (again, "prin("), (again, code), ("So 30: 30.", None)
-    ]  # fmt: skip
-    assert [replace(candidate, failing=()).lesson(printed[2:][:n], rng) for n in range(2)] == [
-        ("It is x1.", code), ("So 30: 30.", None)
-    ]  # fmt: skip
-
-
-def test_each_way_to_go_wrong_is_tried_once_and_two_together_are_next_to_each_other() -> None:
-    row = annotated(1)[0]
-    steps = read_steps(row["answer"], row["question"], "69")
-    style = Style("none", "It is {answer}.", 1.0, 0.5)
-    candidate = Candidate(Task("t", row["question"], "69"), steps, style)
-    code = words_and_code(steps, "none")[1]
-
-    def ways(count: int, seed: int, of: Candidate = candidate) -> list[tuple[str, ...]]:
-        going = AnnotatedSource([], rolling(), style, seed)._broken(of, count)
-        return [one.failing for one in iter(going.next, None)]
-
-    for seed in (0, 1):
-        variants = list(broken(code, steps, random.Random(derive("broken", seed, "t"))))
-        assert len(variants) > 3
-        assert ways(1, seed) == [(variant,) for variant in variants]
-        assert ways(2, seed) == list(pairwise(variants))
-    assert ways(1, 0) != ways(1, 1)
-    assert ways(1, 0) != ways(1, 0, replace(candidate, task=replace(candidate.task, id="u")))
-
-
-def test_a_call_that_goes_wrong_keeps_its_comments() -> None:
-    row = annotated(1)[0]
-    style = Style("comments", "{answer}", 1.0, 0.0)
-    candidate = Candidate(Task("t", row["question"], "69"), read_steps(row["answer"], row["question"], "69"), style)
-    first = AnnotatedSource([], rolling(), style, 0)._broken(candidate, 1).next()
-    assert first is not None
-    assert "# " in first.failing[0]
-
-
 def test_a_server_is_asked_for_a_word_before_any_task_is_drawn() -> None:
     tasks = Set()
     with teacher_at(lambda messages: "Yes.") as server:
@@ -303,21 +226,6 @@ class Speaking:
         return self.said, True
 
 
-def test_a_model_behind_a_url_is_asked_with_the_rollouts_sampling_and_a_seed_that_servers_take() -> None:
-    model: Any = Speaking("I see.\n```python\nprint(1)\n```\nIt is 2.")
-    task = Task("t", "go", "1", before=(("user", "Hi."), ("assistant", "Hello.")))
-    teacher = RemoteTeacher(model, CHAT, "Compute.", {"t/0/0": task})
-    wrote = CHAT.wrote("I see.", [("python", {"code": "print(1)"})]).ids
-    assert wrote is not None
-    params = SamplingParams(0.7, 0.8, max_tokens=len(wrote), seed=2**31 + 5)
-    made = asyncio.run(teacher.generate("t/0/0", [1, 2], params))
-    assert (made.ids, made.logprobs, made.stop) == (wrote, None, "stop")
-    (asked,) = model.asked
-    said = [message["content"] for message in asked.pop("messages")]
-    assert said == ["Compute.", "Hi.", "Hello.", "go"]
-    assert asked == {"temperature": 0.7, "top_p": 0.8, "max_tokens": len(wrote), "seed": 5}
-
-
 def test_what_a_model_behind_a_url_wrote_ends_with_its_room_and_cannot_be_scored() -> None:
     model: Any = Speaking("It is 4.")
     teacher = RemoteTeacher(model, CHAT, "Compute.", {"t/0/0": Task("t", "go", "1")})
@@ -329,25 +237,6 @@ def test_what_a_model_behind_a_url_wrote_ends_with_its_room_and_cannot_be_scored
         asyncio.run(teacher.release("t/0/0"))
     with pytest.raises(KeyError):
         asyncio.run(teacher.generate("t/0/0", [1, 2], SamplingParams()))
-
-
-@pytest.mark.parametrize(
-    ("said", "words", "code"),
-    [
-        (" It is 4.\n", "It is 4.", None),
-        ("First.\n\n```python\n  x = 1\n\n```\nThen.", "First.", "  x = 1"),
-        ("```py\nprint(1)```", "", "print(1)"),
-        ("```python\n\nX = 1\nX\n```", "", "X = 1\nX"),
-        ("```Python \nprint(1)", "", "print(1)"),
-        ("One:\n```python\na\n```\ntwo:\n```python\nb\n```", "One:", "a"),
-        ("So:\n```python\n \n```\n", "So:\n```python\n \n```", None),
-        ("```json\n{}\n```", "```json\n{}\n```", None),
-    ],
-)
-def test_of_a_message_the_first_program_counts_and_what_stands_before_it(
-    said: str, words: str, code: str | None
-) -> None:
-    assert words_and_block(said) == (words, code)
 
 
 def test_a_teacher_that_wrote_no_program_is_asked_again_with_its_words_alone() -> None:

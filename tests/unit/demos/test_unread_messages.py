@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import warnings
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,7 +21,6 @@ CHAT = Chat(TOKENIZER, style="markdown")
 CALL = {"tool_calls": [{"id": "c", "function": {"name": "python", "arguments": json.dumps({"code": "print(1)"})}}]}
 ASKED, SAID = {"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}
 SEEN = {"role": "tool", "tool_call_id": "c", "content": "1"}
-Record = dict[str, Any]
 
 
 def written(folder: Path, *records: object) -> Path:
@@ -79,27 +77,6 @@ def test_a_message_of_which_no_word_would_be_read_is_refused_by_line(tmp_path, m
         read_samples(beside, CHAT, vocabulary=TOKENIZER.size)
 
 
-@pytest.mark.parametrize(
-    "part",
-    [
-        {"type": "image"},
-        {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}},
-        {"type": "input_image", "image_url": "a.png"},
-        {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}},
-        {"type": "document", "source": {"type": "text", "data": "T"}},
-    ],
-)
-@pytest.mark.parametrize("beside", [[], [{"type": "text", "text": "What does it show?"}]])
-def test_what_the_model_cannot_be_shown_is_refused_by_line(tmp_path, part, beside):
-    told = rf"mine\.jsonl, line 1: message 1 \(user\) has a part of type '{part['type']}': images and the like are not"
-    messages = [{"role": "user", "content": [*beside, part]}, SAID]
-    with pytest.raises(RecordError, match=told):
-        read_samples(written(tmp_path, {"messages": messages}), CHAT, vocabulary=TOKENIZER.size)
-    pair = {"prompt": messages[:1], "chosen": [SAID], "rejected": [{**SAID, "content": "B"}]}
-    with pytest.raises(RecordError, match=told):
-        read_preferences(written(tmp_path, pair), CHAT, vocabulary=TOKENIZER.size)
-
-
 def test_an_image_that_a_tool_put_out_is_refused_too(tmp_path):
     use = {"type": "tool_use", "id": "c", "name": "python", "input": {"code": "print(1)"}}
     result = {"type": "tool_result", "tool_use_id": "c", "content": [{"type": "image", "source": {}}]}
@@ -112,23 +89,6 @@ def test_a_pair_of_which_no_word_would_be_read_is_refused(tmp_path):
     file = written(tmp_path, {"prompt": [{"role": "user", "text": "Q"}], "chosen": [SAID], "rejected": [SAID]})
     with pytest.raises(RecordError, match=r"mine\.jsonl, line 1: message 1 \(user\)"):
         read_preferences(file, CHAT, vocabulary=TOKENIZER.size)
-
-
-@pytest.mark.parametrize(
-    "messages",
-    [
-        [ASKED, {"role": "assistant", **CALL}, SEEN, SAID],
-        [ASKED, {"role": "assistant", "content": None, **CALL}, {**SEEN, "content": None}, SAID],
-        [ASKED, {"role": "assistant", "function_call": CALL["tool_calls"][0]["function"]}, SEEN, SAID],
-        [ASKED, {"role": "assistant", "content": [{"type": "text", "text": "A"}]}],
-        [{"role": "user", "content": ""}, SAID],
-        [ASKED, {**SAID, **CALL}, {"role": "tool", "tool_call_id": "c"}, SAID],
-        [ASKED, {**SAID, **CALL}, {"role": "tool", "tool_call_id": "c", "name": "python"}, SAID],
-        [ASKED, {**SAID, **CALL}, {"role": "tool", "from": "x", "id": "1", "tool_call_id": "c", "name": "p"}, SAID],
-    ],
-)
-def test_calls_and_empty_texts_are_words_too(tmp_path, messages):
-    assert learnt(tmp_path, {"messages": messages})
 
 
 @pytest.mark.parametrize("record", [ITEMS, {"messages": ITEMS}, {"history": ITEMS}])
@@ -204,10 +164,3 @@ def test_where_all_is_learnt_nothing_is_reported(tmp_path):
 
 def test_a_role_beside_a_value_says_whose_it_is(tmp_path):
     assert learnt(tmp_path, {"messages": [{"role": "user", "value": "Q"}, {"role": "model", "value": "A"}]}) == ["A"]
-
-
-def test_a_turn_that_weighs_nothing_keeps_its_calls_and_what_they_gave(tmp_path):
-    talk = {"messages": [ASKED, {**SAID, **CALL, "weight": 0}, SEEN, SAID]}
-    ((_, one),) = read_rendered(written(tmp_path, talk), CHAT)
-    assert [o.call_id for o in one.turns[0].observations] == [call.id for call in one.turns[0].calls]
-    assert "observation" in [segment.kind for segment in one.turns[0].segments]

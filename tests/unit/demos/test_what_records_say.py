@@ -18,7 +18,7 @@ from retcon.core.types import Segment, Trajectory, Turn
 from retcon.store import jsonl
 from retcon.train.demos.making import write_demonstrations
 from retcon.train.demos.rolling import TOO_LONG
-from retcon.train.demos.transcripts import EMPTY, NOT_RIGHT, UNKNOWN, TranscriptSource
+from retcon.train.demos.transcripts import NOT_RIGHT, TranscriptSource
 from retcon.train.demos.types import Made
 
 CHAT = Chat(ByteTokenizer())
@@ -39,45 +39,12 @@ def kept(folder: Path, *records: object, keep: str = "right") -> tuple[dict[str,
     return rewards, dict(summary.rejected)
 
 
-@pytest.mark.parametrize("name", ["success", "correct", "is_correct", "reward", "score"])
-def test_a_record_says_whether_it_is_right_at_its_top_or_an_object_below(name: str, tmp_path: Path) -> None:
-    deep = said("too deep", info={"extra": {name: True}})
-    rewards, rejected = kept(
-        tmp_path,
-        said("right", **{name: True}),
-        said("some", **{name: 0.25}),
-        said("below", info={name: 1}),
-        said("wrong", **{name: False}),
-        said("none", **{name: 0}),
-        said("less", metadata={name: -1.0}),
-        said("words", **{name: "yes"}),
-        deep,
-    )
-    assert rewards == {"right": 1.0, "some": 0.25, "below": 1.0}
-    assert rejected == {NOT_RIGHT: 3, UNKNOWN: 2}
-
-
 def test_what_stands_at_the_top_comes_first(tmp_path: Path) -> None:
     rewards, rejected = kept(
         tmp_path, said("right", correct=True, info={"correct": False}), said("wrong", score=0, info={"correct": True})
     )
     assert rewards == {"right": 1.0}
     assert rejected == {NOT_RIGHT: 1}
-
-
-def test_how_right_each_is_stays_with_it_where_all_are_kept(tmp_path: Path) -> None:
-    """Also in a record that is a list, and so has no place to say it."""
-    rewards, rejected = kept(
-        tmp_path,
-        said("right", success=True),
-        said("wrong", success=False),
-        said("some", score=0.25),
-        said("less", score=-3),
-        said("bare")["messages"],
-        keep="all",
-    )
-    assert rewards == {"right": 1.0, "wrong": -1.0, "some": 0.25, "less": -3.0, "bare": None}
-    assert not rejected
 
 
 def own(*turns: Segment, reward: float | None = None) -> Trajectory:
@@ -128,47 +95,3 @@ def test_a_record_of_several_texts_is_one_candidate(tmp_path: Path) -> None:
         found = made_of(file, *bounds)[-1]
         assert ([one.text[-11] for one in found.kept], found.seen) == (["c", "d", "e"], 1)
     assert made_of(file, (0, 9))[0].seen == 2
-
-
-def test_stretches_in_their_order_read_a_file_once(tmp_path: Path) -> None:
-    """Which may be large; what was read of it is not read again."""
-    file = tmp_path / "t.jsonl"
-    file.write_text("".join(json.dumps(said(letter)) + "\n" for letter in "abc"))
-    source = TranscriptSource([file], CHAT, 4000, only_right=False, inputs={})
-
-    async def seen() -> tuple[int, int]:
-        first = await source.make(0, 2, 0)
-        file.unlink()
-        return first.seen, (await source.make(2, 4, 2)).seen
-
-    assert asyncio.run(seen()) == (2, 1)
-
-
-def test_what_has_no_words_of_the_models_is_left_out(tmp_path: Path) -> None:
-    silent = said("told", correct=True)
-    silent["messages"][-1]["weight"] = 0
-    rewards, rejected = kept(tmp_path, said("learnt", correct=True), silent)
-    assert rewards == {"learnt": 1.0}
-    assert rejected == {EMPTY: 1}
-
-
-def test_a_source_that_goes_on_begins_with_the_record_after_the_last(tmp_path: Path) -> None:
-    for name, letters in (("a", "abc"), ("b", "defg")):
-        rows = [said(letter) for letter in letters]
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-
-    def source() -> TranscriptSource:
-        files = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
-        return TranscriptSource(files, CHAT, 4000, only_right=False, inputs={})
-
-    def letters(stretch: Made) -> str:
-        return "".join(one.turns[-1].text.removesuffix("<|im_end|>") for one in stretch.kept)
-
-    async def stretches(of: TranscriptSource, *bounds: tuple[int, int]) -> list[tuple[str, int]]:
-        found = [await of.make(start, stop, 0) for start, stop in bounds]
-        return [(letters(one), one.seen) for one in found]
-
-    whole = asyncio.run(stretches(source(), (0, 2), (2, 5), (5, 9)))
-    assert whole == [("ab", 2), ("cde", 3), ("fg", 2)]
-    assert asyncio.run(stretches(source(), (2, 5), (5, 9))) == whole[1:]
-    assert asyncio.run(stretches(source(), (5, 9), (0, 2))) == [whole[2], whole[0]]
