@@ -15,7 +15,7 @@ from retcon.cli.reproduce import PAPERS
 from retcon.config.load import load_recipe
 from retcon.core.types import Trajectory
 from retcon.evaluate.result import Result, score
-from retcon.report.comparison import COMPARED, PLAIN, REPAIRED, ComparedRun
+from retcon.report.comparison import PLAIN, REPAIRED, ComparedRun
 from retcon.report.papers import types as counting
 from retcon.report.papers import types as spikes
 from retcon.report.papers.page import SHAPE_ONLY, Reproduced, StudyReport, all_figures, write_reproduced
@@ -45,33 +45,6 @@ def after(attempts: int, decision: str = "shallow") -> Trajectory:
     first = made.turns[0]
     assert first.repair is not None
     return replace(made, turns=(replace(first, repair=replace(first.repair, attempts=attempts)), *made.turns[1:]))
-
-
-@papers
-def test_a_study_has_arms_figures_and_curves_that_there_are(paper: Paper) -> None:
-    variants = [variant.name for variant in paper.variants]
-    assert len(set(variants)) == len(variants)
-    assert {v.role for v in paper.variants} | {v.switches_to for v in paper.variants} <= {*paper.recipes, ""}
-    used = {arm for study in paper.studies for arm in study.arms}
-    assert used | {study.first for study in paper.studies if study.first} | {variants[0]} == set(variants)
-    curves = {curve.name for curve in COMPARED}
-    for study in paper.studies:
-        assert paper.compared(study)[0] not in study.arms
-        assert set(study.curves) <= curves
-        assert study.figures
-
-
-@papers
-def test_each_value_of_a_paper_has_a_source_and_stands_beside_ours_or_a_reason(paper: Paper) -> None:
-    by_study = {study.name: study.claims for study in paper.studies}
-    assert all(by_study.values()), "each study has a value of the paper"
-    for claim in (*paper.settings, *(claim for claims in by_study.values() for claim in claims)):
-        assert all((claim.what, claim.value, claim.source)), claim
-        assert claim.here is not None or claim.differs, claim
-    for study in paper.studies:
-        for claim in study.claims:
-            if claim.here is not None:
-                assert {claim.here.arm, claim.here.less} <= {*paper.compared(study), ""}, claim
 
 
 def test_a_table_loses_no_cell_and_has_as_many_as_columns() -> None:

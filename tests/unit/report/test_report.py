@@ -14,20 +14,17 @@ from rich.console import Console
 from comparing import FIX, answer, comparison, repaired, result, trajectory
 from retcon.config.load import load_recipe
 from retcon.evaluate.result import Problem, Result, Setting, write_result
-from retcon.evaluate.statistics import Interval, exactly
+from retcon.evaluate.statistics import exactly
 from retcon.report.page import Report, comparison_page
 from retcon.report.plots import CURVES, Curve, across, looks, places_of, running_mean, shared, shown, steps_of, value_of
 from retcon.report.runs import showcase, showcase_in, view
 from retcon.report.tables import (
     ROWS,
-    best_arms,
-    cell,
     comparison_table,
     figures,
     measured_rows,
     result_table,
     result_title,
-    stacked,
     tell_cut_off,
 )
 from retcon.runs.folder import manifest
@@ -64,27 +61,6 @@ def test_arms_keep_their_looks_whatever_stands_beside_them() -> None:
     assert len({look.colour for look in mixed.values()}) == 5
 
 
-def test_cells_show_a_range_only_where_there_is_one() -> None:
-    assert cell(Interval(0.8124, 0.79, 1.0), 3) == ".812 [.790–1.000]"
-    assert cell(exactly(7680), 0) == "7,680"
-    assert cell(exactly(0), 2) == ".00"
-    assert cell(Interval(-0.031, -0.052, -0.004), 2) == "-.03 [-.05–.00]"
-    assert cell(None, 2) == "–"
-    assert stacked(Interval(0.8124, 0.79, 1.0), 3) == ".812\n[.790–1.000]"
-    assert stacked(Interval(0.9998, 0.9996, 1.0), 3) == "1.000"
-    assert stacked(None, 2) == "–"
-
-
-def test_best_is_highest_pass_and_fewest_failures_and_no_cost() -> None:
-    rows = {row.figure: row for row in ROWS}
-    low, high = dict.fromkeys(rows, exactly(1.0)), dict.fromkeys(rows, exactly(2.0))
-    assert best_arms(rows["pass1"], {"a": low, "b": high}) == {"b"}
-    assert best_arms(rows["pass1"], {"a": high, "b": low, "c": high}) == {"a", "c"}
-    assert best_arms(rows["failed_calls"], {"a": low, "b": high}) == {"a"}
-    assert best_arms(rows["cpu_s"], {"a": low, "b": high}) == set()
-    assert best_arms(rows["pass1"], {"a": low, "b": low}) == set()
-
-
 @pytest.mark.parametrize(("seeds", "note"), [(1, "one seed says nothing"), (3, "over 3 seeds")])
 def test_the_table_says_where_its_ranges_come_from(seeds: int, note: str) -> None:
     told = comparison(seeds=seeds, steps=3)
@@ -94,17 +70,6 @@ def test_the_table_says_where_its_ranges_come_from(seeds: int, note: str) -> Non
         console.print(table)
     assert note in captured.get()
     assert "baseline" in captured.get()
-
-
-def test_three_arms_fit_eighty_columns_with_every_range_whole() -> None:
-    told = comparison(seeds=1, steps=3)
-    measured = figures(next(iter(told.arms.values())))
-    arms = {arm: {name: wide and Interval(0.9, 0.8, 1.0) for name, wide in measured.items()} for arm in "abc"}
-    console = Console(width=80, record=True, file=io.StringIO())
-    console.print(comparison_table(figures([told.cold_start]), arms, seeds=1))
-    shown = console.export_text().splitlines()
-    assert all(line.count("[") == line.count("]") for line in shown)
-    assert any(line.count("[.800–1.000]") == 3 for line in shown)
 
 
 def test_the_showcase_is_the_shortest_shallow_success() -> None:
@@ -193,35 +158,12 @@ def test_rows_that_nothing_was_measured_for_are_left_out_and_sections_still_end(
     assert [(row.figure, ends) for row, ends in shown] == [("pass1_t1", True), ("tokens", True)]
 
 
-@pytest.mark.parametrize(("arms", "lines"), [(2, 1), (3, 2)])
-def test_of_more_than_two_arms_ranges_stand_below_their_means(arms: int, lines: int) -> None:
-    of_arms = {f"arm {n}": {row.figure: Interval(0.5, 0.4, 0.6) for row in ROWS} for n in range(arms)}
-    console = Console(file=io.StringIO(), width=200)
-    console.print(comparison_table(of_arms["arm 0"], of_arms, seeds=1))
-    said = console.file.getvalue().splitlines()
-    (at,) = (n for n, line in enumerate(said) if "pass@1, T = 1" in line)
-    assert ("[" in said[at], "[" in said[at + 1]) == ((True, True) if lines == 1 else (False, True))
-
-
 @pytest.mark.parametrize(
     ("name", "text"), [("saar", "saar"), ("_own", " _own"), ("$x$", r"\$x\$"), ("a\udcff", "a?")],
     ids=["plain", "underscore", "dollars", "no text"],
 )  # fmt: skip
 def test_names_are_drawn_as_they_are(name: str, text: str) -> None:
     assert shown(name) == text
-
-
-def test_an_evaluation_tells_how_many_rollouts_were_lost() -> None:
-    """Of each setting: figures over what is left of many are others."""
-    found = result(random.Random(0), 0.5, 0.3)
-    settings = {
-        name: msgspec.structs.replace(setting, lost=lost)
-        for (name, setting), lost in zip(found.settings.items(), (7, 31), strict=True)
-    }
-    console = Console(width=80, record=True, file=io.StringIO())
-    console.print(result_table(msgspec.structs.replace(found, settings=settings)))
-    (row,) = (line.split() for line in console.export_text().splitlines() if line.strip().startswith("lost"))
-    assert row == ["lost", "7", "31"]
 
 
 def test_a_curve_is_of_the_steps_that_all_seeds_have_by_number_or_by_what_was_spent() -> None:

@@ -14,7 +14,6 @@ from retcon.evaluate.result import Result, read_result, score, write_result
 from retcon.evaluate.statistics import exactly, over_problems, over_seeds
 from retcon.report.runs import Run, read_metrics
 from retcon.report.tables import figures, write_summary
-from retcon.runs.metrics import Metrics
 
 NAMES = ("pass1_t1", "pass8_t1", "pass1", "pass8", "failed_calls_t1", "failed_calls")
 COSTS = ("tokens", "rollouts", "wall_s", "cpu_s")
@@ -35,14 +34,6 @@ def test_every_figure_is_there_as_mean_low_high(tmp_path: Path) -> None:
         for name in NAMES + COSTS:
             assert arm[name]["low"] <= arm[name]["mean"] <= arm[name]["high"], name
     assert summary["cold_start"]["pass1_t1"]["low"] < summary["cold_start"]["pass1_t1"]["mean"]
-
-
-def test_one_run_bootstraps_problems_and_claims_nothing_of_costs() -> None:
-    run = comparison(seeds=1).arms["saar"][0]
-    told = figures([run])
-    assert told["pass1_t1"] == over_problems(run.result.settings["t1"].passes(1))
-    assert told["cpu_s"] == exactly(1.5 * 80)  # metrics tell costs as they stand: the last, not the sum
-    assert told["rollouts"] == exactly(96 * 80)
 
 
 def test_several_runs_have_t_intervals_over_seeds() -> None:
@@ -113,32 +104,3 @@ def test_pass_at_4_stands_where_there_are_too_few_samples_for_pass_at_8() -> Non
     eight = figures([Run(Path("r"), 0, [], scored([right] + [wrong] * 7))])
     assert eight["pass4_t1"] is None
     assert eight["pass8_t1"] == over_problems([1.0])
-
-
-def test_means_of_a_problem_are_over_rollouts_that_came_to_an_end() -> None:
-    """What a fault took before its end says nothing of failures, and is no short rollout."""
-    whole = trajectory("t0/0", FIX)
-    lost = replace(trajectory("t0/1", FAILED, FAILED, reward=None), stop="infrastructure")
-    (problem,) = scored([whole, lost]).settings["t1"].problems
-    assert (problem.failed_calls, problem.first_try_failures) == (0.0, 0.0)
-    assert problem.tokens == whole.sampled_tokens
-
-
-def test_every_figure_is_of_its_own_setting() -> None:
-    """At T = 1 all fail a call and none is right; at the second setting's top-p none fails, and one of 8 is right."""
-    hot = [trajectory(f"t0/{n}", FAILED, FIX, reward=-1.0) for n in range(8)]
-    cool = [trajectory(f"t0/{n}", FIX, reward=1.0 if n == 0 else -1.0) for n in range(8)]
-    result = scored(hot).with_setting("top_p", scored(cool).settings["t1"])
-    assert (result.pass1, result.pass8) == ({"t1": 0.0, "top_p": 0.125}, {"t1": 0.0, "top_p": 1.0})
-    assert (result.pass16, result.failed_calls) == ({"t1": None, "top_p": None}, {"t1": 1.0, "top_p": 0.0})
-    lines: list[Metrics] = [
-        {"rollouts": 8, "raw_failures": 2.0, "failures": 1.0, "cpu_s": 7.0, "wall_s": 5.0} for _ in range(3)
-    ]
-    told = {name: one and one.mean for name, one in figures([Run(Path("r"), 0, lines, result)]).items()}
-    tokens = hot[0].sampled_tokens
-    assert tokens > cool[0].sampled_tokens
-    assert told == {
-        "pass1_t1": 0.0, "pass4_t1": None, "pass8_t1": 0.0, "pass1": 0.125, "pass8": 1.0, "failed_calls_t1": 1.0,
-        "failed_calls": 0.0, "tokens": tokens, "rollouts": 24, "wall_s": 5.0, "cpu_s": 7.0,
-        "train_failed_calls_raw": 2.0, "train_failed_calls": 1.0,
-    }  # fmt: skip
