@@ -80,21 +80,6 @@ def test_one_rollout_in_twenty_may_be_lost_and_is_in_no_group(tmp_path: Path) ->
         audited(tmp_path / "many", away("a/0/3", "b/0/1"), group=10)
 
 
-def test_an_audit_of_an_earlier_version_is_gone_on_with_where_new_keys_have_their_defaults(tmp_path: Path) -> None:
-    job = Auditing(load_recipe(None), tmp_path, tmp_path / "audit", Size(), lambda *_: [])
-    about = json.loads(json.dumps(_open(job, "model", [])))
-    file = job.out / "audit.json"
-    del about["rollout"]["min_p"]
-    del about["rl"]["blame"]
-    file.write_text(json.dumps(about))
-    (job.out / "raw.jsonl").touch()
-    _open(job, "model", [])
-    with pytest.raises(CheckpointError, match=r"other things: rl\.blame was None, is 0\.5: choose another --out"):
-        _open(replace(job, recipe=load_recipe(None, ["rl.blame=0.5"])), "model", [])
-    with pytest.raises(CheckpointError, match=r"other things: evaluate\.seed was 1000, is 7: choose another --out"):
-        _open(replace(job, recipe=load_recipe(None, ["evaluate.seed=7"])), "model", [])
-
-
 def test_tasks_that_are_asked_with_another_system_prompt_are_another_audits(tmp_path: Path) -> None:
     job = Auditing(load_recipe(None), tmp_path, tmp_path / "audit", Size(), lambda *_: [])
     about = json.loads(json.dumps(_open(job, "model", TASKS, "Compute.")))

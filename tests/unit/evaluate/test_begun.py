@@ -10,9 +10,8 @@ import pytest
 from retcon.config.load import load_recipe
 from retcon.core.errors import CheckpointError
 from retcon.core.types import Segment, Trajectory, Turn
-from retcon.evaluate.result import BegunFile, Result, evaluation_of, partial, write_result
+from retcon.evaluate.result import BegunFile, Result, write_result
 from retcon.evaluate.runner import _refuse_begun, held_by
-from retcon.runs.folder import Cost, Meter
 from retcon.tasks.data.tasks import DataTasks
 from retcon.tasks.types import Task
 
@@ -52,17 +51,6 @@ def test_a_problem_that_lost_a_rollout_gets_another_chance(tmp_path: Path) -> No
         assert list(again.groups) == ["b"]
 
 
-def test_what_earlier_sessions_cost_is_counted_on(tmp_path: Path) -> None:
-    file = tmp_path / "trajectories-t1.jsonl"
-    with BegunFile(file, OF) as first:
-        first.meter = Meter(Cost(cpu_s=1000.0, wall_s=5000.0))
-        first.add("a", [rollout(0)])
-    with BegunFile(file, OF) as again:
-        cost = again.meter.read()
-    assert 1000 <= cost.cpu_s < 2000
-    assert 5000 <= cost.wall_s < 6000
-
-
 def test_one_that_is_no_unicode_is_broken(tmp_path: Path) -> None:
     file = tmp_path / "trajectories-t1.jsonl"
     with BegunFile(file, OF) as first:
@@ -73,20 +61,6 @@ def test_one_that_is_no_unicode_is_broken(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"t1\.jsonl\.partial is broken \('utf-8' .*: remove it"):
         BegunFile(file, OF)
     assert partial.read_bytes() == made
-
-
-def test_one_of_which_no_problem_was_measured_is_anothers_to_begin(tmp_path: Path) -> None:
-    """As of a server that did not answer, because its address was mistyped."""
-    file = tmp_path / "trajectories-t1.jsonl"
-    with BegunFile(file, OF):
-        pass
-    assert evaluation_of(partial(file)) is None
-    other = Result("another model", {}, {})
-    with BegunFile(file, other) as begun:
-        begun.add("a", [rollout(0)])
-    assert evaluation_of(partial(file)) == other
-    with BegunFile(file, other) as again:
-        assert list(again.groups) == ["a"]
 
 
 def test_another_that_began_or_ended_meanwhile_is_not_gone_on_with(tmp_path: Path) -> None:
