@@ -10,7 +10,6 @@ import pytest
 from retcon.core.errors import EngineError, InfrastructureFault
 from retcon.engine.pool.engine import REPEATED, Dispatcher
 from retcon.engine.pool.policy import Policy, PoolSettings
-from retcon.models.remote import ServerError, ServerFailed
 
 Work = Callable[[int], Awaitable[int]]
 
@@ -57,25 +56,6 @@ def test_a_request_that_always_fails_is_given_up_where_others_are_answered(repli
     with pytest.raises(InfrastructureFault, match=f"request poison failed {REPEATED} times where .*: no answer"):
         run(main())
     assert tries > REPEATED
-
-
-def test_a_server_that_is_busy_with_others_says_nothing_against_a_request() -> None:
-    tries = 0
-
-    async def main() -> int:
-        pool = dispatcher(1)
-
-        async def has_room_at_last(replica: int) -> int:
-            nonlocal tries
-            tries += 1
-            await asked(pool, f"other {tries}", answers)
-            if tries < 4 * REPEATED:
-                raise ServerFailed("status 429: too many requests", ServerError(429, "too many requests"))
-            return 7
-
-        return await asked(pool, "patient", has_room_at_last)
-
-    assert run(main()) == 7
 
 
 def test_a_server_that_is_down_for_all_says_nothing_against_a_request() -> None:

@@ -44,17 +44,6 @@ def test_calls_are_spread_and_a_trajectory_stays_where_its_keys_and_values_lie()
     assert sent(policy, 2.0) == first
 
 
-def test_before_anything_is_known_as_many_are_let_in_as_fit_at_full_length() -> None:
-    policy = pool(1000)
-    for n in range(8):
-        policy.ask(n, 100, 200, 0.0)
-    assert len(sent(policy, 0.0)) == 3
-    assert policy.waiting == 5
-    policy.answered(0, 5, 1.0)
-    policy.released(0, 1.0)
-    assert len(sent(policy, 1.0)) == 1
-
-
 def test_once_lengths_are_known_more_are_let_in() -> None:
     policy = pool(1000)
     policy.ask("longest", 100, 800, 0.0)
@@ -79,24 +68,6 @@ def test_trajectories_that_are_still_open_count_where_the_short_ones_have_ended(
         for n in range(40):
             ended(policy, f"short {n}", 110, 0.0)
     assert seen.lengths.remaining(50) > 1.5 * blind.lengths.remaining(50)
-
-
-def test_while_its_tool_runs_a_trajectory_keeps_its_room_unless_others_have_waited_as_long_as_it_is_worth() -> None:
-    policy = pool(1000)  # a full replica is computed in 10 s
-    policy.ask("away", 600, 100, 0.0)
-    assert sent(policy, 0.0) == {"away": 0}
-    policy.answered("away", 50, 1.0)
-    policy.ask("new", 400, 100, 2.0)
-    assert policy.due(2.0) == []
-    assert policy.wake(2.0) == 11.0
-    assert policy.due(10.9) == []
-    assert policy.due(11.0) == [Evict("away", 0, running=False), Send("new", 0)]
-    policy.ask("away", 700, 10, 12.0)  # it goes before whoever comes later
-    policy.ask("later", 10, 10, 12.0)
-    assert policy.due(12.0) == []
-    policy.answered("new", 100, 13.0)
-    policy.released("new", 13.0)
-    assert sent(policy, 13.0) == {"away": 0, "later": 0}
 
 
 def test_nobody_loses_room_that_nobody_waits_for() -> None:
@@ -149,25 +120,6 @@ def test_where_estimates_fell_short_the_one_with_the_least_to_lose_gives_way_and
     assert sent(policy, 70.0) == {"just begun": 0}
 
 
-def test_room_of_one_whose_tool_runs_is_taken_before_a_call_gives_way_though_it_is_the_oldest() -> None:
-    """One of 600 tokens thinks; another, thought to end soon, grows from 200 on: 1,000 are full after 20 s."""
-    policy = expecting_little()
-    policy.ask("away", 590, 100, 0.0)
-    assert sent(policy, 0.0) == {"away": 0}
-    policy.answered("away", 10, 1.0)
-    policy.ask("call", 200, 700, 2.0)
-    assert sent(policy, 2.0) == {"call": 0}
-    now = 2.0
-    actions, now = next_due(policy, now)
-    assert actions == [Evict("away", 0, running=False)]
-    assert policy.waiting == 0
-    policy.ask("away", 610, 100, now + 1.0)
-    assert sent(policy, now + 1.0) == {}, "not before the call has ended"
-    policy.answered("call", 700, 72.0)
-    policy.released("call", 72.0)
-    assert sent(policy, 72.0) == {"away": 0}
-
-
 def test_a_full_replica_takes_calls_where_none_is_out_that_could_end() -> None:
     """Both calls of a replica came back, longer than its clock said, just before it was thought to be full."""
     policy = pool(1000)
@@ -218,17 +170,6 @@ def test_calls_of_a_dead_replica_go_elsewhere_and_it_is_tried_again_later() -> N
     assert sent(policy, 1.45)["e"] == 1 - dead
 
 
-def test_a_replica_that_stays_dead_is_tried_again_after_the_longest_pause_however_often_it_failed() -> None:
-    policy = pool(None)
-    policy.ask("a", 10, 10, 0.0)
-    now = 0.0
-    for _ in range(2000):
-        assert sent(policy, now) == {"a": 0}
-        policy.failed("a", now)
-        now += 2.0
-    assert policy.wake(now - 2.0) == now
-
-
 def test_where_all_are_down_calls_wait_for_the_first_to_be_tried_again() -> None:
     policy = pool(None)
     policy.ask("a", 10, 10, 0.0)
@@ -246,16 +187,6 @@ def test_where_all_are_down_calls_wait_for_the_first_to_be_tried_again() -> None
     sent(policy, 4.0)
     policy.failed("a", 5.0)
     assert policy.down_since(5.0) == 5.0
-
-
-def test_all_are_down_since_the_last_of_them_failed() -> None:
-    policy = pool(None, None)
-    for name in "ab":
-        policy.ask(name, 10, 10, 0.0)
-    sent(policy, 0.0)
-    policy.failed("a", 1.0)
-    policy.failed("b", 1.05)
-    assert policy.down_since(1.08) == 1.05
 
 
 def test_a_trajectory_leaves_a_straggler_when_what_is_left_ends_sooner_elsewhere() -> None:
@@ -308,26 +239,6 @@ def test_a_caller_that_is_gone_leaves_nothing_behind() -> None:
     assert all(not replica.residents and replica.calls == 0 for replica in policy.replicas)
     policy.ask("again", 100, 900, 2.0)
     assert sent(policy, 2.0) == {"again": 0}
-
-
-def test_no_more_calls_than_a_replica_takes() -> None:
-    policy = Policy([None, None], max_requests=2)
-    for n in range(6):
-        policy.ask(n, 10, 10, 0.0)
-    assert sorted(sent(policy, 0.0).values()) == [0, 0, 1, 1]
-    policy.answered(0, 5, 1.0)
-    assert len(sent(policy, 1.0)) == 1
-
-
-def test_a_call_that_ends_makes_room_for_one_that_waits_at_once_however_many_tokens_a_replica_holds() -> None:
-    policy = Policy([100_000.0], max_requests=2)
-    for n in range(4):
-        policy.ask(n, 100, 100, 0.0)
-    assert sent(policy, 0.0) == {0: 0, 1: 0}
-    policy.answered(0, 50, 1.0)
-    assert sent(policy, 1.0) == {2: 0}
-    policy.answered(1, 50, 1.1)
-    assert sent(policy, 1.1) == {3: 0}
 
 
 def with_a_slow_one() -> Policy:
