@@ -28,7 +28,6 @@ from retcon.rollout.context import RolloutContext, RolloutLimits
 from retcon.tasks.types import Task
 
 pytestmark = pytest.mark.torch
-RECIPE = load_recipe("mini/cleaner")
 STOP = 9
 
 
@@ -209,19 +208,3 @@ def test_a_task_that_a_step_has_twice_is_rolled_out_by_other_draws_each_time() -
     seeds = [params["seed"] for _, _, params in servers.asked]
     assert len(set(seeds)) == 4
     assert seeds[0] == seeds[4], "and a step that is done again is the same"
-
-
-@pytest.mark.parametrize(("keys", "most"), [((), 900), (("rollout.max_tokens=700",), 700)])
-def test_a_turn_may_take_what_the_rollout_may(keys: tuple[str, ...], most: int) -> None:
-    """Where the recipe leaves that to verl's lengths, these, and not the default of the number tasks."""
-    chat = Chat(ByteTokenizer())
-    servers = Servers(told(chat.stop_ids))
-    recipe = load_recipe(None, ["task.kind=file", "task.path=a.jsonl", "sandbox.output_chars=500", *keys])
-    shared = Shared(
-        recipe, Lengths(500, 400), servers, RolloutContext(ServerEngine(servers), chat, {}, RolloutLimits(4000, 1)),
-        lambda row: Task("t", "?" * 400, "1"), lambda task, trajectory: replace(trajectory, reward=1.0),
-    )  # fmt: skip
-    row = {"global_steps": 1, "session_id": 0, FIRST: 0, SIZE: 1, VALIDATING: False}
-    asyncio.run(shared.rollout(row, {"temperature": 1.0, "top_p": 1.0, "top_k": -1}))
-    ((_, ids, params),) = servers.asked
-    assert params["max_tokens"] == min(most - len(ids), 400)
