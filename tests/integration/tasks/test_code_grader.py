@@ -156,14 +156,6 @@ def test_the_share_of_asserts_that_pass(world: World) -> None:
     assert world.scores([(p, meta) for p in programs]) == [1, 0, 0, 0, 0, 0, 0, 0]
 
 
-def test_both_the_asserts_and_the_further_tests_of_mbpp_plus_decide(world: World) -> None:
-    more = "def same(out, exp): assert out == exp\nfor given, exp in [(2, 4), (3, 9)]:\n    same(f(given), exp)"
-    meta = {"test_list": ["assert f(1) == 1"], "test": more}
-    programs = ["def f(n): return n * n", "def f(n): return n", "def f(n): return n * n if n > 1 else 0"]
-    assert world.scores([(p, meta) for p in programs]) == [1, 0, 0]
-    assert world.scores([(p, meta) for p in programs], score="share") == [1, 0.5, 0.5]
-
-
 def test_tests_that_nothing_calls_are_called(world: World) -> None:
     functions = "def test_one():\n    assert f(1) == 2\nasync def test_two():\n    assert f(2) == 3\n"
     suite = (
@@ -291,20 +283,6 @@ def test_a_reply_without_a_program_is_wrong(world: World) -> None:
     assert (said.score, said.answer) == (0.0, None)
 
 
-def test_a_session_that_the_sandbox_evicted_is_an_infrastructure_fault() -> None:
-    async def main() -> list[Outcome]:
-        async with SandboxPool(workers=1) as sandbox, Grading(GradeSettings("code"), sandbox=sandbox) as grading:
-            reply = Reply(f"```python\n{RIGHT}\n```")
-            first = await grading.outcome(TASK, reply)
-            sessions = (await grading.grader("code"))._sessions  # type: ignore[attr-defined]
-            for warm in list(sessions._free._queue):
-                if warm is not None:
-                    await warm.session.close()  # as the sandbox does with those that are idle
-            return [first, await grading.outcome(TASK, reply)]
-
-    assert [getattr(said, "right", said) for said in asyncio.run(main())] == [True, True]
-
-
 def test_a_group_is_graded_by_running_its_answers(world: World) -> None:
     async def work(sandbox: Sandbox) -> list[Trajectory]:
         groups = []
@@ -377,12 +355,3 @@ def test_humanevals_own_solutions_pass(world: World) -> None:
     assert world.scores([(r["prompt"] + r["canonical_solution"], r) for r in rows], seconds=60) == [1] * 164
     assert world.scores([(r["canonical_solution"], r) for r in (*rows[::8], *rows[55:64:8])], seconds=60) == [1] * 23
     assert world.scores([(r["prompt"] + "    pass\n", r) for r in rows[::8]]) == [0] * 21
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not MBPP.exists(), reason=f"{MBPP} is not there")
-def test_mbpps_own_solutions_pass_except_for_two_that_lack_a_class(world: World) -> None:
-    rows = json.loads(MBPP.read_text())
-    said = world.outcomes([(row["gold"], row) for row in rows], seconds=60)
-    wrong = {row["task_id"]: one.why for row, one in zip(rows, said, strict=True) if not getattr(one, "right", False)}
-    assert wrong == {367: "NameError", 927: "NameError"}

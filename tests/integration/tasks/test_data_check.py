@@ -71,17 +71,6 @@ def test_columns_that_are_part_of_the_question_are_told(tmp_path: Path) -> None:
     assert "What is the sum? 1 and 2" in printed
 
 
-def test_rows_that_a_function_of_your_own_grades_are_checked_like_any_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "polite.py").write_text("def nice(reply):\n    return 'nice' in reply\n")
-    rows = [*questions(2), {"question": "Say something nice.", "answer": "nice", "grader": "polite:nice"}]
-    printed = checked(write(tmp_path / "a.jsonl", rows))
-    assert "→ nice (polite:nice)" in printed
-    assert ["kept", "3"] in [line.split()[:2] for line in printed.splitlines()]
-
-
 def test_a_grader_that_cannot_work_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     path = write(tmp_path / "a.jsonl", questions(2))

@@ -16,7 +16,7 @@ from retcon.core.errors import CheckpointError, InfrastructureFault, SandboxUnav
 from retcon.core.types import Trajectory
 from retcon.engine.kinds.scripted import ScriptedEngine
 from retcon.evaluate import runner
-from retcon.evaluate.result import Begun, Result, Setting, read_result, write_result
+from retcon.evaluate.result import Begun, Result, read_result, write_result
 from retcon.evaluate.runner import evaluate, held_by, run_evaluation, settings_of
 from retcon.store import jsonl
 from retcon.tasks.registry import task_set
@@ -93,23 +93,6 @@ def done(tmp_path: Path) -> Path:
     return out
 
 
-def test_a_finished_one_is_kept_and_another_is_refused(done: Path) -> None:
-    model = done.parent / "model"  # it does not even exist: nothing is loaded
-    before = (done / "result.json").read_bytes()
-    assert run_evaluation(RECIPE, model, done) == done / "result.json"
-    assert (done / "result.json").read_bytes() == before
-    with pytest.raises(CheckpointError, match=r"evaluates .*model, not .*other: choose another --out"):
-        run_evaluation(RECIPE, model.with_name("other"), done)
-    more = RECIPE.model_copy(update={"evaluate": RECIPE.evaluate.model_copy(update={"samples": 5})})
-    with pytest.raises(CheckpointError, match=r"evaluate\.samples = 4, now 5"):
-        run_evaluation(more, model, done)
-    elsewhere = RECIPE.sandbox.model_copy(update={"url": ("http://127.0.0.1:9",), "workers": 7})
-    assert run_evaluation(RECIPE.model_copy(update={"sandbox": elsewhere}), model, done) == done / "result.json"
-    longer = RECIPE.model_copy(update={"sandbox": RECIPE.sandbox.model_copy(update={"wall_seconds": 31.0})})
-    with pytest.raises(CheckpointError, match=r"evaluation with sandbox\.wall_seconds = 30\.0, now 31\.0: choose"):
-        run_evaluation(longer, model, done)
-
-
 @pytest.mark.torch
 def test_one_that_was_interrupted_goes_on_with_the_problems_that_are_left(tmp_path: Path) -> None:
     from retcon.basemodel.make import build_tokenizer
@@ -171,52 +154,10 @@ def test_what_was_begun_and_cannot_be_read_is_refused_before_anything_is_loaded(
         held_by(RECIPE, tmp_path, tmp_path, [task])
 
 
-def test_failed_turns_are_repaired_where_the_recipe_says_so() -> None:
-    recipe = RECIPE.model_copy(update={"evaluate": RECIPE.evaluate.model_copy(update={"repair": "saar"})})
-    tasks = task_set("numbers").evaluation(3, recipe.evaluate.seed)
-    tokenizer = ByteTokenizer()
-    failing, working = "```python\nprint(nothing)\n```", "```python\nprint(12)\n```"
-
-    def reply(request_id: str, text: str, n: int) -> str:
-        return [failing, working, "\\boxed{12}"][n]
-
-    groups, setting = asyncio.run(
-        evaluate(
-            recipe, tasks, name="t1", params=settings_of(recipe)["t1"], engine=ScriptedEngine(tokenizer, reply),
-            chat=Chat(tokenizer), on_progress=lambda _: None,
-        )
-    )  # fmt: skip
-    rollouts = [t for group in groups for t in group]
-    assert {t.failures for t in rollouts} == {0}
-    assert {t.raw_failures for t in rollouts} == {1}
-    assert {p.failed_calls for p in setting.problems} == {1.0}, "failures are told as they happened"
-
-
 def test_an_evaluation_with_repairs_is_another_one(done: Path) -> None:
     recipe = RECIPE.model_copy(update={"evaluate": RECIPE.evaluate.model_copy(update={"repair": "saar"})})
     with pytest.raises(CheckpointError, match=r"repair\.kind = None.*evaluate\.repair = 'none', now 'saar'"):
         run_evaluation(recipe, done.parent / "model", done)
-
-
-def measured(*overrides: str, name: str = "t1", begun: Begun | None = None) -> tuple[dict[str, int], Setting]:
-    """Seeds of two rollouts of each of two problems, by their ids, and the figures."""
-    recipe = load_recipe(None, ["evaluate.samples=2", "rollout.max_tokens=2000", "sandbox.workers=1", *overrides])
-    engine = ScriptedEngine(ByteTokenizer(), ["\\boxed{12}"])
-    work = evaluate(
-        recipe, [Task("t/0", "1 + 1?", "2"), Task("t/1", "6 + 6?", "12")], name=name, params=settings_of(recipe)["t1"],
-        engine=engine, chat=Chat(engine.tokenizer), on_progress=lambda _: None, begun=begun,
-    )  # fmt: skip
-    _, setting = asyncio.run(work)
-    return {id: params.seed for (id, _), params in zip(engine.seen, engine.params, strict=True)}, setting
-
-
-def test_random_streams_are_the_evaluations_own_and_the_same_for_every_model() -> None:
-    """Arms whose run.seed differs are measured alike; two settings are two draws."""
-    seeds, _ = measured()
-    assert len(set(seeds.values())) == 4
-    assert measured("run.seed=5", "rl.lr=1")[0] == seeds
-    for other in (measured("evaluate.seed=5"), measured(name="top_p")):
-        assert not set(other[0].values()) & set(seeds.values())
 
 
 @pytest.mark.parametrize(("kind", "at_once", "side_by_side"), [("vllm", 1, 1), ("vllm", 3, 3), ("openai", 6, 3)])
@@ -303,29 +244,3 @@ def test_one_rollout_in_twenty_may_be_lost_and_of_more_the_problems_get_another_
     found, told = result("many")
     assert found.settings["t1"].lost == 0
     assert told == [17, 18, 19, 20, 20], "of the two problems alone"
-
-
-def test_an_evaluation_of_an_earlier_version_is_gone_on_with_where_new_keys_have_their_defaults(done: Path) -> None:
-    """As runs and comparisons are, of which it may be a part."""
-    file = done / "result.json"
-    told = json.loads(file.read_text())
-    del told["recipe"]["rollout"]["min_p"]
-    del told["recipe"]["evaluate"]["faults"]
-    file.write_text(json.dumps(told))
-    assert run_evaluation(RECIPE, done.parent / "model", done) == file
-    rollout = RECIPE.rollout.model_copy(update={"min_p": 0.1})
-    with pytest.raises(CheckpointError, match=r"holds an evaluation with rollout\.min_p = None, now 0\.1: choose"):
-        run_evaluation(RECIPE.model_copy(update={"rollout": rollout}), done.parent / "model", done)
-
-
-def test_without_tools_a_block_of_python_is_the_answer_and_no_failed_call() -> None:
-    """Of a family whose calls are such blocks: as on HumanEval with tools off."""
-    block = "\\boxed{2}\n```python\nprint(2)\n```"
-    tokenizer, engine = ByteTokenizer(), ScriptedEngine(ByteTokenizer(), [block])
-    recipe = load_recipe(None, ["evaluate.samples=1", "rollout.tools=[]"])
-    work = evaluate(
-        recipe, [Task("t/0", "1 + 1?", "2")], name="t1", params=settings_of(recipe)["t1"], engine=engine,
-        chat=Chat(tokenizer), on_progress=lambda _: None,
-    )  # fmt: skip
-    ((rollout,),), setting = asyncio.run(work)
-    assert (rollout.stop, rollout.calls, setting.problems[0].failed_calls) == ("answer", 0, 0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,7 @@ pytest.importorskip("torch", reason="the model in the package is loaded by the [
 
 from comparing import answer, trajectory
 from datafiles import ROWS, write
-from retcon.build import build_tasks, open_graders
+from retcon.build import build_tasks
 from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
 from retcon.core.errors import RecipeError
@@ -30,24 +29,6 @@ TESTS = {"inputs": ["1 2", "2 2"], "outputs": ["3", "4"]}
 def recipe_of(folder: Path, *overrides: str) -> Recipe:
     path = write(folder / "a.jsonl", [{**ROWS["apps"], "input_output": json.dumps(TESTS)}])
     return load_recipe(None, ["task.kind=file", f"task.path={path}", "task.evaluation_share=0", *overrides])
-
-
-@pytest.mark.parametrize(("graders", "half"), [("{}", 0.0), ('{code = {score = "share"}}', 0.5)])
-def test_code_can_score_the_share_of_its_cases_in_a_run(graders: str, half: float, tmp_path: Path) -> None:
-    recipe = recipe_of(tmp_path, 'task.rewards="graded"', f"task.graders={graders}")
-    tasks = build_tasks(recipe)
-    task = next(tasks.train(0))
-
-    async def rewards() -> list[tuple[float | None, float | None]]:
-        found = []
-        async with open_graders(tasks) as graders:
-            for reply in (ADDS, MULTIPLIES):
-                made = trajectory("t/0/0", answer(reply), reward=None)
-                both = [await grader.grade(task, made) for grader in (graders.rewarded, graders.judged)]
-                found.append((both[0].reward, both[1].reward))
-        return found
-
-    assert asyncio.run(rewards()) == [(1.0, 1.0), (half, 0.0)]
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,9 @@ import pytest
 
 from comparing import answer, trajectory
 from retcon import grade
-from retcon.build import build_tasks, open_graded
-from retcon.config.load import load_recipe
+from retcon.build import open_graded
 from retcon.core.errors import InfrastructureFault, RecipeError
 from retcon.core.types import Trajectory
-from retcon.models.locating import BASE
 from retcon.tasks.data.settings import FileTaskSettings
 from retcon.tasks.grading.grading import GradeSettings, Grading
 from retcon.tasks.grading.registry import Fault, Outcome, Verdict
@@ -157,23 +155,6 @@ def test_one_that_counts_beyond_one_ends_the_work_and_not_only_the_right_rollout
 def test_what_cannot_be_called_is_refused_by_name(module: str, path: str, told: str) -> None:
     with pytest.raises(RecipeError, match=f"grader '{path}'.*{told}"):
         said(path, ["7"])
-
-
-@pytest.mark.parametrize(
-    ("grader", "told"),
-    [
-        ("no_such_module:f", "cannot be imported: No module named"),
-        ("my_rewards:other", "its parameter 'mood' is not known"),
-        ("judge", "grader judge: url"),
-    ],
-)
-def test_a_grader_that_cannot_be_had_is_refused_with_the_tasks_and_not_once_a_rollout_is_graded(
-    module: str, grader: str, told: str
-) -> None:
-    Path("problems.jsonl").write_text('{"question": "What is 6 times 7?", "answer": "42"}\n')
-    recipe = load_recipe(None, ["task.kind=file", "task.path=problems.jsonl", f"task.grader={grader}"])
-    with pytest.raises(RecipeError, match=told):
-        build_tasks(recipe, BASE)
 
 
 def test_why_a_rollout_of_a_file_could_not_be_graded_reaches_whoever_made_it(module: str) -> None:

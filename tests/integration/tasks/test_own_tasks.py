@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
-from retcon.core.errors import CheckpointError, RecipeError, SandboxUnavailable
+from retcon.core.errors import RecipeError, SandboxUnavailable
 from retcon.core.types import Trajectory
 from retcon.store import jsonl
 from retcon.tasks.types import Task
@@ -55,19 +54,6 @@ def test_a_set_with_fewer_tasks_than_a_step_is_refused_before_there_is_a_run(bas
     with pytest.raises(RecipeError, match="ends after 1 different tasks, and a step can draw 2"):
         run(base, tmp_path / "run", Few(questions=("go",)))
     assert not (tmp_path / "run").exists()
-
-
-def test_the_run_says_which_tasks_it_is_of_and_goes_on_with_no_others(base, tmp_path):
-    run(base, tmp_path / "run", Few(), max_tokens=40)
-    about = json.loads((tmp_path / "run/run.json").read_text())
-    assert about["recipe"]["task"]["name"] == "few"
-    assert about["inputs"]["tasks"].startswith("few ")
-    run(base, tmp_path / "run", Few(), max_tokens=40)
-    for other in (Few(questions=("go", "come", "leave")), Few(system="be brief")):
-        with pytest.raises(CheckpointError, match=r"started from other tasks \(few \w{16}, now few \w{16}\)"):
-            run(base, tmp_path / "run", other, max_tokens=40)
-    with pytest.raises(CheckpointError, match=r"task\.name was 'few', is 'ones'"):
-        run(base, tmp_path / "run", Ones(), max_tokens=40)
 
 
 @pytest.mark.parametrize("same", ["id", "content"])

@@ -11,7 +11,6 @@ import pytest
 
 pytest.importorskip("torch", reason="training needs the [train] extra")
 
-from comparing import answer, trajectory
 from keys.acting import Lab, run
 from keys.rollouts import scripted
 from retcon.build import open_graders
@@ -47,20 +46,6 @@ def tasks(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 def replied(id: str, text: str, n: int) -> str:
     """One rollout of the first problem is right."""
     return "42" if "/7/" in id and id.endswith("/1") else "4"
-
-
-def test_training_has_the_score_and_whoever_measures_what_is_right(tasks: DataTasks) -> None:
-    async def rewards() -> list[tuple[float | None, float | None]]:
-        found = []
-        async with open_graders(tasks) as graders:
-            for text in ("42", "4"):
-                made = trajectory("t/0/0", answer(text), reward=None)
-                task = Task("t/0", "", "42", meta={"grader": "tenths:tenth"})
-                both = [await graders.rewarded.grade(task, made), await graders.judged.grade(task, made)]
-                found.append(tuple(t.reward for t in both))
-        return found
-
-    assert asyncio.run(rewards()) == ([(1, 1), (0.1, 0)] if tasks.rewards == "graded" else [(1, 1), (-1, -1)])
 
 
 def test_an_evaluation_counts_what_is_right(tasks: DataTasks) -> None:

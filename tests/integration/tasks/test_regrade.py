@@ -12,14 +12,13 @@ import sys
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
 from comparing import QUESTION, answer, trajectory, turn
-from datafiles import ROWS, write
+from datafiles import write
 from retcon.cli.app import app
 from retcon.cli.eval import _table_of_regrades
 from retcon.core.errors import RecipeError, RecordError, TaskWarning
@@ -165,16 +164,6 @@ def test_a_broken_verdict_is_named_and_those_after_it_are_not_lost(run: Path, br
     regrade(job(run), lambda done, _: told.append(done))
     assert told == [6, 7], "one was graded again"
     assert {**bytes_of(run / "regraded"), VERDICTS: b""} == {**whole, VERDICTS: b""}
-
-
-@pytest.mark.parametrize("suffix", [".gz", ".zst"])
-def test_steps_that_were_compressed_are_of_the_run_too(run: Path, suffix: str) -> None:
-    first = run / "trajectories/step-000001.jsonl"
-    jsonl.write(first.with_name(first.name + suffix), jsonl.read(first))
-    with pytest.warns(UserWarning, match=rf"not read, as the same name .*: .*/step-000001\.jsonl\{suffix}$"):
-        assert len(regrade(job(run, out=run / "once"), ignored)) == 7, "of two that stand side by side, one is"
-    first.unlink()
-    assert len(regrade(job(run), ignored)) == 7
 
 
 @pytest.mark.parametrize("force", [False, True])
@@ -326,38 +315,6 @@ def test_a_setting_that_is_none_is_refused(run: Path, word: str) -> None:
     assert "write it as grader.key=value" in str(done.exception)
 
 
-@pytest.mark.parametrize(
-    ("before", "reward", "change"),
-    [(1.0, 0.5, "same"), (None, None, "same"), (1.0, None, "lost"), (None, 0.0, "found"), (0.0, 1.0, "became right")],
-)
-def test_changes(before: float | None, reward: float | None, change: str) -> None:
-    assert Regraded("f", 0, "t", before, reward, None, "", None, "answer").change == change
-
-
-@pytest.mark.parametrize(
-    ("before", "reward", "right", "change"),
-    [(0.1, 0.1, False, "same"), (1.0, 0.1, False, "became wrong"), (-1.0, 0.7, True, "became right")],
-)
-def test_a_score_between_is_right_where_the_grader_says_so(
-    before: float, reward: float, right: bool, change: str
-) -> None:
-    one = Regraded("f", 0, "t", before, reward, reward, "", None, "answer", right)
-    found = counts([one])
-    assert (one.change, found["now"], found["before"]) == (change, int(right), int(before == 1.0))
-
-
-@pytest.mark.parametrize(("right_from", "now"), [(0.1, 5), (0.5, 0)])
-def test_partial_scores_are_counted_as_the_grader_counts_them(
-    run: Path, monkeypatch: pytest.MonkeyPatch, right_from: float, now: int
-) -> None:
-    monkeypatch.chdir(run.parent)
-    Path("tenths.py").write_text("def tenth(reply): return 0.1")
-    settings = GradeSettings("tenths:tenth", "graded", {"function": {"right_from": right_from}})
-    done = regrade(job(run, by="tenths:tenth", settings=settings), ignored)
-    assert {one.reward for one in done} == {0.1, None, 0.0}
-    assert counts(done)["now"] == now
-
-
 def test_the_names_of_an_evaluations_files_are_whole_in_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
     files = [f"trajectories-{setting}.jsonl" for setting in ("t1", "top_p")]
     Console(width=80).print(
@@ -381,34 +338,6 @@ def regraded(folder: Path, tasks: list[Task], file: str | None, reply: str, grad
     jsonl.write(folder / "kept.jsonl", kept)
     job = Regrading(folder / "kept.jsonl", folder / "out", GradeSettings(grader), tasks=file and Path(file))
     return regrade(job, lambda *_: None)
-
-
-@pytest.mark.parametrize("convention", sorted(ROWS))
-@pytest.mark.parametrize("id", [None, "q1"])
-def test_the_tasks_of_a_file_are_those_that_a_run_trained_on(convention: str, id: str | None, tmp_path: Path) -> None:
-    row = {**ROWS[convention], **({"id": id} if id else {})}
-    path = write(tmp_path / "mine.jsonl", [row])
-    (trained,) = trained_on(path)
-    ((ids, given),) = read_tasks(Path(path))
-    assert trained.id.removeprefix("mine/") in ids
-    assert (given.question, given.answer, given.before) == (trained.question, trained.answer, trained.before)
-    assert {"grader": "math", **given.meta} == trained.meta
-
-
-@pytest.mark.parametrize(
-    ("row", "reply"),
-    [
-        ({"id": "q1", "question": "6 times 7?", "choices": ["41", "43", "42"], "answer": 2}, r"\boxed{C}"),
-        ({"problem": "What is 6 times 7?", "answer": "42"}, r"\boxed{42}"),
-        ({"instruction": "Multiply.", "input": "6 and 7", "answer": "42"}, r"\boxed{42}"),
-        ({"question": "How many?", "context": "There are 42 hens.", "answer": "42"}, r"\boxed{42}"),
-    ],
-)
-def test_a_right_reply_stays_right_by_the_file_that_the_run_trained_on(
-    row: dict[str, Any], reply: str, tmp_path: Path
-) -> None:
-    path = write(tmp_path / "mine.jsonl", [row])
-    assert [one.reward for one in regraded(tmp_path, trained_on(path), path, reply)] == [1.0]
 
 
 def test_lines_that_are_no_rows_to_train_on_are_read_under_any_name(tmp_path: Path) -> None:
