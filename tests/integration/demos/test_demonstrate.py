@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import re
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,6 @@ from retcon.config.schema import Recipe, TaskSection
 from retcon.core.errors import RecipeError
 from retcon.store import jsonl
 from retcon.tasks.kinds.numbers import problems
-from retcon.tasks.types import Lesson, Task
 from retcon.train.demos.making import WITHOUT_ROOM, demonstrations, write_demonstrations
 from servers.answering import Answer, Asked, serving
 from teaching import annotated_recipe
@@ -47,37 +44,14 @@ def test_demonstrations_hold_failures_repairs_and_answers(tmp_path: Path, style:
     assert (tmp_path / "again.jsonl").read_bytes() == path.read_bytes()
 
 
-class Taught(Ones):
-    """A family with a teacher: it prints 1, and says what it saw."""
-
-    def lessons(self, seed: int) -> Iterator[tuple[Task, Lesson]]:
-        def lesson(printed: Sequence[str], rng: random.Random) -> tuple[str, str | None]:
-            return (f"it is {printed[0]}.", None) if printed else ("so.", "print(1)")
-
-        return ((task, lesson) for _, task in zip(range(3), self.train(seed), strict=False))
-
-
 class OnesSection(TaskSection):
     def build(self, count_tokens: object = None) -> Ones:
         return Ones()
 
 
-class TaughtSection(TaskSection):
-    def build(self, count_tokens: object = None) -> Taught:
-        return Taught()
-
-
 def demonstrated(kind: str) -> list[str]:
     recipe = load_recipe(None, [f"task.kind={kind}", "rollout.max_tokens=2000", "sft.demonstrations=3"])
     return [t.text for t in asyncio.run(demonstrations(recipe, Chat(ByteTokenizer())))]
-
-
-def test_demonstrations_are_of_the_recipes_own_task_family() -> None:
-    made = demonstrated(f"{__name__}:TaughtSection")
-    assert len(made) == 3
-    for text in made:
-        assert text.count("go<|im_end|>") == 1
-        assert text.endswith("it is 1.<|im_end|>")
 
 
 def test_a_family_without_a_teacher_is_refused() -> None:

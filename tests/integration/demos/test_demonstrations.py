@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Any, ClassVar
 
 import pytest
 
@@ -13,14 +12,11 @@ from retcon.build import build_chat, build_tasks
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.config.load import load_recipe
-from retcon.config.schema import EngineSection, Recipe
+from retcon.config.schema import Recipe
 from retcon.core.errors import CheckpointError, EngineError, RecipeError
 from retcon.core.types import Trajectory
-from retcon.engine.kinds.scripted import ScriptedEngine
-from retcon.engine.types import EngineSetup
 from retcon.store import jsonl
 from retcon.train.demos.making import Summary, write_demonstrations
-from servers.answering import Answer, Asked, serving
 from teaching import Messages, annotated, annotated_recipe, teacher_at
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -140,22 +136,6 @@ def multiply(messages: Messages) -> str:
     return "I compute it.\n```python\nprint(5 * 6)\n```\nIt will be 31."
 
 
-def test_a_teacher_behind_a_url_is_asked_again_and_only_what_is_right_is_kept(tmp_path: Path) -> None:
-    with teacher_at(multiply) as server:
-        summary, (one,) = made(remote(tmp_path, server.url, "demos.tries=2"), tmp_path / "d.jsonl")
-    assert (summary.kept, dict(summary.rejected)) == (1, {"wrong to the grader": 1})
-    assert [turn.text for turn in one.turns] == [
-        "I compute it.\n```python\nprint(5 * 6)\n```<|im_end|>",
-        "So \\boxed{30}.<|im_end|>",
-    ]
-    assert one.turns[0].observations[0].text == "30"
-    assert all(s.ids is not None for s in one.segments)
-    about_seven = [b for _, b in server.asked if "7" in b["messages"][-1]["content"]]
-    assert len(about_seven) == 2
-    assert about_seven[0]["seed"] != about_seven[1]["seed"]
-    assert about_seven[0]["messages"][0]["role"] == "system"
-
-
 def step_by_step(messages: Messages) -> str:
     """Two programs, one after the other, and more than it can know after each."""
     printed = [message["content"] for message in messages if message["content"].startswith("It printed:")]
@@ -191,21 +171,6 @@ def test_a_task_that_a_mix_repeats_is_demonstrated_once(tmp_path: Path) -> None:
         summary, found = made(remote(tmp_path, server.url, *mix), tmp_path / "d.jsonl")
     assert (summary.kept, dict(summary.rejected)) == (2, {})
     assert len({one.task for one in found}) == 2
-
-
-def test_a_teacher_that_reasons_first_and_answers_in_parts_is_heard(tmp_path: Path) -> None:
-    """vLLM's and DeepSeek's reasoning takes the few tokens of the first question; Mistral's stands in parts."""
-
-    def reply(asked: Asked) -> Answer:
-        if asked.body["max_tokens"] < 100:
-            message: dict[str, Any] = {"role": "assistant", "content": None, "reasoning_content": "Okay, the user"}
-            return Answer({"choices": [{"message": message, "finish_reason": "length"}]})
-        parts = [{"type": "thinking", "thinking": []}, {"type": "text", "text": multiply(asked.body["messages"])}]
-        return Answer({"choices": [{"message": {"content": parts}}]})
-
-    with serving(reply) as server:
-        summary, (one,) = made(remote(tmp_path, server.url), tmp_path / "d.jsonl")
-    assert (summary.kept, one.turns[0].observations[0].text) == (1, "30")
 
 
 def test_the_key_comes_from_the_environment_and_stays_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,27 +219,6 @@ def test_a_model_here_teaches_and_another_ones_words_go_into_the_learners_templa
     assert statuses(one) == ["ok"]
 
 
-class Resource(ScriptedEngine):
-    """Holds something while it is open, as an engine that computes here does."""
-
-    closed: ClassVar[list[bool]] = []
-
-    async def __aenter__(self) -> Resource:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self.closed.append(len(self.seen) > 0)
-
-
-class Holding(EngineSection):
-    """`engine.kind = "test_demonstrations:Holding"`."""
-
-    in_process: ClassVar[bool] = False
-
-    def build(self, setup: EngineSetup) -> Resource:
-        return Resource(setup.tokenizer, ["```python\nprint(5 * 6)\n```", "So \\boxed{30}."])
-
-
 SPOKEN = [{"role": "user", "content": "What is 1 + 1?"}, {"role": "assistant", "content": "\\boxed{2}"}]
 ASKS = {"prompt": [*SPOKEN, {"role": "user", "content": "What is 5 times 6?"}], "answer": "30"}
 OPENING = CHAT.prompt("What is 5 times 6?", before=[(m["role"], m["content"]) for m in SPOKEN])
@@ -289,58 +233,12 @@ def test_a_teacher_behind_a_url_is_sent_what_came_before_the_question(tmp_path: 
     assert one.prompt == OPENING
 
 
-@pytest.mark.torch
-@pytest.mark.parametrize(
-    "learner", [(), ("model.thinking=off",)], ids=["", "told not to think, as its teacher cannot be"]
-)
-def test_what_was_said_before_the_question_goes_into_the_learners_template(
-    tmp_path: Path, learner: tuple[str, ...]
-) -> None:
-    pytest.importorskip("torch", reason="a model's folder is found by the [train] extra")
-    replies = json.dumps(["```python\nprint(5 * 6)\n```", "So \\boxed{30}."])
-    engine = ("demos.kind=engine", "demos.model=base", "demos.style=markdown", "engine.kind=scripted")
-    recipe = annotated_recipe(tmp_path, [ASKS], *engine, f"engine.replies={replies}", *learner)
-    _, (one,) = made(recipe, tmp_path / "d.jsonl")
-    assert one.prompt == OPENING
-
-
-@pytest.mark.torch
-@pytest.mark.parametrize("own", ["", "Think first."], ids=["of the set", "of the task"])
-def test_what_another_model_wrote_is_rendered_under_the_system_prompt_that_training_shows(
-    tmp_path: Path, own: str
-) -> None:
-    pytest.importorskip("torch", reason="a model's folder is found by the [train] extra")
-    replies = json.dumps(["```python\nprint(5 * 6)\n```", "So \\boxed{30}."])
-    engine = ("demos.kind=engine", "demos.model=base", "demos.style=markdown", "engine.kind=scripted")
-    first = [{"role": "system", "content": own}] if own else []
-    row = {"prompt": [*first, {"role": "user", "content": "What is 5 times 6?"}], "answer": "30"}
-    recipe = annotated_recipe(tmp_path, [row], "task.system=Be brief.", *engine, f"engine.replies={replies}")
-    learner = Chat(ByteTokenizer(), system="Be brief.")
-    write_demonstrations(recipe, learner, tmp_path / "d.jsonl")
-    (one,) = jsonl.read(tmp_path / "d.jsonl")
-    assert one.prompt == learner.prompt("What is 5 times 6?", own or "Be brief.")
-
-
 def transcript(n: int, *, fails: bool, right: bool) -> dict[str, object]:
     call = {"role": "assistant", "content": "```python\nprint(a)\n```" if fails else "```python\nprint(1)\n```"}
     told = "Traceback (most recent call last):\nNameError: name 'a' is not defined" if fails else "1"
     messages = [{"role": "user", "content": f"go {n}"}, call, {"role": "tool", "content": told},
                 {"role": "assistant", "content": "It is 1."}]  # fmt: skip
     return {"messages": messages, "reward": 1.0 if right else 0.0}
-
-
-def test_transcripts_are_read_to_their_end_however_many_are_wrong(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("retcon.train.demos.making.PATIENCE", 4)
-    file = tmp_path / "t.jsonl"
-    rows = [transcript(n, fails=False, right=n in (0, 269)) for n in range(270)]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    recipe = load_recipe(
-        None, ["demos.kind=transcripts", f"demos.path={file}", "demos.keep=right", "sft.demonstrations=2"]
-    )
-    summary, _ = made(recipe, tmp_path / "d.jsonl")
-    assert summary.kept == 2
 
 
 def test_transcripts_go_through_the_template_with_the_wanted_share_of_failures(tmp_path: Path) -> None:

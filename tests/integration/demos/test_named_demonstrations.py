@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +13,7 @@ from typer.testing import CliRunner
 
 from retcon.cli.app import app
 from retcon.config.load import load_recipe
-from retcon.core.errors import CheckpointError, RecipeError, RecordError
+from retcon.core.errors import CheckpointError, RecipeError
 from retcon.store import jsonl
 from teaching import annotated, teacher_at
 from training import make_base, make_demonstrations
@@ -47,16 +46,6 @@ def test_a_mistyped_file_is_refused_with_the_nearest_and_nothing_is_written(
         CliRunner().invoke(app, absent, catch_exceptions=False)
     assert "lora" not in str(caught.value), "the command that is named would refuse it"
     assert [p.name for p in tmp_path.iterdir()] == ["clean.jsonl"]
-
-
-def test_where_the_recipe_says_what_they_are_made_of_they_are_made(base: Path, tmp_path: Path) -> None:
-    file = tmp_path / "new/made.jsonl"
-    words = sft(base, tmp_path / "run", "demos.kind=teacher", "--demonstrations", file)
-    assert CliRunner().invoke(app, words, catch_exceptions=False).exit_code == 0
-    assert len(file.read_text().splitlines()) == 2
-    beside = sft(base, tmp_path / "other")
-    assert CliRunner().invoke(app, beside, catch_exceptions=False).exit_code == 0
-    assert (tmp_path / "other-demonstrations.jsonl").is_file()
 
 
 def test_what_was_begun_or_made_before_is_gone_on_with(base: Path, tmp_path: Path) -> None:
@@ -93,22 +82,6 @@ def test_what_purify_left_is_not_to_be_removed(
     ) as said:
         CliRunner().invoke(app, words, catch_exceptions=False)
     assert "--resume" in str(said.value)
-    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
-
-
-@pytest.mark.parametrize("flag", ["-o", "--report", "--audit", "--dpo"])
-@pytest.mark.parametrize("force", [(), ("--force",)], ids=["", "force"])
-def test_what_demos_had_made_is_no_output_of_purify(
-    tmp_path: Path, flag: str, force: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("source.jsonl").write_text(json.dumps(BAD[0]) + "\n")
-    Path("sft.jsonl.partial").write_text('{"made_from":{"run":{"seed":0}}}\n')
-    others = () if flag == "-o" else ("-o", "clean.jsonl")
-    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
-    words = ["purify", "source.jsonl", flag, "sft.jsonl", *others, *force]
-    with pytest.raises(RecordError, match=r"sft\.jsonl\.partial is what `retcon demos … --out sft\.jsonl` had made"):
-        CliRunner().invoke(app, words, catch_exceptions=False)
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
 
 
@@ -193,48 +166,6 @@ def test_what_it_writes_is_learnt_from_by_the_command_that_it_names(
 
 
 # Demonstrations of one model beside a recipe of another: those of the same tokens are learnt, others refused.
-
-
-def renamed(base: Path, folder: Path) -> Path:
-    """The same model, two of whose tokens stand for each other's text."""
-    shutil.copytree(base, folder)
-    file = folder / "tokenizer.json"
-    definition = json.loads(file.read_text(encoding="utf-8"))
-    vocabulary = definition["model"]["vocab"]
-    vocabulary["1"], vocabulary["2"] = vocabulary["2"], vocabulary["1"]
-    file.write_text(json.dumps(definition), encoding="utf-8")
-    return folder
-
-
-def test_demonstrations_for_other_tokens_are_not_those_that_were_asked_for(tmp_path: Path) -> None:
-    from retcon.cli.demonstrations import ensure_demonstrations
-
-    base = make_base(tmp_path / "base", positions=2048)
-    same, other = shutil.copytree(base, tmp_path / "same"), renamed(base, tmp_path / "other")
-    file = tmp_path / "d.jsonl"
-
-    def written_for(model: Path, *changes: str) -> object:
-        overrides = ["sft.demonstrations=2", "sandbox.workers=1", f"model.path={model}", *changes]
-        return ensure_demonstrations(load_recipe("quickstart/cold_start", overrides), file, lambda *_: None)
-
-    summary = written_for(base)
-    assert written_for(same) == summary
-    others = [(other, (), "vocabulary"), (base, ("model.style=auto", "model.thinking=off"), "thinking")]
-    for model, change, key in others:
-        with pytest.raises(CheckpointError, match=rf"d\.jsonl: another recipe wrote it \(.*model\.{key} was"):
-            written_for(model, *change)
-    note = tmp_path / "d.jsonl.recipe.json"
-    told = json.loads(note.read_text())
-    for key in ("vocabulary", "thinking"):
-        del told["model"][key]
-    note.write_text(json.dumps(told))
-    assert written_for(other) == summary, "a note of before says nothing about tokens; reading the file does"
-    learn = ["sft", "quickstart/cold_start", "sft.demonstrations=2", "sandbox.workers=1", f"model.path={other}",
-             "--demonstrations", str(file), "--out", str(tmp_path / "run")]  # fmt: skip
-    done = CliRunner().invoke(app, learn)
-    assert done.exit_code
-    assert "d.jsonl, line 1: the ids of" in " ".join(str(done.exception or done.output).split())
-    assert not (tmp_path / "run/run.json").exists()
 
 
 @pytest.mark.parametrize("there", [False, True], ids=["before the file", "after the file"])

@@ -9,7 +9,7 @@ from test_demonstrations import CHAT, made, multiply, remote
 
 from retcon.core.errors import EngineError
 from retcon.train.demos.making import write_demonstrations
-from servers.answering import Answer, Asked, said, serving
+from servers.answering import Answer, Asked, serving
 
 
 def test_a_teacher_whose_server_takes_no_seed_is_sent_none(tmp_path: Path) -> None:
@@ -37,22 +37,3 @@ def test_what_a_teacher_does_not_take_is_refused_before_work_starts(tmp_path: Pa
     ):
         write_demonstrations(remote(tmp_path, server.url, "rollout.temperature=0.7"), CHAT, tmp_path / "d.jsonl")
     assert len(server.asked) == 1
-
-
-@pytest.mark.parametrize("cut", ["It is \\boxed{30}. And to check, 5 tim", "I compute.\n```python\nprint(5 * 6"])
-def test_a_message_that_is_cut_off_is_no_demonstration(cut: str, tmp_path: Path) -> None:
-    whole = said("I compute.\n```python\nprint(5 * 6)\n```\nThat will", finish="length")
-
-    def reply(asked: Asked) -> Answer:
-        if asked.body["messages"][-1]["content"].startswith("It printed:"):
-            return said("So \\boxed{30}.")
-        first = sum("What is 5" in str(one.body["messages"][-1]) for one in server.asked) == 1
-        return said(cut, finish="length") if first else whole
-
-    with serving(reply) as server:
-        summary, (one,) = made(remote(tmp_path, server.url, "demos.tries=2"), tmp_path / "d.jsonl")
-    assert [turn.text for turn in one.turns] == [
-        "I compute.\n```python\nprint(5 * 6)\n```<|im_end|>",
-        "So \\boxed{30}.<|im_end|>",
-    ]
-    assert summary.kept == 1
