@@ -83,31 +83,3 @@ def test_the_commands_train_on_them(base, tmp_path):
     assert f"model: {tmp_path / 'dpo/final'}" in done.output
     assert f"retcon eval {tmp_path / 'dpo'} quickstart/saar dpo.steps=2 " in done.output
     assert json.loads((tmp_path / "dpo/run.json").read_text())["kind"] == "dpo"
-
-
-def test_a_run_goes_on_with_the_tools_alone_that_its_prompts_show(base, tmp_path):
-    clean, pairs = purified(tmp_path / "data", "messages")
-    few = {"steps": 1, "batch": 2, "lr": 1e-3}
-
-    def recipe(**sandbox):
-        model = {"path": str(base), "style": "qwen"}
-        return small_recipe(base, model=model, sft=few, dpo=few, sandbox={"workers": 1, **sandbox})
-
-    other = recipe(sessions=True)  # which the tool's description tells the model
-    for run, learnt in (
-        (lambda recipe, out: run_sft(recipe, clean, out), "sft"),
-        (lambda recipe, out: run_dpo(recipe, pairs, base, out), "dpo"),
-    ):
-        out = tmp_path / learnt
-        run(recipe(), out)
-        with pytest.raises(
-            CheckpointError, match=r"was started from other tools or chat template \(\w{16}, now \w{16}"
-        ):
-            run(other, out)
-        run(recipe(), out)
-        about = json.loads((out / "run.json").read_text())
-        del about["inputs"]["tools or chat template"]
-        (out / "run.json").write_text(json.dumps(about))
-        run(recipe(), out)  # of an earlier version
-        with pytest.raises(CheckpointError, match="other tools or chat template"):
-            run(other, out)

@@ -37,19 +37,6 @@ def refuse(data: bytes) -> bytes:
     raise LookupError(f"no {len(data)}")
 
 
-def rest(data: bytes) -> bytes:
-    time.sleep(60)
-    return data
-
-
-def test_calls_are_answered_in_whatever_order_they_end() -> None:
-    processes = Processes(2, size)
-    calls = [processes.submit(b"x" * n) for n in (LARGE, 0, 3, 2 * LARGE, 1)]
-    assert [call.result() for call in calls] == [LARGE, 0, 3, 2 * LARGE, 1]
-    processes.close()
-    assert not active_children()
-
-
 def test_a_process_that_is_killed_in_the_middle_of_its_answer_is_missed() -> None:
     processes = Processes(2, begin_to_answer)
     for call in [processes.submit(b"x" * LARGE) for _ in range(4)]:  # be it to one that is gone
@@ -81,15 +68,6 @@ def test_an_error_is_raised_with_where_it_was() -> None:
     with pytest.raises(LookupError, match="no 1"):
         processes.submit(b"1").result()
     processes.close()
-
-
-def test_what_they_are_at_does_not_delay_their_end() -> None:
-    processes = Processes(1, rest)
-    calls = [processes.submit(b"") for _ in range(3)]
-    began = time.monotonic()
-    processes.close()
-    assert time.monotonic() - began < 30
-    assert [call.cancelled() for call in calls] == [False, True, True]
 
 
 def test_none_outlives_who_started_them(tmp_path: Path) -> None:
