@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import subprocess
 from pathlib import Path
 
@@ -49,13 +48,6 @@ def test_what_a_file_holds_is_kept(tmp_path: Path, suffix: str) -> None:
         "question": "It is 1.",
         "question-2": "It is 2.",
     }
-
-
-def test_the_command_that_shows_it_can_be_pasted(tmp_path: Path) -> None:
-    (tmp_path / "a [red] b").mkdir()
-    done, _ = asked("Which?", "--out", tmp_path / "a [red] b/x.jsonl", answers=[said("It is 1.")])
-    (told,) = [line for line in done.stdout.splitlines() if line.startswith("try: ")]
-    assert shlex.split(told)[1:] == ["retcon", "show", str(tmp_path / "a [red] b/x.jsonl"), "question"]
 
 
 def test_a_custom_tool_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,14 +104,3 @@ def test_a_model_behind_a_url_is_evaluated_as_one_here(tmp_path: Path) -> None:
     assert "evaluates" in again.stderr
     plan = retcon("eval", "http://127.0.0.1:9/v1", "--dry-run", "--out", tmp_path / "other")
     assert "which computes elsewhere" in plan.stdout, plan.stderr
-
-
-@pytest.mark.torch
-def test_training_with_one_is_refused_by_name(tmp_path: Path) -> None:
-    pytest.importorskip("torch", reason="training needs the [train] extra")
-    words = ("engine.kind=openai", "engine.url=http://127.0.0.1:9/v1")
-    for more in ((), ("--dry-run",)):
-        done = retcon("train", "quickstart/saar", *words, "--out", tmp_path / "run", *more)
-        assert done.returncode == 2
-        assert "engine.kind = 'openai' cannot be trained with" in done.stderr
-    assert not (tmp_path / "run").exists()

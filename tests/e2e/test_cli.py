@@ -130,16 +130,6 @@ def test_show_lists_a_file(trajectories: Path) -> None:
     assert "and 2 more" in retcon("show", trajectories, "--limit", "1").stdout
 
 
-def test_show_takes_the_beginning_of_an_id_and_suggests_the_nearest(trajectories: Path) -> None:
-    assert "numbers/aa/0" in retcon("show", trajectories, "numbers/aa").stdout
-    two = retcon("show", trajectories, "numbers/ab")
-    assert two.returncode == 2
-    assert "2 ids begin with 'numbers/ab': numbers/ab/0, numbers/ab/1" in two.stderr
-    none = retcon("show", trajectories, "nombers/aa/0")
-    assert none.returncode == 2
-    assert "did you mean 'numbers/aa/0'?" in none.stderr
-
-
 def test_show_tells_before_and_after_and_raw_text(trajectories: Path) -> None:
     shown = retcon("show", trajectories, "--first-repaired")
     assert shown.returncode == 0, shown.stderr
@@ -147,16 +137,6 @@ def test_show_tells_before_and_after_and_raw_text(trajectories: Path) -> None:
     assert "numbers/ab/0" in shown.stdout
     raw = retcon("show", trajectories, "numbers/aa/0", "--raw")
     assert raw.stdout == trajectory("x", FIX).text + "\n"
-
-
-def test_show_names_a_broken_line_and_lists_the_others(trajectories: Path) -> None:
-    lines = trajectories.read_text().splitlines()
-    trajectories.write_text("\n".join([lines[0], lines[1][:40], lines[2]]) + "\n")
-    done = retcon("show", trajectories)
-    assert done.returncode == 2
-    assert "some.jsonl, line 2" in done.stderr
-    assert "numbers/ab/1" in done.stdout
-    assert retcon("show", trajectories.with_name("absent.jsonl")).returncode == 2
 
 
 def test_doctor_speaks_json() -> None:

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet
 import pytest
 
 from foreign import FAILED, FIXED, FORMATS, REPAIRED, answer, fails, inspect, messages, user, works
@@ -93,21 +92,6 @@ def test_a_dry_run_lists_what_would_go_and_what_would_stay_and_writes_nothing(tm
     assert retcon("purify", source).returncode == 2, "without an output there is nothing to do"
 
 
-def test_tool_calls_may_be_json_text_and_lack_ids(tmp_path: Path) -> None:
-    record = messages(REPAIRED)
-    for message in record["messages"]:
-        message["tool_calls"] = [json.dumps(call) for call in message.get("tool_calls", ())] or None
-        message.pop("tool_call_id", None)
-    record = {"prompt": record["messages"][:1], "completion": record["messages"][1:]}
-    done = retcon("purify", "-", "-o", "-", stdin=lines(record))
-    (out,) = parsed(done.stdout)
-    assert [m["role"] for m in out["completion"]] == ["assistant", "tool", "assistant"]
-    call = json.loads(out["completion"][0]["tool_calls"][0])
-    assert json.loads(call["function"]["arguments"])["code"] == FIXED
-    assert out["completion"][0]["content"] == "let me see"
-    assert out["prompt"] == record["prompt"]
-
-
 def test_pairs_for_dpo_are_messages_as_trl_reads_them(tmp_path: Path) -> None:
     source = tmp_path / "in.jsonl"
     source.write_bytes(lines(messages(REPAIRED)))
@@ -142,17 +126,6 @@ def test_a_folder_keeps_its_shape_and_each_file_its_kind(tmp_path: Path) -> None
     shown = retcon("diff", out / "retcon.audit.jsonl", "--all").stdout.decode()
     assert shown.count("· shallow") == 4
     assert "failed: unknown (rule: status)" in shown
-
-
-def test_several_files_become_one_and_transcripts_with_failures_can_be_left_out(tmp_path: Path) -> None:
-    for name, steps in (("a", REPAIRED), ("b", STAYS), ("c", CLEAN)):
-        (tmp_path / f"{name}.jsonl").write_bytes(lines(messages(steps)))
-    out = tmp_path / "out.jsonl.gz"
-    done = retcon("purify", tmp_path / "[ab].jsonl", tmp_path / "c.jsonl", "-o", out, "--drop-unrepaired", "--no-audit")
-    assert done.returncode == 0, done.stderr.decode()
-    written = parsed(gzip.decompress(out.read_bytes()))
-    assert [len(r["messages"]) for r in written] == [4, 4]
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.jsonl", "b.jsonl", "c.jsonl", "out.jsonl.gz"]
 
 
 @pytest.mark.parametrize(
@@ -204,17 +177,6 @@ def test_a_bad_line_stops_by_name_and_what_was_done_is_kept(tmp_path: Path) -> N
     assert json.loads((tmp_path / "r.json").read_bytes())["total"]["shallow"] == 2
     assert len(parsed((tmp_path / "out.audit.jsonl").read_bytes())) == 2
     assert not list(tmp_path.glob("*.partial*"))
-
-
-def test_bad_lines_are_skipped_if_asked_for_and_told(tmp_path: Path) -> None:
-    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    source.write_bytes(lines(messages(CLEAN), {"no": "transcript"}, [1, 2]) + b"nonsense\n" + lines(messages(CLEAN)))
-    done = retcon("purify", source, "-o", out, "--skip-bad")
-    assert done.returncode == 0, done.stderr.decode()
-    told = done.stdout.decode()
-    for number in (2, 3, 4):
-        assert f"skipped: {source}, line {number}: " in told
-    assert out.read_bytes() == lines(messages(CLEAN), messages(CLEAN))
 
 
 def test_ctrl_c_keeps_what_is_done_and_resume_gives_what_one_run_gives(tmp_path: Path) -> None:
@@ -290,23 +252,6 @@ def test_outputs_replace_nothing_that_they_must_not(tmp_path: Path, words: Seque
     assert Path("/dev/full").is_char_device()
 
 
-def test_a_finished_output_is_made_anew_only_if_told_and_has_nothing_to_resume(tmp_path: Path) -> None:
-    source, out = tmp_path / "in.jsonl", tmp_path / "out.parquet"
-    source.write_bytes(lines(messages(REPAIRED), messages(CLEAN)))
-    words = ("purify", source, "-o", out)
-    assert retcon(*words).returncode == 0
-    assert pyarrow.parquet.read_table(out).num_rows == 2
-    assert b"is there already, and finished; --force" in retcon(*words).stderr
-    assert b"is finished: nothing to resume; --force" in retcon(*words, "--resume").stderr
-    source.write_bytes(lines(messages(REPAIRED)))
-    assert retcon(*words, "--force").returncode == 0
-    assert pyarrow.parquet.read_table(out).num_rows == 1
-    again = retcon("purify", out, "-o", "-")
-    assert again.returncode == 0, again.stderr.decode()
-    (record,) = parsed(again.stdout)
-    assert [m["role"] for m in record["messages"]] == ["user", "assistant", "tool", "assistant"]
-
-
 @pytest.fixture(scope="module")
 def audit(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("audit")
@@ -328,18 +273,6 @@ def test_diff_shows_failure_and_fix_side_by_side(audit: Path) -> None:
     assert "\x1b" not in wide
     narrow = retcon("diff", audit, columns=70).stdout.decode()
     assert "- root = math.sqroot(16)\n+ root = math.sqrt(16)\n" in narrow
-
-
-def test_diff_chooses_by_id_kind_and_draw(audit: Path) -> None:
-    assert "· deep" not in retcon("diff", audit, "in.jsonl:1").stdout.decode()
-    assert "+ without" in retcon("diff", audit, "--kind", "deep", columns=70).stdout.decode()
-    left = retcon("diff", audit, "--kind", "unrepaired").stdout.decode()
-    assert "the model answers, or goes on without a call" in left
-    assert retcon("diff", audit, "--sample", 1, "--seed", 3).stdout.decode().count(" · turn ") == 1
-    assert retcon("diff", audit, "--kind", "any", "--all").stdout.decode().count(" · turn ") == 3
-    wrong = retcon("diff", audit, "in.jsonl:9")
-    assert wrong.returncode == 2
-    assert "no trajectory 'in.jsonl:9' (did you mean" in wrong.stderr.decode()
 
 
 def test_the_audit_holds_the_record_as_it_was_and_show_reads_it(audit: Path) -> None:
