@@ -105,8 +105,6 @@ def test_a_folder_that_another_command_is_at_work_in_is_reported_before_the_look
     plan = make_plan(CompareOptions(out, 1, "rollouts", start="base"), read_arms(words))
     with alone(out), pytest.raises(CheckpointError, match="another command is at work in"):
         plan.open().run(at_once=1, console=Console(stderr=True))
-    with pytest.raises(NotReady):
-        plan.open().run(at_once=1, console=Console(stderr=True))
 
 
 def test_memory_that_others_have_taken_may_be_free_by_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
