@@ -140,22 +140,6 @@ def test_the_stage_that_may_not_fit_is_named(base: Path, tmp_path: Path, monkeyp
     assert len(caught) == 1
 
 
-def test_an_evaluation_of_a_file_is_planned(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    said = dry("eval", base, "--data", PROBLEMS, "evaluate.samples=1", "rollout.max_turns=1", "rollout.max_tokens=200")
-    assert "problems: 50 of problems × 1 rollout in each of 2 settings" in said
-    assert "100 rollouts in all: " in said
-    assert not list(tmp_path.iterdir())
-
-
-def test_an_evaluation_tells_which_repairs_it_was_asked_for_and_does_not_make(base: Path) -> None:
-    words = ("eval", base, "--data", PROBLEMS, "evaluate.samples=1", "rollout.max_turns=1", "rollout.max_tokens=200")
-    said = "repair.kind=saar: without --repair an evaluation repairs nothing\n"
-    assert said in dry(*words, "repair.kind=saar")
-    for asked in ("--repair", "evaluate.repair=saar"):
-        assert said not in dry(*words, "repair.kind=saar", asked)
-
-
 def test_the_plan_of_an_evaluation_refuses_what_the_evaluation_would(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

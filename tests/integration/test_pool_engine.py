@@ -130,51 +130,6 @@ def test_where_all_are_dead_rollouts_end_without_reward_once_patience_is_at_its_
     assert [(t.stop, t.reward, t.turns) for t in made] == [("infrastructure", None, ())] * 3
 
 
-class Skipping(asyncio.SelectorEventLoop):
-    """A clock that can be put forward."""
-
-    ahead = 0.0
-
-    def time(self) -> float:
-        return super().time() + self.ahead
-
-
-def test_patience_begins_when_all_are_down_however_long_a_call_was_computed_before() -> None:
-    class Slow(Mortal):
-        async def generate(self, request_id: str, ids: Sequence[int], params: SamplingParams) -> Generation:
-            made = await super().generate(request_id, ids, params)
-            if self.asked == 1:
-                loop.ahead = 1000.0
-                raise InfrastructureFault("it died after a long generation")
-            return made
-
-    loop, slow = Skipping(), Slow(scripted())
-    pool = PoolEngine([slow], [None], patience=300.0)
-
-    async def work() -> Generation:
-        async with pool, pool.connected():
-            return await pool.generate("a", [5], GREEDY)
-
-    with asyncio.Runner(loop_factory=lambda: loop) as runner:
-        made = runner.run(work())
-    assert TOKENIZER.decode(made.ids).startswith("a ")
-    assert slow.asked == 2
-
-
-def test_a_dead_engine_that_comes_back_is_asked_again() -> None:
-    back = Mortal(scripted(), 0)
-    pool = PoolEngine([back], [None])
-
-    async def work() -> Generation:
-        asking = asyncio.create_task(pool.generate("a", [5], GREEDY))
-        while pool.stats.retried < 2:
-            await asyncio.sleep(0.01)
-        back.left = None
-        return await asking
-
-    assert TOKENIZER.decode(within(pool, work).ids).startswith("a ")
-
-
 def test_what_an_engine_refuses_is_the_callers_and_asked_of_no_other() -> None:
     engines = [ScriptedEngine(TOKENIZER, [EngineError("no such token")]) for _ in range(2)]
     pool = PoolEngine(engines, [None, None])

@@ -89,14 +89,6 @@ def test_rollouts_that_a_fault_took_are_made_again_one_by_one_too(lost: int, tmp
     assert all(t.stop == "answer" for t in made)
 
 
-def test_what_is_made_again_is_selected_from_with_what_was_left(tmp_path: Path) -> None:
-    """Faults leave a right one of 8 and a wrong one; of 4 more one is right, and both are wanted of 6."""
-    keys = ["select.min_positive=2", "select.min_negative=2"]
-    base = make_base(tmp_path / "base", positions=1024)
-    made = group_of(4, lost=6, base=base, recipe="mini/rstar2", keys=keys, right={0, 6})
-    assert sorted(t.reward or 0.0 for t in made) == [-1.0, -1.0, 1.0, 1.0]
-
-
 def test_a_group_below_the_minima_of_its_selection_is_refused(tmp_path: Path) -> None:
     base = make_base(tmp_path / "base", positions=1024)
     with Rollouts("mini/rstar2", ["select.min_positive=2", "select.min_negative=3"], model=base) as rollouts:
@@ -206,18 +198,6 @@ def test_the_reward_is_shaped_while_it_trains() -> None:
     assert _completions(made, recipe, False)["rollout_reward"] == [1.0, None]
 
 
-def test_a_masked_rollout_has_no_reward_while_it_trains_so_that_trl_leaves_it_out_of_the_baseline() -> None:
-    made = [replace(LONG, reward=-1.0), replace(FAILED, reward=1.0)]
-    for keys, training, rewards in (
-        (["rl.truncated=mask"], True, [None, 1.0]),
-        (["rl.truncated=mask"], False, [-1.0, 1.0]),
-        (["rl.truncated=mask", "rl.masked_in_baseline=true"], True, [-1.0, 1.0]),
-        ([], True, [-1.0, 1.0]),
-    ):
-        found = _completions(made, load_recipe("quickstart/baseline", keys), training)
-        assert found["rollout_reward"] == rewards, (keys, training)
-
-
 def test_void_turns_of_prompts_that_nobody_grades_are_not_known(tmp_path: Path) -> None:
     base = make_base(tmp_path / "base", positions=1024)
     said = r"rl\.void_turns = 'mask' goes by what the grader reads as an answer"
@@ -262,23 +242,6 @@ def test_a_task_that_stands_twice_in_a_batch_has_two_groups(recipe: str, tmp_pat
     assert [t.task for t in made] == [prompt[0]["task"] for prompt in batch]
     assert len({t.id for t in made}) == len(batch)
     assert history_ids(made[0]) not in [history_ids(t) for t in made[6:]]
-
-
-def test_no_two_processes_or_steps_share_a_random_stream(tmp_path: Path) -> None:
-    """A group may be shared by two processes: it would have each rollout twice."""
-    base = make_base(tmp_path / "base", positions=1024)
-    model: Any = start_model(base, 0)
-    short = ["rollout.max_tokens=40", "rollout.max_turns=2", "sandbox.workers=1", "compute.device=cpu"]
-    with Rollouts("quickstart/saar", [*short, "repair.probability=0.0"], model=base) as rollouts:
-
-        def made(process: int, step: int) -> list[object]:
-            trainer = trainer_of(2, step)
-            trainer.accelerator.process_index = process
-            return [history_ids(t) for t in rollouts._wait(rollouts._rolled(["go"] * 2, model, trainer, True))]
-
-        first, again, other, later = made(0, 0), made(0, 0), made(1, 0), made(0, 1)
-    assert first == again
-    assert not any(one in first for one in (*other, *later))
 
 
 def test_while_rollouts_are_made_the_model_does_not_train_and_then_it_does_again(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from retcon.cli.compare import CompareOptions, Match, budget_words, make_plan, read_arms
-from retcon.cli.runner import Target, check_same_inputs
+from retcon.cli.compare import CompareOptions, Comparison, Match, budget_words, make_plan, read_arms
+from retcon.cli.runner import Target, check_same_inputs, pending
 from retcon.core.errors import CheckpointError, RecordError
 from retcon.evaluate.result import Result, read_result, score, setting_names, write_result
 from retcon.report.comparison import read_compared
@@ -47,6 +47,10 @@ def test_a_result_that_cannot_be_read_can_be_measured_again(tmp_path: Path) -> N
         read_result(tmp_path / "result.json")
 
 
+def planned(out: Path, *arms: str, match: Match = "rollouts") -> Comparison:
+    return make_plan(CompareOptions(out, 1, match), read_arms(arms))
+
+
 def make(target: Target) -> None:
     """As its job leaves it."""
     if target.trains:
@@ -57,6 +61,26 @@ def make(target: Target) -> None:
     for name in setting_names(target.recipe.evaluate.top_p):
         result = result.with_setting(name, setting)
     write_result(target.makes, result)
+
+
+def names(targets: list[Target]) -> list[str]:
+    return [target.job.name for target in targets]
+
+
+@pytest.mark.parametrize("match", ["tokens", "wall"])
+def test_an_arm_whose_budget_is_the_firsts_needs_the_cold_start_and_of_the_first_its_metrics_alone(
+    tmp_path: Path, match: Match
+) -> None:
+    """Its CPU seconds would be others, and the budget too."""
+    arms = ("mini/dapo-baseline", "mini/cleaner")
+    plan = planned(tmp_path, *arms, match=match)
+    for target in plan.trained["dapo-baseline", 0]:
+        make(target)
+    second = names(list(plan.trained["cleaner", 0]))
+    assert names(pending(plan.targets)) == ["cold start, seed 0", *second]
+    make(plan.cold["", 0])
+    plan.trained["dapo-baseline", 0][0].makes.rmdir()
+    assert names(pending(plan.targets)) == second
 
 
 def test_runs_of_what_has_changed_under_its_name_are_not_compared(tmp_path: Path) -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from retcon.cli.jobs import FEW, Job, display_jobs
+from retcon.core.errors import CheckpointError
 from retcon.runs.folder import RunFolder
+from retcon.store.whole import alone
 
 
 def shown(count: int, *, terminal: bool) -> str:
@@ -38,6 +41,14 @@ def test_of_many_jobs_those_that_run_have_one_and_all_together_another() -> None
     assert "measuring" in last
     assert "job-2 " not in last
     assert "job-0 " not in last
+
+
+def test_two_commands_are_not_at_work_in_one_folder(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with alone(out), pytest.raises(CheckpointError, match="another command is at work"), alone(out):
+        pass
+    with alone(out):  # and then it is free again
+        pass
 
 
 def test_what_a_killed_training_left_half_written_goes_when_it_goes_on(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from retcon.core.types import Sample
-from retcon.train.kernels.logprobs import gather_logprobs, learnt_logprobs
+from retcon.train.kernels.logprobs import gather_logprobs, learnt_logprobs, token_logprobs
 from retcon.train.kernels.packing import pack
 
 pytestmark = pytest.mark.torch
@@ -29,6 +29,27 @@ def made() -> tuple[nn.Linear, Tensor, Tensor]:
     """An output layer of 23 words, 7 hidden states, and targets: the first and last words, and of each half."""
     torch.manual_seed(0)
     return nn.Linear(8, 23), torch.randn(7, 8), torch.tensor([0, 22, 11, 12, 5, 6, 17])
+
+
+@pytest.mark.parametrize("chunk", [1, 7 * 5, 7 * 6, 7 * 22, 7 * 23, 10_000])
+@pytest.mark.parametrize(("wanted", "bias"), [("hwb", True), ("hw", False), ("h", True), ("h", False), ("w", False),
+                                              ("wb", True), ("b", True)])  # fmt: skip
+def test_the_gradients_are_those_of_the_logits_whoever_wants_them(
+    made: tuple[nn.Linear, Tensor, Tensor], chunk: int, wanted: str, bias: bool
+) -> None:
+    head, hidden, targets = made
+    if not bias:
+        head.register_parameter("bias", None)
+    leaves = {"h": hidden, "w": head.weight, "b": head.bias}
+    for name, leaf in leaves.items():
+        if leaf is not None:
+            leaf.requires_grad_(name in wanted)
+    asked, weights = [leaves[name] for name in wanted], torch.linspace(-1, 2, 7)
+    expected = plainly(head(hidden), targets)
+    found = learnt_logprobs(hidden, head, targets, chunk)
+    torch.testing.assert_close(found, expected)
+    gradients = [torch.autograd.grad((x * weights).sum(), asked) for x in (found, expected)]
+    torch.testing.assert_close(*gradients)
 
 
 @pytest.mark.parametrize("chunk", [30, 10_000])
@@ -76,6 +97,21 @@ def model() -> LlamaForCausalLM:
     sizes = {"vocab_size": 29, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
              "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 32}  # fmt: skip
     return LlamaForCausalLM(LlamaConfig(**sizes)).eval()
+
+
+@pytest.mark.parametrize("learnt", [[(0, 4)], [(1, 1)], [(0, 1), (0, 5), (1, 3)], []])
+def test_padded_rows_have_log_probs_where_they_are_learnt(
+    model: LlamaForCausalLM, learnt: list[tuple[int, int]]
+) -> None:
+    """Of a single id as well, and of none."""
+    ids, mask = torch.arange(12).view(2, 6), torch.zeros(2, 6, dtype=torch.bool)
+    expected = torch.zeros(2, 6)
+    with torch.no_grad():
+        plain = model(ids).logits.log_softmax(-1)
+        for row, at in learnt:
+            mask[row, at], expected[row, at] = True, plain[row, at - 1, ids[row, at]]
+        found = token_logprobs(model, ids, mask)
+    torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("chunk", [40, 10_000])

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 pytest.importorskip("torch", reason="training needs the [train] extra")
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM, StableLmConfig, StableLmForCausalLM
 
 from retcon.core.types import Sample
 from retcon.models.placing import head_of
@@ -26,9 +28,43 @@ def qwen() -> PreTrainedModel:
     return Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=16)).eval()
 
 
+def stablelm() -> PreTrainedModel:
+    """Its samples are padded."""
+    torch.manual_seed(0)
+    return StableLmForCausalLM(StableLmConfig(**SIZES)).eval()
+
+
 def sample(first: int, prompt: int, own: int, tree: str | None = None) -> Sample:
     ids = tuple((first + 7 * n) % 31 for n in range(prompt + own))
     return Sample(ids, (0,) * prompt + (1,) * own, (None,) * len(ids), (0,) * len(ids), tree=tree)
+
+
+@pytest.mark.parametrize("make", [qwen, stablelm])
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_parts_keep_to_the_budget_and_give_what_a_plain_forward_does(
+    make: Callable[[], PreTrainedModel], temperature: float
+) -> None:
+    """Samples of 10 and 9 ids are 20 with what pads them."""
+    model, shapes = make(), []
+    samples = [sample(1, 3, 4), sample(2, 4, 6), sample(3, 2, 10), sample(4, 5, 4)]
+    computing = Computing(micro_batch_tokens=20, temperature=temperature)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(20)  # nearly flat, they would be much the same at any temperature
+        plain = {one: model(torch.tensor([one.ids]), use_cache=False).logits[0] / temperature for one in samples}
+        with forwards(model, samples, computing, entropies=True) as parts:
+            for part in parts:
+                shapes.append(([len(one.ids) for one in part.samples], part.ids, part.padded))
+                assert part.entropies is not None
+                assert not part.logprobs[~part.batch.mask].any()
+                assert not part.entropies[~part.batch.mask].any()
+                for n, one in enumerate(part.samples):
+                    mask = part.batch.mask[n]
+                    logprobs = plain[one].log_softmax(-1)[mask.nonzero()[:, 0] - 1]
+                    chosen = logprobs.gather(1, part.batch.ids[n, mask][:, None])[:, 0]
+                    torch.testing.assert_close(part.logprobs[n, mask], chosen, atol=1e-4, rtol=1e-4)
+                    entropies = -(logprobs.exp() * logprobs).sum(-1)
+                    torch.testing.assert_close(part.entropies[n, mask], entropies, atol=1e-4, rtol=1e-4)
+    assert shapes == [([12], 12, 12), ([10, 9], 19, 20), ([7], 7, 7)]
 
 
 def test_what_samples_of_a_tree_learn_alike_goes_through_the_output_layer_once() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -252,6 +253,24 @@ def test_a_server_in_whose_place_another_answers_is_taken_out_and_waited_for(
     asyncio.run(main())
     said = {401: "http://two requires another token", 404: "http://two answers 404: is it a retcon sandbox server?"}
     assert [said[status] in record.getMessage() for record in caplog.records] == [True, True]
+
+
+def test_an_outage_is_one_for_all_calls_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    noting_sleeps(monkeypatch)
+
+    async def main() -> float:
+        router, there = await routed(outage=0.1)
+        there.away = math.inf
+        began = time.monotonic()
+        for _ in range(50):  # of which each would wait
+            result = await router.run("pass")
+            assert (result.status, "there: connection refused" in result.stderr) == ("infrastructure", True)
+        with pytest.raises(SandboxUnavailable, match="no session: none of the sandbox servers answers"):
+            await router.session()
+        await router.close()
+        return time.monotonic() - began
+
+    assert 0.1 <= asyncio.run(main()) < 2.5
 
 
 def test_a_router_whose_servers_are_not_there_at_the_start_is_refused_at_once() -> None:

@@ -45,3 +45,37 @@ def test_a_page_cannot_read_under_a_name_of_its_own(host: str) -> None:
 )
 def test_a_server_without_a_token_is_asked_by_its_address_or_a_name_of_its_machine(host: str) -> None:
     assert status("127.0.0.1", host) == 200
+
+
+def test_a_request_that_the_servers_end_cancels_is_sent_to_another_one() -> None:
+    sent: list[Any] = []
+    counted: Counter[int] = Counter()
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def ended(begun: bool) -> None:
+        reached = asyncio.Event()
+
+        async def app(_scope: Any, _receive: Any, send: Any) -> None:
+            if begun:
+                await send({"type": "http.response.start", "status": 200, "headers": []})
+            reached.set()
+            await asyncio.Event().wait()
+
+        sent.clear()
+        scope = {"type": "http", "method": "POST", "path": "/v1/run", "headers": [], "server": ("10.0.0.7", 8088)}
+        task = asyncio.ensure_future(Front(app, None, (), own_error_body, counted)(scope, app, send))
+        await reached.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(ended(False))
+    start, body = sent
+    assert start["status"] == 503
+    assert (b"retry-after", b"1") in start["headers"]
+    assert b'"type":"unavailable"' in body["body"]
+    asyncio.run(ended(True))
+    assert [message["type"] for message in sent] == ["http.response.start"], "an answer that has begun just breaks off"
+    assert counted == {503: 1, 200: 1}

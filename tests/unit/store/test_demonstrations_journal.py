@@ -13,7 +13,7 @@ from retcon.core.errors import CheckpointError, RecordError, StorageError
 from retcon.core.types import Segment, Trajectory, Turn
 from retcon.store.jsonl import line_of
 from retcon.train.demos import making as journal
-from retcon.train.demos.making import FileJournal
+from retcon.train.demos.making import FileJournal, begun
 from retcon.train.demos.types import Made
 
 RECIPE = load_recipe(None)
@@ -103,6 +103,16 @@ def test_what_a_disk_has_no_room_for_is_reported_and_not_counted(tmp_path: Path)
     assert partial.read_bytes().endswith(b'\n{"stop":2')
     with FileJournal(file, MADE_FROM, RECIPE) as again:
         assert (again.stop, len(again.kept)) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("left", "goes_on"),
+    [(None, False), ("", False), ("{", True), ('{"made_from":', True), ('{"made_from":{}}\n{"stop"', True)],
+)
+def test_a_file_is_begun_where_its_journal_is(tmp_path: Path, left: str | None, goes_on: bool) -> None:
+    if left is not None:
+        (tmp_path / "d.jsonl.partial").write_text(left, encoding="utf-8")
+    assert begun(tmp_path / "d.jsonl") is goes_on
 
 
 @pytest.mark.parametrize("error", [StorageError("full"), OSError("read-only")])
