@@ -56,7 +56,7 @@ REFUSED = {
     "evaluate.repair": "is none here, as the table says; `retcon eval --repair` measures with purification on",
 }
 """Keys that overrides cannot have, and why."""
-FIRST_REPAIR = "sft.first_repair=40"
+FIRST_REPAIR = "sft.first_repair=25"
 FROM_SCRATCH = ("model.path=scratch", "sft.demonstrations=10000", "sft.steps=800", "sft.lr=4e-3")
 """A new model must learn words, numbers and copying besides the tool habit: 4 to 6 minutes instead of one."""
 PROMPTS_READ = 64
