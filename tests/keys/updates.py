@@ -141,6 +141,35 @@ def clip_on_a_splice_that_became_likelier(recipe: Recipe, lab: Lab) -> bool:
     return bool(found.metrics["clip_fraction"])
 
 
+def outputs_of_a_rollout(recipe: Recipe) -> Sample:
+    """A call that works and one that fails, with outputs of one and two ids."""
+    calls = [ToolCall(f"c{n}", "python", {}, 0) for n in range(2)]
+    turns = [
+        Turn(
+            (Segment("sampled", "a", (4,), (-1.0,)), Segment("observation", "o", ids)),
+            (call,),
+            (Observation(call.id, "o", status),),
+            stop="call",
+        )
+        for call, ids, status in zip(calls, ((5,), (6, 7)), ("ok", "error"), strict=True)
+    ]
+    return to_samples([Trajectory("t/0", "t", (Segment("prompt", "p", (1, 2)),), tuple(turns))], [0.0], recipe.rl)[0]
+
+
+@acts("rl.echo", (0.0, (0.0, None)), (0.5, (0.5, 1.0)), given=["rl.minibatches=1"])
+def loss_of_a_rollout_without_an_advantage(recipe: Recipe, lab: Lab) -> tuple[float, float | None]:
+    """Its outputs are as surprising as ids of an untrained model are, in units of that: log of the vocabulary."""
+    found = updated(recipe, lab, outputs_of_a_rollout(recipe)).metrics
+    unit = math.log(model(str(lab.base)).config.vocab_size)
+    surprise = found.get("echo")
+    return round((found["loss"] or 0.0) / unit, 1), surprise and round(surprise / unit, 1)
+
+
+@acts("rl.echo_outputs", ("all", (0, 0, 0, 1, 0, 1, 1)), ("failed", (0, 0, 0, 0, 0, 1, 1)), given=["rl.echo=0.5"])
+def outputs_that_are_predicted(recipe: Recipe, lab: Lab) -> tuple[int, ...] | None:
+    return outputs_of_a_rollout(recipe).predicted
+
+
 @acts("rl.shared_advantage", ("own", [1.0, -1.0]), ("mean", [0.0, 0.0]))
 def advantages_of_what_a_branch_has_from_its_parent(recipe: Recipe, lab: Lab) -> list[float]:
     """The first sampled id, which both have."""

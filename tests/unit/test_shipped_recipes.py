@@ -137,6 +137,7 @@ ABOUT = {
     "mini/importance": ("compute.rollout_dtype", "rl.old_logprobs", "rl.correction"),
     "mini/simpletir": ("rl.void_turns", "rl.masked_in_baseline"),
     "mini/arpo": ("strategy",),
+    "mini/echo": ("rl.echo",),
     "mini/aepo": ("strategy", "rl.algorithm"),
     "mini/rstar2": ("select",),
     "mini/cleaner": ("repair",),

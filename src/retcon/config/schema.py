@@ -99,6 +99,7 @@ class RLSection(Chosen, plugin="algorithm", chosen_by="algorithm"):
         "max_kl": ("no minibatch's policy was further from the one that sampled", "skipped"),
         "failed_calls": ("no call failed", "failures"),
         "blame": ("no rollout of positive advantage had a failed call", "blamed_tokens"),
+        "echo": ("no tool output was to be predicted", "echo_tokens"),
         "shared_advantage": ("no rollout branched off another one", "branches"),
         "void_turns": ("every turn called a tool or answered", "void_masked"),
         "truncated": ("no rollout was cut off at its limit", "truncated_masked"),
@@ -152,6 +153,10 @@ class RLSection(Chosen, plugin="algorithm", chosen_by="algorithm"):
     failed_calls: Literal["keep", "mask"] = Field("keep", description="mask: turns whose call failed are masked")
     blame: float = Field(0.0, ge=0, description="ours: where a rollout's advantage is positive, what later calls "
                          "corrected in its failed ones gets this times its negative; 0: off")  # fmt: skip
+    echo: float = Field(0.0, ge=0, description="λ of ECHO: weight of the cross-entropy of tool outputs, in nats a "
+        "token, beside the policy loss; 0: off")  # fmt: skip
+    echo_outputs: Literal["all", "failed"] = Field("all", description="tool outputs that echo predicts; failed: those "
+        "of calls that failed")  # fmt: skip
     shared_advantage: Literal["own", "mean"] = Field("own", description="of what rollouts that branch off each other "
         "have in common; own: each rollout's on its copy (ARPO's soft one), mean: that of them all (its hard "
         "one)")  # fmt: skip

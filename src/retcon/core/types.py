@@ -376,6 +376,7 @@ class Sample:
     None where there is none. source: id of the trajectory, by which errors name it; it tells no samples apart, nor does
     tree: the id of the trajectory that its tree began with, whose beginning is computed once for all of them; empty for
     none; nor margin: of a rejected call, by how much it is less likely than what replaced it (`rl.dpo_beta`).
+    predicted: (T,) 1 on ids of tool outputs that the model is trained to predict (`rl.echo`), None for none.
     """
 
     ids: tuple[int, ...]
@@ -388,6 +389,14 @@ class Sample:
     source: str = field(default="", compare=False)
     tree: str = field(default="", compare=False)
     margin: float | None = field(default=None, compare=False)
+    predicted: tuple[int, ...] | None = None
+
+    @property
+    def scored(self) -> tuple[int, ...]:
+        """(T,) 1 on ids whose log-probs the loss reads: those in the mask, and those that are predicted."""
+        if self.predicted is None:
+            return self.mask
+        return tuple(map(max, self.mask, self.predicted))
 
 
 ANYTHING: Mapping[str, object] = {"type": "object"}

@@ -23,7 +23,7 @@ class Batch:
     """B samples, padded on the right to the longest, T. ids: (B, T) int64. mask, spliced: (B, T) bool. old_logprobs,
     advantages: (B, T) float32; old_logprobs are 0 outside the mask and nan where unknown under it. weights: (B, T)
     float32, 1 where a sample has none; None where no sample has any. reference_logprobs: (B, T) float32, log π_ref,
-    None where no sample has any."""
+    None where no sample has any. predicted: (B, T) bool, tool outputs that are learnt, None where no sample has any."""
 
     ids: Tensor
     mask: Tensor
@@ -32,12 +32,18 @@ class Batch:
     advantages: Tensor
     weights: Tensor | None
     reference_logprobs: Tensor | None = None
+    predicted: Tensor | None = None
+
+    @property
+    def scored(self) -> Tensor:
+        """(B, T) bool, where log-probs are computed."""
+        return self.mask if self.predicted is None else self.mask | self.predicted
 
 
 def collate(samples: Sequence[Sample], *, pad_id: int = 0, device: torch.device | str = "cpu") -> Batch:
     """One batch of all `samples`. Raises ValueError where an id is to be learnt that nothing precedes."""
     for sample in samples:
-        if sample.mask[:1] == (1,):
+        if sample.scored[:1] == (1,):
             raise ValueError(
                 f"trajectory {sample.source}: the first id of a sample cannot be learnt: nothing predicts it; put a "
                 "prompt before it"
@@ -57,6 +63,7 @@ def collate(samples: Sequence[Sample], *, pad_id: int = 0, device: torch.device 
     mask = padded((s.mask for s in samples), np.bool_, False)
     weighed = any(s.weights is not None for s in samples)
     referred = any(s.reference is not None for s in samples)
+    predicts = any(s.predicted is not None for s in samples)
     return Batch(
         ids=padded((s.ids for s in samples), np.int64, pad_id).to(device),
         mask=mask.to(device),
@@ -65,6 +72,7 @@ def collate(samples: Sequence[Sample], *, pad_id: int = 0, device: torch.device 
         advantages=padded((s.advantages for s in samples), np.float32, 0.0).to(device),
         weights=padded((known(s.weights) for s in samples), np.float32, 1.0).to(device) if weighed else None,
         reference_logprobs=padded((s.reference for s in samples), np.float32, 0.0).to(device) if referred else None,
+        predicted=padded((s.predicted for s in samples), np.bool_, False).to(device) if predicts else None,
     )
 
 
@@ -80,8 +88,13 @@ def check_scored(sample: Sample) -> None:
 
 def computed(samples: Iterable[Sample], bonus: float) -> list[Sample]:
     """Those that an update computes: with a token in the loss mask and an advantage, or what acts without one, too: a
-    KL penalty (log π_ref) or an entropy bonus. bonus: its coefficient."""
-    return [s for s in samples if any(s.mask) and (bonus or s.reference is not None or any(s.advantages or ()))]
+    KL penalty (log π_ref), an entropy bonus, or tool outputs to predict. bonus: its coefficient."""
+
+    def acts(sample: Sample) -> bool:
+        pushed = bonus or sample.reference is not None or any(sample.advantages or ())
+        return bool(any(sample.mask) and pushed) or any(sample.predicted or ())
+
+    return [sample for sample in samples if acts(sample)]
 
 
 def micro_batches(samples: Sequence[Sample], max_tokens: int) -> list[list[Sample]]:

@@ -19,7 +19,7 @@ from retcon.train.objective.contrast import contrast_samples, dpo_metrics, with_
 from retcon.train.objective.credit import averaged_where_shared, credited, first_to_tell, weighed_by_entropy
 from retcon.train.objective.loss import Loss, Totals, averaged, imitation, negative_spliced
 from retcon.train.objective.old_logprobs import Mismatch, kl_terms, recompute, with_reference
-from retcon.train.objective.shaping import in_failed_turns, is_masked
+from retcon.train.objective.shaping import in_failed_turns, is_masked, output_mask
 from retcon.train.optim import apply, learning_rate
 from retcon.train.watch import refuse_diverged, splice_metrics
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-SUMS = ("loss", "clip_fraction", "kl", "kl_reference", "entropy_estimate", "entropy", "imitation")
+SUMS = ("loss", "clip_fraction", "kl", "kl_reference", "entropy_estimate", "entropy", "imitation", "echo")
 METRICS = (*SUMS, "grad_norm", "padding", "shared", "skipped")
 NOTHING = dict.fromkeys(("loss", "clip_fraction", "imitation", "grad_norm", "skipped"), 0.0)
 """The figures of a minibatch that teaches nothing; the others are of what is computed, and not known of it."""
@@ -52,6 +52,7 @@ def to_samples(group: Sequence[Trajectory], advantages: Sequence[float], config:
             mask=learnt(trajectory, sample, config),
             advantages=credited(trajectory, len(sample.ids), advantage, config.blame),
             weights=_splice_weights(trajectory, config),
+            predicted=output_mask(trajectory, config.echo_outputs) if config.echo else None,
         )
         for trajectory, sample, advantage in zip(group, map(to_sample, group), advantages, strict=True)
     ]
@@ -71,14 +72,17 @@ def to_samples(group: Sequence[Trajectory], advantages: Sequence[float], config:
 
 
 def count_changes(samples: Sequence[Sample], advantages: Sequence[float], config: RLSection) -> dict[str, int]:
-    """blamed_tokens: those of a group's samples that config.blame turned against. contrast_tries: samples of
-    config.contrast. samples: as `to_samples` made them with these advantages."""
+    """blamed_tokens: those of a group's samples that config.blame turned against. echo_tokens: of tool outputs that
+    config.echo has predicted. contrast_tries: samples of config.contrast. samples: as `to_samples` made them with these
+    advantages."""
     found: dict[str, int] = {}
     if config.blame:
         right = [s for s, advantage in zip(samples, advantages, strict=False) if advantage > 0]
         found["blamed_tokens"] = sum(
             m and a < 0 for s in right for a, m in zip(s.advantages or (), s.mask, strict=True)
         )
+    if config.echo:
+        found["echo_tokens"] = sum(sum(s.predicted or ()) for s in samples)
     if config.contrast:
         found["contrast_tries"] = sum(s.margin is None for s in samples) - len(advantages)
     return found
@@ -160,8 +164,14 @@ def update(
         for number, part in enumerate(batches, start=1)
     ] or [NOTHING]
     means = {name: _mean([part[name] for part in parts if name in part]) for name in METRICS}
-    asked = {"entropy": config.entropy_coefficient, "imitation": config.imitate_spliced, "kl_reference": reference}
+    asked = {
+        "entropy": config.entropy_coefficient,
+        "imitation": config.imitate_spliced,
+        "kl_reference": reference,
+    }
     means |= {name: None for name, value in asked.items() if value is None or value == 0}
+    if not config.echo:
+        del means["echo"]
     counts = Counter({"correction_cut": mismatch.cut} if config.correction != "none" else {})
     for part in parts:
         counts.update({name: int(value) for name, value in part.items() if name not in METRICS})
@@ -191,13 +201,14 @@ def minibatch_update(
     lr: float | None = None,
     name: str = "a minibatch",
 ) -> dict[str, float]:
-    """One optimiser step, with the learning rate `lr`, config.lr where None. Returns loss, clip_fraction, kl (old to
-    new), kl_reference (to π_ref, 0 without one), entropy_estimate, entropy (exact; 0 unless config.entropy_coefficient
-    asks for it), imitation (what that adds to the loss), grad_norm, padding: the share of padding in what attention
-    computed, of which the linear layers see as much, or none (see `packing`), shared: the share of the samples' tokens
-    that were not computed as others begin with them, too, and skipped: 1 where the policy was already further than
-    config.max_kl from the one that sampled, so that no step was taken; besides, `Loss.counts`. mismatch: gets the
-    log-probs. name: of the minibatch, in errors.
+    """One optimiser step, with the learning rate `lr`, config.lr where None. Returns loss, clip_fraction, kl (old
+    to new), kl_reference (to π_ref, 0 without one), entropy_estimate, entropy (exact; 0 unless
+    config.entropy_coefficient asks for it), imitation (what that adds to the loss), echo (cross-entropy of tool
+    outputs, nats a token), grad_norm, padding: the share of padding in what attention computed, of which the linear
+    layers see as much, or none (see `packing`), shared: the share of the samples' tokens that were not computed as
+    others begin with them, too, and skipped: 1 where the policy was already further than config.max_kl from the one
+    that sampled, so that no step was taken; besides, `Loss.counts`. mismatch: gets the log-probs. name: of the
+    minibatch, in errors.
 
     Samples without an advantage have no gradient and are not computed, but stay in the denominators; where none is
     computed, only the figures of NOTHING are there. No step is taken then: AdamW would move on momentum. Raises
@@ -210,7 +221,8 @@ def minibatch_update(
     if not learnt:
         return dict(NOTHING)
     sums, counts = dict.fromkeys(SUMS, 0.0), Counter[str]()
-    scale = totals.tokens / sum(sum(s.mask) for s in learnt)
+    scale = totals.tokens / max(1, sum(sum(s.mask) for s in learnt))
+    outputs = sum(sum(s.predicted or ()) for s in learnt)
     ids = padded = 0
     every = sum(len(s.ids) for s in learnt)
     with forwards(model, learnt, computing, entropies=bool(bonus)) as parts:
@@ -224,6 +236,10 @@ def minibatch_update(
                 imitated = averaged(terms, part.batch.mask, totals, config.aggregate)
                 value = value + imitated
                 sums["imitation"] += imitated.item()
+            if part.batch.predicted is not None:
+                surprise = -part.logprobs.masked_fill(~part.batch.predicted, 0.0).sum() / max(1, outputs)
+                value = value + config.echo * surprise
+                sums["echo"] += surprise.item()
             if part.batch.reference_logprobs is not None:
                 terms = kl_terms(part.logprobs, part.batch.reference_logprobs, config.kl_estimator)
                 penalty = averaged(terms.masked_fill(~part.batch.mask, 0.0), part.batch.mask, totals, config.aggregate)

@@ -84,14 +84,27 @@ def test_what_is_added_to_the_loss_is_that_of_all_micro_batches(model, algorithm
     torch.manual_seed(1)
     other = Qwen3ForCausalLM(model.config).eval()
     samples = [sample(n, a, spliced=2, first=n) for n, a in ((9, 1.0), (14, -0.5), (20, 2.0))]
+    samples = [replace(one, predicted=(0, 1, 1, *[0] * (len(one.ids) - 3))) for one in samples]
     samples = reference.with_reference(other, samples, Computing())
-    config = algorithm(max_grad_norm=1e9, lr=0.1, imitate_spliced=0.5, kl=0.1, entropy_coefficient=0.1)
+    config = algorithm(max_grad_norm=1e9, lr=0.1, imitate_spliced=0.5, kl=0.1, entropy_coefficient=0.1, echo=0.3)
     whole, metrics = moved(model, samples, config, computing=Computing(micro_batch_tokens=1000))
     parts, of_parts = moved(model, samples, config, computing=Computing(micro_batch_tokens=20))
     assert_moved_alike(whole, parts)
-    for figure in ("loss", "imitation", "kl_reference", "entropy"):
+    for figure in ("loss", "imitation", "kl_reference", "entropy", "echo"):
         assert of_parts[figure] == pytest.approx(metrics[figure], rel=1e-4)
         assert metrics[figure]
+
+
+def test_echo_is_the_mean_cross_entropy_of_outputs_beside_an_unchanged_policy_loss(model):
+    plain = [sample(9, 1.0), sample(13, 0.0, first=3)]
+    outputs = [(0, 1, 1, 0, 0, 0, 0, 0, 0), (0, 0, 0, 1, *[0] * 9)]
+    echoing = [replace(one, predicted=marks) for one, marks in zip(plain, outputs, strict=True)]
+    logits = [model(torch.tensor([one.ids])).logits[0, :-1].log_softmax(-1) for one in plain]
+    surprise = -(logits[0][0, plain[0].ids[1]] + logits[0][1, plain[0].ids[2]] + logits[1][2, plain[1].ids[3]]) / 3
+    _, before = moved(model, plain)
+    _, found = moved(model, echoing, Dapo(max_grad_norm=1e9, lr=0.1, echo=0.25))
+    assert found["echo"] == pytest.approx(surprise.item(), rel=1e-5)
+    assert found["loss"] == pytest.approx(before["loss"] + 0.25 * surprise.item(), rel=1e-5)
 
 
 def test_without_an_advantage_a_sample_only_counts_in_the_mean(model):

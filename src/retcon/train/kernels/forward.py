@@ -33,7 +33,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A micro-batch: its samples and their padded tensors, its log-probs (B, T), 0 where not learnt, and what was
+    """A micro-batch: its samples and their padded tensors, its log-probs (B, T), 0 where not scored, and what was
     computed for it: ids that are no padding, and those that attention computed, padding among them. entropies: (B, T)
     nats, 0 where not learnt; None unless asked for."""
 
@@ -146,7 +146,7 @@ def _parts(
 def _padded(
     model: PreTrainedModel, samples: Sequence[Sample], batch: Batch, computing: Computing, entropies: bool
 ) -> Part:
-    hidden, source = padded_hidden(model, batch.ids, batch.mask)
+    hidden, source = padded_hidden(model, batch.ids, batch.scored)
     found = _learnt(model, hidden, source, batch, computing, entropies)
     return Part(samples, batch, found[0], sum(len(s.ids) for s in samples), batch.ids.numel(), found[1])
 
@@ -176,8 +176,9 @@ def _learnt(
     learnt."""
     chunk, temperature = computing.logits_chunk, computing.temperature
     logprobs = gather_logprobs(
-        model, hidden, source, ids=batch.ids, mask=batch.mask, chunk=chunk, repeats=repeats, temperature=temperature
+        model, hidden, source, ids=batch.ids, mask=batch.scored, chunk=chunk, repeats=repeats, temperature=temperature
     )
     if not entropies:
         return logprobs, None
-    return logprobs, gather_entropies(model, hidden, source, mask=batch.mask, chunk=chunk, temperature=temperature)
+    found = gather_entropies(model, hidden, source, mask=batch.scored, chunk=chunk, temperature=temperature)
+    return logprobs, found if batch.predicted is None else found.masked_fill(~batch.mask, 0.0)

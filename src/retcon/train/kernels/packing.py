@@ -42,7 +42,7 @@ class Family:
 
 def prompt_length(sample: Sample) -> int:
     """Ids before the first that is learnt, which the rollouts of a group have in common; 0 where none is."""
-    return sample.mask.index(1) if 1 in sample.mask else 0
+    return sample.scored.index(1) if 1 in sample.scored else 0
 
 
 def families(samples: Sequence[Sample]) -> list[Family]:
@@ -300,7 +300,7 @@ def _lay(samples: Sequence[Sample], share: bool) -> _Laid:
 def _source(samples: Sequence[Sample], laid: _Laid) -> np.ndarray:
     found = []
     for sample, own in zip(samples, laid.own, strict=True):
-        before = np.flatnonzero(np.asarray(sample.mask)) - 1
+        before = np.flatnonzero(np.asarray(sample.scored)) - 1
         source = np.empty_like(before)
         for n in chain(laid.rows, own):
             row = laid.rows[n]
@@ -311,7 +311,7 @@ def _source(samples: Sequence[Sample], laid: _Laid) -> np.ndarray:
 
 
 def _repeats(samples: Sequence[Sample], source: np.ndarray, device: torch.device) -> Repeats | None:
-    targets = np.concatenate([np.asarray(s.ids)[np.flatnonzero(np.asarray(s.mask))] for s in samples])
+    targets = np.concatenate([np.asarray(s.ids)[np.flatnonzero(np.asarray(s.scored))] for s in samples])
     _, first, of = np.unique(np.stack([source, targets]), axis=1, return_index=True, return_inverse=True)
     if len(first) == len(source):
         return None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING
 
 from retcon.config.schema import RLSection
-from retcon.core.types import TRAINED, Trajectory, Turn, history_ids, token_count
+from retcon.core.types import TRAINED, Status, Trajectory, Turn, history_ids, token_count
 
 if TYPE_CHECKING:
     from retcon.rollout.context import RolloutLimits
@@ -91,3 +91,26 @@ def in_failed_turns(trajectory: Trajectory) -> list[bool]:
         for segment in turn.segments:
             found += [failed and segment.kind in TRAINED] * len(segment.ids or ())
     return found
+
+
+ECHOED: Mapping[str, tuple[Status, ...]] = {"all": ("ok", "error"), "failed": ("error",)}
+
+
+def output_mask(trajectory: Trajectory, outputs: str) -> tuple[int, ...]:
+    """Mark the ids of tool outputs that a rollout's model is trained to predict, (T,).
+
+    ECHO (arXiv 2605.24517): L = L_GRPO(θ; A) + λ L_env(θ; O′), where A are the tokens of actions, O′ those of what the
+    environment answered, and L_env is their cross-entropy, normalised by length; here over all outputs of a minibatch.
+    O′ is without warnings of the harness: malformed calls, limits, and faults of the machine are left out.
+
+    Args:
+        outputs: "all", or "failed" for those of calls that failed alone.
+    """
+    found = [0] * token_count(trajectory.prompt)
+    for turn in trajectory.turns:
+        answers = iter(turn.observations)
+        for segment in turn.segments:
+            answer = next(answers, None) if segment.kind == "observation" else None
+            learnt = answer is not None and answer.status in ECHOED[outputs]
+            found += [int(learnt)] * len(segment.ids or ())
+    return tuple(found)
