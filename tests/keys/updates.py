@@ -17,7 +17,9 @@ from retcon.core.errors import ComputeWarning
 from retcon.core.types import Branch, Observation, RepairRecord, Sample, Segment, ToolCall, Trajectory, Turn
 from retcon.models.placing import start_model
 from retcon.train.batch import collate
+from retcon.train.kernels.computing import DEFAULT
 from retcon.train.kernels.logprobs import token_logprobs
+from retcon.train.objective.hindsight import with_hindsight
 from retcon.train.update import to_samples, update
 
 RATIO = math.log(1.25)
@@ -168,6 +170,34 @@ def loss_of_a_rollout_without_an_advantage(recipe: Recipe, lab: Lab) -> tuple[fl
 @acts("rl.echo_outputs", ("all", (0, 0, 0, 1, 0, 1, 1)), ("failed", (0, 0, 0, 0, 0, 1, 1)), given=["rl.echo=0.5"])
 def outputs_that_are_predicted(recipe: Recipe, lab: Lab) -> tuple[int, ...] | None:
     return outputs_of_a_rollout(recipe).predicted
+
+
+def failed_turn(recipe: Recipe, lab: Lab, change: float) -> list[Sample]:
+    """A failed call whose ids were written with log-probs that since have changed by `change` nats, and one more."""
+    written = sample(lab, 2, 0.0, change=change)
+    ids, logprobs = written.ids[2:], tuple(p for p in written.logprobs if p is not None)
+    failed = Turn(
+        (Segment("sampled", "a", ids, logprobs), Segment("observation", "o", (9,))),
+        (ToolCall("c0", "python", {}, 0),),
+        (Observation("c0", "o", "error"),),
+        stop="call",
+    )
+    turns = (failed, Turn((Segment("sampled", "b", (10,), (-1.0,)),)))
+    rollout = Trajectory("t/0", "t", (Segment("prompt", "p", written.ids[:2]),), turns)
+    return to_samples([rollout], [0.0], recipe.rl)
+
+
+@acts("rl.sdpo", (0.0, (None, False)), (1.0, (2, True)), given=["rl.minibatches=1"])
+def tokens_and_gradient_of_a_failed_turn(recipe: Recipe, lab: Lab) -> tuple[float | None, bool]:
+    found = updated(recipe, lab, *failed_turn(recipe, lab, 0.0)).metrics
+    return found.get("sdpo_tokens"), found["grad_norm"] != 0.0
+
+
+@acts("rl.sdpo_limit", (1.0, 1.0), (3.0, 3.0), given=["rl.sdpo=1.0"])
+def advantage_of_what_became_ten_nats_likelier(recipe: Recipe, lab: Lab) -> float:
+    rl, samples = recipe.rl, failed_turn(recipe, lab, 10.0)
+    (found,), _ = with_hindsight(model(str(lab.base)), samples, DEFAULT, weight=rl.sdpo, limit=rl.sdpo_limit)
+    return max(found.advantages or ())
 
 
 @acts("rl.shared_advantage", ("own", [1.0, -1.0]), ("mean", [0.0, 0.0]))

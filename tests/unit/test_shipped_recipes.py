@@ -138,6 +138,7 @@ ABOUT = {
     "mini/simpletir": ("rl.void_turns", "rl.masked_in_baseline"),
     "mini/arpo": ("strategy",),
     "mini/echo": ("rl.echo",),
+    "mini/sdpo": ("rl.sdpo",),
     "mini/aepo": ("strategy", "rl.algorithm"),
     "mini/rstar2": ("select",),
     "mini/cleaner": ("repair",),

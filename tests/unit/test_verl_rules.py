@@ -94,6 +94,7 @@ def test_without_a_repair_the_servers_log_probs_are_those_of_every_token() -> No
         "contrast=1.0",
         "dpo_beta=15.0",
         "echo=0.1",
+        "sdpo=1.0",
         "shared_advantage=mean",
     ],
 )

@@ -100,6 +100,7 @@ class RLSection(Chosen, plugin="algorithm", chosen_by="algorithm"):
         "failed_calls": ("no call failed", "failures"),
         "blame": ("no rollout of positive advantage had a failed call", "blamed_tokens"),
         "echo": ("no tool output was to be predicted", "echo_tokens"),
+        "sdpo": ("no rollout trained on had a turn with a failed call before another one", "sdpo_tokens"),
         "shared_advantage": ("no rollout branched off another one", "branches"),
         "void_turns": ("every turn called a tool or answered", "void_masked"),
         "truncated": ("no rollout was cut off at its limit", "truncated_masked"),
@@ -157,6 +158,10 @@ class RLSection(Chosen, plugin="algorithm", chosen_by="algorithm"):
         "token, beside the policy loss; 0: off")  # fmt: skip
     echo_outputs: Literal["all", "failed"] = Field("all", description="tool outputs that echo predicts; failed: those "
         "of calls that failed")  # fmt: skip
+    sdpo: float = Field(0.0, ge=0, description="β of SDPO: in turns with a failed call, the advantage of a token is β "
+        "times by how much likelier the model finds it once it has seen the error, in place of the rollout's; 0: "
+        "off")  # fmt: skip
+    sdpo_limit: Rate = Field(1.0, description="most nats that this counts for a token")
     shared_advantage: Literal["own", "mean"] = Field("own", description="of what rollouts that branch off each other "
         "have in common; own: each rollout's on its copy (ARPO's soft one), mean: that of them all (its hard "
         "one)")  # fmt: skip
@@ -185,6 +190,12 @@ class RLSection(Chosen, plugin="algorithm", chosen_by="algorithm"):
             raise ValueError("imitate_spliced and mask_negative_spliced exclude each other: set one of them")
         if self.blame and self.failed_calls == "mask":
             raise ValueError("blame teaches from the turns that failed_calls = mask leaves out: set one of them")
+        if self.sdpo and (self.blame or self.failed_calls == "mask"):
+            other = "blame" if self.blame else "failed_calls = mask"
+            raise ValueError(f"sdpo and {other} both decide what is learnt from failed turns: set one of them")
+        if self.sdpo and self.shared_advantage == "mean":
+            raise ValueError("sdpo gives tokens advantages of their own, which shared_advantage = mean averages: set "
+                             "one of them")  # fmt: skip
         if self.correction != "none" and self.old_logprobs != "recompute":
             raise ValueError("correction weighs the trainer's log-probs against the engine's: it needs old_logprobs = "
                              "recompute")  # fmt: skip

@@ -377,6 +377,7 @@ class Sample:
     tree: the id of the trajectory that its tree began with, whose beginning is computed once for all of them; empty for
     none; nor margin: of a rejected call, by how much it is less likely than what replaced it (`rl.dpo_beta`).
     predicted: (T,) 1 on ids of tool outputs that the model is trained to predict (`rl.echo`), None for none.
+    hindsights: turns with a failed call, as a teacher that knows the error is shown them (`rl.sdpo`).
     """
 
     ids: tuple[int, ...]
@@ -390,6 +391,7 @@ class Sample:
     tree: str = field(default="", compare=False)
     margin: float | None = field(default=None, compare=False)
     predicted: tuple[int, ...] | None = None
+    hindsights: tuple[Hindsight, ...] = ()
 
     @property
     def scored(self) -> tuple[int, ...]:
@@ -397,6 +399,14 @@ class Sample:
         if self.predicted is None:
             return self.mask
         return tuple(map(max, self.mask, self.predicted))
+
+
+@dataclass(frozen=True, slots=True)
+class Hindsight:
+    """A turn of a sample after what its failed call led to. start: where it begins in that sample."""
+
+    start: int
+    sample: Sample
 
 
 ANYTHING: Mapping[str, object] = {"type": "object"}

@@ -88,10 +88,10 @@ def check_scored(sample: Sample) -> None:
 
 def computed(samples: Iterable[Sample], bonus: float) -> list[Sample]:
     """Those that an update computes: with a token in the loss mask and an advantage, or what acts without one, too: a
-    KL penalty (log π_ref), an entropy bonus, or tool outputs to predict. bonus: its coefficient."""
+    KL penalty (log π_ref), an entropy bonus, hindsight, or tool outputs to predict. bonus: its coefficient."""
 
     def acts(sample: Sample) -> bool:
-        pushed = bonus or sample.reference is not None or any(sample.advantages or ())
+        pushed = bonus or sample.reference is not None or sample.hindsights or any(sample.advantages or ())
         return bool(any(sample.mask) and pushed) or any(sample.predicted or ())
 
     return [sample for sample in samples if acts(sample)]

@@ -17,6 +17,7 @@ from retcon.train.kernels.computing import DEFAULT, Computing
 from retcon.train.kernels.forward import Part, forwards
 from retcon.train.objective.contrast import contrast_samples, dpo_metrics, with_online_dpo
 from retcon.train.objective.credit import averaged_where_shared, credited, first_to_tell, weighed_by_entropy
+from retcon.train.objective.hindsight import hindsights, with_hindsight
 from retcon.train.objective.loss import Loss, Totals, averaged, imitation, negative_spliced
 from retcon.train.objective.old_logprobs import Mismatch, kl_terms, recompute, with_reference
 from retcon.train.objective.shaping import in_failed_turns, is_masked, output_mask
@@ -53,6 +54,7 @@ def to_samples(group: Sequence[Trajectory], advantages: Sequence[float], config:
             advantages=credited(trajectory, len(sample.ids), advantage, config.blame),
             weights=_splice_weights(trajectory, config),
             predicted=output_mask(trajectory, config.echo_outputs) if config.echo else None,
+            hindsights=hindsights(trajectory) if config.sdpo and not is_masked(trajectory, config) else (),
         )
         for trajectory, sample, advantage in zip(group, map(to_sample, group), advantages, strict=True)
     ]
@@ -144,6 +146,9 @@ def update(
         weighing = (config.correction, config.correction_cap)
         bonus = config.entropy_coefficient
         samples = recompute(model, samples, mismatch, computing, weighing=weighing, bonus=bonus)
+    if config.sdpo:
+        samples, seen = with_hindsight(model, samples, computing, weight=config.sdpo, limit=config.sdpo_limit)
+        figures |= seen
     if config.entropy_weight:
         samples = weighed_by_entropy(model, samples, computing, config.entropy_weight)
     if lr is None:
