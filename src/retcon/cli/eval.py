@@ -63,11 +63,15 @@ Mode = Literal["on", "off", "both"]
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One evaluation of a command: a model on one benchmark, with tools or without. benchmark: "" for other data."""
+    """One evaluation of a command: a model on one benchmark, with tools or without.
+
+    benchmark: "" for other data. settings: their name, "" where none was given.
+    """
 
     model: str
     benchmark: str
     tools: str
+    settings: str
     recipe: Recipe
     folder: Path
     out: Path
@@ -158,9 +162,8 @@ def evaluate(
                 recipe = _recipe_of(model, asked.recipe, [*given, *asked.overrides], repair)
                 folder = locate(recipe.model.path if is_url(model) else model)
                 place = out / _slug(model) / f"{name or 'data'}{'-no-tools' * (mode == 'off')}" if apart else out
-                jobs.append(
-                    Measurement(model, name, mode or ("on" if recipe.rollout.tools else "off"), recipe, folder, place)
-                )
+                shown = mode or ("on" if recipe.rollout.tools else "off")
+                jobs.append(Measurement(model, name, shown, settings, recipe, folder, place))
     if all(job.recipe.evaluate.repair == "none" for job in jobs):
         for override in overrides_of(asked.overrides, ["repair"]):
             print_line(f"{override}: without --repair an evaluation repairs nothing")
@@ -210,7 +213,13 @@ def _measure(job: Measurement, dry_run: bool) -> None:
     kept = f"the problems that are measured are kept in {job.out}; the same command continues"
     with interruptible(kept), show_progress(f"evaluating {job.model}") as tell:
         path = run_evaluation(
-            job.recipe, job.folder, job.out, on_progress=tell, on_place=print_place, on_ready=ready(job.recipe)
+            job.recipe,
+            job.folder,
+            job.out,
+            on_progress=tell,
+            on_place=print_place,
+            on_ready=ready(job.recipe),
+            protocol=job.settings,
         )
     from retcon.report.tables import result_table, result_title, tell_cut_off
 

@@ -102,6 +102,7 @@ def card_markdown(card: Mapping[str, Any]) -> str:
     benchmark = card.get("benchmark") or {}
     title = f"{card['model']} on {benchmark.get('name') or card.get('tasks') or 'problems'}"
     protocol = [
+        *([("settings", name)] if (name := card.get("protocol")) else []),
         ("tools", ", ".join(card["tools"]) or "off"),
         ("purification", "off" if card["purification"] == "none" else card["purification"]),
         ("rollouts of a problem", card["rollouts"]),

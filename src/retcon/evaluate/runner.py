@@ -93,11 +93,13 @@ def run_evaluation(
     on_progress: Progress | None = None,
     on_place: OnPlace | None = None,
     on_ready: Callable[[], None] = lambda: None,
+    protocol: str = "",
 ) -> Path:
     """Rolls out `recipe.evaluate` and writes, in `out`, `trajectories-<setting>.jsonl` and `result.json`; its path.
 
     A setting that `out` already holds is kept, and of one that was interrupted the problems that are done. checkpoint:
-    the model's folder; where an engine elsewhere is measured, that whose tokenizer counts.
+    the model's folder; where an engine elsewhere is measured, that whose tokenizer counts. protocol: the name of its
+    settings, for the card.
 
     Raises CheckpointError for a missing or broken checkpoint and for an `out` that holds another evaluation, be it of
     other weights or chat templates in the same folder, or of other problems in the same file; RecordError where `out`
@@ -110,7 +112,7 @@ def run_evaluation(
     recipe, _ = settle(recipe, checkpoint, family)
     tasks = problems_of(recipe, family)
     result = held_by(recipe, checkpoint, out, tasks, family)
-    result = msgspec.structs.replace(result, about=result.about or _about(recipe, tasks))
+    result = msgspec.structs.replace(result, about=result.about or _about(recipe, tasks, protocol))
     settings = settings_of(recipe)
     missing = {name: params for name, params in settings.items() if not _has(out, result, name)}
     for name in settings.keys() - missing.keys():
@@ -273,13 +275,14 @@ def _refuse_other(old: Result, new: Result, recipe: Recipe, out: Path) -> None:
             )
 
 
-def _about(recipe: Recipe, tasks: Sequence[Task]) -> dict[str, Any]:
+def _about(recipe: Recipe, tasks: Sequence[Task], protocol: str) -> dict[str, Any]:
     """What a card tells of the protocol besides keys: graders with their versions, the benchmark, packages."""
     named = sorted({name for task in tasks if isinstance(name := task.meta.get("grader"), str)})
     name = str(getattr(recipe.task, "benchmark", ""))
     one = BENCHMARKS.find(name) if name else None
     keep = ("name", "hub", "revision", "file", "size", "licence", "contamination")
     return {
+        "protocol": protocol,
         "tasks": str(getattr(recipe.task, "name", "") or getattr(recipe.task, "path", "") or recipe.task.kind),
         "benchmark": {key: getattr(one, key) for key in keep} if one else {},
         "prompt": str(getattr(recipe.task, "prompt", "") or (one.prompt if one else "")),

@@ -113,7 +113,11 @@ def evaluated(folder: Path, passes: Sequence[Sequence[bool]], *, failed: int = 0
         "rollout": {"tools": [tools] if tools else [], "max_tokens": 100, "max_turns": 5},
         "evaluate": {"repair": "none", "samples": len(passes[0]), "seed": 1},
     }
-    about = {"benchmark": {"name": "sums", "hub": "me/sums"}, "graders": {"math": {"retcon-rl": "0"}}}
+    about = {
+        "benchmark": {"name": "sums", "hub": "me/sums"},
+        "graders": {"math": {"retcon-rl": "0"}},
+        "protocol": "cleaner",
+    }
     result = Result("model", recipe, {}, inputs={"problems": "x"}, about=about).with_setting("rollout", setting)
     folder.mkdir(parents=True)
     write_result(folder / "result.json", result)
@@ -137,7 +141,7 @@ def test_a_card_says_the_protocol_and_every_figure(tmp_path: Path) -> None:
     shown = (folder / "card.md").read_text()
     assert "# model on sums" in shown
     assert "| pass@1 | 0.3333 |" in shown
-    assert "| tools | python |" in shown
+    assert "| settings | cleaner |\n| tools | python |" in shown
 
 
 def test_judges_have_a_pass_rate_each_and_the_problems_on_which_they_differ() -> None:
