@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -285,13 +286,7 @@ def tell_cut_off(result: Result) -> str:
 def compared_sheet(found: Compared, names: tuple[str, str]) -> Sheet:
     """A comparison as a table of three columns, with what it can and cannot show."""
     rows = [
-        (
-            figure,
-            _short(a),
-            _short(b),
-            f"{_signed(difference.mean)} [{_signed(difference.low)}–{_signed(difference.high)}]",
-        )
-        for figure, (a, b, difference) in found.figures.items()
+        (figure, _short(a), _short(b), _with_limits(difference)) for figure, (a, b, difference) in found.figures.items()
     ]
     right = sum(figure.startswith(("avg@", "pass@", "majority")) for figure in found.figures)
     sections = (("right", tuple(rows[:right])), ("a rollout", tuple(rows[right:])))
@@ -325,6 +320,14 @@ def _short(value: float) -> str:
 
 def _signed(value: float) -> str:
     return "+" * (value >= 0) + _short(value)
+
+
+def _with_limits(difference: Interval) -> str:
+    """The mean with its interval, which one problem alone does not have."""
+    mean = _signed(difference.mean)
+    if math.isinf(difference.high):
+        return mean
+    return f"{mean} [{_signed(difference.low)}–{_signed(difference.high)}]"
 
 
 def _brief(value: object) -> str:
