@@ -38,6 +38,7 @@ from retcon.tasks.graders.text import (
     integer,
     marked,
     rational,
+    same_code,
 )
 from retcon.tasks.grading.registry import Host, Kind, Reply, Verdict
 from retcon.tasks.grading.warm import WarmSessions
@@ -309,6 +310,8 @@ class MathGrader:
         if said == answer.strip():
             return True
         ours, theirs = _latex(answer), in_latex(said)
+        if (identical := same_code(ours, theirs)) is not None:
+            return identical
         ours, theirs = in_ratio(ours, theirs), in_ratio(theirs, ours)
         plain = listed if lists(ours) or lists(theirs) else ungrouped
         ours, theirs = plain(ours), plain(theirs)

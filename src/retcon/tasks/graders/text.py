@@ -189,6 +189,12 @@ _FRACTION = re.compile(r"([+-]?)\\[dt]?frac *(?:\{(\d+)\}|(\d)) *(?:\{(\d+)\}|(\
 _MIXED = re.compile(r"([+-]?)(\d+)(?: +(\d+/\d+)| *(\\[dt]?frac.+))", re.ASCII)
 _RECURRING = re.compile(r"([+-]?)(\d*)\.(\d*)\\(?:overline|bar|dot) *(?:\{(\d+)\}|(\d))", re.ASCII)
 _SET = re.compile(r"\\(?:text(?:bf|it|rm|sf|tt|normal)?|math(?:bf|it|rm|sf|tt)|mbox)\s*\{([^{}]*)\}")
+_CODE = re.compile(
+    r"\d{4}([-/.])\d\d?\1\d\d?|\d\d?([-/.])\d\d?\2\d{4}|(?:\d{3}-)?\d{3}-\d{4}"
+    r"|\d+(?:\.\d+){2,}|[+-]?0x[\da-f]+",
+    re.ASCII | re.IGNORECASE,
+)
+_LEADING_ZEROS = re.compile(r"\b(0x)?0+(?=[\da-f])")
 _IN_LINE = re.compile(r"\\\(\s*(\(?[A-Za-z]\)?)\s*\\\)")  # \(B\)
 _SPACE = re.compile(r"\\[,;:! ]|~|\\q?quad(?![A-Za-z])")
 _HEADING = re.compile(r"[^\w$\\]*(?:\d+[.):]\s[^\w$\\]*)?[^\W\d_]{2,}(?![\w(^/*=])")
@@ -285,6 +291,18 @@ def rational(text: str) -> Fraction | None:
         return None
     sign, above, below = (one for one in found.groups() if one is not None)
     return Fraction(int(sign + above), int(below)) if int(below) else None
+
+
+def same_code(answer: str, said: str) -> bool | None:
+    """Compare dates, telephone numbers, addresses, versions and hexadecimal numbers as written, not as mathematics.
+
+    As formulas, `2024-05-01` is 2018 and `0x2F` is 0. None where neither text is such a code.
+    """
+    texts = [unset(text).removesuffix(".").casefold() for text in (answer, said)]
+    if not any(map(_CODE.fullmatch, texts)):
+        return None
+    ours, theirs = (_LEADING_ZEROS.sub(r"\1", text) for text in texts)
+    return ours == theirs
 
 
 def in_decimals(text: str) -> str:

@@ -18,6 +18,9 @@ pytestmark = pytest.mark.skipif(
 )
 
 RIGHT = [
+    (r"\boxed{2024-5-1}", "2024-05-01"),
+    (r"The answer is 192.168.0.1.", "192.168.0.1"),
+    (r"\boxed{0x2f}", "0x2F"),
     # what stands behind a unit
     ("The answer is 12 minutes: 5 to go there and 7 to come back.", "12"),
     ("The answer is 12 laps (11 + 1).", "12"),
@@ -215,6 +218,12 @@ RIGHT = [
 ]
 
 WRONG = [
+    (r"\boxed{2024-01-05}", "2024-05-01"),  # both 2018 as a difference
+    (r"\boxed{2024-05-01}", "2018"),
+    (r"\boxed{1.168.0.192}", "192.168.0.1"),
+    (r"\boxed{-679}", "555-1234"),
+    (r"\boxed{0x2F}", "0x1F"),
+    (r"\boxed{0x2F}", "0"),
     ("The answer is 12 (for 3 miles) + 1 (the rest).", "12"),
     ("The answer is 12 laps + 1 lap, 13 laps.", "12"),
     ("The answer is $12$ dollars - $3.", "12"),
