@@ -10,7 +10,7 @@ from hypothesis import given
 
 from retcon.core.codec import from_dict, to_dict
 from retcon.core.errors import RecordError
-from retcon.core.types import Cut, Segment, Trajectory, Turn
+from retcon.core.types import Cut, Observation, Parent, Segment, Trajectory, Turn
 from strategies import trajectories
 
 
@@ -81,39 +81,22 @@ DELETE = object()
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        (["id"], DELETE, r"^here: id: missing$"),
-        (["turns", 0, "segments", 0, "text"], DELETE, r"^here: turns\[0\]\.segments\[0\]\.text: missing$"),
-        (["turns"], {}, r"turns: expected a list, found an object"),
-        (["turns", 0], 7, r"turns\[0\]: expected an object, found 7"),
-        (["turns", 0, "calls"], None, r"turns\[0\]\.calls: expected a list, found null"),
-        (["turns", 0, "segments", 0, "ids"], "x", r"turns\[0\]\.segments\[0\]\.ids: expected a list, found 'x'"),
-        (["turns", 0, "segments", 0, "logprobs"], "x", r"^here: turns\[0\]\.segments\[0\]\.logprobs: expected a list"),
-        (["turns", 0, "segments", 0, "kind"], 7, r"kind: expected one of [a-z, ]+, found 7$"),
-        (["turns"], "x" * 38, rf"found '{'x' * 38}'$"),
-        (["turns"], "x" * 39, rf"found '{'x' * 36}\.\.\.$"),
-        (["turns", 0, "segments", 0, "ids", 1], 1.0, r"segments\[0\]\.ids\[1\]: expected a whole number, found 1\.0"),
-        (["turns", 0, "segments", 0, "ids", 1], True, r"ids\[1\]: expected a whole number, found True"),
-        (["turns", 0, "segments", 0, "ids"], [1.0, 2.0], r"ids\[0\]: expected a whole number, found 1\.0"),
-        (["turns", 0, "segments", 0, "ids"], [True, False], r"ids\[0\]: expected a whole number, found True"),
-        (["turns", 0, "segments", 0, "logprobs", 0], None, r"logprobs\[0\]: expected a number, found null"),
-        (["turns", 0, "segments", 0, "logprobs", 0], True, r"logprobs\[0\]: expected a number, found True"),
+        (["id"], DELETE, r"^here: Object missing required field `id`$"),
+        (["turns", 0, "segments", 0, "text"], DELETE, r"^here: turns\[0\]\.segments\[0\]: Object missing .* `text`$"),
+        (["turns"], {}, r"turns: Expected `array`, got `object`"),
+        (["turns", 0], 7, r"turns\[0\]: Expected `object`, got `int`"),
+        (["turns", 0, "calls"], None, r"turns\[0\]\.calls: Expected `array`, got `null`"),
+        (["turns", 0, "segments", 0, "ids"], "x", r"turns\[0\]\.segments\[0\]\.ids: Expected `array.*`, got `str`"),
+        (["turns", 0, "segments", 0, "ids", 1], 1.0, r"segments\[0\]\.ids\[1\]: Expected `int`, got `float`"),
+        (["turns", 0, "segments", 0, "ids", 1], True, r"ids\[1\]: Expected `int`, got `bool`"),
+        (["turns", 0, "segments", 0, "logprobs", 0], None, r"logprobs\[0\]: Expected `float`, got `null`"),
         (["turns", 0, "segments", 0, "logprobs"], [0.5], r"turns\[0\]\.segments\[0\]: 1 log-prob for 2 tokens"),
         (["turns", 0, "segments", 0, "ids"], None, r"turns\[0\]\.segments\[0\]: 2 log-probs for 0 tokens"),
-        (["turns", 0, "segments", 0, "kind"], "sampld", r"kind: expected one of .* \(did you mean 'sampled'\?\)"),
-        (["turns", 0, "observations", 0, "status"], 1, r"status: expected one of ok, error, .*, found 1"),
-        (["turns", 0, "calls", 0, "arguments"], [], r"calls\[0\]\.arguments: expected an object or text, found a list"),
-        (["turns", 0, "abandoned", 0, "stop"], "", r"turns\[0\]\.abandoned\[0\]\.stop: expected one of call, answer"),
-        (["turns", 0, "repair", "attempts"], "2", r"turns\[0\]\.repair\.attempts: expected a whole number, found '2'"),
-        (["provenance", "purified"], 1, r"provenance\.purified: expected true or false, found 1"),
-        (["reward"], "1" * 99, r"reward: expected a number, found '1{36}\.\.\.$"),
-        pytest.param(["reward"], 10**400, r"reward: expected a number, found 10{36}\.\.\.$", id="no float holds it"),
-        pytest.param(
-            ["turns", 0, "segments", 0, "logprobs", 1],
-            -(10**400),
-            r"logprobs\[1\]: expected a number, found -10{35}",
-            id="nor this one",
-        ),
-        (["prompt", 0, "text"], 5, r"prompt\[0\]\.text: expected text, found 5"),
+        (["turns", 0, "segments", 0, "kind"], "sampld", r"kind: Invalid enum value 'sampld'"),
+        (["turns", 0, "calls", 0, "arguments"], [], r"calls\[0\]\.arguments: Expected `str | object`, got `array`"),
+        (["turns", 0, "abandoned", 0, "stop"], "", r"turns\[0\]\.abandoned\[0\]\.stop: Invalid enum value ''"),
+        (["provenance", "purified"], 1, r"provenance\.purified: Expected `bool`, got `int`"),
+        pytest.param(["reward"], 10**400, r"reward: Number out of range", id="no float holds it"),
     ],
 )
 def test_an_error_names_the_field(path: list[str | int], value: object, message: str) -> None:
@@ -129,11 +112,11 @@ def test_an_error_names_the_field(path: list[str | int], value: object, message:
         from_dict(record, "here")
 
 
-def test_a_misspelt_field_is_guessed_where_the_right_one_is_missing() -> None:
-    with pytest.raises(RecordError, match=r"^turns: missing \(did you mean 'turnss'\?\)$"):
-        from_dict({"id": "t", "task": "k", "prompt": [], "turnss": []})
-    with pytest.raises(RecordError, match=r"^expected an object, found a list$"):
-        from_dict([])
+def test_every_field_of_a_record_is_read_back() -> None:
+    """`parent` and `submitted` were kept in `extra`, and None in the trajectory that was read."""
+    observation = Observation("0", "", "ok", submitted="42")
+    written = Trajectory("t", "k", (), (Turn((), (), (observation,)),), parent=Parent("p", 0, "0", "subagent"))
+    assert from_dict(json.loads(json.dumps(to_dict(written)))) == written
 
 
 def test_files_that_had_these_in_extra_are_read_as_fields() -> None:
@@ -150,12 +133,12 @@ def test_files_that_had_these_in_extra_are_read_as_fields() -> None:
     assert read.repair is not None
     assert read.repair.cut == (Cut(1, "apology", "Sorry."),)
     assert read.observations[0].extra == read.calls[0].extra == read.repair.extra == {}
-    with pytest.raises(RecordError, match=r"turns\[0\].repair.cut\[0\].rule: missing"):
+    with pytest.raises(RecordError, match=r"turns\[0\].repair.cut\[0\]: Object missing required field `rule`"):
         from_dict({"id": "t", "task": "k", "prompt": [], "turns": [turn | {"repair": repair | {"cut": [{"turn": 1}]}}]})
 
 
 def test_a_trajectory_that_lacks_one_of_the_two_is_reported() -> None:
-    with pytest.raises(RecordError, match=r"^here: prompt: missing"):
+    with pytest.raises(RecordError, match=r"^here: Object missing required field `prompt`"):
         from_dict({"id": "t", "task": "k", "turns": []}, "here")
-    with pytest.raises(RecordError, match=r"^here: turns: missing"):
+    with pytest.raises(RecordError, match=r"^here: Object missing required field `turns`"):
         from_dict({"id": "t", "task": "k", "prompt": []}, "here")
