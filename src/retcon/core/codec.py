@@ -41,6 +41,8 @@ def from_dict(obj: object, where: str = "") -> Trajectory:
         problem, _, path = str(error).partition(" - at `$")
         parts = (where, path.strip(".`"), problem)
         raise RecordError(": ".join(part for part in parts if part)) from error
+    except UnicodeEncodeError as error:  # of a text in the place of a number, an object or one of some words
+        raise RecordError(f"{where}: it is not Unicode: {error}".removeprefix(": ")) from error
 
 
 def _gather_extra(value: Any, kind: type[Record]) -> Any:

@@ -8,11 +8,11 @@ import ipaddress
 import json
 import re
 import time
-from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, NoReturn, TypeVar, get_type_hints
+from typing import Any, NoReturn, TypeVar
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -185,11 +185,7 @@ async def wait_for_disconnect(receive: Receive) -> None:
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
-_PLACE = " - at `"
-_PATH = re.compile(r"(?:key in )?\$\.?(.*)`", re.DOTALL)
-_INDEX = re.compile(r"\[[^][]*+]")
-_UNKNOWN = re.compile(r"unknown field `(.*)`", re.DOTALL)
-_MISSING = re.compile(r"missing required field `(.*)`")
+_FIELD = re.compile(r"(?:(unknown)|missing required) field `(.*)`", re.DOTALL)
 _CHOICE = re.compile(r"Invalid enum value '(.*)'", re.DOTALL)
 SHOWN = 100
 """Characters of a name or value of the caller's that an error repeats."""
@@ -218,19 +214,23 @@ def _no_number(name: str) -> NoReturn:
 
 
 def _named(message: str, kind: type[msgspec.Struct]) -> RequestRefused:
+    """Name the field, and the nearest valid name or choice of any body of this kind."""
     # msgspec's own words stand at the end: what the caller wrote may hold the same, thousands of times.
-    said, _, place = message.rpartition(_PLACE)
-    path = ""
-    if (found := _PATH.fullmatch(place)) and _leads_somewhere(kind, found[1]):
-        message, path = said, found[1]
-    if unknown := _UNKNOWN.search(message):
-        valid, name = _fields_at(kind, path), _shown(unknown[1])
-        hint = nearest(unknown[1], valid) or f" (there are {', '.join(valid)})"
-        return RequestRefused.invalid(_join(path, name), f"unknown field '{name}'{hint}")
-    if missing := _MISSING.search(message):
-        return RequestRefused.invalid(_join(path, missing[1]), f"the field '{missing[1]}' is missing")
+    said, found, place = message.rpartition(" - at `$")
+    message, path = (said, place.strip(".`")) if found and len(place) <= SHOWN else (message, "")
+    fields = [
+        one for schema in msgspec.json.schema_components([kind])[1].values() for one in schema["properties"].items()
+    ]
+    if field := _FIELD.search(message):
+        name = _shown(field[2])
+        path = f"{path}.{name}" if path else name
+        if not field[1]:
+            return RequestRefused.invalid(path, f"the field '{name}' is missing")
+        hint = nearest(name, [other for other, _ in fields if other != name])
+        return RequestRefused.invalid(path, f"unknown field '{name}'{hint}")
     if choice := _CHOICE.search(message):
-        valid = _choices_at(kind, path)
+        about = [schema for name, schema in fields if name == path.rpartition(".")[2]]
+        valid = [v for schema in about for one in (schema, *schema.get("anyOf", ())) for v in one.get("enum", ())]
         what = f"'{_shown(choice[1])}' is not one of {', '.join(valid)}{nearest(choice[1], valid)}"
         return RequestRefused.invalid(path, what)
     return RequestRefused.invalid(path or None, message.replace("`", ""))
@@ -238,54 +238,6 @@ def _named(message: str, kind: type[msgspec.Struct]) -> RequestRefused:
 
 def _shown(name: str) -> str:
     return name if len(name) <= SHOWN else name[: SHOWN - 1] + "…"
-
-
-def _join(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
-
-
-def _fields_at(kind: Any, path: str) -> list[str]:
-    inner = _type_at(kind, path)
-    return list(inner.__struct_fields__) if hasattr(inner, "__struct_fields__") else []
-
-
-def _choices_at(kind: Any, path: str) -> list[str]:
-    parent, _, name = path.rpartition(".")
-    hint = get_type_hints(_type_at(kind, parent))[name]
-    info = msgspec.inspect.type_info(hint)
-    kinds = info.types if isinstance(info, msgspec.inspect.UnionType) else (info,)
-    return [str(v) for k in kinds if isinstance(k, msgspec.inspect.LiteralType) for v in k.values]
-
-
-def _leads_somewhere(kind: Any, path: str) -> bool:
-    """Whether a path is msgspec's own, and not part of a name that the caller chose."""
-    for part in _parts(path):
-        if kind is None or part not in (hints := get_type_hints(kind)):
-            return False
-        kind = _struct_in(msgspec.inspect.type_info(hints[part]))
-    return True
-
-
-def _parts(path: str) -> Iterator[str]:
-    return filter(None, _INDEX.sub("", path).split("."))
-
-
-def _type_at(kind: Any, path: str) -> Any:
-    """The struct that a path such as `calls[3].limits` leads to."""
-    for part in _parts(path):
-        info = msgspec.inspect.type_info(get_type_hints(kind)[part])
-        kind = _struct_in(info)
-    return kind
-
-
-def _struct_in(info: Any) -> Any:
-    if isinstance(info, msgspec.inspect.StructType):
-        return info.cls
-    if isinstance(info, msgspec.inspect.ListType):
-        return _struct_in(info.item_type)
-    if isinstance(info, msgspec.inspect.UnionType):
-        return next((found for part in info.types if (found := _struct_in(part)) is not None), None)
-    return None
 
 
 RETRY_AFTER_SECONDS = 1
@@ -299,49 +251,28 @@ class Gate:
     """
 
     def __init__(self, room: int) -> None:
-        self.inside = 0
-        self._room = room
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self.inside = self.waiting = 0
+        self._places = asyncio.Semaphore(room)
 
-    @property
-    def waiting(self) -> int:
-        return len(self._waiting)
-
-    def enter(self) -> None:
-        """Raises RequestRefused (503 with Retry-After) where there is no room."""
-        if self.inside >= self._room or self._waiting:
+    async def enter(self, *, patient: bool = False) -> None:
+        """Raises RequestRefused (503 with Retry-After) where there is no room, unless the call is patient."""
+        if not patient and self._places.locked():
             raise RequestRefused(
                 503,
                 "busy",
                 f"this server takes {counted(self.inside, 'call')} at a time, running or queued: try again later",
                 headers={"Retry-After": str(RETRY_AFTER_SECONDS)},
             )
-        self.inside += 1
-
-    async def wait(self) -> None:
-        """Enter as soon as there is room, in the order of asking."""
-        if self.inside < self._room and not self._waiting:
-            self.inside += 1
-            return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
+        self.waiting += 1
         try:
-            await turn
-        except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():  # it was let in at the same moment
-                self.leave()
-            elif turn in self._waiting:  # else somebody has left since, and has passed it over
-                self._waiting.remove(turn)
-            raise
+            await self._places.acquire()
+        finally:
+            self.waiting -= 1
+        self.inside += 1
 
     def leave(self) -> None:
         self.inside -= 1
-        while self._waiting:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                self.inside += 1
-                turn.set_result(None)
-                return
+        self._places.release()
 
 
 _OPEN_SESSIONS = "/v1/sessions/"

@@ -238,7 +238,7 @@ class Endpoint:
         asked = read_request(await read_body(request, self._settings.max_body), self._settings.name)
         id = f"chatcmpl-{secrets.token_hex(12)}"
         names = request.headers.get(SESSION), _as_sent(request.headers.get(TASK))
-        self._gate.enter()
+        await self._gate.enter()
         if asked.stream:
             return EventStream(self._streamed(asked, names, id), self._gate.leave)
         try:

@@ -14,18 +14,18 @@ def test_who_waits_comes_in_by_turns_and_before_those_who_do_not_wait() -> None:
         gate, order = Gate(1), []
 
         async def one(name: int) -> None:
-            await gate.wait()
+            await gate.enter(patient=True)
             order.append(name)
             gate.leave()
 
-        gate.enter()
+        await gate.enter()
         tasks = [asyncio.create_task(one(i)) for i in range(5)]
         await asyncio.sleep(0)
         assert gate.waiting == 5
         tasks[1].cancel()
         gate.leave()
         with pytest.raises(RequestRefused):
-            gate.enter()
+            await gate.enter()
         await asyncio.wait(tasks)
         assert order == [0, 2, 3, 4]
         assert (gate.inside, gate.waiting) == (0, 0)
@@ -36,8 +36,8 @@ def test_who_waits_comes_in_by_turns_and_before_those_who_do_not_wait() -> None:
 def test_who_is_let_in_and_cancelled_at_once_gives_its_place_on() -> None:
     async def main() -> None:
         gate = Gate(1)
-        gate.enter()
-        first, second = asyncio.create_task(gate.wait()), asyncio.create_task(gate.wait())
+        await gate.enter()
+        first, second = asyncio.create_task(gate.enter(patient=True)), asyncio.create_task(gate.enter(patient=True))
         await asyncio.sleep(0)
         gate.leave()
         first.cancel()
@@ -51,8 +51,8 @@ def test_who_is_let_in_and_cancelled_at_once_gives_its_place_on() -> None:
 def test_who_is_cancelled_before_somebody_leaves_is_cancelled_and_nothing_else() -> None:
     async def main() -> None:
         gate = Gate(1)
-        gate.enter()
-        first, second = asyncio.create_task(gate.wait()), asyncio.create_task(gate.wait())
+        await gate.enter()
+        first, second = asyncio.create_task(gate.enter(patient=True)), asyncio.create_task(gate.enter(patient=True))
         await asyncio.sleep(0)
         first.cancel()
         gate.leave()

@@ -155,7 +155,7 @@ class SandboxPool(StartedSandbox):
             raise _busy() from None
         try:
             message = call(asked, limits, *self._paths())
-            profile = await self._choose.choose(asked.code, self._fleet.zygotes)
+            profile = self._choose(asked.code, self._fleet.zygotes)
             return await self._run(profile, message, latest)
         finally:
             self._room.release()
@@ -194,7 +194,7 @@ class SandboxPool(StartedSandbox):
     async def _session_worker(self, code: str) -> WorkerHandle:
         """For a session whose first cell that is: what the later ones import may be any of the packages."""
         packages = {module.partition(".")[0] for module in self._packages}
-        return await self._fleet.extra(await self._choose.choose(code, self._fleet.zygotes, packages))
+        return await self._fleet.extra(self._choose(code, self._fleet.zygotes, packages))
 
     async def _run(self, profile: str, message: RunCall, latest: float | None) -> Result:
         """latest: when it must have its first worker, on the clock of the event loop. Raises SandboxBusy where it has

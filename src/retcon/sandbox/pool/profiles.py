@@ -7,7 +7,6 @@ preloaded is imported by the call itself.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import re
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -19,13 +18,8 @@ from retcon.sandbox.types import Limits
 # Possessive, as a run of spaces may be megabytes long: nothing that was read is read again.
 _STATEMENT = re.compile(r"(?:^|[;:])[ \t]*+(import|from)[ \t]++([^#;\n]++)", re.MULTILINE)
 _BASE64 = re.compile(r"""b64decode\(["']([A-Za-z0-9+/=]++)["']""")
-STRETCH = 1 << 16
-"""Characters that are scanned at a time, and twice that of a single line: a pattern keeps all other threads waiting."""
-OVERLAP = 100
-"""Characters of such a line that are scanned twice: a statement may lie on the cut."""
-
-LONG = 1 << 14
-"""Characters from which a program is scanned beside the event loop: so many take a millisecond, more or less."""
+SCANNED = 1 << 16
+"""Characters of a program that are scanned, which takes some milliseconds; imports stand at the beginning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +191,7 @@ def find(name: str, profiles: Sequence[Profile]) -> Profile:
 
 
 def unwrapped(code: str) -> str:
-    """The program, and behind it those that it carries in base64: so rStar2-Agent's and CLEANER's clients send them."""
+    """Append the programs that a program carries in base64, as rStar2-Agent's and CLEANER's clients send them."""
     inner = []
     for match in _BASE64.finditer(code):
         try:
@@ -211,24 +205,14 @@ def imports(code: str) -> frozenset[str]:
     """Top-level names that `code` imports anywhere in it, as far as a pattern sees.
 
     `__import__` and importlib are not seen; an import statement inside a string may be. In time that grows with the
-    length alone, whatever the text; other threads get their turn after each stretch.
+    length alone, whatever the text.
     """
-    if "import" not in code:
-        return frozenset()
     found = set()
-    code = code.replace("\\\n", " ")
-    start = 0
-    while start < len(code):
-        line_end = code.find("\n", start + STRETCH, start + 2 * STRETCH)
-        end = line_end + 1 if line_end >= 0 else start + 2 * STRETCH
-        following = end if line_end >= 0 or end >= len(code) else end - OVERLAP
-        for statement in _STATEMENT.finditer(code, start, end):
-            keyword, clause = statement.groups()
-            if keyword == "from":
-                found.add(_named(clause, "import"))
-            else:
-                found.update([_named(name, "as") for name in clause.split(",")])
-        start = following
+    for keyword, clause in _STATEMENT.findall(code.replace("\\\n", " ")):
+        if keyword == "from":
+            found.add(_named(clause, "import"))
+        else:
+            found.update([_named(name, "as") for name in clause.split(",")])
     return frozenset(top for name in found if (top := name.partition(".")[0]).isidentifier())
 
 
@@ -254,20 +238,14 @@ class Chooser:
         """Choose it no more."""
         del self._covers[profile]
 
-    async def choose(self, code: str, warm: Container[str] = (), besides: Iterable[str] = ()) -> str:
-        """As a call; a long program is scanned in a thread, so that the event loop goes on meanwhile."""
-        long = len(code) > LONG
-        return await asyncio.to_thread(self, code, warm, besides) if long else self(code, warm, besides)
-
     def __call__(self, code: str, warm: Container[str] = (), besides: Iterable[str] = ()) -> str:
         """Name of the profile for `code`: of those that have most of its imports the first in `warm`, else the first.
 
         Two that have as many but different ones: the later, as the pool's `packages` come last. besides: packages that
         count among its imports.
         """
-        if "b64decode(" in code:
-            code = unwrapped(code)
-        needed = imports(code).union(besides) & self._preloaded
+        code = code[:SCANNED]
+        needed = imports(unwrapped(code)).union(besides) & self._preloaded
         if not needed:
             return BARE.name
         had = {name: needed & covers for name, covers in self._covers.items()}

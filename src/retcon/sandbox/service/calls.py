@@ -162,10 +162,7 @@ class Calls:
         Raises RequestRefused: 503 where there is no room or the sandbox is closed, 422 where the sandbox finds the
         call itself wrong.
         """
-        if patient:
-            await self.gate.wait()
-        else:
-            self.gate.enter()
+        await self.gate.enter(patient=patient)
         started = time.perf_counter()
         try:
             result = await call()
