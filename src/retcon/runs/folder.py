@@ -229,44 +229,32 @@ def lengthen(root: Path, recipe: Recipe, before: int, *, old: Mapping[str, str],
     LOG.info("%s goes on from %d to %d steps%s", root, before, recipe.rl.steps, falls)
 
 
+def note(root: Path, change: Callable[[dict[str, Any]], Mapping[str, Any]]) -> None:
+    """Update the manifest by what `change` returns for it; nothing is written for an empty change."""
+    about = json.loads((root / NAME).read_text(encoding="utf-8"))
+    if new := change(about):
+        write_json(root / NAME, {**about, **new})
+
+
 def note_inputs(root: Path, inputs: Mapping[str, str]) -> None:
     """Keep in the manifest inputs that were not there when the run began."""
-    file = root / NAME
-    about = json.loads(file.read_text(encoding="utf-8"))
-    there = {RENDERED: NOT_THERE, **about["inputs"]}
-    came = {name: value for name, value in inputs.items() if there.get(name) == NOT_THERE != value}
-    if came:
-        write_json(file, {**about, "inputs": {**about["inputs"], **came}})
 
+    def change(about: dict[str, Any]) -> Mapping[str, Any]:
+        there = {RENDERED: NOT_THERE, **about["inputs"]}
+        came = {name: value for name, value in inputs.items() if there.get(name) == NOT_THERE != value}
+        return {"inputs": {**about["inputs"], **came}} if came else {}
 
-def note_place(root: Path, line: str) -> None:
-    """Keep in the manifest what the run computes on from here, where that is not what it computed on before."""
-    file = root / NAME
-    about = json.loads(file.read_text(encoding="utf-8"))
-    if about.get("places", [])[-1:] != [line]:
-        write_json(file, {**about, "places": [*about.get("places", []), line]})
-
-
-def note_harnesses(root: Path, code: Mapping[str, str]) -> list[str]:
-    """Keep in the manifest the code of a run's harnesses (a hash by import path) where it is not what it was. Those of
-    which it is another than the run went on with so far."""
-    file = root / NAME
-    about = json.loads(file.read_text(encoding="utf-8"))
-    known: dict[str, list[str]] = about.get("harnesses", {})
-    new = {path: [*known.get(path, []), one] for path, one in code.items() if [one] != known.get(path, [])[-1:]}
-    if new:
-        write_json(file, {**about, "harnesses": {**known, **new}})
-    return [path for path in new if path in known]
+    note(root, change)
 
 
 def note_curve(root: Path, recipe: Recipe) -> None:
-    """Keep in the manifest what a curve's points are measured by, where this is the first of a run that began
-    without one."""
-    file = root / NAME
-    about = json.loads(file.read_text(encoding="utf-8"))
-    if not about["recipe"].get("evaluate", {}).get("every"):
-        evaluate = recipe.evaluate.model_dump(mode="json")
-        write_json(file, {**about, "recipe": {**about["recipe"], "evaluate": evaluate}})
+    """Keep the [evaluate] that a curve's points are measured by, if the run began without a curve."""
+
+    def change(about: dict[str, Any]) -> Mapping[str, Any]:
+        begun = about["recipe"].get("evaluate", {}).get("every")
+        return {} if begun else {"recipe": {**about["recipe"], "evaluate": recipe.evaluate.model_dump(mode="json")}}
+
+    note(root, change)
 
 
 def _check_same(root: Path, recipe: Recipe, about: Mapping[str, Any], skip: Keys) -> None:
@@ -425,22 +413,27 @@ class RunFolder:
         return _steps(self.root / "checkpoints")
 
     def note_place(self, line: str) -> None:
-        """Keep in the manifest what the run computes on from here, where that is not what it computed on before."""
-        note_place(self.root, line)
+        """Keep in the manifest what the run computes on from here, if that has changed."""
+        note(self.root, lambda about: {} if (places := about.get("places", []))[-1:] == [line]
+             else {"places": [*places, line]})  # fmt: skip
 
     def note_harnesses(self, code: Mapping[str, str]) -> None:
-        """Keep in the manifest what the run's harnesses are, a hash by import path, and tell of one that is another
-        than before. The run goes on: what broke in it may have been mended."""
-        for path in note_harnesses(self.root, code):
-            LOG.warning(
-                "%s: rollout.harness = %s is other code than the run went on with so far: rollouts are made by the new "
-                "one from here on (docs/training/harnesses.md)", self.root, path,
-            )  # fmt: skip
+        """Keep the code of the run's harnesses in the manifest, a hash by import path; warn of one that has changed.
 
-    def note_curve(self, recipe: Recipe) -> None:
-        """Keep in the manifest what a curve's points are measured by, where this is the first of a run that began
-        without one."""
-        note_curve(self.root, recipe)
+        The run goes on: what broke in it may have been mended.
+        """
+
+        def change(about: dict[str, Any]) -> Mapping[str, Any]:
+            known: dict[str, list[str]] = about.get("harnesses", {})
+            new = {path: [*known.get(path, []), one] for path, one in code.items() if [one] != known.get(path, [])[-1:]}
+            for path in filter(known.get, new):
+                LOG.warning(
+                    "%s: rollout.harness = %s is other code than the run went on with so far: rollouts are made by the "
+                    "new one from here on (docs/training/harnesses.md)", self.root, path,
+                )  # fmt: skip
+            return {"harnesses": {**known, **new}} if new else {}
+
+        note(self.root, change)
 
     def log(self, line: Mapping[str, float | None]) -> None:
         """Append a step's metrics, handed to the system at once. Raises StorageError where the disk says no."""

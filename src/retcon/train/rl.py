@@ -28,7 +28,7 @@ from retcon.models.locating import locate, name_of
 from retcon.models.placing import place_training
 from retcon.planning.needs import needs_of, refuse_unfit, warn_of_rate
 from retcon.rollout.context import count_ungraded
-from retcon.runs.folder import RENDERED, RunFolder, lengthen, longer_than, open_run
+from retcon.runs.folder import RENDERED, RunFolder, lengthen, longer_than, note_curve, open_run
 from retcon.runs.metrics import mechanisms_of
 from retcon.serve.harness import harness_fingerprint
 from retcon.store.fingerprint import fingerprint
@@ -302,7 +302,7 @@ async def _held_out(stretch: Stretch, stream: GroupStream, step: int, *, last: b
     recipe = stages.recipe
     if not recipe.evaluate.every or (step % recipe.evaluate.every and not last):
         return {}
-    stretch.run.note_curve(recipe)
+    note_curve(stretch.run.root, recipe)
     with trainer.off_the_clock():
         try:
             async with rollouts_for(recipe, stream.rollouts, stretch.tokenizer, stages.tasks) as rollouts:
