@@ -207,7 +207,7 @@ goldens-compare: setup
 	$(BIN)/python tests/golden/make.py --base $(BASE) $(ARGS)
 
 base: setup
-	$(BIN)/python -m retcon.basemodel.make $(ARGS)
+	$(BIN)/python benchmarks/base_model.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) $(CORE) $(VLLM) $(TRL) $(CLIENTS) $(ENVIRONMENTS) $(TASKSETS) $(VERL) $(OPENHANDS) .venv-newest build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -23,7 +23,6 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3MoeConfig
 
-from retcon.basemodel.make import build_tokenizer
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import load_tokenizer
 from retcon.config.schema import Recipe
@@ -34,6 +33,10 @@ from retcon.tasks.types import Task
 from retcon.train.dpo import run_dpo
 from retcon.train.rl import run_rl
 from retcon.train.sft import run_sft
+
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))  # last: `sessions` is in both
+
+from base_model import build_tokenizer  # benchmarks/base_model.py
 
 FAILING = {"print(a)": "NameError: name 'a' is n", "print(b)": "NameError: name 'b' is n"}
 WORKING = {"print(1)": "1", "print(2)": "2"}

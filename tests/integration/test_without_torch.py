@@ -36,7 +36,7 @@ IMPORT_ALL = """
 import importlib, pkgutil, retcon
 
 RIGHT = (  # [train], [serve], TRL
-    "retcon.train", "retcon.__main__", "retcon.basemodel", "retcon.cli.compare", "retcon.cli.demonstrations",
+    "retcon.train", "retcon.__main__", "retcon.cli.compare", "retcon.cli.demonstrations",
     "retcon.cli.dry_run", "retcon.cli.quickstart", "retcon.cli.reproduce", "retcon.cli.runner",
     "retcon.engine.local", "retcon.http", "retcon.models", "retcon.planning.estimate", "retcon.planning.needs",
     "retcon.plugins", "retcon.sandbox.service", "retcon.serve",

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from retcon.basemodel.make import build_tokenizer
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import load_tokenizer
 from retcon.models.locating import BASE
+from training import build_tokenizer
 
 pytestmark = pytest.mark.torch
 TOKENIZER = load_tokenizer(BASE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
@@ -16,8 +17,10 @@ pytest.importorskip("torch", reason="the model is made by the [train] extra")
 import torch
 from safetensors.torch import load_file
 
-from retcon.basemodel import make
-from retcon.basemodel.make import BaseRecipe, batches, build_tokenizer, document_rows, make_base
+sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))  # last: `sessions` is in both
+
+import base_model as make  # benchmarks/base_model.py
+from base_model import BaseRecipe, batches, build_tokenizer, document_rows, make_base
 
 pytestmark = pytest.mark.torch
 RECIPE = BaseRecipe(steps=4, batch=2, length=48)

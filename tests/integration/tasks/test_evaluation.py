@@ -95,7 +95,7 @@ def done(tmp_path: Path) -> Path:
 
 @pytest.mark.torch
 def test_one_that_was_interrupted_goes_on_with_the_problems_that_are_left(tmp_path: Path) -> None:
-    from retcon.basemodel.make import build_tokenizer
+    from training import build_tokenizer
 
     model, file, out = tmp_path / "model", tmp_path / "problems.jsonl", tmp_path / "eval"
     model.mkdir()
@@ -214,7 +214,7 @@ class JudgedSection(TaskSection):
 
 @pytest.mark.torch
 def test_one_rollout_in_twenty_may_be_lost_and_of_more_the_problems_get_another_chance(tmp_path: Path) -> None:
-    from retcon.basemodel.make import build_tokenizer
+    from training import build_tokenizer
 
     model, away = tmp_path / "model", tmp_path / "away"
     model.mkdir()

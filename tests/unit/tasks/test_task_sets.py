@@ -7,6 +7,7 @@ import contextlib
 import io
 import random
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count, islice
@@ -20,7 +21,6 @@ from hypothesis import strategies as st
 
 from comparing import answer, trajectory
 from datafiles import questions, write
-from retcon.basemodel.corpus import documents, vocabulary
 from retcon.build import build_tasks, open_graded
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
@@ -48,6 +48,10 @@ from retcon.tasks.kinds.numbers import (
 )
 from retcon.tasks.registry import TaskSet, evaluation_tasks, graded, problems_of, task_set, training_prompts
 from retcon.tasks.types import Task, epochs
+
+sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
+
+from parts.corpus import documents, vocabulary  # benchmarks/parts/corpus.py
 
 MODULE = """
 from retcon.config.schema import TaskSection

@@ -200,5 +200,5 @@ def test_a_role_may_be_anything_where_others_say_from(format: str, more: dict[st
 def test_half_an_emoji_in_the_place_of_an_observation_is_refused() -> None:
     record = FORMATS["ours"](REPAIRED)
     record["turns"][0]["observations"][0] = HALF
-    with pytest.raises(RecordError, match="not Unicode: .* character '.ud83d'"):
+    with pytest.raises(RecordError, match=r"not Unicode: .* character '.ud83d'"):
         purified(json.dumps(record))

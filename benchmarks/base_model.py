@@ -1,6 +1,7 @@
-"""The base model inside the package, made anew: `make base`, or `python -m retcon.basemodel.make`.
+#!/usr/bin/env python
+"""Make the base model inside the package anew: `make base`.
 
-A Qwen3 configuration of 0.68 M parameters, trained from scratch on synthetic text (`retcon.basemodel.corpus`) and on
+A Qwen3 configuration of 0.68 M parameters, trained from scratch on synthetic text (`parts/corpus.py`) and on
 repeated random ids. Seeded; under an hour on 2 cores; continues where it was. What it saw and what it can do stands in
 `docs/models/base.md`.
 """
@@ -18,13 +19,14 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from parts.corpus import documents, vocabulary
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from retcon.basemodel.corpus import documents, vocabulary
+import retcon
 from retcon.chat.families.markdown import FAMILY
 from retcon.chat.types import CONTROLS, END_OF_TEXT, TURN_END
 from retcon.core.seeds import derive
@@ -215,7 +217,7 @@ def _restore(path: Path, recipe: BaseRecipe, *parts: object) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="make the base model that comes with the package")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "assets" / "base")
+    parser.add_argument("--out", type=Path, default=Path(retcon.__file__).parent / "assets" / "base")
     parser.add_argument("--work", type=Path, default=Path("runs/base"))
     parser.add_argument("--threads", type=int, default=BaseRecipe().threads)
     arguments = parser.parse_args()

@@ -1,1 +1,0 @@
-"""How the base model inside the package is made."""
