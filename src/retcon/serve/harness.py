@@ -8,6 +8,7 @@ import math
 import sys
 import threading
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,31 +88,17 @@ async def run_harness(solve: HarnessFunction, task: Task, endpoint: ModelEndpoin
 
 
 async def _in_thread(call: Callable[[], object]) -> object:
-    """Not in asyncio's own threads: these are few, and a rollout may wait in one for others."""
-    loop = asyncio.get_running_loop()
-    ended: asyncio.Future[object] = loop.create_future()
-
-    def settle(value: object, error: BaseException | None) -> None:
-        if ended.done():  # nobody waits any more
-            return
-        if error is None:
-            ended.set_result(value)
-        else:
-            ended.set_exception(error)
+    """Run `call` in a daemon thread: asyncio's own threads are few, and a rollout may wait in one for others."""
+    ended: Future[object] = Future()
 
     def run() -> None:
-        value: object = None
-        error: BaseException | None = None
+        ended.set_running_or_notify_cancel()
         try:
-            value = call()
+            ended.set_result(call())
         except StopIteration as stopped:  # which no future takes
-            error = RuntimeError(f"StopIteration: {stopped}")
-        except BaseException as raised:  # noqa: BLE001 - it is raised where the answer is waited for
-            error = raised
-        try:
-            loop.call_soon_threadsafe(settle, value, error)
-        except RuntimeError:  # the loop is closed: the run is over
-            return
+            ended.set_exception(RuntimeError(f"StopIteration: {stopped}"))
+        except BaseException as error:  # noqa: BLE001 - it is raised where the answer is awaited
+            ended.set_exception(error)
 
     threading.Thread(target=run, name="harness", daemon=True).start()
-    return await ended
+    return await asyncio.wrap_future(ended)

@@ -10,7 +10,7 @@ import pytest
 
 from retcon.core.errors import RecordError
 from retcon.core.types import Segment, Trajectory, Turn
-from retcon.runs.storing import RolloutStore, steps_to_remove
+from retcon.runs.folder import RolloutStore, steps_to_remove
 from retcon.store import jsonl, members
 from retcon.store.members import line_at, lines_at, write_members
 

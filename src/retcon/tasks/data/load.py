@@ -37,7 +37,7 @@ from retcon.tasks.data.rows import (
 from retcon.tasks.data.tasks import LOOK, DataTasks, Part, content
 from retcon.tasks.grading.cases import PLACES, is_tests
 from retcon.tasks.grading.registry import Kind, kind_of
-from retcon.tasks.registry import CountTokens, TaskSet, Ungraded, grader_options, task_set, training_tasks
+from retcon.tasks.registry import CountTokens, TaskSet, task_set, training_tasks
 from retcon.tasks.types import Task
 
 if TYPE_CHECKING:
@@ -436,21 +436,6 @@ class _Loader:
                 told = f"task.marked: no row of {self._settings.name or 'the tasks'} has a column '{name}'{close}"
                 warnings.warn(f"{told}, which leaves out none; there are: {there}", TaskWarning, stacklevel=3)
 
-    def _warn_of_idle_grading(self, path: str, tasks: TaskSet) -> None:
-        """Tells of a task set of files within this one that would be graded otherwise alone (TaskWarning)."""
-        if not isinstance(tasks, Ungraded):
-            return
-        own: dict[str, tuple[object, object]] = {"graders": (dict(grader_options(tasks)), {}),
-                                                 "rewards": (tasks.rewards, "signed")}  # fmt: skip
-        idle = [
-            f"{name} = {value!r}"
-            for name, (value, usual) in own.items()
-            if value not in (usual, getattr(self._settings, name))
-        ]
-        if idle:
-            told = f"{path}: its own {' and '.join(idle)} do nothing: as a source it is graded as the recipe says"
-            warnings.warn(f"{told} (task.graders, task.rewards)", TaskWarning, stacklevel=3)
-
     def read(self, source: TaskSource, role: Role) -> ReadSource:
         """role: what the source is for; rows of a source that trains may be for evaluation all the same."""
         source, benchmark = resolve(source)
@@ -459,7 +444,6 @@ class _Loader:
             if role == "evaluation":
                 raise DataError(f"evaluation_path = {source.path}: it is a task set of its own; name rows (a file)")
             tasks = task_set(source.path) if origin == "family" else imported_tasks(source.path)
-            self._warn_of_idle_grading(source.path, tasks)
             return ReadSource(source, origin, tasks.name, tasks=tasks)
         splits = splits_of(source, origin)
         if splits is not None and self._measures and role == "train" and not source.split:

@@ -231,22 +231,6 @@ def tell_others(trajectories: Iterable[Trajectory], tasks: Mapping[str, Task], w
         )
 
 
-def tell_unreturned(trajectories: Iterable[Trajectory], files: Iterable[Path]) -> None:
-    """Warns (TaskWarning) where a harness made the rollouts of these files, as the recipe has it that they are of, and
-    none says what it returned: older versions did not keep that."""
-    rollout = next((about.get("recipe") or {} for about in _manifests(files)), {}).get("rollout") or {}
-    harness = rollout.get("harness")
-    if not harness or any(one.returned is not None for one in trajectories):
-        return
-    warnings.warn(
-        f"rollout.harness = '{harness}' made these rollouts, and none says what it returned: each is graded by the "
-        "model's last message. That is right if it returned nothing; of text or rewards, which Retcon did not always "
-        "keep, the new verdicts say nothing",
-        TaskWarning,
-        stacklevel=2,
-    )
-
-
 def options_of_run(files: Iterable[Path], given: Options) -> Options:
     """The settings of graders that the recipe of the run or evaluation has that the files are of (`task.graders`), with
     what is given in their place, key by key. Raises RecordError for a manifest that cannot be read."""
@@ -409,8 +393,6 @@ def regrade(job: Regrading, on_progress: Callable[[int, int], None]) -> list[Reg
     for part in parts:
         stored = chain.from_iterable(jsonl.read(path) for path, _ in part.files)
         tell_others(stored, part.tasks, "the data of the run" if job.tasks is None else str(job.tasks))
-        stored = chain.from_iterable(jsonl.read(path) for path, _ in part.files)
-        tell_unreturned(stored, [path for path, _ in part.files])
     with alone(job.out):
         _prepare(job, about)
         known = {(one.file, one.n): one for one in _read_verdicts(job.out / VERDICTS)}
@@ -565,24 +547,14 @@ def _prepare(job: Regrading, about: Mapping[str, Any]) -> None:
         elif there:
             if old.get("finished"):
                 raise RecordError(f"-o {job.out} is there already, and finished; {again}")
-            if changed := "; ".join(_differing(old, json.loads(json.dumps(about)))):
-                raise RecordError(f"-o {job.out} was begun otherwise ({changed}): choose another, or {again}")
+            if changed := ", ".join(
+                key for key, value in json.loads(json.dumps(about)).items() if old.get(key) != value
+            ):
+                raise RecordError(f"-o {job.out} was begun otherwise ({changed} differ): choose another, or {again}")
             return
         write_json(marker, about)
     except OSError as error:
         raise RecordError(f"-o {job.out} cannot be written: {error}") from error
-
-
-def _differing(old: object, new: object, key: str = "") -> Iterator[str]:
-    """`key was X, is Y` for every key that differs, in tables and lists within too; None where there is none."""
-    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-        old, new = ({str(n): one for n, one in enumerate(both)} for both in (old, new))
-    if not (isinstance(old, dict) and isinstance(new, dict)):
-        if old != new:
-            yield f"{key} was {old!r}, is {new!r}"
-        return
-    for name in dict.fromkeys((*new, *old)):
-        yield from _differing(old.get(name), new.get(name), f"{key}.{name}" if key else name)
 
 
 def _marked(marker: Path, again: str, *, force: bool) -> dict[str, Any]:

@@ -7,9 +7,8 @@ from typing import Any
 from pydantic import Field
 
 from retcon.tasks.environments.tasks import EnvironmentSection
-from retcon.tasks.environments.tasksets import TasksetEnvironment
 from retcon.tasks.environments.types import Environment
-from retcon.tasks.environments.verifiers import VerifiersEnvironment, classic
+from retcon.tasks.environments.verifiers import TasksetEnvironment, VerifiersEnvironment, classic
 
 
 class Verifiers(EnvironmentSection):
