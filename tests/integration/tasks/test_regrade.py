@@ -120,12 +120,11 @@ def test_it_goes_on_where_it_was_interrupted(run: Path) -> None:
     assert kept.count(b"\n") == 3
     with (run / "regraded" / VERDICTS).open("ab") as file:
         file.write(b'{"file": "tra')  # killed as it wrote
-    with pytest.raises(
-        RecordError, match=r"otherwise \(settings\.grader was 'exact', is 'math'\): choose another, or --f"
-    ):
+    told = r"otherwise \(settings was {'grader': 'exact', .*}, is {'grader': 'math', .*}\): choose another, or --f"
+    with pytest.raises(RecordError, match=told):
         regrade(job(run, settings=GradeSettings("math")), ignored)
     other = GradeSettings("exact", "binary", {"code": {"score": "share"}})
-    told = r"settings\.rewards was 'signed', is 'binary'; settings\.options\.code was None, is {'score': 'share'}"
+    told = r"'rewards': 'signed', .*is .*'rewards': 'binary', 'options': {'code': {'score': 'share'}}"
     with pytest.raises(RecordError, match=told):
         regrade(job(run, settings=other), ignored)
     regrade(job(run), ignored)

@@ -547,10 +547,11 @@ def _prepare(job: Regrading, about: Mapping[str, Any]) -> None:
         elif there:
             if old.get("finished"):
                 raise RecordError(f"-o {job.out} is there already, and finished; {again}")
-            if changed := ", ".join(
-                key for key, value in json.loads(json.dumps(about)).items() if old.get(key) != value
-            ):
-                raise RecordError(f"-o {job.out} was begun otherwise ({changed} differ): choose another, or {again}")
+            now = json.loads(json.dumps(about))
+            changed = [f"{key} was {old.get(key)}, is {now[key]}" for key in now if old.get(key) != now[key]]
+            if changed:
+                said = f"-o {job.out} was begun otherwise ({'; '.join(changed)}): choose another, or {again}"
+                raise RecordError(said)
             return
         write_json(marker, about)
     except OSError as error:

@@ -375,21 +375,6 @@ def test_a_source_that_leaves_grading_to_others_is_graded_by_them(module: Any, t
     assert made.reward == 0.5
 
 
-@pytest.mark.filterwarnings("error::retcon.core.errors.TaskWarning")
-def test_the_recipe_decides_over_the_grading_that_a_source_names(module: Any, tmp_path: Path) -> None:
-    path = write(tmp_path / "a.jsonl", questions(3))
-    graders = {"math": {"seconds": 3}}
-    inner = FileTaskSettings(path=path, evaluation_share=0, rewards="graded", graders=graders)
-    module.own, module.plain = inner.open, FileTaskSettings(path=path, evaluation_share=0).open
-    told = rf"{module.__name__}:own: its own graders = .* and rewards = 'graded' do nothing: .* as the recipe says"
-    with pytest.raises(TaskWarning, match=told):
-        mixed(f"{module.__name__}:own", path)
-    with pytest.raises(TaskWarning, match=r"its own rewards = 'graded' do nothing"):
-        mixed(f"{module.__name__}:own", path, graders=graders)
-    mixed(f"{module.__name__}:own", path, graders=graders, rewards="graded")
-    mixed(f"{module.__name__}:plain", path, graders=graders, rewards="binary")
-
-
 def test_problems_of_one_id_are_refused_and_no_more_are_wanted_than_there_are() -> None:
     recipe = load_recipe(None, ())
     assert len(held_out(recipe, Easy(), 5)) == 5
