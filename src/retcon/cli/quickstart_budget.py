@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from rich import box
 from rich.table import Table
 
-from retcon.cli.runner import Experiment
+from retcon.cli.runner import Experiment, Target
 from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
 from retcon.core.errors import RecipeError, RetconError
@@ -79,21 +79,30 @@ def _times(work: Work, factor: float) -> float:
 
 def budget_of(plan: Experiment, speed: Speed, lengths: Lengths, at_once: int) -> Budget:
     """Work of the whole plan, whose first targets are a cold start and its evaluation."""
-    cold, evaluation = plan.targets[:2]
-    return Budget(
-        _supervised(cold.job.name, cold.recipe, speed, lengths),
-        (
-            *(
-                (
-                    _reinforced(training.job.name, training.recipe, speed, lengths),
-                    _evaluated(measured.job.name, measured.recipe, speed, lengths),
-                )
-                for training, measured in plan.trained.values()
-            ),
-            (_evaluated(evaluation.job.name, evaluation.recipe, speed, lengths),),
-        ),
-        at_once,
-    )
+    cold, evaluation = (_work_of(target, speed, lengths) for target in plan.targets[:2])
+    chains = [tuple(_work_of(target, speed, lengths) for target in targets) for targets in plan.trained.values()]
+    return Budget(cold, (*chains, (evaluation,)), at_once)
+
+
+def _work_of(target: Target, speed: Speed, lengths: Lengths) -> Work:
+    """Reckon a job by its tokens.
+
+    A group's prompt is computed once; groups that teach nothing count as well.
+    """
+    from retcon.evaluate.runner import settings_of
+
+    name, recipe = target.job.name, target.recipe
+    if target.trains == "sft":
+        learnt = recipe.sft.steps * recipe.sft.batch * (lengths.prompt + lengths.sampled)
+        return Work(name, recipe.sft.steps, learnt, 0.0, learnt / speed.learnt_threads)
+    if target.trains == "rl":
+        groups = recipe.rl.steps * recipe.rl.prompts
+        sampled = groups * recipe.select.made(recipe.rl.group) * lengths.sampled
+        learnt = groups * (lengths.prompt + recipe.rl.group * lengths.sampled)
+        return Work(name, recipe.rl.steps, learnt, sampled, learnt / speed.learnt + sampled / speed.sampled)
+    section = recipe.evaluate
+    sampled = section.problems * section.samples * len(settings_of(recipe)) * lengths.sampled
+    return Work(name, 0, 0.0, sampled, sampled / speed.sampled)
 
 
 def fit_steps(plan: Experiment, budget: Budget, hours: float, demonstrations: int) -> list[str]:
@@ -145,27 +154,6 @@ def budget_table(budget: Budget, lengths: Lengths) -> Table:
     )
     table.caption_justify = "left"
     return table
-
-
-def _supervised(name: str, recipe: Recipe, speed: Speed, lengths: Lengths) -> Work:
-    learnt = recipe.sft.steps * recipe.sft.batch * (lengths.prompt + lengths.sampled)
-    return Work(name, recipe.sft.steps, learnt, 0.0, learnt / speed.learnt_threads)
-
-
-def _reinforced(name: str, recipe: Recipe, speed: Speed, lengths: Lengths) -> Work:
-    """A group's prompt is computed once; groups that teach nothing count as well."""
-    groups = recipe.rl.steps * recipe.rl.prompts
-    sampled = groups * recipe.select.made(recipe.rl.group) * lengths.sampled
-    learnt = groups * (lengths.prompt + recipe.rl.group * lengths.sampled)
-    return Work(name, recipe.rl.steps, learnt, sampled, learnt / speed.learnt + sampled / speed.sampled)
-
-
-def _evaluated(name: str, recipe: Recipe, speed: Speed, lengths: Lengths) -> Work:
-    from retcon.evaluate.runner import settings_of
-
-    section = recipe.evaluate
-    sampled = section.problems * section.samples * len(settings_of(recipe)) * lengths.sampled
-    return Work(name, 0, 0.0, sampled, sampled / speed.sampled)
 
 
 TEXTS, LENGTH, LEARNT = 8, 160, 100

@@ -26,6 +26,7 @@ from retcon.core.texts import is_url
 from retcon.core.together import together
 from retcon.http.client import ConnectionFailed, HttpClient, HttpResponse
 from retcon.sandbox.types import (
+    TIERS,
     HostFunction,
     Limits,
     Program,
@@ -56,7 +57,6 @@ NOT_OURS = (401, 403, 404)
 """Statuses that say that no server of ours answers, whatever was asked."""
 FAILED = 3
 """A program that gives no result on so many servers of a router is itself at fault."""
-WEAKEST_FIRST: tuple[Tier, ...] = ("rlimits", "landlock", "namespaces")
 
 
 class ServerUnavailable(Exception):
@@ -619,7 +619,7 @@ class SandboxRouter(_RemoteSandbox):
         tiers = [server.client.tier for server in self._servers if server.up]
         if not tiers:
             raise SandboxUnavailable("no sandbox server answers")
-        return min(tiers, key=WEAKEST_FIRST.index)
+        return max(tiers, key=TIERS.index)
 
     @property
     def up(self) -> list[str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from retcon.core.errors import SandboxUnavailable, SandboxWarning
 from retcon.sandbox.jail.confine import cgroup
 from retcon.sandbox.pool.pool import SandboxPool
-from retcon.sandbox.types import Tier
+from retcon.sandbox.types import TIERS, Tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +37,6 @@ class Probe:
     no_cgroup: str = ""
     fork_ms: float = 0.0
     calls_per_second: float = 0.0
-
-
-TIERS: tuple[Tier, ...] = ("namespaces", "landlock", "rlimits")
-"""The strongest first."""
 
 
 def probe(seconds: float = 0.5, tier: Tier | None = None) -> Probe:

@@ -6,13 +6,14 @@ import keyword
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from types import TracebackType
-from typing import Any, Literal, Protocol, Self, TypedDict, Unpack
+from typing import Any, Literal, Protocol, Self, TypedDict, Unpack, get_args
 
 from retcon.core.types import Status
 
 Tier = Literal["namespaces", "landlock", "rlimits"]
-"""What holds around a call, the strongest first (docs/sandbox/sandbox.md)."""
-
+"""What holds around a call (docs/sandbox/sandbox.md)."""
+TIERS: tuple[Tier, ...] = get_args(Tier)
+"""The strongest first."""
 
 SEEDS = 1 << 63
 """How many seeds there are."""

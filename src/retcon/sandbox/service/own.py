@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -39,7 +39,7 @@ from retcon.sandbox.service.calls import (
     own_error_body,
     unavailable,
 )
-from retcon.sandbox.types import MOST, SEEDS, TOO_LONG, Limits, Program, Result, Tier
+from retcon.sandbox.types import MOST, SEEDS, TIERS, TOO_LONG, Limits, Program, Result, Tier
 
 Seconds = Annotated[float, Meta(gt=0)]
 Count = Annotated[int, Meta(gt=0, le=MOST)]
@@ -47,7 +47,6 @@ Output = Annotated[int, Meta(gt=0, le=64 << 20)]
 """Bytes: held by the worker and by this process until the answer is sent."""
 Wait = Annotated[float, Meta(ge=0)]
 Seed = Annotated[int, Meta(ge=0, le=SEEDS - 1)]
-STRENGTH = {"rlimits": 0, "landlock": 1, "namespaces": 2}
 NUL = "SyntaxError: source code string cannot contain null bytes"
 NDJSON = "application/x-ndjson"
 
@@ -83,7 +82,7 @@ class Call(Cell, forbid_unknown_fields=True, kw_only=True):
 
     wait: Wait | None = None
     seed: Seed | None = None
-    tier: Literal["namespaces", "landlock", "rlimits"] | None = None
+    tier: Tier | None = None
 
 
 class Batch(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -175,7 +174,7 @@ class OwnApi:
 
 def checked_call(calls: Calls, call: Call, at: str = "") -> Program:
     """What the sandbox is asked to run. Raises RequestRefused that names the field, behind `at`."""
-    if call.tier is not None and STRENGTH[call.tier] > STRENGTH[calls.tier]:
+    if call.tier is not None and TIERS.index(call.tier) < TIERS.index(calls.tier):
         raise RequestRefused.invalid(
             f"{at}tier", f"tier '{call.tier}' is unavailable here: this server's is '{calls.tier}'"
         )
