@@ -82,7 +82,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "List the recipes that come with Retcon, or show one: its file, what it changes, what is not implemented yet.",
     ),
     "view": (
-        "view:view",
+        "show:view",
         "Look at rollouts and curves in a browser: search, compare, and see what was repaired, kept and dropped.",
     ),
     "show": ("show:show", "List the trajectories of a run or file, or show one before and after purification."),
