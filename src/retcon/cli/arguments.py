@@ -98,21 +98,11 @@ ModelOrURL = Annotated[
 ]
 Start = Annotated[
     str | None,
-    typer.Option(
-        "--from",
-        metavar="MODEL",
-        help=f"What to start from. {_MODEL} Default: the recipe's model.path.",
-        show_default=False,
-    ),
+    typer.Option("--from", metavar="MODEL", help=f"What to start from. {_MODEL} Default: the recipe's model.path."),
 ]
 StartOfAll = Annotated[
     str | None,
-    typer.Option(
-        "--from",
-        metavar="MODEL",
-        help="A model for all arms to start from, without a cold start.",
-        show_default=False,
-    ),
+    typer.Option("--from", metavar="MODEL", help="A model for all arms to start from, without a cold start."),
 ]
 ColdStart = Annotated[
     str | None,
@@ -121,16 +111,12 @@ ColdStart = Annotated[
         metavar="RECIPE",
         help="The recipe that makes the model all arms start from; by default, if their model knows no tools, "
         "their own demos and sft sections do.",
-        show_default=False,
     ),
 ]
 Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="Where everything goes; the same folder continues it.")]
 Seeds = Annotated[int, typer.Option("--seeds", min=1, help="Training runs per arm; five make a finding.")]
 Jobs = Annotated[
-    int | None,
-    typer.Option(
-        "--jobs", min=1, help="Runs at once; by default, one per core, which share a GPU.", show_default=False
-    ),
+    int | None, typer.Option("--jobs", min=1, help="Runs at once; by default, one per core, which share a GPU.")
 ]
 DryRun = Annotated[
     bool,
@@ -142,11 +128,7 @@ DryRun = Annotated[
 ]
 TierName = Annotated[
     Literal["namespaces", "landlock", "rlimits"] | None,
-    typer.Option(
-        "--tier",
-        help="The protection around programs (docs/sandbox/sandbox.md); the strongest by default.",
-        show_default=False,
-    ),
+    typer.Option("--tier", help="The protection around programs (docs/sandbox/sandbox.md); the strongest by default."),
 ]
 
 
@@ -333,10 +315,7 @@ EXTRA = ("starlette", "uvicorn")
 """The packages of [serve]."""
 Host = Annotated[str, typer.Option("--host", help="Address to listen on; 0.0.0.0 lets other machines connect.")]
 Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0 takes any free one.")]
-TokenFile = Annotated[
-    Path | None,
-    typer.Option("--token-file", metavar="FILE", help="A file that contains the token.", show_default=False),
-]
+TokenFile = Annotated[Path | None, typer.Option("--token-file", metavar="FILE", help="A file that contains the token.")]
 
 
 def token_option(variable: str) -> Any:

@@ -49,7 +49,6 @@ def ask(
             "--rlm",
             metavar="FILE",
             help="A long text, as a variable of programs that call the model on its parts; may be repeated.",
-            show_default=False,
         ),
     ] = None,
     system: Annotated[str | None, typer.Option("--system", metavar="TEXT", help="The system prompt.")] = None,

@@ -43,7 +43,7 @@ def check(
     file: Annotated[str, typer.Argument(metavar="FILE", help="A file of tasks, or a data set of the hub, ORG/NAME.")],
     *,
     model: Annotated[
-        str | None, typer.Option("--model", metavar="MODEL", help="Lengths in this model's tokens.", show_default=False)
+        str | None, typer.Option("--model", metavar="MODEL", help="Lengths in this model's tokens.")
     ] = None,
     against: Annotated[
         list[str] | None,
@@ -213,17 +213,12 @@ def _cut(text: str, most: int) -> str:
 def export(
     files: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="FILE", help="Files of tasks, data sets of the hub (ORG/NAME), or task sets.", show_default=False
-        ),
+        typer.Argument(metavar="FILE", help="Files of tasks, data sets of the hub (ORG/NAME), or task sets."),
     ] = None,
     *,
     verl: Annotated[Path, typer.Option("--verl", metavar="OUT.parquet", help="Where to write them, in verl's format.")],
     recipe: Annotated[
-        str | None,
-        typer.Option(
-            "--recipe", metavar="RECIPE", help="Take the tasks of a recipe instead of files.", show_default=False
-        ),
+        str | None, typer.Option("--recipe", metavar="RECIPE", help="Take the tasks of a recipe instead of files.")
     ] = None,
     stage: Annotated[
         str,

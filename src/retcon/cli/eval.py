@@ -86,7 +86,6 @@ def evaluate(
             autocompletion=complete_measured,
             help="Benchmarks by name ([bold]retcon benchmarks[/]); further models; a recipe (its sections task, "
             "rollout, sandbox and evaluate matter); changes to it.",
-            show_default=False,
         ),
     ] = None,
     *,
@@ -97,7 +96,6 @@ def evaluate(
             metavar="FILE",
             help="Problems to evaluate on instead of the recipe's, given like task.path (docs/data/problems.md); may "
             "be repeated; task.columns=…, task.grader=… say how they are read and graded.",
-            show_default=False,
         ),
     ] = None,
     benchmark_file: Annotated[
@@ -106,7 +104,6 @@ def evaluate(
             "--benchmark-file",
             metavar="NAME=FILE",
             help="A benchmark's problems in a local file of its published layout; may be repeated.",
-            show_default=False,
         ),
     ] = None,
     settings: Annotated[
@@ -123,8 +120,7 @@ def evaluate(
         typer.Option("--tools", help="With the recipe's tools, without any, or both ways, compared by problem."),
     ] = None,
     limit: Annotated[
-        int | None,
-        typer.Option("--limit", min=1, help="Problems of each benchmark, drawn by evaluate.seed.", show_default=False),
+        int | None, typer.Option("--limit", min=1, help="Problems of each benchmark, drawn by evaluate.seed.")
     ] = None,
     repair: Annotated[
         bool,
@@ -440,7 +436,6 @@ def difficulty(
             metavar="RECIPE KEY=VALUE",
             autocompletion=complete_word,
             help="The recipe of the planned run (its task set, run.seed, rollout and sandbox matter), and changes.",
-            show_default=False,
         ),
     ] = None,
     *,
@@ -572,7 +567,6 @@ def audit(
             metavar="RECIPE KEY=VALUE",
             autocompletion=complete_word,
             help="The recipe whose credit is audited (its tasks, rollout, sandbox, repair and rl matter), and changes.",
-            show_default=False,
         ),
     ] = None,
     *,
@@ -632,7 +626,6 @@ def regrade(
             "--grader",
             help="A name (a wrong one lists them all) or my_package.my_module:my_grade; by default the one that each "
             "task names, or else math.",
-            show_default=False,
         ),
     ] = None,
     rewards: Annotated[
@@ -642,10 +635,7 @@ def regrade(
     option: Annotated[
         list[str] | None,
         typer.Option(
-            "--set",
-            metavar="GRADER.KEY=VALUE",
-            help="A setting of a grader, such as [bold]code.score=share[/].",
-            show_default=False,
+            "--set", metavar="GRADER.KEY=VALUE", help="A setting of a grader, such as [bold]code.score=share[/]."
         ),
     ] = None,
     tasks: Annotated[
@@ -654,14 +644,10 @@ def regrade(
             "--tasks",
             metavar="FILE",
             help="The tasks: the data trained on, or rows with id and answer; by default as the run drew them.",
-            show_default=False,
         ),
     ] = None,
     out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", "-o", metavar="DIR", help="RUN/regraded, or FILE.regraded, by default.", show_default=False
-        ),
+        Path | None, typer.Option("--out", "-o", metavar="DIR", help="RUN/regraded, or FILE.regraded, by default.")
     ] = None,
     jobs: Annotated[int, typer.Option("--jobs", min=1, help="Rollouts graded at a time.")] = 2,
     force: Annotated[bool, typer.Option("--force", help="Start over even if there are results.")] = False,

@@ -30,7 +30,6 @@ def quickstart(
             metavar="[NAME] [KEY=VALUE]...",
             help="Which quickstart ([bold]numbers[/], [bold]smollm2[/]; the first by default), and changes to its "
             "recipes, such as [bold]rl.steps=40[/].",
-            show_default=False,
         ),
     ] = None,
     *,
@@ -41,7 +40,6 @@ def quickstart(
             metavar="A,B",
             help="What to compare: [bold]baseline[/], [bold]saar[/], [bold]roc[/], [bold]blame[/]. Default: "
             "baseline,saar,blame; for smollm2 baseline,saar.",
-            show_default=False,
         ),
     ] = None,
     seeds: Seeds = 1,
@@ -52,7 +50,6 @@ def quickstart(
             metavar="DIR",
             help="Where everything goes; the same folder again continues it. Default: runs/quickstart, or "
             "runs/quickstart-NAME.",
-            show_default=False,
         ),
     ] = None,
     from_scratch: Annotated[
@@ -61,17 +58,12 @@ def quickstart(
     ] = False,
     data: Annotated[
         Path | None,
-        typer.Option(
-            "--data", metavar="FILE", help="smollm2: problems to train on, in place of the hub's.", show_default=False
-        ),
+        typer.Option("--data", metavar="FILE", help="smollm2: problems to train on, in place of the hub's."),
     ] = None,
     eval_data: Annotated[
         Path | None,
         typer.Option(
-            "--eval-data",
-            metavar="FILE",
-            help="smollm2: problems to evaluate on; by default a tenth of --data.",
-            show_default=False,
+            "--eval-data", metavar="FILE", help="smollm2: problems to evaluate on; by default a tenth of --data."
         ),
     ] = None,
     hours: Annotated[
@@ -82,7 +74,6 @@ def quickstart(
             min=0.01,
             max=10_000,
             help="smollm2: as many steps as fit, according to a measurement.",
-            show_default=False,
         ),
     ] = None,
     jobs: Jobs = None,
@@ -178,9 +169,8 @@ def reproduce(
         typer.Option(
             "--only",
             metavar="STUDY,...",
-            help="Some of the paper's tables and figures, such as [bold]main,gamma[/]; --list prints all.",
-            show_default=False,
-        ),
+            help="Some of the paper's tables and figures, such as [bold]main,gamma[/]; --list prints all."
+        )
     ] = None,
     listed: Annotated[bool, typer.Option("--list", help="Print what would be run, with which arms, and end.")] = False,
     quick: Annotated[
@@ -192,21 +182,19 @@ def reproduce(
         typer.Option(
             "--recipe",
             metavar="ROLE=RECIPE",
-            help="Another recipe in place of the miniature's, such as [bold]method=cleaner-4b[/].",
-            show_default=False,
-        ),
+            help="Another recipe in place of the miniature's, such as [bold]method=cleaner-4b[/]."
+        )
     ] = None,
     seeds: Annotated[
         int | None,
-        typer.Option("--seeds", min=1, help="Training runs per arm (5, with --quick 1); five make a finding.",
-                     show_default=False),
+        typer.Option("--seeds", min=1, help="Training runs per arm (5, with --quick 1); five make a finding.")
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
             "--out", metavar="DIR", help="By default runs/reproduce/PAPER, with --quick PAPER-quick; the same "
-            "folder continues it.", show_default=False,
-        ),
+            "folder continues it."
+        )
     ] = None,
     start: StartOfAll = None,
     cold: ColdStart = None,

@@ -52,8 +52,7 @@ def train(
     out: Out = Path("runs/train"),
     dry_run: DryRun = False,
     gpus: Annotated[
-        int | None,
-        typer.Option("--gpus", min=1, help="With --dry-run: plan for verl on so many GPUs.", show_default=False),
+        int | None, typer.Option("--gpus", min=1, help="With --dry-run: plan for verl on so many GPUs.")
     ] = None,
     gpu_gb: Annotated[float, typer.Option("--gpu-gb", min=1, help="Memory of each, in GB.")] = 80.0,
     _data: NoData = None,
@@ -144,7 +143,6 @@ def sft(
             help="What to learn from: trajectories, or transcripts in any format that `retcon purify` reads, or a "
             "folder of them; if FILE does not exist and [b]demos[/] is set, it is written as that says. "
             "Default: DIR-demonstrations.jsonl.",
-            show_default=False,
         ),
     ] = None,
     dry_run: DryRun = False,
@@ -244,7 +242,6 @@ def dpo(
         typer.Argument(
             metavar="RECIPE KEY=VALUE",
             help="A recipe (its sections run, model, compute, lora and dpo matter, and its tools), and changes to it.",
-            show_default=False,
         ),
     ] = None,
     *,

@@ -46,8 +46,7 @@ class Change:
 
 def recipes(
     name: Annotated[
-        str | None,
-        typer.Argument(metavar="[NAME]", help="A recipe, its file, or a folder of them.", show_default=False),
+        str | None, typer.Argument(metavar="[NAME]", help="A recipe, its file, or a folder of them.")
     ] = None,
     *,
     markdown: Annotated[

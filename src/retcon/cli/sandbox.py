@@ -39,26 +39,16 @@ def execute(
     ] = 10.0,
     memory: Annotated[int, typer.Option("--memory", help="MiB that the program may use.")] = 512,
     stdin: Annotated[
-        str | None,
-        typer.Option(
-            "--stdin", metavar="FILE|-", help="The program's standard input; empty by default.", show_default=False
-        ),
+        str | None, typer.Option("--stdin", metavar="FILE|-", help="The program's standard input; empty by default.")
     ] = None,
     packages: Annotated[
         list[str] | None,
-        typer.Option(
-            "--package", help="A package to preload, outside the program's limits; may be repeated.", show_default=False
-        ),
+        typer.Option("--package", help="A package to preload, outside the program's limits; may be repeated."),
     ] = None,
     python: Annotated[
-        str | None,
-        typer.Option(
-            "--python", metavar="PATH", help="The interpreter to run it with, and its packages.", show_default=False
-        ),
+        str | None, typer.Option("--python", metavar="PATH", help="The interpreter to run it with, and its packages.")
     ] = None,
-    url: Annotated[
-        str | None, typer.Option("--url", help="Run it on this server instead of here.", show_default=False)
-    ] = None,
+    url: Annotated[str | None, typer.Option("--url", help="Run it on this server instead of here.")] = None,
 ) -> None:
     """Run a program in the sandbox.
 
@@ -167,22 +157,13 @@ def serve(
     port: Port = 8088,
     workers: Annotated[
         int | None,
-        typer.Option(
-            "--workers",
-            min=1,
-            help="Calls at a time; by default several per core, as memory allows.",
-            show_default=False,
-        ),
+        typer.Option("--workers", min=1, help="Calls at a time; by default several per core, as memory allows."),
     ] = None,
     tier: TierName = None,
     sessions: Annotated[int, typer.Option("--sessions", min=1, help="Sessions that may be open at a time.")] = 64,
     packages: Annotated[
         list[str] | None,
-        typer.Option(
-            "--package",
-            help="A package to preload besides numpy, sympy and scipy; may be repeated.",
-            show_default=False,
-        ),
+        typer.Option("--package", help="A package to preload besides numpy, sympy and scipy; may be repeated."),
     ] = None,
     warm: Annotated[
         list[str] | None,
@@ -190,17 +171,11 @@ def serve(
             "--warm",
             metavar="PROFILE",
             help="A profile to preload at the start rather than at first use; may be repeated.",
-            show_default=False,
         ),
     ] = None,
     python: Annotated[
         str | None,
-        typer.Option(
-            "--python",
-            metavar="PATH",
-            help="The interpreter that runs programs; this one by default.",
-            show_default=False,
-        ),
+        typer.Option("--python", metavar="PATH", help="The interpreter that runs programs; this one by default."),
     ] = None,
     token: Annotated[str | None, token_option("RETCON_SANDBOX_TOKEN")] = None,
     token_file: TokenFile = None,

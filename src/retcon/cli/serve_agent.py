@@ -56,8 +56,7 @@ def serve_agent(
         ),
     ] = None,
     record: Annotated[
-        Path | None,
-        typer.Option("--record", metavar="DIR", help="Record conversations here as trajectories.", show_default=False),
+        Path | None, typer.Option("--record", metavar="DIR", help="Record conversations here as trajectories.")
     ] = None,
     name: Annotated[
         str | None,

@@ -71,8 +71,7 @@ LINES = 40
 def show(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A run folder, or a trajectory file (JSON Lines).")],
     id: Annotated[
-        str | None,
-        typer.Argument(metavar="[ID]", help="Which trajectory; the beginning of an id is enough.", show_default=False),
+        str | None, typer.Argument(metavar="[ID]", help="Which trajectory; the beginning of an id is enough.")
     ] = None,
     *,
     first_repaired: Annotated[bool, typer.Option("--first-repaired", help="Show the first that was repaired.")] = False,
@@ -259,7 +258,6 @@ def report(
             "--out",
             metavar="DIR",
             help="Where the page goes. Default: report/ in RUN if there is only one, otherwise runs/report.",
-            show_default=False,
         ),
     ] = None,
 ) -> None:

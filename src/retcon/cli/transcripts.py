@@ -70,10 +70,7 @@ def purify(
     audit: Annotated[
         Path | None,
         typer.Option(
-            "--audit",
-            metavar="FILE",
-            help="File for what was done and why, for `retcon diff`; by default beside OUT.",
-            show_default=False,
+            "--audit", metavar="FILE", help="File for what was done and why, for `retcon diff`; by default beside OUT."
         ),
     ] = None,
     no_audit: Annotated[bool, typer.Option("--no-audit", help="Write no audit.")] = False,
@@ -279,8 +276,7 @@ _FIRST = 5
 def diff(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="An audit of `retcon purify`, or a trajectory file.")],
     id: Annotated[
-        str | None,
-        typer.Argument(metavar="[ID]", help="Which trajectory; the beginning of an id is enough.", show_default=False),
+        str | None, typer.Argument(metavar="[ID]", help="Which trajectory; the beginning of an id is enough.")
     ] = None,
     *,
     all_: Annotated[bool, typer.Option("--all", help=f"Show all of them, not just the first {_FIRST}.")] = False,
@@ -288,8 +284,7 @@ def diff(
         Kind, typer.Option("--kind", help="Which decisions to show; repaired means the first three.")
     ] = "repaired",
     sample: Annotated[
-        int | None,
-        typer.Option("--sample", min=1, help="Show this many, drawn at random from the file.", show_default=False),
+        int | None, typer.Option("--sample", min=1, help="Show this many, drawn at random from the file.")
     ] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Seed of that draw.", show_default="0")] = None,
 ) -> None:

@@ -1,4 +1,4 @@
-"""Sandboxes elsewhere: one `retcon sandbox serve` over HTTP (`SandboxClient`), or several as one (`SandboxRouter`)."""
+"""Clients of `retcon sandbox serve`: one server (`SandboxClient`), or several as one (`SandboxRouter`)."""
 
 from __future__ import annotations
 
@@ -43,26 +43,28 @@ from retcon.sandbox.types import (
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 TOKEN = "RETCON_SANDBOX_TOKEN"
-"""The environment variable that commands take a server's token from."""
+"""Environment variable with a server's token, for commands."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0  # seconds between tries, doubled each time
 PROBE_PAUSE = FIRST_PAUSE  # seconds until a server that is down is asked again, doubled each time
 PROBE_SECONDS = 10.0
 LEAVE_SECONDS = 2.0
-"""How long the answer to a cancelled request for a session is waited for, so that the session can be closed."""
+"""Wait for the answer to a cancelled request for a session, to close that session."""
 SERVERS_FAULT = 500
-"""From this status of HTTP on not the request is at fault, but a server, or what stands before it."""
+"""HTTP status from which the server, or a proxy before it, is at fault."""
 LATER = (408, 425, 429)
-"""Statuses below it with which a proxy that limits the rate asks for another try."""
+"""Statuses below SERVERS_FAULT after which to try again, as of a proxy that limits the rate."""
 NOT_OURS = (401, 403, 404)
-"""Statuses that say that no server of ours answers, whatever was asked."""
+"""Statuses that no sandbox server answers with for a known path."""
 FAILED = 3
-"""A program that gives no result on so many servers of a router is itself at fault."""
+"""Servers of a router on which a program fails before the program is at fault."""
 
 
 class ServerUnavailable(Exception):
-    """A server did not answer, through no fault of the call. after: seconds that it asked to wait, 0 where it did not.
+    """A server did not answer, through no fault of the call.
 
-    down: it could not be reached or broke off, rather than being busy.
+    Args:
+        after: seconds that it asked to wait, 0 by default.
+        down: it could not be reached or broke off, rather than being busy.
     """
 
     def __init__(self, message: str, *, after: float = 0.0, down: bool = True) -> None:
@@ -72,30 +74,30 @@ class ServerUnavailable(Exception):
 
 
 class CallRefused(ValueError):
-    """The server refuses the request as invalid. field: at which it stopped, None where it names none."""
+    """The server refuses the request as invalid. field: the invalid one, None if not named."""
 
     def __init__(self, message: str, field: str | None) -> None:
         super().__init__(f"{field}: {message}" if field else message)
 
 
 class SessionForgotten(SessionLost):
-    """The server knows no such session: unlike one that is lost there, it cannot be rolled back."""
+    """The server does not know the session; unlike a lost one, it cannot be rolled back."""
 
 
 class ServerBroken(SandboxUnavailable):
-    """The server met a fault of its own in this request: another try, or another server, would meet it again."""
+    """The server failed internally on this request, which no other try or server would change."""
 
 
 class NotOurs(SandboxUnavailable):
-    """What answers is no sandbox server, as a proxy is whose server is away, or it wants another token."""
+    """Something else than a sandbox server answers, or the token is wrong."""
 
 
 class LimitsRefused(SandboxUnavailable):
-    """The server allows calls less than the limits that all of them would ask for: it would refuse each."""
+    """The server allows less than this client's limits, so it would refuse every call."""
 
 
 class RequestAnswered(Exception):
-    """A request was refused, and the program in it has a result all the same."""
+    """A request was refused with a result for its program."""
 
     def __init__(self, result: Result) -> None:
         super().__init__(result.error_type)
@@ -131,7 +133,7 @@ class _Checkpoint(Struct):
 
 
 def decode(response: HttpResponse, kind: type[T]) -> T:
-    """Raises ServerUnavailable for another body: something between here and the server has answered."""
+    """Decode a body. Raises ServerUnavailable for any other body, as of a proxy on the way."""
     try:
         return msgspec.json.decode(response.body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -139,8 +141,12 @@ def decode(response: HttpResponse, kind: type[T]) -> T:
 
 
 class Remote:
-    """HTTP connection to one server. connections: requests at a time, the others wait here. patience: seconds that an
-    answer may take beyond the call's own wall limit."""
+    """HTTP connection to one server.
+
+    Args:
+        connections: requests at a time; more wait here.
+        patience: seconds that an answer may take beyond the call's own wall limit.
+    """
 
     def __init__(self, url: str, token: str | None, *, connections: int, patience: float) -> None:
         self.url = url.rstrip("/")
@@ -164,7 +170,10 @@ class Remote:
     ) -> HttpResponse:
         """Send a request and return the answer of a success.
 
-        seconds: how long the work itself may take. patience: in place of the client's. key: marks repetitions.
+        Args:
+            seconds: that the work itself may take.
+            patience: in place of the client's.
+            key: idempotency key, the same for repetitions.
 
         Raises ServerUnavailable (no answer, `LATER`, any 5xx but the server's own `internal`), ServerBroken (that one),
         CallRefused (the request is wrong, or too large), SessionLost (the session is gone), KeyError (no such

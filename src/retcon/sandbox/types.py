@@ -1,4 +1,4 @@
-"""The sandbox in words: a program in, a typed result out, and the protocols of what runs it."""
+"""Types of the sandbox: a program in, a typed result out, and the protocols of what runs it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol, Self, TypedDict, Unpack, get_args
 from retcon.core.types import Status
 
 Tier = Literal["namespaces", "landlock", "rlimits"]
-"""What holds around a call (docs/sandbox/sandbox.md)."""
+"""Protection around a call (docs/sandbox/sandbox.md)."""
 TIERS: tuple[Tier, ...] = get_args(Tier)
 """The strongest first."""
 
@@ -19,21 +19,23 @@ SEEDS = 1 << 63
 """How many seeds there are."""
 
 TOO_LONG = "ProgramTooLong"
-"""What the result of a program is called that is longer than its server takes, as if it were an exception's class."""
+"""`Result.error_type` of a program that is longer than its server accepts."""
 
 MOST = 10**9
-"""Of any limit: the kernel takes no infinity, nor numbers beyond 64 bits when they become bytes."""
+"""Largest value of a limit: the kernel takes no infinity, nor byte counts beyond 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one call may use. Raises ValueError where a limit is not above 0, above a thousand million, or no number of
-    its kind.
+    """Limits of one call. Raises ValueError for a limit outside (0, MOST] or of the wrong type.
 
-    cpu_seconds: CPU time of each process of the call, rounded up to whole seconds by the kernel. wall_seconds: of the
-    whole call. memory_mb: address space (MiB) that each process may add to the warm interpreter's. output_bytes: kept
-    of stdout, of stderr and of the value, each; of a longer text head and tail are kept and the cut is said.
-    file_mb: size (MiB) of any one file. processes: processes and threads at a time.
+    Args:
+        cpu_seconds: CPU time of each process, rounded up to whole seconds by the kernel.
+        wall_seconds: wall time of the whole call.
+        memory_mb: address space (MiB) that each process may add to the warm interpreter's.
+        output_bytes: kept of stdout, of stderr and of the value; longer texts keep head and tail, with a note.
+        file_mb: size (MiB) of any one file.
+        processes: processes and threads at a time.
     """
 
     cpu_seconds: float = 2.0
@@ -71,11 +73,13 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class SessionBounds:
-    """How many sessions a pool keeps, and for how long. Raises ValueError where a bound is not above 0.
+    """Bounds on a pool's sessions. Raises ValueError for a bound that is not above 0.
 
-    open: at a time; one more waits `wait_seconds` for a place. idle_seconds: after which one that nobody uses is
-    evicted. memory_mb: MiB that all may take together, half of what the machine or its container has where None; where
-    they take more, those that have been idle for the longest time are evicted.
+    Args:
+        open: sessions at a time; one more waits `wait_seconds` for a place.
+        idle_seconds: after which an unused session is evicted.
+        memory_mb: MiB of all sessions together, by default half of the machine's or container's memory; beyond it the
+            sessions that have been idle the longest are evicted.
     """
 
     open: int = 64
@@ -92,24 +96,23 @@ class SessionBounds:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What one call or one cell is asked to run.
+    """A program to run as a call or as a session's cell.
 
-    code: runs as `__main__`, in a scratch folder that holds `files` (relative path to content). limits: the sandbox's
-    own where None. timeout: seconds, in place of both clocks of the limits. memory: MiB, in place of theirs.
-    echo: whether the last expression's repr becomes the result's value.
+    In the tier `namespaces`, fetch and a call's files may also name absolute paths below the folders
+    `pool.paths.WRITABLE`, unless the Python that runs it lies there.
 
-    fetch: relative paths of files to hand back as they are when the call or cell has ended. One that is not there, is
-    no ordinary file, lies behind a symbolic link or is longer than what is left of 8 MiB for all is left out.
+    Args:
+        code: runs as `__main__`, in a scratch folder that holds `files` (relative path to content).
+        limits: the sandbox's own if None.
+        timeout: seconds, in place of both clocks of the limits. memory: MiB, in place of theirs.
+        echo: whether the last expression's repr becomes the result's value.
+        fetch: relative paths of files to return at the end. Left out: missing files, special files, files behind a
+            symbolic link, and what exceeds 8 MiB for all.
+        wait: of a call: seconds until it must start, which count nowhere else; None for no bound.
+        seed: of a call: seed of `random` and of numpy's and sympy's global generators, in [0, 2**63); None for a new
+            one in each call.
 
-    Of calls alone: wait: seconds that it may wait until it starts, which count nowhere else; as long as it takes where
-    None. seed: of the generators of random numbers (`random`, numpy's and sympy's global ones), from 0 and below 2**63;
-    another one in each call where None.
-
-    In the tier `namespaces`, fetch and a call's files may name absolute paths too, below those of the folders
-    `pool.paths.WRITABLE` in which the Python that runs it does not lie.
-
-    Raises ValueError, by name, for a limit as `Limits` does, a wait below 0, and code, stdin or files that are no text
-    or no bytes.
+    Raises ValueError for limits as `Limits` does, a wait below 0, and code, stdin or files of the wrong type.
     """
 
     code: str
@@ -124,8 +127,7 @@ class Program:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        """Code may be any text: Python refuses what is none of its own. stdin may hold what `surrogateescape` makes of
-        bytes."""
+        """Check types. Code may be any text; stdin may hold what `surrogateescape` makes of bytes."""
         for name, text in (("code", self.code), ("stdin", self.stdin)):
             if not isinstance(text, str):
                 raise ValueError(f"{name} is a {type(text).__name__}: it must be a text")
@@ -145,12 +147,12 @@ class Program:
             Limits().with_(self.timeout, self.memory)
 
     def limits_within(self, limits: Limits) -> Limits:
-        """What it runs under where `limits` hold for programs that give none of their own."""
+        """Return the limits it runs under, where `limits` are the sandbox's own."""
         return (self.limits or limits).with_(self.timeout, self.memory)
 
 
 class ProgramOptions(TypedDict, total=False):
-    """The fields of `Program` beside the code, as keywords of `run`. files: none where None."""
+    """The fields of `Program` besides the code, as keywords of `run`."""
 
     stdin: str
     timeout: float | None
@@ -170,9 +172,9 @@ def check_seed(seed: int | None) -> None:
 
 
 def as_program(asked: str | Program, options: ProgramOptions) -> Program:
-    """The program that `run` was asked for, be it given whole or as code; options take the place of its fields.
+    """Make a `Program` of the arguments of `run`; options replace its fields.
 
-    Raises ValueError as `Program` does, TypeError for an option that is none.
+    Raises ValueError as `Program` does, TypeError for an unknown option.
     """
     if isinstance(asked, Program) and not options:
         return asked
@@ -183,7 +185,7 @@ def as_program(asked: str | Program, options: ProgramOptions) -> Program:
 
 
 def as_cell(asked: str | Program, options: ProgramOptions) -> Program:
-    """As `as_program`, for a session. Raises ValueError too for what its cells do not have."""
+    """Make a session's cell of the arguments of `run`. Raises ValueError for `wait` and `seed`, which cells lack."""
     program = as_program(asked, options)
     if program.wait is not None:
         raise ValueError("wait is for calls: a session has its worker already")
@@ -194,14 +196,18 @@ def as_cell(asked: str | Program, options: ProgramOptions) -> Program:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of one call.
+    """The result of one call or cell.
 
-    status: from how the process ended, never from its text. error_type: name of the exception that ended it,
-    `TimeoutError` for either clock, a signal's name (`SIGSEGV`), `TOO_LONG`, None where status is ok. stderr of a
-    failure ends with a line that names it. value: repr of the last expression, None where there is none or it is None.
-    exit_code: negative for a signal, None where no process ended. seconds: wall. peak_memory: bytes, resident.
-    tier: what held around it, None where nothing ran as far as is known. files: content of the files that were asked
-    for and found (`Program.fetch`).
+    Args:
+        status: from how the process ended, never from its text.
+        error_type: name of the exception that ended it, `TimeoutError` for either clock, a signal's name (`SIGSEGV`),
+            or TOO_LONG; None if status is ok.
+        stderr: of a failure, ends with a line that names it.
+        value: repr of the last expression; None without one, or if it is None.
+        exit_code: negative for a signal, None if no process ended.
+        seconds: wall time. peak_memory: bytes, resident.
+        tier: the protection around it; None if nothing is known to have run.
+        files: content of the files of `Program.fetch` that were found.
     """
 
     status: Status
@@ -217,7 +223,7 @@ class Result:
 
 
 HostFunction = Callable[..., Awaitable[object]]
-"""A function of the host that a session's cells can call: arguments and result are JSON values."""
+"""A host function that a session's cells can call; arguments and result are JSON values."""
 
 
 def check_functions(functions: Mapping[str, HostFunction]) -> None:
@@ -228,11 +234,11 @@ def check_functions(functions: Mapping[str, HostFunction]) -> None:
 
 
 class Session(Protocol):
-    """One interpreter that keeps its variables and its scratch folder between cells; one cell at a time.
+    """An interpreter that keeps variables and scratch folder between cells, one cell at a time.
 
-    id: unique among all sessions. A session is lost when its interpreter ends (`os._exit`, a signal, a limit), when the
-    sandbox evicts it (idle for too long, too much memory), or when its worker dies. Whatever the cause, the cell in
-    flight is answered by a Result, and `SessionLost` names the cause from then on.
+    A session is lost when its interpreter ends (`os._exit`, a signal, a limit), when the sandbox evicts it (idle for
+    too long, too much memory), or when its worker dies. The cell in flight still gets a Result; every later operation
+    raises `SessionLost` with the cause. id: unique among all sessions.
     """
 
     id: str
@@ -242,22 +248,21 @@ class Session(Protocol):
         ...
 
     async def checkpoint(self) -> str:
-        """Freeze the state as it is now, variables and scratch files; its name.
+        """Freeze variables and scratch files as they are now; return the checkpoint's name.
 
-        Raises SessionLost, CheckpointRefused where this state cannot be kept (docs/sandbox/sandbox.md).
+        Raises SessionLost, CheckpointRefused for a state that cannot be kept (docs/sandbox/sandbox.md).
         """
         ...
 
     async def rollback(self, checkpoint: str) -> None:
-        """Go to the state of a checkpoint, from an earlier or a later one, as often as one likes: also after the
-        interpreter ended.
+        """Restore a checkpoint, any number of times, also after the interpreter ended; the others stay.
 
-        All other checkpoints stay. Raises KeyError for a name that is not one, SessionLost.
+        Raises KeyError for an unknown name, SessionLost.
         """
         ...
 
     async def discard(self, checkpoint: str) -> None:
-        """Free a checkpoint that will not be gone back to; an unknown one is no error."""
+        """Free a checkpoint; an unknown one is no error."""
         ...
 
     async def close(self) -> None:
@@ -269,11 +274,11 @@ class Sandbox(Protocol):
     """Runs untrusted Python. Every call starts from the same fresh interpreter and an empty folder."""
 
     async def run(self, program: str | Program, /, **options: Unpack[ProgramOptions]) -> Result:
-        """Run a program, or a text as one: `run("print(1)", timeout=5)` is `run(Program("print(1)", timeout=5))`.
+        """Run a program; `run("print(1)", timeout=5)` is `run(Program("print(1)", timeout=5))`.
 
-        A fault of the sandbox itself is a result of status `infrastructure`. Raises ValueError as `Program` does, and
-        for a file path that leaves the scratch folder; SandboxUnavailable where the sandbox is not open, SandboxBusy
-        where the call had to wait for too long.
+        A fault of the sandbox itself is a result of status `infrastructure`. Raises ValueError as `Program` does and
+        for a file path outside the scratch folder, SandboxUnavailable if the sandbox is not open, SandboxBusy if the
+        call waited longer than `wait`.
         """
         ...
 
@@ -301,12 +306,12 @@ class Sandbox(Protocol):
         ...
 
     async def close(self) -> None:
-        """End all that runs, sessions too. Calls in flight get status `infrastructure`."""
+        """End all calls and sessions. Calls in flight get status `infrastructure`."""
         ...
 
 
 class StartedSandbox:
-    """Base of the sandboxes that `async with` starts and closes."""
+    """Base of sandboxes that `async with` starts and closes."""
 
     async def start(self) -> None:
         raise NotImplementedError
