@@ -426,18 +426,6 @@ def test_a_grader_that_is_named_takes_the_place_of_a_harness_s_own_reward(tmp_pa
     assert harnessed(tmp_path, by="math") == [1.0, -1.0, -1.0, 1.0, 1.0]
 
 
-@pytest.mark.parametrize("harness", ["my_agent:solve", ""])
-def test_a_run_with_a_harness_none_of_whose_rollouts_says_what_it_returned_is_reported(
-    harness: str, tmp_path: Path, recwarn: pytest.WarningsRecorder
-) -> None:
-    path = write(tmp_path / "mine.jsonl", [{"id": 1, "question": "What is 6 times 7?", "answer": 42}])
-    (tmp_path / "run.json").write_text(json.dumps({"recipe": {"rollout": {"harness": harness}}}))
-    regraded(tmp_path, trained_on(path), path, r"\boxed{42}")
-    told = [str(one.message) for one in recwarn if one.category is TaskWarning]
-    assert len(told) == bool(harness)
-    assert all(f"rollout.harness = '{harness}'" in one for one in told)
-
-
 def says_yes(reply: str) -> bool:
     """A grader that needs no answer."""
     return reply == "yes"
