@@ -70,6 +70,8 @@ class Itemwise(Format):
     needs: Set[str] = frozenset()
     """Keys of which a list with a call has one at least; none: any list may be one."""
 
+    stale: Sequence[Sequence[str]] = ()
+    """Paths of what an item repeats of the history before it, or of its tokens: emptied after a repair."""
     in_lines = False
     """Whether transcripts are kept one item a line, too: items are such as no rows of a data set are."""
 
@@ -104,10 +106,6 @@ class Itemwise(Format):
 
         In a piece without items the words stand in the call's item."""
         return {**item, "content": without_words(item.get("content"), cuts)} if isinstance(item, dict) else item
-
-    def forgotten(self, item: Json) -> Json:
-        """Empty what an item after a repair repeats of the history."""
-        return item
 
     def renewed(self, items: Sequence[Json], before: Sequence[Item]) -> Sequence[Json]:
         """Update references between the items of a repaired transcript."""
@@ -173,7 +171,20 @@ class ItemwiseReading(RecordReading):
         items = [item for group in reading.items(result) if isinstance(group, list) for item in group]
         before = zip(items, place.items, strict=False)
         same = next((n for n, (item, old) in enumerate(before) if item is not old), len(items))
-        return list(self._format.renewed([*items[:same], *map(self._format.forgotten, items[same:])], place.items))
+        return list(
+            self._format.renewed(
+                [*items[:same], *(_without_stale(item, self._format.stale) for item in items[same:])], place.items
+            )
+        )
+
+
+def _without_stale(item: Json, paths: Sequence[Sequence[str]]) -> Json:
+    """The item with what stands at these paths emptied."""
+    for key, *rest in paths:
+        if isinstance(item, dict) and (value := item.get(key)):
+            new = _without_stale(value, [rest]) if rest else [] if isinstance(value, list) else None
+            item = item if new is value else {**item, key: new}
+    return item
 
 
 def _reading(format: Itemwise, place: ItemList, id: str) -> PieceReading:
@@ -472,19 +483,27 @@ def _beside(pieces: Sequence[Piece]) -> list[Json]:
     return [item for listed in found if isinstance(listed, list) for item in listed]
 
 
-_THOUGHT = "thought"
-"""Beside words: that they are what was thought."""
+_THOUGHT, WORDS = "thought", "words"
+"""Beside loose words: the step that was thought, or that was said."""
 
 
 class Steps(Itemwise):
-    """Base of formats that are steps."""
+    """Base of formats whose steps hold words, calls and results."""
 
     text = "content"
     """Where a step has its words."""
 
+    def words(self, item: Item) -> str:
+        """What a step says before its calls."""
+        return text_of(item.get(self.text))
+
+    def with_words(self, item: dict[str, Json], words: str) -> dict[str, Json]:
+        """The step with other words."""
+        return {**item, self.text: with_text(item.get(self.text), words)}
+
     def speaker(self, item: Item) -> str | None:
         """Return `assistant`, `user` or `system`; None for a state change."""
-        raise NotImplementedError
+        return "assistant"
 
     def speakers(self, items: Sequence[Item]) -> Sequence[str | None]:
         """Who speaks in each."""
@@ -494,31 +513,31 @@ class Steps(Itemwise):
         """What the model thinks before the words of a step."""
         return ""
 
-    def with_thought(self, item: Item, thought: str | None, home: Item) -> Json:
+    def with_thought(self, item: dict[str, Json], thought: str | None, home: Item) -> dict[str, Json]:
         """The step with a thought, None for none; home: the step that it comes from."""
         return item
 
-    def calls(self, item: Item) -> list[Call]:
+    def calls(self, item: Item) -> Sequence[Call]:
         raise NotImplementedError
 
-    def outputs(self, item: Item) -> list[ToolOutput]:
+    def outputs(self, item: Item) -> Sequence[ToolOutput]:
         """What the calls of a step gave."""
         raise NotImplementedError
 
     def group(self, items: Sequence[Item]) -> list[Piece]:
         pieces = Pieces()
         for item, who in zip(items, self.speakers(items), strict=True):
-            text = text_of(item.get(self.text))
             if who is None:
                 pieces.beside(item)
                 continue
+            text = self.words(item)
             if who != "assistant":
                 pieces.told(item, text, role=who)
                 continue
             calls, outputs, thought = self.calls(item), self.outputs(item), self.thought(item)
             if thought:
                 pieces.said(item, Thought(thought + APART), moved=[], apart=True, beside={_THOUGHT: item})
-            pieces.said(item, text, moved=[] if calls else None, apart=not thought)
+            pieces.said(item, text, moved=[] if calls else None, apart=not thought, beside={WORDS: item})
             if calls:
                 pieces.called(item, calls)
             if outputs:
@@ -530,11 +549,11 @@ class Steps(Itemwise):
         thoughts = [piece for piece in pieces if _THOUGHT in beside_words([piece])]
         words = loose_words([piece for piece in pieces if piece not in thoughts])
         first, *beside = [item for piece in pieces for item in parts(piece) if isinstance(item, dict)]
-        if words is not None:
-            first = {**first, self.text: with_text(first.get(self.text), words)}
+        if words is not None and words != self.words(first):
+            first = self.with_words(first, words)
         home = beside_words(thoughts).get(_THOUGHT)
         thought = thoughts[0].text.removesuffix(APART) if thoughts else None
         return [self.with_thought(first, thought, home if isinstance(home, dict) else {}), *beside]
 
     def without_words(self, item: Json, cuts: Sequence[Stretch]) -> Json:
-        return {**item, self.text: without_words(item.get(self.text), cuts)} if isinstance(item, dict) else item
+        return self.with_words(item, without(self.words(item), cuts)) if isinstance(item, dict) else item

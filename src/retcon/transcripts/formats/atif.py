@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence, Set
 
 from retcon.transcripts.items import replaced, text_of
-from retcon.transcripts.itemwise import Item, ItemList, Steps, called, objects, part_of, some_id, string
+from retcon.transcripts.itemwise import Item, ItemList, Steps, called, lists, objects, part_of, some_id, string
 from retcon.transcripts.pieces import Call, ToolOutput
 from retcon.transcripts.types import Json
 
@@ -21,12 +21,13 @@ class Atif(Steps):
 
     A step of the agent has its `message`, `reasoning_content` (words before it), `tool_calls`, and their results in
     `observation`. After a repair the steps are numbered anew, and the ids of their tokens emptied. A subagent's
-    trajectory that is held in one is a transcript of its own, and goes with the only call that leads to it."""
+    trajectory that is held in one is a transcript of its own, and goes if no call that stays leads to it."""
 
     name = "atif"
     text = "message"
     aliases = ("harbor",)
     needs = frozenset({_NUMBER})
+    stale = tuple(("metrics", key) for key in _IDS)
     marks = (
         "schema_version", "steps", _NUMBER, "source", "message", _REASONING, "tool_calls", "function_name",
         "observation", "source_call_id", "agent", "final_metrics",
@@ -44,7 +45,7 @@ class Atif(Steps):
         return [one for own in found for one in (own, *self._of_subagents(record, own.path[:-1]))]
 
     def _of_subagents(self, record: Json, path: Sequence[str | int]) -> Iterator[ItemList]:
-        for n, one in enumerate(_subagents(_at(record, path))):
+        for n, one in enumerate(objects(_at(record, path).get(_SUBAGENTS))):
             for own in self.find_all(one):
                 yield own._replace(path=(*path, _SUBAGENTS, n, *own.path))
 
@@ -58,35 +59,10 @@ class Atif(Steps):
 
     def settled(self, record: Json, before: Json) -> Json:
         """Remove subagents' trajectories that only removed calls led to."""
-        for own in super().find_all(before):
-            path = own.path[:-1]
-            new, old = _at(record, path), _at(before, path)
-            pairs = [*zip(_subagents(new), _subagents(old), strict=True)]
-            if not pairs:
-                continue
-            inner = [self.settled(one, was) for one, was in pairs]
-            named = _named(_listed(new.get(str(own.path[-1]))))
-            gone = _named(own.items) - named
-            for one, (_, was) in zip(inner, pairs, strict=True):
-                gone |= self._points(was) - self._points(one) - _held(was)
-            left = self._left(inner, named, gone) if gone else inner
-            record = replaced(record, path, {**new, _SUBAGENTS: left})
-        return record
-
-    def _points(self, record: Json) -> set[str]:
-        """The ids that a trajectory and those within it point to."""
-        return _named([step for own in self.find_all(record) for step in own.items])
-
-    def _left(self, listed: Sequence[Json], named: set[str], gone: set[str]) -> list[Json]:
-        """The subagents' trajectories without those that only what is gone leads to. named, gone: the ids that the
-        steps that stay, and those that went, point to."""
-        ids = [_id(one) for one in listed]
-        points = [self._points(one) for one in listed]
-        leads = {own: to for own, to in zip(ids, points, strict=True) if own}
-        gone = _reached(gone, leads)
-        stay = [to for own, to in zip(ids, points, strict=True) if own not in gone]
-        gone -= _reached(named.union(*stay), leads)
-        return [one for own, one in zip(ids, listed, strict=True) if own not in gone]
+        held = dict(_held(before))
+        free = held.keys() - {own for one in (before, *held.values()) for own in _named(one)}
+        gone = _reached(before, free) - _reached(record, free)
+        return _left(record, gone) if gone else record
 
     def speaker(self, item: Item) -> str:
         source = item.get("source")
@@ -95,7 +71,7 @@ class Atif(Steps):
     def thought(self, item: Item) -> str:
         return string(item.get(_REASONING))
 
-    def with_thought(self, item: Item, thought: str | None, home: Item) -> Json:
+    def with_thought(self, item: dict[str, Json], thought: str | None, home: Item) -> dict[str, Json]:
         kept = {key: value for key, value in item.items() if key != _REASONING or thought is not None or not value}
         return kept if thought is None else {**kept, _REASONING: thought}
 
@@ -105,12 +81,6 @@ class Atif(Steps):
 
     def outputs(self, item: Item) -> list[ToolOutput]:
         return [ToolOutput(text_of(one.get("content")), some_id(one.get("source_call_id"))) for one in _results(item)]
-
-    def forgotten(self, item: Json) -> Json:
-        """The prompts of later steps were others."""
-        metrics = part_of(item, "metrics")
-        stale: dict[str, Json] = {key: [] for key in _IDS if metrics.get(key)}
-        return {**item, "metrics": {**metrics, **stale}} if stale and isinstance(item, dict) else item
 
     def renewed(self, items: Sequence[Json], before: Sequence[Item]) -> Sequence[Json]:
         numbers = [item.get(_NUMBER) for item in before]
@@ -132,41 +102,37 @@ def _at(record: Json, path: Sequence[str | int]) -> Item:
     return record if isinstance(record, dict) else {}
 
 
-def _listed(value: Json) -> list[Json]:
-    return value if isinstance(value, list) else []
+def _held(record: Json) -> Iterator[tuple[str, Item]]:
+    """Yield the trajectories that one holds, at any depth, by their ids."""
+    for one in objects(record.get(_SUBAGENTS)) if isinstance(record, dict) else ():
+        yield string(one.get(_ID)), one
+        yield from _held(one)
 
 
-def _subagents(record: Json | Item) -> list[Json]:
-    """The trajectories that one holds."""
-    return _listed(record.get(_SUBAGENTS)) if isinstance(record, Mapping) else []
+def _named(trajectory: Json) -> set[str]:
+    """Return the ids of subagents' trajectories that its results refer to."""
+    found = [step for _, items in lists(trajectory) for step in items]
+    refs = [ref for step in found for one in _results(step) for ref in objects(one.get("subagent_trajectory_ref"))]
+    return {string(ref.get(_ID)) for ref in refs} - {""}  # one that is kept elsewhere may have none
 
 
-def _id(trajectory: Json) -> str:
-    return string(trajectory.get(_ID)) if isinstance(trajectory, dict) else ""
-
-
-def _held(record: Json) -> set[str]:
-    """Return the ids of trajectories that a trajectory holds.
-
-    Those within these too; references within it can mean no others."""
-    return {id for one in _subagents(record) for id in (_id(one), *_held(one))}
-
-
-def _named(steps: Sequence[Json]) -> set[str]:
-    """Return the ids of subagents' trajectories that results refer to."""
-    listed = [one.get("subagent_trajectory_ref") for step in steps for one in _results(step)]
-    refs = [ref for refs in listed if isinstance(refs, list) for ref in refs if isinstance(ref, dict)]
-    return {own for ref in refs if (own := string(ref.get(_ID)))}  # one that is kept elsewhere may have none
-
-
-def _reached(names: set[str], leads: Mapping[str, set[str]]) -> set[str]:
-    """The names, and all that these lead to."""
-    found, waiting = set(names), list(names)
+def _reached(record: Json, free: Set[str]) -> set[str]:
+    """Return the ids that a trajectory's results lead to, or the free ones."""
+    held = dict(_held(record))
+    found = set[str]()
+    waiting = _named(record) | free
     while waiting:
-        new = leads.get(waiting.pop(), set()) - found
-        found |= new
-        waiting += new
+        found |= waiting
+        waiting = {own for id in waiting if id in held for own in _named(held[id])} - found
     return found
+
+
+def _left(record: Json, gone: Set[str]) -> Json:
+    """The record without the trajectories of these ids."""
+    if not isinstance(record, dict) or not record.get(_SUBAGENTS):
+        return record
+    stay = [one for one in objects(record[_SUBAGENTS]) if string(one.get(_ID)) not in gone]
+    return {**record, _SUBAGENTS: [_left(one, gone) for one in stay]}
 
 
 def _results(item: Json) -> Sequence[Item]:

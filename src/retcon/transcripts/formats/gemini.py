@@ -41,8 +41,6 @@ _OUTCOMES = {
 _GIVEN = ("result", "output")
 """Where a function's response has what it gave, if that is no object itself."""
 _CONTENTS, _CANDIDATES = "contents", "candidates"
-_LOGPROBS = ("logprobsResult", "logprobs_result", "avgLogprobs", "avg_logprobs")
-"""Of candidates and events."""
 
 
 class Gemini(Blockwise):
@@ -56,6 +54,7 @@ class Gemini(Blockwise):
     name = "gemini"
     aliases = ("adk", "vertex")
     needs = frozenset({"parts", "content"})
+    stale = tuple((key,) for key in ("logprobsResult", "logprobs_result", "avgLogprobs", "avg_logprobs"))
     in_lines = True
     marks = (
         "contents", "parts", "functionCall", "functionResponse", "executableCode", "codeExecutionResult", "model",
@@ -119,12 +118,6 @@ class Gemini(Blockwise):
     def with_blocks(self, item: Item, blocks: Sequence[Json]) -> dict[str, Json]:
         new = {**_content(item), "parts": list(blocks)}
         return new if item.get("parts") is not None else {**item, "content": new}
-
-    def forgotten(self, item: Json) -> Json:
-        """Log-probs that were sampled after what is gone."""
-        if not isinstance(item, dict) or not any(item.get(key) for key in _LOGPROBS):
-            return item
-        return {**item, **{key: None for key in _LOGPROBS if key in item}}
 
     def kind(self, block: Json, item: Item) -> PieceKind:
         if _has(block, _CALLS):
@@ -266,7 +259,7 @@ class GeminiCli(Steps):
         ]
         return "\n\n".join(map("\n".join, thoughts))
 
-    def with_thought(self, item: Item, thought: str | None, home: Item) -> Json:
+    def with_thought(self, item: dict[str, Json], thought: str | None, home: Item) -> dict[str, Json]:
         if thought is None:
             return {**item, _THOUGHTS: []} if item.get(_THOUGHTS) else item
         same = self.thought(home) == thought

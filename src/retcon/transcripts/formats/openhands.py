@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
 
 from retcon.purify.words import without
 from retcon.transcripts.items import APART, Thought, text_of
@@ -14,6 +13,7 @@ from retcon.transcripts.itemwise import (
     arguments_of,
     beside_words,
     loose_words,
+    objects,
     part_of,
     parts,
     some_id,
@@ -31,7 +31,8 @@ _REASONING = ("reasoning_content", "thinking_blocks", "reasoning_details", "resp
 """What stands beside the words of an action and is of the same reply: what was thought, and the same as providers have
 it, some of it signed or encrypted."""
 _OF_REPLY = (*_REASONING, "provider_specific_fields")
-"""The same of a reply as it was received."""
+_REPLY = "model_response"
+"""Of an action before the SDK, the reply as it was received: emptied where the action has other words."""
 _THOUGHT = "thought"
 """Beside words: that they are what was thought."""
 
@@ -188,9 +189,7 @@ def _before_sdk(pieces: Pieces, item: Item) -> None:
             pieces.answered(item, [_judged(text, own_id, extras, part_of(extras, "metadata"))])
     elif _is_call(item) and item.get("source") != "user":
         made = part_of(item, "tool_call_metadata")
-        replies = _replies(made.get("model_response"))
-        reasoning = {key: replies[0][key] for key in _OF_REPLY if key in replies[0]} if replies else {}
-        beside: Item = {"reasoning": reasoning}
+        beside: Item = {"reasoning": _reasoning_in(made)}
         pieces.said(item, string(args.get("thought")), moved=[], apart=True, beside=beside)
         program = {} if action == "edit" else {key: args[key] for key in _PROGRAMS if key in args}
         arguments = program or {k: v for k, v in args.items() if k != "thought"}
@@ -230,38 +229,17 @@ def _with_thought(item: Item, words: str, beside: Item) -> Json:
         new = {**{k: v for k, v in item.items() if k not in _REASONING}, "thought": thought, **beside}
         return item if new == item else new
     args, made = part_of(item, "args"), part_of(item, "tool_call_metadata")
-    own = args.get("thought", "") == words
-    response = made.get("model_response")
-    reworded = _reworded(response, dict(beside) if own else {"content": words, **beside})
-    if own and reworded == response:
+    if args.get("thought", "") == words and _reasoning_in(made) == beside:
         return item
-    moved: Item = item if own else {**item, "args": {**args, "thought": words}}
-    return (
-        {**moved, "tool_call_metadata": {**made, "model_response": reworded}}
-        if "model_response" in made
-        else dict(moved)
-    )
+    stale = {"tool_call_metadata": {**made, _REPLY: None}} if made.get(_REPLY) else {}
+    return {**item, "args": {**args, "thought": words}, **stale}
 
 
-def _replies(response: Json) -> list[Item]:
-    """The messages of a reply of the model as it was received."""
-    choices = response.get("choices") if isinstance(response, dict) else None
-    return [part_of(choice, "message") for choice in choices] if isinstance(choices, list) else []
-
-
-def _reworded(response: Json, said: Item) -> Json:
-    """Return a reply with its action's new words and their thought."""
-    if not isinstance(response, dict) or not (replies := _replies(response)):
-        return response
-    messages = [
-        {key: value for key, value in {**reply, **said}.items() if key in said or key not in _OF_REPLY}
-        for reply in replies
-    ]
-    choices = [
-        {**choice, "message": message} if isinstance(choice, dict) else choice
-        for choice, message in zip(cast(list[Json], response["choices"]), messages, strict=True)
-    ]
-    return {**response, "choices": choices}
+def _reasoning_in(made: Item) -> Item:
+    """What was thought before an action, in the reply that it was received in."""
+    choices = objects(part_of(made, _REPLY).get("choices"))
+    message = part_of(choices[0], "message") if choices else {}
+    return {key: message[key] for key in _OF_REPLY if key in message}
 
 
 FORMAT = OpenHands()

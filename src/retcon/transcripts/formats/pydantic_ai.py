@@ -11,7 +11,6 @@ from retcon.transcripts.itemwise import (
     ItemList,
     called,
     flagged,
-    part_of,
     some_id,
     string,
 )
@@ -26,7 +25,6 @@ _TOLD = {"system-prompt": "system", "user-prompt": "user", _RETRY: "user", "retr
 _SAID = ("text", _THINKING)
 _FAILED = ("failed", "retried")
 _NOT_RUN = ("denied", "interrupted")
-_DETAILS, _LOGPROBS = "provider_details", "logprobs"
 _OF_WORDS = ("id", "citations")
 """Beside words: by what the provider finds its own copy, and the places in them that sources stand for."""
 
@@ -40,6 +38,7 @@ class PydanticAI(Blockwise):
 
     name = "pydantic-ai"
     needs = frozenset({"parts"})
+    stale = (("provider_details", "logprobs"),)
     marks = (
         "kind", "parts", "part_kind", "request", "response", "user-prompt", "system-prompt", "tool-call", "tool-return",
         _RETRY, "tool_name", "tool_call_id",
@@ -62,13 +61,6 @@ class PydanticAI(Blockwise):
 
     def with_blocks(self, item: Item, blocks: Sequence[Json]) -> dict[str, Json]:
         return {**item, "parts": list(blocks)}
-
-    def forgotten(self, item: Json) -> Json:
-        """Log-probs that were sampled after what is gone."""
-        details = part_of(item, _DETAILS)
-        if not isinstance(item, dict) or not details.get(_LOGPROBS):
-            return item
-        return {**item, _DETAILS: {**details, _LOGPROBS: None}}
 
     def kind(self, block: Json, item: Item) -> PieceKind:
         kind = _kind(block)

@@ -56,6 +56,7 @@ class Responses(Itemwise):
     follows them."""
 
     name = "responses"
+    stale = tuple((name,) for name in _TOKENS)
     aliases: Sequence[str] = ("nemo-gym",)
     needs = frozenset({"type"})
     in_lines = True
@@ -128,12 +129,6 @@ class Responses(Itemwise):
             else:
                 pieces.beside(item)  # an item reference, a list of tools
         return pieces.all
-
-    def forgotten(self, item: Json) -> Json:
-        """Empty ids and log-probs that depend on earlier items (NeMo-Gym)."""
-        if not isinstance(item, dict) or item.keys().isdisjoint(_TOKENS):
-            return item
-        return {**item, **{key: [] for key in _TOKENS if key in item}}
 
     def without_words(self, item: Json, cuts: Sequence[Stretch]) -> Json:
         inner = self.inside(item)

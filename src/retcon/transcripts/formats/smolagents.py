@@ -8,22 +8,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from retcon.purify.words import without
 from retcon.transcripts.items import role_of, text_of
-from retcon.transcripts.itemwise import (
-    Item,
-    ItemList,
-    Itemwise,
-    Pieces,
-    arguments_of,
-    loose_words,
-    objects,
-    part_of,
-    parts,
-    some_id,
-    string,
-)
-from retcon.transcripts.pieces import Call, Piece, Stretch, ToolOutput
+from retcon.transcripts.itemwise import Item, ItemList, Steps, arguments_of, objects, part_of, some_id, string
+from retcon.transcripts.pieces import Call, ToolOutput
 from retcon.transcripts.types import NOT_JSON, Json
 from retcon.transcripts.verdicts import Verdict
 
@@ -33,7 +20,7 @@ _THOUGHTS = ("thought", "thoughts")
 _CAUSE = re.compile(r"due to: (?P<type>[A-Za-z_]\w*(?:Error|Exception|Interrupt|Warning|Iteration))\b")
 
 
-class Smolagents(Itemwise):
+class Smolagents(Steps):
     """Steps of a smolagents agent.
 
     A step has `model_output` (words and program; with structured outputs JSON, a `thought` and its `code`),
@@ -42,6 +29,7 @@ class Smolagents(Itemwise):
 
     name = "smolagents"
     needs = frozenset({"step_number"})
+    stale = (("model_input_messages",),)
     marks = ("step_number", "model_output", "code_action", "observations", "action_output", "tool_calls", "steps")
 
     def has_calls(self, items: Sequence[Item]) -> bool:
@@ -63,49 +51,52 @@ class Smolagents(Itemwise):
         given = first if isinstance(first, list) else []
         return found._replace(system=next((text_of(m.get("content")) for m in given if _is_systems(m)), ""))
 
-    def group(self, items: Sequence[Item]) -> list[Piece]:
-        pieces = Pieces()
-        for item in items:
-            if item.get("step_number") is None:  # the task, the system's prompt, a plan
-                pieces.told(item, next(filter(None, (string(item.get(key)) for key in _TOLD)), ""))
-                continue
-            calls = _calls(item)
-            if not calls:
-                pieces.said(item, _said(item), apart=True)
-                continue
-            pieces.said(item, _said(item), moved=[], apart=True)
-            pieces.called(item, calls)
-            pieces.answered(None, _outputs(item, calls))
-        return pieces.all
+    def speaker(self, item: Item) -> str:
+        return role_of(item) if item.get("step_number") is None else "assistant"
 
-    def rebuilt(self, pieces: Sequence[Piece]) -> list[Json]:
-        """The fix's step, with the words that it is to have."""
-        words = loose_words(pieces)
-        items = [item for piece in pieces for item in parts(piece)]
-        return items if words is None else [_with_words(item, words) for item in items]
+    def words(self, item: Item) -> str:
+        """The words before the program; else the task, the system's prompt, a plan."""
+        if item.get("step_number") is None:
+            return next(filter(None, (string(item.get(key)) for key in _TOLD)), "")
+        text = text_of(item.get("model_output"))
+        if (structured := _structured(text)) is not None:
+            return string(structured.get(_thought_key(structured)))
+        begins = _CODE.search(text)
+        return text[: begins.start()] if begins else text
 
-    def without_words(self, item: Json, cuts: Sequence[Stretch]) -> Json:
-        return _with_words(item, without(_said(item), cuts)) if isinstance(item, dict) else item
+    def with_words(self, item: dict[str, Json], words: str) -> dict[str, Json]:
+        text, own = text_of(item.get("model_output")), self.words(item)
+        if (structured := _structured(text)) is not None:
+            key = _thought_key(structured)
+            told = {key: words}
+            new = json.dumps(structured | told if key in structured else told | structured, ensure_ascii=text.isascii())
+        else:
+            new = words + text[len(own) :]
+        message = part_of(item, "model_output_message")
+        again = {"model_output_message": {**message, "content": new}} if text_of(message.get("content")) == text else {}
+        return {**item, "model_output": new, **again}
 
-    def forgotten(self, item: Json) -> Json:
-        return (
-            {**item, "model_input_messages": None}
-            if isinstance(item, dict) and item.get("model_input_messages")
-            else item
-        )
+    def calls(self, item: Item) -> list[Call]:
+        found = objects(item.get("tool_calls"))
+        if not found and isinstance(code := item.get("code_action"), str):
+            return [Call("python_interpreter", {"code": code})]
+        return list(map(_call, found))
+
+    def outputs(self, item: Item) -> list[ToolOutput]:
+        """One for each call: all that a step has is what they gave together."""
+        error = item.get("error")
+        message = string(error.get("message")) if isinstance(error, dict) else string(error)
+        text = "\n".join(filter(None, (text_of(item.get("observations")), message)))
+        verdict = None
+        if error:
+            cause = _CAUSE.findall(message)
+            kind = string(error.get("type")) if isinstance(error, dict) else ""
+            verdict = Verdict("error", "status", cause[-1] if cause else kind or None)
+        return [ToolOutput("" if n else text, call.id, verdict, typed=True) for n, call in enumerate(self.calls(item))]
 
 
 def _is_systems(message: Json) -> bool:
     return isinstance(message, dict) and role_of(message) == "system"
-
-
-def _said(item: Item) -> str:
-    """The words before the program."""
-    text = text_of(item.get("model_output"))
-    if (structured := _structured(text)) is not None:
-        return string(structured.get(_thought_key(structured)))
-    begins = _CODE.search(text)
-    return text[: begins.start()] if begins else text
 
 
 def _structured(text: str) -> dict[str, Json] | None:
@@ -123,56 +114,12 @@ def _thought_key(structured: Item) -> str:
     return next((key for key in _THOUGHTS if key in structured), _THOUGHTS[0])
 
 
-def _with_words(item: Json, words: str) -> Json:
-    if not isinstance(item, dict):
-        return item
-    own = _said(item)
-    text = text_of(item.get("model_output"))
-    if own == words:
-        return item
-    if (structured := _structured(text)) is not None:
-        key = _thought_key(structured)
-        told = {key: words}
-        new = json.dumps(structured | told if key in structured else told | structured, ensure_ascii=text.isascii())
-    elif text.startswith(own):
-        new = words + text[len(own) :]
-    else:
-        return item
-    message = part_of(item, "model_output_message")
-    again = {"model_output_message": {**message, "content": new}} if text_of(message.get("content")) == text else {}
-    return {**item, "model_output": new, **again}
-
-
-def _calls(item: Item) -> list[Call]:
-    found = objects(item.get("tool_calls"))
-    if not found and isinstance(code := item.get("code_action"), str):
-        return [Call("python_interpreter", {"code": code})]
-    calls: list[Call] = []
-    for one in found:
-        function = part_of(one, "function") or one
-        name, arguments = string(function.get("name"), "python_interpreter"), function.get("arguments")
-        if name == "python_interpreter" and isinstance(arguments, str):
-            arguments = {"code": arguments}
-        calls.append(Call(name, arguments_of(arguments), id=some_id(one.get("id"))))
-    return calls
-
-
-def _observed(item: Item) -> str:
-    return text_of(item.get("observations"))
-
-
-def _outputs(item: Item, calls: Sequence[Call]) -> list[ToolOutput]:
-    """One for each call: all that a step has is what they gave together."""
-    error = item.get("error")
-    message = string(error.get("message")) if isinstance(error, dict) else string(error)
-    text = "\n".join(t for t in (_observed(item), message) if t)
-    if not error:
-        verdict = None
-    else:
-        cause = _CAUSE.findall(message)
-        kind = string(error.get("type")) if isinstance(error, dict) else ""
-        verdict = Verdict("error", "status", cause[-1] if cause else kind or None)
-    return [ToolOutput(text if n == 0 else "", call.id, verdict, typed=True) for n, call in enumerate(calls)]
+def _call(one: Item) -> Call:
+    function = part_of(one, "function") or one
+    name, arguments = string(function.get("name"), "python_interpreter"), function.get("arguments")
+    if name == "python_interpreter" and isinstance(arguments, str):
+        arguments = {"code": arguments}
+    return Call(name, arguments_of(arguments), id=some_id(one.get("id")))
 
 
 FORMAT = Smolagents()

@@ -3,38 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
 
 from retcon.purify.offline import Purified
-from retcon.purify.words import rewritten, without
+from retcon.purify.words import rewritten
 from retcon.transcripts.items import speaker_of, text_of
-from retcon.transcripts.itemwise import (
-    Item,
-    ItemList,
-    Itemwise,
-    ItemwiseReading,
-    Pieces,
-    beside_words,
-    loose_words,
-    parts,
-    string,
-)
-from retcon.transcripts.pieces import Call, Piece, Stretch, ToolOutput
+from retcon.transcripts.itemwise import WORDS, Item, ItemList, ItemwiseReading, Steps, beside_words, string
+from retcon.transcripts.pieces import Call, ToolOutput
 from retcon.transcripts.types import Json, Reading
 
 _REPEATED = ("query", "messages")
-_STEP = "step"
-"""Beside words: the place of the step that they are of."""
 _THINKING = "thinking_blocks"
 """In the message of a step: what was thought before its words."""
 
 
-class SweAgent(Itemwise):
+class SweAgent(Steps):
     """A step is a call of a shell. `history` loses the messages of the steps that are taken out; the messages that a
     later step was given (`query`) are emptied, as they repeat what failed."""
 
     name = "swe-agent"
     needs = frozenset({"action"})
+    stale = tuple((name,) for name in _REPEATED)
     marks = ("trajectory", "action", "observation", "response", "thought", "history", "info", "execution_time")
 
     def has_calls(self, items: Sequence[Item]) -> bool:
@@ -59,38 +47,25 @@ class SweAgent(Itemwise):
             return super().read(record, id)  # which says what is missing
         return _SweReading(self, record, [place], id)
 
-    def group(self, items: Sequence[Item]) -> list[Piece]:
-        pieces = Pieces()
-        for n, item in enumerate(items):
-            action = string(item.get("action")).strip("\n")
-            if not action:
-                pieces.said(item, _words(item), apart=True)
-                continue
-            pieces.said(item, string(item.get("thought")), moved=[], apart=True, beside={_STEP: n})
-            pieces.called(item, [Call("bash", {"command": action})])
-            pieces.answered(None, [ToolOutput(string(item.get("observation")))])
-        return pieces.all
-
-    def rebuilt(self, pieces: Sequence[Piece]) -> list[Json]:
-        """The fix's step, with the thought that it is to have."""
-        words = loose_words(pieces)
-        items = [item for piece in pieces for item in parts(piece)]
-        return items if words is None else [with_thought(item, words) for item in items]
-
-    def without_words(self, item: Json, cuts: Sequence[Stretch]) -> Json:
+    def words(self, item: Item) -> str:
         """A step without an action is nothing but its words."""
-        if not isinstance(item, dict):
-            return item
-        left = without(_words(item), cuts)
-        return {**item, **{name: left for name in ("response", "thought") if item.get(name)}}
+        thought = string(item.get("thought"))
+        return thought if _action(item) else string(item.get("response")) or thought
 
-    def forgotten(self, item: Json) -> Json:
-        repeated = [name for name in _REPEATED if isinstance(item, dict) and item.get(name)]
-        return {**item, **{name: [] for name in repeated}} if isinstance(item, dict) and repeated else item
+    def with_words(self, item: dict[str, Json], words: str) -> dict[str, Json]:
+        if _action(item):
+            return with_thought(item, words)
+        return {**item, **{name: words for name in ("response", "thought") if item.get(name)}}
+
+    def calls(self, item: Item) -> list[Call]:
+        return [Call("bash", {"command": action})] if (action := _action(item)) else []
+
+    def outputs(self, item: Item) -> list[ToolOutput]:
+        return [ToolOutput(string(item.get("observation")))] if _action(item) else []
 
 
-def _words(item: Item) -> str:
-    return string(item.get("response")) or string(item.get("thought"))
+def _action(item: Item) -> str:
+    return string(item.get("action")).strip("\n")
 
 
 class _SweReading(ItemwiseReading):
@@ -99,7 +74,8 @@ class _SweReading(ItemwiseReading):
         if not isinstance(new, dict) or not isinstance(history := new.get("history"), list):
             return new
         pieces = self.readings[0].spliced(results[0])
-        words_of = {p.owner: cast(int, beside_words([p]).get(_STEP, p.owner)) for p in pieces if p.kind == "said"}
+        places = {id(item): n for n, item in enumerate(self.places[0].items)}
+        words_of = {p.owner: places.get(id(beside_words([p]).get(WORDS)), p.owner) for p in pieces if p.kind == "said"}
         messages = [m for m in history if isinstance(m, dict)]
         head, rounds = _rounds(messages)
         if len(rounds) != len(self.places[0].items):
@@ -127,16 +103,14 @@ def _with_thinking_of(message: Json, said: Json) -> Json:
     return {key: value for key, value in {**message, **thinking}.items() if key != _THINKING or thinking}
 
 
-def with_thought(item: Json, words: str) -> Json:
+def with_thought(item: dict[str, Json], words: str) -> dict[str, Json]:
     """Return a step or its message with another thought."""
-    if not isinstance(item, dict) or item.get("thought", words) == words:
-        return item
     old = string(item.get("thought"))
     new = {**item, "thought": words}
     for key in ("response", "content"):
         if isinstance(text := item.get(key), str) and text.startswith(old):
             new[key] = words + text[len(old) :]
-    return new
+    return new if "thought" in item else item
 
 
 def _rounds(messages: Sequence[dict[str, Json]]) -> tuple[list[Json], list[list[Json]]]:
