@@ -94,14 +94,14 @@ class JsonCall(msgspec.Struct):
     arguments: Mapping[str, msgspec.Raw]
 
 
-_FEEDBACK = ("Your answer is wrong", "I don't understand your input", "Your answer is correct")
+FEEDBACK = ("Your answer is wrong", "I don't understand your input", "Your answer is correct")
 
 
 def is_feedback(text: str) -> bool:
     """Whether an "Observation:" is a harness's feedback.
 
     On a proposed solution, or on input that it does not understand (MINT): then it is the user's, and no output."""
-    return text.removeprefix("Observation:").lstrip().startswith(_FEEDBACK)
+    return text.removeprefix("Observation:").lstrip().startswith(FEEDBACK)
 
 
 def all_clean(outputs: tuple[ToolOutput, ...] | None) -> int | None:

@@ -12,12 +12,12 @@ from msgspec.structs import replace
 from retcon.chat import hermes
 from retcon.chat.formats import FUNCTION, find_tagged
 from retcon.chat.types import FoundCall
-from retcon.core.errors import RecordError
-from retcon.transcripts.in_messages import InMessages, InText, ItemsReading, in_messages
-from retcon.transcripts.items import SAID, find_items, speaker_of, text_of, with_text
-from retcon.transcripts.itemwise import objects
-from retcon.transcripts.pieces import Call, Piece, PieceReading, ToolOutput
+from retcon.transcripts.in_messages import InMessages, InText, in_messages
+from retcon.transcripts.items import SAID, speaker_of, text_of
+from retcon.transcripts.itemwise import Item, ItemList, Itemwise, Pieces, objects
+from retcon.transcripts.pieces import Call, Piece, ToolOutput
 from retcon.transcripts.registry import (
+    FEEDBACK,
     Dialect,
     Fragment,
     JsonCall,
@@ -25,12 +25,13 @@ from retcon.transcripts.registry import (
     dialects,
     is_feedback,
 )
-from retcon.transcripts.types import NOT_JSON, Certainty, Format, Json, Reading
+from retcon.transcripts.types import NOT_JSON, Certainty, Json
 from retcon.transcripts.verdicts import UNCLEAR, Verdict, looks_clean
 
 _FENCED = re.compile(r"\s*```(?:[Pp]ython3?|py)?[ \t]*\r?\n(?P<code>.*?)\r?\n?```\s*", re.DOTALL)
 _PARAMETER = re.compile(r"\s*<parameter=(?P<key>[^<>\s]+)>")
 _NEXT = re.compile(r"</parameter>\s*(?=<parameter=|\Z)")
+_EXECUTE = re.compile(r"<execute>(.*?)(?:</execute>|\Z)", re.DOTALL)
 _INPUT = re.compile(r"^Action Input(?: \d+)?:", re.MULTILINE)
 
 
@@ -68,6 +69,11 @@ def action(tool: str, text: str) -> Call:
         name, _, given = whole[:-1].partition("[")
     arguments = _decoded(given.strip().removeprefix("```json").strip("`\n ")) if "{" in given else None
     return Call(name.strip() or tool, arguments if isinstance(arguments, dict) else {"input": given.strip("\n ")})
+
+
+def executed(tool: str, text: str) -> Call:
+    """A call of all programs in `<execute>`, the first of which begins the text."""
+    return Call(tool, {"code": "\n".join(block.strip("\n") for block in _EXECUTE.findall(f"<execute>{text}"))})
 
 
 def _decoded(text: str) -> Json:
@@ -223,7 +229,12 @@ _RAN = rf"(?=<returncode>|The last command <command>)|The output of the OS:\n|{_
 """mini-swe-agent, AgentInstruct."""
 _STATE = r"^\(Open file: [^\n]*\)\n\(Current directory: [^\n]*\)\nbash-\$\s*\Z"
 """SWE-agent before 1 ends an output with the state of its shell."""
+_STEPS_LEFT = r"\nYou have \d+ steps? left[^\n]*(?:\nYou should take the last step[^\n]*)?\s*"
 NOTATIONS = (
+    Notation(
+        "mint", "<execute>", "<execute>", r"\Z", rf"Observation:(?!\s*(?:{'|'.join(FEEDBACK)}))\n?",
+        rf"{_STEPS_LEFT}|(?=\nExpert feedback:)|\Z", read=executed, marks=("execute", "history", "state"),
+    ),
     _tags("retool", "code", "interpreter"),
     _tags("arpo", "python", "result"),
     Notation(
@@ -248,49 +259,6 @@ NOTATIONS = (
 
 MESSAGES = tuple(in_messages(one, marks=one.marks, aliases=one.aliases) for one in NOTATIONS)
 TEXTS = tuple(InText(one, one.whole, Certainty.TAGGED_TEXT, one.marks) for one in NOTATIONS if one.whole)
-
-
-class Execute(Dialect):
-    """`<execute>` with code, answered by "Observation:" in the user's role (MINT, CodeAct). What a harness says about
-    a proposed solution, or an input that it does not understand, is the user's, not an output."""
-
-    name = "mint"
-    _block = re.compile(r"<execute>(.*?)(?:</execute>|\Z)", re.DOTALL)
-    _trailer = re.compile(r"\nYou have \d+ steps? left[^\n]*(?:\nYou should take the last step[^\n]*)?\s*")
-    _expert = "\nExpert feedback:"
-
-    def calls_in(self, text: str) -> bool:
-        return "<execute>" in text
-
-    def cut(self, text: str, answered: bool) -> list[Fragment]:
-        start = text.find("<execute>")
-        if start < 0 or not answered:
-            return [Fragment("said", text)]
-        code = "\n".join(block.strip("\n") for block in self._block.findall(text))
-        return [Fragment("said", text[:start])] * bool(start) + [
-            Fragment("call", text[start:], (Call("python", {"code": code}),))
-        ]
-
-    def outputs(self, text: str) -> tuple[ToolOutput, ...]:
-        at = text.rfind("\nYou have ")
-        if at >= 0 and self._trailer.fullmatch(text, at):
-            text = text[:at]
-        return (ToolOutput(text.removeprefix("Observation:").removeprefix("\n")),)
-
-    def told_end(self, text: str) -> int | None:
-        """Where an output in the user's role ends: what an expert says of it, and what follows the steps that are left,
-        is a user's."""
-        if not text.startswith("Observation:") or is_feedback(text):
-            return None
-        expert = text.find(self._expert)
-        end = len(text) if expert < 0 else expert
-        for counted in self._trailer.finditer(text, 0, end):
-            end = counted.end()
-        return end
-
-
-EXECUTE = Execute()
-MINT = in_messages(EXECUTE, marks=("execute", "history", "state"))
 
 
 def _shared(items: Sequence[Mapping[str, Json]]) -> bool:
@@ -613,63 +581,36 @@ MARKDOWN_MESSAGES = in_messages(MARKDOWN, marks=("python", "output"))
 MARKDOWN_TEXT = InText(MARKDOWN, ("```output",), Certainty.TEXT, ("output",))
 
 
-Item = dict[str, Json]
-_SAID = ("text", "assistant", "thought", "reasoning")  # no set: a role may be anything, where others say `from`
+class MathCoder(Itemwise):
+    """Blocks of MathCoder: words, a program and its output, each a message of its own."""
 
-
-class Blocks(Format):
     name = "mathcoder"
-    certainty = Certainty.LAYOUT
-    aliases: Sequence[str] = ()
+    needs = frozenset({"role"})
     marks = ("debug_result", "execution", "code", "text")
 
-    def matches(self, record: Json) -> bool:
-        return _items(record) is not None
+    def has_calls(self, items: Sequence[Item]) -> bool:
+        return any(item.get("role") == "execution" for item in items)
 
-    def read(self, record: Json, id: str) -> Reading:
-        found = _items(record)
-        if found is None:
-            raise RecordError("no list of blocks with the roles text, code and execution")
-        path, items = found
-        pieces: list[Piece] = []
-        for n, item in enumerate(items):
-            text = text_of(item.get("content"))
-            role = item.get("role")
-            if role in _SAID:
-                pieces.append(Piece("said", n, text))
-            elif role == "code":
-                pieces.append(Piece("call", n, text, (Call("python", {"code": text}),)))
-            elif role == "execution" and pieces and pieces[-1].kind == "call":
-                pieces.append(Piece("output", n, text, (), (ToolOutput(text),)))
+    def find(self, record: Json) -> ItemList | None:
+        """Its records have `messages` too, without the blocks, and the system prompt there."""
+        found = super().find(record)
+        messages = objects(record.get("messages")) if isinstance(record, dict) else []
+        told = (text_of(message.get("content")) for message in messages if speaker_of(message) == "system")
+        return found._replace(context="", system=next(told, "")) if found else None
+
+    def group(self, items: Sequence[Item]) -> list[Piece]:
+        pieces = Pieces()
+        for item in items:
+            text, role = text_of(item.get("content")), item.get("role")
+            if role == "code":
+                pieces.called(item, [Call("python", {"code": text})], text)
+            elif role == "execution":
+                pieces.answered(item, [ToolOutput(text)])
+            elif role in ("text", "assistant", "thought", "reasoning"):
+                pieces.said(item, text)
             else:
-                pieces.append(Piece("told", n, text))
-        system = _system(record) if path == ("debug_result",) else ""
-        return ItemsReading(record, path, PieceReading(items, pieces, id, _whole, apart=True, system=system))
+                pieces.told(item, text)
+        return pieces.all
 
 
-def _system(record: Json) -> str:
-    """What the system says in the messages beside the blocks."""
-    found = objects(record.get("messages")) if isinstance(record, dict) else []
-    return next((text_of(m.get("content")) for m in found if speaker_of(m) == "system"), "")
-
-
-def _items(record: Json) -> tuple[Sequence[str], list[Item]] | None:
-    """Return MathCoder's messages.
-
-    `debug_result` goes before `messages`, which its records have too, without the blocks."""
-    if isinstance(record, dict) and isinstance(blocks := record.get("debug_result"), list):
-        found = find_items({"debug_result": blocks})
-    else:
-        found = find_items(record)
-    return found if found and any(i.get("role") == "execution" for i in found[1]) else None
-
-
-def _whole(item: Json, pieces: Sequence[Piece]) -> Json:
-    """Return a block whole, with what is left of its text."""
-    text = "".join(piece.text for piece in pieces)
-    if not isinstance(item, dict) or text_of(item.get("content")) == text:
-        return item
-    return {**item, "content": with_text(item.get("content"), text)}
-
-
-BLOCKS = Blocks()
+BLOCKS = MathCoder()
