@@ -52,12 +52,9 @@ Poor = Literal["constant", "unexecuted", "avoided"]
 
 
 def weak(failure: Turn, fix: Turn, told: Callable[[str], bool]) -> tuple[Poor, str] | None:
-    """Find how a fix that works does less than was meant.
+    """Find how a fix computes nothing, runs nothing, or evades what failed.
 
-    It computes nothing, runs nothing, or evades what failed.
-
-    Args:
-        shown: whether a number stands in what the fix did not invent."""
+    told: whether a number stands in what the fix did not invent."""
     pairs = [(f.code, g.code) for f in failure.calls for g in fix.calls if is_program(f) and is_program(g)]
     lost = next((name for f, g in pairs for name in (only_constants(f, g),) if name is not None), None)
     if lost is None:
@@ -249,20 +246,8 @@ _LITERAL = re.compile(r"\d+(?:\.\d+)?|'[^'\n]*'|\"[^\"\n]*\"")
 """What a text such as SQL asks for: its numbers, and what it quotes."""
 _ENTITY_KEYS = frozenset(
     {"id", "ids", "uuid", "key", "name", "user", "email", "order", "account", "number", "no", "slug", "title", "url"}
-    | {
-        "address",
-        "to",
-        "recipient",
-        "query",
-        "city",
-        "symbol",
-        "ticker",
-        "date",
-        "customer",
-        "product",
-        "item",
-        "items",
-    }
+    | {"address", "to", "recipient", "query", "city", "symbol", "ticker", "date", "customer", "product", "item"}
+    | {"items"}
 )
 """Words in the names of arguments that say which thing a call is about."""
 

@@ -8,11 +8,9 @@ stricter, as the paper (CLEANER, arXiv 2601.15141) says nothing about it. Whatev
 from __future__ import annotations
 
 import builtins
-import re
 from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from heapq import heappop, heappush
 from math import inf
 from typing import Literal
 
@@ -22,7 +20,7 @@ from retcon.core.types import Cut, Observation, RepairRecord, Segment, ToolCall,
 from retcon.purify.failing import failed, half_answered, run_end, run_starts, spoken_after, turn_does_nothing, works
 from retcon.purify.fixes import another_call, another_end, keeps_plan, line_of, plan_given_up, same_end, weak
 from retcon.purify.kept import Edit, Kept, Refused, edited, prose
-from retcon.purify.programs import assertions, bound_before, effects, handlers, needs, parse, reads
+from retcon.purify.programs import assertions, bound_before, effects, handlers, needs, reads
 from retcon.purify.similarity import at_least
 from retcon.purify.splice import can_be_shallow, program, purify
 from retcon.purify.tools import has_program, is_lookup, is_program
@@ -30,8 +28,6 @@ from retcon.purify.words import referring, says_something, takes_back
 
 _GIVEN = frozenset({*dir(builtins), "display", "get_ipython", "In", "Out", "exit", "quit", "__file__"})
 """Names that a session has of its own."""
-_STAR = re.compile(r"\bimport[\s\\]*\*")
-"""What programs have that import all names of a module."""
 
 
 class SessionState:
@@ -43,15 +39,7 @@ class SessionState:
         """Of each name in what follows whether it is read before it is bound; but for `_unread`."""
         self._unread: list[Turn] = []
         """Turns that follow, from the last to the first, whose programs nobody has asked for yet."""
-        self._open: set[str] = set()
-        """Names that calls which worked read, and that nothing between has bound or may have, by a star import."""
-        self._latest: list[tuple[int, str]] = []
-        """These names and others, those that are bound last first: a heap."""
         self._imported: dict[tuple[str, str], int] | None = None
-        self._bound: dict[str, int] | None = None
-        self._starred = any(
-            "*" in call.code and _STAR.search(call.code) is not None for turn in turns for call in turn.calls
-        )
 
     def fold(self, turn: Turn) -> None:
         """Take in that a turn stays."""
@@ -61,7 +49,6 @@ class SessionState:
         """Find what turns `at` to `stop` leave behind and later turns need."""
         lost: set[str] = set()
         imported: set[tuple[str, str]] = set()
-        stars: set[str] = set()
         outside: set[str] = set()
         for turn in self._turns[at:stop]:
             for call, observation in zip(turn.calls, turn.observations, strict=True):
@@ -71,7 +58,6 @@ class SessionState:
                     continue
                 left = effects(call.code, line_of(observation))
                 imported |= left.imported
-                stars |= left.stars
                 lost |= (left.defined - {name for name, _ in left.imported}) | left.changed
                 outside |= left.outside
         for call in self._turns[stop].calls if outside else ():
@@ -80,15 +66,14 @@ class SessionState:
             return "effects", min(outside)
         needed = self._needed_of(stop, lost)
         # An import that stands earlier too gives the same names again.
-        if by_import := self._needed_of(stop, {name for name, _ in imported}):
-            anew = {name for name, text in imported if self._imports().get((name, text), at) >= at}
-            needed |= by_import & anew
-        modules = {module for module in stars if self._imports().get(("*", module), at) >= at}
-        if needed:
-            return "state", ", ".join(sorted(needed))
-        if modules and (name := self._given_by_none(at, stop)) is not None:
-            return "state", f"{name}, of `from {min(modules)} import *`"
-        return None
+        by_import = self._needed_of(stop, {name for name, _ in imported})
+        if by_import or ("*" in (name for name, _ in imported)):
+            anew = {pair for pair in imported if self._imports().get(pair, at) >= at}
+            needed |= by_import & {name for name, _ in anew}
+            stars = {text for name, text in anew if name == "*"}
+            if stars and not needed and (unknown := self._unknown(at, stop)):
+                return "state", f"{min(unknown)}, of `{min(stars)}`"
+        return ("state", ", ".join(sorted(needed))) if needed else None
 
     def _needed_of(self, stop: int, names: set[str]) -> set[str]:
         """Select names that turn `stop` or a later one reads before binding."""
@@ -105,61 +90,28 @@ class SessionState:
             for call, observation in reversed(_answered(turn)):
                 self._needed.update(dict.fromkeys(_surely_bound(call, observation), False))
                 self._needed.update(dict.fromkeys(reads(call.code), True))
-                if self._starred:
-                    self._read_open(call, observation)
         self._unread.clear()
 
-    def _read_open(self, call: ToolCall, observation: Observation) -> None:
-        left = effects(call.code, line_of(observation))
-        self._open -= left.defined
-        if left.stars:
-            self._open.clear()
-        elif observation.status == "ok":
-            for name in _reads_surely(call.code) - self._open:
-                self._open.add(name)
-                heappush(self._latest, (-self._first(name), name))
-
-    def _given_by_none(self, at: int, stop: int) -> str | None:
-        """Find a name that is read and that no remaining turn binds.
-
-        None where turn `stop` imports all names of another module, which may bind it."""
-        own: set[str] = set()
-        for call, _ in _answered(self._turns[stop]):
-            left = effects(call.code)
-            if left.stars:
-                return None
-            if unknown := {name for name in _reads_surely(call.code) - own if self._first(name) >= at}:
-                return min(unknown)
-            own |= left.defined
+    def _unknown(self, at: int, stop: int) -> set[str]:
+        """Return the names that are read from turn `stop` on, and that nothing which stays binds."""
         self._read()
-        while self._latest and (self._latest[0][1] in own or self._latest[0][1] not in self._open):
-            heappop(self._latest)  # of what is its own none is open once it has been taken in
-        minus, name = self._latest[0] if self._latest else (0, "")
-        return name if name and -minus >= at else None
+        read = {name for name, needed in self._needed.items() if needed}
+        bound = {name for turn in self._turns[:at] for call, seen in _answered(turn) for name in _bound(call, seen)}
+        for call, _ in reversed(_answered(self._turns[stop])):
+            left = effects(call.code)
+            read = reads(call.code) | (set() if "*" in (name for name, _ in left.imported) else read - left.defined)
+        return read - bound - _GIVEN
 
     def _imports(self) -> dict[tuple[str, str], int]:
-        """Map each import to the first call that made it and worked.
-
-        `from m import *` stands under ("*", "m")."""
+        """Map each import to the first call that made it and worked."""
         if self._imported is None:
             self._imported = {}
             for n, turn in enumerate(self._turns):
                 for call, observation in _answered(turn):
                     if observation.status == "ok" and "import" in call.code:
-                        left = effects(call.code)
-                        for pair in left.imported | {("*", module) for module in left.stars}:
+                        for pair in effects(call.code).imported:
                             self._imported.setdefault(pair, n)
         return self._imported
-
-    def _first(self, name: str) -> int:
-        """Return the first turn that binds a name, or the number of turns."""
-        if self._bound is None:
-            self._bound = {}
-            for n, turn in enumerate(self._turns):
-                for call, observation in _answered(turn):
-                    for one in effects(call.code, line_of(observation)).defined:
-                        self._bound.setdefault(one, n)
-        return self._bound.get(name, len(self._turns))
 
 
 def _may_have_acted(call: ToolCall, observation: Observation) -> bool:
@@ -168,16 +120,13 @@ def _may_have_acted(call: ToolCall, observation: Observation) -> bool:
     return not (edits and (is_lookup(call) or observation.rule in ("editor", "error")))
 
 
-def _reads_surely(code: str) -> frozenset[str]:
-    """Return the names that a program surely reads from before.
-
-    None of a program that cannot be parsed, as any of its words might be a name."""
-    return reads(code) - _GIVEN if parse(code) is not None else frozenset()
-
-
 def _answered(turn: Turn) -> list[tuple[ToolCall, Observation]]:
     """The programs of a turn that were run, each with its output."""
     return [(c, o) for c, o in zip(turn.calls, turn.observations, strict=False) if is_program(c)]
+
+
+def _bound(call: ToolCall, observation: Observation) -> frozenset[str]:
+    return effects(call.code, line_of(observation)).defined
 
 
 def _surely_bound(call: ToolCall, observation: Observation) -> frozenset[str]:

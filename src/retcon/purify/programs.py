@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from keyword import iskeyword
@@ -344,7 +344,7 @@ _ASSIGNED = re.compile(
     r"^[ \t]*([A-Za-z_]\w*)[ \t]*(?:=(?!=)|[-+*/%&|^@]=|//=|\*\*=|:\s*\w[^=\n]*=(?!=))", re.MULTILINE
 )
 _IMPORTED = re.compile(r"^[ \t]*(?:from[ \t]+\S+[ \t]+)?import[ \t]+([^\n#]+)", re.MULTILINE)
-_STAR = re.compile(r"^[ \t]*from[ \t]+(\S+)[ \t]+import[ \t]*\*", re.MULTILINE)
+_STAR = re.compile(r"^[ \t]*(from[ \t]+\S+[ \t]+import[ \t]*\*)", re.MULTILINE)
 _DEFINED = re.compile(r"^[ \t]*(?:async[ \t]+)?(?:def|class)[ \t]+([A-Za-z_]\w*)", re.MULTILINE)
 _WORD = re.compile(r"[A-Za-z_]\w*")
 
@@ -353,15 +353,13 @@ _WORD = re.compile(r"[A-Za-z_]\w*")
 class Effects:
     """Effects that a program, or the part that ran, leaves behind.
 
-    defined: names bound. imported: those that an import bound, with the import as text. changed: foreign names
-    whose object was changed in place. outside: acts beyond the session (files, processes), as source text. stars:
-    modules of which all names were imported."""
+    defined: names bound. imported: those that an import bound, `*` too, with the import as text. changed: foreign
+    names whose object was changed in place. outside: acts beyond the session (files, processes), as source text."""
 
     defined: frozenset[str] = frozenset()
     imported: frozenset[tuple[str, str]] = frozenset()
     changed: frozenset[str] = frozenset()
     outside: frozenset[str] = frozenset()
-    stars: frozenset[str] = frozenset()
 
 
 @lru_cache(maxsize=64)
@@ -379,13 +377,12 @@ def effects(code: str, before: int | None = None) -> Effects:
         by_import = [name for names in _IMPORTED.findall(text) for name in _WORD.findall(names)]
         names = frozenset([*_ASSIGNED.findall(text), *_DEFINED.findall(text), *by_import])
         if (tree := parse(code)) is None:
-            return Effects(names, outside=reached, stars=frozenset(_STAR.findall(text)))
+            return Effects(names, frozenset(("*", line) for line in _STAR.findall(text)), outside=reached)
         parts = [Part(0, code, code.count("\n") + 1, None)]
     defined: set[str] = set()
     imported: set[tuple[str, str]] = set()
     changed: set[str] = set()
     augmented: set[str] = set()
-    stars: set[str] = set()
     reaches = False
     for part in parts:
         if before is not None and before <= part.start:
@@ -400,13 +397,12 @@ def effects(code: str, before: int | None = None) -> Effects:
         imported |= left.imported
         changed |= left.changed
         augmented |= left.augmented
-        stars |= left.stars
         reaches = reaches or left.reaches
     if reaches and (tree := parse(code)) is not None:
         ran = [node for node in tree.body if before is None or _began(node, before)]
         reached |= outside(code, tree, ran)
     kept = frozenset((changed - defined) | augmented)
-    return Effects(frozenset(defined), frozenset(imported), kept, reached, frozenset(stars))
+    return Effects(frozenset(defined), frozenset(imported), kept, reached)
 
 
 class _Left(NamedTuple):
@@ -416,7 +412,6 @@ class _Left(NamedTuple):
     imported: set[tuple[str, str]]
     changed: set[str]
     augmented: set[str]
-    stars: set[str]
     reaches: bool
 
 
@@ -425,14 +420,14 @@ def _left(text: str, before: int | None) -> _Left:
     tree = parse(text)
     ran = [] if tree is None else [node for node in tree.body if before is None or _began(node, before)]
     here = [item for node in ran for item in nodes_here(node)]
-    left = _Left(set(), set(), set(), set(), set(), may_reach_outside(text))
+    left = _Left(set(), set(), set(), set(), may_reach_outside(text))
     for item in here:
         bound = binds(item)
         left.defined.update(bound)
         if isinstance(item, IMPORTS):
             left.imported.update((name, source(item)) for name in bound if item in ran)
-        if isinstance(item, ast.ImportFrom) and item.names[0].name == "*" and item.lineno != before:
-            left.stars.add("." * item.level + (item.module or ""))
+            if item.names[0].name == "*" and item.lineno != before:
+                left.imported.add(("*", source(item)))
         if isinstance(item, _CHANGING):
             left.changed.update(_targets(item))
         elif isinstance(item, ast.AugAssign) and isinstance(item.target, ast.Name):
@@ -655,6 +650,7 @@ _WRITES = frozenset(
     {"write_text", "write_bytes", "to_csv", "to_json", "to_excel", "to_parquet", "to_pickle", "to_feather", "to_hdf"}
     | {"to_sql", "savefig", "savetxt", "savez", "savez_compressed", "imsave", "imwrite", "extractall", "urlretrieve"}
     | {"makedirs", "mkdir", "unlink", "rmdir", "rmtree", "copyfile", "copytree", "touch", "Popen", "make_archive"}
+    | {"chmod", "symlink_to", "hardlink_to"}
 )
 """Whatever they are called of."""
 _SYSTEM = frozenset({"os", "shutil", "subprocess"})
@@ -668,9 +664,7 @@ _OPENS = frozenset({"open", "ZipFile", "TarFile"})
 """Which do it in a mode that writes."""
 _SAVES = frozenset({"save", "dump"})
 """Which may do it, by what they are called of and with."""
-_PATH_WRITES = frozenset({"rename", "replace", "chmod", "symlink_to", "hardlink_to"})
-"""Of a path; strings and tables have some of them too."""
-_REACHING = _WRITES | _SYSTEM_WRITES | _OPENS | _SAVES | _PATH_WRITES
+_REACHING = _WRITES | _SYSTEM_WRITES | _OPENS | _SAVES
 """Names without which no program reaches beyond the interpreter."""
 _MODE = re.compile(r"[rwaxbtU+]{1,4}")
 
@@ -685,9 +679,9 @@ def outside(code: str, tree: ast.Module, ran: Sequence[ast.stmt]) -> frozenset[s
     processes. tree: the program, by whose imports and bindings names are understood; code: its text."""
     if not may_reach_outside(code):
         return frozenset()
-    names = _Names(tree)
+    modules = _modules(tree)
     calls = [node for top in ran for node in below(top) if isinstance(node, ast.Call)]
-    return frozenset(source(call) for call in calls if names.reaches_out(call))
+    return frozenset(source(call) for call in calls if _reaches_out(call, modules))
 
 
 def may_reach_outside(code: str) -> bool:
@@ -695,86 +689,41 @@ def may_reach_outside(code: str) -> bool:
     return not _REACHING.isdisjoint(_WORD.findall(code))
 
 
-class _Names:
-    """What a program's names stand for: modules, what is imported of them, and paths."""
+def _modules(tree: ast.Module) -> dict[str, tuple[str, str]]:
+    """Map names that a program imports to (module, name there)."""
+    found = {name: (name, "") for name in _SYSTEM}  # a session's earlier cell may have imported these
+    for node in below(tree):
+        if isinstance(node, IMPORTS):
+            for alias in node.names:
+                first = alias.name.partition(".")[0]
+                if isinstance(node, ast.ImportFrom):
+                    found[alias.asname or alias.name] = (node.module or "").partition(".")[0], alias.name
+                else:
+                    found[alias.asname or first] = first, ""
+    return found
 
-    def __init__(self, tree: ast.Module) -> None:
-        self._modules: dict[str, str] = {}
-        self._imported: dict[str, tuple[str, str]] = {}  # (module, name there)
-        self._paths: set[str] = set()
-        nodes = below(tree)
-        for node in nodes:
-            if isinstance(node, IMPORTS):
-                self._import(node)
-        for node in nodes:
-            if isinstance(node, ast.Assign) and self._is_path(node.value):
-                self._paths.update(target.id for target in node.targets if isinstance(target, ast.Name))
-            elif isinstance(node, ast.For | ast.comprehension) and self._is_path(node.iter):
-                self._paths.update(n.id for n in [node.target] if isinstance(n, ast.Name))
 
-    def _import(self, node: ast.Import | ast.ImportFrom) -> None:
-        for alias in node.names:
-            first = alias.name.partition(".")[0]
-            if isinstance(node, ast.ImportFrom):
-                self._imported[alias.asname or alias.name] = (node.module or "").partition(".")[0], alias.name
-            else:
-                self._modules[alias.asname or first] = first
-
-    def reaches_out(self, call: ast.Call) -> bool:
-        module, name = self._called(call.func)
-        if name in _WRITES or (name in _SYSTEM_WRITES and module in _SYSTEM):
-            return True
-        if name in _OPENS:
-            return self._opens_to_write(call, module)
-        if name == "save":
-            return bool(call.args or call.keywords) and (isinstance(call.func, ast.Attribute) or bool(module))
-        if name == "dump":
-            return module == "joblib" or any(self._names_a_file(given) for given in call.args[1:2])
-        return name in _PATH_WRITES and isinstance(call.func, ast.Attribute) and self._is_path(call.func.value)
-
-    def _called(self, function: ast.expr) -> tuple[str, str]:
-        """Return (module, name there) of a callee; module "" where unknown."""
-        if isinstance(function, ast.Name):
-            return self._imported.get(function.id, ("", function.id))
-        if not isinstance(function, ast.Attribute):
-            return "", ""
-        root = _base_of(function)
-        if isinstance(root, ast.Name):  # a session's earlier cell may have imported a module under its own name
-            known = self._modules.get(root.id, root.id if root.id in _SYSTEM else "")
-            return known or self._imported.get(root.id, ("", ""))[0], function.attr
-        return "", function.attr
-
-    def _opens_to_write(self, call: ast.Call, module: str) -> bool:
+def _reaches_out(call: ast.Call, modules: Mapping[str, tuple[str, str]]) -> bool:
+    """Whether a call writes files, or starts a process."""
+    method, root = isinstance(call.func, ast.Attribute), _base_of(call.func)
+    module, name = modules.get(root.id, ("", root.id)) if isinstance(root, ast.Name) else ("", "")
+    if isinstance(call.func, ast.Attribute):
+        module, name = module if isinstance(root, ast.Name) else "", call.func.attr
+    if name in _OPENS:
         modes = [*call.args[1:2], *(k.value for k in call.keywords if k.arg == "mode")]
-        if isinstance(call.func, ast.Attribute) and call.func.attr == "open" and not module:
-            of_path = self._is_path(call.func.value)
-            modes += [m for m in call.args[:1] if (of_path and not isinstance(m, ast.Constant)) or _is_mode(m)]
-        return any(not isinstance(m, ast.Constant) or bool(set("wax+") & set(str(m.value))) for m in modes)
-
-    def _is_path(self, node: ast.expr) -> bool:
-        """Whether an expression is a `pathlib` path, or derived from one."""
-        if isinstance(node, ast.BinOp):
-            return isinstance(node.op, ast.Div) and (self._is_path(node.left) or self._is_path(node.right))
-        if isinstance(node, ast.Call):
-            return self._called(node.func)[1] == "Path" or (
-                isinstance(node.func, ast.Attribute) and node.func.attr not in _TEXTS and self._is_path(node.func.value)
-            )
-        if isinstance(node, ast.Attribute | ast.Subscript):
-            texts = isinstance(node, ast.Attribute) and node.attr in _TEXTS
-            return not texts and self._is_path(node.value)
-        return isinstance(node, ast.Name) and (node.id in self._paths or self._called(node)[1] == "Path")
-
-    def _names_a_file(self, node: ast.expr) -> bool:
-        text = isinstance(node, ast.Constant) and isinstance(node.value, str)
-        return text or isinstance(node, ast.JoinedStr) or self._is_path(node)
+        modes += [
+            one for one in call.args[:1] if method and not module and _is_text(one) and _MODE.fullmatch(one.value)
+        ]
+        return any(not isinstance(one, ast.Constant) or bool(set("wax+") & set(str(one.value))) for one in modes)
+    if name == "save":
+        return bool(call.args or call.keywords) and (method or bool(module))
+    if name == "dump":
+        return module == "joblib" or any(isinstance(one, ast.JoinedStr) or _is_text(one) for one in call.args[1:2])
+    return name in _WRITES or (name in _SYSTEM_WRITES and module in _SYSTEM)
 
 
-_TEXTS = frozenset({"name", "stem", "suffix", "parts", "read_text", "read_bytes", "as_posix", "open"})
-"""What a path has that is no path."""
-
-
-def _is_mode(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and isinstance(node.value, str) and bool(_MODE.fullmatch(node.value))
+def _is_text(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 
 def _base_of(node: ast.AST) -> ast.AST:

@@ -119,7 +119,6 @@ Scope = Literal["fix", "later"]
 
 _STATISTICS = (
     r"(?<!standard )(?<!absolute )(?<!squared )(?<!mean )(?<!relative )(?<!rounding )(?<!margin of )(?<!percentage )"
-    r""
 )
 _NOUNS = (
     r"(?:code|attempt|approach|program|call|response|implementation|snippet|run|execution|version|message"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Set
 from itertools import groupby, takewhile
+from types import MappingProxyType
 from typing import NamedTuple, cast
 
 import msgspec
@@ -70,8 +71,8 @@ class Itemwise(Format):
     needs: Set[str] = frozenset()
     """Keys of which a list with a call has one at least; none: any list may be one."""
 
-    stale: Sequence[Sequence[str]] = ()
-    """Paths of what an item repeats of the history before it, or of its tokens: emptied after a repair."""
+    stale: Mapping[tuple[str, ...], Json] = MappingProxyType({})
+    """What an item repeats of the history before it, or of its tokens: its path, and what it is after a repair."""
     in_lines = False
     """Whether transcripts are kept one item a line, too: items are such as no rows of a data set are."""
 
@@ -178,11 +179,11 @@ class ItemwiseReading(RecordReading):
         )
 
 
-def _without_stale(item: Json, paths: Sequence[Sequence[str]]) -> Json:
+def _without_stale(item: Json, stale: Mapping[tuple[str, ...], Json]) -> Json:
     """The item with what stands at these paths emptied."""
-    for key, *rest in paths:
+    for (key, *rest), empty in stale.items():
         if isinstance(item, dict) and (value := item.get(key)):
-            new = _without_stale(value, [rest]) if rest else [] if isinstance(value, list) else None
+            new = _without_stale(value, {tuple(rest): empty}) if rest else empty
             item = item if new is value else {**item, key: new}
     return item
 

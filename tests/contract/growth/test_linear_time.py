@@ -40,7 +40,7 @@ from retcon.tasks.graders.mathematics import in_words, same_in_base
 from retcon.tasks.graders.stated import stated
 from retcon.tasks.graders.text import boxed, same_choice
 from retcon.tools.kinds.python import ObservationFormatter
-from retcon.transcripts.formats.notations import NOTATIONS, Execute, HermesInText, Markdown
+from retcon.transcripts.formats.notations import EXECUTE, NOTATIONS, HermesInText, Markdown
 from retcon.transcripts.verdicts import judge
 
 RETOOL, VERL = NOTATIONS[0], HermesInText()
@@ -193,7 +193,7 @@ READERS: dict[str, tuple[Callable[[str], object], tuple[str, ...]]] = {
     ),
     "transcripts.told": (
         lambda text: (VERL.cut_told(f"<tool_response>{text}"), Markdown().cut_told(f"<output>{text}"),
-                      RETOOL.cut_told(f"<interpreter>{text}"), Execute().cut_told(f"Observation:{text}")),
+                      RETOOL.cut_told(f"<interpreter>{text}"), EXECUTE.cut_told(f"Observation:{text}")),
         ("<tool_response>", "</tool_response>", "<tool_response></tool_response>a", "\n```", "</output>", "\nExpert",
          "\nYou have 3 steps left", "\nYou should take the last step", "</interpreter>", " ", "\n"),
     ),

@@ -338,24 +338,19 @@ def _together(items: Sequence[Item]) -> list[Item]:
 
 def _first_sessions(items: Iterable[Item]) -> Mapping[str, str]:
     """Map each session to the first one that it continues."""
-    before: dict[str, str] = {}  # a session that each goes on from; itself where none is known
-
-    def first(name: str) -> str:
-        while before[name] != name:
-            before[name] = before[before[name]]  # so that a long way is gone once
-            name = before[name]
-        return name
-
+    first: dict[str, str] = {}
     has: dict[str, str] = {}  # by a line's uuid, its session
     for item in items:
         if not (own := _session(item)):
             continue
-        before.setdefault(own, own)
+        first.setdefault(own, own)
         for link in _LINKS:
-            before[first(own)] = first(has.get(string(item.get(link)), own))
+            before, after = first[has.get(string(item.get(link)), own)], first[own]
+            if before != after:
+                first = {name: before if one == after else one for name, one in first.items()}
         if uuid := string(item.get("uuid")):
             has[uuid] = own
-    return {name: first(name) for name in before}
+    return first
 
 
 def _parted(items: Sequence[Item]) -> Iterator[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Set
+from types import MappingProxyType
 
 from retcon.transcripts.items import replaced, text_of
 from retcon.transcripts.itemwise import Item, ItemList, Steps, called, lists, objects, part_of, some_id, string
@@ -27,7 +28,7 @@ class Atif(Steps):
     text = "message"
     aliases = ("harbor",)
     needs = frozenset({_NUMBER})
-    stale = tuple(("metrics", key) for key in _IDS)
+    stale = MappingProxyType({("metrics", key): [] for key in _IDS})
     marks = (
         "schema_version", "steps", _NUMBER, "source", "message", _REASONING, "tool_calls", "function_name",
         "observation", "source_call_id", "agent", "final_metrics",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import compress
 from operator import not_
+from types import MappingProxyType
 
 from msgspec.structs import replace
 
@@ -40,6 +41,7 @@ _OUTCOMES = {
 }  # fmt: skip
 _GIVEN = ("result", "output")
 """Where a function's response has what it gave, if that is no object itself."""
+_LOGPROBS = ("logprobsResult", "logprobs_result", "avgLogprobs", "avg_logprobs")
 _CONTENTS, _CANDIDATES = "contents", "candidates"
 
 
@@ -54,7 +56,7 @@ class Gemini(Blockwise):
     name = "gemini"
     aliases = ("adk", "vertex")
     needs = frozenset({"parts", "content"})
-    stale = tuple((key,) for key in ("logprobsResult", "logprobs_result", "avgLogprobs", "avg_logprobs"))
+    stale = MappingProxyType(dict.fromkeys([(key,) for key in _LOGPROBS]))
     in_lines = True
     marks = (
         "contents", "parts", "functionCall", "functionResponse", "executableCode", "codeExecutionResult", "model",

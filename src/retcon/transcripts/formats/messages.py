@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, cast
 
 import msgspec
@@ -20,6 +19,7 @@ from retcon.transcripts.items import (
     find_items,
     no_items,
     part_words,
+    replaced,
     text_of,
     with_part_words,
 )
@@ -378,7 +378,8 @@ class _TracesReading(RecordReading):
                 for at, message in zip(kept, reading.items(result), strict=True):
                     new[at] = _without_tokens({**history.nodes[at], "message": message})
             if new:
-                record = _with(record, path, partial(_renumbered, new=new, gone=gone))
+                trace = cast(Node, record["traces"][path[1]] if path else record)  # type: ignore[index, call-overload]
+                record = replaced(record, path, _renumbered(trace, new, gone))
         return record
 
 
@@ -475,16 +476,6 @@ def _pointing(value: Json, places: Mapping[int, int]) -> Json:
     if node in places:
         return {**value, "node": places[node]}
     return {name: inner for name, inner in value.items() if name != "node"}
-
-
-def _with(value: Json, path: Sequence[str | int], new: Callable[[Node], Node]) -> Json:
-    """The value with another trace at `path`; nothing is changed."""
-    if not path:
-        return new(cast(Node, value))
-    if isinstance(value, list):
-        return [_with(inner, path[1:], new) if n == path[0] else inner for n, inner in enumerate(value)]
-    record = cast(dict[str | int, Json], value)
-    return {**record, path[0]: _with(record[path[0]], path[1:], new)}
 
 
 TRACES = Traces()

@@ -230,11 +230,18 @@ _RAN = rf"(?=<returncode>|The last command <command>)|The output of the OS:\n|{_
 _STATE = r"^\(Open file: [^\n]*\)\n\(Current directory: [^\n]*\)\nbash-\$\s*\Z"
 """SWE-agent before 1 ends an output with the state of its shell."""
 _STEPS_LEFT = r"\nYou have \d+ steps? left[^\n]*(?:\nYou should take the last step[^\n]*)?\s*"
+EXECUTE = Notation(
+    "mint",
+    "<execute>",
+    "<execute>",
+    r"\Z",
+    rf"Observation:(?!\s*(?:{'|'.join(FEEDBACK)}))\n?",
+    rf"{_STEPS_LEFT}|(?=\nExpert feedback:)|\Z",
+    read=executed,
+    marks=("execute", "history", "state"),
+)
+MINT = in_messages(EXECUTE, marks=EXECUTE.marks)
 NOTATIONS = (
-    Notation(
-        "mint", "<execute>", "<execute>", r"\Z", rf"Observation:(?!\s*(?:{'|'.join(FEEDBACK)}))\n?",
-        rf"{_STEPS_LEFT}|(?=\nExpert feedback:)|\Z", read=executed, marks=("execute", "history", "state"),
-    ),
     _tags("retool", "code", "interpreter"),
     _tags("arpo", "python", "result"),
     Notation(

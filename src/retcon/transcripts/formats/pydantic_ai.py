@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import MappingProxyType
 
 from retcon.transcripts.items import APART, Thought, as_text, text_of
 from retcon.transcripts.itemwise import (
@@ -38,7 +39,7 @@ class PydanticAI(Blockwise):
 
     name = "pydantic-ai"
     needs = frozenset({"parts"})
-    stale = (("provider_details", "logprobs"),)
+    stale = MappingProxyType({("provider_details", "logprobs"): None})
     marks = (
         "kind", "parts", "part_kind", "request", "response", "user-prompt", "system-prompt", "tool-call", "tool-return",
         _RETRY, "tool_name", "tool_call_id",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from types import MappingProxyType
 
 from retcon.transcripts.items import Thought, replaced, speaker_of, text_of, without_words, words_of
 from retcon.transcripts.itemwise import (
@@ -56,7 +57,7 @@ class Responses(Itemwise):
     follows them."""
 
     name = "responses"
-    stale = tuple((name,) for name in _TOKENS)
+    stale = MappingProxyType({(name,): [] for name in _TOKENS})
     aliases: Sequence[str] = ("nemo-gym",)
     needs = frozenset({"type"})
     in_lines = True

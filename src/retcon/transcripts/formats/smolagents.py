@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from types import MappingProxyType
 
 import msgspec
 
@@ -29,7 +30,7 @@ class Smolagents(Steps):
 
     name = "smolagents"
     needs = frozenset({"step_number"})
-    stale = (("model_input_messages",),)
+    stale = MappingProxyType({("model_input_messages",): None})
     marks = ("step_number", "model_output", "code_action", "observations", "action_output", "tool_calls", "steps")
 
     def has_calls(self, items: Sequence[Item]) -> bool:

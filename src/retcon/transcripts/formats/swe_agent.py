@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import MappingProxyType
 
 from retcon.purify.offline import Purified
 from retcon.purify.words import rewritten
@@ -22,7 +23,7 @@ class SweAgent(Steps):
 
     name = "swe-agent"
     needs = frozenset({"action"})
-    stale = tuple((name,) for name in _REPEATED)
+    stale = MappingProxyType({(name,): [] for name in _REPEATED})
     marks = ("trajectory", "action", "observation", "response", "thought", "history", "info", "execution_time")
 
     def has_calls(self, items: Sequence[Item]) -> bool:

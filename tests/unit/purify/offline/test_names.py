@@ -67,7 +67,6 @@ PATH = "from pathlib import Path\n"
         ("from joblib import dump\n", "dump(model, name)"),
         ("", "tool.dump(x, 'a.json')"),
         ("", "tool.dump(x, f'{name}.json')"),
-        (PATH, "tool.dump(x, Path('a.json'))"),
         ("", "df.to_sql('t', connection)"),
         ("", "shutil.copy2('a', 'b')"),
         ("import shutil as sh\n", "sh.make_archive('a', 'zip')"),
@@ -80,19 +79,14 @@ PATH = "from pathlib import Path\n"
         ("", "path.open(mode='a')"),
         ("", "path.open('w')"),
         ("from joblib import numpy_pickle\n", "numpy_pickle.dump(model, name)"),
-        (PATH, "Path('a').parents[1].rename('b')"),
         ("from joblib.numpy_pickle import dump\n", "dump(model, name)"),
         ("import joblib.numpy_pickle as store\n", "store.dump(model, name)"),
         ("from numpy import save\n", "save('a.npy', x)"),
-        (PATH, "('a' / Path('b')).rename('c')"),
-        (PATH, "Path('a').open(mode)"),
-        (PATH, "Path('a').rename('b')"),
-        (PATH + "where = Path.home() / 'a'\n", "(where / 'b').replace('c')"),
-        ("import pathlib\n", "[p.rename(p.with_suffix('.md')) for p in pathlib.Path('.').glob('*.txt')]"),
+        (PATH, "Path('a').chmod(0o600)"),
     ],
 )
 def test_what_writes_files_moves_them_or_starts_processes_is_seen_by_whatever_name(imports: str, reaching: str) -> None:
-    assert effects(imports + reaching).outside == {reaching.strip("[]").partition(" for ")[0]}
+    assert effects(imports + reaching).outside == {reaching.replace("0o600", "384")}
 
 
 @pytest.mark.parametrize(
@@ -118,15 +112,15 @@ def test_what_only_sounds_like_it_is_not(code: str) -> None:
 @pytest.mark.parametrize(
     ("code", "before", "stars"),
     [
-        ("from sympy import *\nfrom math import pi", None, {"sympy"}),
-        ("try:\n    from .a import *\nexcept ImportError:\n    pass\n1 / 0\nfrom b import *", 5, {".a"}),
-        ("from sympy import *\nprint 'old'\nfrom math import*", None, {"sympy", "math"}),
+        ("from sympy import *\nfrom math import pi", None, {"from sympy import *"}),
+        ("try:\n    from .a import *\nexcept ImportError:\n    pass\n1 / 0\nfrom b import *", 5, {"from .a import *"}),
+        ("from sympy import *\nprint 'old'\nfrom math import*", None, {"from sympy import *", "from math import*"}),
     ],
 )
 def test_an_import_of_all_names_is_seen_and_binds_none_that_is_known(
     code: str, before: int | None, stars: set[str]
 ) -> None:
-    assert effects(code, before).stars == stars
+    assert {text for name, text in effects(code, before).imported if name == "*"} == stars
     assert "*" not in effects(code, before).defined
 
 

@@ -149,7 +149,7 @@ def test_what_holds_words_to_their_wording_is_emptied_where_they_were_cut(name: 
         (
             "pydantic_ai",
             {"provider_details": {"logprobs": [1], "b": 2}},
-            {"provider_details": {"logprobs": [], "b": 2}},
+            {"provider_details": {"logprobs": None, "b": 2}},
         ),
     ],
 )
