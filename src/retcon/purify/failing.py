@@ -30,9 +30,7 @@ def has_failed(turn: Turn, failures: Set[Status]) -> bool:
 
 
 def failed(turn: Turn) -> bool:
-    """Whether a turn failed, with an output for each call.
-
-    A turn that was judged before does not count."""
+    """Whether a turn failed, with an output for each call, and was not judged before."""
     complete = bool(turn.calls) and len(turn.calls) == len(turn.observations)
     return complete and has_failed(turn, FAILURES)
 
@@ -81,9 +79,7 @@ def run_starts(turns: Sequence[Turn]) -> list[int]:
 
 
 def run_end(turns: Sequence[Turn], start: int) -> tuple[int, NoFix | None]:
-    """Find the end of a run of failures.
-
-    Returns the turn after the run, which is its fix where the reason is None; else why the run has no fix."""
+    """Find the turn after a run of failures, and why that is no fix."""
     at = start
     while failed(turns[at]) or turn_does_nothing(turns[at]):
         at += 1

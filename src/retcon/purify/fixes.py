@@ -100,9 +100,7 @@ def _only_imports(before: str, after: str) -> bool:
 
 
 def plan_given_up(failure: Turn, later: Sequence[Turn]) -> str | None:
-    """Find the text by which a later attempt abandons the failure's plan.
-
-    That plan's words would stay in a shallow repair. None where the failure has no words, or nothing abandons them."""
+    """Find the text by which a later attempt abandons the failure's stated plan."""
     if any(o.error_type == "AssertionError" for o in failure.observations):
         given_up: str | None = "an assertion failed"
     else:
@@ -145,9 +143,7 @@ def same_end(failure: Turn, fix: Turn) -> bool:
 
 
 def another_end(failure: Turn, fix: Turn) -> str | None:
-    """Find the failed program's goal that the fix no longer binds.
-
-    Only where the fix has goals itself. A longer name counts as equal (`x` and `x_value`)."""
+    """Find the failed program's goal that the fix, which has others, no longer binds."""
     programs = [c.code for c, o in zip(failure.calls, failure.observations, strict=True) if o.status != "ok"]
     wanted = frozenset().union(*map(goals, programs))
     own = frozenset().union(*(goals(call.code) for call in fix.calls if is_program(call))) if wanted else wanted
@@ -266,9 +262,7 @@ def _worked_out(turn: Turn) -> frozenset[str]:
 
 
 def _by_hand(before: str, after: str, said: str) -> str | None:
-    """Find a hardcoded value that a solver computed before.
-
-    It is arithmetic of numbers alone, and stands neither in the fix's words nor in its comments."""
+    """Find a hardcoded value that a solver computed before, and no words derive."""
     if _SOLVERS.isdisjoint(_NAME.findall(before)):
         return None
     tree, fixed = parse(before), parse(after)

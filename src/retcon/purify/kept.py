@@ -176,9 +176,7 @@ class Kept:
         self._later.clear()
 
     def objection(self, first: int, stop: int, *, shallow: bool) -> Refused | None:
-        """Find why turn `stop` cannot replace turns `first` to `stop`.
-
-        None where it can: then every reference to what is removed has been cut."""
+        """Find why turn `stop` cannot replace turns from `first`; if it can, cut references."""
         wanted = [*self._flags, *self._repeated(first, stop, shallow), *self._own(first, stop, shallow)]
         if (lost := self._lost(first, stop, first if shallow else stop)) is not None:
             return lost
@@ -323,9 +321,7 @@ class Kept:
         return self._firsts().get(number, turn) < turn or number in tokens(self._prose(turn))
 
     def done_before(self, stop: int, first: int) -> bool:
-        """Whether a fix only repeats a step that was done before.
-
-        Its programs, which are not those of `first`, gave the same output before `first`, and no user spoke since."""
+        """Whether a fix only repeats a step and output from before the failure."""
         if not self._alike:
             spoken = 0
             for n, turn in enumerate(self._turns):

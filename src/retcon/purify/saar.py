@@ -92,9 +92,7 @@ class Saar:
 
     @staticmethod
     def _answered(turn: Turn, made: Sequence[Turn], seen: Sequence[Turn]) -> Sequence[Turn]:
-        """Return the failure, the attempts the answer saw, and the answer.
-
-        Attempts that were cut off or not seen stay on the record of the turn before them."""
+        """Return the failure, the attempts the answer saw, and the answer."""
         committed = [replace(turn, repair=RepairRecord("answered", attempts=len(made)))]
         for attempt in made[:-1]:
             if not any(attempt is one for one in seen):

@@ -77,9 +77,7 @@ _ACTS = re.compile(r"[A-Za-z_]\w*(?: = |\()")
 
 
 def does_nothing(code: str) -> bool:
-    """Whether code is empty, comments, `pass` and constants alone.
-
-    False for code that does not parse."""
+    """Whether code is nothing but comments, `pass` and constants."""
     tree = None if _ACTS.match(code) else parsed(code)
     return tree is not None and all(
         isinstance(node, ast.Pass) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))

@@ -31,9 +31,7 @@ up to 32 MB, and with what happened before anybody spoke."""
 
 
 class TornLine(RecordError):
-    """The last line of a session is incomplete.
-
-    Its writer is still at work, or was killed. number: of the line."""
+    """The last line of a session is incomplete; number: of that line."""
 
     def __init__(self, message: str, number: int) -> None:
         super().__init__(message)
@@ -120,9 +118,7 @@ def _all(head: list[Record], rest: Iterator[Record], broken: RecordError | None)
 def _sessions(
     format: Itemwise, head: list[Record], rest: Iterator[Record], broken: RecordError | None, *, skip_bad: bool
 ) -> tuple[list[Record], dict[int, Json], RecordError | None]:
-    """Read a file's sessions, each as a record of its lines.
-
-    By the number of its first line; with their values, and the error that ended the file early."""
+    """Read a file's sessions by their first lines, and the error that ended it."""
     lines = list(head)
     try:
         lines += rest if broken is None else ()
@@ -384,9 +380,7 @@ class Detector:
         return bool(clean)
 
     def format_of(self, record: Json) -> Format | None:
-        """Return a record's format.
-
-        None for a transcript without calls, whose format is open. Raises RecordError for anything else."""
+        """Return a record's format; None where that is open. Raises RecordError."""
         found = self._known(record)
         if found is not None or is_transcript(record):
             return found

@@ -45,9 +45,7 @@ _THOUGHT = re.compile(r"\s*<think>.*?</think>\s*", re.DOTALL)
 
 
 def cut_calls(text: str, dialect: Dialect) -> list[Fragment]:
-    """Such a message in pieces, without loss: its words, if it has any, and the calls.
-
-    dialect: how calls are written in it where it is no JSON."""
+    """Cut a call's message into words and calls, by the dialect where it is no JSON."""
     thought = _THOUGHT.match(text)
     start = thought.end() if thought else 0
     calls = _calls(text[start:])

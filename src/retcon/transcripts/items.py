@@ -44,9 +44,7 @@ class Thought(str):
 
 
 def find_items(record: Json) -> tuple[tuple[str, ...], list[dict[str, Json]]] | None:
-    """Find a record's list of messages: path and value.
-
-    A bare list has the empty path."""
+    """Find a record's list of messages: path (empty for a bare list) and value."""
     for path in ((), *_PLACES) if isinstance(record, list) else _PLACES:
         value = record
         for key in path:
@@ -78,9 +76,7 @@ def has_no_items(record: Json) -> bool:
 
 
 def replaced(record: Json, path: Sequence[str | int], value: Json) -> Json:
-    """Replace a record's value at a path of keys and places.
-
-    All that is not on the path is shared; nothing is changed in place."""
+    """Replace a record's value at a path; the rest is shared, nothing is changed."""
     if not path:
         return value
     first, rest = path[0], path[1:]
@@ -402,9 +398,7 @@ _SYSTEMS = SYSTEM | {"SystemMessage", "SystemMessageChunk", "SystemPromptEvent"}
 
 
 def role_of(item: Json) -> str:
-    """Return the role of an input item: `system`, `tool` or `user`.
-
-    For items of any format; of a group, the first."""
+    """Return the role of an input item, or of a group's first."""
     if isinstance(item, list):
         return role_of(item[0]) if item else "user"
     if not isinstance(item, dict):

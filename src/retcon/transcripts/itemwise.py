@@ -50,9 +50,7 @@ _BESIDE = "beside"
 
 
 class ItemList(NamedTuple):
-    """A list of items, its place in the record, and its context.
-
-    path: keys, and places in lists. asked, system: see `PieceReading`."""
+    """A list of items, its path in the record, and its context."""
 
     path: Sequence[str | int]
     items: list[Item]
@@ -103,9 +101,7 @@ class Itemwise(Format):
         return replace(piece, text=without(piece.text, cuts), payload={**piece.payload, _PARTS: new})
 
     def without_words(self, item: Json, cuts: Sequence[Stretch]) -> Json:
-        """Remove spans from an item that moves with its words.
-
-        In a piece without items the words stand in the call's item."""
+        """Remove spans from the item that holds the words."""
         return {**item, "content": without_words(item.get("content"), cuts)} if isinstance(item, dict) else item
 
     def renewed(self, items: Sequence[Json], before: Sequence[Item]) -> Sequence[Json]:
@@ -209,9 +205,7 @@ class Pieces:
         self.all: list[Piece] = []
 
     def told(self, item: Json, text: str, *, role: str | None = None) -> None:
-        """Add what a user or the system says.
-
-        role: see `Piece`."""
+        """Add what a user or the system says; role: see `Piece`."""
         self._add("told", text, [item], new=True)
         if role is not None:
             self.all[-1] = replace(self.all[-1], role=role)
@@ -241,9 +235,7 @@ class Pieces:
             self._add("call", shown, [item], own, new=last is None or last.kind != "said")
 
     def answered(self, item: Json | None, outputs: Sequence[ToolOutput]) -> None:
-        """Add results of calls; without a call before them, context.
-
-        item: None where they stand in the item of the call."""
+        """Add results of calls; item: None where they stand in the call's."""
         text = "".join(o.text for o in outputs)
         moved = [] if item is None else [item]
         if not awaits_output(self.all):
@@ -469,9 +461,7 @@ def home_of(pieces: Sequence[Piece]) -> dict[str, Json]:
 
 
 def _with_beside(piece: Piece, item: Item) -> Piece:
-    """Add an item to a piece in place.
-
-    There may be thousands, so the list grows instead of being copied."""
+    """Add an item to a piece in place, as there may be thousands."""
     if isinstance(known := piece.payload.get(_FOLLOWING), list):
         known.append(item)
         return piece

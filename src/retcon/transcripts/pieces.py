@@ -389,9 +389,7 @@ def _joined(pieces: Sequence[Piece], spans: Sequence[_Span]) -> list[_Span]:
 
 
 def _first_answered(outputs: Sequence[ToolOutput], calls: Sequence[Sequence[Call]]) -> int:
-    """Find the first of these turns that an output answers.
-
-    By the format's ids; outputs without one go to the last turn first."""
+    """Find the first of these turns that an output answers, by id or from the last."""
     named = {call.id for own in calls for call in own} & {output.call_id for output in outputs}
     left = Counter(output.call_id if output.call_id in named else None for output in outputs)
     first = len(calls) - 1

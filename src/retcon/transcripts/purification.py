@@ -173,9 +173,7 @@ class ProcessKilled(RetconError):
 
 
 class Processes(Generic[P, T]):
-    """A pool of processes that call one function.
-
-    They start with the first call and end with `close`. A thread of its own waits for each."""
+    """Processes that call one function, each with a thread that waits for it."""
 
     def __init__(self, number: int, function: Callable[P, T]) -> None:
         """function: of a module, as the processes import it."""
@@ -413,9 +411,7 @@ class InputChanged(RecordError):
 
 
 class Checksum:
-    """Checksum of records in their order.
-
-    Enough to notice a change, at a tenth of the cost of a hash."""
+    """Checksum of records, at a tenth of the cost of a hash."""
 
     def __init__(self) -> None:
         self._length = self._sum = 0
@@ -445,9 +441,7 @@ class Progress:
     seen: str = ""
 
     def check(self, seen: Checksum, source: Path, kept: Path) -> None:
-        """Raise InputChanged where records that are done have changed.
-
-        kept: the file with the progress."""
+        """Raise InputChanged where done records have changed; kept: the progress file."""
         if self.seen != str(seen):
             one = "record 1 is" if self.records == 1 else f"records 1 to {self.records} are"
             raise InputChanged(
@@ -489,9 +483,7 @@ def size_of(source: Path) -> int:
 
 
 def indented(value: object) -> bytes:
-    """Encode a value as indented JSON.
-
-    Lone surrogates, in programs or names of files, become escapes that are read back unchanged."""
+    """Encode a value as indented JSON; lone surrogates become escapes."""
     try:
         return json.dumps(value, indent=2, ensure_ascii=False).encode()
     except UnicodeEncodeError:

@@ -63,9 +63,7 @@ class Dialect:
         return [Fragment("output", text[:end], (), self.outputs(text[:end])), Fragment("told", text[end:])]
 
     def clean_outputs(self, text: str, told: bool) -> int | None:
-        """Count a message's outputs; None where one may be a failure.
-
-        0 for a message that answers nothing. told: whether it is in the user's role."""
+        """Count a message's outputs, 0 for a user's words; None where one may fail."""
         return all_clean(self.told_outputs(text) if told else self.outputs(text))
 
     def clean_calls(self, text: str) -> int | None:
@@ -98,9 +96,7 @@ FEEDBACK = ("Your answer is wrong", "I don't understand your input", "Your answe
 
 
 def is_feedback(text: str) -> bool:
-    """Whether an "Observation:" is a harness's feedback.
-
-    On a proposed solution, or on input that it does not understand (MINT): then it is the user's, and no output."""
+    """Whether an `Observation:` is MINT's feedback on a solution: a user's words."""
     return text.removeprefix("Observation:").lstrip().startswith(FEEDBACK)
 
 

@@ -93,9 +93,7 @@ class Format(Protocol):
         ...
 
     def clean(self, record: Json) -> int | None:
-        """Count answered calls if plainly none failed; else None.
-
-        Of a record of another layout: None or 0. Where a format has nothing quicker, it reads the record."""
+        """Count answered calls if plainly none failed; else None, or 0 for another layout."""
         try:
             turns = [turn for t in self.read(record, "").trajectories for turn in t.turns]
         except RecordError:

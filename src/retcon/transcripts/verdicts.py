@@ -76,9 +76,7 @@ _CUT = ("Traceback (most recent call last):\\n", "Traceback (most recent call la
 
 
 def exited(code: int, error_type: str | None = None, rule: str = "exit-code") -> Verdict | None:
-    """Judge an exit code.
-
-    124 is that of `timeout(1)`, 137 that of a process killed for its memory."""
+    """Judge an exit code: 124 is of `timeout(1)`, 137 of a kill for memory."""
     if code == 0:
         return None
     status: Status = "timeout" if code == 124 else "limit" if code in (137, -9) else "error"
@@ -126,9 +124,7 @@ def report_of(text: str, tools: Collection[str] | None = None) -> Report | None:
 
 
 def _of_record(record: Mapping[str, object]) -> Report | None:
-    """Judge a record: by typed outcome, error fields, or printed text.
-
-    The innermost typed outcome counts first."""
+    """Judge a record by its innermost typed outcome, error fields, or text."""
     inside = [part for name in ("run_result", "content") if isinstance(part := record.get(name), dict)]
     beside = record.get("metadata")
     codes = {name: beside[name] for name in EXIT_CODES if name in beside} if isinstance(beside, dict) else {}
@@ -508,9 +504,7 @@ _EXITED = ("xit", "eturn", "EXIT")
 
 
 def may_fail(output: str) -> bool:
-    """Whether a rule could hold for this output: a cheap look, True more often than `judge` finds something.
-
-    Of each wording a character that is rare in outputs is looked for first, as that is many times as fast."""
+    """Whether a rule could hold for this output: a cheap look, rarest signs first."""
     if "\x1b" in output or ("(" in output and "Traceback (" in output):
         return True
     colon = ":" in output
@@ -585,9 +579,7 @@ def is_negative_result(verdict: Verdict | None, text: str, calls: Sequence[ToolC
 
 
 def read_named_failures(words: Sequence[str]) -> dict[str, str]:
-    """Read the forms of failures that a user names: `tool=regex`, or a TOML file with a table `failures`.
-
-    Raises RecordError for what is neither, and for what is no regular expression."""
+    """Read a user's forms of failures, `tool=regex` or a TOML file; raises RecordError."""
     forms: dict[str, list[str]] = {}
     for word in words:
         tool, sign, form = word.partition("=")

@@ -81,9 +81,7 @@ def is_result(block: Json) -> bool:
 
 
 def _is_call(block: Json) -> bool:
-    """Whether a block is a call.
-
-    inspect_ai's block for a provider's own tool has that type too, and a `tool_type`."""
+    """Whether a block is a call; those of inspect_ai have a `tool_type`."""
     return isinstance(block, dict) and block.get("type") in _CALLS and "tool_type" not in block
 
 

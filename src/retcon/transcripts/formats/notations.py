@@ -292,9 +292,7 @@ def tagged(text: str) -> bool:
 
 
 class Hermes(Dialect):
-    """Hermes: `<tool_call>` with JSON in messages.
-
-    Answered in the role `tool`, or by `<tool_response>` in a user's message (Qwen)."""
+    """Hermes: `<tool_call>` with JSON, answered by a tool or `<tool_response>`."""
 
     name = "hermes"
     _opens, _closes = "<tool_response>", "</tool_response>"

@@ -87,9 +87,7 @@ class Responses(Itemwise):
         return typed and any(item.get("role") == "assistant" and "content" in item for item in items)
 
     def find(self, record: Json) -> ItemList | None:
-        """Find the list with the most calls.
-
-        Of NeMo-Gym's records, which have the request's beside it, the response's."""
+        """Find the list with the most calls; of NeMo-Gym's records, the response's."""
         found = [(path, items) for path, items in lists(record) if self.has_calls(items)]
         found = found or [(path, items) for path, items in lists(record) if self.is_plain(items)][-1:]
         if not found:
@@ -139,9 +137,7 @@ class Responses(Itemwise):
 
 
 def _as_copied(other: Sequence[Json], old: Sequence[Json], new: Sequence[Json]) -> list[Json] | None:
-    """Repeat a change in a list that copies another, or its end.
-
-    None for any other list. Tokens may stand in one of them alone."""
+    """Repeat a change in a list that copies another, or its end; else None."""
     theirs, ours = [*map(_without_tokens, other)], [*map(_without_tokens, old)]
     at = next((n for n in range(len(other) - len(old) + 1) if theirs[n : n + len(old)] == ours), None)
     if at is not None:
@@ -306,9 +302,7 @@ class Codex(Responses):
 
 
 def _taken_back(items: Sequence[Item], inner: Sequence[Item]) -> set[int]:
-    """Return places of lines that a rollback took back.
-
-    Those of the last turns, each of which begins with a user's message."""
+    """Return places of lines in turns that a rollback took back."""
     begun: list[int] = []
     taken: set[int] = set()
     for n, (item, one) in enumerate(zip(items, inner, strict=True)):

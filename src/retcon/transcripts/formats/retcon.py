@@ -29,9 +29,7 @@ class _Quick(msgspec.Struct):
 
 
 class Ours:
-    """Retcon's own trajectories, with typed statuses and ids.
-
-    A turn that a purifier judged before stays as it is."""
+    """Retcon's own trajectories; a turn that was judged before stays."""
 
     name = "retcon"
     certainty = Certainty.LAYOUT

@@ -40,9 +40,7 @@ class Smolagents(Steps):
         return any("step_number" in item and "model_output" in item for item in items)
 
     def find(self, record: Json) -> ItemList | None:
-        """Find the steps of a record.
-
-        Where no step has the system prompt, it stands among the first step's input messages."""
+        """Find the steps, and the system prompt in the first one's messages."""
         found = super().find(record)
         if found is None or any(item.get("system_prompt") for item in found.items):
             return found

@@ -30,9 +30,7 @@ class SweAgent(Steps):
         return all("action" in item and "observation" in item for item in items) and any("response" in i for i in items)
 
     def find(self, record: Json) -> ItemList | None:
-        """Find the steps of a record.
-
-        What precedes them stands in `history`, or among the first step's input messages."""
+        """Find the steps, and what precedes them in `history` or the first one."""
         found = super().find(record)
         if found is None or not isinstance(record, dict):
             return found
