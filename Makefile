@@ -174,7 +174,7 @@ integration-tasksets: setup $(TASKSETS)/.ready
 	$(TASKSETS)/bin/python tests/snippets.py docs/training/environments.md
 
 integration-trl: setup $(TRL)/.ready
-	RETCON_INTEGRATION=1 TRL_EXPERIMENTAL_SILENCE=1 OMP_NUM_THREADS=1 $(TRL)/bin/python -m pytest tests/plugins/test_trl.py $(ARGS)
+	RETCON_INTEGRATION=1 TRL_EXPERIMENTAL_SILENCE=1 OMP_NUM_THREADS=1 $(TRL)/bin/python -m pytest tests/plugins/test_trl.py tests/plugins/test_trl_records.py $(ARGS)
 	TRL_EXPERIMENTAL_SILENCE=1 $(TRL)/bin/python tests/snippets.py docs/training/trl.md
 
 integration-verl: setup $(VERL)/.ready

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
-from typing import Literal, get_args
+from typing import get_args
 
 from retcon.core.errors import nearest
 from retcon.core.types import Status, Turn
 from retcon.purify.tools import is_noop
 
-NoFix = Literal["end", "answered", "user", "unclear"]
-"""Why no call is the fix of a run: `REASONS` of offline purification says them."""
 FAILURES: frozenset[Status] = frozenset({"error", "timeout", "limit", "malformed"})
 
 
@@ -78,7 +76,7 @@ def run_starts(turns: Sequence[Turn]) -> list[int]:
     return starts
 
 
-def run_end(turns: Sequence[Turn], start: int) -> tuple[int, NoFix | None]:
+def run_end(turns: Sequence[Turn], start: int) -> tuple[int, str | None]:
     """Find the turn after a run of failures, and why that is no fix."""
     at = start
     while failed(turns[at]) or turn_does_nothing(turns[at]):

@@ -12,7 +12,6 @@ import keyword
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import PurePath
-from typing import Literal
 
 from retcon.core.types import Observation, ToolCall, Turn
 from retcon.purify.kept import prose, unreferring
@@ -48,10 +47,8 @@ _EVERYWHERE = frozenset((*keyword.kwlist, *dir(builtins)))
 _UNBOUNDED = frozenset({"ImportError", "ModuleNotFoundError", "NameError", "SyntaxError", "IndentationError"})
 """Errors that no range has a part in."""
 
-Poor = Literal["constant", "unexecuted", "avoided"]
 
-
-def weak(failure: Turn, fix: Turn, told: Callable[[str], bool]) -> tuple[Poor, str] | None:
+def weak(failure: Turn, fix: Turn, told: Callable[[str], bool]) -> tuple[str, str] | None:
     """Find how a fix computes nothing, runs nothing, or evades what failed.
 
     told: whether a number stands in what the fix did not invent."""
@@ -68,7 +65,7 @@ def weak(failure: Turn, fix: Turn, told: Callable[[str], bool]) -> tuple[Poor, s
 
 def _avoided(
     failure: Turn, fix: Turn, pairs: Sequence[tuple[str, str]], told: Callable[[str], bool]
-) -> tuple[Poor, str] | None:
+) -> tuple[str, str] | None:
     """Find how a fix evades what failed, in both turns' programs."""
     empty = next((o.text.strip() for o in fix.observations if _EMPTY.fullmatch(o.text)), None)
     if empty is not None and not all(_only_imports(before, after) for before, after in pairs):
@@ -306,26 +303,15 @@ def _ranges(code: str) -> Iterator[tuple[float, str]]:
 
 
 def _number(node: ast.expr) -> float | None:
-    """Evaluate an expression of numbers; None for others and huge ones."""
-    if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
-        return float(node.value) if abs(node.value) < _LARGE else None
+    """Return a number as it is written, or a power of two such; None for others and huge ones."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
+        base, power = _number(node.left), _number(node.right)
+        small = base and power is not None and abs(base) <= 1000 and 0 <= power <= 30
+        return base**power if base and power is not None and small and power.is_integer() else None
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        inner = _number(node.operand)
-        return None if inner is None else -inner
-    if isinstance(node, ast.BinOp):
-        left, right = _number(node.left), _number(node.right)
-        if left is None or right is None:
-            return None
-        if isinstance(node.op, ast.Pow):
-            small = abs(left) <= 1000 and 0 <= right <= 30
-            return left**right if small and left and right.is_integer() else None
-        for kind, result in ((ast.Add, left + right), (ast.Sub, left - right), (ast.Mult, left * right)):
-            if isinstance(node.op, kind):
-                return result
-    return None
-
-
-_LARGE = 10**30
+        return None if (inner := _number(node.operand)) is None else -inner
+    known = isinstance(node, ast.Constant) and isinstance(node.value, int | float) and abs(node.value) < 10**30
+    return float(node.value) if known and isinstance(node, ast.Constant) else None  # type: ignore[arg-type]
 
 
 def _filtered(before: str, after: str) -> str | None:

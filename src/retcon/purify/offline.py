@@ -45,7 +45,7 @@ class SessionState:
         """Take in that a turn stays."""
         self._unread.append(turn)
 
-    def lost(self, at: int, stop: int) -> tuple[Literal["state", "effects"], str] | None:
+    def lost(self, at: int, stop: int) -> tuple[Reason, str] | None:
         """Find what turns `at` to `stop` leave behind and later turns need."""
         lost: set[str] = set()
         imported: set[tuple[str, str]] = set()
@@ -67,7 +67,7 @@ class SessionState:
         needed = self._needed_of(stop, lost)
         # An import that stands earlier too gives the same names again.
         by_import = self._needed_of(stop, {name for name, _ in imported})
-        if by_import or ("*" in (name for name, _ in imported)):
+        if by_import or "*" in dict(imported):
             anew = {pair for pair in imported if self._imports().get(pair, at) >= at}
             needed |= by_import & {name for name, _ in anew}
             stars = {text for name, text in anew if name == "*"}
@@ -99,7 +99,7 @@ class SessionState:
         bound = {name for turn in self._turns[:at] for call, seen in _answered(turn) for name in _bound(call, seen)}
         for call, _ in reversed(_answered(self._turns[stop])):
             left = effects(call.code)
-            read = reads(call.code) | (set() if "*" in (name for name, _ in left.imported) else read - left.defined)
+            read = set() if "*" in dict(left.imported) else reads(call.code) | (read - left.defined)
         return read - bound - _GIVEN
 
     def _imports(self) -> dict[tuple[str, str], int]:
@@ -137,11 +137,7 @@ def _surely_bound(call: ToolCall, observation: Observation) -> frozenset[str]:
     return frozenset() if line is None else bound_before(call.code, line)
 
 
-Reason = Literal[
-    "end", "answered", "user", "unclear", "attempts", "unrelated", "sibling", "assertion", "swallowed", "state",
-    "effects", "constant", "unexecuted", "avoided", "doubted", "plan", "retry", "words",
-    "unsettled", "unanswered",
-]  # fmt: skip
+Reason = str
 REASONS: dict[Reason, str] = {
     "end": "no later call works",
     "answered": "the model answers, or goes on without a call",

@@ -44,9 +44,8 @@ _ITEM = re.compile(
     r"(?:\n|;|\b(?:no\.|steps?|parts?|cases?|sections?|items?|phases?|options?))[*_#\s]*\(?\d{1,3}\Z", re.IGNORECASE
 )
 """The number of a list's item: where a line or a sentence begins, or after what it counts."""
-_ITEM_NUMBER = re.compile(r"\s(\d{1,3})\Z")
-_NEAR, _ITEM_CHARS = 24, 1000
-"""How far back an abbreviation or a label is looked for, and the item before."""
+_NEAR = 24
+"""How far back an abbreviation or a label is looked for."""
 _COMMENT = re.compile(r"#[^\n]*")
 
 
@@ -91,15 +90,10 @@ def _add_all(found: list[Sentence], text: str, start: int, stop: int) -> None:
 
 
 def _goes_on(text: str, start: int, dot: int) -> bool:
-    """Whether a sentence that begins at `start` goes on after this dot: that of an abbreviation or of an item's number,
-    as of `2.` where `1.` is in the sentence."""
+    """Whether a sentence goes on after this dot: that of an abbreviation, or of an item's number."""
     near = text[max(start, dot - _NEAR) : dot]
-    if dot - start <= _NEAR:
-        near = f"\n{near}"
-    if _ABBREVIATION.search(near) or _ITEM.search(near):
-        return True
-    number = _ITEM_NUMBER.search(near)
-    return number is not None and text.find(f"{int(number[1]) - 1}. ", max(start, dot - _ITEM_CHARS), dot) >= 0
+    near = f"\n{near}" if dot - start <= _NEAR else near
+    return bool(_ABBREVIATION.search(near) or _ITEM.search(near))
 
 
 def _add(found: list[Sentence], text: str, start: int, end: int) -> None:

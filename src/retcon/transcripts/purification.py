@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from queue import SimpleQueue
-from typing import IO, Generic, NamedTuple, ParamSpec, Protocol, TypeAlias, TypeVar
+from typing import IO, Generic, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 import msgspec
 
@@ -498,20 +498,6 @@ class Stopped(Exception):
         self.kept = kept
 
 
-class _Sink(Protocol):
-    out: IO[bytes]
-
-    def finish(self) -> int: ...
-
-    def pause(self) -> int: ...
-
-    def commit(self) -> None: ...
-
-    def leave(self) -> None: ...
-
-    def discard(self) -> None: ...
-
-
 class _Stdout:
     def __init__(self) -> None:
         self.out: IO[bytes] = sys.stdout.buffer
@@ -531,6 +517,9 @@ class _Stdout:
 
     def discard(self) -> None:
         """Do nothing: what was written cannot be taken back."""
+
+
+_Sink: TypeAlias = Partial | _Stdout
 
 
 class Purification:

@@ -133,7 +133,8 @@ def test_sentences_end_where_they_end() -> None:
         "That is not right.",
         "Step 1. Add.",
         "2. Take:",
-        "1. a root 2. Two.",
+        "1. a root 2.",
+        "Two.",
         "See no. 3. Or x = 9.",
         "So",
     ]
