@@ -92,14 +92,14 @@ class SessionState:
                 self._needed.update(dict.fromkeys(reads(call.code), True))
         self._unread.clear()
 
-    def _unknown(self, at: int, stop: int) -> set[str]:
+    def _unknown(self, at: int, stop: int) -> frozenset[str]:
         """Return the names that are read from turn `stop` on, and that nothing which stays binds."""
         self._read()
-        read = {name for name, needed in self._needed.items() if needed}
+        read = frozenset(name for name, needed in self._needed.items() if needed)
         bound = {name for turn in self._turns[:at] for call, seen in _answered(turn) for name in _bound(call, seen)}
         for call, _ in reversed(_answered(self._turns[stop])):
             left = effects(call.code)
-            read = set() if "*" in dict(left.imported) else reads(call.code) | (read - left.defined)
+            read = frozenset() if "*" in dict(left.imported) else reads(call.code) | (read - left.defined)
         return read - bound - _GIVEN
 
     def _imports(self) -> dict[tuple[str, str], int]:

@@ -712,7 +712,9 @@ def _reaches_out(call: ast.Call, modules: Mapping[str, tuple[str, str]]) -> bool
     if name in _OPENS:
         modes = [*call.args[1:2], *(k.value for k in call.keywords if k.arg == "mode")]
         modes += [
-            one for one in call.args[:1] if method and not module and _is_text(one) and _MODE.fullmatch(one.value)
+            one
+            for one in call.args[:1]
+            if method and not module and _is_text(one) and _MODE.fullmatch(ast.literal_eval(one))
         ]
         return any(not isinstance(one, ast.Constant) or bool(set("wax+") & set(str(one.value))) for one in modes)
     if name == "save":

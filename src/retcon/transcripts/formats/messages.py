@@ -378,7 +378,7 @@ class _TracesReading(RecordReading):
                 for at, message in zip(kept, reading.items(result), strict=True):
                     new[at] = _without_tokens({**history.nodes[at], "message": message})
             if new:
-                trace = cast(Node, record["traces"][path[1]] if path else record)  # type: ignore[index, call-overload]
+                trace = cast(Node, record["traces"][path[1]] if path else record)  # type: ignore[index]
                 record = replaced(record, path, _renumbered(trace, new, gone))
         return record
 
