@@ -8,6 +8,7 @@ copy of it.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import sqlite3
@@ -21,28 +22,36 @@ from typing import Any
 import msgspec
 
 from retcon.core.errors import RecordError, RetconError
+from retcon.core.types import REPLACED
 from retcon.store.compression import plain_name, read_once
-from retcon.store.members import line_at, lines_at
+from retcon.store.members import line_at, lines_at, replace_line
+from retcon.store.whole import alone_on, check_unlocked
 
-VERSION = 1
+VERSION = 2
 NAME = "index.sqlite"
 FIELDS = ("question", "words", "code", "output")
 """Parts of a trajectory that are searched by name."""
 QUESTION = 160
 """Characters of the question that lists show."""
+MESSAGE = 160
+"""Characters of the last line of a failed call's output, by which failures are counted together."""
+FACETS = ("verdict", "stop", "repair", "selection", "errors")
+REDACTED = "[redacted]"
 NOT_ROLLOUTS = ("metrics.jsonl", "verdicts.jsonl", "notes.jsonl")
 _SCHEMA = f"""
 CREATE TABLE sources(id INTEGER PRIMARY KEY, path TEXT UNIQUE, size INT, mtime INT, place INT, lines INT, problem TEXT);
+CREATE TABLE combinations(id INTEGER PRIMARY KEY, {", ".join(FACETS)}, UNIQUE({", ".join(FACETS)}));
 CREATE TABLE rollouts(
-  id INTEGER PRIMARY KEY AUTOINCREMENT, source INT, member INT, place INT, name TEXT, task TEXT, step INT, member_index
-  INT, reward REAL, verdict TEXT, stop TEXT, repair TEXT, selection TEXT, errors TEXT, turns INT, calls INT,
-  failures INT, tokens INT, advantage REAL, staleness INT, seconds REAL, answer TEXT, expected TEXT, reason TEXT,
-  parent TEXT, question TEXT);
-CREATE INDEX by_facets ON rollouts(verdict, stop, repair, selection, errors);
+  id INTEGER PRIMARY KEY AUTOINCREMENT, source INT, member INT, place INT, combination INT, name TEXT, task TEXT,
+  step INT, member_index INT, reward REAL, turns INT, calls INT, failures INT, tokens INT, advantage REAL,
+  staleness INT, seconds REAL, answer TEXT, expected TEXT, reason TEXT, parent TEXT, relation TEXT, question TEXT,
+  tree INT DEFAULT 1);
+CREATE INDEX by_combination ON rollouts(combination, failures);
 CREATE INDEX by_step ON rollouts(step);
-CREATE INDEX by_task ON rollouts(task);
+CREATE INDEX by_task ON rollouts(task, combination);
 CREATE INDEX by_name ON rollouts(name);
-CREATE INDEX by_errors ON rollouts(errors);
+CREATE INDEX by_parent ON rollouts(parent) WHERE parent IS NOT NULL;
+CREATE INDEX by_tree ON rollouts(tree) WHERE tree > 1;
 CREATE INDEX by_reward ON rollouts(reward);
 CREATE INDEX by_failures ON rollouts(failures);
 CREATE INDEX by_turns ON rollouts(turns);
@@ -50,6 +59,10 @@ CREATE INDEX by_tokens ON rollouts(tokens);
 CREATE INDEX by_advantage ON rollouts(advantage);
 CREATE INDEX by_seconds ON rollouts(seconds);
 CREATE INDEX by_source ON rollouts(source);
+CREATE TABLE messages(id INTEGER PRIMARY KEY, error TEXT, text TEXT, UNIQUE(error, text));
+CREATE TABLE failures(message INT, step INT, rollout INT, repaired INT);
+CREATE INDEX by_message ON failures(message, step, repaired);
+CREATE INDEX by_rollout ON failures(rollout);
 CREATE VIRTUAL TABLE texts USING fts5({", ".join(FIELDS)}, content='', columnsize=0,
   tokenize="unicode61 tokenchars '_'");
 PRAGMA user_version = {VERSION};
@@ -57,11 +70,10 @@ PRAGMA user_version = {VERSION};
 SHOWN = (
     "id", "name", "task", "step", "member_index", "reward", "verdict", "stop", "repair", "selection", "errors", "turns",
     "calls", "failures", "tokens", "advantage", "staleness", "seconds", "answer", "expected", "reason", "parent",
-    "question",
+    "relation", "question", "tree",
 )  # fmt: skip
 """Columns of a row of a list."""
-SORTS = ("id", "name", "task", "step", "reward", "failures", "turns", "tokens", "advantage", "seconds")
-FACETS = ("verdict", "stop", "repair", "selection", "errors")
+SORTS = ("id", "name", "task", "step", "reward", "failures", "turns", "tokens", "advantage", "seconds", "tree")
 
 
 class _Segment(msgspec.Struct):
@@ -101,6 +113,11 @@ class _Branch(msgspec.Struct):
     parent: str = ""
 
 
+class _Parent(msgspec.Struct):
+    trajectory: str = ""
+    relation: str = "subcall"
+
+
 class _Training(msgspec.Struct):
     advantage: float | None = None
     staleness: int | None = None
@@ -118,6 +135,7 @@ class _Rollout(msgspec.Struct):
     stop: str = "answer"
     provenance: _Provenance | None = None
     branch: _Branch | None = None
+    parent: _Parent | None = None
     selection: str | None = None
     answer: str | None = None
     expected: str | None = None
@@ -135,7 +153,8 @@ class Query:
 
     text: words to find, the last one by its beginning. field: one of FIELDS. step: first and last. failed: a call
     failed. repair: a decision, `any` or `none`. dropped: made, and not trained on. sort: one of SORTS, `-` before it
-    for the largest first.
+    for the largest first. tree: how many rollouts there are in its tree, least and most. parent: the id of the rollout
+    that it is a part of, or that it branched off. message: of a failed call, as `Index.failures` gives it.
     """
 
     text: str = ""
@@ -152,6 +171,9 @@ class Query:
     dropped: bool = False
     names: tuple[str, ...] | None = None
     tokens: tuple[int, int] | None = None
+    tree: tuple[int, int] | None = None
+    parent: str = ""
+    message: int | None = None
     sort: str = "id"
 
 
@@ -168,6 +190,7 @@ class Index:
 
     def __init__(self, root: Path, path: Path | None = None) -> None:
         self.root = root
+        self._ids: dict[tuple[str, ...], int] = {}
         self.path = path or index_path(root)
         try:
             self._db = _open(self.path)
@@ -231,6 +254,8 @@ class Index:
                     self._insert(number, source, member, offset, rollout)
             except (RetconError, OSError) as error:
                 problem = str(error)
+            if self._db.execute("SELECT 1 FROM rollouts WHERE source = ? AND parent > ''", (source,)).fetchone():
+                self._db.execute(_TREES, {"source": source})
             if bad:
                 problem = problem or f"{bad} of {bad + added} lines are no trajectories"
             self._db.execute(
@@ -249,32 +274,55 @@ class Index:
         return self._db.execute(query, (path,)).fetchone() or (None, -1, -1, 0)
 
     def _writing(self) -> _Transaction:
-        return _Transaction(self._db)
+        return _Transaction(self._db, self._ids)
 
     def _forget(self, source: int) -> None:
+        here = "(SELECT id FROM rollouts WHERE source = ?)"
+        self._db.execute(f"DELETE FROM failures WHERE rollout IN {here}", (source,))
         self._db.execute("DELETE FROM rollouts WHERE source = ?", (source,))
         self._db.execute("DELETE FROM sources WHERE id = ?", (source,))
 
     def _insert(self, number: int, source: int | None, member: int, offset: int, rollout: _Rollout) -> None:
-        row, texts = _row_of(rollout)
-        self._db.execute(_INSERT, (number, source, member, offset, *row))
+        row, texts, facets, failures = _row_of(rollout)
+        combination = self._id_of("combinations", FACETS, facets)
+        self._db.execute(_INSERT, (number, source, member, offset, combination, *row))
         self._db.execute(_INSERT_TEXTS, (number, *texts))
+        step = rollout.provenance and rollout.provenance.step
+        for error, message, repaired in failures:
+            about = (self._id_of("messages", ("error", "text"), (error, message)), step, number, repaired)
+            self._db.execute("INSERT INTO failures VALUES (?, ?, ?, ?)", about)
+
+    def _id_of(self, table: str, columns: Sequence[str], values: tuple[str, ...]) -> int:
+        """The id of a row with these values, which is made where there is none."""
+        key = (table, *values)
+        if key not in self._ids:
+            if len(self._ids) > 20_000:
+                self._ids.clear()
+            names, marks = ", ".join(columns), ", ".join("?" * len(values))
+            self._db.execute(f"INSERT OR IGNORE INTO {table}({names}) VALUES ({marks})", values)
+            same = " AND ".join(f"{name} = ?" for name in columns)
+            self._ids[key] = self._db.execute(f"SELECT id FROM {table} WHERE {same}", values).fetchone()[0]
+        return self._ids[key]
 
     # Reading
 
     def counts(self, query: Query) -> Counts:
         """How many rollouts there are, in all and by facet."""
         join, where, values = _conditions(query)
-        columns = ", ".join(FACETS)
-        rows = self._db.execute(f"SELECT {columns}, count(*) FROM {join} {where} GROUP BY {columns}", values)
+        rows = self._db.execute(f"SELECT r.combination, count(*) FROM {join} {where} GROUP BY 1", values).fetchall()
+        combinations = {id: found for id, *found in self._db.execute("SELECT * FROM combinations")}
         facets: dict[str, Counter[str]] = {name: Counter() for name in FACETS}
-        total = 0
-        for *found, count in rows:
-            total += count
-            for name, value in zip(FACETS, found, strict=True):
+        for combination, count in rows:
+            for name, value in zip(FACETS, combinations[combination], strict=True):
                 for one in value.split() if name in ("errors", "repair") else [value]:
                     facets[name][one] += count
-        return Counts(total, {name: dict(values) for name, values in facets.items()})
+        return Counts(sum(count for _, count in rows), {name: dict(values) for name, values in facets.items()})
+
+    def steps(self, query: Query) -> list[tuple[int, int]]:
+        """How many rollouts there are of each step."""
+        join, where, values = _conditions(query)
+        where = f"{where} AND r.step IS NOT NULL" if where else "WHERE r.step IS NOT NULL"
+        return self._db.execute(f"SELECT r.step, count(*) FROM {join} {where} GROUP BY 1 ORDER BY 1", values).fetchall()
 
     def rows(self, query: Query, limit: int = 100, offset: int = 0) -> list[dict[str, Any]]:
         """The rollouts of a page, as dicts of SHOWN, with the fields in which the text was found (`found`)."""
@@ -282,13 +330,70 @@ class Index:
         name = query.sort.removeprefix("-")
         if name not in SORTS:
             raise RecordError(f"cannot sort by {name}; choose one of {', '.join(SORTS)}")
-        order = f"ORDER BY r.{name} {'DESC' if query.sort.startswith('-') else 'ASC'}"
-        columns = ", ".join(f"r.{c}" for c in SHOWN)
-        sql = f"SELECT {columns} FROM {join} {where} {order} LIMIT ? OFFSET ?"
+        # By the rowid of `texts`, in whose order a search finds them: SQLite then stops at the limit.
+        by = "texts.rowid" if name == "id" and join.startswith("texts") else f"r.{name}"
+        order = f"ORDER BY {by} {'DESC' if query.sort.startswith('-') else 'ASC'}"
+        sql = f"SELECT {_COLUMNS_SHOWN} FROM {join} {_JOINED} {where} {order} LIMIT ? OFFSET ?"
         found = [dict(zip(SHOWN, row, strict=True)) for row in self._db.execute(sql, (*values, limit, offset))]
         if expression := match_of(query.text, ""):
             self._add_fields(found, expression)
         return found
+
+    def numbers(self, query: Query) -> list[int]:
+        """The numbers of all rollouts there are, in the order of their files."""
+        join, where, values = _conditions(query)
+        return [id for (id,) in self._db.execute(f"SELECT r.id FROM {join} {where} ORDER BY r.id", values)]
+
+    def failures(self, text: str = "", limit: int = 200) -> list[dict[str, Any]]:
+        """The messages with which calls failed, the most frequent first; digits count as equal.
+
+        Each is a dict of id, error, text, count, repaired, first and last (steps), later (failures at steps after the
+        first that was repaired, None where none was), and steps: (step, count, repaired) of each.
+        """
+        sql = """
+            SELECT m.id, m.error, m.text, count(*) AS count, sum(f.repaired), min(f.step), max(f.step),
+              min(CASE WHEN f.repaired THEN f.step END)
+            FROM messages m CROSS JOIN failures f ON f.message = m.id WHERE m.error || ': ' || m.text LIKE ? ESCAPE '\\'
+            GROUP BY m.id ORDER BY count DESC LIMIT ?"""
+        by_step = "SELECT step, count(*), sum(repaired) FROM failures WHERE message = ? GROUP BY 1 ORDER BY 1"
+        names = ("id", "error", "text", "count", "repaired", "first", "last", "later")
+        found = []
+        for row in self._db.execute(sql, (f"%{_escaped(text)}%", limit)).fetchall():
+            about = dict(zip(names, row, strict=True))
+            about["steps"] = self._db.execute(by_step, (row[0],)).fetchall()
+            if (since := about["later"]) is not None:
+                about["later"] = sum(count for step, count, _ in about["steps"] if step is not None and step > since)
+            found.append(about)
+        return found
+
+    def message_of(self, error: str, output: str) -> int | None:
+        """The id of a failed call's message, by its error's type and its output."""
+        sql = "SELECT id FROM messages WHERE error = ? AND text = ?"
+        found = self._db.execute(sql, (error, message_in(output))).fetchone()
+        return found and int(found[0])
+
+    def messages_of(self, number: int) -> list[int]:
+        """The ids of the messages with which calls of a rollout failed."""
+        return [id for (id,) in self._db.execute("SELECT DISTINCT message FROM failures WHERE rollout = ?", (number,))]
+
+    def tasks(self) -> list[dict[str, Any]]:
+        """Each task with its rollouts, how many were right, and its most frequent errors; the least solved first."""
+        combinations = {id: found for id, *found in self._db.execute("SELECT * FROM combinations")}
+        tasks: dict[str, dict[str, Any]] = {}
+        sql = "SELECT task, combination, count(*) FROM rollouts GROUP BY 1, 2"
+        for task, combination, count in self._db.execute(sql):
+            about = tasks.setdefault(
+                task, {"task": task, "rollouts": 0, "right": 0, "errors": Counter(), "ends": Counter()}
+            )
+            verdict, stop, *_, errors = combinations[combination]
+            about["rollouts"] += count
+            about["right"] += count * (verdict == "right")
+            about["ends"][stop] += count
+            for error in errors.split():
+                about["errors"][error] += count
+        for about in tasks.values():
+            about["errors"], about["ends"] = (dict(about[name].most_common(4)) for name in ("errors", "ends"))
+        return sorted(tasks.values(), key=lambda about: (about["right"] / about["rollouts"], -about["rollouts"]))
 
     def _add_fields(self, rows: Sequence[dict[str, Any]], expression: str) -> None:
         ids = [row["id"] for row in rows]
@@ -302,7 +407,8 @@ class Index:
                     row["found"].append(field)
 
     def row(self, number: int) -> dict[str, Any] | None:
-        found = self._db.execute(f"SELECT {', '.join(SHOWN)} FROM rollouts WHERE id = ?", (number,)).fetchone()
+        sql = f"SELECT {_COLUMNS_SHOWN} FROM rollouts r {_JOINED} WHERE r.id = ?"
+        found = self._db.execute(sql, (number,)).fetchone()
         return found and dict(zip(SHOWN, found, strict=True))
 
     def number_of(self, name: str) -> int | None:
@@ -316,26 +422,62 @@ class Index:
 
     def line(self, number: int) -> bytes:
         """A rollout's line, from its file. Raises RecordError."""
+        path, member, place = self._place(number)
+        try:
+            return line_at(path, member, place)
+        except FileNotFoundError as error:
+            raise RecordError(f"{path} is not there any more") from error
+
+    def _place(self, number: int) -> tuple[Path, int, int]:
         sql = "SELECT s.path, r.member, r.place FROM rollouts r JOIN sources s ON s.id = r.source WHERE r.id = ?"
         found = self._db.execute(sql, (number,)).fetchone()
         if found is None:
             raise RecordError(f"{self.root}: there is no rollout {number}")
         path, member, place = found
-        try:
-            return line_at(self.root / path if path != "." else self.root, member, place)
-        except FileNotFoundError as error:
-            raise RecordError(f"{self.root / path} is not there any more") from error
+        return self.root / path if path != "." else self.root, member, place
+
+    def delete(self, number: int) -> None:
+        """Take a rollout out of its file, and out of the index. Raises RecordError, CheckpointError, StorageError."""
+        self._rewrite(number, None)
+
+    def redact(self, number: int, text: str) -> int:
+        """Replace a text wherever it stands in a rollout; return how often it stood there.
+
+        Segments that held it lose ids and log-probs, and so does the rollout what its step stored per token. Raises
+        RecordError where it does not stand there, CheckpointError where the file is being written, StorageError.
+        """
+        line, count = redacted(self.line(number), text)
+        self._rewrite(number, line)
+        return count
+
+    def _rewrite(self, number: int, line: bytes | None) -> None:
+        path, member, place = self._place(number)
+        old = self.line(number)
+        if path.suffix == ".jsonl":
+            check_unlocked(path.parent)
+        with alone_on(path):
+            replace_line(path, member, place, line)
+        with self._writing(), suppress(msgspec.DecodeError):
+            texts = texts_of(old)
+            names = ", ".join(FIELDS)
+            sql = f"INSERT INTO texts(texts, rowid, {names}) VALUES ('delete', ?, ?, ?, ?, ?)"
+            self._db.execute(sql, (number, *texts))
+            self._db.execute("DELETE FROM rollouts WHERE id = ?", (number,))
+            self._db.execute("INSERT INTO texts(texts) VALUES ('optimize')")
+        self.add_file(path)
 
 
 class _Transaction:
-    def __init__(self, db: sqlite3.Connection) -> None:
-        self._db = db
+    def __init__(self, db: sqlite3.Connection, ids: dict[tuple[str, ...], int]) -> None:
+        self._db, self._ids = db, ids
 
     def __enter__(self) -> None:
         self._db.execute("BEGIN IMMEDIATE")
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         self._db.execute("COMMIT" if kind is None else "ROLLBACK")
+        if kind is not None:
+            self._ids.clear()  # of rows that were rolled back
 
 
 def _open(path: Path) -> sqlite3.Connection:
@@ -407,45 +549,131 @@ def _conditions(query: Query) -> tuple[str, str, list[Any]]:
             add("r.task = ? AND r.step = ?", task, int(step))
         else:
             add("r.task = ?", query.group)
-    for column in ("task", "verdict", "stop", "selection"):
-        if value := getattr(query, column):
-            add(f"r.{column} = ?", value)
-    if query.error:
-        add("(' ' || r.errors || ' ') LIKE ? ESCAPE '\\'", f"% {_escaped(query.error)} %")
+    if query.task:
+        add("r.task = ?", query.task)
     if query.failed:
         add("r.failures > 0")
-    if query.dropped:
-        add("r.selection NOT IN ('', 'kept')")
-    if query.repair == "none":
-        add("r.repair = ''")
-    elif query.repair == "any":
-        add("r.repair != ''")
-    elif query.repair:
-        add("(' ' || r.repair || ' ') LIKE ?", f"% {_escaped(query.repair)} %")
     if query.tokens is not None:
         add("r.tokens BETWEEN ? AND ?", *query.tokens)
+    if query.tree is not None:
+        add("r.tree BETWEEN ? AND ?", *query.tree)
+    if query.parent:
+        add("r.parent = ?", query.parent)
+    if query.message is not None:
+        add("r.id IN (SELECT rollout FROM failures WHERE message = ?)", query.message)
     if query.names is not None:
         add(f"r.name IN ({','.join('?' * len(query.names))})", *query.names)
+    facets, wanted = _facet_conditions(query)
+    if facets:
+        # `+`: rows are then found in the order that they are sorted by, up to the limit.
+        add(f"+r.combination IN (SELECT id FROM combinations WHERE {' AND '.join(facets)})", *wanted)
     return join, f"WHERE {' AND '.join(parts)}" if parts else "", values
+
+
+def _facet_conditions(query: Query) -> tuple[list[str], list[Any]]:
+    parts: list[str] = []
+    values: list[Any] = []
+    for column in ("verdict", "stop", "selection"):
+        if value := getattr(query, column):
+            parts.append(f"{column} = ?")
+            values.append(value)
+    if query.dropped:
+        parts.append("selection NOT IN ('', 'kept')")
+    if query.repair in ("none", "any"):
+        parts.append(f"repair {'=' if query.repair == 'none' else '!='} ''")
+    for column, value in (("errors", query.error), ("repair", query.repair)):
+        if value and (column, value) not in (("repair", "none"), ("repair", "any")):
+            parts.append(f"(' ' || {column} || ' ') LIKE ? ESCAPE '\\'")
+            values.append(f"% {_escaped(value)} %")
+    return parts, values
+
+
+def between(text: str) -> tuple[int, int] | None:
+    """Bounds written as `30`, `30-39` or `30-`; None for anything else."""
+    first, dash, last = text.partition("-")
+    if not first.isdecimal() or (last and not last.isdecimal()):
+        return None
+    return int(first), int(last) if last else 1 << 62 if dash else int(first)
+
+
+def texts_of(line: bytes) -> tuple[str, ...]:
+    """What is searched of a rollout, one text of each of FIELDS."""
+    return _row_of(_DECODER.decode(line))[1]
+
+
+def message_in(output: str) -> str:
+    """The last line of an output, of which digits count as equal."""
+    lines = output[-4000:].rstrip().rsplit("\n", 1)
+    return re.sub(r"\d+", "0", lines[-1].strip())[:MESSAGE]
+
+
+def redacted(line: bytes, text: str) -> tuple[bytes, int]:
+    """A rollout's line with REDACTED in place of a text, and how often it stood there. Raises RecordError."""
+    count = 0
+    forms = dict.fromkeys((text, json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1]))
+
+    def clean(value: Any) -> Any:
+        nonlocal count
+        if isinstance(value, str):
+            for form in forms:
+                count += value.count(form)
+                value = value.replace(form, REDACTED)
+            return value
+        if isinstance(value, list):
+            return [clean(one) for one in value]
+        if not isinstance(value, dict):
+            return value
+        before = count
+        cleaned = {name: clean(one) for name, one in value.items()}
+        if count > before and "kind" in value:
+            cleaned = {name: one for name, one in cleaned.items() if name not in ("ids", "logprobs", "versions")}
+        if count > before and "training" in value:
+            per_token = ("advantages", "mask", "weights")
+            cleaned["training"] = {name: one for name, one in cleaned["training"].items() if name not in per_token}
+        return cleaned
+
+    made: dict[str, Any] = clean(json.loads(line)) if text.strip() else {}
+    if not count:
+        raise RecordError(f"{text!r} does not stand in this rollout")
+    for turn in ({"segments": made["prompt"]}, *made["turns"]):
+        joined = "".join(segment["text"] for segment in turn["segments"])
+        if any(form in joined for form in forms):
+            raise RecordError(f"{text!r} goes over the border of two segments: delete the rollout, or redact its parts")
+    return json.dumps(made, ensure_ascii=False, separators=(",", ":")).encode() + b"\n", count
 
 
 def _escaped(text: str) -> str:
     return re.sub(r"([\\%_])", r"\\\1", text)
 
 
-_COLUMNS = SHOWN[1:]
-_MARKS = ", ".join("?" * (4 + len(_COLUMNS)))
-_INSERT = f"INSERT INTO rollouts(id, source, member, place, {', '.join(_COLUMNS)}) VALUES ({_MARKS})"
+_COLUMNS = tuple(name for name in SHOWN if name not in ("id", "tree", *FACETS))
+_COLUMNS_SHOWN = ", ".join(f"{'c' if name in FACETS else 'r'}.{name}" for name in SHOWN)
+_JOINED = "CROSS JOIN combinations c ON c.id = r.combination"
+_MARKS = ", ".join("?" * (5 + len(_COLUMNS)))
+_INSERT = f"INSERT INTO rollouts(id, source, member, place, combination, {', '.join(_COLUMNS)}) VALUES ({_MARKS})"
+_TREES = """
+WITH RECURSIVE trees(root, id) AS (
+  SELECT id, id FROM rollouts r WHERE source = :source AND
+    NOT EXISTS (SELECT 1 FROM rollouts p WHERE p.name = r.parent AND p.source = :source)
+  UNION SELECT trees.root, r.id FROM trees JOIN rollouts p ON p.id = trees.id
+    JOIN rollouts r ON r.parent = p.name AND r.source = :source),
+sizes(root, size) AS (SELECT root, count(*) FROM trees GROUP BY root)
+UPDATE rollouts SET tree = found.size FROM (SELECT trees.id, sizes.size FROM trees JOIN sizes USING (root)) AS found
+WHERE rollouts.id = found.id
+"""
 _INSERT_TEXTS = f"INSERT INTO texts(rowid, {', '.join(FIELDS)}) VALUES (?, ?, ?, ?, ?)"
 
 
-def _row_of(rollout: _Rollout) -> tuple[tuple[Any, ...], tuple[str, ...]]:
-    """The values of _COLUMNS, and of FIELDS."""
+_Failure = tuple[str, str, bool]
+
+
+def _row_of(rollout: _Rollout) -> tuple[tuple[Any, ...], tuple[str, ...], tuple[str, ...], list[_Failure]]:
+    """The values of _COLUMNS, of FIELDS and of FACETS; of each failed call its error, message and whether repaired."""
     words: list[str] = []
     code: list[str] = []
     output: list[str] = []
     repairs: list[str] = []
-    errors: list[str] = []
+    failures: list[_Failure] = []
     calls = tokens = 0
     for turn in rollout.turns:
         repaired = turn.repair.decision if turn.repair is not None else ""
@@ -464,18 +692,23 @@ def _row_of(rollout: _Rollout) -> tuple[tuple[Any, ...], tuple[str, ...]]:
                 calls += 1
                 output.append(seen.text)
                 if seen.status not in ("ok", "infrastructure"):
-                    errors.append(seen.error_type or seen.status)
+                    replaced = attempt is not turn and repaired in REPLACED
+                    failures.append((seen.error_type or seen.status, message_in(seen.text), replaced))
     prompt = "".join(segment.text for segment in rollout.prompt)
     tokens += sum(bytes(s.ids).count(b",") + 1 for s in rollout.prompt if s.ids)
     made, training = rollout.provenance or _Provenance(), rollout.training or _Training()
     verdict = "" if rollout.reward is None else "right" if rollout.reward > 0 else "wrong"
+    errors = " ".join(dict.fromkeys(error for error, _, _ in failures)).replace("\n", " ")
+    facets = (verdict, rollout.stop, " ".join(dict.fromkeys(repairs)), rollout.selection or "", errors)
+    parent, relation = (rollout.branch and rollout.branch.parent), (rollout.branch and "branch")
+    if rollout.parent is not None:
+        parent, relation = rollout.parent.trajectory, rollout.parent.relation
     return (
-        rollout.id, rollout.task, made.step, made.index, rollout.reward, verdict, rollout.stop,
-        " ".join(dict.fromkeys(repairs)), rollout.selection or "", " ".join(dict.fromkeys(errors)).replace("\n", " "),
-        len(rollout.turns), calls, len(errors), tokens, training.advantage, training.staleness, training.seconds,
-        rollout.answer and rollout.answer[:QUESTION], rollout.expected and rollout.expected[:QUESTION],
-        rollout.reason and rollout.reason[:QUESTION], rollout.branch and rollout.branch.parent, _shown(prompt),
-    ), (prompt, "\n".join(words), "\n".join(code), "\n".join(output))  # fmt: skip
+        rollout.id, rollout.task, made.step, made.index, rollout.reward, len(rollout.turns), calls, len(failures),
+        tokens, training.advantage, training.staleness, training.seconds, rollout.answer and rollout.answer[:QUESTION],
+        rollout.expected and rollout.expected[:QUESTION], rollout.reason and rollout.reason[:QUESTION], parent,
+        relation, _shown(prompt),
+    ), (prompt, "\n".join(words), "\n".join(code), "\n".join(output)), facets, failures  # fmt: skip
 
 
 def _shown(prompt: str) -> str:

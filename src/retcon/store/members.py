@@ -99,6 +99,31 @@ def line_at(path: Path, member: int, offset: int) -> bytes:
     raise RecordError(f"{path}: the file is shorter than it was")
 
 
+def replace_line(path: Path, member: int, offset: int, line: bytes | None) -> None:
+    """Write a file anew with another line at a place that `lines_at` gave, or without it.
+
+    Raises RecordError where there is no line, where the file is damaged or its last line is not whole; StorageError.
+    """
+    size, found = 0, False
+
+    def lines() -> Iterator[bytes]:
+        nonlocal size, found
+        for here, place, old in lines_at(path):
+            size += len(old)
+            if (here, place) != (member, offset):
+                yield old
+                continue
+            found = True
+            if line is not None:
+                yield line
+        if not found:
+            raise RecordError(f"{path}: the file is not as it was: try again")
+        if not is_compressed(path) and size != path.stat().st_size:
+            raise RecordError(f"{path}: its last line is not whole; it is being written, or was cut off")
+
+    write_members(path, lines())
+
+
 def _members(path: Path, start: int) -> Iterator[tuple[int, bytes]]:
     """Offset of the member, and bytes of it, in parts; a member that is cut off gives what is there of it."""
     with path.open("rb") as file:

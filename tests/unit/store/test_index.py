@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from retcon.core.types import Observation, Provenance, RepairRecord, Segment, ToolCall, Trajectory, Turn
+from retcon.core.errors import CheckpointError, RecordError
+from retcon.core.types import Observation, Parent, Provenance, RepairRecord, Segment, ToolCall, Trajectory, Turn
 from retcon.store import jsonl
 from retcon.store.index import Index, Query
 from retcon.store.jsonl import line_of
 from retcon.store.members import write_members
+from retcon.store.whole import alone
 
 
 def turn(code: str, output: str, error: str | None = None, **more: object) -> Turn:
@@ -123,3 +125,66 @@ def test_a_damaged_index_and_a_torn_file_are_no_hindrance(index: Index, run: Pat
     again = Index(run)
     again.update()
     assert [row["name"] for row in again.rows(Query())] == ["zoo/1/0", "zoo/1/1", "zoo/2/0", "zoo/2/1"]
+
+
+def test_failures_are_counted_by_step_and_after_the_first_repair(index: Index) -> None:
+    (failure,) = index.failures()
+    about = {name: failure[name] for name in ("error", "text", "count", "repaired", "first", "last", "later")}
+    assert about == {"error": "NameError", "text": "name 'totl' is not defined", "count": 3, "repaired": 1, "first": 1,
+                     "last": 2, "later": 1}  # fmt: skip
+    assert failure["steps"] == [(1, 2, 1), (2, 1, 0)]
+    assert index.failures("no such") == []
+    assert index.message_of("NameError", "term 1\nname 'totl' is not defined\n") == failure["id"]
+    assert index.steps(Query(message=failure["id"])) == [(1, 2), (2, 1)]
+
+
+def test_tasks_have_their_rates_and_errors(index: Index) -> None:
+    (task,) = index.tasks()
+    assert task == {"task": "zoo", "rollouts": 5, "right": 2, "errors": {"NameError": 3},
+                    "ends": {"answer": 4, "turns": 1}}  # fmt: skip
+
+
+def test_a_tree_is_counted_and_its_children_are_found(tmp_path: Path) -> None:
+    parts = [replace(rollout(n, turn("1", "1")), parent=Parent("zoo/1/0", 0, "c")) for n in (1, 2)]
+    inner = replace(rollout(3, turn("1", "1")), parent=Parent("zoo/1/2", 0, "c", "subagent"))
+    file = tmp_path / "made.jsonl"
+    jsonl.write(file, [*parts, inner, rollout(0, turn("2", "2")), rollout(9, turn("3", "3"))])
+    index = Index(file, tmp_path / "index.sqlite")
+    index.update()
+    assert [row["name"] for row in index.rows(Query(tree=(2, 9)))] == ["zoo/1/1", "zoo/1/2", "zoo/1/3", "zoo/1/0"]
+    assert [(row["name"], row["tree"], row["relation"]) for row in index.rows(Query(parent="zoo/1/2"))] == [
+        ("zoo/1/3", 4, "subagent")
+    ]
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz"])
+def test_what_is_deleted_or_redacted_stays_so_when_the_index_is_made_anew(suffix: str, tmp_path: Path) -> None:
+    file, secret = tmp_path / f"made{suffix}", 'pass"word'
+    write_members(file, [line_of(rollout(n, turn(f"print({n})", f"{secret} {n}"))) for n in range(3)])
+    index = Index(tmp_path, tmp_path / "index.sqlite")
+    index.update()
+    first, second, _ = index.numbers(Query())
+    index.delete(first)
+    assert index.redact(index.number_of("zoo/1/1") or 0, secret) == 1
+    with pytest.raises(RecordError, match="does not stand"):
+        index.redact(index.number_of("zoo/1/1") or 0, secret)
+    for opened in (index, Index(tmp_path, tmp_path / "anew.sqlite")):
+        opened.update()
+        assert [row["name"] for row in opened.rows(Query(sort="name"))] == ["zoo/1/1", "zoo/1/2"]
+        assert [row["name"] for row in opened.rows(Query(text=secret))] == ["zoo/1/2"]
+        assert b"[redacted] 1" in opened.line(opened.number_of("zoo/1/1") or 0)
+    if suffix == ".jsonl":
+        with alone(tmp_path), pytest.raises(CheckpointError, match="at work"):
+            index.delete(index.number_of("zoo/1/2") or 0)
+    assert second
+
+
+def test_a_redacted_segment_has_no_ids_that_tell_it(tmp_path: Path) -> None:
+    made = rollout(0, turn("print(1)", "1"))
+    held = Segment("sampled", "the key is abc", (1, 2, 3), (-0.1, -0.2, -0.3))
+    jsonl.write(tmp_path / "made.jsonl", [replace(made, turns=(replace(made.turns[0], segments=(held,)),))])
+    index = Index(tmp_path, tmp_path / "index.sqlite")
+    index.update()
+    index.redact(1, "abc")
+    (read,) = jsonl.read(tmp_path / "made.jsonl")
+    assert read.turns[0].segments[0] == Segment("sampled", "the key is [redacted]")
