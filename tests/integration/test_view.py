@@ -8,8 +8,11 @@ import os
 import shutil
 import threading
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +20,10 @@ import pytest
 from aiohttp import web
 
 from retcon.core.types import Observation, Provenance, RepairRecord, Segment, ToolCall, TrainingRecord, Trajectory, Turn
+from retcon.report.view.export import write_view
 from retcon.report.view.server import Viewer, make_app
 from retcon.store import jsonl
+from retcon.store.index import Query
 from retcon.store.jsonl import line_of
 from retcon.store.members import write_members
 
@@ -137,26 +142,84 @@ def test_tags_are_kept_beside_the_run_and_filter(address: str, run: Path) -> Non
     assert json.loads((run / "notes.jsonl").read_text())["note"] == "look again"
 
 
+def send(url: str, **about: Any) -> Any:
+    headers = {"Content-Type": "application/json"}
+    asked = urllib.request.Request(url, json.dumps(about).encode(), headers)
+    with urllib.request.urlopen(asked, timeout=60) as answer:
+        return json.load(answer)
+
+
+def test_a_program_runs_again_in_the_sandbox(address: str) -> None:
+    at = {"run": 0, "id": 1, "turn": 0, "call": 0}
+    failed = send(address + "api/replay", **at, attempt=0)
+    assert (failed["status"], failed["error_type"]) == ("error", "NameError")
+    assert send(address + "api/replay", **at, attempt=-1)["text"] == "zebra"
+    assert send(address + "api/replay", **at, attempt=-1, code="print(6 * 7)")["text"] == "42"
+    with pytest.raises(urllib.error.HTTPError, match="400"):
+        send(address + "api/counterfactuals", run=0, id=1, turn=0)  # the run has no checkpoint
+
+
+def test_requests_of_other_pages_change_nothing(address: str) -> None:
+    headers = {"Content-Type": "application/json", "Origin": "http://elsewhere.example"}
+    about = json.dumps({"run": 0, "id": 1}).encode()
+    for what in ("change", "replay", "counterfactuals", "note"):
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            urllib.request.urlopen(urllib.request.Request(f"{address}api/{what}", about, headers), timeout=30)
+    assert get(address + "api/row?run=0&id=1")["name"] == "zoo/1/0"
+
+
+def test_a_rollout_is_redacted_and_deleted_and_its_link_still_finds_it(address: str, run: Path) -> None:
+    assert send(address + "api/change", run=0, id=3, text="print(1)")["count"] == 2
+    again = get(address + "api/row?run=0&id=3&name=zoo/1/2")
+    assert (again["name"], again["id"] != 3) == ("zoo/1/2", True)
+    assert "[redacted]" in json.dumps(get(address + f"api/line?run=0&id={again['id']}"))
+    send(address + "api/change", run=0, id=again["id"])
+    assert len(list(jsonl.read(run / "trajectories/step-000001.jsonl"))) == 300
+
+
+def test_a_selection_is_exported_as_pairs_demonstrations_and_parquet(address: str, tmp_path: Path) -> None:
+    def export(**query: str) -> bytes:
+        url = address + "api/export?" + urllib.parse.urlencode(query)
+        return bytes(urllib.request.urlopen(url, timeout=60).read())
+
+    (pair,) = map(json.loads, export(format="pairs", text="zebra").splitlines())
+    assert ("print(zebra)" in pair["rejected"], "print('zebra')" in pair["chosen"]) == (True, True)
+    assert [json.loads(line)["id"] for line in export(format="demonstrations").splitlines()] == ["zoo/1/0"]
+    parquet = pytest.importorskip("pyarrow.parquet")
+    (tmp_path / "some.parquet").write_bytes(export(format="parquet", text="zebra"))
+    assert parquet.read_table(tmp_path / "some.parquet").column("id").to_pylist() == ["zoo/1/0"]
+    with pytest.raises(urllib.error.HTTPError, match="400") as refused:
+        export(format="pairs", verdict="wrong")
+    assert b"no pairs in this selection" in refused.value.read()
+
+
 def chromium() -> str:
     return os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser") or ""
 
 
-@pytest.fixture
-def page(address: str) -> Iterator[Any]:
+@contextmanager
+def browsing(address: str, **about: Any) -> Iterator[Any]:
     sync_api = pytest.importorskip("playwright.sync_api", reason="the page is tested with playwright (pip install it)")
     if not chromium():
         pytest.skip("the page is tested in Chromium (apt-get install chromium, or CHROMIUM=its path)")
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox", "--disable-gpu"])
-        opened = browser.new_page(viewport={"width": 1300, "height": 800})
+        opened = browser.new_page(**{"viewport": {"width": 1300, "height": 800}, **about})
         opened.set_default_timeout(60_000)
         wrong: list[str] = []
         opened.on("pageerror", lambda error: wrong.append(str(error)))
-        opened.on("request", lambda asked: asked.url.startswith((address, "data:")) or wrong.append(asked.url))
+        here = (address.removesuffix("index.html"), "data:")
+        opened.on("request", lambda asked: asked.url.startswith(here) or wrong.append(asked.url))
         opened.goto(address)
         yield opened
         browser.close()
         assert wrong == [], "errors, and requests to other places"
+
+
+@pytest.fixture
+def page(address: str) -> Iterator[Any]:
+    with browsing(address) as opened:
+        yield opened
 
 
 def test_by_keyboard_from_a_search_to_the_tokens_of_a_splice(page: Any) -> None:
@@ -201,3 +264,69 @@ def test_a_line_of_ten_megabytes_is_cut_and_the_last_row_is_reached(page: Any) -
     page.keyboard.press("Enter")
     page.wait_for_selector("button.more")
     assert "10,000,000 characters" in page.inner_text("button.more >> nth=-1")
+
+
+def test_an_exported_view_opens_from_disk(run: Path, tmp_path: Path) -> None:
+    viewer = Viewer([run])
+    viewer.runs[0].index.update()
+    numbers = viewer.runs[0].index.numbers(Query())
+    assert write_view(viewer, tmp_path / "out", [numbers[:40]]) == 40
+    with browsing((tmp_path / "out/index.html").as_uri()) as page:
+        page.wait_for_selector("[aria-rowcount='41']")
+        page.keyboard.press("/")
+        page.keyboard.type("zebr")
+        page.wait_for_selector("[aria-rowcount='2']")
+        assert page.inner_text(".cell em") == "in words, code, output"
+        page.keyboard.press("Escape")
+        page.focus(".rows")
+        page.keyboard.press("Enter")
+        page.wait_for_selector(".side .call.failed")
+        assert page.query_selector(".replay, .note") is None
+        page.click("text=does it come back?")
+        page.wait_for_selector("[aria-rowcount='2']")
+        page.evaluate("location.hash = '#/one/0/9?name=zoo%2F1%2F30'")
+        page.wait_for_selector("text=zoo/1/30")
+        page.keyboard.press("p")
+        page.wait_for_selector("text=1 of 40")
+
+
+def test_failures_lead_to_their_rollouts_and_a_program_is_replayed(page: Any) -> None:
+    page.wait_for_selector("[data-column=name]")
+    page.keyboard.press("f")
+    page.click(".message a:has-text('NameError')")
+    page.wait_for_selector("[aria-rowcount='2']")
+    page.click("[role=row] [data-column=name]")
+    page.click(".call.failed button:has-text('replay')")
+    page.click("text=run in the sandbox")
+    page.wait_for_selector(".replay .seen:has-text('NameError')")
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (390, "light"), (1300, "dark"), (1300, "light")])
+def test_no_page_is_wider_than_the_screen(address: str, width: int, scheme: str) -> None:
+    with browsing(address, viewport={"width": width, "height": 800}, color_scheme=scheme) as page:
+        page.wait_for_selector("[data-column=name]")
+        for where in ("list?failed=1", "one/0/1", "group/0/zoo/1", "failures", "problems", "runs"):
+            page.evaluate("where => { location.hash = '#/' + where }", where)
+            page.wait_for_selector("main h1, main .status b")
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, where
+            dark = page.evaluate("getComputedStyle(document.body).backgroundColor") != "rgb(255, 255, 255)"
+            assert dark == (scheme == "dark")
+
+
+def test_rollouts_appear_while_a_run_is_being_written(page: Any, run: Path) -> None:
+    page.wait_for_selector("[aria-rowcount='302']")
+    more = [replace(rollout(n, turn("print(2)", "2")), id=f"zoo/2/{n}") for n in range(5)]
+    write_members(run / "trajectories/step-000002.jsonl.zst", map(line_of, more))
+    page.wait_for_selector("[aria-rowcount='307']")
+
+
+def test_a_truncated_and_a_damaged_file_are_shown_as_far_as_they_go(run: Path) -> None:
+    file = run / "trajectories/step-000002.jsonl.gz"
+    write_members(file, [line_of(replace(rollout(n, turn("2", "2")), id=f"zoo/2/{n}")) for n in range(9)])
+    (run / "trajectories/step-000003.jsonl.gz").write_bytes(file.read_bytes()[:-30])
+    (run / "trajectories/step-000004.jsonl.gz").write_bytes(file.read_bytes() + b"damage" * 99)
+    viewer = Viewer([run])
+    viewer.runs[0].index.update()
+    (about,) = viewer.overview()
+    assert about["rollouts"] > 301 + 9 + 9
+    assert "step-000004.jsonl.gz: " in "".join(about["problems"])

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
+from urllib.parse import urlencode
 
 import typer
 
@@ -34,6 +35,15 @@ def view(
     token: Annotated[
         str, typer.Option("--token", help="In the page's address; random by default.", show_default=False)
     ] = "",
+    export: Annotated[
+        Path | None,
+        typer.Option(
+            "--export",
+            metavar="DIR",
+            help="Write the page with all that it shows; DIR/index.html opens without a server.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Look at rollouts and curves in a browser: search, compare, and see what was repaired, kept and dropped."""
     import socket
@@ -47,6 +57,14 @@ def view(
         if not root.exists():
             raise RecordError(f"{root} does not exist")
     viewer = Viewer(roots)
+    if export is not None:
+        from retcon.report.view.export import write_view
+
+        for run in viewer.runs:
+            run.index.update()
+        count = write_view(viewer, export)
+        typer.echo(f"{counted(count, 'rollout')}: open {export / 'index.html'}")
+        return
     opened = socket.socket()
     opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -95,7 +113,14 @@ def show(
     ] = "",
     verdict: Annotated[str, typer.Option("--verdict", metavar="HOW", help="right or wrong.")] = "",
     dropped: Annotated[bool, typer.Option("--dropped", help="Made in training and not trained on.")] = False,
+    tree: Annotated[
+        str, typer.Option("--tree", metavar="N|N-M|N-", help="With so many rollouts in its tree; 2- has sub-calls.")
+    ] = "",
     sort: Annotated[str, typer.Option("--sort", metavar="KEY", help="Such as reward or -tokens, largest first.")] = "",
+    delete: Annotated[bool, typer.Option("--delete", help="Take the trajectory ID out of its file.")] = False,
+    redact: Annotated[
+        str, typer.Option("--redact", metavar="TEXT", help="Replace a text wherever it stands in the trajectory ID.")
+    ] = "",
 ) -> None:
     """List the trajectories of a run or file, or show one before and after purification."""
     from rich.console import Console
@@ -107,11 +132,16 @@ def show(
     check_useful("--first-repaired", first_repaired and id is not None, f"{id} is named already")
     check_useful("--limit", one and limit is not None, "it is of the list, and one trajectory is asked for")
     query = Query(
-        text=grep, failed=failed, error=error, step=_steps(step), group=group, repair=repaired, verdict=verdict,
-        dropped=dropped, sort=sort or "id",
+        text=grep, failed=failed, error=error, step=_bounds("--step", step), group=group, repair=repaired,
+        verdict=verdict, dropped=dropped, tree=_bounds("--tree", tree), sort=sort or "id",
     )  # fmt: skip
     filtered = query != Query()
     check_useful("FILTER", one and filtered, "filters are of the list, and one trajectory is asked for")
+    for option, given in (("--delete", delete), ("--redact", bool(redact))):
+        check_useful(option, given and id is None, "it is of one trajectory: name it by its ID")
+    if id is not None and (delete or redact):
+        typer.echo(_change(file, id, redact))
+        return
     console = Console()
     if not one and not filtered and not file.is_dir():
         bad = _list(console, file, LINES if limit is None else limit)
@@ -134,14 +164,28 @@ def show(
     console.print((show_purification if repaired_turn else show_trajectory)(trajectory))
 
 
-def _steps(text: str) -> tuple[int, int] | None:
-    """`30`, or `30-39`. Raises typer.BadParameter."""
-    if not text:
-        return None
-    first, _, last = text.partition("-")
-    if not (first.isdecimal() and (last or first).isdecimal()):
-        raise typer.BadParameter(f"{text} is no step, nor two such as 30-39", param_hint="--step")
-    return int(first), int(last or first)
+def _bounds(option: str, text: str) -> tuple[int, int] | None:
+    """Read `30`, `30-39` or `30-`. Raises typer.BadParameter."""
+    from retcon.store.index import between
+
+    if text and between(text) is None:
+        raise typer.BadParameter(f"{text} is no number, nor two such as 30-39", param_hint=option)
+    return between(text)
+
+
+def _change(root: Path, id: str, redact: str) -> str:
+    """Delete a trajectory, or redact a text in it; say what was done."""
+    from retcon.store.index import Index
+
+    index = Index(root)
+    index.update()
+    number = index.number_of(id)
+    if number is None:
+        raise RecordError(f"{root}: no trajectory '{id}', or several begin so; `retcon show {root}` lists all")
+    if not redact:
+        index.delete(number)
+        return f"{id}: deleted"
+    return f"{id}: replaced {counted(index.redact(number, redact), 'time')}"
 
 
 def _in_folder(folder: Path, id: str | None) -> Trajectory:
@@ -286,7 +330,8 @@ def report(
     pictures = draw_runs(viewed, out)
     shown = {run.name: some_trajectories(run) for run in viewed}
     commands = [line for _, lines in repeated.values() for line in lines]
-    page = runs_page(viewed, {curve: file.read_bytes() for curve, file in pictures.items()}, shown, commands)
+    links = _write_shown(viewed, shown, out)
+    page = runs_page(viewed, {curve: file.read_bytes() for curve, file in pictures.items()}, shown, commands, links)
     write_whole(out / PAGE, page)
     for file, text in written.items():
         write_whole(file, text)
@@ -296,6 +341,33 @@ def report(
             at = "" if run.steps is None else f"step {len(run.metrics)} of {run.steps}, "
             console.print(f"{run.name}: {at}not finished")
     console.print(f"page: {out / PAGE}\npictures: {len(pictures)} PNGs beside it")
+
+
+def _write_shown(
+    runs: Sequence[Viewed], shown: Mapping[str, tuple[Trajectory | None, Sequence[Trajectory]]], out: Path
+) -> dict[str, dict[str, str]]:
+    """Write the trajectories that a page shows, with their siblings, as a view beside it; return links to them."""
+    from retcon.report.view.export import write_view
+    from retcon.report.view.server import Viewer
+    from retcon.store.index import Query
+
+    links: dict[str, dict[str, str]] = {}
+    with_some = [run for run in runs if any(one is not None for one in (shown[run.name][0], *shown[run.name][1]))]
+    if not with_some:
+        return links
+    viewer, only = Viewer([run.folder for run in with_some]), []
+    for number, (run, viewed) in enumerate(zip(with_some, viewer.runs, strict=True)):
+        viewed.index.update()
+        first, others = shown[run.name]
+        wanted: dict[int, None] = {}
+        for one in (*([first] if first else []), *others):
+            step = one.provenance.step
+            found = Query(task=one.task, step=None if step is None else (step, step))
+            wanted |= dict.fromkeys(viewed.index.numbers(found))
+            links.setdefault(run.name, {})[one.id] = f"view/index.html#/one/{number}/0?{urlencode({'name': one.id})}"
+        only.append(list(wanted))
+    write_view(viewer, out / "view", only)
+    return links
 
 
 def _recipe_names(runs: Sequence[str]) -> dict[str, str]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -34,29 +37,56 @@ def write_inspect_logs(folder: Path, tasks: Sequence[Task]) -> list[Path]:
 
     Raises MissingExtra without inspect_ai, CheckpointError and RecordError for a broken folder, StorageError.
     """
-    try:
-        from inspect_ai.log import write_eval_log
-    except ImportError:
-        raise MissingExtra(f"logs of Inspect need the inspect_ai package: {how_to_install('inspect')}") from None
+    _check_inspect()
     result, paths = read_result(folder / "result.json"), []
     known = {task.id: task for task in tasks}
     for name, setting in result.settings.items():
         rollouts = list(jsonl.read(folder / f"trajectories-{name}.jsonl"))
         paths.append(folder / f"{name}{SUFFIX}")
-        with explained(paths[-1]):
-            write_eval_log(_log(result, setting, rollouts, known), str(paths[-1]))
+        _write_log(paths[-1], _spec(result, setting, rollouts), rollouts, known)
     return paths
 
 
-def _log(result: Result, setting: Setting, rollouts: Sequence[Trajectory], tasks: Mapping[str, Task]) -> Any:
-    from inspect_ai.log import EvalConfig, EvalDataset, EvalLog, EvalResults, EvalSpec, EvalStats
-    from inspect_ai.model import GenerateConfig, ModelUsage
+def write_rollouts_log(path: Path, rollouts: Sequence[Trajectory], name: str) -> None:
+    """Write any rollouts as one log of Inspect; its scanners and viewers read it.
 
-    card, now = card_of(result), datetime.now(UTC).isoformat(timespec="seconds")
+    Args:
+        name: of the run, which is the task's in the log.
+
+    Raises MissingExtra without inspect_ai, StorageError.
+    """
+    _check_inspect()
+    from inspect_ai.log import EvalConfig, EvalDataset, EvalSpec
+
+    names = Counter(t.task for t in rollouts)
+    spec = EvalSpec(
+        created=_now(),
+        task=name,
+        model=next((t.provenance.model for t in rollouts if t.provenance.model), "retcon"),
+        dataset=EvalDataset(name=name, samples=len(names), sample_ids=list(names)),
+        config=EvalConfig(epochs=max(names.values(), default=1)),
+    )
+    _write_log(path, spec, rollouts, {})
+
+
+def _check_inspect() -> None:
+    if find_spec("inspect_ai") is None:
+        raise MissingExtra(f"logs of Inspect need the inspect_ai package: {how_to_install('inspect')}")
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _spec(result: Result, setting: Setting, rollouts: Sequence[Trajectory]) -> Any:
+    from inspect_ai.log import EvalConfig, EvalDataset, EvalSpec
+    from inspect_ai.model import GenerateConfig
+
+    card = card_of(result)
     benchmark = card.get("benchmark") or {}
     names = list(dict.fromkeys(t.task for t in rollouts))
-    spec = EvalSpec(
-        created=now,
+    return EvalSpec(
+        created=_now(),
         task=str(benchmark.get("name") or Path(str(card.get("tasks", "retcon"))).name),
         model=result.checkpoint,
         dataset=EvalDataset(
@@ -67,16 +97,31 @@ def _log(result: Result, setting: Setting, rollouts: Sequence[Trajectory], tasks
         packages={name: version for name, version in card.get("versions", {}).items() if name != "python"},
         metadata={key: value for key, value in card.items() if key not in ("settings", "cost")},
     )
-    samples = [_sample(trajectory, tasks.get(trajectory.task), result.checkpoint) for trajectory in rollouts]
+
+
+def _write_log(path: Path, spec: Any, rollouts: Sequence[Trajectory], tasks: Mapping[str, Task]) -> None:
+    from inspect_ai.log import EvalLog, EvalResults, EvalStats, write_eval_log
+    from inspect_ai.model import ModelUsage
+
+    taken: set[tuple[str, int]] = set()  # in a training a problem comes back at another step
+    samples = []
+    for trajectory in rollouts:
+        epoch = (trajectory.provenance.index or 0) + 1
+        while (trajectory.task, epoch) in taken:
+            epoch += 1
+        taken.add((trajectory.task, epoch))
+        samples.append(_sample(trajectory, tasks.get(trajectory.task), spec.model, epoch))
     graded = [sample for sample in samples if sample.scores]
-    usage = {result.checkpoint: sum((s.model_usage[result.checkpoint] for s in samples), ModelUsage())}
-    return EvalLog(
+    usage = {spec.model: sum((s.model_usage[spec.model] for s in samples), ModelUsage())}
+    log = EvalLog(
         status="success",
         eval=spec,
         results=EvalResults(total_samples=len(samples), completed_samples=len(graded), scores=list(_scores(graded))),
-        stats=EvalStats(started_at=now, completed_at=now, model_usage=usage),
+        stats=EvalStats(started_at=spec.created, completed_at=spec.created, model_usage=usage),
         samples=samples,
     )
+    with explained(path):
+        write_eval_log(log, str(path))
 
 
 def _scores(samples: Sequence[Any]) -> Iterator[Any]:
@@ -98,7 +143,7 @@ def _scores(samples: Sequence[Any]) -> Iterator[Any]:
         )
 
 
-def _sample(trajectory: Trajectory, task: Task | None, model: str) -> Any:
+def _sample(trajectory: Trajectory, task: Task | None, model: str, epoch: int) -> Any:
     from inspect_ai.log import EvalSample, EvalSampleLimit
     from inspect_ai.model import ChatMessageSystem, ChatMessageUser, ModelOutput, ModelUsage
     from inspect_ai.scorer import Score
@@ -120,12 +165,11 @@ def _sample(trajectory: Trajectory, task: Task | None, model: str) -> Any:
         scores = {name: Score(value="C" if said else "I", answer=trajectory.answer) for name, said in right.items()}
     final = trajectory.turns[-1].text if trajectory.turns else ""
     read, written = tokens_read(trajectory), trajectory.sampled_tokens
-    index = trajectory.provenance.index
     return EvalSample(
         id=trajectory.task,
-        epoch=(index or 0) + 1,
+        epoch=epoch,
         input=asked[-1].content,
-        target=task.answer if task else "",
+        target=task.answer if task else trajectory.expected or "",
         messages=messages,
         output=ModelOutput.from_content(model, without_turn_end(final)),
         scores=scores or None,
@@ -135,7 +179,7 @@ def _sample(trajectory: Trajectory, task: Task | None, model: str) -> Any:
         events=events,
         model_usage={model: ModelUsage(input_tokens=read, output_tokens=written, total_tokens=read + written)},
         limit=EvalSampleLimit(type=LIMITS[trajectory.stop], limit=0) if trajectory.stop in LIMITS else None,
-        uuid=trajectory.id,
+        uuid=hashlib.blake2b(f"{trajectory.id} {epoch}".encode(), digest_size=16).hexdigest(),  # names files of scout
     )  # fmt: skip
 
 

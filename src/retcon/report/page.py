@@ -64,17 +64,22 @@ def curves_of(pictures: Mapping[Curve, bytes], seeds: int) -> str:
     return f'<div class="curves">{images}</div><p class="soft">Thick line: running mean over 5 steps; {band}.</p>'
 
 
-def sides_of(trajectory: Trajectory) -> str:
-    """A trajectory as it was sampled, beside what is trained on."""
+def sides_of(trajectory: Trajectory, link: str = "") -> str:
+    """A trajectory as it was sampled, beside what is trained on. link: to it in a view."""
     before = "".join(_before(turn) for turn in trajectory.turns)
     after = "".join(block for turn in trajectory.turns for block in blocks_of(turn))
     return (
-        f'<p class="soft"><code>{escape(trajectory.id)}</code>. Red: sampled, failed, and taken out. '
+        f'<p class="soft">{_linked(trajectory, link)}. Red: sampled, failed, and taken out. '
         "Green: the later fix, put in its place.</p>"
         f'<div class="wide">{prompt_of(trajectory)}</div>'
         f'<div class="sides"><div><h3>As it was sampled</h3>{before}</div>'
         f"<div><h3>As it is trained on</h3>{after}</div></div>"
     )
+
+
+def _linked(trajectory: Trajectory, link: str) -> str:
+    name = f"<code>{escape(trajectory.id)}</code>"
+    return f'<a href="{escape(link)}">{name}</a>' if link else name
 
 
 def _before(turn: Turn) -> str:
@@ -246,9 +251,10 @@ def runs_page(
     pictures: Mapping[Curve, bytes],
     shown: Mapping[str, tuple[Trajectory | None, Sequence[Trajectory]]],
     commands: Sequence[str],
+    links: Mapping[str, Mapping[str, str]] | None = None,
 ) -> str:
-    """The whole page. pictures: PNGs. shown: run to `some_trajectories`. commands: what repeats the runs. Every text
-    that comes from a run is escaped."""
+    """The whole page. pictures: PNGs. shown: run to `some_trajectories`. commands: what repeats the runs. links: run to
+    the links of trajectories, by id. Every text that comes from a run is escaped."""
     going = [run for run in runs if not run.finished]
     title = ", ".join(run.name for run in runs)
     parts = [
@@ -268,9 +274,13 @@ def runs_page(
             continue
         of = f" of {escape(name)}" if len(runs) > 1 else ""
         parts.append(f"<h2>Trajectories{of}</h2>")
+        at = (links or {}).get(name, {})
+        if at:
+            parts.append('<p class="soft">Links open a trajectory among its siblings, without a server; all of them: '
+                         f"<code>retcon view {escape(name)}</code>.</p>")  # fmt: skip
         if first is not None:
-            parts += ["<h3>Repaired: before and after</h3>", sides_of(first)]
-        parts += [_one(trajectory) for trajectory in others]
+            parts += ["<h3>Repaired: before and after</h3>", sides_of(first, at.get(first.id, ""))]
+        parts += [_one(trajectory, at.get(trajectory.id, "")) for trajectory in others]
     parts += ["<h2>Repeat it</h2>", f"<pre>{escape(chr(10).join(commands))}</pre>"]
     return document(title, parts)
 
@@ -345,12 +355,12 @@ def _table(runs: Sequence[Viewed], rows: Sequence[tuple[str, Sequence[str]]]) ->
     return table_of(looks(run.name for run in runs), body)
 
 
-def _one(trajectory: Trajectory) -> str:
+def _one(trajectory: Trajectory, link: str) -> str:
     good = (trajectory.reward or 0) > 0
     said = "".join(block for turn in trajectory.turns for block in blocks_of(turn))
     return (
         f"<h3>{'Passed' if good else 'Failed'}</h3>"
-        f'<p class="soft"><code>{escape(trajectory.id)}</code>, reward {trajectory.reward:g}, stop {trajectory.stop}, '
+        f'<p class="soft">{_linked(trajectory, link)}, reward {trajectory.reward:g}, stop {trajectory.stop}, '
         f"{counted(trajectory.calls, 'call')}, {trajectory.failures} failed.</p>{prompt_of(trajectory)}{said}"
     )
 

@@ -6,12 +6,14 @@ import asyncio
 import heapq
 import json
 import secrets
+import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -19,14 +21,19 @@ from typing import Any
 from aiohttp import web
 
 from retcon.core.errors import RecordError, RetconError
+from retcon.core.types import Trajectory
 from retcon.report.runs import named
+from retcon.report.view.export import FORMATS, NAMES, Format, write_selection
 from retcon.runs.metrics import read_metrics
-from retcon.store.index import FACETS, Index, Query
+from retcon.store.index import FACETS, Index, Query, between
+from retcon.store.jsonl import read_line
 from retcon.store.lines import LineAppender
 
 REFRESH_SECONDS = 2.0
 """Between looks at files that may have grown."""
 MOST_ROWS = 500
+MOST_REPLAYS = 64
+"""Rollouts of each counterfactual that the page asks for at most."""
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -102,9 +109,10 @@ class Viewer:
             with run.lock:
                 total, problems = run.index.counts(Query()).total, run.index.problems()
             has = run.root.is_dir() and run.metrics_file.is_file()
+            checkpoint = any((run.root / name).is_dir() for name in ("final", "checkpoints"))
             finished = (run.root / "final").is_dir()
             found.append({"name": run.name, "rollouts": total, "problems": problems, "indexing": run.indexing,
-                          "metrics": has, "finished": finished})  # fmt: skip
+                          "metrics": has, "finished": finished, "checkpoint": checkpoint})  # fmt: skip
         return found
 
     def metrics(self, run: ViewedRun) -> list[Any]:
@@ -147,14 +155,40 @@ class Viewer:
                 facets[name].update(values)
         return {"total": total, "facets": facets, "indexing": any(run.indexing for run in self.runs)}
 
+    def steps(self, run: ViewedRun, asked: dict[str, str]) -> list[tuple[int, int]]:
+        """How many rollouts fit of each step."""
+        with run.lock:
+            return run.index.steps(self._tagged(run, self._query(asked)))
+
+    def failures(self, run: ViewedRun, asked: dict[str, str]) -> list[dict[str, Any]]:
+        with run.lock:
+            return run.index.failures(asked.get("text", ""))
+
+    def tasks(self, run: ViewedRun) -> list[dict[str, Any]]:
+        with run.lock:
+            return run.index.tasks()
+
+    def message(self, run: ViewedRun, asked: dict[str, str]) -> int | None:
+        """The id of the message with which a call failed."""
+        made = self._trajectory(run, int(asked["id"]))
+        turn, attempt, call = (int(asked[name]) for name in ("turn", "attempt", "call"))
+        at = made.turns[turn] if attempt < 0 else made.turns[turn].abandoned[attempt]
+        seen = at.observations[call]
+        with run.lock:
+            return run.index.message_of(seen.error_type or seen.status, seen.text)
+
+    def _trajectory(self, run: ViewedRun, number: int) -> Trajectory:
+        return read_line(self.line(run, number), run.name)
+
     def _query(self, asked: dict[str, str]) -> Query:
-        first, _, last = asked.get("step", "").partition("-")
-        step = (int(first), int(last or first)) if first.isdecimal() and (last or first).isdecimal() else None
-        plain = ("text", "field", "task", "group", "verdict", "stop", "error", "repair", "selection")
-        tag = asked.get("tag", "")
+        plain = ("text", "field", "task", "group", "verdict", "stop", "error", "repair", "selection", "parent")
+        tag, message = asked.get("tag", ""), asked.get("message", "")
         return Query(
             **{name: asked.get(name, "") for name in plain},  # type: ignore[arg-type]
-            step=step,
+            step=between(asked.get("step", "")),
+            tokens=between(asked.get("tokens", "")),
+            tree=between(asked.get("tree", "")),
+            message=int(message) if message.isdecimal() else None,
             failed="failed" in asked,
             dropped="dropped" in asked,
             names=(tag,) if tag else None,
@@ -171,6 +205,44 @@ class Viewer:
     def line(self, run: ViewedRun, number: int) -> bytes:
         with run.lock:
             return run.index.line(number)
+
+    def found(self, run: ViewedRun, asked: dict[str, str]) -> dict[str, Any]:
+        """A rollout's row, by its number; by its id, where an index made anew gave that number to another one."""
+        number, name = int(asked.get("id") or 0), asked.get("name", "")
+        with run.lock:
+            row = run.index.row(number)
+            if name and (row is None or row["name"] != name):
+                number = run.index.number_of(name) or 0
+                row = run.index.row(number)
+        if row is None:
+            raise RecordError(f"{run.root}: there is no rollout {name or number}")
+        return row
+
+    def change(self, run: ViewedRun, said: dict[str, Any]) -> dict[str, Any]:
+        """Delete a rollout, or redact a text in it, in its file."""
+        number, text = int(said["id"]), said.get("text")
+        with run.lock:
+            if text is None:
+                run.index.delete(number)
+                return {}
+            name = (run.index.row(number) or {}).get("name", "")
+            return {"count": run.index.redact(number, str(text)), "name": name}
+
+    def replay(self, run: ViewedRun, said: dict[str, Any]) -> dict[str, Any]:
+        """Run a call's program again in the sandbox."""
+        from retcon.report.view.replay import run_again
+
+        made, code = self._trajectory(run, int(said["id"])), said.get("code")
+        turn, attempt, call = (int(said[name]) for name in ("turn", "attempt", "call"))
+        again = asyncio.run(run_again(run.root, made, turn, attempt, call, None if code is None else str(code)))
+        return {"status": again.status, "error_type": again.error_type, "text": again.text, "seconds": again.seconds}
+
+    def counterfactuals(self, run: ViewedRun, said: dict[str, Any]) -> dict[str, Any]:
+        """Roll out what else could have happened at a failed turn."""
+        from retcon.report.view.replay import run_counterfactuals
+
+        times = min(max(int(said.get("times", 4)), 1), MOST_REPLAYS)
+        return run_counterfactuals(run.root, self._trajectory(run, int(said["id"])), int(said["turn"]), times)
 
     def notes(self, run: ViewedRun) -> dict[str, dict[str, Any]]:
         """Tags and notes by the rollout's id; the last line of each counts."""
@@ -198,9 +270,15 @@ class Viewer:
         if tokenizer is None:
             return None
         made = json.loads(self.line(run, number))
-        segments = [*made["prompt"], *(s for turn in made["turns"] for s in turn["segments"])]
-        pieces = {id: tokenizer.decode([id], skip_special_tokens=False) for s in segments for id in s.get("ids") or ()}
-        return [[pieces[id] for id in s.get("ids") or ()] for s in segments]
+        pieces = self.pieces(run, made, {})
+        return [[pieces[id] for id in s.get("ids") or ()] for s in _segments(made)]
+
+    def pieces(self, run: ViewedRun, made: dict[str, Any], known: Mapping[int, str]) -> dict[int, str]:
+        """The text of each token id of a trajectory that is not known yet; nothing without a tokenizer."""
+        if (tokenizer := self._tokenizer(run.root)) is None:
+            return {}
+        ids = {id for segment in _segments(made) for id in segment.get("ids") or ()} - known.keys()
+        return {id: tokenizer.decode([id], skip_special_tokens=False) for id in ids}
 
     def _tokenizer(self, root: Path) -> Any:
         if root not in self._tokenizers:
@@ -221,10 +299,17 @@ class Viewer:
             if chosen and int(chosen) != number:
                 continue
             with run.lock:
-                query = self._tagged(run, self._query(asked))
-                found = [row["id"] for row in run.index.rows(query, 1_000_000_000)]
+                found = run.index.numbers(self._tagged(run, self._query(asked)))
             for id in found:
                 yield self.line(run, id)
+
+    def write_export(self, format: Format, asked: dict[str, str], path: Path) -> None:
+        """Write the rollouts that fit to a file."""
+        write_selection(format, self.exported(asked), path, name=" ".join(run.name for run in self.runs))
+
+
+def _segments(made: dict[str, Any]) -> list[dict[str, Any]]:
+    return [*made["prompt"], *(segment for turn in made["turns"] for segment in turn["segments"])]
 
 
 def make_app(viewer: Viewer, token: str) -> web.Application:
@@ -249,20 +334,35 @@ def make_app(viewer: Viewer, token: str) -> web.Application:
         body = files("retcon.report.view").joinpath("static", found[0]).read_bytes()
         return web.Response(body=body, content_type=found[1], charset="utf-8", headers=HEADERS)
 
-    async def note(request: web.Request) -> web.Response:
-        said = await request.json()
-        if request.headers.get("Origin", "").partition("//")[2] not in ("", request.host):
-            return web.Response(status=403, headers=HEADERS)
-        await asyncio.to_thread(viewer.add_note, viewer.run(str(said["run"])), said)
-        return web.json_response({}, headers=HEADERS)
+    def changing(work: Callable[[ViewedRun, dict[str, Any]], Any]) -> Callable[[web.Request], Awaitable[web.Response]]:
+        async def handle(request: web.Request) -> web.Response:
+            if request.headers.get("Origin", "").partition("//")[2] not in ("", request.host):
+                return web.Response(status=403, headers=HEADERS)
+            said = await request.json()
+            asked = partial(work, viewer.run(str(said["run"])), said)
+            return await answering(lambda *_: asked() or {})(request)
+
+        return handle
 
     async def export(request: web.Request) -> web.StreamResponse:
-        disposition = {"Content-Disposition": 'attachment; filename="rollouts.jsonl"'}
-        response = web.StreamResponse(headers={**HEADERS, **disposition, "Content-Type": "application/x-ndjson"})
-        await response.prepare(request)
-        lines = viewer.exported(dict(request.query))
-        while (line := await asyncio.to_thread(next, lines, None)) is not None:
-            await response.write(line)
+        asked = dict(request.query)
+        format = asked.get("format", "jsonl")
+        if format not in FORMATS:
+            return web.json_response({"error": f"no format {format}"}, status=400, headers=HEADERS)
+        with tempfile.TemporaryDirectory(prefix="retcon-view-") as folder:
+            path = Path(folder) / NAMES[format]
+            try:
+                await asyncio.to_thread(viewer.write_export, format, asked, path)
+            except (RetconError, OSError) as error:
+                return web.Response(text=f"{error}\n", status=400, headers=HEADERS)
+            disposition = {"Content-Disposition": f'attachment; filename="{path.name}"'}
+            response = web.StreamResponse(
+                headers={**HEADERS, **disposition, "Content-Type": "application/octet-stream"}
+            )
+            await response.prepare(request)
+            with path.open("rb") as file:
+                while part := await asyncio.to_thread(file.read, 1 << 20):
+                    await response.write(part)
         return response
 
     def of_run(work: Callable[[ViewedRun, dict[str, str]], Any]) -> Callable[[web.Request], Awaitable[web.Response]]:
@@ -276,8 +376,16 @@ def make_app(viewer: Viewer, token: str) -> web.Application:
     app.router.add_get(f"/{token}/api/line", of_run(lambda run, asked: viewer.line(run, int(asked["id"]))))
     app.router.add_get(f"/{token}/api/tokens", of_run(lambda run, asked: viewer.tokens(run, int(asked["id"]))))
     app.router.add_get(f"/{token}/api/notes", of_run(lambda run, _: viewer.notes(run)))
+    app.router.add_get(f"/{token}/api/row", of_run(viewer.found))
+    app.router.add_get(f"/{token}/api/steps", of_run(viewer.steps))
+    app.router.add_get(f"/{token}/api/failures", of_run(viewer.failures))
+    app.router.add_get(f"/{token}/api/tasks", of_run(lambda run, _: viewer.tasks(run)))
+    app.router.add_get(f"/{token}/api/message", of_run(viewer.message))
     app.router.add_get(f"/{token}/api/export", export)
-    app.router.add_post(f"/{token}/api/note", note)
+    app.router.add_post(f"/{token}/api/note", changing(viewer.add_note))
+    app.router.add_post(f"/{token}/api/change", changing(viewer.change))
+    app.router.add_post(f"/{token}/api/replay", changing(viewer.replay))
+    app.router.add_post(f"/{token}/api/counterfactuals", changing(viewer.counterfactuals))
     app.router.add_get(f"/{token}/{{path:.*}}", static)
     return app
 

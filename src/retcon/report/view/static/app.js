@@ -31,12 +31,20 @@ const useRoute = () => {
   return route;
 };
 
-// ---- the server
+// ---- the server, or the files of an exported view
 
+const offline = window.retconOffline;
 async function ask(what, about = {}) {
+  if (offline) return offline(what, about);
   const kept = Object.entries(about).filter(([, value]) => value !== "" && value != null);
   const answer = await fetch(`api/${what}?${new URLSearchParams(kept)}`);
   const found = await answer.json();
+  if (!answer.ok) throw new Error(found.error || answer.statusText);
+  return found;
+}
+async function post(what, about) {
+  const answer = await fetch("api/" + what, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(about) });
+  const found = await answer.json().catch(() => ({}));
   if (!answer.ok) throw new Error(found.error || answer.statusText);
   return found;
 }
@@ -105,9 +113,10 @@ const COLUMNS = [
   ["name", "rollout", "wide"], ["question", "question", "wide soft"], ["step", "step", "num"], ["reward", "reward", "num"],
   ["answer", "answer", ""], ["expected", "expected", ""], ["failures", "failed", "num"], ["errors", "errors", ""],
   ["repair", "repair", ""], ["selection", "selection", ""], ["advantage", "advantage", "num"], ["turns", "turns", "num"],
-  ["tokens", "tokens", "num"], ["seconds", "seconds", "num"],
+  ["tokens", "tokens", "num"], ["seconds", "seconds", "num"], ["tree", "tree", "num"],
 ];
-const SORTABLE = new Set(["name", "step", "reward", "failures", "turns", "tokens", "advantage", "seconds"]);
+const SORTABLE = new Set(["name", "step", "reward", "failures", "turns", "tokens", "advantage", "seconds", "tree"]);
+const one = (row, query = {}) => address("one", [row.run, row.id], { ...query, name: row.name });
 const ROW = 30, PAGE = 100;
 
 function usePages(query, total, again) {
@@ -152,7 +161,7 @@ function List({ query, runs }) {
   }, []);
   const key = JSON.stringify(query);
   useEffect(() => { box.current.scrollTop = 0; choose(0); }, [key]);
-  const open = (found) => found && go("one", [found.run, found.id], { text: query.text });
+  const open = (found) => { if (found) location.hash = one(found, { text: query.text }); };
   const keyed = (event) => {
     const step = { ArrowDown: 1, j: 1, ArrowUp: -1, k: -1, PageDown: view.count - 3, PageUp: 3 - view.count, Home: -1e9, End: 1e9 }[event.key];
     if (event.key === "Enter") open(row(chosen));
@@ -179,7 +188,9 @@ function List({ query, runs }) {
     <${Filters} query=${query} counts=${counted.found} error=${counted.error} runs=${runs} />
     <section class="table">
       <p class="status" role="status">${counted.found ? html`<b>${total.toLocaleString()}</b> ${total === 1 ? "rollout" : "rollouts"}${counted.found.indexing ? ", still indexing" : ""}` : "…"}
-        ${" "}<a href=${"api/export?" + new URLSearchParams(query)} download>export as JSONL</a></p>
+        ${query.about && html` with a call that ended in <b>${visible(query.about)}</b>`}
+        ${!offline && html` <label>export as <select value="" onChange=${(e) => { location.assign("api/export?" + new URLSearchParams({ ...query, format: e.target.value })); e.target.value = ""; }}><option value=""></option>${EXPORTS.map(([value, title]) => html`<option value=${value}>${title}</option>`)}</select></label>`}</p>
+      ${Object.keys(query).some((name) => !["run", "sort", "step"].includes(name)) && runs.length > 0 && html`<${BySteps} query=${query} again=${total} />`}
       <div class="head" role="row" ref=${head}>${COLUMNS.map(([name, title, kind]) => SORTABLE.has(name)
         ? html`<button key=${name} class=${"cell " + kind} aria-label=${"sort by " + title} onClick=${() => amend({ sort: sort === "-" + name ? name : "-" + name })}>${title}${sort === name ? " ↑" : sort === "-" + name ? " ↓" : ""}</button>`
         : html`<span key=${name} class=${"cell " + kind}>${title}</span>`)}</div>
@@ -191,15 +202,35 @@ function List({ query, runs }) {
   </main>`;
 }
 
+const EXPORTS = [["jsonl", "JSON Lines"], ["parquet", "Parquet"], ["eval", "Inspect log (.eval)"], ["pairs", "pairs for retcon dpo"], ["demonstrations", "demonstrations for retcon sft (the right ones)"]];
+// How many rollouts of each step fit: a failure that was repaired and comes back is seen here.
+function BySteps({ query, again }) {
+  const { step, ...others } = query;
+  const found = useAnswer("steps", { ...others, run: query.run || "0" }, again).found;
+  if (!found || found.length < 2) return null;
+  return html`<${Bars} steps=${found} label="rollouts by step" go=${(first, last) => amend({ step: first === last ? first : `${first}-${last}` })} />`;
+}
+function Bars({ steps, label, go: open, small = false }) {
+  const first = steps[0][0], last = steps[steps.length - 1][0], wide = Math.max(1, Math.ceil((last - first + 1) / (small ? 40 : 100)));
+  const bins = Array.from({ length: Math.floor((last - first) / wide) + 1 }, () => [0, 0]);
+  steps.forEach(([step, count, repaired]) => { const bin = bins[Math.floor((step - first) / wide)]; bin[0] += count; bin[1] += repaired || 0; });
+  const most = Math.max(...bins.map(([count]) => count));
+  const title = (n) => { const from = first + n * wide, to = Math.min(last, from + wide - 1); return `${from === to ? "step " + from : `steps ${from} to ${to}`}: ${bins[n][0]}${bins[n][1] ? `, ${bins[n][1]} repaired` : ""}`; };
+  return html`<div class=${"bars" + (small ? " small" : "")} role="img" aria-label=${`${label}, steps ${first} to ${last}, at most ${most}`}>${bins.map(([count, repaired], n) => html`<span key=${n} title=${title(n)}
+    onClick=${open && (() => open(first + n * wide, Math.min(last, first + (n + 1) * wide - 1)))}><i style=${{ height: Math.round(100 * (count - repaired) / most) + "%" }}></i><i class="repaired" style=${{ height: Math.round(100 * repaired / most) + "%" }}></i></span>`)}</div>
+    ${!small && html`<p class="scale soft"><span>step ${first}</span><span>${last}</span></p>`}`;
+}
+
 const FACETS = [["verdict", "judged"], ["errors", "error"], ["repair", "repair"], ["selection", "selection"], ["stop", "ended by"]];
 function Filters({ query, counts, error, runs }) {
   const [text, setText] = useState(query.text || "");
-  const typed = useRef();
-  useEffect(() => setText(query.text || ""), [query.text]);
+  const typed = useRef(), sent = useRef(query.text || "");
+  // What was typed since the last search stays: only a text from elsewhere, such as the history, replaces it.
+  useEffect(() => { if ((query.text || "") !== sent.current) setText(sent.current = query.text || ""); }, [query.text]);
   const search = (value) => {
     setText(value);
     clearTimeout(typed.current);
-    typed.current = setTimeout(() => amend({ text: value }), 60);
+    typed.current = setTimeout(() => amend({ text: sent.current = value }), 60);
   };
   const field = (name, label, more = {}) => html`<label>${label}<input value=${query[name] || ""} onChange=${(e) => amend({ [name]: e.target.value.trim() })} ...${more} /></label>`;
   return html`<form class="filters" onSubmit=${(e) => e.preventDefault()} aria-label="filters">
@@ -210,7 +241,8 @@ function Filters({ query, counts, error, runs }) {
     <details open=${innerWidth > 700}><summary>filters${Object.keys(query).length ? ` (${Object.keys(query).length})` : ""}</summary>
     ${runs.length > 1 && html`<label>run<select value=${query.run || ""} onChange=${(e) => amend({ run: e.target.value })}>
       <option value="">all</option>${runs.map((run, n) => html`<option value=${String(n)}>${run.name}</option>`)}</select></label>`}
-    <div class="pair">${field("step", "step", { placeholder: "30 or 30-39" })}${field("task", "task")}${field("group", "group", { placeholder: "task/step" })}${field("tag", "tag")}</div>
+    <div class="pair">${field("step", "step", { placeholder: "30 or 30-39" })}${field("task", "task")}${field("group", "group", { placeholder: "task/step" })}${field("tag", "tag")}
+      ${field("tokens", "tokens", { placeholder: "0-4000" })}${field("tree", "tree size", { placeholder: "2-" })}</div>
     <label class="check"><input type="checkbox" checked=${"failed" in query} onChange=${(e) => amend({ failed: e.target.checked ? "1" : "" })} /> a call failed</label>
     <label class="check"><input type="checkbox" checked=${"dropped" in query} onChange=${(e) => amend({ dropped: e.target.checked ? "1" : "" })} /> dropped from training</label>
     ${FACETS.map(([facet, title]) => {
@@ -232,9 +264,12 @@ const written = (turn) => turn.segments.filter((s) => s.kind === "sampled" || s.
 const textOf = (turn) => written(turn).map((s) => s.text).join("");
 const codeOf = (call) => typeof call.arguments === "string" ? call.arguments : call.arguments.code ?? JSON.stringify(call.arguments, null, 1);
 
-function One({ run, id, find }) {
-  const line = useAnswer("line", { run, id });
-  const tokens = useAnswer("tokens", { run, id });
+function One({ run, id: given, name, find, runs }) {
+  const [changed, setChanged] = useState(0);
+  const row = useAnswer("row", { run, id: given, name }, changed).found;
+  const id = row?.id ?? given;
+  const line = useAnswer(row && "line", { run, id }, changed);
+  const tokens = useAnswer(row && "tokens", { run, id }, changed);
   const [mode, setMode] = useState("text");
   const made = line.found;
   useEffect(() => {
@@ -254,18 +289,19 @@ function One({ run, id, find }) {
     ["reward", html`<b class=${made.reward > 0 ? "right" : made.reward == null ? "" : "wrong"}>${number(made.reward)}</b>`], ["judged", made.reason], ["answer", made.answer],
     ["expected", made.expected], ["ended by", made.stop ?? "answer"], ["selection", made.selection && html`${made.selection} <span class="soft">${WHY[made.selection] || ""}</span>`],
     ["advantage", training.advantage == null ? null : number(training.advantage)], ["staleness", training.staleness], ["seconds", training.seconds], ["step", step],
-    ["parent", made.branch && `${made.branch.parent}, after turn ${made.branch.turns}`], ["weights", made.provenance?.model],
+    ["branched off", made.branch && `${made.branch.parent}, after turn ${made.branch.turns}`], ["weights", made.provenance?.model],
   ].filter(([, value]) => value != null && value !== "");
   return html`<main class="one">
     <h1>${visible(made.id)}</h1>
     <p class="tools"><a href=${address("group", [run, made.task, step ?? ""])}>its group (u)</a>
       ${[["text", "text (x)"], ["tokens", "tokens (t)"], ["raw", "raw JSON (r)"]].map(([name, title]) => html`<button aria-pressed=${mode === name} onClick=${() => setMode(name)}>${title}</button>`)}</p>
     <dl class="facts">${facts.map(([name, value]) => html`<div><dt>${name}</dt><dd dir="auto">${typeof value === "string" ? visible(value).slice(0, 2000) : value}</dd></div>`)}</dl>
-    <${Note} run=${run} id=${made.id} />
+    <${Tree} run=${run} row=${row} made=${made} />
+    ${!offline && html`<${Note} run=${run} id=${made.id} /><${Change} run=${run} id=${id} done=${() => setChanged((n) => n + 1)} />`}
     ${mode === "raw" ? html`<${Text} text=${JSON.stringify(made, null, 1)} find=${find} />`
       : mode === "tokens" ? html`<${Tokens} made=${made} pieces=${tokens.found} />`
       : html`<details open><summary>prompt</summary><${Text} text=${made.prompt.map((s) => s.text).join("")} find=${find} /></details>
-        ${made.turns.map((turn, n) => html`<${Turn} turn=${turn} number=${n + 1} run=${run} find=${find} />`)}`}
+        ${made.turns.map((turn, n) => html`<${Turn} turn=${turn} number=${n + 1} run=${run} id=${id} find=${find} checkpoint=${runs[run]?.checkpoint} />`)}`}
   </main>`;
 }
 const WHY = {
@@ -274,16 +310,75 @@ const WHY = {
   infrastructure: "lost to a fault", selection: "by the selection",
 };
 
-function Turn({ turn, number: n, run, find }) {
+// The rollouts that this one is a part of, or that are parts of it.
+function Tree({ run, row, made }) {
+  const children = useAnswer("rows", { run, parent: made.id, limit: 500 }).found || [];
+  const parent = useAnswer(row.parent && "row", { run, name: row.parent }).found;
+  if (!row.parent && !children.length) return null;
+  return html`<details class="tree" open><summary>its tree: ${row.tree} rollouts</summary>
+    ${row.parent && html`<p>${row.relation} of ${parent ? html`<a href=${one({ run, ...parent })}>${visible(parent.name)}</a>` : visible(row.parent)}${made.parent ? html`, turn ${made.parent.turn + 1}, call <code>${visible(made.parent.call)}</code>` : ""}</p>`}
+    <ul>${children.map((child) => html`<li key=${child.id}>${child.relation}: <a href=${one({ run, ...child })}>${visible(child.name)}</a> <span class="soft">${child.turns} turns, ${number(child.tokens)} tokens${child.reward == null ? "" : `, reward ${number(child.reward)}`}${child.errors && `, ${visible(child.errors)}`}</span> ${visible(child.answer ?? "")}</li>`)}</ul></details>`;
+}
+
+function Change({ run, id, done }) {
+  const [state, set] = useState("");
+  const change = async (about) => {
+    try {
+      const found = await post("change", { run, id, ...about });
+      if (about.text === undefined) return history.length > 1 ? history.back() : go("list");
+      set(`replaced ${found.count} times`);
+      done();
+    } catch (error) { set(error.message); }
+  };
+  const redact = () => { const text = prompt("Text to replace by [redacted] wherever it stands in this rollout, in its file as well:"); if (text) change({ text }); };
+  const remove = () => { if (confirm("Delete this rollout from its file?")) change({}); };
+  return html`<p class="tools"><button onClick=${redact}>redact a text…</button> <button onClick=${remove}>delete…</button> <span role="status" class="soft">${state}</span></p>`;
+}
+
+function Replay({ run, id, at, code }) {
+  const [open, setOpen] = useState(false), [state, set] = useState({});
+  const run_again = async (event) => {
+    event.preventDefault();
+    const text = new FormData(event.target).get("code");
+    set({ busy: true });
+    try { set({ found: await post("replay", { run, id, ...at, ...(text === code ? {} : { code: text }) }) }); } catch (error) { set({ error: error.message }); }
+  };
+  if (!open) return html` <button class="link" onClick=${() => setOpen(true)}>replay</button>`;
+  return html`<form class="replay" onSubmit=${run_again}><label>program<textarea name="code" rows=${Math.min(16, code.split("\n").length + 1)} defaultValue=${code}></textarea></label>
+    <button disabled=${state.busy}>run in the sandbox</button> <button type="button" onClick=${() => setOpen(false)}>close</button>
+    <div role="status">${state.busy ? "running…" : state.error ? html`<p class="error">${state.error}</p>` : state.found ? html`<p class="seen"><b>${state.found.status}${state.found.error_type ? ": " + visible(state.found.error_type) : ""}</b> <span class="soft">${number(state.found.seconds)} s, now</span></p><${Text} text=${state.found.text} />` : ""}</div></form>`;
+}
+
+const WAYS = { fresh: "a fresh try from the history before it", raw: "after the failed call", fixed: "after what was put in its place" };
+function Counterfactuals({ run, id, turn }) {
+  const [state, set] = useState({});
+  const roll = async () => {
+    set({ busy: true });
+    try { set({ found: await post("counterfactuals", { run, id, turn, times: 4 }) }); } catch (error) { set({ error: error.message }); }
+  };
+  if (state.found) return html`<div class="counterfactuals"><h3>what else could have happened, from ${state.found.checkpoint}</h3><table class="plain"><thead><tr><th>goes on</th><th>rollouts</th><th>right</th></tr></thead><tbody>
+    ${Object.entries(state.found.ways).map(([way, about]) => html`<tr><td>${WAYS[way] || way}<details><summary>how they went on</summary>${about.ends.map((end) => html`<h4>reward ${number(end.reward)}</h4><${Text} text=${end.text} />`)}</details></td><td class="num">${about.made}</td><td class="num">${about.passed}</td></tr>`)}</tbody></table></div>`;
+  return html`<p><button onClick=${roll} disabled=${state.busy}>what else could have happened?</button> <span role="status" class=${state.error ? "error" : "soft"}>${state.busy ? "rolling out from a checkpoint: this takes a while" : state.error || ""}</span></p>`;
+}
+
+function Turn({ turn, number: n, run, id, find, checkpoint }) {
   const repair = turn.repair, replaced = repair && ["shallow", "deep", "resampled", "described"].includes(repair.decision);
   return html`<section class="turn" aria-label=${"turn " + n}>
     <h2>turn ${n}${repair ? html` <span class=${"badge " + (replaced ? "repaired" : "")}>${repair.decision}</span> <span class="soft">${visible(repair.reason || "")}${repair.similarity != null ? `, similarity ${number(repair.similarity)}` : ""}, ${repair.attempts} ${repair.attempts === 1 ? "attempt" : "attempts"}</span>` : ""}</h2>
-    ${repair && turn.abandoned?.length ? html`<div class="sides"><div class="side"><h3>raw: as it was sampled</h3>${(replaced ? [] : [turn]).concat(turn.abandoned).map((attempt, k) => html`<h4>${k === 0 ? "the failure" : "attempt " + k}</h4><${Attempt} turn=${attempt} run=${run} find=${find} />`)}</div>
-      <div class="side"><h3>purified: what is learnt from</h3><${Attempt} turn=${turn} run=${run} find=${find} spliced=${replaced} /></div></div>`
-      : html`<${Attempt} turn=${turn} run=${run} find=${find} />`}
+    ${repair && turn.abandoned?.length ? html`<div class="sides"><div class="side"><h3>raw: as it was sampled</h3>${(replaced ? [] : [turn]).concat(turn.abandoned).map((attempt, k) => html`<h4>${k === 0 ? "the failure" : "attempt " + k}</h4><${Attempt} turn=${attempt} run=${run} id=${id} find=${find} at=${{ turn: n - 1, attempt: replaced ? k : k - 1 }} />`)}</div>
+      <div class="side"><h3>purified: what is learnt from</h3><${Attempt} turn=${turn} run=${run} id=${id} find=${find} spliced=${replaced} at=${{ turn: n - 1, attempt: -1 }} /></div></div>`
+      : html`<${Attempt} turn=${turn} run=${run} id=${id} find=${find} at=${{ turn: n - 1, attempt: -1 }} />`}
+    ${checkpoint && !offline && (replaced || turn.observations?.some(failed)) && html`<${Counterfactuals} run=${run} id=${id} turn=${n - 1} />`}
   </section>`;
 }
-function Attempt({ turn, run, find, spliced = false }) {
+const failed = (seen) => !["ok", "infrastructure"].includes(seen.status ?? "ok");
+const lastLine = (text) => text.trimEnd().split("\n").pop().trim();
+async function comesBack(run, id, at, seen) {
+  const message = await ask("message", { run, id, ...at });
+  const about = `${seen.error_type || seen.status}: ${lastLine(seen.text).slice(0, 160)}`;
+  go("list", [], message == null ? { run, error: seen.error_type || seen.status } : { run, message, about, sort: "step" });
+}
+function Attempt({ turn, run, id, find, at, spliced = false }) {
   const text = textOf(turn), first = turn.calls?.[0]?.char ?? text.length;
   const marks = spliced && written(turn).some((s) => s.kind === "spliced");
   return html`<div class=${"attempt" + (marks ? " spliced" : "")}>
@@ -291,10 +386,10 @@ function Attempt({ turn, run, find, spliced = false }) {
     ${text.slice(0, first).trim() && html`<${Text} text=${text.slice(0, first).trim()} find=${find} />`}
     ${(turn.calls || []).map((call, n) => {
       const seen = turn.observations?.[n];
-      const error = seen && !["ok", "infrastructure"].includes(seen.status ?? "ok");
+      const error = seen && failed(seen);
       return html`<div class=${"call" + (error ? " failed" : "")}><${Text} text=${codeOf(call)} code find=${find} />
         ${seen && html`<p class="seen"><span class=${error ? "wrong" : "right"}>${seen.status}${seen.error_type ? ": " + visible(seen.error_type) : ""}</span> <span class="soft">${number(seen.seconds ?? 0)} s</span>
-          ${error && html` <a href=${address("list", [], { run, error: seen.error_type || seen.status, text: (seen.text.trim().split("\n").pop() || "").slice(0, 200), field: "output" })}>does it come back?</a>`}</p>
+          ${error && html` <button class="link" onClick=${() => comesBack(run, id, { ...at, call: n }, seen)}>does it come back?</button>`}${!offline && html`<${Replay} run=${run} id=${id} at=${{ ...at, call: n }} code=${codeOf(call)} />`}</p>
           <${Text} text=${seen.text} find=${find} />`}</div>`;
     })}
     ${!turn.calls?.length && first < text.length && html`<${Text} text=${text.slice(first)} find=${find} />`}
@@ -343,8 +438,17 @@ function Tokens({ made, pieces }) {
   return html`<div class="tokens"><p class="tools">colour by ${Object.keys(COLOURS).map((name) => html`<button aria-pressed=${colour === name} onClick=${() => setColour(name)}>${name}</button>`)}</p>
     <p class="token-facts" role="status">${t ? html`<b>${visible(JSON.stringify(t.text ?? ""))}</b> id ${t.id} · ${t.kind} · log-prob ${number(t.logprob, 4)}${t.logprob != null ? ` (p ${number(Math.exp(t.logprob), 4)})` : ""}${t.before != null ? ` · under the lookahead's prefix ${number(t.before, 4)}` : ""} · advantage ${number(t.advantage)} · mask ${t.mask} · weight ${number(t.weight ?? (t.mask ? 1 : null))}${t.version != null ? ` · weights of step ${t.version}` : ""}`
       : `${all.length.toLocaleString()} tokens, ${all.filter((one) => one.mask).length.toLocaleString()} in the loss; point at one${pieces ? "" : " (no tokenizer found beside the run: ids are shown)"}`}</p>
+    <${Unlikely} all=${all} />
     <pre class="stream" onMouseOver=${over} onFocusIn=${over}>${all.slice(0, most).map((one, n) => html`<span tabindex=${n === 0 ? 0 : -1} data-n=${n} key=${n} class=${"token " + COLOURS[colour](one)}>${one.text === undefined ? one.id + " " : visible(one.text)}</span>`)}</pre>
     ${all.length > most && html`<button class="more" onClick=${() => setMost(most * 10)}>show more of ${all.length.toLocaleString()} tokens</button>`}</div>`;
+}
+
+// The tokens of a splice that the model would not have written itself after the purified history.
+function Unlikely({ all }) {
+  const found = all.filter((t) => t.kind === "spliced" && t.logprob != null).sort((a, b) => a.logprob - b.logprob).slice(0, 8);
+  if (!found.length) return null;
+  return html`<details class="unlikely"><summary>the least likely tokens of the splice, under the purified prefix</summary><table class="plain"><thead><tr><th>token</th><th>id</th><th>p, purified prefix</th><th>p, as it was sampled</th></tr></thead><tbody>
+    ${found.map((t) => html`<tr><td><code>${visible(JSON.stringify(t.text ?? t.id))}</code></td><td class="num">${t.id}</td><td class="num">${number(Math.exp(t.logprob), 4)}</td><td class="num">${t.before == null ? "–" : number(Math.exp(t.before), 4)}</td></tr>`)}</tbody></table></details>`;
 }
 
 function Note({ run, id }) {
@@ -354,8 +458,7 @@ function Note({ run, id }) {
   const save = async (event) => {
     event.preventDefault();
     const form = new FormData(event.target), tags = form.get("tags").split(/[\s,]+/).filter(Boolean);
-    const answer = await fetch("api/note", { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ run, id, tags, note: form.get("note") }) });
-    setSaved(answer.ok ? "saved" : "not saved: " + answer.statusText);
+    await post("note", { run, id, tags, note: form.get("note") }).then(() => setSaved("saved"), (error) => setSaved("not saved: " + error.message));
   };
   return html`<form class="note" onSubmit=${save}><label>tags <input name="tags" key=${"t" + (notes.key || "")} defaultValue=${(there.tags || []).join(" ")} value=${(there.tags || []).join(" ")} /></label>
     <label>note <input name="note" value=${there.note || ""} /></label><button>save</button> <span role="status" class="soft">${saved}</span></form>`;
@@ -363,28 +466,31 @@ function Note({ run, id }) {
 
 // ---- a group
 
-function Group({ run, task, step }) {
-  const rows = useAnswer("rows", { run, group: step === "" ? task : `${task}/${step}`, limit: 500, sort: "-reward" }).found;
+// Siblings of a prompt at a step; without a run, all rollouts of a problem in all runs.
+function Group({ run, task, step, runs }) {
+  const rows = useAnswer("rows", { run, ...(step === "" ? { task } : { group: `${task}/${step}` }), limit: 500, sort: "-reward" }).found;
   const [pair, setPair] = useState([]);
   if (!rows) return html`<main class="one"><p>…</p></main>`;
   const kept = rows.filter((row) => row.selection === "kept" || !row.selection);
-  const mean = rows.reduce((sum, row) => sum + (row.reward ?? 0), 0) / (rows.length || 1);
-  const pick = (row) => setPair((now) => now.includes(row.id) ? now.filter((n) => n !== row.id) : [...now, row.id].slice(-2));
+  const mean = (some) => number(some.reduce((sum, row) => sum + (row.reward ?? 0), 0) / (some.length || 1));
+  const key = (row) => `${row.run}/${row.id}`;
+  const pick = (row) => setPair((now) => now.some((other) => key(other) === key(row)) ? now.filter((other) => key(other) !== key(row)) : [...now, row].slice(-2));
+  const several = run === "" && runs.length > 1;
   return html`<main class="one"><h1>${visible(task)}${step !== "" ? `, step ${step}` : ""}</h1>
-    <p>${rows.length} rollouts, ${kept.length} kept; mean reward ${number(mean)}; expected <b>${visible(rows[0]?.expected ?? "–")}</b></p>
-    <table class="plain"><thead><tr><th>diff</th><th>rollout</th><th>reward</th><th>answer</th><th>advantage</th><th>failed</th><th>errors</th><th>repair</th><th>turns</th><th>tokens</th><th>kept or dropped, and why</th></tr></thead>
-    <tbody>${rows.map((row) => html`<tr key=${row.id} class=${row.selection && row.selection !== "kept" ? "dropped" : ""}>
-      <td><input type="checkbox" aria-label=${"compare " + row.name} checked=${pair.includes(row.id)} onChange=${() => pick(row)} /></td>
-      <td><a href=${address("one", [run, row.id])}>${visible(row.name)}</a></td><td class=${"num " + row.verdict}>${number(row.reward)}</td><td>${visible(row.answer ?? "–")}</td><td class="num">${number(row.advantage)}</td>
+    <p>${rows.length} rollouts, ${kept.length} kept; mean reward ${several ? runs.map((about, n) => `${about.name}: ${mean(rows.filter((row) => row.run === n))}`).join(", ") : mean(rows)}; expected <b>${visible(rows[0]?.expected ?? "–")}</b></p>
+    <table class="plain"><thead><tr><th>diff</th>${several && html`<th>run</th>`}<th>rollout</th><th>reward</th><th>answer</th><th>advantage</th><th>failed</th><th>errors</th><th>repair</th><th>turns</th><th>tokens</th><th>kept or dropped, and why</th></tr></thead>
+    <tbody>${rows.map((row) => html`<tr key=${key(row)} class=${row.selection && row.selection !== "kept" ? "dropped" : ""}>
+      <td><input type="checkbox" aria-label=${"compare " + row.name} checked=${pair.some((other) => key(other) === key(row))} onChange=${() => pick(row)} /></td>${several && html`<td>${visible(runs[row.run]?.name ?? "")}</td>`}
+      <td><a href=${one(row)}>${visible(row.name)}</a></td><td class=${"num " + row.verdict}>${number(row.reward)}</td><td>${visible(row.answer ?? "–")}</td><td class="num">${number(row.advantage)}</td>
       <td class="num">${row.failures}</td><td>${visible(row.errors)}</td><td>${row.repair}</td><td class="num">${row.turns}</td><td class="num">${number(row.tokens)}</td><td>${row.selection || "–"} <span class="soft">${WHY[row.selection] || ""}</span></td></tr>`)}</tbody></table>
-    ${pair.length === 2 && html`<${Diff} run=${run} one=${pair[0]} other=${pair[1]} />`}
+    ${pair.length === 2 && html`<${Diff} one=${pair[0]} other=${pair[1]} runs=${runs} />`}
   </main>`;
 }
-function Diff({ run, one, other }) {
-  const a = useAnswer("line", { run, id: one }).found, b = useAnswer("line", { run, id: other }).found;
+function Diff({ one: first, other, runs }) {
+  const a = useAnswer("line", { run: first.run, id: first.id }).found, b = useAnswer("line", { run: other.run, id: other.id }).found;
   if (!a || !b) return null;
   const lines = (made) => made.turns.flatMap((turn, n) => [`— turn ${n + 1}`, ...textOf(turn).split("\n"), ...(turn.observations || []).flatMap((o) => o.text.split("\n").map((l) => "  > " + l))]).slice(0, 2000);
-  return html`<section><h2>${visible(a.id)} → ${visible(b.id)}</h2><pre class="diff">${compare(lines(a), lines(b)).map(([sign, text]) => html`<span class=${"d" + (sign === "-" ? "minus" : sign === "+" ? "plus" : "")}>${sign} ${visible(text)}\n</span>`)}</pre></section>`;
+  return html`<section><h2>${[first, other].map((row, n) => html`${n ? " → " : ""}${first.run === other.run ? "" : visible(runs[row.run]?.name ?? "") + ": "}${visible((n ? b : a).id)}`)}</h2><pre class="diff">${compare(lines(a), lines(b)).map(([sign, text]) => html`<span class=${"d" + (sign === "-" ? "minus" : sign === "+" ? "plus" : "")}>${sign} ${visible(text)}</span>`)}</pre></section>`;
 }
 // Longest common subsequence over lines.
 function compare(a, b) {
@@ -398,6 +504,58 @@ function compare(a, b) {
     else found.push(["+", b[j++]]);
   }
   return found;
+}
+
+// ---- failures: which messages there are, and whether they come back after they were repaired
+
+const chosenRun = (runs, query) => query.run && query.run < runs.length ? +query.run : 0;
+const RunChoice = ({ runs, query }) => runs.length > 1 && html`<label>run <select value=${String(chosenRun(runs, query))} onChange=${(e) => amend({ run: e.target.value })}>${runs.map((run, n) => html`<option value=${String(n)}>${run.name}</option>`)}</select></label>`;
+const FAILURE_SORTS = { count: "failures", repaired: "repaired", later: "after the first repair" };
+function Failures({ runs, query }) {
+  const run = chosenRun(runs, query), asked = useAnswer("failures", { run, text: query.text });
+  const [text, setText] = useState(query.text || "");
+  const sort = query.sort || "count", rows = [...(asked.found || [])].sort((a, b) => (b[sort] ?? -1) - (a[sort] ?? -1));
+  const open = (row) => address("list", [], { run: runs.length > 1 ? run : "", message: row.id, about: `${row.error}: ${row.text}`.slice(0, 160), sort: "step" });
+  return html`<main class="one"><h1>failures</h1><p>Failed calls by their error and the last line of their output; digits count as equal.</p>
+    <p class="tools"><${RunChoice} runs=${runs} query=${query} /><label>with <input type="search" id="search" aria-label="text of the message" value=${text} onInput=${(e) => { setText(e.target.value); amend({ text: e.target.value }); }} /></label>
+      sort by ${Object.entries(FAILURE_SORTS).map(([name, title]) => html`<button aria-pressed=${sort === name} onClick=${() => amend({ sort: name })}>${title}</button>`)}</p>
+    ${asked.error && html`<p class="error">${asked.error}</p>`}
+    <table class="plain"><thead><tr><th>failure</th><th>calls</th><th>repaired</th><th>after the first repair</th><th>steps</th><th>by step</th></tr></thead><tbody>${rows.map((row) => html`<tr key=${row.id}>
+      <td class="message"><a href=${open(row)}>${visible(row.error)}</a> ${visible(row.text.startsWith(row.error) ? row.text.slice(row.error.length + 1) : row.text)}</td><td class="num">${number(row.count)}</td><td class="num">${number(row.repaired)}</td>
+      <td class="num">${row.later == null ? html`<span class="soft">never repaired</span>` : number(row.later)}</td><td class="num">${row.first == null ? "–" : `${row.first}–${row.last}`}</td><td>${row.steps.length > 1 && row.first != null && html`<${Bars} steps=${row.steps} label="failures by step" small />`}</td></tr>`)}</tbody></table>
+    ${asked.found && !rows.length && html`<p class="empty">No call failed${query.text ? " so" : ""}.</p>`}</main>`;
+}
+
+// ---- problems: how often each is solved, in each run, and how it fails
+
+function Problems({ runs, query }) {
+  const [tables, setTables] = useState([]);
+  useEffect(() => { Promise.all(runs.map((_, n) => ask("tasks", { run: n }))).then(setTables, () => {}); }, [runs.map((run) => run.rollouts).join()]);
+  const tasks = useMemo(() => {
+    const found = new Map();
+    tables.forEach((rows, n) => rows.forEach((row) => { if (!found.has(row.task)) found.set(row.task, []); found.get(row.task)[n] = row; }));
+    return [...found];
+  }, [tables]);
+  const rate = (row) => row ? row.right / row.rollouts : null;
+  const spread = (rows) => { const rates = [...rows].map(rate).filter((r) => r != null); return Math.max(...rates) - Math.min(...rates); };
+  const least = (rows) => Math.min(...[...rows].map((row) => rate(row) ?? 1));
+  const sort = query.sort || (runs.length > 1 ? "difference" : "least"), most = +(query.most || 200);
+  const wanted = tasks.filter(([task, rows]) => (!query.text || task.includes(query.text)) && (!("never" in query) || [...rows].every((row) => !row?.right)));
+  wanted.sort(([, a], [, b]) => sort === "difference" ? spread(b) - spread(a) : least(a) - least(b));
+  return html`<main class="one"><h1>problems</h1>
+    <p class="tools"><label>with <input type="search" id="search" aria-label="text of the problem's id" value=${query.text || ""} onInput=${(e) => amend({ text: e.target.value })} /></label>
+      <label><input type="checkbox" checked=${"never" in query} onChange=${(e) => amend({ never: e.target.checked ? "1" : "" })} /> never right</label>
+      sort by ${[["least", "least solved"], ["difference", "difference of runs"]].map(([name, title]) => html`<button aria-pressed=${sort === name} onClick=${() => amend({ sort: name })}>${title}</button>`)}
+      <span role="status">${wanted.length.toLocaleString()} of ${tasks.length.toLocaleString()}</span></p>
+    <table class="plain"><thead><tr><th>problem</th>${runs.map((run) => html`<th>right${runs.length > 1 ? ": " + run.name : ""}</th>`)}<th>errors</th><th>ended by</th></tr></thead><tbody>${wanted.slice(0, most).map(([task, rows]) => html`<tr key=${task}>
+      <td><a href=${address("group", [runs.length > 1 ? "" : 0, task, ""])}>${visible(task)}</a></td>${runs.map((_, n) => html`<td class=${"num " + (rows[n]?.right ? "" : "wrong")}>${rows[n] ? `${rows[n].right} of ${rows[n].rollouts}` : "–"}</td>`)}
+      <td>${summed(rows, "errors")}</td><td>${summed(rows, "ends")}</td></tr>`)}</tbody></table>
+    ${wanted.length > most && html`<button class="more" onClick=${() => amend({ most: most * 5 })}>show more</button>`}</main>`;
+}
+function summed(rows, name) {
+  const found = {};
+  for (const row of rows) for (const [value, count] of Object.entries(row?.[name] || {})) found[value] = (found[value] || 0) + count;
+  return Object.entries(found).sort((a, b) => b[1] - a[1]).slice(0, 4).map(([value, count]) => `${visible(value)} ${count}`).join(", ");
 }
 
 // ---- runs
@@ -461,7 +619,8 @@ function App() {
     const keyed = (event) => {
       if (event.target.matches?.("input, textarea, select") || event.ctrlKey || event.metaKey || event.altKey) { if (event.key === "Escape") event.target.blur(); return; }
       if (event.key === "/") { event.preventDefault(); document.getElementById("search")?.focus(); }
-      if (event.key === "g") go("runs");
+      const page = { g: "runs", f: "failures", p: "problems" }[event.key];
+      if (page) go(page);
       if (event.key === "l") go("list");
       if (event.key === "Escape" && parse().page !== "list") history.back();
     };
@@ -470,11 +629,13 @@ function App() {
   }, []);
   useEffect(() => { if (page === "list" && document.activeElement === document.body) document.querySelector(".rows")?.focus({ preventScroll: true }); }, [page, runs.length > 0]);
   const tab = (name, title) => html`<a href=${address(name)} aria-current=${page === name ? "page" : undefined}>${title}</a>`;
-  return html`<header><b>retcon view</b><nav aria-label="pages">${tab("list", "rollouts (l)")}${tab("runs", "runs (g)")}</nav>
+  return html`<header><b>retcon view</b><nav aria-label="pages">${tab("list", "rollouts (l)")}${tab("failures", "failures (f)")}${tab("problems", "problems (p)")}${tab("runs", "runs (g)")}</nav>
       <span class="soft names">${runs.map((run) => visible(run.name)).join(", ")}</span></header>
     ${asked.error && html`<p class="error" role="alert">The server does not answer (${asked.error}): is retcon view still running?</p>`}
-    ${page === "one" ? html`<${One} run=${parts[0]} id=${parts[1]} find=${query.text || ""} key=${parts.join("/")} />`
-      : page === "group" ? html`<${Group} run=${parts[0]} task=${parts[1]} step=${parts[2] ?? ""} />`
+    ${page === "one" ? html`<${One} run=${parts[0]} id=${parts[1]} name=${query.name || ""} find=${query.text || ""} runs=${runs} key=${parts.join("/")} />`
+      : page === "group" ? html`<${Group} run=${parts[0]} task=${parts[1]} step=${parts[2] ?? ""} runs=${runs} />`
+      : page === "failures" && runs.length ? html`<${Failures} runs=${runs} query=${query} />`
+      : page === "problems" && runs.length ? html`<${Problems} runs=${runs} query=${query} />`
       : page === "runs" ? html`<${Runs} runs=${runs} query=${query} />`
       : html`<${List} query=${query} runs=${runs} />`}`;
 }
