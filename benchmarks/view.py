@@ -3,19 +3,25 @@
 
 benchmarks/view.py make 100000 runs/view          # a run folder with that many rollouts, about 6 KB each
 benchmarks/view.py index runs/view                # MB/s, and the slowest of 200 filters and searches
+benchmarks/view.py pictures runs/ours runs/theirs docs/images/view   # of docs/view.md: playwright, CHROMIUM=its path
+benchmarks/view.py storing recipes/mini/cleaner.toml MODEL runs/storing   # a training with all stored against nothing
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import resource
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from retcon.core.types import (
     Observation,
@@ -27,6 +33,7 @@ from retcon.core.types import (
     Trajectory,
     Turn,
 )
+from retcon.store import jsonl
 from retcon.store.index import Index, Query
 from retcon.store.jsonl import line_of
 from retcon.store.members import write_members
@@ -205,6 +212,92 @@ def _lines(file: Path) -> Iterator[bytes]:
     return (line for _, _, line in lines_at(file))
 
 
+def measure_storing(recipe: str, start: str, out: Path, steps: int, pairs: int) -> None:
+    """CPU seconds of a training with every rollout stored against none, in turns; the difference with its interval."""
+    import scipy.stats
+
+    seconds: dict[str, list[float]] = {"10": [], "0": []}
+    out.mkdir(parents=True, exist_ok=True)
+    for pair in range(pairs):
+        for keep in sorted(seconds, reverse=bool(pair % 2)):
+            folder = out / f"{pair}-{keep}"
+            words = ["train", recipe, f"rl.steps={steps}", f"run.keep_gb={keep}", "--from", start, "--out", str(folder)]
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
+            subprocess.run([sys.executable, "-m", "retcon", *words], check=True, stdout=subprocess.DEVNULL)
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            seconds[keep].append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+            print(f"pair {pair + 1}, run.keep_gb={keep}: {seconds[keep][-1]:.2f} CPU-s", flush=True)
+    ratios = [100 * (all / none - 1) for all, none in zip(seconds["10"], seconds["0"], strict=True)]
+    half = scipy.stats.t.ppf(0.95, pairs - 1) * statistics.stdev(ratios) / pairs**0.5
+    mean = statistics.fmean(ratios)
+    print(f"all stored costs {mean:+.2f} % of CPU time (90 % interval {mean - half:+.2f} to {mean + half:+.2f})")
+    from retcon.store.index import keep_indexed
+
+    files = sorted((out / "0-10" / "trajectories").iterdir())
+    spent = 0.0
+    for file in files:
+        rollouts = list(jsonl.read(file))
+        began = time.process_time()
+        write_members(out / "again" / "trajectories" / file.name, map(line_of, rollouts))
+        keep_indexed(out / "again")(out / "again" / "trajectories" / file.name)
+        spent += time.process_time() - began
+    whole = statistics.fmean(seconds["0"])
+    size = sum(file.stat().st_size for file in files) / sum(1 for file in files for _ in jsonl.read(file))
+    share = 100 * spent / whole
+    print(f"writing and indexing alone: {spent:.2f} CPU-s, {share:.2f} % of {whole:.1f}; {size:.0f} B a rollout")
+
+
+def take_pictures(ours: Path, theirs: Path, out: Path) -> None:
+    """Open the pages that answer docs/view.md's questions, on two runs of which `ours` repairs and selects by RoC."""
+    from playwright.sync_api import Page, sync_playwright
+
+    out.mkdir(parents=True, exist_ok=True)
+    words = [sys.executable, "-m", "retcon", "view", str(ours), str(theirs), "--port", "0", "--token", "pictures"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as server, sync_playwright() as playwright:
+        try:
+            address = (server.stdout or sys.stdin).readline().strip()
+            browser = playwright.chromium.launch(executable_path=os.environ["CHROMIUM"], args=["--no-sandbox"])
+
+            def opened(where: str, wait: str, height: int = 620, scheme: str = "light") -> Page:
+                size = {"width": 1200, "height": height}
+                page = browser.new_page(viewport=size, color_scheme=scheme)
+                page.set_default_timeout(120_000)
+                page.goto(address + where)
+                page.wait_for_selector(wait)
+                page.wait_for_timeout(1500)
+                return page
+
+            def keep(page: Page, name: str) -> None:
+                page.screenshot(path=out / f"{name}.png")
+                page.close()
+
+            keep(opened("#/failures?sort=later", ".bars"), "failures")
+            step = Index(ours).steps(Query(dropped=True))[-1][0]
+            row = Index(ours).rows(Query(selection="penalty", step=(step, step)))[0]
+            keep(opened(f"#/group/0/{quote(row['task'], safe='')}/{step}", "tr.dropped", 560), "group")
+            spliced = Index(ours).rows(Query(repair="shallow", verdict="right"))[0]
+            page = opened(f"#/one/0/{spliced['id']}", ".sides", 700)
+            keep(page, "spliced")
+            page = opened(f"#/one/0/{spliced['id']}", ".sides", 760, "dark")
+            page.keyboard.press("t")
+            page.click(".unlikely summary")
+            page.click("button:has-text('prefixes')")
+            page.mouse.wheel(0, -9999)
+            page.wait_for_timeout(300)
+            keep(page, "tokens")
+            page = opened("#/problems", ".plain td a")
+            page.click(".plain td a >> nth=0")
+            page.wait_for_selector("tbody input")
+            for run in (ours.name, theirs.name):
+                page.click(f"tr:has(td:text-is('{run}')) input >> nth=0")
+            page.wait_for_selector(".diff")
+            page.locator(".diff").scroll_into_view_if_needed()
+            keep(page, "arms")
+            keep(opened("#/problems?never=1&sort=least", ".plain td a", 420), "problems")
+        finally:
+            server.terminate()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -212,9 +305,23 @@ def main() -> None:
     one.add_argument("count", type=int)
     one.add_argument("out", type=Path)
     commands.add_parser("index").add_argument("run", type=Path)
+    one = commands.add_parser("pictures")
+    one.add_argument("ours", type=Path)
+    one.add_argument("theirs", type=Path)
+    one.add_argument("out", type=Path)
+    one = commands.add_parser("storing")
+    one.add_argument("recipe")
+    one.add_argument("start")
+    one.add_argument("out", type=Path)
+    one.add_argument("--steps", type=int, default=40)
+    one.add_argument("--pairs", type=int, default=5)
     given = parser.parse_args()
     if given.command == "make":
         make(given.count, given.out)
+    elif given.command == "pictures":
+        take_pictures(given.ours, given.theirs, given.out)
+    elif given.command == "storing":
+        measure_storing(given.recipe, given.start, given.out, given.steps, given.pairs)
     else:
         measure_index(given.run)
 
