@@ -54,7 +54,8 @@ def rollout(number: int, made: Turn, **more: Any) -> Trajectory:
 def run(tmp_path: Path) -> Path:
     folder = tmp_path / "mine"
     (folder / "trajectories").mkdir(parents=True)
-    (folder / "run.json").write_text("{}")
+    about = {"recipe": {"task": {"kind": "numbers", "name": "numbers"}}}  # as a manifest has it
+    (folder / "run.json").write_text(json.dumps(about), encoding="utf-8")
     lines = [{"step": n, "reward": n / 9, "wall_s": n * 2.0} for n in range(1, 9)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     failed = turn("print(zebra)", "name 'zebra' is not defined", "NameError")

@@ -415,8 +415,9 @@ def _repeat(run: Viewed, file: Path) -> tuple[Recipe | None, list[str]]:
     from retcon import __version__
     from retcon.config.load import complaint
     from retcon.config.schema import Recipe
+    from retcon.report.runs import recipe_sections
 
-    sections = {s: _without_name(s, keys) if isinstance(keys, dict) else keys for s, keys in run.recipe.items()}
+    sections = recipe_sections(run.recipe)
     try:
         recipe = Recipe.model_validate(sections)
     except ValidationError as error:
@@ -443,13 +444,3 @@ def _measured(run: Viewed, recipe: Recipe) -> str:
     if not is_url(measured):
         return measured
     return str(getattr(recipe.engine, "url", "MODEL")) if recipe.engine.kind == "openai" else "MODEL"
-
-
-def _without_name(section: str, keys: dict[str, object]) -> dict[str, object]:
-    """In a manifest `task.name` is what the tasks were called. It is a key of data's alone, and says nothing where they
-    are called so by themselves; but what somebody has named them is in their ids, and so in every seed."""
-    from retcon.tasks.data.rows import short_name
-
-    if section != "task" or (keys.get("kind") == "file" and keys.get("name") != short_name(str(keys.get("path", "")))):
-        return keys
-    return {k: v for k, v in keys.items() if k != "name"}

@@ -240,3 +240,19 @@ def _repairs(run: Viewed) -> bool:
     """Whether something in its trajectories may have been repaired, for all that its recipe says."""
     own = [part["repair"] for part in (run.recipe, *run.recipe.get("stages", ())) if "repair" in part]
     return run.kind != "rl" or not own or any(repair.get("kind") != "none" for repair in own)
+
+
+def recipe_sections(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """The recipe of a manifest as one that can be read again.
+
+    A manifest has in `task.name` what the tasks were called. It is a key of data's alone, and says nothing where they
+    are called so by themselves; a name that was chosen for them is in their ids, and in every seed.
+    """
+    from retcon.tasks.data.rows import short_name
+
+    task = recipe.get("task")
+    if not isinstance(task, dict):
+        return dict(recipe)
+    if task.get("kind") == "file" and task.get("name") != short_name(str(task.get("path", ""))):
+        return dict(recipe)
+    return {**recipe, "task": {key: value for key, value in task.items() if key != "name"}}

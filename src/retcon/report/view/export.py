@@ -94,9 +94,9 @@ def _write_files(viewer: Viewer, out: Path, only: Sequence[Sequence[int]] | None
         target = out / name
         target.parent.mkdir(exist_ok=True)
         target.write_bytes(static.joinpath(name).read_bytes())
-    page = static.joinpath("index.html").read_text("utf-8")
+    page = static.joinpath("index.html").read_text(encoding="utf-8")
     scripts = '<script src="offline.js"></script>\n<script src="data/runs.js"></script>\n<script src="app.js"></script>'
-    (out / "index.html").write_text(page.replace('<script src="app.js"></script>', scripts), "utf-8")
+    (out / "index.html").write_text(page.replace('<script src="app.js"></script>', scripts), encoding="utf-8")
     runs = [
         _write_run(viewer, number, out / "data", None if only is None else only[number])
         for number in range(len(viewer.runs))
@@ -139,12 +139,11 @@ def _write_run(viewer: Viewer, number: int, folder: Path, only: Sequence[int] | 
     if part:
         flush()
     return {"rows": [rows[id] for id in ids], "count": len(ids), "pieces": pieces or None, "chunks": chunk,
-            "metrics": viewer.metrics(run), "notes": viewer.notes(run), "failures": run.index.failures(),
-            "tasks": run.index.tasks()}  # fmt: skip
+            "metrics": viewer.metrics(run), "notes": viewer.notes(run), "failures": run.index.failures()}  # fmt: skip
 
 
 def _write_data(path: Path, name: str, value: object) -> None:
     """A script that hands a value to the page: `fetch` does not read files."""
     text = json.dumps(value, ensure_ascii=True, separators=(",", ":"))
     with explained(path):
-        path.write_text(f"retconData({json.dumps(name)},{text});\n", "utf-8")
+        path.write_text(f"retconData({json.dumps(name)},{text});\n", encoding="utf-8")

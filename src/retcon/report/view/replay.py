@@ -18,6 +18,7 @@ from retcon.build import build_tools, open_sandbox
 from retcon.config.schema import Recipe
 from retcon.core.errors import RecordError
 from retcon.core.types import REPLACED, Observation, Trajectory, Turn
+from retcon.report.runs import recipe_sections
 from retcon.tools.types import StatefulTool, TaskTool
 
 PROBLEMS = 20_000
@@ -30,7 +31,7 @@ def recipe_of(root: Path) -> Recipe:
     if not file.is_file():
         return Recipe()
     try:
-        return Recipe.model_validate(json.loads(file.read_bytes()).get("recipe", {}))
+        return Recipe.model_validate(recipe_sections(json.loads(file.read_bytes()).get("recipe", {})))
     except (ValueError, ValidationError) as error:
         raise RecordError(f"{file}: its recipe is not one of this version: {error}") from error
 

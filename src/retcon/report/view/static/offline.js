@@ -120,7 +120,18 @@ const answers = {
   metrics: (about) => all()[about.run].metrics,
   notes: (about) => all()[about.run].notes,
   failures: (about) => all()[about.run].failures.filter((one) => `${one.error}: ${one.text}`.toLowerCase().includes((about.text || "").toLowerCase())),
-  tasks: (about) => all()[about.run].tasks,
+  tasks: (about) => {
+    const tasks = new Map(), add = (counts, value) => { counts[value] = (counts[value] || 0) + 1; };
+    for (const row of all()[about.run].rows) {
+      if (!tasks.has(row.task)) tasks.set(row.task, { task: row.task, rollouts: 0, right: 0, errors: {}, ends: {} });
+      const task = tasks.get(row.task);
+      task.rollouts++;
+      task.right += row.verdict === "right";
+      add(task.ends, row.stop);
+      for (const error of row.errors.split(" ").filter(Boolean)) add(task.errors, error);
+    }
+    return [...tasks.values()];
+  },
 };
 window.retconOffline = async (what, about) => answers[what](Object.fromEntries(Object.entries(about).filter(([, value]) => value !== "" && value != null)));
 })();
