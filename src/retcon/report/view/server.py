@@ -184,7 +184,7 @@ class Viewer:
         plain = ("text", "field", "task", "group", "verdict", "stop", "error", "repair", "selection", "parent")
         tag, message = asked.get("tag", ""), asked.get("message", "")
         return Query(
-            **{name: asked.get(name, "") for name in plain},  # type: ignore[arg-type]
+            **{name: asked.get(name, "") for name in plain},
             step=between(asked.get("step", "")),
             tokens=between(asked.get("tokens", "")),
             tree=between(asked.get("tree", "")),
