@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from itertools import chain, islice
+from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -98,6 +98,7 @@ def _counterfactuals(root: Path, made: Trajectory, turn: int, times: int) -> dic
 
     from retcon.build import build_engine_chat, build_policy, build_tasks, open_context, open_graders, settle
     from retcon.evaluate.audit import FailedCall, replay
+    from retcon.tasks.registry import evaluation_tasks, training_prompts
 
     checkpoint = checkpoint_of(root, made.provenance.step)
     if checkpoint is None:
@@ -109,8 +110,11 @@ def _counterfactuals(root: Path, made: Trajectory, turn: int, times: int) -> dic
     recipe = recipe_of(root)
     family = build_tasks(recipe, checkpoint)
     recipe, _ = settle(recipe, checkpoint, family)
-    tasks = chain(family.evaluation(PROBLEMS, recipe.evaluate.seed), family.train(recipe.run.seed))
-    task = next((one for one in islice(tasks, 2 * PROBLEMS) if one.id == made.task), None)
+    trained = islice(training_prompts(family, recipe.run.seed), PROBLEMS)
+    task = next((one for one in trained if one.id == made.task), None)
+    if task is None:
+        held_out = evaluation_tasks(family, recipe.evaluate.problems, recipe.evaluate.seed)
+        task = next((one for one in held_out if one.id == made.task), None)
     if task is None:
         raise RecordError(f"problem {made.task} is not among the tasks of {root / 'run.json'}")
     chat = build_engine_chat(recipe, checkpoint, family)
