@@ -88,23 +88,6 @@ def test_a_program_that_was_only_thought_is_no_answer(end: str) -> None:
 
 
 @pytest.mark.parametrize("mark", ["</think>", "[/THINK]", "<|message|>"])
-def test_a_mark_within_a_program_ends_no_thought(mark: str) -> None:
-    program = f"def f(a):\n    return a.rpartition('{mark}')[2]"
-    listed = f"1. So:\n   ```python\n   {program.splitlines()[0]}\n   {program.splitlines()[1]}\n   ```\nDone."
-    drafts = (
-        "",
-        f"```python\n{DEFINES}\n``` is wrong.{mark}",
-        f"```python\n{DEFINES}\n{mark}\n",
-        f"```python\n{program}\n``` is wrong.{mark}```python\n{DEFINES}\n```{mark}",
-    )
-    for draft in drafts:
-        for block in (f"```python\n{program}\n```", listed, f"```py\n{program}\n```\n```python\n{USES}"):
-            assert answered_program(Reply(f"{draft}\n{block}"), read({"tests": "assert True"})) == program
-    stopped = f"```python\n{program}\n```{mark}I could not: ```python\n{program}"
-    assert answered_program(Reply(stopped), read(CALLED)) is None
-
-
-@pytest.mark.parametrize("mark", ["</think>", "[/THINK]", "<|message|>"])
 def test_a_block_left_open_in_a_thought_is_not_closed_by_the_answer(mark: str) -> None:
     thought = f"Let me try:\n```python\nprint(f(1)\n{mark}\nIt prints:\n"
     rollout = trajectory("t/0/0", turn(DEFINES, ""), answer(f"{thought}```\n2\n```"), reward=None)

@@ -284,15 +284,6 @@ def test_tools_that_fail_now_and_then_keep_their_state() -> None:
     }
 
 
-def test_rows_of_a_file_are_what_reset_gets(tmp_path: Path) -> None:
-    file = tmp_path / "rows.jsonl"
-    system = '[{"role": "system", "content": "Be exact."}, {"role": "user", "content": "Please: "}]'
-    file.write_text('{"prompt": "Go! ", "seed": 1}\n' + f'{{"prompt": {system}, "seed": 2}}\n')
-    recipe = recipe_of("Counter", "task.seeds=0", f'task.path="{file}"', "task.evaluation_share=0")
-    found = {(task.system, task.question) for task in build_tasks(recipe).train(0)}
-    assert found == {(None, "Go! Count to 6."), ("Be exact.", "Please: Count to 7.")}
-
-
 def test_rows_that_reset_does_not_take_are_refused_by_their_columns(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text('{"prompt": "Go!", "seed": 1}\n')

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import math
-import multiprocessing
-import os
-import threading
 from dataclasses import dataclass, replace
-from typing import Any, Unpack
+from typing import Any
 
 import pytest
 
 from comparing import answer, trajectory, turn
 from retcon.core.errors import InfrastructureFault, RecipeError
-from retcon.sandbox.types import Limits, Program, ProgramOptions, Result
-from retcon.tasks.graders import plain
 from retcon.tasks.graders.judge import read_verdict as judged
-from retcon.tasks.graders.mathematics import MathGrader
 from retcon.tasks.graders.mean import MeanGrader
 from retcon.tasks.grading.grading import GradeSettings, Grading, reward_of
 from retcon.tasks.grading.registry import Fault, Kind, Reply, Verdict, kinds
@@ -26,42 +20,6 @@ from retcon.tasks.registry import graded
 from retcon.tasks.types import Task
 
 TASK = Task("t/0", "which?", "B")
-
-
-class Waiting:
-    """A sandbox, and its one session: says what limits the cells had, and that all went well."""
-
-    id = "0"
-
-    def __init__(self) -> None:
-        self.limits: list[Limits | None] = []
-
-    async def session(self, *, limits: Limits | None = None) -> Waiting:
-        return self
-
-    async def run(self, program: str | Program, /, **options: Unpack[ProgramOptions]) -> Result:
-        self.limits.append(options.get("limits"))
-        return Result("ok", value="True")
-
-    async def checkpoint(self) -> str:
-        return "first"
-
-    async def rollback(self, checkpoint: str) -> None:
-        """Nothing changes."""
-
-    async def discard(self, checkpoint: str) -> None:
-        """Nothing is kept."""
-
-    async def close(self) -> None:
-        """Nothing is open."""
-
-
-def test_a_busy_machine_makes_no_fault_of_a_comparison() -> None:
-    """What is limited closely is the CPU time; the clock only ends what waits."""
-    sandbox = Waiting()
-    assert asyncio.run(MathGrader(sandbox, seconds=2.0, memory_mb=300).equal("x + 1", r"\boxed{1 + x}"))
-    warm, compared = sandbox.limits
-    assert (warm, compared) == (None, Limits(cpu_seconds=2.0, wall_seconds=20.0, memory_mb=300))
 
 
 def test_graders_are_found_in_their_folder() -> None:
@@ -262,42 +220,6 @@ def test_a_judges_verdict_is_its_last_line(said: str, score: float) -> None:
 def test_an_unreadable_verdict_is_a_fault(said: str) -> None:
     with pytest.raises(InfrastructureFault, match="no verdict"):
         judged(said)
-
-
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_process_that_is_forked_while_a_first_grade_begins_waits_for_no_thread(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    begun, go, here = threading.Event(), threading.Event(), os.getpid()
-
-    class Slow:
-        """Begins in this process once it may."""
-
-        def __init__(self, process: int) -> None:
-            if process == here:
-                begun.set()
-                go.wait(60)
-
-        def right(self, answer: str, reply: str, kind: str) -> bool:
-            return answer == reply
-
-    monkeypatch.setattr(plain, "_cached", Slow)
-    first = threading.Thread(target=plain.grade, kwargs={"answer": "7", "reply": "7"}, daemon=True)
-    first.start()
-    assert begun.wait(60)
-    given, said = multiprocessing.Pipe(duplex=False)
-    forked = multiprocessing.get_context("fork").Process(
-        target=lambda: said.send(plain.grade(answer="7", reply="7")), daemon=True
-    )
-    forked.start()
-    try:
-        assert given.poll(20), "it waits for a thread of its parent's"
-        assert given.recv() is True
-    finally:
-        forked.kill()
-        forked.join()
-        go.set()
-        first.join()
 
 
 @pytest.mark.parametrize("settings", [dict, {}, None, GradeSettings()])

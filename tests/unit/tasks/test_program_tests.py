@@ -47,16 +47,6 @@ def test_tests_are_read_as_data_sets_write_them() -> None:
     assert read(answer=json.dumps({"inputs": ["1"], "outputs": ["2"]})).cases == (Stdio("1", "2"),)
 
 
-def test_livecodebenchs_tests_are_read_packed_and_not() -> None:
-    public = json.dumps([{"input": "[1, 2]\n3", "output": "true", "testtype": "functional"}])
-    private = pack(json.dumps([{"input": '"a"\n4', "output": "[0.5]", "testtype": "functional"}]))
-    found = read(public_test_cases=public, private_test_cases=private, metadata=json.dumps({"func_name": "solve"}))
-    assert found.cases == (Call("solve", [[1, 2], 3], [True]), Call("solve", ["a", 4], [[0.5]]))
-    stdin = json.dumps([{"input": "1 2", "output": "3", "testtype": "stdin"}])
-    found = read(public_test_cases="[]", private_test_cases=pack(stdin), metadata="{}")
-    assert found.cases == (Stdio("1 2", "3", exact=True),)
-
-
 @pytest.mark.parametrize(
     ("case", "call"),
     [

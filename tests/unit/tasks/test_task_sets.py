@@ -6,11 +6,10 @@ import asyncio
 import contextlib
 import io
 import random
-import re
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import count, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from retcon.chat.tokenizer import ByteTokenizer
 from retcon.config.load import load_recipe
 from retcon.core.errors import RecipeError, TaskWarning
 from retcon.core.types import Segment, Trajectory, Turn
-from retcon.rollout.lengths import PATIENCE, check_lengths, fitting, prompt_ids
+from retcon.rollout.lengths import check_lengths, fitting, prompt_ids
 from retcon.tasks import registry as checked
 from retcon.tasks.data.settings import FileTaskSettings
 from retcon.tasks.data.tasks import DataTasks, Part
@@ -46,12 +45,12 @@ from retcon.tasks.kinds.numbers import (
     reply,
     write_code,
 )
-from retcon.tasks.registry import TaskSet, evaluation_tasks, graded, problems_of, task_set, training_prompts
+from retcon.tasks.registry import evaluation_tasks, graded, problems_of, task_set, training_prompts
 from retcon.tasks.types import Task, epochs
 
 sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
 
-from parts.corpus import documents, vocabulary  # benchmarks/parts/corpus.py
+from parts.corpus import documents  # benchmarks/parts/corpus.py
 
 MODULE = """
 from retcon.config.schema import TaskSection
@@ -96,21 +95,6 @@ def test_a_kind_that_builds_no_task_set(kind: str, told: str, tmp_path: Path, mo
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RecipeError, match=told):
         build_tasks(load_recipe(None, [f"task.kind=my_sets:{kind}"]))
-
-
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        (None, "returned None, where tasks"),
-        ([("a", "b")], r"gave \('a', 'b'\), where a retcon.Task belongs"),
-        ([Task("t/0", 7, "7")], "the question of task 't/0' is 7, where text belongs"),  # type: ignore[arg-type]
-    ],
-)
-def test_what_are_no_tasks(given: Any, told: str) -> None:
-    with pytest.raises(RecipeError, match=rf"test_task_sets:Own\.train\(seed\):? {told}"):
-        next(training_prompts(Own(given), 0))
-    with pytest.raises(RecipeError, match=rf"test_task_sets:Own\.evaluation\(count, seed\):? {told}"):
-        evaluation_tasks(Own(given), 1, 0)
 
 
 def judged(given: Any) -> tuple[Trajectory, list[str]]:
@@ -190,43 +174,6 @@ def test_all_problems_of_what_ends_are_evaluated_on(tmp_path: Path, monkeypatch:
     assert len(problems_of(every, FileTaskSettings(path=path, evaluation_share=1).open())) == 4
 
 
-class Broken(Own):
-    """Raises wherever it is asked."""
-
-    def train(self, seed: int) -> Any:
-        yield Task("t/0", "go", "7")
-        raise KeyError("row 2")
-
-    def evaluation(self, count: int, seed: int) -> Any:
-        raise OSError("no disk")
-
-
-@pytest.mark.parametrize("inside", [False, True])
-def test_one_that_raises_is_reported_by_its_own_name_and_line_also_among_files(inside: bool) -> None:
-    own = Broken(KeyError("x"))
-    named: TaskSet = own
-    if inside:  # as `task.path = "my_module:MyTasks"` makes of it
-        named = DataTasks("own", None, (Part("own", own),), (), {})
-    with pytest.raises(
-        RecipeError, match=r"^test_task_sets:Broken\.train\(seed\) raised KeyError: 'row 2' \(.*:\d+\)$"
-    ):
-        list(training_prompts(named, 0))
-    with pytest.raises(
-        RecipeError, match=r"^test_task_sets:Broken\.evaluation\(count, seed\) raised OSError: no disk "
-    ):
-        evaluation_tasks(named, 1, 0)
-    task = Task("t", "go", "7", meta={"family": "own"})
-    told: list[str] = []
-
-    async def main() -> None:
-        async with open_graded(named) as tasks:
-            made = trajectory("t/0", answer("7"), reward=None)
-            await graded(task, made, tasks.grade, lambda _, why: told.append(why))
-
-    asyncio.run(main())
-    assert re.fullmatch(r"test_task_sets:Broken\.grade raised KeyError: 'x' \(.*test_task_sets\.py:\d+\)", told[0])
-
-
 @pytest.mark.parametrize("given", [None, [{"question": "go"}], [Task("t/0", "go", 7)]])  # type: ignore[arg-type]
 def test_what_are_no_tasks_is_reported_by_its_own_name_among_files(given: Any) -> None:
     named = DataTasks("own", None, (Part("own", Own(given)),), (), {})
@@ -270,15 +217,6 @@ def test_all_tasks_come_equally_often_and_none_too_soon(case):
     assert max(often) - min(often) <= 2
 
 
-def test_fewer_tasks_than_a_step_draws_are_refused_with_their_number():
-    stream = epochs(lambda _: tasks(0, 1, 0), apart=3)
-    assert [next(stream).id, next(stream).id] == ["0", "1"]
-    with pytest.raises(RecipeError, match=r"ends after 2 different tasks, and a step can draw 3.*rl\.prompts"):
-        next(stream)
-    with pytest.raises(RecipeError, match="ends after 0 different tasks"):
-        next(epochs(lambda _: tasks(), apart=1))
-
-
 def worded(*lengths: int) -> list[Task]:
     return [Task(f"t{n}", "x" * length, "") for n, length in enumerate(lengths)]
 
@@ -291,36 +229,12 @@ def test_prompts_that_leave_no_room_are_left_out_or_refused():
     check_lengths(worded(5, 4), CHAT, room, "problems")
 
 
-def test_a_stream_of_which_nothing_fits_is_given_up():
-    shortest = prompt_ids(CHAT, worded(7)[0])
-    with pytest.raises(RecipeError, match=f"3 prompts in a row.* shortest has {shortest} tokens"):
-        next(fitting(worded(9, 7, 8), CHAT, 10))
-    endless = (Task(str(n), "x" * 20, "") for n in count())
-    with pytest.raises(RecipeError, match=f"{PATIENCE:,} prompts in a row"):
-        next(fitting(endless, CHAT, 10))
-
-
-def test_a_stream_is_not_given_up_for_what_it_leaves_out_here_and_there(monkeypatch):
-    monkeypatch.setattr("retcon.rollout.lengths.PATIENCE", 3)
-    room = prompt_ids(CHAT, worded(5)[0]) + 1
-    short, long = worded(5, 6)
-    assert list(fitting([short, long, long, short, long, long], CHAT, room)) == [short, short]
-    with pytest.raises(RecipeError, match="3 prompts in a row"):
-        list(fitting([short, long, long, long, short], CHAT, room))
-
-
 # The base model's corpus: seeded, and without what the base model must not know.
 
 
 def test_documents_repeat_with_their_seed_alone() -> None:
     assert list(islice(documents(3), 50)) == list(islice(documents(3), 50))
     assert list(islice(documents(3), 50)) != list(islice(documents(4), 50))
-
-
-def test_the_vocabulary_names_nothing_twice_but_by_its_space() -> None:
-    pieces = list(vocabulary())
-    assert len(pieces) == len(set(pieces))
-    assert {"7", "07", "007", "999", " gcd", "python", "```", "\n    "} <= set(pieces)
 
 
 # The number problems, their grader and the teacher's programs.
@@ -345,25 +259,6 @@ def test_a_stream_repeats_with_its_seed_and_keeps_x_in_range() -> None:
     assert all(X_MIN <= p.steps[0].value <= X_MAX for p in first)
     assert {p.steps[0].operation.name for p in first} == {o.name for o in OPERATIONS}
     assert {p.steps[1].operation.name for p in first} == {o.name for o in OPERATIONS}
-
-
-@pytest.mark.parametrize(
-    ("name", "args", "value"),
-    [
-        ("gcd", (4821, 1233), 3),
-        ("lcm", (12, 18), 36),
-        ("power", (17, 3, 997), 4913 % 997),
-        ("power_digits", (2, 10), 1 + 0 + 2 + 4),
-        ("primes", (2, 20), 8),
-        ("multiples", (7, 14, 30), 3),
-        ("squares", (4, 7), 30 % 7),
-        ("base_digits", (255, 16), 30),
-        ("divisors", (28,), 6),
-    ],
-)
-def test_values(name: str, args: tuple[int, ...], value: int) -> None:
-    operation = next(o for o in OPERATIONS if o.name == name)
-    assert operation.value(*args) == value
 
 
 def _printed(source: str) -> str | None:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
 from retcon.core.errors import TaskWarning
-from retcon.tasks.benchmarks import ALL, BENCHMARKS, Benchmark, fill_prompt
+from retcon.tasks.benchmarks import ALL, BENCHMARKS, fill_prompt
 from retcon.tasks.data.fields import DataError
 from retcon.tasks.data.settings import FileTaskSettings
 from retcon.tasks.graders.plain import grade
@@ -119,15 +117,6 @@ def test_a_missing_column_and_an_unknown_name_are_a_sentence_each(tmp_path: Path
         FileTaskSettings(benchmark="aime2")
     with pytest.raises(DataError, match=r"no tasks 'gsm9k' \(did you mean 'gsm8k'\?\)"):
         FileTaskSettings(path="gsm9k").open()
-
-
-def test_a_benchmark_of_another_module_is_one_instance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = ModuleType("my_benchmarks")
-    module.SUMS = Benchmark("sums", "me/sums", "0" * 40, "sums.jsonl", 1, "MIT", "mine", "none", "Sum: {question}")  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "my_benchmarks", module)
-    path = written(tmp_path, {"question": "1 + 1?", "answer": "2"})
-    settings = FileTaskSettings(benchmark="my_benchmarks:SUMS", path=path, evaluation_share=1)
-    assert settings.open().evaluation(1, 0)[0].question == "Sum: 1 + 1?"
 
 
 DATA = Path(__file__).parents[5] / "shared/data/eval"

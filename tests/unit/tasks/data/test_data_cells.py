@@ -5,11 +5,10 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from datafiles import ROWS, read, tasks, write
+from datafiles import read, tasks
 from retcon.tasks.data.fields import DataError
 
 SYSTEM = {"role": "system", "content": "Be brief."}
@@ -21,16 +20,6 @@ def table(path: Path, *cells: str, column: str = "messages", **more: str) -> str
     with path.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([[column, "answer", *more], *([cell, "42", *more.values()] for cell in cells)])
     return str(path)
-
-
-@pytest.mark.parametrize("as_text", [json.dumps, repr], ids=["JSON", "Python"])
-def test_so_are_the_objects_of_verl(as_text: Any, tmp_path: Path) -> None:
-    row = ROWS["verl"] | {"prompt": [ASKED]}
-    with (tmp_path / "a.csv").open("w", newline="", encoding="utf-8") as file:
-        cells = [one if isinstance(one, str) else as_text(one) for one in row.values()]
-        csv.writer(file).writerows([row, cells])
-    settings = {"split": "train"}
-    assert tasks(str(tmp_path / "a.csv"), **settings) == tasks(write(tmp_path / "a.jsonl", [row]), **settings)
 
 
 @pytest.mark.parametrize(
@@ -60,11 +49,3 @@ def test_what_cannot_be_read_is_refused_by_line_and_column(cell: str, told: str,
 )  # fmt: skip
 def test_a_question_that_begins_like_a_list_is_a_question(cell: str, tmp_path: Path) -> None:
     assert [task.question for task in tasks(table(tmp_path / "a.csv", cell, column="question"))] == [cell]
-
-
-def test_a_column_may_be_mapped_to_what_is_within_an_object(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"columns": {"question": "about.asked", "answer": "about.so.true"}}
-    row = {"about": {"asked": "What is 6 times 7?", "so": {"true": "42"}}}
-    with (tmp_path / "a.csv").open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([row, [json.dumps(row["about"])]])
-    assert tasks(str(tmp_path / "a.csv"), **settings) == tasks(write(tmp_path / "a.jsonl", [row]), **settings)

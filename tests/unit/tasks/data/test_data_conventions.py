@@ -91,12 +91,6 @@ def test_a_row_of_gpqa_without_an_option_is_refused_by_its_column(tmp_path: Path
         tasks(write(tmp_path / "a.jsonl", [{**ROWS["gpqa"], "Incorrect Answer 2": ""}]))
 
 
-@pytest.mark.parametrize(("options", "answer"), [([10, 20], 20), (["³", "²"], "²"), (["Q", "D"], "D")])
-def test_a_choice_that_is_no_index_is_found_by_its_text(options: Any, answer: Any, tmp_path: Path) -> None:
-    task = tasks(write(tmp_path / "a.jsonl", [{"question": "How many?", "options": options, "answer": answer}]))[0]
-    assert (task.answer, task.question.splitlines()[-1]) == ("B", f"B. {answer}")
-
-
 @pytest.mark.parametrize(
     ("options", "answer", "letter"),
     [

@@ -239,26 +239,6 @@ def test_half_of_a_character_is_a_question_mark_as_for_a_tokenizer(kind: str, tm
     assert task.meta["?"] == [{"x": "😀?"}]
 
 
-@pytest.mark.parametrize(
-    ("number", "answer"),
-    [
-        ("1e-7", "0.0000001"),
-        ("0.00001250", "0.0000125"),
-        ("1e16", "10000000000000000"),
-        ("-2.5e20", "-250000000000000000000"),
-        ("3.0", "3"),
-        ("[0.1]", "0.1"),
-        ("true", "True"),
-        ("12345678901234567890", "12345678901234567890"),
-    ],
-)
-def test_numbers_are_answers_in_plain_decimals(number: str, answer: str, tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text(f'{{"question": "x", "answer": {number}}}\n')
-    (tmp_path / "b.jsonl").write_text(f'{{"question": "x", "answer": {{"of": {number}}}}}\n')
-    assert [task.answer for task in tasks(str(tmp_path / "a.jsonl"))] == [answer]
-    assert [task.answer for task in tasks(str(tmp_path / "b.jsonl"), columns={"answer": "answer.of"})] == [answer]
-
-
 @pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
 def test_columns_of_bytes_and_of_short_floats_are_read_as_they_were_meant(name: str, tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow", reason="pyarrow, of the extra [formats], is not installed")
@@ -283,19 +263,6 @@ def columns(tmp_path: Path, name: str, **arrays: Any) -> str:
         with pyarrow.ipc.new_stream(tmp_path / name, table.schema) as writer:
             writer.write_table(table)
     return str(tmp_path / name)
-
-
-@pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
-def test_answers_of_several_types_are_what_their_json_says(name: str, tmp_path: Path) -> None:
-    """`datasets` and DuckDB write such a column as JSON text, with the extension type `arrow.json`."""
-    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow, of the extra [formats], is not installed")
-    answers = pyarrow.array(['"Paris"', "42", "null", "0.5", '"42"'], pyarrow.json_())
-    file = columns(tmp_path, name, question=["a", "b", "c", "d", "e"], answer=answers)
-    wanted = [("a", "Paris"), ("b", "42"), ("d", "0.5"), ("e", "42")]
-    assert [(one.question, one.answer) for one in tasks(file)] == wanted
-    truths = pyarrow.array([{"ground_truth": '"Paris"'}], pyarrow.struct({"ground_truth": pyarrow.string()}))
-    typed = truths.cast(pyarrow.struct({"ground_truth": pyarrow.json_()}))
-    assert tasks(columns(tmp_path, name, prompt=["a"], reward_model=typed))[0].answer == "Paris"
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])

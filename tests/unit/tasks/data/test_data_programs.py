@@ -11,34 +11,10 @@ import pytest
 
 from datafiles import ROWS, read, tasks, write
 from retcon.tasks.data.fields import DataError
-from retcon.tasks.data.settings import FileTaskSettings
 from retcon.tasks.grading.cases import Call, Stdio, read_tests
 
 CASE = {"input": "1", "output": "2"}
 CALLED = {"fn_name": "f", "inputs": [[1]], "outputs": [[2]]}
-PRINTS = "a program that reads standard input and prints the answer."
-
-
-@pytest.mark.parametrize(
-    ("row", "asked"),
-    [
-        ({"question": "Add.", "input_output": json.dumps({"inputs": ["1"], "outputs": ["2"]})}, PRINTS),
-        ({"question": "Add.", "starter_code": "def f(a):\n\t", "input_output": json.dumps(CALLED)},
-         "begins so:\n\n```python\ndef f(a):\n\t\n```"),
-        ({"question": "Add.", "starter_code": "", "input_output": CALLED}, "that defines `f`."),
-        ({"question": "Add.", "grader": "code", "tests": [CASE]}, PRINTS),
-        ({"question": "Add.", "answer": "", "tests": [CASE]}, PRINTS),
-        ({"problem": "Add.", "solutions": ["?"], "metadata": "{}", "tests": json.dumps([CASE])}, PRINTS),
-        ({"problem": "Add.", "tests": [{**CASE, "type": "function_call", "fn_name": "f"}]}, "that defines `f`."),
-        ({"question": "Write f.", "tests": "assert f(1) == 2"}, "Answer with one block of Python."),
-    ],
-)  # fmt: skip
-def test_tests_that_are_no_lines_of_python_are_not_shown(row: dict[str, Any], asked: str, tmp_path: Path) -> None:
-    (task,) = FileTaskSettings(path=write(tmp_path / "a.jsonl", [row]), evaluation_share=0).open().train(0)
-    assert task.question.endswith(asked)
-    assert task.question.startswith(f"{row.get('question', row.get('problem'))}\n\nAnswer with one block of Python")
-    assert task.meta["grader"] == "code"
-    assert len(read_tests(task).cases) == 1
 
 
 def test_a_row_of_apps_is_read_as_it_is(tmp_path: Path) -> None:
@@ -91,25 +67,6 @@ def test_a_row_whose_own_grader_compares_answers_keeps_its_answer(grader: str, t
         for others in [], [{asks: "Write f.", "answer": "", "tests": tests, "grader": "code"}]:
             *_, task = tasks(write(tmp_path / "a.jsonl", [*others, compared]))
             assert (task.meta["grader"], task.question, task.answer) == (grader, "Add.", "2")
-
-
-@pytest.mark.parametrize("tests", ["def test_f():\n    assert f(1) == 2\n", [CASE]])
-def test_a_solution_beside_tests_is_a_program_unless_it_boxes_an_answer(tests: Any, tmp_path: Path) -> None:
-    row = {"problem": "Write f.", "solution": "def f(a): ...", "tests": tests}
-    (task,) = tasks(write(tmp_path / "a.jsonl", [row]))
-    assert (task.meta["grader"], task.answer, len(read_tests(task).cases)) == ("code", "", 1)
-    boxed = {"problem": "Add.", "solution": r"It is $\boxed{2}$.", "tests": [CASE]}
-    (task,) = tasks(write(tmp_path / "b.jsonl", [boxed]))
-    assert (task.meta["grader"], task.answer) == ("math", "2")
-
-
-def test_cases_that_are_each_a_text_of_json_are_cases(tmp_path: Path) -> None:
-    called = {**CASE, "fn_name": "f"}
-    for case, asked, read_as in (CASE, PRINTS, Stdio("1", "2")), (called, "that defines `f`.", Call("f", [1], [2])):
-        for tests in [json.dumps(case)], json.dumps([json.dumps(case)]):
-            (task,) = tasks(write(tmp_path / "a.jsonl", [{"question": "Add.", "answer": "", "tests": tests}]))
-            assert task.question.endswith(asked)
-            assert read_tests(task).cases == (read_as,)
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from datafiles import read, tasks
+from datafiles import read
 from retcon.tasks.data.fields import DataError
 from retcon.tasks.data.rows import read_rows
-from retcon.tasks.grading.cases import Check, Stdio, read_tests
 
 OPTIONS = ["red", "it's blue"]
 
@@ -79,13 +78,3 @@ def test_lists_as_numpy_prints_them_are_refused_by_name(options: str, tmp_path: 
     for column in "tests", "input_output":
         (placed,) = read(table(tmp_path / "c.csv", [["question", column], ["Write f.", options]])).train
         assert "is a list as NumPy prints it" in placed.unread
-
-
-def test_tests_in_a_cell_are_a_list_as_python_writes_it(tmp_path: Path) -> None:
-    lines = ["assert f(1) == 'a'", 'assert f(2) == "b\'s"']
-    for column in "test_list", "tests":
-        (task,) = tasks(table(tmp_path / "a.csv", [["text", column], ["Write f.", str(lines)]]))
-        assert read_tests(task).cases == tuple(map(Check, lines))
-    cases = {"inputs": ["1\n"], "outputs": ["2\n"]}
-    (task,) = tasks(table(tmp_path / "b.csv", [["question", "input_output"], ["Add.", str(cases)]]))
-    assert read_tests(task).cases == (Stdio("1\n", "2\n"),)

@@ -9,13 +9,13 @@ import sys
 import types
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from datafiles import LONG, ROWS, questions, tasks, write
+from datafiles import LONG, ROWS, questions, write
 from retcon.config.load import load_recipe
 from retcon.core.errors import RecipeError, TaskWarning
 from retcon.core.types import Segment, Trajectory, Turn
@@ -158,14 +158,6 @@ def test_what_is_like_a_question_held_out_by_hash_is_not_trained_on(tmp_path: Pa
     assert not [t for t in found.train(0) if LONG in t.question]
 
 
-def test_all_that_a_task_holds_tells_it_from_others() -> None:
-    task = Task("a", "What?", "1", "Be brief.", {"grader": "exact"}, (("user", "Hi"), ("assistant", "Hi")))
-    others = {"id": "b", "question": "Why?", "answer": "2", "system": None, "meta": {"grader": "math"}, "before": ()}
-    assert others.keys() == {field.name for field in fields(task)}
-    assert all(replace(task, **{name: value}).content != task.content for name, value in others.items())
-    assert replace(task, meta=dict(task.meta)).content == task.content
-
-
 def test_a_seed_gives_one_order_whatever_the_files(tmp_path: Path) -> None:
     rows = questions(50)
     found = opened(write(tmp_path / "a.jsonl", rows))
@@ -300,14 +292,6 @@ def test_the_identity_says_what_was_read_and_changes_with_it(tmp_path: Path) -> 
     assert len({found.fingerprint, *(other.fingerprint for other in others)}) == 6
 
 
-def test_ids_of_rows_are_kept_and_others_made_of_the_question(tmp_path: Path) -> None:
-    rows = [{**questions(1)[0], "id": "x"}, {**questions(2)[1], "id": "x"}, questions(3)[2]]
-    found = [t.id for t in tasks(write(tmp_path / "a.jsonl", rows))]
-    assert found[0] == "a/x"
-    assert len(set(found)) == 3
-    assert all(len(id) == len("a/") + 12 for id in found[1:])
-
-
 def test_the_page_on_data_says_what_every_setting_is() -> None:
     page = (Path(__file__).parents[4] / "docs" / "data" / "problems.md").read_text(encoding="utf-8").replace("\\|", "|")
     for name, about in FileTaskSettings.model_fields.items():
@@ -361,18 +345,6 @@ def test_two_sets_of_one_name_grade_their_own_tasks(module: Any, tmp_path: Path)
     own = [*found.train(0), *found.evaluation(4, 0)]
     worth = {task.id.partition("/")[0]: found.grade(task, ROLLED).reward for task in own if task.question[0] == "q"}
     assert worth == {"Easy": 0.25, "Hard": 0.75}
-
-
-def test_a_source_that_leaves_grading_to_others_is_graded_by_them(module: Any, tmp_path: Path) -> None:
-    path = write(tmp_path / "a.jsonl", [{"question": "Write a sort.", "tests": ["assert sort([2, 1]) == [1, 2]"]}])
-    module.made = lambda: FileTaskSettings(path=path, evaluation_share=0).open()
-    found = FileTaskSettings(path=f"{module.__name__}:made").open()
-    assert found.graders == {"code"}, "which are asked for before work starts"
-    graded = found.graded_by(lambda task, made: replace(made, reward=0.5))
-    (task,) = graded.train(0)
-    made = graded.grade(task, ROLLED)
-    assert isinstance(made, Trajectory)
-    assert made.reward == 0.5
 
 
 def test_problems_of_one_id_are_refused_and_no_more_are_wanted_than_there_are() -> None:
@@ -443,22 +415,6 @@ def measured(**settings: Any) -> list[str]:
     tasks = FileTaskSettings(path="openai/gsm8k", evaluation_share=1, **settings).open()
     assert not list(tasks.train(0))
     return [task.answer for task in tasks.evaluation(9, 0)]
-
-
-@pytest.mark.parametrize(
-    ("hub", "split"),
-    [
-        (("train", "test"), "test"),
-        (("train", "validation", "test"), "test"),
-        (("validation", "train"), "validation"),
-        (("train", "dev"), "train"),
-    ],
-    indirect=["hub"],
-)
-def test_it_is_the_one_that_is_made_for_it_and_is_reported(hub: Sequence[str], split: str) -> None:
-    told = rf"openai/gsm8k: its split '{split}' is evaluated on, of {', '.join(hub)}: task.split names another"
-    with pytest.warns(TaskWarning, match=told):
-        assert measured() == [str(2 * hub.index(split))]
 
 
 @pytest.mark.parametrize("hub", [("train",), ("test",)], indirect=True)

@@ -49,12 +49,6 @@ def test_what_is_said_before_and_what_graders_need_come_back(tmp_path: Path) -> 
     assert tasks(str(tmp_path / "a.parquet"), name="odd") == [SPOKEN]
 
 
-def test_a_row_that_somebody_else_made_is_read_by_its_columns() -> None:
-    task = task_of({**ROWS["verl"], "raw_prompt": ROWS["verl"]["prompt"], "prompt": None, "uid": "x"})
-    assert (task.system, task.question, task.answer) == ("Be brief.", "What is 6 times 7?", "42")
-    assert (task.id, task.meta["grader"], task.meta["source"]) == ("3", "math", "openai/gsm8k")
-
-
 def test_what_a_row_leaves_out_is_as_the_recipe_says() -> None:
     section = load_recipe(None, ["task.kind=file", "task.path=a", "task.grader=exact", "task.system=Think."]).task
     read, row = reading_of(section, None), {**ROWS["verl"], "raw_prompt": [{"role": "user", "content": "Which?"}]}

@@ -55,17 +55,6 @@ def test_a_data_set_of_the_hub_is_loaded_with_its_revision(monkeypatch: pytest.M
         opened("openai/gsm8k", split="trian")
 
 
-@pytest.mark.parametrize(("split", "answers"), [("", ["6"]), ("train", ["0", "2", "4"])])
-def test_of_a_data_set_to_evaluate_on_it_is_the_test_split_unless_another_is_named(
-    split: str, answers: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "datasets", FakeHub())
-    path = write(tmp_path / "a.jsonl", [{"question": "What is 7 times 8?", "answer": "56"}])
-    found = opened(path, evaluation_path="openai/gsm8k", evaluation_split=split)
-    assert [t.answer for t in found.evaluation(9, 0)] == answers
-    assert [t.answer for t in found.train(0)] == ["56"]
-
-
 @pytest.mark.parametrize("error", [ConnectionError("Couldn't reach it"), TimeoutError("slow")])
 def test_a_hub_that_is_out_of_reach_is_reported(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", FakeHub(error))

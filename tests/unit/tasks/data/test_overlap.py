@@ -15,13 +15,6 @@ from retcon.tasks.data.load import EvaluationIndex, load, questions_of
 from retcon.tasks.data.settings import FileTaskSettings
 
 
-def test_runs_that_stand_everywhere_and_short_questions_count_for_nothing() -> None:
-    boilerplate = [(str(n), f"{LONG} {n} apples, {n + 1} pears and {n + 2} plums?") for n in range(11)]
-    assert EvaluationIndex(boilerplate).match(f"{LONG}") is None
-    assert EvaluationIndex(boilerplate[:10]).match(LONG) is not None
-    assert EvaluationIndex([("a", "one two three")]).match("one two three four") is None
-
-
 def test_a_drawing_is_no_words() -> None:
     index = EvaluationIndex([("a", f"{LONG}. [asy] draw((0,0)--(1,2)); [/asy] How many?")])
     assert index.match(f"{LONG}. [asy] {'label(x); ' * 99} [/asy] Why?") is not None
@@ -75,15 +68,6 @@ def test_a_row_that_calls_its_question_otherwise_is_read_all_the_same(row: dict[
     (_, first), (_, other) = questions_of(held)
     assert "Why?" in first
     assert other.removesuffix(first.removeprefix("Why?")) == "How?"
-
-
-@pytest.mark.parametrize("answered", [0, 1])
-def test_an_evaluation_without_answers_shows_its_options_all_the_same(answered: int, tmp_path: Path) -> None:
-    rows = [{"question": f"What is {n}?", "choices": ["x", "y"], "answer": 0} for n in range(3)]
-    asked = [{name: row[name] for name in ("question", "choices")} for row in rows]
-    held = write(tmp_path / "e.jsonl", [*asked[answered:], *rows[:answered]])
-    settings = FileTaskSettings(path=write(tmp_path / "a.jsonl", rows), against=(held,), evaluation_share=0)
-    assert len(check(settings).overlap) == 3
 
 
 def test_what_an_evaluation_without_answers_asks_is_as_columns_say(tmp_path: Path) -> None:
@@ -154,44 +138,6 @@ def test_a_column_of_marks_that_no_row_has_is_reported_with_the_nearest(tmp_path
         about = {"sources": sources, "marked": ("contaminated",), "evaluation_share": 0}
         mixed = FileTaskSettings.model_validate(about)
         assert [source.dropped["marked to be left out"] for source in load(mixed).sources].count(1) == 1
-
-
-def test_a_column_that_a_later_row_leaves_out_is_as_null(tmp_path: Path) -> None:
-    rows = [{"question": "a", "answer": "1", "answer_note": "easy"}, {"question": "b", "answer": None},
-            {"question": "c"}, {"question": "d", "answer_note": "open"}, {"answer": "2"}]  # fmt: skip
-    path = write(tmp_path / "a.jsonl", rows)
-    assert read(path).where_dropped == {
-        "without an answer": [f"{path}, line {line}" for line in (2, 3, 4)],
-        "without a question": [f"{path}, line 5"],
-    }
-    mapped = [{"body": {"text": f"Which {n}?"}, "label": "1"} for n in range(3)]
-    del mapped[1]["body"], mapped[2]["label"]
-    about = {"question": "body.text", "answer": "label"}
-    assert read(write(tmp_path / "b.jsonl", mapped), columns=about).dropped == {
-        "without a question": 1, "without an answer": 1
-    }  # fmt: skip
-    tests = [ROWS["humaneval"], {**ROWS["humaneval"], "task_id": 1}]
-    del tests[1]["test"]
-    assert read(write(tmp_path / "c.jsonl", tests)).dropped == {"without tests": 1}
-
-
-@pytest.mark.parametrize(
-    ("row", "columns", "said"),
-    [
-        ({"question": "x", "anwser": "1"}, {}, "line 2: lacks column answer .*did you mean 'anwser'"),
-        ({"text": "x", "label": "1"}, {}, "line 2: lacks column question.* it has: text, label"),
-        ({"question": "x", "anwser": "1"}, {"answer": "answer"}, "line 2: no column 'answer' .did you mean 'anwser'"),
-        ({"problem": "x", "answer": "1"}, {}, "line 2: lacks column question.* it has: problem, answer"),
-        ({"question": "x", "solution": "1"}, {}, "line 2: lacks column answer"),
-        ({"problem": "x", "answer": "1"}, {"question": "question"}, "line 2: no column 'question'"),
-    ],
-)
-def test_a_column_that_a_later_row_calls_otherwise_is_refused(
-    row: dict[str, str], columns: dict[str, str], said: str, tmp_path: Path
-) -> None:
-    path = write(tmp_path / "a.jsonl", [{"question": "a", "answer": "#### 1"}, row])
-    with pytest.raises(DataError, match=said):
-        read(path, columns=columns)
 
 
 def test_choices_that_an_evaluation_leaves_out_are_reported(tmp_path: Path) -> None:

@@ -10,16 +10,12 @@ from typing import Any
 
 import pytest
 
-from retcon.build import build_tasks
-from retcon.config.load import load_recipe
 from retcon.core.errors import InfrastructureFault, RecipeError
 from retcon.core.types import Observation, ToolCall, ToolSpec, Trajectory, Turn
-from retcon.rollout.state import open_tools
 from retcon.tasks.environments.methods import Factory, MethodEnvironment
 from retcon.tasks.environments.tasks import EnvironmentTasks, Sessions
 from retcon.tasks.environments.types import Rollback, ended_if_it_fails, failure
 from retcon.tasks.types import Split, Task
-from retcon.tools.faults import FaultSetup, FaultyTool
 
 
 class Noted:
@@ -92,20 +88,6 @@ def test_a_state_ends_once_all_of_its_tools_are_closed_and_is_graded_as_it_was_l
         assert same(environment.ended, environment.begun)
         assert await rewarded(sessions) == 2.0
         assert len(environment.begun) == 1
-
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize("hiccups", [False, True])
-def test_what_a_lost_rollout_left_grades_no_other_one_of_its_id(hiccups: bool) -> None:
-    async def main() -> None:
-        sessions = Sessions(Noted(), "copy")
-        made = {tool.name: tool for tool in sessions.tools(200)}
-        tools: Any = {name: FaultyTool(tool, FaultSetup(0, 0, 200)) for name, tool in made.items()} if hiccups else made
-        for calls in ([called("say"), called("look")], []):  # nobody grades the first one
-            async with open_tools(tools, "one", task="noted/0") as own:
-                await own.run(calls)
-        assert await rewarded(sessions) == 0.0
 
     asyncio.run(main())
 
@@ -216,33 +198,6 @@ class Compiled(dict[str, int]):
 def test_a_reset_that_does_not_say_what_it_takes_is_called(kind: type) -> None:
     environment = MethodEnvironment(Factory(f"{__name__}:{kind.__name__}"), [{"seed": 1}])
     assert len(environment.tasks("train")) == 1
-
-
-class Broken:
-    """Its reset raises what it is told to."""
-
-    error: BaseException = OSError("no disk")
-
-    def reset(self, **row: Any) -> str:
-        raise self.error
-
-    def look(self) -> str:
-        """Looks."""
-        return ""
-
-    def get_reward(self) -> float:
-        return 1.0
-
-
-@pytest.mark.parametrize("error", [OSError("no disk"), SystemExit(3), KeyError("seed")])
-def test_an_environment_that_raises_before_work_starts_is_reported_with_its_line(
-    error: BaseException, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Broken, "error", error)
-    recipe = load_recipe(None, ["task.kind=trl", f"task.environment={__name__}:Broken", "task.seeds=3"])
-    said = rf"task\.environment: Broken, reset with .*, raised {type(error).__name__}: .* \(.*sessions\.py:\d+\)$"
-    with pytest.raises(RecipeError, match=said):
-        build_tasks(recipe)
 
 
 # A user's setup that fails halfway.
