@@ -73,16 +73,3 @@ def test_what_a_later_message_has_from_the_failed_call_alone_keeps_that_call(
 ) -> None:
     count = purify_transcript(record("pay", {"place": "roof", "amount": 290}, error, second, said=said))[1]
     assert (count.shallow, dict(count.left)) == ((1, {}) if rule is None else (0, {rule: 1}))
-
-
-def test_what_a_program_printed_before_it_failed_may_be_relied_on() -> None:
-    steps: list[dict[str, Any]] = [{"role": "user", "content": "How many rows, and who is first?"}]
-    fails = "rows = load()\nprint(len(rows), rows[0])\nprint(rows[0].nam)"
-    raised = 'Traceback (most recent call last):\n  File "<cell>", line 3, in <module>\nAttributeError: nam'
-    for n, (code, output) in enumerate(((fails, f"36 'Ada'\n{raised}"), ("print(rows[0].name)", "A. L."))):
-        function = {"name": "python", "arguments": json.dumps({"code": code})}
-        steps.append({"role": "assistant", "content": "I look.", "tool_calls": [{"id": str(n), "function": function}]})
-        steps.append({"role": "tool", "tool_call_id": str(n), "content": output})
-    for said, kept in (("There are 36 rows.", 0), ("The first is Ada.", 0)):
-        record = {"messages": [*steps, {"role": "assistant", "content": said}]}
-        assert purify_transcript(record)[1].shallow == kept

@@ -36,12 +36,6 @@ def test_what_inspect_s_events_point_to_goes_with_them() -> None:
     assert [clean[key] for key in ("events", *pools)] == [[], None, [], []]
 
 
-def test_pools_without_such_events_stay() -> None:
-    record = {**FORMATS["inspect"](REPAIRED), "call_pool": [{"a": 1}]}
-    clean, count = purify_transcript(record)
-    assert (count.shallow, clean["call_pool"]) == (1, [{"a": 1}])
-
-
 def litellm(*thoughts: str) -> dict[str, Any]:
     steps = FORMATS["messages"](REPAIRED)["messages"]
     said = [item for item in steps if item["role"] == "assistant"]

@@ -69,22 +69,6 @@ def test_a_report_lists_a_few_of_what_there_are_many_of(tmp_path: Path) -> None:
     assert str(example["failed"]).strip() == FAILED
 
 
-def test_a_longer_program_of_an_example_is_cut(tmp_path: Path) -> None:
-    longer = [replace(one, code=f"{one.code}  # {'x' * 600}") if one.code else one for one in REPAIRED]
-    (example,) = run(assignment(tmp_path, [messages(longer)])).examples
-    assert [str(example[name])[-1] for name in ("failed", "fix")] == ["…", "…"]
-
-
-def test_an_example_is_of_a_repair_that_is_made_now() -> None:
-    again = [user("?"), *[fails("half = 8 / tow")] * 2, works("half = 8 / 2")]
-    before, later = Offline()(from_dict(ours(REPAIRED))).trajectory, from_dict(ours(again))
-    raw = replace(before, turns=(*before.turns, *later.turns))
-    count = Count()
-    count.found(raw, Offline()(raw))
-    assert (count.shallow, [one["failed"] for one in count.examples]) == (1, ["half = 8 / tow"])
-    assert count.attempts_removed == 2
-
-
 def test_failed_calls_are_counted_by_rule_and_by_type() -> None:
     seen = (
         Observation("0", "", "error", "NameError", rule="last-line"), Observation("1", "", "timeout"),

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from foreign import FORMATS, REPAIRED
 from retcon.transcripts.purifier import purify_transcript
 from unit.transcripts.test_detect import lines, run
 
@@ -114,23 +113,3 @@ def test_the_events_of_claude(tmp_path: Path, uuids: bool) -> None:
     left = [json.loads(line) for line in out.splitlines()]
     assert [line for line in left if line in events] == [events[0], *events[3:]]
     assert FAILED not in out.decode()
-
-
-def test_a_subagents_events_are_its_own(tmp_path: Path) -> None:
-    own = [{**one, "parent_tool_use_id": "t"} for one in (use("a", FAILED), result("a", ERROR, True))]
-    events = [*own, use("b", FIXED), result("b", "5"), event("assistant", [{"type": "text", "text": "5"}])]
-    out, count = run(tmp_path, lines(events))
-    assert (out, count.calls, count.failed) == (lines(events), 1, 0)
-
-
-def test_lines_that_stand_twice_count_once(tmp_path: Path) -> None:
-    session = FORMATS["claude_code"](REPAIRED)
-    items = (
-        next(value for value in session.values() if isinstance(value, list)) if isinstance(session, dict) else session
-    )
-    out, once = run(tmp_path, lines(items))
-    twice, count = run(tmp_path, lines([*items, *items]), "twice.jsonl")
-    assert (count.calls, count.failed, count.shallow) == (once.calls, once.failed, once.shallow) == (2, 1, 1)
-    assert [line for line in twice.splitlines() if b'"uuid"' in line] == [
-        line for line in out.splitlines() if b'"uuid"' in line
-    ]

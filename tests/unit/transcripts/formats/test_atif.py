@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from foreign import FORMATS, REPAIRED, answer, fails, user, works
+from foreign import FORMATS, REPAIRED, answer, user, works
 from retcon.transcripts.detector import Detector
 from retcon.transcripts.purifier import purify_transcript
 
@@ -52,16 +52,6 @@ def test_what_was_thought_goes_where_its_words_go(thoughts: tuple[Any, Any]) -> 
     assert clean["steps"][2] == {**value["steps"][3], "step_id": 3, "reasoning_content": "The root is plausible."}
 
 
-def test_what_is_observed_without_a_call_is_told() -> None:
-    value = record(user("?"), answer("keys"), works("f()", "1"), answer("4"))
-    value["steps"][1]["observation"] = {"results": [{"content": "a screen"}]}
-    found = Detector().format_of(value)
-    assert found is not None
-    reading = found.read(value, "t")
-    assert reading.speakers[0].after[0] == [("user", "a screen")]
-    assert len(reading.trajectories[0].turns[0].observations) == 0
-
-
 @pytest.mark.parametrize("label", [{"is_copied_context": True}, {"llm_call_count": 0}])
 def test_a_step_that_was_copied_or_that_no_model_wrote_is_not_learnt(label: dict[str, Any]) -> None:
     value = record(user("?"), works("f()", "1"), answer("4"))
@@ -69,13 +59,6 @@ def test_a_step_that_was_copied_or_that_no_model_wrote_is_not_learnt(label: dict
     found = Detector().format_of(value)
     assert found is not None
     assert found.read(value, "t").speakers[0].learnt == [False, True]
-
-
-def test_a_result_that_only_points_to_another_trajectory_is_an_output() -> None:
-    value = record(user("?"), works("f()", "1"), fails("g()"), answer("4"))
-    value["steps"][1]["observation"]["results"] = [{"source_call_id": "c2", "subagent_trajectory_ref": []}]
-    count = purify_transcript(value)[1]
-    assert (count.calls, count.failed) == (2, 1)
 
 
 def delegating(*ids: str) -> dict[str, Any]:
@@ -113,19 +96,6 @@ def test_a_subagent_stays_that_another_points_to_or_that_no_call_names_by_an_id(
     assert purify_transcript(apart)[0]["subagent_trajectories"] == apart["subagent_trajectories"]
 
 
-def test_what_only_a_subagent_that_goes_points_to_goes_with_it() -> None:
-    def points(own: str, *ids: str) -> dict[str, Any]:
-        inner = {**record(user("?"), works("f()", "1"), answer("4")), "trajectory_id": own}
-        inner["steps"][1]["observation"]["results"][0]["subagent_trajectory_ref"] = [{"trajectory_id": i} for i in ids]
-        return inner
-
-    value = delegating("failed", "fixed")
-    chain = [points("failed", "a", "shared"), points("a", "b", "failed"), points("b"), points("shared"), points("free")]
-    value["subagent_trajectories"] = [*chain, points("fixed", "shared")]
-    left = [one["trajectory_id"] for one in purify_transcript(value)[0]["subagent_trajectories"]]
-    assert left == ["shared", "free", "fixed"]
-
-
 @pytest.mark.parametrize(("told", "tells"), [(4, 3), (9, 9), (None, None)])
 def test_of_the_final_metrics_the_number_of_steps_is_that_of_the_steps_that_are_left(told: Any, tells: Any) -> None:
     spent = {"total_prompt_tokens": 9, "total_cost_usd": 0.5}
@@ -156,24 +126,3 @@ def test_the_trajectories_of_subagents_are_transcripts_of_their_own() -> None:
         assert found is not None
         assert [one.id for one in found.read(value, "t").trajectories] == ["t.0", "t.1", "t.2", "t.3"]
         assert purify_transcript(clean)[0] == clean
-
-
-def test_a_subagent_goes_with_the_only_call_of_another_that_points_to_it() -> None:
-    def pointing(own: str, *ids: str) -> dict[str, Any]:
-        """A subagent whose call fails, and is made anew."""
-        inner = {**record(), "trajectory_id": own}
-        for step, id in zip(inner["steps"][1:3], ids, strict=True):
-            step["observation"]["results"][0]["subagent_trajectory_ref"] = [{"trajectory_id": id}]
-        return inner
-
-    def left(value: dict[str, Any]) -> list[str]:
-        clean, _ = purify_transcript(value)
-        assert purify_transcript(clean)[0] == clean
-        return [one["trajectory_id"] for one in clean["subagent_trajectories"]]
-
-    plain = [{**record(user("?"), answer("4")), "trajectory_id": own} for own in ("a", "b", "free")]
-    for own in (record(), record(user("?"), answer("4"))):  # whether or not a call of its own went
-        assert left({**own, "subagent_trajectories": [*plain, pointing("s", "a", "b")]}) == ["b", "free", "s"]
-        assert left({**own, "subagent_trajectories": [pointing("s", "a", "b"), *plain]}) == ["s", "b", "free"]
-        both = [pointing("s", "a", "b"), pointing("t", "b", "a"), *plain]
-        assert left({**own, "subagent_trajectories": both}) == ["s", "t", "a", "b", "free"]

@@ -14,7 +14,6 @@ from retcon.transcripts.purifier import purify_transcript
 
 SAID = "The earlier code failed with an error."
 LEFT = "The root of 16 is plausible."
-Change = Callable[[dict[str, Any]], Any]
 
 
 def outputs(record: dict[str, Any], name: str) -> list[dict[str, Any]]:
@@ -89,16 +88,6 @@ def test_a_call_that_was_not_run_is_no_fix(outcome: str) -> None:
     assert (clean, count.failed, count.shallow) == (record, 1, 0)
 
 
-def test_a_retry_prompt_of_no_tool_is_told() -> None:
-    record = copy.deepcopy(FORMATS["pydantic_ai"]((user("?"), works("f()"), answer("4"))))
-    retry = {"part_kind": "retry-prompt", "content": "Give a number.", "tool_name": None, "tool_call_id": "x"}
-    record["messages"] += [{"kind": "request", "parts": [retry]}, {"kind": "response", "parts": []}]
-    found = Detector().format_of(record)
-    assert found is not None
-    (speakers,) = found.read(record, "t").speakers
-    assert speakers.after[-1] == [("user", "Give a number.")]
-
-
 THOUGHTS: dict[str, Callable[[str, Any], dict[str, Any]]] = {
     "gemini": lambda text, seal: {"text": text, "thought": True, **({"thoughtSignature": seal} if seal else {})},
     "adk": lambda text, seal: {"text": text, "thought": True, "thought_signature": seal},
@@ -165,16 +154,6 @@ def test_log_probs_from_a_repair_on_are_emptied(name: str, beside: Any, emptied:
     assert all(item | emptied == item for item in clean[key][len(same) :])
 
 
-def test_an_event_without_content_stays_with_the_one_before_it() -> None:
-    record = FORMATS["adk"](REPAIRED)
-    first = {"author": "solver", "actions": {"stateDelta": {"a": 1}}}
-    clean, count = purify_transcript({**record, "events": [first, *record["events"]]})
-    assert count.shallow == 1
-    events = record["events"]
-    content = {**events[1]["content"], "parts": [events[1]["content"]["parts"][0], events[4]["content"]["parts"][1]]}
-    assert clean["events"] == [first, events[0], {**events[1], "content": content}, *events[5:]]
-
-
 def test_programs_that_ran_on_the_server_stand_in_one_candidate() -> None:
     parts = [*ran(fails(FAILED, "AttributeError", 2)), *ran(works(FIXED, "4.0", "sqrt it is")), {"text": "4"}]
     asked = {"role": "user", "parts": [{"text": "the root of 16?"}]}
@@ -218,24 +197,6 @@ def test_each_of_several_candidates_is_an_answer_of_its_own() -> None:
     assert [one.before for one in reading.speakers[:2]] == [[("user", "?")]] * 2
 
 
-@pytest.mark.parametrize("order", [1, -1])
-@pytest.mark.parametrize("nested", [False, True])
-def test_the_one_candidate_that_answers_a_history_is_part_of_it(order: int, nested: bool) -> None:
-    record = FORMATS["gemini"]((*REPAIRED[:-1],))
-    answered = said({"text": f"{SAID} {LEFT}"}, avgLogprobs=-0.5)
-    request, response = {"contents": record["contents"], "x": 1}, {"candidates": [answered], "modelVersion": "m"}
-    parts = [("request", request), ("response", response)][::order] if nested else [*request.items(), *response.items()]
-    clean, count = purify_transcript(dict(parts))
-    assert (count.calls, count.failed, count.shallow) == (2, 1, 1)
-    new_request, new_response = (clean["request"], clean["response"]) if nested else (clean, clean)
-    assert len(new_request["contents"]) == len(record["contents"]) - 2
-    assert new_response["candidates"] == [said({"text": LEFT}, avgLogprobs=None)]
-    assert (new_request["x"], new_response["modelVersion"]) == (1, "m")
-    found = Detector().format_of(dict(parts))
-    assert found is not None
-    assert found.read(dict(parts), "t").trajectories[0].turns[-1].text == f"{SAID} {LEFT}"
-
-
 def test_a_history_that_several_candidates_answer_is_read_and_not_repaired() -> None:
     contents = FORMATS["gemini"]((*REPAIRED[:-1],))["contents"]
     candidates = [said({"text": text}) for text in ("Sorry for that error. It is 4.", "four")]
@@ -248,15 +209,6 @@ def test_a_history_that_several_candidates_answer_is_read_and_not_repaired() -> 
         assert (clean == record) is not shallow
     _, count = purify_transcript({"contents": [*contents[:1], *contents[3:]], "candidates": candidates})
     assert (count.calls, count.failed, count.unread) == (1, 0, 0)
-
-
-def test_a_plain_history_is_learnt_with_its_answer() -> None:
-    record = FORMATS["gemini"]((user("?"), answer("4"), user("and of 9?")))
-    record = {"contents": record["contents"], "candidates": [said({"text": "3"})]}
-    found = Detector().format_of(record)
-    assert found is not None
-    (read,) = found.read(record, "t").trajectories
-    assert [turn.text for turn in read.turns] == ["4", "3"]
 
 
 @pytest.mark.parametrize("name", ["gemini", "bedrock", "pydantic_ai"])

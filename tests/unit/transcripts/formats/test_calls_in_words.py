@@ -149,13 +149,6 @@ def test_a_function_call_of_sharegpt_may_be_words_and_tags() -> None:
     assert (count.calls, count.failed, count.shallow) == (2, 1, 1)
 
 
-def test_a_shells_call_in_such_tags_is_left() -> None:
-    call = tags("python check.py", "execute_bash", "command")
-    record = {"messages": chat((call, call), (f"OBSERVATION:\n{ERROR}", "OBSERVATION:\nok"))}
-    clean, count = purify_transcript(record)
-    assert (clean, count.failed, dict(count.left)) == (record, 1, {"effects": 1})
-
-
 @pytest.mark.parametrize("spaced", [True, False])
 def test_messages_that_are_json_text_stay_so(tmp_path: Path, spaced: bool) -> None:
     separators = (", ", ": ") if spaced else (",", ":")
@@ -186,13 +179,3 @@ def test_what_is_not_read_is_an_error(tmp_path: Path, messages: Messages) -> Non
         run(tmp_path, lines([{"messages": messages}]))
     _, count = run(tmp_path, lines([{"messages": messages}]), skip_bad=True)
     assert count.unread == 1
-
-
-def test_an_explanation_of_how_to_call_is_no_call(tmp_path: Path) -> None:
-    explained = [
-        {"role": "system", "content": "Call so:\n<function=NAME>\nor Thought:\nAction:\nObservation:"},
-        {"role": "user", "content": "For example:\nAction: a\nObservation: b\n<function=a>"},
-        {"role": "assistant", "content": "None is needed: 5."},
-    ]
-    _, count = run(tmp_path, lines([{"messages": explained, "system": "<function=NAME>"}]))
-    assert (count.unread, count.without_calls) == (0, 1)

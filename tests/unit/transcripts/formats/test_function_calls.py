@@ -12,8 +12,6 @@ from retcon.transcripts.registry import named
 
 FAILED = "squares = [n * n for n in range(10)]\nprint(sqrt(sum(squares)))"
 WORKS = "from math import sqrt\nsquares = [n * n for n in range(10)]\nprint(sqrt(sum(squares)))"
-BOUND = "squares = [n * n for n in range(10)]\nroot = sqrt(sum(squares))\nprint(root)"
-UNBOUND = "from math import sqrt\nroot = sqrt(sum(n * n for n in range(10)))\nprint(root)"
 ERROR = "Traceback (most recent call last):\n  File \"<x>\", line 2, in <module>\nNameError: name 'sqrt' is not defined"
 
 
@@ -55,12 +53,6 @@ def test_a_list_whose_output_is_no_list_of_as_many_shares_it() -> None:
     ]
 
 
-def test_each_of_several_messages_answers_one_call_of_a_list() -> None:
-    record = transcript(([one("print(1)"), one("print(2)")], "1"))
-    record["conversations"].insert(3, {"from": "observation", "value": "2"})
-    assert read(record) == [[("print(1)", "1", "ok"), ("print(2)", "2", "ok")]]
-
-
 @pytest.mark.parametrize("calls", [[1, 2], {"arguments": 3}, ["x"], []])
 def test_json_that_is_in_order_is_not_malformed(calls: Any) -> None:
     assert purify_transcript(transcript((calls, "1683"), (one("print(735)"), "735")))[1].failed == 0
@@ -85,10 +77,3 @@ def test_a_thought_before_the_call_is_words_and_stays_with_the_failure_s() -> No
         f"<think>\nNow the fourth.\n</think>\n{json.dumps(one('print(squares[3])'))}",
         "9",
     ]
-
-
-def test_names_are_seen_behind_a_thought() -> None:
-    steps = ((one(BOUND), ERROR), (one(UNBOUND), "16.88"), (one("print(squares[3])"), "9"))
-    for thoughts in ((), ("The root.", "The same again.", "The fourth.")):
-        count = purify_transcript(transcript(*steps, thoughts=thoughts))[1]
-        assert (count.shallow, dict(count.left)) == (0, {"state": 1})

@@ -43,11 +43,6 @@ def test_what_was_done_between_a_failure_and_its_fix_is_not_thrown_away(between:
     assert (clean["input"], count.failed, count.shallow) == (items, 1, 0)
 
 
-def test_what_is_no_call_stays_beside() -> None:
-    listed = {"type": "mcp_list_tools", "id": "l", "server_label": "py", "tools": []}
-    assert purify_transcript({"input": responses(listed, {"type": "item_reference", "id": "x"})})[1].shallow == 1
-
-
 def test_a_patch_that_failed_is_fixed_by_the_next() -> None:
     again = {**PATCH, "call_id": "q", "operation": {**PATCH["operation"], "diff": "+twice pi"}}  # type: ignore[dict-item]
     failed = {**PATCHED, "status": "failed", "output": "No such folder"}
@@ -84,9 +79,6 @@ def test_a_call_of_langchain_s_is_no_item_of_responses(kind: str) -> None:
         Detector("responses").format_of({"calls": [{"type": kind, "name": "python", "args": {}, "id": "a"}]})
 
 
-LOGGED = [{"type": one, "status": "completed", "output": "ok"} for one in ("llm_call", "api_call", "tool_call_output")]
-
-
 def messages() -> Items:
     items: Items = [{"role": "user", "content": "2 pi?"}]
     for id, code, output in (("a", FAILED, ERROR), ("b", WORKS, "6.283")):
@@ -94,18 +86,6 @@ def messages() -> Items:
         items += [{"role": "assistant", "content": "", "tool_calls": [call]}]
         items += [{"role": "tool", "tool_call_id": id, "content": output}]
     return items
-
-
-@pytest.mark.parametrize("beside", [{"trace": LOGGED}, {"metadata": {"steps": LOGGED}}])
-def test_a_log_beside_the_messages_does_not_make_them_items_of_responses(beside: Any) -> None:
-    _, count = purify_transcript({**beside, "messages": messages()})
-    assert ([*count.formats], count.calls, count.failed, count.shallow) == (["messages"], 2, 1, 1)
-
-
-def test_a_call_of_a_new_kind_beside_known_ones_stays() -> None:
-    items = responses({"type": "paint_call", "id": "n", "status": "completed", "prompt": "a circle"})
-    clean, count = purify_transcript({"input": items})
-    assert (clean["input"], count.calls, count.shallow) == (items, 3, 0)
 
 
 def of_mcp(id: str, code: str, output: str, failed: bool) -> Items:
@@ -131,12 +111,6 @@ def anthropic(*between: dict[str, Any]) -> Items:
     end = {"role": "assistant", "content": "It is 6.283."}
     asked = {"role": "user", "content": "2 pi?"}
     return [asked, *ran("a", FAILED, ERROR), *ran("b", WORKS, "6.283", *between), end]
-
-
-def test_a_call_through_mcp_between_the_two_stays() -> None:
-    items = anthropic(*of_mcp("m", "note('x')", "saved", False))
-    clean, count = purify_transcript({"messages": items})
-    assert (clean["messages"], count.calls, count.failed, count.shallow) == (items, 3, 1, 0)
 
 
 def test_calls_through_mcp_are_repaired() -> None:
@@ -186,48 +160,6 @@ def test_a_provider_s_own_tool_alone_is_a_sign_of_tool_use() -> None:
 def test_a_block_that_is_a_call_of_an_unknown_kind_is_a_sign_of_tool_use(kind: str) -> None:
     assert tool_use({"role": "assistant", "content": [{"type": kind}]})
     assert tool_use({"role": "assistant", "content": [{"type": "phone_call"}, {"type": "text", "text": kind}]}) is None
-
-
-@pytest.mark.parametrize("label", [{"type": "tool_use"}, {"meta": {"type": "function_call"}}])
-def test_a_record_s_own_label_is_no_sign_of_tool_use(label: Any) -> None:
-    record = {**label, "messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]}
-    assert tool_use(record) is None
-    assert purify_transcript(record)[1].unread == 0
-
-
-def openhands(action: str, observation: str, **args: Any) -> Items:
-    def done(id: str, action: str, **args: Any) -> dict[str, Any]:
-        made = {"tool_call_id": id, "function_name": action, "model_response": {}}
-        return {"source": "agent", "action": action, "args": args, "tool_call_metadata": made}
-
-    def seen(id: str, kind: str, content: str) -> dict[str, Any]:
-        made = {"tool_call_id": id}
-        return {
-            "source": "agent",
-            "observation": kind,
-            "content": content,
-            "extras": {},
-            "tool_call_metadata": made,
-        }
-
-    return [
-        {"source": "user", "action": "message", "args": {"content": "2 pi?"}},
-        done("a", "run_ipython", code=FAILED, thought="I compute it."), seen("a", "run_ipython", ERROR),
-        done("t", action, thought="I note my plan.", **args), seen("t", observation, "noted"),
-        done("b", "run_ipython", code=WORKS, thought="I compute it."), seen("b", "run_ipython", "6.283"),
-    ]  # fmt: skip
-
-
-def test_an_action_of_openhands_that_is_not_known_is_a_call() -> None:
-    events = openhands("task_tracking", "task_tracking", command="plan", task_list=[{"title": "x"}])
-    clean, count = purify_transcript({"history": events})
-    assert (clean["history"], count.calls, count.shallow) == (events, 3, 0)
-    alone = {"history": [events[0], *events[3:5]]}
-    assert purify_transcript(alone)[1].calls == 1
-
-
-def test_a_thought_of_openhands_is_no_call() -> None:
-    assert purify_transcript({"history": openhands("think", "think")})[1].calls == 2
 
 
 @pytest.mark.parametrize("nulls", [{}, {"arguments": None, "description": None}])

@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from foreign import FORMATS, REPAIRED, answer, fails, user, works
 from retcon.chat.chat import Chat
@@ -21,8 +19,7 @@ from retcon.purify.offline import Offline
 from retcon.report.purification import remarks
 from retcon.store.jsonl import read
 from retcon.train.datasets.demonstrations import read_samples
-from retcon.transcripts.detector import BYTES, RECORDS
-from retcon.transcripts.formats.anthropic import ClaudeCode, _first_sessions
+from retcon.transcripts.detector import BYTES
 from retcon.transcripts.purification import Assignment, Purification, Stopped
 from retcon.transcripts.purifier import Count
 
@@ -72,15 +69,6 @@ def test_the_last_line_of_a_session_may_break_off_and_is_told(tmp_path: Path, na
     assert (count.transcripts, count.shallow, count.bad, count.bad_at) == (1, 1, 1, [at])
     assert told == [f"{tmp_path / 'in.jsonl'}, line {at}: the session's last line breaks off, and is left out"]
     assert f"1 record could not be read: records {at}" in next(remarks([Path("in.jsonl")], [count]))
-
-
-def test_the_second_line_of_a_session_may_break_off(tmp_path: Path) -> None:
-    first = as_lines(session("claude_code")[1:2])
-    out, count, told = run(tmp_path, first + TORN)
-    assert (out, count.transcripts, count.bad_at) == (first, 1, [2])
-    assert told == [f"{tmp_path / 'in.jsonl'}, line 2: the session's last line breaks off, and is left out"]
-    with pytest.raises(Stopped, match=r"ended\.jsonl, line 1: no transcript"):
-        run(tmp_path, first + TORN + b"\n", "ended.jsonl")
 
 
 @pytest.mark.parametrize(
@@ -149,14 +137,6 @@ def test_a_transcript_may_begin_with_more_than_the_first_look_takes_in(tmp_path:
 
 
 @pytest.mark.parametrize("name", ["claude_code", "codex"])
-def test_what_happened_before_anybody_spoke_may_be_long(tmp_path: Path, name: str) -> None:
-    first, *rest = session(name)
-    out, count, _ = run(tmp_path, as_lines([first] * (RECORDS + 88) + rest))
-    assert (count.transcripts, count.shallow) == (1, 1)
-    assert out.startswith(as_lines([first] * (RECORDS + 88)))
-
-
-@pytest.mark.parametrize("name", ["claude_code", "codex"])
 def test_a_session_in_which_only_the_user_spoke_is_one(tmp_path: Path, name: str) -> None:
     data = as_lines(session(name, (user("?"),)))
     out, count, _ = run(tmp_path, data)
@@ -178,17 +158,6 @@ def test_a_list_of_messages_or_steps_without_calls_is_one_transcript(tmp_path: P
     assert count.transcripts == 2, "a list of records is none"
 
 
-def test_of_a_list_of_messages_the_model_learns_its_own_words(tmp_path: Path) -> None:
-    (file := tmp_path / "in.json").write_text(json.dumps([{"role": "user", "content": "A question that is asked?"},
-                                                          {"role": "assistant", "content": "four"}]))  # fmt: skip
-    tokenizer = ByteTokenizer()
-    with pytest.warns(TaskWarning, match="none calls a tool"):
-        (sample,) = read_samples(file, Chat(tokenizer, style="markdown"), vocabulary=tokenizer.size)
-    learnt = tokenizer.decode([one for one, own in zip(sample.ids, sample.mask, strict=True) if own])
-    assert "four" in learnt
-    assert "question" not in learnt
-
-
 @pytest.mark.parametrize(
     "rows",
     [
@@ -207,27 +176,8 @@ def test_rows_of_a_data_set_that_name_a_role_or_a_type_are_records(tmp_path: Pat
         assert count.transcripts == 2
 
 
-@pytest.mark.parametrize(
-    "items",
-    [
-        [{"role": "user", "content": "2 + 2?", "text": "2+2"}, {"role": "assistant", "content": "4", "answer": "4"}],
-        [{"from": "human", "value": "2 + 2?"}, {"from": "gpt", "value": "4", "solution": "2 + 2 = 4"}],
-        [{"type": "human", "content": "2 + 2?"}, {"type": "ai", "content": "4", "answer": "4"}],
-    ],
-)
-def test_messages_with_more_beside_their_text_are_one_transcript(tmp_path: Path, items: Lines) -> None:
-    _, count, _ = run(tmp_path, json.dumps(items).encode(), "in.json")
-    assert count.transcripts == 1
-
-
 def test_dumped_messages_of_langchain_are_one_transcript(tmp_path: Path) -> None:
     items = [{"type": "human", "content": "An essay."}, {"type": "ai", "content": "Here."}]
-    _, count, _ = run(tmp_path, json.dumps(items).encode(), "in.json")
-    assert count.transcripts == 1
-
-
-def test_the_model_may_speak_after_the_first_look(tmp_path: Path) -> None:
-    items = [{"role": "user", "content": "A" * BYTES}, {"role": "assistant", "content": "four"}]
     _, count, _ = run(tmp_path, json.dumps(items).encode(), "in.json")
     assert count.transcripts == 1
 
@@ -254,19 +204,6 @@ def test_sessions_of_a_file_are_learnt_from_each_for_itself(tmp_path: Path) -> N
     assert [len(sample.ids) for sample in samples] == [len(samples[0].ids)] * 3
 
 
-def test_sessions_that_overlap_or_go_on_or_have_no_words_are_no_transcripts_of_their_own(tmp_path: Path) -> None:
-    first, other = (session("claude_code", CLEAN, own) for own in "ab")
-    for n, lines in enumerate(
-        (
-            [*first[:3], *other, *first[3:]],
-            [*first, *({**line, "parentUuid": first[-1]["uuid"]} if n == 1 else line for n, line in enumerate(other))],
-            [*first, other[0]], [other[0], *first], [other[0], *first, {**other[0], "sessionId": "c"}],
-        )
-    ):  # fmt: skip
-        out, count, _ = run(tmp_path, as_lines(lines), f"{n}.jsonl")
-        assert (out, count.transcripts) == (as_lines(lines), 1)
-
-
 def test_what_stands_ahead_of_a_session_without_its_name_is_of_it(tmp_path: Path) -> None:
     first, other = session("claude_code", STAYS, "a"), session("claude_code", own="b")
     after: Lines = [{"type": "file-history-snapshot", "messageId": first[1]["uuid"], "isSnapshotUpdate": True},
@@ -279,47 +216,6 @@ def test_what_stands_ahead_of_a_session_without_its_name_is_of_it(tmp_path: Path
     assert (count.transcripts, count.dropped) == (2, 1)
     assert out == expected
     assert out.startswith(as_lines(ahead))
-
-
-def test_each_line_is_asked_once_whether_a_session_begins_there() -> None:
-    class Counting(ClaudeCode):
-        asked = 0
-
-        def has_calls(self, items: Sequence[Any]) -> bool:
-            self.asked += len(items)
-            return super().has_calls(items)
-
-    first, other = (session("claude_code", CLEAN, own) for own in "ab")
-    lines = [*first, *({"type": "queue-operation", "sessionId": str(n)} for n in range(40)), *other]
-    counting = Counting()
-    assert counting.beginnings(lines) == [0, len(first) + 40]
-    assert counting.asked == len(lines)
-
-
-def told_by_all(items: Lines) -> dict[str, str]:
-    """Of each session the first of those that it goes on from, each time looked for among all."""
-    first: dict[str, str] = {}
-    has: dict[str, str] = {}
-    for item in items:
-        own = item["sessionId"]
-        first.setdefault(own, own)
-        for link in ("parentUuid", "logicalParentUuid", "leafUuid"):
-            before = has.get(item.get(link) or "", own)
-            if first[before] != first[own]:
-                first |= {name: first[before] for name, one in first.items() if one == first[own]}
-        has[item["uuid"]] = own
-    return first
-
-
-links = st.fixed_dictionaries(
-    {"sessionId": st.sampled_from("abcdefgh"), "uuid": st.sampled_from("0123456789")},
-    optional={name: st.sampled_from("0123456789") for name in ("parentUuid", "logicalParentUuid", "leafUuid")},
-)
-
-
-@given(items=st.lists(links, max_size=30))
-def test_a_session_is_of_the_first_that_it_goes_on_from(items: Lines) -> None:
-    assert _first_sessions(items) == told_by_all(items)
 
 
 def test_a_run_that_was_interrupted_goes_on_with_the_next_session(tmp_path: Path) -> None:

@@ -124,26 +124,6 @@ def test_the_chain_of_claude_code_s_lines_is_kept(tmp_path: Path) -> None:
     assert chain[3] == {**items[8], "parentUuid": "u7"}
 
 
-def test_what_is_beside_a_line_that_changes_stays_as_it_is(tmp_path: Path) -> None:
-    items = session("claude_code")
-    aside = {**items[2], "uuid": "s1", "isSidechain": True}
-    use = next(n for n, line in enumerate(items) if "sqrt(" in str(line) and line["type"] == "assistant")
-    out, (count,) = run(tmp_path, {"in.jsonl": as_lines([*items[: use + 1], aside, *items[use + 1 :]])})
-    assert count.shallow == 1
-    lines = [json.loads(line) for line in out.splitlines()]
-    assert lines[lines.index({**aside, "parentUuid": "u1"}) - 1]["message"]["id"] == "msg_1"
-
-
-def test_links_in_a_circle_end(tmp_path: Path) -> None:
-    items = session("claude_code")
-    for line in items:
-        if line.get("uuid") == "u3":
-            line["parentUuid"] = "u4"
-    out, (count,) = run(tmp_path, {"in.jsonl": as_lines(items)})
-    assert count.shallow == 1
-    assert b"sqroot" not in out
-
-
 def test_what_a_user_went_back_from_and_a_subagent_s_lines_stay(tmp_path: Path) -> None:
     items = session("claude_code")
     asked = items[1]
@@ -232,12 +212,6 @@ def test_a_call_that_was_never_made_did_not_fail(tmp_path: Path, said: str) -> N
     assert (out, count.calls, count.failed) == (as_lines(lines), 2, 0)
 
 
-def test_steps_that_are_rows_of_a_data_set_are_no_session(tmp_path: Path) -> None:
-    rows = [{"response": f"let me see {n}", "action": "python f.py", "observation": "1"} for n in range(4)]
-    out, (count,) = run(tmp_path, {"in.jsonl": as_lines(rows)})
-    assert (out, count.transcripts) == (as_lines(rows), 4)
-
-
 def test_an_event_of_codex_that_repeats_what_was_cut_is_emptied(tmp_path: Path) -> None:
     said = "The earlier code failed with an error. The root is plausible."
     items = session("codex", (*REPAIRED[:-1], answer(said)))
@@ -291,19 +265,6 @@ def test_a_call_beside_one_that_failed_is_no_fix_though_its_line_stands_after_th
     ]  # fmt: skip
 
 
-def test_what_a_server_s_tool_gave_stays_before_the_words_on_it(tmp_path: Path) -> None:
-    found = [{"type": "web_search_tool_result", "tool_use_id": "s1", "content": []}]
-    lines = claude(
-        ("assistant", "m1", [{"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {}}]),
-        ("assistant", "m1", found), ("assistant", "m1", [{"type": "text", "text": "found"}]),
-        ("user", None, "and the root?"), ("assistant", "m2", use("t1", BROKEN)), ("user", None, gave("t1", BROKEN)),
-        ("assistant", "m3", use("t2", MENDED)), ("user", None, gave("t2", MENDED)),
-    )  # fmt: skip
-    out, (count,) = run(tmp_path, {"in.jsonl": as_lines(lines)})
-    assert count.shallow + count.deep == 1
-    assert out.startswith(as_lines(lines[:5]))
-
-
 def test_what_a_user_typed_while_tools_ran_stays(tmp_path: Path) -> None:
     queued = {"attachment": {"type": "queued_command", "prompt": "use sqrt", "commandMode": "prompt"}}
     lines = claude(
@@ -313,22 +274,6 @@ def test_what_a_user_typed_while_tools_ran_stays(tmp_path: Path) -> None:
     out, (count,) = run(tmp_path, {"in.jsonl": as_lines(lines)})
     assert (count.failed, count.shallow) == (1, 0)
     assert out == as_lines(lines)
-
-
-def test_a_line_whose_uuid_is_no_text_is_no_crash(tmp_path: Path) -> None:
-    items = session("claude_code")
-    items[1]["uuid"] = {}
-    out, (count,) = run(tmp_path, {"in.jsonl": as_lines(items)})
-    assert count.shallow == 1
-    assert b"sqroot" not in out
-
-
-@pytest.mark.parametrize("beside", [{"type": "system", "subtype": "local_command"}, {"type": "queue-operation"}])
-def test_a_session_without_calls_may_have_lines_with_a_text(tmp_path: Path, beside: dict[str, Any]) -> None:
-    lines = [{**beside, "content": "/cost", "sessionId": "s"}, *session("claude_code", (user("?"), answer("4")))]
-    out, (count,) = run(tmp_path, {"in.jsonl": as_lines(lines)})
-    assert out == as_lines(lines)
-    assert (count.transcripts, count.without_calls) == (1, 1)
 
 
 def test_no_repair_of_codex_spans_what_stands_for_all_before_it(tmp_path: Path) -> None:
@@ -369,12 +314,3 @@ def test_a_call_of_codex_that_exited_with_a_code_is_no_fix(tmp_path: Path) -> No
     out, (count,) = run(tmp_path, {"in.jsonl": as_lines(items)})
     assert (count.failed, count.shallow) == (2, 0)
     assert out == as_lines(items)
-
-
-def test_lines_of_codex_that_are_nobody_s_word_do_not_part_a_call_from_its_output(tmp_path: Path) -> None:
-    items = [item["payload"] for item in session("codex") if item["type"] == "response_item"]
-    state = {"record_type": "state"}  # as Codex wrote before it had payloads
-    lines = [{"id": "s", "timestamp": "t"}, *(line for item in items for line in (item, state))]
-    out, (count,) = run(tmp_path, {"in.jsonl": as_lines(lines)})
-    assert (count.calls, count.failed, count.shallow) == (2, 1, 1)
-    assert b"sqroot" not in out
