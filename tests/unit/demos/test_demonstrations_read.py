@@ -20,7 +20,6 @@ from retcon.engine.kinds.scripted import ScriptedEngine
 from retcon.rollout.context import RolloutContext, RolloutLimits
 from retcon.rollout.lengths import prompt_ids
 from retcon.store import jsonl
-from retcon.store.pass_rates import PassRate, PassRateFile
 from retcon.tasks.registry import task_set
 from retcon.tasks.types import Task
 from retcon.train.datasets.demonstrations import (
@@ -34,7 +33,6 @@ from retcon.train.datasets.demonstrations import (
 from retcon.train.datasets.preferences import read_preferences
 from retcon.train.demos.engine import EngineSource
 from retcon.train.demos.rolling import Drawn, Roller
-from retcon.train.prompts import measured_of
 
 TOKENIZER = ByteTokenizer()
 CHAT = Chat(TOKENIZER, style="markdown")
@@ -84,29 +82,11 @@ def test_a_text_whose_characters_were_cut_is_compared_by_what_is_left(text: str,
         refuse_other_texts(said, TOKENIZER, "here")
 
 
-def test_no_long_text_stands_in_what_is_said_of_it() -> None:
-    for length, shown in ((40, "a" * 40), (41, "a" * 40 + "…")):
-        with pytest.raises(RecordError, match=f"the ids of '{shown}' are 'b' to this model"):
-            refuse_other_texts([("a" * length, TOKENIZER.encode("b"))], TOKENIZER, "here")
-
-
 @pytest.mark.parametrize("history", [[["a"]], [["a", "b", "c"]], [["a", ""]], ["ab"], [["a", "b"], ["c"]]])
 def test_what_is_no_pair_of_turns_is_no_history(history: object, tmp_path: Path) -> None:
     file = written(tmp_path / "d.jsonl", {"instruction": "Q", "output": "A", "history": history})
     ((_, one),) = read_rendered(file, CHAT)
     assert "".join(segment.text for segment in one.prompt) == "<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\n"
-
-
-def test_rates_of_several_models_are_distinguished(tmp_path: Path) -> None:
-    file = tmp_path / "rates.jsonl"
-    with PassRateFile(file) as rates:
-        for model, passed in (("one", 1), ("two", 2)):
-            rates.add(PassRate("t", model, passed, 4, "content"))
-    assert {model: measured_of(file, model)["t"].passed for model in ("one", "two")} == {"one": 1, "two": 2}
-    with pytest.raises(RecipeError, match=r"rates of 2 models \(one, two\): name a file with one model"):
-        measured_of(file)
-    with pytest.raises(RecipeError, match=r"2 models \(one, two\), none of which is the one that this run .*\(three\)"):
-        measured_of(file, "three")
 
 
 ALTERNATING = """{% if tools %}{{ tools | tojson }}{% endif %}

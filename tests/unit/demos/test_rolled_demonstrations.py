@@ -89,12 +89,6 @@ def rolling(engine: Any = NOBODY, limits: RolloutLimits = LIMITS, seed: int = 0)
     return Roller(context, Set(), seed)
 
 
-def test_a_task_fits_where_its_prompt_leaves_room_for_a_token() -> None:
-    task = Task("a", "go", "1")
-    length = prompt_ids(CHAT, task)
-    assert [rolling(limits=RolloutLimits(length + more, 1)).fits(task) for more in (0, 1)] == [False, True]
-
-
 Rewards = Mapping[str, Sequence[float | None]]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from pathlib import Path
 
 import pytest
@@ -105,18 +104,6 @@ def test_pairs_may_be_items_of_the_responses_api_too(tmp_path):
     assert len(read_preferences(file, CHAT, vocabulary=TOKENIZER.size)) == 1
 
 
-@pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])
-def test_what_is_thought_is_learnt_whether_or_not_a_tool_is_called(tmp_path, key):
-    thinking = {**SAID, key: "R"}
-    (without,) = learnt(tmp_path, {"messages": [ASKED, thinking]})
-    called, final = learnt(tmp_path, {"messages": [ASKED, {**thinking, **CALL}, SEEN, thinking]})
-    assert without == final == "R\n\nA"
-    assert called.startswith("R\n\nA")
-    assert learnt(tmp_path, {"messages": [ASKED, {"role": "assistant", key: "R"}]}) == ["R"]
-    part = {"role": "assistant", "content": [{"type": "thinking", "thinking": "R"}, {"type": "text", "text": "A"}]}
-    assert learnt(tmp_path, {"messages": [ASKED, part]}) == ["R\n\nA"]
-
-
 @pytest.mark.parametrize(
     ("role", "hint"), [("asistant", "assistant"), ("Assistent", "assistant"), ("usr", "user"), ("Humman", "human")]
 )
@@ -154,12 +141,6 @@ def test_what_has_nothing_to_learn_is_counted_and_named(tmp_path):
     file.rename(tmp_path / "folder/mine.jsonl")
     with pytest.warns(TaskWarning, match=r"folder: 5 of 6 .*folder/mine\.jsonl, line 2; .*; …\)"):
         read_samples(tmp_path / "folder", CHAT, vocabulary=TOKENIZER.size)
-
-
-def test_where_all_is_learnt_nothing_is_reported(tmp_path):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", TaskWarning)
-        read_samples(written(tmp_path, {"messages": [ASKED, {**SAID, **CALL}, SEEN, SAID]}), CHAT, vocabulary=300)
 
 
 def test_a_role_beside_a_value_says_whose_it_is(tmp_path):
