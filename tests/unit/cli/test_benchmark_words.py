@@ -9,8 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from retcon.cli.app import app
-from retcon.cli.eval import SETTINGS, EvalWords, sort_words
-from retcon.config.load import load_recipe
+from retcon.cli.eval import EvalWords, sort_words
 from retcon.core.errors import RecipeError
 from retcon.tasks.data.fields import DataError
 
@@ -35,16 +34,6 @@ def test_benchmarks_models_a_recipe_and_changes_are_told_apart(tmp_path: Path) -
 def test_a_word_that_is_none_of_them_is_refused(words: list[str], said: str) -> None:
     with pytest.raises(RecipeError, match=said):
         sort_words(words)
-
-
-@pytest.mark.parametrize("name", SETTINGS)
-def test_settings_by_name_are_keys_of_a_recipe(name: str) -> None:
-    given = [key if "." in key.partition("=")[0] else f"rollout.{key}" for key in SETTINGS[name]]
-    recipe = load_recipe(None, ["evaluate.sampling=rollout", *given])
-    top_p = {"cleaner": (1.0, 0.6, 16), "rstar2": (0.6, 1.0, 16), "demyagent": (1.0, 0.6, 32)}
-    assert (recipe.rollout.temperature, recipe.rollout.top_p, recipe.evaluate.samples) == top_p.get(
-        name, (0.2, 0.95, 10)
-    )
 
 
 def test_benchmarks_are_listed_for_people_and_programs() -> None:

@@ -62,19 +62,6 @@ def test_arms_are_measured_alike_without_and_with_repairs_and_under_faults(tmp_p
     assert len(planned(tmp_path, *THREE, seeds=1, faults=0.0).trained["cleaner", 0]) == 3
 
 
-def test_an_arm_is_measured_with_its_own_repair_and_all_under_the_share_of_faults_that_was_asked_for(
-    tmp_path: Path,
-) -> None:
-    own = planned(tmp_path, THREE[0], "mini/ours/describe", "mini/ours/branch", seeds=1, faults=0.25)
-    measured = {arm.name: [target.recipe.evaluate for target in own.trained[arm.name, 0][1:]] for arm in own.arms}
-    repairs = {arm: [section.repair for section in sections] for arm, sections in measured.items()}
-    assert repairs == {name: ["none", kind, "none"] for name, kind in
-                       (("dapo-baseline", "saar"), ("describe", "describe"), ("branch", "branch"))}  # fmt: skip
-    assert {tuple(section.faults for section in sections) for sections in measured.values()} == {(0, 0, 0.25)}
-    tops = {tuple(section.top_p for section in sections) for sections in measured.values()}
-    assert tops == {(0.6, 1.0, 1.0)}, "the second setting is of the first evaluation alone"
-
-
 def test_what_is_next_is_the_same_command_with_seeds_enough_and_then_another_match(tmp_path: Path) -> None:
     words = ["compare", *THREE[:2], "--seeds", "2", "rl.steps=8", f"--out={tmp_path}"]
     *_, more = next_commands(planned(tmp_path, *THREE[:2]), OPTIONS, words)
@@ -189,16 +176,6 @@ def test_an_arm_whose_last_stage_would_come_too_late_is_named_without_an_overrid
         planned(tmp_path / "out", str(tmp_path / "few.toml"), staged, match=match)
 
 
-def test_overrides_of_a_stage_go_to_arms_that_have_it(tmp_path: Path, staged: str) -> None:
-    words = ("stages.half.repair.gamma=0.7", "stages.2.rl.lr=0.5")
-    plan = planned(tmp_path / "out", "mini/dapo-baseline", staged, *words, seeds=1)
-    (_, half) = stages_of(plan.trained["staged", 0][0].recipe)
-    assert (half.recipe.repair.model_dump()["gamma"], half.recipe.rl.lr) == (0.7, 0.5)
-    assert not any(word.startswith("stages.") for word in plan.trained["dapo-baseline", 0][0].job.words)
-    with pytest.raises(RecipeError, match=r"override 'stages\.haf\.rl\.lr=1': no stage 'haf' \(did you mean 'half'"):
-        planned(tmp_path / "out", "mini/dapo-baseline", staged, "stages.haf.rl.lr=1")
-
-
 @pytest.mark.parametrize(
     ("match", "word"), [("tokens", "rl.max_sampled_tokens=1200"), ("wall", "rl.max_cpu_seconds=7.5")]
 )
@@ -251,6 +228,23 @@ def test_arms_that_are_there_keep_their_names() -> None:
 def test_what_cannot_be_compared_is_refused(words: list[str], said: str) -> None:
     with pytest.raises(RecipeError, match=said):
         read_arms(words)
+
+
+def test_arms_of_a_trained_model_need_no_more_in_common_than_that_model(tmp_path: Path) -> None:
+    model, own = tmp_path / "model", tmp_path / "own.toml"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    own.write_text("[sft]\nsteps = 301\n[demos]\nkind = 'engine'\n[repair]\nkind = 'saar'\n")
+    path = f"model.path={model}"
+    plan = planned(tmp_path / "out", "mini/dapo-baseline", str(own), path)
+    assert not plan.cold
+    assert all(str(model) in targets[0].job.words for targets in plan.trained.values())
+    own.write_text("[sft]\nsteps = 301\n[dpo]\nbeta = 0.2\n")
+    with pytest.raises(RecipeError, match=r"nothing distinguishes them$"):
+        planned(tmp_path / "out", "mini/dapo-baseline", str(own), path)
+    own.write_text("[model]\nstyle = 'hermes'\n[repair]\nkind = 'saar'\n")
+    with pytest.raises(RecipeError, match=r"started alike: .*model\.style.*model\.style=…\. Or name a model.*--from"):
+        planned(tmp_path / "out", "mini/dapo-baseline", str(own), path)
 
 
 def test_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:

@@ -7,9 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 from retcon.cli.app import app
-from retcon.cli.quickstart import FIRST_REPAIR, SETS, make_plan
+from retcon.cli.quickstart import SETS, make_plan
 from retcon.core.errors import CheckpointError, RecipeError
-from retcon.evaluate.result import Result, Setting, write_result
 
 
 def test_arms_differ_in_their_recipe_and_seeds_in_nothing_else(tmp_path: Path) -> None:
@@ -72,32 +71,6 @@ def test_what_an_arm_would_refuse_is_refused_before_the_cold_start(
         make_plan(tmp_path, arms=["saar"], seeds=1, overrides=overrides)
 
 
-def test_without_overrides_the_jobs_are_the_recipes_own(tmp_path: Path) -> None:
-    plan = make_plan(tmp_path, arms=["saar"], seeds=1)
-    start, out = str(tmp_path / "cold_start"), str(tmp_path / "saar/seed-1")
-    demos = str(tmp_path / "demonstrations.jsonl")
-    assert [target.job.words for target in plan.targets] == [
-        ("sft", "quickstart/cold_start", FIRST_REPAIR, "demos.kind=teacher", "--demonstrations", demos, "--out", start),
-        ("eval", start, "quickstart/cold_start", "run.threads=1", "--out", f"{start}/eval"),
-        ("train", "quickstart/saar", "run.seed=1", "--from", start, "--out", out),
-        ("eval", out, "quickstart/saar", "run.seed=1", "--out", f"{out}/eval"),
-    ]
-
-
-def test_trackers_get_every_training_under_a_name_of_its_own(tmp_path: Path) -> None:
-    words = ("track.to=tests:Mine", "track.project=mine")
-    plan = make_plan(tmp_path, arms=["baseline", "saar"], seeds=2, overrides=words)
-    trained = [plan.cold_targets[0], *(pair[0] for pair in plan.trained.values())]
-    assert all(word in target.job.words for target in trained for word in words)
-    names = ["cold_start", "baseline-seed-1", "saar-seed-1", "baseline-seed-2", "saar-seed-2"]
-    assert [target.recipe.track.name for target in trained] == names
-    assert all(f"track.name={name}" in target.job.words for name, target in zip(names, trained, strict=True))
-    mine = make_plan(tmp_path, arms=["saar"], seeds=1, overrides=[*words, "track.name=x"])
-    assert {target.recipe.track.name for target in mine.targets if target.job.words[0] != "eval"} == {"x"}
-    untracked = make_plan(tmp_path, arms=["saar"], seeds=1)
-    assert not any(word.startswith("track.") for target in untracked.targets for word in target.job.words)
-
-
 def test_what_its_table_says_of_the_evaluations_cannot_be_changed(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"'evaluate\.repair=saar': evaluate\.repair is none here, as the table says"):
         make_plan(tmp_path, arms=["saar"], seeds=1, overrides=["evaluate.repair=saar"])
@@ -127,30 +100,11 @@ def test_a_broken_record_is_refused(tmp_path: Path) -> None:
         plan.open()
 
 
-def test_an_evaluation_has_finished_once_both_settings_are_there(tmp_path: Path) -> None:
-    target = make_plan(tmp_path, arms=["saar"], seeds=1, overrides=["evaluate.top_p=0.6"]).cold_targets[1]
-    target.makes.parent.mkdir(parents=True)
-    assert not target.finished
-    result = Result("c", {}, {})
-    for name in ("t1", "top_p"):
-        assert not target.finished
-        result = result.with_setting(name, Setting(1.0, 1.0, [], 0, {}, {}, 0.0, 0.0))
-        write_result(target.makes, result)
-    assert target.finished
-
-
 def test_the_arms_are_the_usual_ones_or_those_that_are_named_once() -> None:
     assert SETS["numbers"].parse_arms(None) == ("baseline", "saar", "blame")
     assert SETS["numbers"].parse_arms("roc, saar,,roc") == ("roc", "saar")
     with pytest.raises(RecipeError, match="--arms names no arm; there are: baseline, blame, roc, saar"):
         SETS["numbers"].parse_arms(" ,")
-
-
-@pytest.mark.parametrize("name", SETS)
-def test_every_quickstart_has_recipes_of_its_usual_arms(tmp_path: Path, name: str) -> None:
-    about = SETS[name]
-    assert set(about.usual) <= set(about.arms)
-    assert [arm for arm, _ in make_plan(tmp_path, arms=about.usual, seeds=1, about=about).trained] == list(about.usual)
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:

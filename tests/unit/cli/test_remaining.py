@@ -23,23 +23,6 @@ def jobs_of(*commands: str) -> list[Job]:
     return [Job(f"{command}-{n}", (command, f"{n}"), Path("log")) for n, command in enumerate(commands)]
 
 
-def test_a_job_that_waits_takes_as_long_as_those_of_its_command_did() -> None:
-    clock, jobs = Clock(), jobs_of("train", "train", "train", "train")
-    remaining = Remaining(jobs, 2, clock=clock)
-    for job, seconds in zip(jobs[:2], (100, 140), strict=True):
-        remaining.started(job)
-        clock.now += seconds
-        remaining.ended(job)
-    remaining.started(jobs[2])
-    clock.now += 20
-    assert remaining.seconds() == pytest.approx(120)  # of 100 and 120 at once: not before the last ends
-    remaining.started(jobs[3])
-    clock.now += 60
-    assert remaining.seconds() == pytest.approx(60)
-    clock.now += 1000
-    assert remaining.seconds() == 0.0  # both are late; it is never less than nothing
-
-
 def test_a_job_that_begins_another_part_is_reckoned_by_that_part_alone() -> None:
     clock, jobs = Clock(), jobs_of("sft")
     remaining = Remaining(jobs, 1, clock=clock)

@@ -42,13 +42,6 @@ def test_what_a_command_does_not_read_is_refused(command: str, override: str, sa
     assert f"override '{override}'" in str(caught.value)
 
 
-@pytest.mark.parametrize("command", [command for command in READS if command != "compare"])
-def test_whoever_prompts_a_model_reads_what_says_which_tools_it_is_shown(command: str) -> None:
-    keys = ["rollout.tools=[]", "sandbox.sessions=true", "task.kind=trl", "task.environment=a.b:C", "task.seeds=1"]
-    recipe = load_recipe("quickstart/saar", keys, reads=READS[command])
-    assert (recipe.rollout.tools, recipe.sandbox.sessions, recipe.task.kind) == ((), True, "trl")
-
-
 @pytest.mark.parametrize(("key", "instead"), [("problems", "--prompts"), ("samples", "rl.group")])
 def test_an_audit_names_what_does_what_an_evaluations_key_would(key: str, instead: str) -> None:
     done = CliRunner().invoke(app, ["audit", "nowhere", "quickstart/saar", f"evaluate.{key}=100"])

@@ -34,15 +34,6 @@ def test_few_jobs_all_have_a_bar() -> None:
     assert "waiting" in said
 
 
-def test_of_many_jobs_those_that_run_have_one_and_all_together_another() -> None:
-    last = shown(FEW + 1, terminal=True).rpartition("all ")[2]
-    assert f"1/{FEW + 1}" in last
-    assert "job-1 " in last
-    assert "measuring" in last
-    assert "job-2 " not in last
-    assert "job-0 " not in last
-
-
 def test_two_commands_are_not_at_work_in_one_folder(tmp_path: Path) -> None:
     out = tmp_path / "out"
     with alone(out), pytest.raises(CheckpointError, match="another command is at work"), alone(out):
