@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import ast
 import subprocess
 import sys
 from typing import Any
@@ -8,12 +7,6 @@ from typing import Any
 import pytest
 
 from retcon.core.programs import literal, parsed
-
-
-def test_a_program_is_a_tree() -> None:
-    tree = parsed("a = 1\nprint(a)")
-    assert tree is not None
-    assert list(map(type, tree.body)) == [ast.Assign, ast.Expr]
 
 
 @pytest.mark.parametrize("code", ["print((1", "a\0", "\ud800", "(" * 5000, "-" * 100_000 + "1"])

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from retcon.cli.recipes import changes
-from retcon.config.load import apply_override, find_line, load_recipe, recipe_to_toml
-from retcon.config.schema import Recipe, stages_of
+from retcon.config.load import apply_override, find_line, load_recipe
+from retcon.config.schema import stages_of
 from retcon.core.errors import RecipeError
 
 THREE = """
@@ -163,23 +163,6 @@ def test_a_bad_override_of_a_stage_is_named(file: Path, override: str, said: str
         load_recipe(file, ["rl.lr=1e-2", override, "rl.prompts=3"])
     assert f"override '{override}'" in str(caught.value)
     assert said in str(caught.value)
-
-
-SWITCHING = '[[stages]]\nname = "a"\nsteps = 5\n[[stages]]\nname = "b"\nrl.algorithm = "gspo"\n'
-
-
-@pytest.mark.parametrize("text", [THREE, SWITCHING])
-def test_a_saved_recipe_has_the_same_stages(tmp_path: Path, text: str) -> None:
-    (tmp_path / "mine.toml").write_text(text)
-    recipe = load_recipe(tmp_path / "mine.toml")
-    (tmp_path / "saved.toml").write_text(recipe_to_toml(recipe), encoding="utf-8")
-    saved = load_recipe(tmp_path / "saved.toml")
-    kept = Recipe.model_validate(recipe.model_dump(mode="json"))
-    for other in (saved, kept):
-        assert stages_of(other) == stages_of(recipe)
-        assert other.model_dump(mode="json") == recipe.model_dump(mode="json")
-    clip = {stage.recipe.rl.model_dump()["clip_high"] for stage in stages_of(saved)}
-    assert clip == ({0.28, 4e-4} if text == SWITCHING else {0.28}), "a kind brings its own defaults, written or not"
 
 
 def test_what_a_stage_changes_is_listed(file: Path) -> None:
