@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM, StableLmConfig, StableLmForCausalLM
 
 from retcon.core.types import Sample
+from retcon.models.devices import TrainDtype
 from retcon.models.placing import head_of
 from retcon.train.kernels.computing import Computing
 from retcon.train.kernels.forward import forwards
@@ -80,3 +82,46 @@ def test_what_samples_of_a_tree_learn_alike_goes_through_the_output_layer_once()
     assert max(rows) == 4 + 2
     assert torch.equal(part.logprobs[0, 3:7], part.logprobs[1, 3:7])
     assert part.logprobs[0, 7] != part.logprobs[1, 7]
+
+
+@pytest.fixture
+def other_default() -> Iterator[None]:
+    """As on GPUs, where autocast is of float16 unless it is told otherwise."""
+    before = torch.get_autocast_dtype("cpu")
+    torch.set_autocast_dtype("cpu", torch.float16)
+    yield
+    torch.set_autocast_dtype("cpu", before)
+
+
+@pytest.mark.usefixtures("other_default")
+@pytest.mark.parametrize(
+    ("weights", "dtype", "expected"),
+    [
+        (torch.float32, "float32", torch.float32),
+        (torch.float64, "float32", torch.float64),
+        (torch.float32, "bfloat16", torch.bfloat16),
+    ],
+)
+def test_products_and_masks_are_of_the_recipes_dtype_and_no_keys_are_kept(
+    weights: torch.dtype, dtype: TrainDtype, expected: torch.dtype
+) -> None:
+    model, found = qwen().to(weights), []
+    assert model.config.use_cache
+
+    def note(module: nn.Module, args: object, named: dict[str, Any], out: Any) -> None:
+        masks = [bucket.prefix.mask.dtype for bucket in named["packing"].buckets if bucket.prefix is not None]
+        found.append((masks, out.past_key_values))
+
+    samples = [sample(1, 3, 4), sample(1, 3, 5)]
+    with torch.no_grad(), forwards(model, samples, Computing(dtype=dtype)) as parts:
+        list(parts)  # what is found out of a model once
+    model.base_model.register_forward_hook(note, with_kwargs=True)
+    products = []
+    model.base_model.layers[0].mlp.down_proj.register_forward_hook(
+        lambda module, given, out: products.append(out.dtype)
+    )
+    with torch.no_grad(), forwards(model, samples, Computing(dtype=dtype)) as parts:
+        for part in parts:
+            assert part.logprobs.dtype == (torch.float64 if weights == torch.float64 else torch.float32)
+    assert found == [([expected], None)]
+    assert products == [expected]

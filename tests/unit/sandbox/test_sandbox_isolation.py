@@ -249,6 +249,30 @@ def test_the_size_is_of_what_is_there_and_no_link_is_followed(tmp_path: Path) ->
     assert scratch.measure(str(tmp_path), 2).entries == 3
 
 
+def test_the_size_is_measured_however_deep_and_whatever_the_modes(tmp_path: Path) -> None:
+    descriptors = list(Path("/proc/self/fd").iterdir())
+    depth, deeper = 100, "d" * 200  # in all longer than a path can be
+    here = os.open(tmp_path, os.O_RDONLY)
+    for _ in range(depth):
+        for name in ("left", "right", deeper):
+            os.mkdir(name, dir_fd=here)
+        below = os.open(deeper, os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.close(os.open("x", os.O_WRONLY | os.O_CREAT, dir_fd=here))
+    os.close(here)
+    closed = tmp_path / deeper
+    closed.chmod(0)
+    try:
+        assert scratch.measure(str(tmp_path), 10_000).entries == 3 * depth + 1
+        assert stat.S_IMODE(closed.stat().st_mode) == 0
+    finally:
+        top = os.open(tmp_path, os.O_RDONLY)
+        scratch.empty_open(top)
+        os.close(top)
+    assert list(Path("/proc/self/fd").iterdir()) == descriptors
+
+
 @pytest.fixture
 def delegated(tmp_path: Path) -> Path:
     """What a cgroup that was handed to this user looks like, but for the kernel behind it."""

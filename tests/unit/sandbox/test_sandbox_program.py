@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from retcon.core.errors import SandboxUnavailable
-from retcon.sandbox.client import SandboxClient, SandboxRouter, request_body, with_limits
+from retcon.sandbox.client import SandboxClient, SandboxRouter, request_body
 from retcon.sandbox.pool import SandboxPool
 from retcon.sandbox.types import Limits, Program, ProgramOptions, as_cell, as_program
 
@@ -50,15 +50,6 @@ def test_an_unknown_keyword_is_named() -> None:
 def test_what_is_no_program_is_refused_by_name_when_it_is_made(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         Program(**{"code": "1"} | options)
-
-
-def test_its_limits_come_before_the_sandboxs_and_its_clock_before_both() -> None:
-    outer, own = Limits(cpu_seconds=1, memory_mb=10), Limits(cpu_seconds=2, memory_mb=20)
-    assert Program("1").limits_within(outer) == outer
-    assert Program("1", limits=own).limits_within(outer) == own
-    assert Program("1", limits=own, timeout=3).limits_within(outer) == Limits(3, 3, memory_mb=20)
-    assert with_limits(Program("1"), own).limits == own
-    assert with_limits(Program("1", limits=outer), own).limits == outer
 
 
 @pytest.mark.parametrize(("option", "value"), [("wait", 1.0), ("seed", 0)])

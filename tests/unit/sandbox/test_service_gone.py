@@ -43,3 +43,26 @@ def test_what_is_ready_in_the_moment_that_the_client_goes_is_undone(stays: bool)
             assert undone == ["made"]
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("fault", [True, False])
+def test_of_work_that_is_cancelled_or_fails_as_the_client_goes_there_is_nothing_to_undo(fault: bool) -> None:
+    async def main() -> None:
+        gone = asyncio.Event()
+        gone.set()
+        faults = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
+
+        async def work() -> None:
+            if fault:
+                raise ValueError
+            await asyncio.Event().wait()
+
+        async def undo(result: None) -> None:
+            raise AssertionError
+
+        with pytest.raises(ClientDisconnected):
+            await cancel_on_disconnect(asked_by(gone), work(), undo=undo)
+        assert not faults
+
+    asyncio.run(main())

@@ -24,6 +24,24 @@ def stretch(number: int) -> Made:
     return Made(1, (Trajectory(f"t{number}", "a", (), (Turn((Segment("sampled", str(number)),)),)),), {})
 
 
+def test_a_second_one_over_the_same_file_is_refused_until_the_first_is_closed(tmp_path: Path) -> None:
+    file, partial = tmp_path / "d.jsonl", tmp_path / "d.jsonl.partial"
+    with FileJournal(file, MADE_FROM, RECIPE) as first:
+        first.add(stretch(0))
+        with partial.open("ab") as half:
+            half.write(b'{"stop": 2, "kep')  # as a line that is being written
+        with pytest.raises(CheckpointError, match=r"another command is at work on .*d\.jsonl\.partial: wait for it"):
+            FileJournal(file, MADE_FROM, RECIPE)
+        assert partial.read_bytes().endswith(b'"kep')  # nothing of the first's was touched
+        with FileJournal(tmp_path / "other.jsonl", MADE_FROM, RECIPE) as other:
+            assert other.stop == 0
+    with FileJournal(file, MADE_FROM, RECIPE) as again:
+        assert (again.stop, [one.id for one in again.kept]) == (1, ["t0"])
+        for _ in range(2):
+            again.remove()
+    assert not partial.exists()
+
+
 def test_one_that_cannot_be_begun_holds_nothing(tmp_path: Path) -> None:
     file = tmp_path / "d.jsonl"
     with FileJournal(file, MADE_FROM, RECIPE):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,13 +27,6 @@ def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, name:
     assert write(path, lived) == len(lived)
     assert list(read(path)) == lived
     assert path.read_bytes()[:2] == {".gz": b"\x1f\x8b", ".zst": b"\x28\xb5"}.get(path.suffix, path.read_bytes()[:2])
-
-
-def test_a_compressed_file_holds_no_name_and_no_time(tmp_path: Path) -> None:
-    write(tmp_path / "a.jsonl.gz", [ONE, TWO])
-    compressed = (tmp_path / "a.jsonl.gz").read_bytes()
-    assert compressed[3:8] == bytes(5)  # flags (no name), seconds: the same trajectories give the same bytes
-    assert gzip.decompress(compressed).count(b"\n") == 2
 
 
 def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path: Path) -> None:

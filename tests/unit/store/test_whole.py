@@ -133,21 +133,6 @@ def test_what_another_process_is_at_is_not_cleared_away(tmp_path: Path) -> None:
 # Files beside their place until they are whole: one process at a time writes one.
 
 
-@pytest.mark.parametrize("size", [None, 2])
-def test_what_another_command_is_writing_is_left_alone(tmp_path: Path, size: int | None) -> None:
-    first = Partial(tmp_path / "out.jsonl")
-    first.out.write(b"{}\n")
-    first.out.flush()
-    with pytest.raises(RecordError, match=r"another command is writing .*out\.jsonl\.partial"):
-        Partial(tmp_path / "out.jsonl", size)
-    first.commit()
-    assert (tmp_path / "out.jsonl").read_bytes() == b"{}\n"
-    again = Partial(tmp_path / "out.jsonl")
-    again.out.write(b"[]\n")
-    again.commit()
-    assert (tmp_path / "out.jsonl").read_bytes() == b"[]\n"
-
-
 def test_what_another_command_finishes_at_that_moment_is_left_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -271,13 +256,6 @@ def test_other_weights_are_another_model(weights: str, tmp_path: Path) -> None:
     assert fingerprint(tmp_path) == before
     (tmp_path / weights).write_bytes(b"trained on")
     assert fingerprint(tmp_path) != before
-
-
-def test_weights_that_are_not_loaded_make_no_other_model(tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors").write_bytes(b"these are loaded")
-    before = fingerprint(tmp_path)
-    (tmp_path / "pytorch_model.bin").write_bytes(b"beside which these are not")
-    assert fingerprint(tmp_path) == before
 
 
 def test_files_are_identified_by_what_they_hold_and_their_order_and_not_by_their_names(tmp_path: Path) -> None:
