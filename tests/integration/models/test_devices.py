@@ -50,14 +50,6 @@ def chosen(machine: Machine = PLAIN, config: PretrainedConfig = QWEN, threads: i
     return choose(ComputeSection.model_validate(section), config, machine, threads=threads)
 
 
-def test_a_cpu_computes_in_float32_unless_asked_otherwise() -> None:
-    found = chosen()
-    assert (found.device, found.dtype, found.rollout_dtype, found.attention) == ("cpu", "float32", "float32", "sdpa")
-    assert found.line == "computing on cpu (Some CPU, 1 thread), float32, rollouts float32, sdpa attention"
-    told = chosen(dtype="bfloat16", rollout_dtype="float16", attention="eager", threads=2)
-    assert told.line == "computing on cpu (Some CPU, 2 threads), bfloat16, rollouts float16, eager attention"
-
-
 SMOLLM2 = LlamaConfig(hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
                       num_key_value_heads=3, vocab_size=49152, tie_word_embeddings=True)  # fmt: skip
 

@@ -21,7 +21,7 @@ from retcon.chat.opening import open_chat
 from retcon.cli.app import app
 from retcon.core.errors import CheckpointError
 from retcon.engine.kinds.vllm import dtype_of
-from retcon.models.checking import QUESTION, check_model_folder
+from retcon.models.checking import check_model_folder
 from retcon.models.gguf import convert
 from retcon.models.loading import empty_model, load_config, load_model
 from retcon.models.locating import BASE, HOME, locate, models_folder
@@ -95,17 +95,6 @@ def test_a_run_means_its_final_model_once_it_has_one(folder: Path, tmp_path: Pat
     assert locate(run) == run / "final"
 
 
-def test_the_model_in_the_package_is_named_base_and_a_folder_of_that_name_with_a_dot(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder.rename(tmp_path / "base")
-    monkeypatch.chdir(tmp_path)
-    assert locate("base") == BASE
-    assert locate("./base").resolve() == tmp_path / "base"
-    with pytest.raises(CheckpointError, match=r"no model bas \(did you mean 'base'"):
-        locate("bas")
-
-
 def test_a_gguf_file_is_converted_once(whole: Path, tmp_path: Path) -> None:
     file = Path(shutil.copyfile(whole.parent / "tiny.gguf", tmp_path / "my model.gguf"))
     found = locate(file)
@@ -150,23 +139,6 @@ def test_a_name_that_leads_nowhere_says_what_to_do(
 def test_a_file_that_is_no_model_is_refused(folder: Path) -> None:
     with pytest.raises(CheckpointError, match=r"config\.json is a file: a model is a folder"):
         locate(folder / "config.json")
-
-
-def test_a_model_whose_template_cannot_be_followed_is_tried_through_it(folder: Path) -> None:
-    said = []
-    for template in ("{{ messages[0].content }}", "<|im_start|>{{ messages[0].content }}<|im_end|>yes, "):
-        edit(folder / "tokenizer_config.json", chat_template=template)
-        asked = template.replace("{{ messages[0].content }}", QUESTION)
-        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        ids = tokenizer.encode(asked, add_special_tokens=False).ids
-        model = load_model(folder)
-        with torch.inference_mode():
-            out = model.generate(torch.tensor([ids]), max_new_tokens=24, do_sample=False)[0, len(ids) :].tolist()
-        checked = check_model_folder(folder)
-        assert any("cannot be followed" in warning for warning in checked.warnings)
-        assert checked.continuation == tokenizer.decode(out).strip()
-        said.append(checked.continuation)
-    assert said[0] != said[1]
 
 
 @pytest.mark.parametrize(

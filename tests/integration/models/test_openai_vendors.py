@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,7 @@ import pytest
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.config.load import load_recipe
-from retcon.core.errors import EngineError, InfrastructureFault, SandboxUnavailable
+from retcon.core.errors import EngineError, SandboxUnavailable
 from retcon.core.types import Trajectory, ids_of
 from retcon.engine.openai.engine import OpenAIEngine, OpenAISettings
 from retcon.engine.openai.messages import StandIn
@@ -309,52 +308,6 @@ def test_requests_refused_at_once_keep_max_tokens_under_its_new_name() -> None:
     assert len(server.asked) == 9
 
 
-BOTH = "`temperature` and `top_p` cannot both be specified for this model. Please use only one."
-NO_TEMPERATURE = "Unsupported parameter: 'temperature' is not supported with this model."
-EXTRA = [{"type": "extra_forbidden", "loc": ["body", "top_p"], "msg": "Extra inputs are not permitted", "input": 1.0}]
-
-
-def sampled(refusal: Answer, takes: Callable[[dict[str, Any]], bool], *asked: tuple[float, float]) -> list[Any]:
-    """Bodies that a server which takes some parameters alone has answered, of requests with temperature and top_p."""
-
-    async def work(model: RemoteModel) -> None:
-        for temperature, top_p in asked:
-            await model.message([], temperature=temperature, top_p=top_p)
-
-    with serving(lambda one: said("42") if takes(one.body) else refusal) as server:
-        asking(server.url, work)
-    sent = [{key: one.body[key] for key in ("temperature", "top_p") if key in one.body} for one in server.asked]
-    assert len(sent) <= len(asked) + 2, "remembered"
-    return [body for body in sent if takes(body)]
-
-
-def one_of_both(body: dict[str, Any]) -> bool:
-    return len({"temperature", "top_p"} & set(body)) < 2
-
-
-@pytest.mark.parametrize(
-    ("refusal", "takes", "asked", "sent"),
-    [
-        (error(400, BOTH), one_of_both, (0.7, 1), {"temperature": 0.7}),
-        (error(400, BOTH), one_of_both, (1, 0.9), {"top_p": 0.9}),
-        (error(400, BOTH), one_of_both, (1.0, 1.0), {"temperature": 1.0}),
-        (error(400, NO_TEMPERATURE), lambda body: "temperature" not in body, (1.0, 0.9), {"top_p": 0.9}),
-        (error(400, "no", param="top_p"), lambda body: "top_p" not in body, (0.7, 1.0), {"temperature": 0.7}),
-        (Answer({"detail": EXTRA}, 422), lambda body: "top_p" not in body, (0.7, 1.0), {"temperature": 0.7}),
-        (
-            error(400, "temperature and top_p are not supported with this model"),
-            lambda body: not {"temperature", "top_p"} & set(body),
-            (1.0, 1.0),
-            {},
-        ),
-    ],
-)
-def test_a_parameter_at_its_default_is_left_out_if_a_server_does_not_take_it(
-    refusal: Answer, takes: Any, asked: tuple[float, float], sent: dict[str, float]
-) -> None:
-    assert sampled(refusal, takes, asked, asked) == [sent, sent]
-
-
 def generate(url: str, *asked: SamplingParams) -> None:
     """One generation with each of these parameters, by an engine at `url`."""
     tokenizer = StandIn(ByteTokenizer(), "bytes")
@@ -397,23 +350,3 @@ def test_finish_reasons_of_a_full_context_are_read_as_length(finish: str) -> Non
 
 
 # How long a request is made to a server that limits the rate and answers others, or is not there.
-
-
-def test_a_machine_that_takes_no_connection_is_away_and_not_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As one that is started anew, which refuses nothing either: it is asked for as long as there is patience."""
-    monkeypatch.setattr("retcon.http.client.CONNECT_SECONDS", 0.02)
-
-    async def main(url: str) -> tuple[str, int]:
-        model = RemoteModel("model", url, "small", attempts=1, wait=0.01, patience=0.2)
-        with pytest.raises(InfrastructureFault) as lost:
-            await model.message([{"role": "user", "content": "one"}])
-        await model.close()
-        return str(lost.value), model.retried
-
-    with socket.socket() as full, socket.socket() as waits:
-        full.bind(("127.0.0.1", 0))
-        full.listen(0)
-        waits.connect(full.getsockname())  # nobody takes it in, and there is no place beside it
-        said, retried = asyncio.run(main(f"http://127.0.0.1:{full.getsockname()[1]}"))
-    assert said.endswith("does not answer: no connection within 0.02 s")
-    assert retried > 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from typing import Any
 
@@ -12,7 +11,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, Qwen
 
 from retcon.core.errors import CheckpointError
 from retcon.core.types import Sample
-from retcon.engine.local.engine import LocalEngine
 from retcon.models.placing import OwnHead, check_logits, head_of
 from retcon.train.kernels.computing import Computing
 from retcon.train.kernels.forward import forwards
@@ -85,19 +83,6 @@ def test_logprobs_entropies_and_their_gradient_are_the_models_own(kind: str) -> 
         assert got[sample] == pytest.approx((logprob.item(), entropy.item()), abs=1e-3)
     for one, other in zip(gradients(model), wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
-
-
-@pytest.mark.parametrize("kind", [kind for kind in SCALED if kind not in ("falcon_h1", "gemma2", "rembert", "roberta")])
-def test_the_engine_scores_as_the_model_does(kind: str) -> None:
-    model, sample = made(kind, **SCALED[kind]), samples()[0]
-    with torch.no_grad():
-        logprobs = model(torch.tensor([sample.ids]), use_cache=False).logits[0].log_softmax(-1)
-    expected = logprobs[4:-1].gather(1, torch.tensor(sample.ids[5:])[:, None])[:, 0].tolist()
-
-    async def scored() -> list[float]:
-        return list(await LocalEngine(model, max_len=32).score("one", sample.ids, 5))
-
-    assert asyncio.run(scored()) == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.mark.parametrize("kind", SCALED)
