@@ -78,46 +78,6 @@ def exact(kept: Trajectory, client: Asking) -> bool:
     return tuple(ids[: len(seen)]) == seen
 
 
-def test_a_call_that_the_schema_refuses_is_repaired_before_the_client_sees_it() -> None:
-    wrong, right = "Hm.\n" + search({"q": "Ada"}), "I forgot the name.\n" + search({"query": "Ada"})
-
-    async def play(client: Asking) -> None:
-        answer = await client.chat([user("Who?")], tools=[SEARCH])
-        (made,) = answer["choices"][0]["message"]["tool_calls"]
-        assert json.loads(made["function"]["arguments"]) == {"query": "Ada"}
-        (repair,) = answer["retcon"]["repairs"]
-        assert repair["failed"][0]["status"] == "malformed"
-        assert "no 'query' argument" in repair["failed"][0]["output"]
-        assert "output" not in repair["replaced_by"][0]
-        result = {"role": "tool", "tool_call_id": made["id"], "content": "Lovelace"}
-        await client.chat([user("Who?"), said(answer), result], tools=[SEARCH])
-        (kept,) = client.trajectories(answer["retcon"]["session"])
-        assert [turn.failures for turn in kept.turns] == [0, 0]
-        assert kept.raw_failures == 1
-        assert all(s.logprobs is not None for s in kept.turns[0].generated)
-        assert exact(kept, client)
-
-    asked(play, [wrong, right, "Ada Lovelace."], style="hermes", repair=SAAR)
-
-
-def test_failures_of_the_clients_tools_are_reported_and_never_taken_back() -> None:
-    """It cannot be told what the client's tool has done. The record says which failed, and by which rule."""
-
-    async def play(client: Asking) -> None:
-        told: list[Any] = [user("Who?")]
-        for content, more in (("ValueError: no such page", {}), ("not there", {"is_error": True}), ("Lovelace", {})):
-            answer = await client.chat(told, tools=[SEARCH])
-            (made,) = answer["choices"][0]["message"]["tool_calls"]
-            told += [said(answer), {"role": "tool", "tool_call_id": made["id"], "content": content, **more}]
-        answer = await client.chat(told, tools=[SEARCH])
-        assert answer["retcon"]["repairs"] == []
-        (kept,) = client.trajectories(answer["retcon"]["session"])
-        found = [(o.status, o.rule) for turn in kept.turns for o in turn.observations]
-        assert found == [("error", "exception-line"), ("error", None), ("ok", None)]
-
-    asked(play, [*[search({"query": "Ada"})] * 3, "Ada."], style="hermes", repair=SAAR)
-
-
 def test_blocks_of_python_are_for_the_clients_one_tool_that_takes_code() -> None:
     run = {"type": "function", "function": {"name": "run", "parameters": {
         "type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]}}}  # fmt: skip
@@ -133,18 +93,6 @@ def test_blocks_of_python_are_for_the_clients_one_tool_that_takes_code() -> None
         assert "name no tool" in refused.json()["error"]["message"]
 
     asked(play, [call("print(42)"), "It is 42."])
-
-
-@pytest.mark.parametrize("about", [{"model": f"{MODEL}:chat"}, {"tool_choice": "none", "tools": [SEARCH]}])
-def test_a_plain_answer_is_text_whatever_it_holds(about: dict[str, object]) -> None:
-    async def play(client: Asking) -> None:
-        answer = await client.chat([user("Show me.")], **about)
-        assert said(answer)["content"] == FAILS
-        (kept,) = client.trajectories(answer["retcon"]["session"])
-        assert kept.raw_calls == 0
-        assert kept.turns[0].calls == ()
-
-    asked(play, [FAILS], repair=SAAR)
 
 
 def test_a_stop_string_is_left_out_and_may_be_put_back() -> None:

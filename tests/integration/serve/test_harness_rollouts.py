@@ -132,28 +132,6 @@ def test_rollouts_sample_as_the_recipe_says_whatever_is_asked_for() -> None:
     assert sorted(p.seed for p in again.params) == sorted(p.seed for p in engine.params)
 
 
-@pytest.mark.parametrize("goes_on", [False, True])
-def test_a_rollout_that_met_a_limit_is_graded_as_one_that_did(goes_on: bool) -> None:
-    """Whether the harness raises what it was refused with or gives up by itself."""
-
-    async def solve(task: Task, endpoint: ModelEndpoint) -> None:
-        told = [user("Go.")]
-        try:
-            while True:
-                told += [await ask(endpoint, told), user("On.")]
-        except httpx.HTTPStatusError as error:
-            refused.append(error.response.json()["error"]["code"])
-            if not goes_on:
-                raise
-
-    refused: list[str] = []
-    (turns,), *_ = rolled(solve, lambda *_: "Yes.", limits=RolloutLimits(4000, 3))
-    assert (len(turns.turns), turns.stop, turns.reward) == (3, "turns", 0.0)
-    (length,), *_ = rolled(solve, lambda *_: "Yes." * 20, limits=RolloutLimits(300, 30))
-    assert (length.stop, length.reward) == ("length", 0.0)
-    assert refused == ["max_turns", "context_length_exceeded"]
-
-
 @pytest.mark.parametrize(
     ("solve", "why"),
     [

@@ -14,7 +14,6 @@ import pytest
 pytest.importorskip("starlette", reason="serving needs the [serve] extra")
 pytest.importorskip("torch", reason="training needs the [train] extra")
 
-from e2e.test_cli import retcon
 from retcon.build import build_specs
 from retcon.cli.eval import audit
 from retcon.config.load import load_recipe
@@ -204,9 +203,6 @@ def test_what_is_finished_does_not_miss_its_harness(
     assert [line for line in caplog.messages if line.endswith("run0 is finished: nothing is trained any more")]
     assert (tmp_path / "run0/run.json").read_bytes() == manifest
     assert run_evaluation(load_recipe(None, words), cold, tmp_path / "eval").read_bytes() == result
-    for words_of in (("show", tmp_path / "run0/trajectories/step-000001.jsonl"), ("report", tmp_path / "run0")):
-        done = retcon(*words_of)
-        assert done.returncode == 0, done.stderr
     with pytest.raises(CheckpointError, match=r"rollout\.harness was"):
         trained(harnessed(base, "", rl={"steps": 1}), cold, tmp_path / "run0")
     with pytest.raises(RecipeError, match="cannot be imported"):

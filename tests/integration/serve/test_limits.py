@@ -18,7 +18,7 @@ from retcon.engine.kinds.scripted import ScriptedEngine
 from retcon.engine.types import Generation, SamplingParams
 from retcon.rollout.context import RolloutLimits
 from retcon.serve.errors import ServeSettings
-from servers.agent import MODEL, SAAR, SEARCH, Asking, Message, asked, context_of, said, serving, user
+from servers.agent import MODEL, SEARCH, Asking, Message, asked, context_of, said, serving, user
 
 NAMED = {"type": "function", "function": {"name": "search"}}
 CALLED = {"role": "assistant", "tool_calls": [{"id": "a", "type": "function", "function": {"name": "f"}}]}
@@ -131,18 +131,6 @@ def test_bodies_paths_and_names_that_are_none() -> None:
     asked(play, ["Yes."], max_body=1000)
 
 
-def test_a_conversation_that_is_full_says_so() -> None:
-    async def play(client: Asking) -> None:
-        answer = await client.post([user("y" * 300)])
-        assert answer.status_code == 400
-        assert answer.json()["error"]["code"] == "context_length_exceeded"
-        assert "model's maximum context length is" in answer.json()["error"]["message"]  # which litellm looks for
-        cut = await client.chat([user("y" * 100)])
-        assert cut["choices"][0]["finish_reason"] == "length"
-
-    asked(play, lambda *_: "z" * 900, limits=RolloutLimits(200, 6))
-
-
 def test_turns_are_bounded_in_an_answer_and_not_in_a_conversation() -> None:
     async def play(client: Asking) -> None:
         told: list[Message] = []
@@ -164,39 +152,6 @@ def test_a_session_gets_so_many_tokens() -> None:
         await client.chat([user("Go.")], session="other")
 
     asked(play, lambda *_: "Yes.", session_tokens=7)
-
-
-@pytest.mark.parametrize("lost", ["engine", "tool"])
-def test_a_fault_is_nobodys_and_the_conversation_goes_on(lost: str) -> None:
-    async def play(client: Asking) -> None:
-        told = [user("Go.")]
-        first = await client.chat(told, session="s")
-        told += [said(first), user("On.")]
-        fault = await client.post(told, session="s")
-        assert (fault.status_code, fault.headers["retry-after"]) == (503, "1")
-        assert fault.json()["error"]["type"] == "server_error"
-        assert [len(t.turns) for t in client.trajectories("s")] == [1]
-        again = await client.chat(told, session="s")
-        assert said(again)["content"] == "Yes."
-        (kept,) = client.trajectories("s")
-        assert (kept.stop, len(kept.turns), kept.raw_failures) == ("answer", 2, 0)
-
-    replies = {"engine": ["Hm.", ConnectionError("gone")], "tool": ["Hm.", call("fault")]}[lost]
-    asked(lambda client: play(_broken(client)), [*replies, "Yes."], repair=SAAR)
-
-
-def _broken(client: Asking) -> Asking:
-    """A tool that says of one program that it is its own fault, and an engine whose script goes on after one."""
-    client.agent._context.tools["python"].answers = lambda code: ("", "infrastructure", None)  # type: ignore[union-attr]
-    release = client.engine.release
-
-    async def kept(request_id: str) -> None:
-        generations = client.engine._generations[request_id]
-        await release(request_id)
-        client.engine._generations[request_id] = generations
-
-    client.engine.release = kept  # type: ignore[method-assign]
-    return client
 
 
 def test_what_an_engine_refuses_is_an_error_of_the_server() -> None:

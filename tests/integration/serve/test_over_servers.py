@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,16 +13,12 @@ pytest.importorskip("starlette", reason="serving needs the [serve] extra")
 
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
-from retcon.core.errors import MissingIds
-from retcon.core.types import to_sample
 from retcon.engine.openai.engine import OpenAIEngine, OpenAISettings
 from retcon.engine.openai.messages import StandIn
 from retcon.engine.vllm.engine import VLLMEngine, VLLMSettings
 from retcon.rollout.context import RolloutLimits
-from retcon.serve.recording import FILE
-from retcon.store import jsonl
 from servers import answering
-from servers.agent import MODEL, SEARCH, Message, context_of, said, serving, user
+from servers.agent import MODEL, Message, context_of, said, serving, user
 from servers.speaking_vllm import TOKENIZER, VLLM, tokens_asked
 
 
@@ -77,36 +72,3 @@ def test_a_conversation_goes_on_in_ids_and_a_lost_server_is_a_503() -> None:
 
     with answering.serving(vllm, models=()) as server:
         asyncio.run(asyncio.wait_for(main(server), 300))
-
-
-def test_the_clients_tools_are_shown_to_a_model_that_speaks_text(tmp_path: Path) -> None:
-    call = {"name": "search", "arguments": '{"query": "Ada"}', "id": "call_a"}
-    left = [answering.said("I look.", call), answering.said("Ada Lovelace.")]
-
-    async def main(server: answering.Server) -> None:
-        standin = StandIn(ByteTokenizer(), "bytes")
-        engine = OpenAIEngine(OpenAISettings(server.url), standin)
-        context = replace(context_of(engine), chat=Chat(standin, style="retcon.engine.openai.messages:NATIVE"))
-        async with (
-            engine.connected(),
-            serving(context, tmp_path) as url,
-            httpx.AsyncClient(base_url=url, timeout=120) as http,
-        ):
-            told: list[Message] = [user("Who?")]
-            body: dict[str, Any] = {"model": MODEL, "tools": [SEARCH]}
-            first = (await http.post("/v1/chat/completions", json=body | {"messages": told})).json()
-            (made,) = first["choices"][0]["message"]["tool_calls"]
-            told += [said(first), {"role": "tool", "tool_call_id": made["id"], "content": "Lovelace"}]
-            second = (await http.post("/v1/chat/completions", json=body | {"messages": told})).json()
-            assert said(second)["content"] == "Ada Lovelace."
-
-    with answering.serving(lambda _: left.pop(0)) as server:
-        asyncio.run(asyncio.wait_for(main(server), 300))
-    one, two = (asked.body for asked in server.asked)
-    assert one["tools"] == [SEARCH]
-    assert [message["role"] for message in two["messages"]] == ["user", "assistant", "tool"]
-    assert two["messages"][1]["tool_calls"][0]["function"]["arguments"] == '{"query": "Ada"}'
-    assert two["messages"][2]["content"] == "Lovelace"
-    (kept,) = jsonl.read(tmp_path / FILE)
-    with pytest.raises(MissingIds, match="stood in"):
-        to_sample(kept)

@@ -34,23 +34,6 @@ def test_what_a_killed_server_left_open_is_taken_in_by_the_next(tmp_path: Path) 
     assert Record(tmp_path).taken_in == 0
 
 
-def test_a_name_that_is_used_again_goes_on_counting_its_trajectories(tmp_path: Path) -> None:
-    async def play(client: Asking) -> None:
-        for question in ("One?", "Two?"):
-            await conversed(client, question, session="a")
-            await client.chat([user("Anew?")], session="a")
-            await client.http.post("/v1/sessions/a/end")
-        await conversed(client, "Three?", session="a")
-        await client.http.delete("/v1/sessions/a")
-        await conversed(client, "Four?", session="a")
-
-    for _ in range(2):  # two servers, one after the other
-        asked(play, numbered, record=tmp_path)
-        with (tmp_path / FILE).open("ab") as file:
-            file.write(b'{"id": "a/7')  # the first was killed as it wrote
-    assert [t.id for t in jsonl.read(tmp_path / FILE, on_bad=lambda _: None)] == [f"a/{n}" for n in range(10)]
-
-
 @pytest.mark.parametrize("before", [[], ["One?"], ["One?", "Two?"]], ids=["first", "goes on", "branches"])
 def test_an_answer_that_could_not_be_recorded_was_never_given(tmp_path: Path, before: list[str]) -> None:
     kept = tmp_path / OPEN / "a.jsonl"

@@ -12,7 +12,7 @@ pytest.importorskip("starlette", reason="serving needs the [serve] extra")
 
 import httpx
 
-from engines import GREEDY, MAX_LEN, TOKENIZER, model_of, prompts
+from engines import MAX_LEN, TOKENIZER, model_of, prompts
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.core.errors import EngineError
 from retcon.engine.kinds.scripted import ScriptedEngine
@@ -64,36 +64,6 @@ def test_health_is_answered_while_a_forward_runs() -> None:
         assert forward.threads == {"retcon-engine"}
         assert len(forward.aside) == 1
         assert forward.released == forward.aside, "when its conversation is over"
-
-    asyncio.run(asyncio.wait_for(main(), 3 * PATIENCE))
-
-
-class Waiting(ScriptedEngine):
-    """An answer that never comes."""
-
-    def __init__(self) -> None:
-        super().__init__(ByteTokenizer(), ["x"])
-        self.runs, self.cancelled = threading.Event(), threading.Event()
-
-    async def generate(self, request_id: str, ids: Sequence[int], params: SamplingParams) -> Generation:
-        self.runs.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            self.cancelled.set()
-        raise AssertionError
-
-
-def test_who_is_cancelled_here_is_cancelled_there() -> None:
-    async def main() -> None:
-        waiting = Waiting()
-        async with Threaded(waiting) as engine:
-            asking = asyncio.ensure_future(engine.generate("a", [1], GREEDY))
-            assert await asyncio.to_thread(waiting.runs.wait, PATIENCE)
-            asking.cancel()
-            assert await asyncio.to_thread(waiting.cancelled.wait, PATIENCE)
-            with pytest.raises(asyncio.CancelledError):
-                await asking
 
     asyncio.run(asyncio.wait_for(main(), 3 * PATIENCE))
 
