@@ -153,20 +153,3 @@ def test_what_a_run_refuses_is_what_its_own_seed_draws(
     run_of(base, *stages, task=task, run={"seed": 4})
     with pytest.raises(RecipeError, match=told):
         run_of(base, *stages, task=task, run={"seed": 5})
-
-
-@pytest.mark.parametrize("where", ["the run", "a stage"])
-def test_a_grader_that_cannot_be_had_is_reported_before_work_starts(where: str, base: Path, tmp_path: Path) -> None:
-    for name in ("own", "other"):
-        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"question": f"What is {name}?", "answer": "1"}) + "\n")
-    own: dict[str, object] = {"kind": "file", "path": str(tmp_path / "own.jsonl"), "evaluation_share": 0.0}
-    other: dict[str, object] = {"path": str(tmp_path / "other.jsonl")}
-
-    def settled() -> None:
-        stages = (A, {**B, "task": other}) if where == "a stage" else ()
-        settle_stages(recipe_of(base, *stages, task=own), base)
-
-    settled()
-    (other if where == "a stage" else own)["grader"] = "judge"
-    with pytest.raises(RecipeError, match="grader judge: url: Field required"):
-        settled()

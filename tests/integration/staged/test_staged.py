@@ -16,8 +16,8 @@ pytest.importorskip("torch", reason="training needs the [train] extra")
 
 from retcon.build import build_tasks
 from retcon.config.schema import Recipe, stages_of
-from retcon.core.errors import CheckpointError, RecipeError
-from retcon.runs.folder import NOT_THERE, Cost
+from retcon.core.errors import RecipeError
+from retcon.runs.folder import Cost
 from retcon.store import jsonl
 from retcon.train.rl import run_rl
 from retcon.train.sft import run_sft
@@ -120,26 +120,6 @@ def test_evaluations_stay_on_one_set_with_one_limit(start: tuple[Path, Path], tm
     assert {k: v for k, v in plain[0].items() if k.startswith("eval_")} == figures[0]
 
 
-def test_the_manifest_holds_the_stages_and_other_ones_are_refused(start: tuple[Path, Path], tmp_path: Path) -> None:
-    base, cold = start
-    recipe = staged(base, A, {**B, "repair": {"kind": "none"}}, rl={"steps": 3})
-    trained(recipe, cold, tmp_path / "out")
-    about = json.loads((tmp_path / "out/run.json").read_text())
-    del about["recipe"]["task"]["name"]  # of the task set that it was given
-    assert stages_of(Recipe.model_validate(about["recipe"])) == stages_of(recipe)
-    trained(recipe, cold, tmp_path / "out")
-    for other, said in (
-        (staged(base, A, B, rl={"steps": 3}), r"stages\.2\.repair\.kind was 'none', is None"),
-        (
-            staged(base, {**A, "steps": 1}, {**B, "repair": {"kind": "none"}}, rl={"steps": 3}),
-            r"stages\.1\.steps was 2",
-        ),
-        (staged(base, rl={"steps": 3}), r"stages\.names was \['a', 'b'\], is None"),
-    ):
-        with pytest.raises(CheckpointError, match=said):
-            trained(other, cold, tmp_path / "out")
-
-
 def test_a_run_that_ends_for_what_it_has_spent_begins_no_further_stage(
     start: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -175,64 +155,6 @@ def test_a_stage_does_not_train_on_what_evaluations_measure(start: tuple[Path, P
     recipe = numbers(base, {**A, "steps": 1}, shared, task=task, sandbox={"workers": 1, "output_chars": 24})
     with pytest.raises(RecipeError, match=r"stage 2, b would train on [1-5] of the problems that evaluations measure"):
         run_rl(recipe, cold, tmp_path / "out")
-
-
-def test_what_evaluations_measure_is_drawn_by_their_own_seed(start: tuple[Path, Path], tmp_path: Path) -> None:
-    base, cold = start
-    for name, rows in (("held", range(40)), ("other", range(100, 140))):
-        text = "".join(json.dumps({"question": f"What is {n} + 1?", "answer": str(n + 1)}) + "\n" for n in rows)
-        (tmp_path / f"{name}.jsonl").write_text(text)
-    task = {"kind": "file", "path": str(tmp_path / "other.jsonl"), "evaluation_path": str(tmp_path / "held.jsonl")}
-    shared = {**B, "task": {"path": str(tmp_path / "one.jsonl"), "evaluation_path": ""}}
-    measuring = {"problems": 3, "seed": 7}
-    recipe = numbers(base, {**A, "steps": 1}, shared, task=task, evaluate=measuring)
-    measured = build_tasks(recipe).evaluation(3, 7)
-    rows = [{"question": one.question, "answer": one.answer} for one in measured]
-    (tmp_path / "one.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(RecipeError, match=r"would train on [1-3] of the problems that evaluations measure"):
-        run_rl(recipe, cold, tmp_path / "out")
-
-
-def test_bounds_without_pass_rates_are_refused_before_work_starts(start: tuple[Path, Path], tmp_path: Path) -> None:
-    """Else a stage of hard problems would train on all of them."""
-    base, cold = start
-    recipe = staged(base, A, {**B, "select": {"min_pass_rate": 0.0}}, rl={"steps": 3})
-    with pytest.raises(
-        RecipeError, match=r"^stage 2, b: select\.min_pass_rate = 0\.0 leaves out nothing without select\.p"
-    ):
-        trained(recipe, cold, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-    with pytest.raises(RecipeError, match=r"^select\.max_pass_rate = 0\.5 leaves out nothing"):
-        trained(staged(base, select={"max_pass_rate": 0.5}), cold, tmp_path / "out")
-
-
-def test_pass_rates_of_a_later_stage_may_be_measured_on_the_way(start: tuple[Path, Path], tmp_path: Path) -> None:
-    """With the model of the stage before: the run stops there, says how to measure, and goes on once they are there."""
-    base, cold = start
-    rates = tmp_path / "rates.jsonl"
-    recipe = staged(base, A, {**B, "select": {"pass_rates": str(rates)}}, rl={"steps": 3})
-    out = tmp_path / "out"
-    with pytest.raises(RecipeError, match=r"stage 2, b: select\.pass_rates.*difficulty .*step-000002 .*goes on here"):
-        trained(recipe, cold, out)
-    assert (out / "checkpoints/step-000002/model.safetensors").is_file()
-    key = "pass rates of stage 2, b"
-    assert json.loads((out / "run.json").read_text())["inputs"][key] == NOT_THERE
-
-    seed = next(Ones().train(0)).id and drawn(out, [1])[0][0].split("/")[1]
-    easy = {0, 2, 4, 5}
-    rates.write_text(
-        "".join(
-            json.dumps({"task": f"ones/{seed}/{n}", "model": "m", "passed": 8 if n in easy else 4, "rollouts": 8})
-            + "\n"
-            for n in range(40)
-        )
-    )
-    assert [line["stage"] for line in trained(recipe, cold, out)] == [2]
-    assert drawn(out, [3]) == [[f"ones/{seed}/{n}" for n in (6, 7)]], "on from the fourth task, without those too easy"
-    assert json.loads((out / "run.json").read_text())["inputs"][key] != NOT_THERE
-    rates.write_text(rates.read_text().replace('"passed": 4', '"passed": 8', 30))
-    with pytest.raises((CheckpointError, RecipeError)):
-        trained(recipe, cold, out)
 
 
 def test_a_stage_with_its_own_data_goes_on_once_its_pass_rates_are_there(
