@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from retcon.config.load import load_recipe
-from retcon.config.schema import EngineSection, LoraSection, Recipe
+from retcon.config.schema import EngineSection
 from retcon.core.errors import ComputeWarning, EngineError, RecipeError
 from retcon.engine.local.engine import LocalEngine
-from retcon.engine.types import SamplingParams
 from retcon.models.loading import load_model
-from retcon.models.lora import Adapter
 from retcon.models.placing import place_training
 from retcon.planning import needs as module
-from retcon.planning.needs import MIB, Needs, Part, count_parameters, needs_of, refuse_unfit
+from retcon.planning.needs import MIB, Needs, Part, needs_of, refuse_unfit
 from training import make_base
 
 pytestmark = pytest.mark.torch
@@ -51,22 +46,6 @@ def parts_of(base: Path, work: str, *overrides: str, longest: int | None = None)
 
 def test_rollouts_and_updates_take_turns() -> None:
     assert [needs(*phases).peak // MIB for phases in ((300, 200), (200, 300), (0, 50))] == [400, 400, 150]
-
-
-@pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe"])
-@pytest.mark.parametrize("targets", [["all-linear"], ["q_proj", "o_proj"]], ids="+".join)
-def test_adapters_have_as_many_parameters_as_are_planned(kind: str, targets: list[str]) -> None:
-    config = AutoConfig.for_model(
-        kind, vocab_size=31, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=16, tie_word_embeddings=False, moe_intermediate_size=24,
-    )  # fmt: skip
-    section = LoraSection.model_validate({"rank": 3, "targets": targets})
-    with torch.random.fork_rng(devices=[]):
-        model = AutoModelForCausalLM.from_config(config)
-    whole = sum(p.numel() for p in model.parameters())
-    Adapter(model, section, seed=0)
-    assert count_parameters(config, section) == (whole, sum(p.numel() for p in model.parameters() if p.requires_grad))
-    assert count_parameters(config, LoraSection()) == (whole, whole)
 
 
 def test_what_only_some_recipes_take_is_planned_for_these_alone(base: Path) -> None:
@@ -129,34 +108,6 @@ SMALL = (
     "rl.prompts=2", "rl.group=4", "rollout.max_tokens=200", "rollout.lookahead_tokens=40", "compute.device=cpu",
     "rl.steps=7",
 )  # fmt: skip
-
-
-def planned(base: Path, work: str, *overrides: str) -> tuple[Recipe, int]:
-    """The recipe, and the bytes of keys and values in its plan."""
-    recipe = load_recipe(None, [*SMALL, *overrides])
-    parts = needs_of(work, recipe, base, place_training(recipe, base)).memory
-    return recipe, next(part.bytes for part in parts if part.name == "KV blocks")
-
-
-@pytest.mark.parametrize("staleness", [0, 1])
-def test_the_engine_takes_no_more_for_keys_and_values_than_is_planned(base: Path, staleness: int) -> None:
-    recipe, plan = planned(base, "rl", f"rl.max_staleness={staleness}")
-    whole = recipe.rollout.max_tokens + recipe.rollout.lookahead_tokens
-    count = 8 * (1 + staleness)
-    engine = LocalEngine(load_model(base), max_len=whole, max_requests=count)
-
-    async def rollout(number: int) -> None:
-        ids = [1 + number] * 20
-        while len(ids) < whole:  # turn by turn, with room that each outgrows
-            await engine.generate(str(number), ids, SamplingParams(max_tokens=1, seed=number))
-            ids += [3] * 50
-
-    async def rollouts() -> None:
-        await asyncio.gather(*map(rollout, range(count)))
-
-    asyncio.run(rollouts())
-    assert plan == engine.stats.kv_budget
-    assert plan / 3 < engine.stats.kv_peak <= plan
 
 
 def test_a_disk_that_long_rollouts_alone_would_fill_is_warned_of(
