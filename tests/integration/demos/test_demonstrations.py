@@ -90,19 +90,6 @@ def test_the_same_seed_gives_the_same_bytes_also_after_a_kill(tmp_path: Path) ->
     assert not partial.exists()
 
 
-def test_what_was_begun_with_another_recipe_is_not_gone_on_with(tmp_path: Path) -> None:
-    rows = annotated(3)
-
-    def stop(done: int, wanted: int) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        write_demonstrations(annotated_recipe(tmp_path, rows), CHAT, tmp_path / "d.jsonl", on_progress=stop)
-    other = annotated_recipe(tmp_path, rows, "demos.reasoning=before")
-    with pytest.raises(CheckpointError, match=r"d\.jsonl\.partial .*demos\.reasoning was 'comments', is 'before'"):
-        write_demonstrations(other, CHAT, tmp_path / "d.jsonl")
-
-
 def test_solutions_without_annotations_are_refused(tmp_path: Path) -> None:
     recipe = annotated_recipe(tmp_path, [{"question": "two and two?", "answer": "It is 4.\n#### 4"}])
     with pytest.raises(RecipeError, match=r"of 1 training task of .* none has a solution that is annotated"):
@@ -134,29 +121,6 @@ def multiply(messages: Messages) -> str:
     if "7" in messages[-1]["content"]:
         return "I guess \\boxed{1}."
     return "I compute it.\n```python\nprint(5 * 6)\n```\nIt will be 31."
-
-
-def step_by_step(messages: Messages) -> str:
-    """Two programs, one after the other, and more than it can know after each."""
-    printed = [message["content"] for message in messages if message["content"].startswith("It printed:")]
-    said = ("First.\n```python\nprint(5)\n```\nIt is 9.", "Then.\n```python\nprint(5 * 6)\n```\nIt is 31.")
-    return said[len(printed)] if len(printed) < 2 else f"So \\boxed{{{printed[-1].splitlines()[-1]}}}."
-
-
-def test_a_teacher_is_told_what_it_wrote_as_it_counted_and_what_each_program_printed(tmp_path: Path) -> None:
-    rows = [{"question": "What is 5 times 6?", "answer": "30"}]
-    sampling = ("rollout.temperature=0.7", "rollout.top_p=0.8", "rollout.max_turns=4", "sft.max_turns=4")
-    with teacher_at(step_by_step) as server:
-        url = ("demos.kind=openai", f"demos.url={server.url}", "demos.model=big", "demos.instructions=Compute.")
-        summary, _ = made(annotated_recipe(tmp_path, rows, *url, *sampling), tmp_path / "d.jsonl")
-    assert summary.kept == 1
-    *_, (_, last) = server.asked
-    assert [message["content"] for message in last["messages"]] == [
-        "Compute.", "What is 5 times 6?", "First.\n```python\nprint(5)\n```", "It printed:\n5",
-        "Then.\n```python\nprint(5 * 6)\n```", "It printed:\n30",
-    ]  # fmt: skip
-    assert [message["role"] for message in last["messages"]] == ["system", *["user", "assistant"] * 2, "user"]
-    assert (last["temperature"], last["top_p"]) == (0.7, 0.8)
 
 
 def test_a_task_that_a_mix_repeats_is_demonstrated_once(tmp_path: Path) -> None:

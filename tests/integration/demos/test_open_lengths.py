@@ -12,7 +12,7 @@ pytest.importorskip("torch", reason="training needs the [train] extra")
 from retcon.cli.demonstrations import ensure_demonstrations
 from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
-from retcon.core.errors import CheckpointError, RecipeError
+from retcon.core.errors import RecipeError
 from retcon.rollout.lengths import context_of
 from retcon.store import jsonl
 from retcon.tasks.grading.regrade import tasks_of
@@ -50,19 +50,6 @@ def test_demonstrations_have_the_room_and_the_observations_that_training_has(bas
     begun = json.loads(partial[0])["made_from"]
     assert begun["rollout"]["max_tokens"] > 700
     assert begun["sandbox"]["output_chars"] >= 100
-
-
-def test_a_file_is_of_the_recipe_that_left_its_lengths_open(base: Path, tmp_path: Path) -> None:
-    file = tmp_path / "d.jsonl"
-    recipe = recipe_of(base, tmp_path, "demos.kind=annotated")
-    summary = ensure_demonstrations(recipe, file, lambda *_: None)
-    assert summary is not None
-    assert summary.kept == 3, "at 320 tokens there was no room in any"
-    assert all(turn.observations[0].text for one in jsonl.read(file) for turn in one.turns[:1])
-    assert ensure_demonstrations(recipe, file, lambda *_: None) == summary
-    other = recipe_of(base, tmp_path, "demos.kind=annotated", "rollout.max_tokens=900")
-    with pytest.raises(CheckpointError, match=r"rollout\.max_tokens was \d+, is 900"):
-        ensure_demonstrations(other, file, lambda *_: None)
 
 
 @pytest.mark.parametrize(("words", "kept"), [(400, 1), (6000, 0)])
