@@ -287,35 +287,6 @@ def test_no_more_requests_at_a_time_than_are_allowed() -> None:
     assert most == [2]
 
 
-def test_the_server_is_asked_what_it_serves_before_any_work() -> None:
-    unknown = Answer({"error": {"message": "The model `smal` does not exist.", "code": "model_not_found"}}, 404)
-    with serving(lambda asked: unknown if asked.body["model"] == "smal" else said("42"), ("big", "small")) as server:
-        with pytest.raises(
-            EngineError, match=r"serves no model 'smal' \(did you mean 'small'\?\); there are: big, small"
-        ):
-            rolled(engine_of(server, model="smal"))
-        with pytest.raises(
-            EngineError, match=r"serves several models: name one by engine\.model; there are: big, small"
-        ):
-            rolled(engine_of(server))
-        assert len(server.asked) == 1
-        rolled(engine_of(server, model="big"))
-        assert server.asked[1].body["model"] == "big"
-    with pytest.raises(EngineError, match=r"the model at http.* does not answer: ClientConnectorError"):
-        rolled(engine_of(server, attempts=2))
-
-
-def test_a_seed_is_sent_where_the_server_takes_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KEY_OF_TESTS", "sk-secret")
-    with serving(lambda _: said("42")) as server:
-        rolled(engine_of(server, seeds=False, key_env=""))
-        rolled(engine_of(server, answer_tokens=7, key_env="KEY_OF_TESTS"))
-    bare, full = server.asked
-    assert ("seed" in bare.body, bare.authorization, bare.body["max_tokens"]) == (False, "", 4000)
-    assert (full.authorization, full.body["max_tokens"]) == ("Bearer sk-secret", 7)
-    assert isinstance(full.body["seed"], int)
-
-
 # Histories whose calls and answers do not match are told as the API takes them: every call answered, and no other.
 
 

@@ -70,21 +70,6 @@ def test_requests_ask_for_the_newest_adapter_by_its_name() -> None:
     assert not any(Path(folder).exists() for folder in server_is.loaded)
 
 
-def test_a_server_that_was_started_anew_gets_the_adapter_again() -> None:
-    server_is = lora()
-
-    async def work(engine: VLLMEngine) -> None:
-        async with engine.connected():
-            await engine.follow()
-            server_is.adapters.clear()
-            assert (await engine.generate("a", [5], GREEDY)).version == engine.weights
-            assert engine.stats.retried == 1
-
-    with serving(server_is, models=()) as server:
-        run(work(engine_of(server)))
-    assert len(server_is.loaded) == 2
-
-
 def test_the_folder_of_an_adapter_stays_while_a_request_has_it() -> None:
     """The server may have to read it again: it holds a few at a time."""
     server_is = lora()

@@ -12,14 +12,10 @@ from typing import Any
 
 import pytest
 
-from retcon.chat.chat import Chat
 from retcon.core.errors import EngineError, InfrastructureFault
 from retcon.engine.kinds.vllm import dtype_of
 from retcon.engine.types import EngineSetup
 from retcon.engine.vllm.engine import VLLMEngine
-from retcon.rollout.context import RolloutContext, RolloutLimits
-from retcon.rollout.group import rollout_group
-from retcon.tasks.types import Task
 from servers.answering import Answer, Asked, serving
 from servers.asking_vllm import GREEDY, connected, engine_of, run
 from servers.speaking_vllm import TOKENIZER, VLLM, tokens_asked
@@ -102,20 +98,6 @@ def test_a_server_that_is_down_from_the_start_is_no_reason_not_to_begin() -> Non
         assert run(connected(engine, lambda: engine.generate("a", [5], GREEDY))).ids == (5, 5, 5)
         with pytest.raises(EngineError, match="no vLLM server answers"):
             run(connected(engine_of(dead), lambda: None))
-
-
-def test_rollouts_that_no_server_answers_have_no_reward_and_no_repair() -> None:
-    server_is = VLLM()
-
-    async def work(engine: VLLMEngine) -> Any:
-        context = RolloutContext(engine, Chat(TOKENIZER), {}, RolloutLimits(60, 3))
-        async with engine.connected():
-            server_is.down = True
-            return await rollout_group(Task("t", "go", "1"), context, count=3, seed=0, step=0, grade=lambda _, t: t)
-
-    with serving(server_is, models=()) as server:
-        made = run(work(engine_of(server, patience=0.05)))
-    assert [(t.stop, t.reward, t.turns) for t in made] == [("infrastructure", None, ())] * 3
 
 
 def test_what_a_server_refuses_is_not_asked_again() -> None:

@@ -80,23 +80,6 @@ def test_a_generation_that_weights_of_two_steps_made_says_which_token_is_whose()
     assert [asked.path for asked in server.asked if asked.path in update] == [*update * 2, "/resume"], "looked at anew"
 
 
-def test_a_server_that_was_down_when_weights_changed_gets_them_before_it_is_asked() -> None:
-    pytest.importorskip("torch", reason="weights need the [train] extra")
-    server_is = VLLM()
-
-    async def work(engine: VLLMEngine) -> None:
-        async with engine.connected():
-            server_is.down = True
-            await engine.follow()
-            assert server_is.loaded == []
-            server_is.down = False
-            assert (await engine.generate("a", [5], GREEDY)).version == engine.weights
-
-    with serving(server_is, models=()) as server:
-        run(work(engine_of(server, trained=True)))
-    assert len(server_is.loaded) == 1
-
-
 def test_an_update_that_a_trainer_left_unfinished_is_begun_anew() -> None:
     pytest.importorskip("torch", reason="weights need the [train] extra")
     server_is = VLLM(updating=True, paused=True)
