@@ -27,12 +27,10 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from retcon.chat.chat import Chat
-from retcon.chat.checks import Comparison, check_chat
-from retcon.chat.family import shipped_family
-from retcon.chat.learning import Learned, learn_chat
-from retcon.chat.opening import check_folder
-from retcon.chat.template import Template, Templated, read_template
+from retcon.chat.checks import Comparison
+from retcon.chat.learning import Learned
+from retcon.chat.opening import chat_by_template, check_folder
+from retcon.chat.template import Template, read_template
 from retcon.chat.tokenizer import ByteTokenizer, load_tokenizer
 from retcon.core.errors import RetconError
 
@@ -94,10 +92,7 @@ def opened(text: str, where: str, **variables: object) -> Learned:
     talk = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}, {"role": "user", "content": "x"}]
     shown = text + (template.render(talk) if template.renders(talk) else "")
     tokenizer = ByteTokenizer(sorted({*CONTROL.findall(shown), first, last} - {""}))
-    if family := shipped_family(text):
-        chat = Chat(tokenizer, style=family.name, framing=Templated(template, family))
-        return Learned(chat, check_chat(chat, template))
-    return learn_chat(template, tokenizer, [last], system=None, tools=())
+    return chat_by_template(template, tokenizer, [last])
 
 
 OBSERVATIONS = (

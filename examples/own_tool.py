@@ -19,7 +19,7 @@ from retcon import (
     Task,
     run_rollout,
 )
-from retcon.chat.hermes import render_call
+from retcon.chat.families.hermes import render_call
 from retcon.core.types import Observation, ToolCall, ToolSpec
 
 KNOWN = {"Oslo": "-4", "Cairo": "24"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from retcon.chat.chat import Chat
+from retcon.chat.families.harmony import Harmony
 from retcon.chat.learning import learn_chat
 from retcon.chat.template import Template
 from retcon.chat.tokenizer import ByteTokenizer
@@ -69,6 +70,32 @@ PLAIN = """{{ bos_token }}{% for m in messages %}
 {{- '<end_of_turn>\\n' }}{% endfor %}
 {%- if add_generation_prompt %}<start_of_turn>model
 {% endif %}"""
+HARMONY = """{{- '<|start|>system<|message|>You are ChatGPT.<|end|>' }}
+{%- set about = ['# Instructions\\n\\n' + messages[0].content] if messages[0].role == 'system' else [] %}
+{%- set about = about + ['# Tools\\n\\n' + tools | map('tojson') | join('\\n')] if tools else about %}
+{%- if about %}{{ '<|start|>developer<|message|>' + about | join('\\n\\n') + '<|end|>' }}{% endif %}
+{%- for m in (messages[1:] if messages[0].role == 'system' else messages) %}
+{%- if m.role == 'tool' %}
+{{- '<|start|>functions.' + m.name + ' to=assistant<|channel|>commentary<|message|>' + m.content + '<|end|>' }}
+{%- elif m.tool_calls %}{% set f = m.tool_calls[0].function %}
+{{- '<|start|>assistant to=functions.' + f.name + '<|channel|>commentary json<|message|>' }}
+{{- f.arguments | tojson + '<|call|>' }}
+{%- elif m.role == 'assistant' %}
+{%- if loop.last and m.thinking %}
+{{- '<|start|>assistant<|channel|>analysis<|message|>' + m.thinking + '<|end|>' }}{% endif %}
+{{- '<|start|>assistant<|channel|>final<|message|>' + m.content + ('<|return|>' if loop.last else '<|end|>') }}
+{%- elif m.role == 'system' %}{{ '<|start|>developer<|message|># Instructions\\n\\n' + m.content + '<|end|>' }}
+{%- else %}{{ '<|start|>user<|message|>' + m.content + '<|end|>' }}{% endif %}{% endfor %}
+{%- if add_generation_prompt %}<|start|>assistant{% endif %}"""
+
+
+class GptOss(Harmony):
+    """With the template that models of the family bring."""
+
+    template = HARMONY
+
+
+GPT_OSS = GptOss()
 _CHATML = ("<|im_start|>", "<|im_end|>")
 TEMPLATES: dict[str, tuple[str, tuple[str, ...]]] = {
     "bare": (BARE, ("<|eot_id|>", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|python_tag|>")),

@@ -36,10 +36,12 @@ Turned = tuple[str, Sequence[Written], Sequence[str]]
 
 NAMES = (*registry.names(), *TEMPLATES)
 """The shipped families, and the templates that are learnt."""
+STYLES = {"harmony": "chat_templates:GPT_OSS"}
+"""Of families that are framed by their models' own templates alone."""
 
 
 def family_of(name: str) -> Family:
-    return learned_chat(name).family if name in TEMPLATES else registry.named(name)
+    return learned_chat(name).family if name in TEMPLATES else registry.named(STYLES.get(name, name))
 
 
 def controls_of(family: str) -> tuple[str, ...]:
@@ -60,7 +62,7 @@ def bytes_of(family: str) -> ByteTokenizer:
 def chat_of(family: str, system: str | None = "Solve it.", tools: Sequence[ToolSpec] = TOOLS) -> Chat:
     if family in TEMPLATES:
         return learned_chat(family, system=system, tools=tools)
-    return Chat(bytes_of(family), style=family, system=system, tools=tools)
+    return Chat(bytes_of(family), style=STYLES.get(family, family), system=system, tools=tools)
 
 
 def ids_of(segments: Sequence[Segment]) -> list[int]:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from retcon.chat import hermes
 from retcon.chat.chat import Chat
+from retcon.chat.families import hermes
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.chat.types import Tokenizer
 from retcon.core.types import Status, Trajectory, Turn

@@ -121,7 +121,6 @@ def test_the_template_of_a_family_says_what_its_framing_does(
     name: str, system: str | None, tools: tuple[ToolSpec, ...]
 ) -> None:
     """A model that was trained in the framing is asked through the template by every other program."""
-    pytest.importorskip("jinja2", reason="jinja2 comes with the [train] extra")
     family = registry.named(name)
     chat = Chat(bytes_of(name), style=name, system=system, tools=tools)
     two: list[Written] = [("python", CODE), ("search", {"query": 'é "b"', "top": 2})]
@@ -166,8 +165,5 @@ def test_tools_are_shown_by_name_description_and_arguments(name: str) -> None:
     assert SEARCH.description not in text_of(chat_of(name, None, ()).prompt("q"))
 
 
-@pytest.mark.parametrize("name", registry.names())
-def test_a_family_is_recognised_by_its_own_tokenizer(name: str) -> None:
-    family = registry.named(name)
-    if tokens := family.tokens or family.marks:
-        assert registry.recognised(set(tokens), "here").name == name
+def test_a_tokenizer_without_a_template_is_of_the_family_whose_tokens_it_has() -> None:
+    assert registry.recognised({*registry.named("qwen").tokens, "<s>"}, "here").name == "qwen"

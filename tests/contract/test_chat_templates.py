@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from chat_templates import HARMONY
 from conversing import DATA, TOOLS, Turned, conversed, ids_of, real_folder, text_of
 from retcon.chat import opening
 from retcon.chat.chat import Chat
@@ -19,7 +20,7 @@ from retcon.chat.learned import EXPLAINED
 from retcon.chat.opening import open_chat
 from retcon.chat.template import Template, read_template
 from retcon.chat.tokenizer import load_tokenizer
-from retcon.core.errors import TaskWarning
+from retcon.core.errors import RecipeError, TaskWarning
 
 pytestmark = pytest.mark.torch  # for the tokenizers package
 SHOWN = [tool.as_function() for tool in TOOLS]
@@ -187,19 +188,21 @@ def test_deepseek_whose_template_shows_no_tools_writes_code_blocks(tmp_path: Pat
         assert ids == chat.tokenizer.encode(text, special=True)
 
 
-def test_gpt_oss_without_a_template(tmp_path: Path) -> None:
-    """Its folder has none: the family is known by the tokenizer, the text is that of Harmony's documentation."""
-    chat = open_chat(real_folder("gptoss", tmp_path), system="Solve it.", tools=TOOLS[:1])
+def test_gpt_oss_writes_calls_otherwise_than_its_template(tmp_path: Path) -> None:
+    folder = real_folder("gptoss", tmp_path)
+    (folder / "chat_template.jinja").write_text(HARMONY)
+    chat = open_chat(folder, system="Solve it.", tools=TOOLS[:1])
     assert chat.style == "harmony"
     text, ids = together(chat, [("I try.", [("python", CODE)], ["42"]), ("It is 42.", (), ["Why?"])])
     assert ids == chat.tokenizer.encode(text, special=True)
-    assert text.partition("<|start|>developer")[2] == (
-        "<|message|># Instructions\n\nSolve it.\n\n# Tools\n\n## functions\n\nnamespace functions {\n\n"
-        "// Runs a Python program and returns what it prints. Every call runs in a fresh interpreter.\n"
-        "type python = (_: {\n// the program; what it prints is returned\ncode: string,\n}) => any;\n\n"
-        "} // namespace functions<|end|><|start|>user<|message|>What is 6 times 7?<|end|><|start|>assistant"
+    assert text.startswith(own(folder).render(TALK, SHOWN[:1]))
+    assert text.partition("What is 6 times 7?<|end|>")[2] == (
+        "<|start|>assistant"
         "<|channel|>analysis<|message|>I try.<|end|><|start|>assistant<|channel|>commentary to=functions.python "
         '<|constrain|>json<|message|>{"code": "print(6 * 7)"}<|call|><|start|>functions.python to=assistant'
         "<|channel|>commentary<|message|>42<|end|><|start|>assistant<|channel|>final<|message|>It is 42.<|return|>"
         "<|start|>user<|message|>Why?<|end|><|start|>assistant"
     )
+    (folder / "chat_template.jinja").unlink()
+    with pytest.raises(RecipeError, match=r"has no chat template: .* or add the model's chat_template"):
+        open_chat(folder)

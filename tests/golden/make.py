@@ -127,7 +127,7 @@ def make_prompts(folder: Path) -> Values:
     import entries
 
     from chat_templates import TEMPLATES, learned_chat
-    from conversing import TOOLS, bytes_of, conversed
+    from conversing import TOOLS, chat_of, conversed
     from retcon import Chat
 
     code = {"code": 'x = 6 * 7\nprint(x, "é\\n")'}
@@ -158,7 +158,7 @@ def make_prompts(folder: Path) -> Values:
 
     for name in entries.family_names():
         for tools in ((), TOOLS):
-            chat = Chat(bytes_of(name), style=name, system="Solve it." if tools else None, tools=tools)
+            chat = chat_of(name, "Solve it." if tools else None, tools)
             made[f"{name}, {'tools' if tools else 'no tools'}"] = record(chat, chat.family.names_calls)
         made[f"{name}, template"] = digest(entries.family_template(name))
     for name in TEMPLATES:

@@ -11,7 +11,7 @@ from keys.acting import Lab, acts, run
 from playing import call
 from retcon.build import open_context
 from retcon.chat.chat import Chat
-from retcon.chat.hermes import render_call
+from retcon.chat.families.hermes import render_call
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.config.schema import Recipe
 from retcon.core.errors import RecipeError, SandboxUnavailable

@@ -8,9 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import zip_longest
-from typing import Protocol
 
 from retcon.chat.family import Family, Framing, Written, named
+from retcon.chat.template import framing_of
 from retcon.chat.types import Answer, FoundCall, Parsed, Piece, Tokenizer, Told, glue
 from retcon.core.errors import CheckpointError
 from retcon.core.types import Kind, Observation, Segment, ToolCall, ToolSpec
@@ -58,22 +58,6 @@ class Beginnings:
         following = self._decode(self._ids[index : index + 1])
         if following and self._text.startswith(before, self._char) and self._text.startswith(following, char):
             self._id, self._char = index, char
-
-
-class Encoding(Protocol):
-    """Ids of each piece, (T,) each."""
-
-    def __call__(self, pieces: Sequence[Piece]) -> list[list[int]]: ...
-
-
-class Apart:
-    """Every piece on its own."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._encode = tokenizer.encode
-
-    def __call__(self, pieces: Sequence[Piece]) -> list[list[int]]:
-        return [self._encode(piece.text, special=piece.sort == "glue") for piece in pieces]
 
 
 class Together:
@@ -164,8 +148,8 @@ class Chat:
         self.style = family.name if family else style
         self.system = system
         self.tools = tuple(tools)
-        self.framing: Framing = framing or self.family
-        self._encode: Encoding = Apart(tokenizer) if self.family.piecewise else Together(tokenizer)
+        self.framing: Framing = framing or framing_of(self.family)
+        self._together = Together(tokenizer)
         if framing is None:
             for control in self.family.controls:
                 tokenizer.special_id(control)
@@ -177,10 +161,7 @@ class Chat:
         """The chat of a run with these tools; itself where it shows them already."""
         if tuple(tools) == self.tools:
             return self
-        framing = None if self.framing is self.family else self.framing
-        return Chat(
-            self.tokenizer, style=self.style, system=self.system, tools=tools, framing=framing, family=self.family
-        )
+        return Chat(self.tokenizer, system=self.system, tools=tools, framing=self.framing, family=self.family)
 
     def prompt(self, question: str, system: str | None = None, before: Sequence[Told] = ()) -> tuple[Segment, ...]:
         """What the model is given before its first turn, up to where that turn opens; all of kind `prompt`. before:
@@ -258,6 +239,12 @@ class Chat:
     def observations_in(self, ids: Sequence[int]) -> list[str]:
         """What tools answered so far, in order, in a conversation of which these are the ids."""
         return self.family.observations_in(self.tokenizer.decode(ids))
+
+    def _encode(self, pieces: Sequence[Piece]) -> list[list[int]]:
+        """Ids of each piece, (T,) each."""
+        if self.family.piecewise:
+            return [self.tokenizer.encode(piece.text, special=piece.sort == "glue") for piece in pieces]
+        return self._together(pieces)
 
     def _calls(self, body: str) -> Iterator[FoundCall]:
         return (self.family.typed(call, self.tools) for call in self.family.find_calls(body))

@@ -143,7 +143,9 @@ class Comparison:
         return text[start : stop if stop >= 0 else len(text)]
 
     def _parses(self, calls: _Calls, words: str = "") -> bool:
-        name = "python" if self._blocks else TOOL.name
+        wanted: list[tuple[str, object]] = [*calls]
+        if self._blocks:  # which begin and end with no empty lines
+            wanted = [("python", {"code": str(arguments["code"]).strip("\n")}) for _, arguments in calls]
         turns = [("ours", self._wrote(calls, words).text)]
         if self._family.writes_calls:
             turns.append(("the template", self._turn(calls, words)))
@@ -151,7 +153,7 @@ class Comparison:
             open_thought = self._family.opens_thought and self._family.thoughts[0][1] not in turn
             text = self._family.thoughts[0][1] + turn if open_thought else turn
             got = [(call.name, call.arguments) for call in self._chat.parse_text(text, prefix="0").calls]
-            if got != [(name, arguments) for _, arguments in calls]:
+            if got != wanted:
                 self.found.differs.append(f"a call of {source}, {text!r}, is read as {got!r}")
                 return False
         return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
-from retcon.chat.types import END_OF_TEXT, TURN_END, TURN_START, Answer, FoundCall, Piece, Told, glue, words
+from retcon.chat.types import Answer, FoundCall, Piece, Told, words
 from retcon.core.errors import RecipeError
 from retcon.core.registry import InstanceRegistry
 from retcon.core.types import ToolSpec
@@ -14,6 +14,7 @@ Written = tuple[str, Mapping[str, object] | str]
 """A call as it is to be written: the tool's name, and its arguments, or the text that could not be read as such."""
 
 
+@runtime_checkable
 class Framing(Protocol):
     """A conversation in pieces. Each begins where the one before ended: what was sampled is never rendered again."""
 
@@ -22,8 +23,10 @@ class Framing(Protocol):
         ...
 
     def observed(self, answers: Sequence[Answer], told: Sequence[Told]) -> list[Piece]:
-        """What follows the end of a turn with calls, up to where the next turn opens; told: the messages after them. A
-        role that the family has no place for there is told as the user's."""
+        """What follows the end of a turn with calls, up to where the next turn opens.
+
+        told: the messages after the answers. A role that the model has no place for there becomes the user's.
+        """
         ...
 
     def answered(self, told: Sequence[Told], tools: Sequence[ToolSpec] = ()) -> list[Piece]:
@@ -32,32 +35,32 @@ class Framing(Protocol):
 
     def thought(self, text: str, *, last: bool) -> list[Piece] | None:
         """What a turn begins with, after its opening, for what the model thought first; None: there is no place for it.
-        text: "" for nothing thought. last: whether the conversation ends with the turn."""
+
+        text: "" for nothing thought. last: whether the conversation ends with the turn.
+        """
         return None if text else []
 
 
 @runtime_checkable
-class Family(Framing, Protocol):
+class Family(Protocol):
     """One family, in a file of its own under `retcon.chat.families`, or in yours, named `my_package.my_module:MINE`.
 
-    Its framing is the shipped one; a model's own template takes its place where the model has one that shows tools.
+    Messages are framed by the model's own template, else by `template`, or by the family where it is a `Framing`, too.
     """
 
     name: str
     marks: tuple[str, ...] = ()
-    """What a template holds that is not learnt but framed by this family."""
+    """What a template holds whose calls are not learnt but read and written by this family."""
     tokens: tuple[str, ...] = ()
-    """Control tokens by which a tokenizer without a template is of this family; empty: `marks`."""
+    """Control tokens by which a tokenizer without a template is of this family."""
     template: str = ""
-    """The shipped framing as Jinja, given to models that are trained in it, and known again in them; empty where the
-    marks tell, or nothing does."""
+    """Jinja, given to models that are trained in it, and known again in them; empty: only the model's own is used."""
     controls: tuple[str, ...] = ()
-    """Control tokens that the shipped framing needs, besides the first of `ends`."""
+    """Control tokens that `template` needs, besides the first of `ends`."""
     ends: tuple[str, ...]
     """Control tokens that end a turn well; the first closes a turn that was ended otherwise."""
     past_ends: tuple[str, ...] = ()
-    """Others that a template writes in their place once the conversation has gone on; the model samples none of them
-    as an end."""
+    """Those that a template writes in their place once the conversation has gone on; never sampled as an end."""
     stops: tuple[str, ...] = ()
     """Others that end a generation, where the tokenizer has them."""
     closes: tuple[str, ...] = ()
@@ -99,8 +102,7 @@ class Family(Framing, Protocol):
         return self.ends[0]
 
     def shown(self, text: str) -> str:
-        """What a user is shown of a turn's text without its end, or of how one begins: what is no framing of messages
-        within it."""
+        """What a user is shown of a turn's text, or of how one begins: what is no framing of messages within it."""
         return text
 
     def observations_in(self, text: str) -> list[str]:
@@ -136,64 +138,23 @@ def named(style: str) -> Family:
 
 def template_of(style: str) -> str:
     """The chat template that a model which learns in a style is to have; empty for the one that it has."""
-    return "" if style == AUTO else getattr(named(style), "template", "")
+    return "" if style == AUTO else named(style).template
 
 
 def shipped_family(template: str) -> Family | None:
     """The family whose own template this is, or whose marks all stand in it, if any."""
     families = FAMILIES.all()
-    own = [family for family in families if family.template and family.template == template]
-    marked = [f for f in families if f.marks and all(mark in template for mark in f.marks)]
-    return own[0] if own else max(marked, key=lambda family: len(family.marks), default=None)
+    own = [family for family in families if template and family.template == template]
+    marked = [family for family in families if family.marks and all(mark in template for mark in family.marks)]
+    return next(iter([*own, *marked]), None)
 
 
 def recognised(tokens: Collection[str], where: str) -> Family:
-    """The family whose control tokens a tokenizer has, the most of them first. Raises RecipeError."""
-    known = [f for f in FAMILIES.all() if (own := f.tokens or f.marks) and all(token in tokens for token in own)]
-    if not known:
-        raise RecipeError(f"{where} is of no known family: set model.style to one of {', '.join(names())}")
-    return max(known, key=lambda family: len(family.tokens or family.marks))
-
-
-class ChatML(Family):
-    """Turns between `<|im_start|>role` and `<|im_end|>`, a line end after each.
-
-    before, between, after: the glue before the first observation, between two, after the last.
-    """
-
-    controls = (TURN_START,)
-    ends = (TURN_END,)
-    stops = (END_OF_TEXT,)
-    before: str
-    between: str
-    after: str
-
-    def opened(self, messages: Sequence[Told], tools: Sequence[ToolSpec]) -> list[Piece]:
-        told = [_told(role, text) for role, text in self.with_tools(messages, tools)]
-        if not told:
-            return [glue(f"{TURN_START}assistant\n")]
-        *first, (start, text, end) = told
-        return [*(piece for three in first for piece in three), start, text, glue(f"{end.text}{TURN_START}assistant\n")]
-
-    def with_tools(self, messages: Sequence[Told], tools: Sequence[ToolSpec]) -> Sequence[Told]:
-        """The messages, with what the family tells of tools in the system's."""
-        return messages
-
-    def observed(self, answers: Sequence[Answer], told: Sequence[Told]) -> list[Piece]:
-        pieces: list[Piece] = []
-        for n, answer in enumerate(answers):
-            pieces += [glue(self.between if n else self.before), Piece("observation", answer.text)]
-        if told:
-            return [*pieces, glue(f"{self.after}\n"), *_asked(told)]
-        return [*pieces, glue(f"{self.after}\n{TURN_START}assistant\n")]
-
-    def answered(self, told: Sequence[Told], tools: Sequence[ToolSpec] = ()) -> list[Piece]:
-        return [glue("\n"), *_asked(told)]
-
-
-def _told(role: str, text: str) -> tuple[Piece, Piece, Piece]:
-    return glue(f"{TURN_START}{role}\n"), words(text), glue(f"{TURN_END}\n")
-
-
-def _asked(told: Sequence[Told]) -> list[Piece]:
-    return [*(piece for role, text in told for piece in _told(role, text)), glue(f"{TURN_START}assistant\n")]
+    """The family whose control tokens a tokenizer without a template has. Raises RecipeError."""
+    for family in FAMILIES.all():
+        if family.tokens and all(token in tokens for token in family.tokens):
+            return family
+    known = ", ".join(names())
+    raise RecipeError(
+        f"{where} is of no known family: set model.style to one of {known}, or add the model's chat_template.jinja"
+    )

@@ -1,4 +1,4 @@
-"""Families of models whose chat template alone says how calls are written."""
+"""Families that are data: the syntax of calls, and what stands around turns; learnt from a template, or shipped."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from retcon.chat.formats import CDATA, CDATA_END, ID, KEY, NAMED, CallFormat
 from retcon.chat.jsons import as_json
 from retcon.chat.tagged import typed_arguments
 from retcon.chat.template import Templated
-from retcon.chat.thoughts import spoken
+from retcon.chat.thoughts import THOUGHTS, spoken
 from retcon.chat.types import Answer, FoundCall, Piece, Told, glue, words
 from retcon.core.types import ToolSpec
 
@@ -21,18 +21,26 @@ _WORDS = "zqwords"
 
 @dataclass(frozen=True)
 class LearnedFamily(Family):
-    """Implements `Family` by a learnt format. call_end: the control token that ends a turn with calls."""
+    """Implements `Family` by the format of its calls.
+
+    call_end: the control token that ends a turn with calls, where that is another. before_words, after_words: around
+    the words of a turn. observed_between: what stands before and after an observation.
+    """
 
     format: CallFormat
     ends: tuple[str, ...]
-    call_end: str
-    thoughts: tuple[tuple[str, str], ...]
+    call_end: str = ""
+    thoughts: tuple[tuple[str, str], ...] = THOUGHTS
     opens_thought: bool = False
     before_words: str = ""
     after_words: str = ""
     observed_between: tuple[str, str] = ("", "")
     stops: tuple[str, ...] = ()
     name: str = "template"
+    template: str = ""
+    tokens: tuple[str, ...] = ()
+    controls: tuple[str, ...] = ()
+    piecewise: bool = False
     calls_are_text: bool = False
 
     @property
@@ -56,10 +64,12 @@ class LearnedFamily(Family):
     def written(self, text: str, calls: Sequence[Written]) -> list[Piece]:
         pieces = [glue(self.before_words), words(text)] if text else []
         pieces += self._calls(calls, after_words=bool(text)) if calls else [glue(self.after_words)]
+        if self.calls_are_text:
+            return [words("".join(piece.text for piece in pieces))]
         return [piece for piece in pieces if piece.text]
 
     def end_of(self, calls: Sequence[Written]) -> str:
-        return self.call_end if calls else self.ends[0]
+        return self.call_end or self.ends[0] if calls else self.ends[0]
 
     def observations_in(self, text: str) -> list[str]:
         before, after = map(re.escape, self.observed_between)
@@ -128,12 +138,12 @@ class CodeBlocks(LearnedFamily):
         return call
 
     def written(self, text: str, calls: Sequence[Written]) -> list[Piece]:
-        blocks = joined(text, (markdown.render_call(_code(arguments)) for _, arguments in calls))
-        return [glue(self.before_words), *blocks, glue(self.after_words)]
+        return [glue(self.before_words), *joined(text, (_block(*call) for call in calls)), glue(self.after_words)]
 
 
-def _code(arguments: Mapping[str, object] | str) -> str:
-    return arguments if isinstance(arguments, str) else str(arguments.get("code", ""))
+def _block(name: str, arguments: Mapping[str, object] | str) -> str:
+    code = arguments if isinstance(arguments, str) else str(arguments.get("code", ""))
+    return markdown.render_call(code.strip("\n")) if code else f"```{name}\n{as_json(dict(arguments))}\n```"
 
 
 EXPLAINED = (

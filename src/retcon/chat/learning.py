@@ -30,7 +30,7 @@ from retcon.chat.formats import (
 )  # fmt: skip
 from retcon.chat.jsons import read_value
 from retcon.chat.learned import OUTPUT, OUTPUT_END, CodeBlockFraming, CodeBlocks, LearnedFamily
-from retcon.chat.template import DIALECTS, PROBED, Message, Refused, Template, Templated
+from retcon.chat.template import DIALECTS, PROBED, ROLES, Message, Refused, Template, Templated
 from retcon.chat.thoughts import THOUGHTS, before_thought, without_thought
 from retcon.chat.types import REASONING, Answer, Tokenizer
 from retcon.core.errors import RecipeError
@@ -92,6 +92,10 @@ class _Turns:
     def opening_rest(self) -> str:
         """What the prompt opens a turn with beyond its header, such as `<think>`."""
         return self._opened[len(self.header) :]
+
+    @property
+    def shows_tools(self) -> bool:
+        return _PROBE.description in self._opened
 
     def turn(self, content: str, calls: Sequence[tuple[str, Mapping[str, object], str]]) -> str:
         whole = self._conversation(content, calls)
@@ -408,9 +412,11 @@ def _native_chat(template: Template, tokenizer: Tokenizer, ends: Sequence[str]) 
     tail = form.end if form.parallel else form.closing
     between = form.opening + form.closing + form.between if form.parallel else form.opening
     call_end = _end_of_turn(tail, tokenizer, [answer_end, *ends], between)
+    if not turns.shows_tools:
+        raise UnknownFormat("the chat template does not show the model any tools")
     cut = tail[: tail.find(call_end)]
     form = replace(form, end=cut) if form.parallel else replace(form, closing=cut)
-    family = _family(LearnedFamily, form, turns, tuple(dict.fromkeys((answer_end, call_end))), call_end, ends)  # type: ignore[type-abstract]
+    family = _family(LearnedFamily, form, turns, tuple(dict.fromkeys((answer_end, call_end))), call_end, ends)
     framing = Templated(template, family)
     family = replace(family, observed_between=_around_observation(framing))
     framing = Templated(template, family)
@@ -421,9 +427,9 @@ def _code_block_chat(template: Template, tokenizer: Tokenizer, ends: Sequence[st
     turns = _Turns(template)
     answer_end = _end_of_turn(turns.answer_tail, tokenizer, ends, turns.within)
     form = CallFormat("object", "", "", "", "", "")
-    family = _family(CodeBlocks, form, turns, (answer_end,), answer_end, ends)  # type: ignore[type-abstract]
+    family = _family(CodeBlocks, form, turns, (answer_end,), answer_end, ends)
     family = replace(family, observed_between=(OUTPUT, OUTPUT_END))
-    framing = CodeBlockFraming(Templated(template, family, without_tools=True))
+    framing = CodeBlockFraming(Templated(template, family, ROLES[:3]))
     return Chat(tokenizer, framing=framing, family=family)
 
 

@@ -24,6 +24,11 @@ KWARGS = "model.chat_template_kwargs"
 """The key of a recipe under which a template's other variables are set."""
 BLOCKS = "calls are written as ```python blocks, which the system prompt explains"
 
+OWN_MASK = (
+    "the template's {% generation %} marks other text than the loss mask, and is not used: training learns what the "
+    "model samples, each turn with its end (retcon model check shows the difference)"
+)
+
 
 def open_chat(
     folder: str | Path,
@@ -36,16 +41,18 @@ def open_chat(
 ) -> Chat:
     """The chat of the model in a Hugging Face folder, by its tokenizer and, where style is `auto`, its own template.
 
-    `auto` learns from the template how calls are written, and checks it; where the template shows none that can be
-    read back, calls are code blocks, and a TaskWarning says so. style: a shipped family in its place. thinking: what a
-    template is given as `enable_thinking`, nothing where None. variables: others that it is given. Raises RecipeError
-    where the template cannot be followed or does not ask for what it is to be given, CheckpointError for files that
-    cannot be read, lack a control token, or are of another model (a tokenizer with more tokens than the model has),
-    MissingExtra.
+    `auto` learns from the template how calls are written, and checks it. A TaskWarning says where calls are code
+    blocks, since the template shows none that can be read back, and where its `{% generation %}` is not the loss mask.
+    style: a shipped family in its place. thinking: what a template is given as `enable_thinking`, nothing where None.
+    variables: others that it is given. Raises RecipeError where the template cannot be followed or does not ask for
+    what it is to be given, CheckpointError for files that cannot be read, lack a control token, or are of another model
+    (a tokenizer with more tokens than the model has), MissingExtra.
     """
     learned = check_folder(folder, style=style, system=system, tools=tools, thinking=thinking, variables=variables)
     if learned.why_blocks and tools:
         _warn_once(f"{folder}: {BLOCKS}: {learned.why_blocks}")
+    if learned.check.mask is False:
+        _warn_once(f"{folder}: {OWN_MASK}")
     return learned.chat
 
 
@@ -68,25 +75,34 @@ def check_folder(
     tokenizer = load_tokenizer(folder)
     if isinstance(tokenizer, HubTokenizer):
         _refuse_foreign(Path(folder), tokenizer)
-    source = read_template(Path(folder)) if style == AUTO else None
+    if style != AUTO:
+        return _shipped(Chat(tokenizer, style=style, system=system, tools=tools))
+    source = read_template(Path(folder))
     given = dict(variables or {}) | ({} if thinking is None else {THINKING: thinking})
     template = None if source is None else source.compiled(given)
-    if style == AUTO:
-        _check_variables(folder, given, template)
+    _check_variables(folder, given, template)
     if source is None or template is None:
-        if style == AUTO:
-            style = recognised(tokenizer.controls, f"{folder}, which has no chat template: the tokenizer").name
+        style = recognised(tokenizer.controls, f"{folder}, which has no chat template: the tokenizer").name
         return _shipped(Chat(tokenizer, style=style, system=system, tools=tools))
-    if family := shipped_family(source.text):
-        framing = None if family.template == source.text else Templated(template, family)
-        chat = Chat(tokenizer, style=family.name, system=system, tools=tools, framing=framing)
-        if framing is None:
-            return _shipped(chat)
-        check = check_chat(chat, template)
-        if not check.trains:
-            raise RecipeError(f"{source.where}: this chat template cannot be followed: {'; '.join(check.differs[:2])}")
-        return Learned(chat, check)
-    return learn_chat(template, tokenizer, _ends(Path(folder), source, tokenizer), system=system, tools=tools)
+    ends = _ends(Path(folder), source, tokenizer)
+    return chat_by_template(template, tokenizer, ends, system=system, tools=tools)
+
+
+def chat_by_template(
+    template: Template, tokenizer: Tokenizer, ends: Sequence[str], *, system: str | None = None,
+    tools: Sequence[ToolSpec] = (),
+) -> Learned:  # fmt: skip
+    """The chat of a model by its template, compared with it. ends: as in `learn_chat`. Raises RecipeError."""
+    family = shipped_family(template.text)
+    if family is None:
+        return learn_chat(template, tokenizer, ends, system=system, tools=tools)
+    if family.template == template.text:
+        return _shipped(Chat(tokenizer, style=family.name, system=system, tools=tools))
+    framing = Templated(template, family)
+    check = check_chat(Chat(tokenizer, framing=framing, family=family), template)
+    if not check.trains:
+        raise RecipeError(f"{template.where}: this chat template cannot be followed: {'; '.join(check.differs[:2])}")
+    return Learned(Chat(tokenizer, system=system, tools=tools, framing=framing, family=family), check)
 
 
 def _check_variables(folder: str | Path, given: Mapping[str, object], template: Template | None) -> None:

@@ -13,14 +13,13 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from retcon.chat.family import Family
+from retcon.chat.family import Family, Framing
 from retcon.chat.types import REASONING, Answer, Piece, Told, glue, words
-from retcon.core.errors import CheckpointError, MissingExtra, RecipeError, TaskWarning
-from retcon.core.installing import how_to_install
+from retcon.core.errors import CheckpointError, RecipeError, TaskWarning
 from retcon.core.types import ToolSpec
 
 if TYPE_CHECKING:
@@ -88,7 +87,7 @@ class Template:
     """A Jinja template, rendered as transformers does it (trimmed blocks, `tojson` with letters as they are).
 
     variables: what it is given besides messages and tools, such as `bos_token` and `enable_thinking`. where: its file,
-    in messages. Raises CheckpointError where it is no Jinja, MissingExtra without jinja2.
+    in messages. Raises CheckpointError where it is no Jinja.
     """
 
     def __init__(self, text: str, variables: Mapping[str, object] | None = None, *, where: str = "template") -> None:
@@ -143,12 +142,9 @@ class Template:
 
     @cached_property
     def _compiled(self) -> jinja2.Template:
-        try:
-            import jinja2
-            from jinja2 import ext, nodes
-            from jinja2.sandbox import SandboxedEnvironment
-        except ImportError as error:
-            raise MissingExtra(f"{self.where}: a chat template needs jinja2: {how_to_install('train')}") from error
+        import jinja2
+        from jinja2 import ext, nodes
+        from jinja2.sandbox import SandboxedEnvironment
 
         template = self
 
@@ -188,7 +184,7 @@ class Source:
     tokens: Mapping[str, str]
 
     def compiled(self, variables: Mapping[str, object] | None = None) -> Template:
-        """Raises CheckpointError, MissingExtra."""
+        """Raises CheckpointError."""
         return Template(self.text, {**self.tokens, **(variables or {})}, where=self.where)
 
 
@@ -241,6 +237,7 @@ PROBED = ToolSpec(
 )
 OPEN, CLOSE = "<think>", "\n</think>\n\n"
 """Around what a model thinks, where its template opens a turn with the first and shows no earlier thought."""
+ROLES = ("user", "system", "assistant", "tool")
 KEPT = 64
 """Of what was rendered, the last that is kept of each kind: a server's clients bring tools without end."""
 _LABEL = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
@@ -263,11 +260,10 @@ _MANNERS: tuple[Callable[[str], str], ...] = (
 class Templated:
     """Implements `Framing` by a model's own template; family: whose tokens end turns and how its calls are labelled.
 
-    Raises RecipeError where the template shows no tools or no observations, or changes what is said in a way that is
-    not known.
+    roles: of messages that it is to frame. Raises RecipeError where it changes what is said in a way that is not known.
     """
 
-    def __init__(self, template: Template, family: Family, *, without_tools: bool = False) -> None:
+    def __init__(self, template: Template, family: Family, roles: Sequence[str] = ROLES) -> None:
         self._template = template
         self._family = family
         self._opening = lru_cache(KEPT)(self._around_messages)
@@ -275,13 +271,9 @@ class Templated:
         self._answering = lru_cache(KEPT)(self._around_told)
         self._thinking = lru_cache(KEPT)(self._around_thought)
         try:
-            roles = ("user", "system", "assistant") if without_tools else ("user", "system", "assistant", "tool")
-            shown = template.render([_message("user", "x")], [PROBED.as_function()])
             for template.no_tools in (None, []):
                 if template.renders([_message("user", "x")]):
                     break
-            if not without_tools and PROBED.description not in shown:
-                raise RecipeError(f"{template.where}: the chat template does not show the model any tools")
             self._system = self._takes_system()
             self._manner = {role: self._find_manner(role) for role in roles if role != "system" or self._system}
         except Refused as error:
@@ -306,23 +298,8 @@ class Templated:
 
     def opened(self, messages: Sequence[Told], tools: Sequence[ToolSpec]) -> list[Piece]:
         messages = self.placed(messages)
-        try:
-            around = self._opening(tuple(role for role, _ in messages), tuple(tools))
-        except Refused:
-            if messages or not self._family.template:
-                raise
-            pieces = self._family.opened(messages, tools)  # many a template looks at what the first message is
-            beyond = self._beyond()
-            return [*pieces[:-1], glue(pieces[-1].text + beyond)] if beyond else pieces
+        around = self._opening(tuple(role for role, _ in messages), tuple(tools))
         return list(_filled(around, [words(self._manner[role](text)) for role, text in messages]))
-
-    def _beyond(self) -> str:
-        """What the template opens a turn with after all that the family's own framing does, such as `<think>`."""
-        try:
-            own, shipped = _text(self.answered(())), _text(self._family.answered(()))
-        except Refused:
-            return ""
-        return own.removeprefix(shipped) if own.startswith(shipped) else ""
 
     def observed(self, answers: Sequence[Answer], told: Sequence[Told]) -> list[Piece]:
         around, roles = self._observing(tuple(answer.name for answer in answers), tuple(role for role, _ in told))
@@ -406,10 +383,8 @@ class Templated:
         marks = [_mark(n) for n in range(len(names) + len(roles))]
         last: Refused | None = None
         for count in dict.fromkeys((len(names), 1)):
-            arguments = {"code": _mark(-1)}
-            calls = [_call(name, arguments, n) for n, name in enumerate(names[:count])]
             results = [_message("tool", marks[n], name, _label(n)) for n, name in enumerate(names)]
-            messages = [_message("user", "x"), _message("assistant", "") | {"tool_calls": calls}, *results]
+            messages = [_message("user", "x"), self._calling(names[:count]), *results]
             messages += map(_message, roles, marks[len(names) :])
             try:
                 text = self._template.render(messages, [PROBED.as_function()])
@@ -420,6 +395,13 @@ class Templated:
             return self._around_observations(names, _of_user(roles))
         assert last is not None
         raise last
+
+    def _calling(self, names: Sequence[str]) -> MutableMessage:
+        """A turn with a mark in it that calls these tools; where calls are text, the text alone."""
+        if not self._family.names_calls:
+            return _message("assistant", _mark(-1))
+        calls = [_call(name, {"code": _mark(-1)}, n) for n, name in enumerate(names)]
+        return _message("assistant", "") | {"tool_calls": calls}
 
     def _after_end(self, text: str, mark: str) -> str:
         """What stands after the end of the turn that the mark is in."""
@@ -433,7 +415,7 @@ class Templated:
 
     def _find_manner(self, role: str) -> Callable[[str], str]:
         for manner in _MANNERS:
-            self._manner = dict.fromkeys(("user", "system", "assistant", "tool"), str) | {role: manner}
+            self._manner = dict.fromkeys(ROLES, str) | {role: manner}
             if all(self._renders(role, text) for text in PROBES):
                 return manner
         raise Refused(f"{self._template.where}: the template changes what a message of the role {role!r} says")
@@ -441,9 +423,7 @@ class Templated:
     def _renders(self, role: str, text: str) -> bool:
         """Whether what is put together here is what the template makes of a message that says this."""
         if role == "tool":
-            calls = [_call("probe", {"code": _mark(-1)}, 0)]
-            start = [_message("user", "x"), _message("assistant", "") | {"tool_calls": calls}]
-            messages = [*start, _message("tool", text, "probe", _label(0))]
+            messages = [_message("user", "x"), self._calling(["probe"]), _message("tool", text, "probe", _label(0))]
             whole = self._template.render(messages, [PROBED.as_function()])
             made = self.observed([Answer("probe", text, _label(0))], ())
             return self._after_end(whole, _mark(-1)) == _text(made)
@@ -454,6 +434,16 @@ class Templated:
         }[role]
         whole = self._template.render([_message(*one) for one in told])
         return whole == _text(self.opened(told, ()))
+
+
+@cache
+def framing_of(family: Family) -> Framing:
+    """The framing that a family brings. Raises RecipeError where it is that of a model's own template alone."""
+    if isinstance(family, Framing):
+        return family
+    if not family.template:
+        raise RecipeError(f"{family.name} frames messages by the model's own chat template alone: set style to 'auto'")
+    return Templated(Template(family.template, where=f"the template of {family.name}"), family)
 
 
 def _text(pieces: Sequence[Piece]) -> str:

@@ -16,8 +16,9 @@ import msgspec
 import pytest
 
 from conversing import family_of
-from retcon.chat import hermes, markdown
+from retcon.chat import markdown
 from retcon.chat.chat import Chat, Together
+from retcon.chat.families import hermes
 from retcon.chat.formats import find_tagged
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.chat.types import glue, words

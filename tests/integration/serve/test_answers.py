@@ -149,7 +149,7 @@ def test_of_messages_on_channels_a_client_is_given_the_final_one() -> None:
         (kept,) = client.trajectories(third["retcon"]["session"])
         assert [turn.text for turn in kept.turns] == replies
 
-    asked(play, replies, style="harmony", tokenizer=bytes_of("harmony"))
+    asked(play, replies, style="chat_templates:GPT_OSS", tokenizer=bytes_of("harmony"))
 
 
 def test_a_stream_says_the_same_in_pieces() -> None:

@@ -17,7 +17,7 @@ from openenv.core.env_server.types import Action, Observation, State
 from rolling import played, recipe_of, tools_of
 
 from retcon.build import build_tasks
-from retcon.chat.hermes import render_call
+from retcon.chat.families.hermes import render_call
 from retcon.config.schema import Recipe
 from retcon.core.errors import RecipeError
 

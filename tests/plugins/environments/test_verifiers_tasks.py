@@ -18,7 +18,7 @@ from datasets import Dataset
 from rolling import played, recipe_of, tools_of
 
 from retcon.build import build_tasks
-from retcon.chat.hermes import render_call
+from retcon.chat.families.hermes import render_call
 from retcon.config.schema import Recipe
 from retcon.core.errors import InfrastructureFault, RecipeError
 from retcon.tasks.environments.verifiers import VerifiersEnvironment

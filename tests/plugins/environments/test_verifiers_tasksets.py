@@ -14,7 +14,7 @@ import verifiers.v1 as vf
 from rolling import played, recipe_of, tools_of
 
 from retcon.build import build_tasks
-from retcon.chat.hermes import render_call
+from retcon.chat.families.hermes import render_call
 from retcon.config.schema import Recipe
 from retcon.core.errors import RecipeError
 

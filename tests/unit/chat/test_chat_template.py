@@ -8,15 +8,15 @@ import re
 import shutil
 import weakref
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from chat_templates import LISTED, OBJECTS, TAGS, TEMPLATES, learned_chat, template_of, tokenizer_of
-from conversing import TOOLS, bytes_of, conversed, text_of
+from conversing import TOOLS, chat_of, conversed, text_of
 from retcon.build import build_chat, build_engine_chat
-from retcon.chat.chat import Chat
-from retcon.chat.family import Family, named, recognised
+from retcon.chat.family import recognised
 from retcon.chat.learned import CodeBlocks
 from retcon.chat.learning import learn_chat
 from retcon.chat.opening import open_chat
@@ -27,32 +27,17 @@ from retcon.core.types import Observation, ToolSpec
 from retcon.models.locating import BASE
 from retcon.store.fingerprint import template_fingerprint
 
-pytest.importorskip("jinja2", reason="jinja2 comes with the [train] extra")
-
-HARMONY = """{% if tools %}<|start|>developer<|message|>{{ tools | tojson }}<|end|>{% endif %}{% for m in messages %}
-{%- if m.tool_calls %}{% set f = m.tool_calls[0].function %}
-{{- '<|start|>assistant to=functions.' + f.name + '<|message|>' + (f.arguments | tojson) + '<|call|>' }}
-{%- elif m.role == 'tool' %}{{ '<|start|>functions.' + m.name + ' to=assistant<|message|>' + m.content + '<|end|>' }}
-{%- elif m.role == 'assistant' %}
-{{- '<|start|>assistant<|channel|>final<|message|>' + m.content + ('<|return|>' if loop.last else '<|end|>') }}
-{%- else %}{{ '<|start|>' + m.role + '<|message|>' + m.content + '<|end|>' }}{% endif %}{% endfor %}
-{%- if add_generation_prompt %}<|start|>assistant{% endif %}"""
 CODE = {"code": "1"}
-
-
-def framed(text: str, family: str) -> Chat:
-    known: Family = named(family)
-    template = Template(text, {"bos_token": known.controls[0]}, where="the file")
-    return Chat(bytes_of(family), style=family, tools=TOOLS, framing=Templated(template, known))
 
 
 def test_a_turn_that_the_template_ends_otherwise_once_it_is_past_is_followed() -> None:
     """As gpt-oss's does: <|return|> is sampled, and <|end|> stands in the history."""
-    chat = framed(HARMONY, "harmony")
+    chat = chat_of("harmony", None)
     asked = "<|start|>user<|message|>Why?<|end|><|start|>assistant"
     assert text_of(chat.answered([("user", "Why?")], last_id=chat.tokenizer.special_id("<|return|>"))) == asked
     (_, turn) = conversed(chat, [("", [("python", CODE)], ["42"])])
-    assert text_of(turn[1:]) == "<|start|>functions.python to=assistant<|message|>42<|end|><|start|>assistant"
+    head = "<|start|>functions.python to=assistant<|channel|>commentary<|message|>"
+    assert text_of(turn[1:]) == f"{head}42<|end|><|start|>assistant"
 
 
 def test_line_ends_that_a_template_takes_from_a_reply_are_taken() -> None:
@@ -316,13 +301,18 @@ def test_variables_that_a_template_reads_are_told_from_those_that_it_sets() -> N
 @pytest.mark.parametrize(
     ("end", "mask"), [("<|im_end|>{% endgeneration %}", True), ("{% endgeneration %}<|im_end|>", False)]
 )
-def test_what_a_template_marks_as_generated_is_compared_with_what_is_trained_on(end: str, mask: bool) -> None:
+def test_what_a_template_marks_as_generated_is_compared_with_the_loss_mask(end: str, mask: bool, tmp_path: Path):
     marked = TAGS.replace("{{ '<|im_start|>assistant\\n' + m.content }}",
                           "{{ '<|im_start|>assistant\\n' }}{%- generation %}{{- m.content }}")  # fmt: skip
     marked = marked.replace("{% endfor %}{{ '<|im_end|>\\n' }}", f"{{% endfor %}}{end}{{{{ '\\n' }}}}")
     learned = learn_chat(template_of("tags", marked), tokenizer_of("tags"), ["<|im_end|>"], system=None, tools=())
     assert (learned.check.trains, learned.check.mask) == (True, mask)
     assert any(text.startswith("mask: ") for text in learned.check.differs) is not mask
+    for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
+        shutil.copy(BASE / name, tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(marked)
+    with nullcontext() if mask else pytest.warns(TaskWarning, match="marks other text than the loss mask"):
+        open_chat(tmp_path)
 
 
 def test_a_further_question_is_framed_as_with_the_tools_that_are_shown() -> None:

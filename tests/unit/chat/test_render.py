@@ -10,7 +10,7 @@ import pytest
 
 import foreign
 from retcon.chat.chat import Chat
-from retcon.chat.hermes import render_call
+from retcon.chat.families.hermes import render_call
 from retcon.chat.render import render
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.core.errors import RecordError, TaskWarning

@@ -13,9 +13,8 @@ import pytest
 
 from conversing import chat_of
 from playing import LIMITS, TASK, hermes_call
-from retcon.chat import hermes
 from retcon.chat.chat import Chat
-from retcon.chat.families.harmony import as_typescript
+from retcon.chat.families import hermes
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.core.errors import RecipeError
 from retcon.core.types import Observation, ToolCall, ToolSpec, Trajectory
@@ -279,20 +278,6 @@ def test_a_nullable_argument_without_quotes_is_read_as_null(written: str) -> Non
     chat = chat_of("tags", tools=[spec])
     text = f"<tool_call>\n<function=find>\n<parameter=top>\n{written}\n</parameter>\n</function>\n</tool_call>"
     assert chat.parse_text(text, prefix="0").calls[0].arguments == {"top": None}
-
-
-@pytest.mark.parametrize(
-    ("schema", "shown"),
-    [
-        ({"type": "array", "items": True}, "any[]"),
-        ({"type": "array", "items": [{"type": "integer"}]}, "any[]"),
-        ({"anyOf": [{"type": "integer"}, True]}, "number | any"),
-        (True, "any"),
-    ],
-)
-def test_schemas_that_are_no_objects_are_shown_as_anything(schema: object, shown: str) -> None:
-    spec = ToolSpec("find", "", {"type": "object", "properties": {"top": schema}})
-    assert as_typescript([spec]) == f"type find = (_: {{\ntop?: {shown},\n}}) => any;\n\n"
 
 
 class Keyless(Search):

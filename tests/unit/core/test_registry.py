@@ -23,11 +23,11 @@ from retcon.tools.loading import find_tools
 from retcon.transcripts.registry import named as transcript_format
 
 ANYTHING = """
-from retcon.chat.families.qwen import Qwen
+from retcon.chat.families.harmony import Harmony
 from retcon.core.types import ToolSpec
 
 
-class Anything(Qwen):
+class Anything(Harmony):
     name, system, aliases = "anything", None, ()
     certainty, marks = 0, ()
     matches = read = clean = print
@@ -102,7 +102,7 @@ REPAIR = "from retcon.purify.kinds.none import *\nclass Once(RepairSection):\n  
 
 
 def test_an_installed_package_offers_plug_ins_by_name(install: Callable[..., None]) -> None:
-    families = "from retcon.chat.families.qwen import Qwen\nclass Mine(Qwen):\n    name = 'mine'\nMINE = Mine()\n"
+    families = "from retcon.chat.families.qwen import FAMILY, replace\nMINE = replace(FAMILY, name='mine')\n"
     install("scratch", f"{REPAIR}\n{families}", repair__once=":Once", repair__same="", chat_family__mine=":MINE")
     assert RepairSection.kinds.names[-2:] == ("once", "same")
     once = RepairSection.kinds.find("once")

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from retcon.chat.chat import Chat
+from retcon.chat.families.hermes import render_call
 from retcon.chat.family import named
 from retcon.chat.template import Template, Templated
 from retcon.chat.tokenizer import ByteTokenizer
@@ -101,7 +102,6 @@ ALTERNATING = """{% if tools %}{{ tools | tojson }}{% endif %}
 
 def templated() -> Chat:
     """By a template that, as many do, looks at the first message and lets the user speak once at a time."""
-    pytest.importorskip("jinja2", reason="jinja2 comes with the [train] extra")
     framing = Templated(Template(ALTERNATING, where="the file"), named("hermes"))
     return Chat(TOKENIZER, style="hermes", framing=framing)
 

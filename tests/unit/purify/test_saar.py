@@ -237,7 +237,7 @@ def gpt_oss(code: str, thought: str) -> str:
 def test_a_call_that_opens_a_message_takes_the_place_of_one_that_does(failed: str, fixed: str, kept: str, reason: str):
     """Else the turn would have its message opened twice, or not at all."""
     replies = [gpt_oss(BAD, failed), gpt_oss(GOOD, fixed), "<|channel|>final<|message|>It is 42."]
-    p = play(replies, {BAD: "error"}, repair=Saar(), style="harmony", tokenizer=bytes_of("harmony"))
+    p = play(replies, {BAD: "error"}, repair=Saar(), style="chat_templates:GPT_OSS", tokenizer=bytes_of("harmony"))
     assert p.turns[0].text == gpt_oss(GOOD, kept)
     assert (p.turns[0].repair.decision, p.turns[0].repair.reason) == ("deep" if reason else "shallow", reason)
 

@@ -15,7 +15,7 @@ import pytest
 from playing import LIMITS
 from retcon.build import build_repair, build_tasks, build_tools, measuring
 from retcon.chat.chat import Chat
-from retcon.chat.hermes import render_call
+from retcon.chat.families.hermes import render_call
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe

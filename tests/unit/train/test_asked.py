@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from retcon.chat.chat import Chat
-from retcon.chat.hermes import render_call
+from retcon.chat.families.hermes import render_call
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.core.errors import RecordError, TaskWarning
 from retcon.core.types import Trajectory

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from conversing import bytes_of
 from retcon.chat.chat import Chat
 from retcon.chat.family import named
 from retcon.chat.template import Template, Templated
@@ -20,7 +21,6 @@ from retcon.train.datasets.demonstrations import read_samples
 from retcon.train.datasets.preferences import read_preferences
 from retcon.transcripts.detector import Detector
 
-pytest.importorskip("jinja2", reason="jinja2 comes with the [train] extra")
 pytestmark = pytest.mark.filterwarnings("ignore:.*none calls a tool")
 TOKENIZER = ByteTokenizer()
 TEMPLATE = """{% if tools %}<|im_start|>system
@@ -111,8 +111,7 @@ def test_a_template_without_thoughts_has_them_before_the_words(tmp_path: Path) -
 
 
 def test_gpt_oss_thinks_on_a_channel_of_its_own(tmp_path: Path) -> None:
-    family = named("harmony")
-    own = Chat(ByteTokenizer([*family.controls, *family.ends, "<|constrain|>"]), style="harmony", tools=[PYTHON])
+    own = Chat(bytes_of("harmony"), style="chat_templates:GPT_OSS", tools=[PYTHON])
     file = tmp_path / "mine.jsonl"
     file.write_text(json.dumps({"messages": [ASKED, said("A", reasoning_content="R")]}))
     (sample,) = read_samples(file, own, vocabulary=own.tokenizer.size)

@@ -1,40 +1,45 @@
-"""Calls are JSON between tags, observations stand in a user turn, as in Qwen's templates; no tools are shown."""
+"""Tool calls as JSON between `<tool_call>` tags, observations in a user turn, as Qwen has them; shows no tools."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 
-from retcon.chat import hermes
-from retcon.chat.family import ChatML, Written, joined
-from retcon.chat.types import TURN_END, TURN_START, FoundCall, Piece
+from retcon.chat.formats import CallFormat
+from retcon.chat.jsons import as_json
+from retcon.chat.learned import LearnedFamily
+from retcon.chat.types import END_OF_TEXT, TURN_END, TURN_START, FoundCall
 
-_OBSERVED = re.compile(r"<tool_response>\n(.*?)\n</tool_response>", re.DOTALL)
-
-
-class Hermes(ChatML):
-    name = "hermes"
-    template = "{%- set told = messages %}\n" + hermes.TURNS
-    piecewise = True
-    before = f"\n{TURN_START}user\n<tool_response>\n"
-    between = "\n</tool_response>\n<tool_response>\n"
-    after = f"\n</tool_response>{TURN_END}"
-
-    def find_calls(self, text: str) -> Iterator[FoundCall]:
-        return hermes.find_calls(text)
-
-    def written(self, text: str, calls: Sequence[Written]) -> list[Piece]:
-        return joined(text, (_tagged(*call) for call in calls))
-
-    def observations_in(self, text: str) -> list[str]:
-        return _OBSERVED.findall(text)
-
-
-def _tagged(name: str, arguments: object) -> str:
-    if isinstance(arguments, str):
-        return f"{hermes.OPEN}\n{arguments}\n{hermes.CLOSE}"
-    assert isinstance(arguments, dict)
-    return hermes.render_call(name, arguments)
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+TURNS = """{%- for message in told %}
+{%- if message.role == 'tool' %}
+{{- '\\n' if not loop.first and loop.previtem.role == 'tool' else '<|im_start|>user\\n' }}
+{{- '<tool_response>\\n' + message.content + '\\n</tool_response>' }}
+{{- '<|im_end|>\\n' if loop.last or loop.nextitem.role != 'tool' }}
+{%- else %}
+{{- '<|im_start|>' + message.role + '\\n' + (message.content or '') }}
+{%- for call in message.tool_calls or [] %}
+{{- '\\n' if message.content or not loop.first }}
+{{- '<tool_call>\\n{"name": ' + (call.function.name | tojson) + ', "arguments": ' }}
+{{- (call.function.arguments | tojson) + '}\\n</tool_call>' }}
+{%- endfor %}
+{{- '<|im_end|>\\n' }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+"""Jinja: the messages in `told` as turns of ChatML, calls and observations between their tags."""
+FORMAT = CallFormat("object", "", f"{OPEN}\n", f"\n{CLOSE}", "\n", "", after_words="\n")
+FAMILY = LearnedFamily(
+    FORMAT, (TURN_END,), observed_between=("<tool_response>\n", "\n</tool_response>"), stops=(END_OF_TEXT,),
+    name="hermes", template="{%- set told = messages %}\n" + TURNS, controls=(TURN_START,), piecewise=True,
+    calls_are_text=True,
+)  # fmt: skip
 
 
-FAMILY = Hermes()
+def find_calls(text: str) -> Iterator[FoundCall]:
+    """Every `<tool_call>` with an object of `name` and `arguments` in it; malformed ones keep their text."""
+    return (call for call, _ in FORMAT.find_calls(text))
+
+
+def render_call(name: str, arguments: Mapping[str, object]) -> str:
+    """The block that `find_calls` reads back, as Qwen3's own template writes it."""
+    return f"{OPEN}\n{as_json({'name': name, 'arguments': arguments})}\n{CLOSE}"

@@ -15,8 +15,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import Any, Literal
 
-from retcon.chat import hermes, markdown
-from retcon.chat.family import Family, Written, joined, with_system
+from retcon.chat import markdown
+from retcon.chat.families import hermes
+from retcon.chat.family import Family, Framing, Written, joined, with_system
 from retcon.chat.jsons import as_json
 from retcon.chat.types import TURN_END, TURN_START, Answer, FoundCall, Piece, Tokenizer, Told, glue, words
 from retcon.core.errors import CheckpointError, RecipeError, nearest
@@ -114,7 +115,7 @@ PRINTED = "It printed:\n"
 _ID = re.compile(r"[\w.:-]{1,100}")
 
 
-class _Messages(Family):
+class _Messages(Family, Framing):
     controls = (TURN_START,)
     ends = (TURN_END,)
     piecewise = True

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import msgspec
 from msgspec.structs import replace
 
-from retcon.chat import hermes
+from retcon.chat.families import hermes
 from retcon.chat.formats import FUNCTION, find_tagged
 from retcon.chat.types import FoundCall
 from retcon.transcripts.in_messages import InMessages, InText, in_messages

@@ -9,7 +9,7 @@ import pytest
 
 from playing import LIMITS
 from retcon.chat.chat import Chat
-from retcon.chat.hermes import render_call
+from retcon.chat.families.hermes import render_call
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.core.errors import InfrastructureFault, RecipeError
 from retcon.core.types import Trajectory
