@@ -16,6 +16,21 @@ from retcon.core.errors import CheckpointError
 from retcon.core.types import Kind, Observation, Segment, ToolCall, ToolSpec
 
 
+def _first(start: int, end: int, holds: Callable[[int], bool]) -> int:
+    """The first number after `start` that holds, else `end`; steps double, then halve.
+
+    holds: true of all numbers after the first of which it is, and called with such as are not far beyond it.
+    """
+    low, high = start, start + 1
+    while high < end and not holds(high):
+        low, high = high, 2 * high - start
+    high = min(high, end)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return high
+
+
 class Beginnings:
     """Finds the ids that begin at given characters of `text`, the decoded `ids`, (T,); asked in ascending order.
 
@@ -34,16 +49,7 @@ class Beginnings:
         spread over several of them: the shortest such prefix can be found by bisection.
         """
         target = self._text[self._char : char + 1]
-        low, high = self._id, self._id + 1  # the ids up to `low` lack the character, those up to `high` have it
-        while high < len(self._ids) and not self._between(high).startswith(target):
-            low, high = high, high + (high - self._id)
-        high = min(high, len(self._ids))
-        while high - low > 1:
-            middle = (low + high) // 2
-            if self._between(middle).startswith(target):
-                high = middle
-            else:
-                low = middle
+        low = _first(self._id, len(self._ids), lambda end: self._between(end).startswith(target)) - 1
         before = self._between(low)
         begins = before == target[:-1]
         self._go_on_from(low, before)
@@ -104,20 +110,8 @@ class Together:
 
     def _covering(self, ids: Sequence[int], start: int, text: str) -> tuple[int, int]:
         """Where the ids from `start` on have said `text`, and how much more they say; the end, where they never do."""
-        low, high = start, start + 1
-        while high < len(ids) and not self._says(ids[start:high], text):
-            low, high = high, high + (high - start)
-        high = min(high, len(ids))
-        while high - low > 1:
-            middle = (low + high) // 2
-            if self._says(ids[start:middle], text):
-                high = middle
-            else:
-                low = middle
-        return high, max(0, len(self._tokenizer.decode(ids[start:high])) - len(text))
-
-    def _says(self, ids: Sequence[int], text: str) -> bool:
-        return self._tokenizer.decode(ids).startswith(text)
+        end = _first(start, len(ids), lambda end: self._tokenizer.decode(ids[start:end]).startswith(text))
+        return end, max(0, len(self._tokenizer.decode(ids[start:end])) - len(text))
 
 
 _LABEL = re.compile(r"[\w.:-]{1,100}")
@@ -148,7 +142,7 @@ class Chat:
         self.style = family.name if family else style
         self.system = system
         self.tools = tuple(tools)
-        self.framing: Framing = framing or framing_of(self.family)
+        self.framing: Framing = framing or framing_of(self.family)  # type: ignore[arg-type]
         self._together = Together(tokenizer)
         if framing is None:
             for control in self.family.controls:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from retcon.chat.chat import Chat
 from retcon.chat.formats import common_start, whole_tags
 from retcon.chat.learned import OUTPUT, OUTPUT_END, CodeBlockFraming
-from retcon.chat.template import GENERATED, Message, Refused, Template
+from retcon.chat.template import GENERATED, Refused, Template, called, message
 from retcon.chat.thoughts import without_thought
 from retcon.chat.types import REASONING
 from retcon.core.types import Observation, Segment, ToolCall, ToolSpec
@@ -113,16 +113,14 @@ class Comparison:
             for calls, results, text in turns:
                 written = "".join(piece.text for piece in self._family.written(text, calls) if piece.sort == "words")
                 told += [("assistant", written), ("user", "\n".join(f"{OUTPUT}{one}{OUTPUT_END}" for one in results))]
-            return self._template.render([{"role": role, "content": said} for role, said in told], marked=marked)
-        messages: list[Message] = [{"role": "system", "content": system}] * bool(system)
-        messages.append({"role": "user", "content": "x"})
+            return self._template.render([message(*one) for one in told], marked=marked)
+        messages = [message("system", system)] * bool(system) + [message("user", "x")]
         for calls, results, text in turns:
             labels = self._labels(calls)
-            functions = [{"name": name, "arguments": arguments} for name, arguments in calls]
-            made = [{"id": i, "type": "function", "function": f} for i, f in zip(labels, functions, strict=True)]
-            messages.append({"role": "assistant", "content": text, "tool_calls": made})
+            made = [called(name, arguments, label) for (name, arguments), label in zip(calls, labels, strict=True)]
+            messages.append(message("assistant", text) | {"tool_calls": made})
             for label, (name, _), result in zip(labels, calls, results, strict=True):
-                messages.append({"role": "tool", "content": result, "name": name, "tool_call_id": label})
+                messages.append(message("tool", result, name, label))
         return self._template.render(messages, [TOOL.as_function()], marked=marked)
 
     def _labels(self, calls: _Calls) -> list[str]:
@@ -240,8 +238,7 @@ class Comparison:
 
     def _drops_thoughts(self) -> bool:
         for key in REASONING:
-            reply = {"role": "assistant", "content": "x", key: "zqthought"}
-            question = {"role": "user", "content": "x"}
+            question, reply = message("user", "x"), message("assistant", "x") | {key: "zqthought"}
             try:
                 last = self._template.render([question, reply], opening=False)
                 more = self._template.render([question, reply, question])

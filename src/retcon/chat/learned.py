@@ -142,8 +142,10 @@ class CodeBlocks(LearnedFamily):
 
 
 def _block(name: str, arguments: Mapping[str, object] | str) -> str:
-    code = arguments if isinstance(arguments, str) else str(arguments.get("code", ""))
-    return markdown.render_call(code.strip("\n")) if code else f"```{name}\n{as_json(dict(arguments))}\n```"
+    if isinstance(arguments, str):
+        return markdown.render_call(arguments.strip("\n"))
+    code = str(arguments.get("code", ""))
+    return markdown.render_call(code.strip("\n")) if code else f"```{name}\n{as_json(arguments)}\n```"
 
 
 EXPLAINED = (

@@ -267,12 +267,11 @@ class Templated:
         self._template = template
         self._family = family
         self._opening = lru_cache(KEPT)(self._around_messages)
-        self._observing = lru_cache(KEPT)(self._around_observations)
-        self._answering = lru_cache(KEPT)(self._around_told)
+        self._following = lru_cache(KEPT)(self._around_following)
         self._thinking = lru_cache(KEPT)(self._around_thought)
         try:
             for template.no_tools in (None, []):
-                if template.renders([_message("user", "x")]):
+                if template.renders([message("user", "x")]):
                     break
             self._system = self._takes_system()
             self._manner = {role: self._find_manner(role) for role in roles if role != "system" or self._system}
@@ -282,7 +281,7 @@ class Templated:
     def _takes_system(self) -> bool:
         """Whether the template shows a system message."""
         try:
-            return _mark(0) in self._template.render([_message("system", _mark(0)), _message("user", "x")])
+            return _mark(0) in self._template.render([message("system", _mark(0)), message("user", "x")])
         except Refused:
             return False
 
@@ -298,20 +297,28 @@ class Templated:
 
     def opened(self, messages: Sequence[Told], tools: Sequence[ToolSpec]) -> list[Piece]:
         messages = self.placed(messages)
-        around = self._opening(tuple(role for role, _ in messages), tuple(tools))
+        try:
+            around = self._opening(tuple(role for role, _ in messages), tuple(tools))
+        except Refused:
+            if messages:
+                raise
+            return [glue(piece.text.lstrip()) for piece in self.answered(())]  # templates look at the first message
         return list(_filled(around, [words(self._manner[role](text)) for role, text in messages]))
 
     def observed(self, answers: Sequence[Answer], told: Sequence[Told]) -> list[Piece]:
-        around, roles = self._observing(tuple(answer.name for answer in answers), tuple(role for role, _ in told))
+        return self._followed(answers, told, tools=True)
+
+    def answered(self, told: Sequence[Told], tools: Sequence[ToolSpec] = ()) -> list[Piece]:
+        return self._followed((), told, tools=bool(tools))
+
+    def _followed(self, answers: Sequence[Answer], told: Sequence[Told], *, tools: bool) -> list[Piece]:
+        around, roles = self._following(tuple(one.name for one in answers), tuple(role for role, _ in told), tools)
         for n, answer in enumerate(answers):
             label = answer.label if _LABEL.fullmatch(answer.label) else _label(n)
             around = tuple(part.replace(_label(n), label) for part in around)
         said = [Piece("observation", self._manner["tool"](answer.text)) for answer in answers]
-        return list(_filled(around, [*said, *self._words(roles, told)]))
-
-    def answered(self, told: Sequence[Told], tools: Sequence[ToolSpec] = ()) -> list[Piece]:
-        around, roles = self._answering(tuple(role for role, _ in told), bool(tools))
-        return list(_filled(around, self._words(roles, told)))
+        said += [words(self._manner[role](text)) for role, (_, text) in zip(roles, told, strict=True)]
+        return list(_filled(around, said))
 
     def thought(self, text: str, *, last: bool) -> list[Piece] | None:
         around = self._thinking(bool(text), last)
@@ -322,42 +329,23 @@ class Templated:
             return None if around is None else []
         return [glue(around[0]), words(text.strip()), *map(glue, around[1:])]
 
-    def _words(self, roles: Sequence[str], told: Sequence[Told]) -> list[Piece]:
-        return [words(self._manner[role](text)) for role, (_, text) in zip(roles, told, strict=True)]
-
     def _around_messages(self, roles: tuple[str, ...], tools: tuple[ToolSpec, ...]) -> tuple[str, ...]:
         """The glue around messages of these roles, which open a conversation. Raises Refused."""
         marks = [_mark(n) for n in range(len(roles))]
-        placed = [_message(role, mark) for role, mark in zip(roles, marks, strict=True)]
+        placed = [message(role, mark) for role, mark in zip(roles, marks, strict=True)]
         return _between(self._template.render(placed, [t.as_function() for t in tools]), marks)
-
-    def _around_told(self, roles: tuple[str, ...], tools: bool = False) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The glue around messages of these roles after an answer, and the roles that the template has them in: the
-        user's, where it has none for the system there. tools: whether the model is shown any, which a template that
-        moves them to the last question does not show again. Raises Refused."""
-        marks = [_mark(n) for n in range(len(roles) + 1)]
-        messages = [_message("user", "x"), _message("assistant", marks[0]), *map(_message, roles, marks[1:])]
-        try:
-            text = self._after_end(self._template.render(messages, [PROBED.as_function()] * tools), marks[0])
-            if tools and PROBED.description in text:
-                return self._around_told(roles)
-            return _between(text, marks[1:]), roles
-        except Refused:
-            if "system" not in roles:
-                raise
-            return self._around_told(_of_user(roles), tools)
 
     def _around_thought(self, thought: bool, last: bool) -> tuple[str, ...] | None:
         """The glue before a thought, and between it and a turn's words, after the turn's opening; see `thought`."""
-        opened, shown = self._template.render([_message("user", "x")]), False
+        opened, shown = self._template.render([message("user", "x")]), False
         own = _text(self._family.written(_mark(0), ())).partition(_mark(0))[0]
         for ends in (
             last,
             True,
         ):  # a template that drops what was thought in earlier turns says how it stands in the last
             for key in REASONING if thought else ("",):
-                reply = _message("assistant", _mark(0)) | ({key: _mark(1)} if key else {})
-                messages = [_message("user", "x"), reply, *([] if ends else [_message("assistant", "x")])]
+                reply = message("assistant", _mark(0)) | ({key: _mark(1)} if key else {})
+                messages = [message("user", "x"), reply, *([] if ends else [message("assistant", "x")])]
                 try:
                     text = self._template.render(messages, opening=False)
                     before, *between, _ = _between(text, [_mark(1)] * thought + [_mark(0)])
@@ -372,36 +360,43 @@ class Templated:
             return "", CLOSE
         return None if thought and not shown else ()
 
-    def _around_observations(
-        self, names: tuple[str, ...], roles: tuple[str, ...]
+    def _around_following(
+        self, names: tuple[str, ...], roles: tuple[str, ...], tools: bool
     ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The glue around the observations that answer calls of these names, and messages of these roles after them;
-        see `_around_told`.
+        """The glue around what follows a turn, and the roles that the template has it in; templates differ in how many
+        calls a turn may have.
 
-        Templates differ in how many calls a turn may have.
+        names: of the calls that are answered. roles: of the messages after that; the system's is the user's where it
+        has no place. tools: whether the model is shown any, which a template that moves them to the last question does
+        not show again. Raises Refused.
         """
+        if not self._system:
+            roles = _of_user(roles)
         marks = [_mark(n) for n in range(len(names) + len(roles))]
-        last: Refused | None = None
-        for count in dict.fromkeys((len(names), 1)):
-            results = [_message("tool", marks[n], name, _label(n)) for n, name in enumerate(names)]
-            messages = [_message("user", "x"), self._calling(names[:count]), *results]
-            messages += map(_message, roles, marks[len(names) :])
+        after = [message("tool", marks[n], name, _label(n)) for n, name in enumerate(names)]
+        after += map(message, roles, marks[len(names) :])
+        refused: list[Refused] = []
+        for count in dict.fromkeys((len(names), min(len(names), 1))):
+            turn = [message("user", "x"), self._calling(names[:count])]
             try:
-                text = self._template.render(messages, [PROBED.as_function()])
-                return _between(self._after_end(text, _mark(-1)), marks), roles
+                text = self._after_end(
+                    self._template.render([*turn, *after], [PROBED.as_function()] * tools), _mark(-1)
+                )
+                if tools and not names and PROBED.description in text:
+                    return self._around_following(names, roles, tools=False)
+                return _between(text, marks), roles
             except Refused as error:
-                last = last or error
+                refused.append(error)
         if "system" in roles:
-            return self._around_observations(names, _of_user(roles))
-        assert last is not None
-        raise last
+            return self._around_following(names, _of_user(roles), tools)
+        raise refused[0]
 
     def _calling(self, names: Sequence[str]) -> MutableMessage:
-        """A turn with a mark in it that calls these tools; where calls are text, the text alone."""
-        if not self._family.names_calls:
-            return _message("assistant", _mark(-1))
-        calls = [_call(name, {"code": _mark(-1)}, n) for n, name in enumerate(names)]
-        return _message("assistant", "") | {"tool_calls": calls}
+        """A turn with a mark in it that calls these tools; without calls, or where they are text, the text alone."""
+        if not names or not self._family.names_calls:
+            return message("assistant", _mark(-1))
+        calls = [called(name, {"code": _mark(-1)}, _label(n)) for n, name in enumerate(names)]
+        return message("assistant", "") | {"tool_calls": calls}
 
     def _after_end(self, text: str, mark: str) -> str:
         """What stands after the end of the turn that the mark is in."""
@@ -423,7 +418,7 @@ class Templated:
     def _renders(self, role: str, text: str) -> bool:
         """Whether what is put together here is what the template makes of a message that says this."""
         if role == "tool":
-            messages = [_message("user", "x"), self._calling(["probe"]), _message("tool", text, "probe", _label(0))]
+            messages = [message("user", "x"), self._calling(["probe"]), message("tool", text, "probe", _label(0))]
             whole = self._template.render(messages, [PROBED.as_function()])
             made = self.observed([Answer("probe", text, _label(0))], ())
             return self._after_end(whole, _mark(-1)) == _text(made)
@@ -432,7 +427,7 @@ class Templated:
             "system": [("system", text), ("user", "x")],
             "assistant": [("user", "x"), ("assistant", text), ("user", "x")],
         }[role]
-        whole = self._template.render([_message(*one) for one in told])
+        whole = self._template.render([message(*one) for one in told])
         return whole == _text(self.opened(told, ()))
 
 
@@ -454,13 +449,15 @@ def _of_user(roles: tuple[str, ...]) -> tuple[str, ...]:
     return tuple("user" if role == "system" else role for role in roles)
 
 
-def _message(role: str, content: str, name: str = "", label: str = "") -> MutableMessage:
-    message: MutableMessage = {"role": role, "content": content}
-    return message | ({"name": name, "tool_call_id": label} if name else {})
+def message(role: str, content: str, name: str = "", label: str = "") -> MutableMessage:
+    """A message; name, label: of the call that it answers."""
+    made: MutableMessage = {"role": role, "content": content}
+    return made | ({"name": name, "tool_call_id": label} if name else {})
 
 
-def _call(name: str, arguments: Mapping[str, object], n: int, label: str = "") -> MutableMessage:
-    return {"id": label or _label(n), "type": "function", "function": {"name": name, "arguments": arguments}}
+def called(name: str, arguments: Mapping[str, object], label: str) -> MutableMessage:
+    """A call, as messages have them under `tool_calls`."""
+    return {"id": label, "type": "function", "function": {"name": name, "arguments": dict(arguments)}}
 
 
 def _mark(n: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -73,10 +72,12 @@ class HubTokenizer:
         """definition: the JSON text; where: its name in messages. Raises CheckpointError, MissingExtra."""
         self._where = where
         self._special = _build(definition, where)
-        self._plain = _build(_controls_marked(definition, where), where)
+        self._plain = _build(definition, where)
         self._plain.encode_special_tokens = True
         added = self._special.get_added_tokens_decoder()
-        self._controls = {t.content: i for i, t in added.items() if t.special or _CONTROL.fullmatch(t.content)}
+        controls = {i: t for i, t in added.items() if t.special or _CONTROL.fullmatch(t.content)}
+        self._plain.add_special_tokens([t for t in controls.values() if not t.special])
+        self._controls = {t.content: i for i, t in controls.items()}
         for text, i in self._controls.items():
             if i in self.encode(text):
                 raise CheckpointError(f"{where}: the plain text {text!r} cannot be told apart from its control token")
@@ -136,14 +137,3 @@ def _build(definition: str, where: str) -> tokenizers.Tokenizer:
     built.no_padding()
     built.no_truncation()
     return built
-
-
-def _controls_marked(definition: str, where: str) -> str:
-    """The same tokenizer with everything that looks like a control token marked special (not all files do)."""
-    try:
-        parsed = json.loads(definition)
-        for token in parsed.get("added_tokens") or ():
-            token["special"] = bool(token["special"] or _CONTROL.fullmatch(token["content"]))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{where}: added_tokens cannot be read: {error!r}") from error
-    return json.dumps(parsed)

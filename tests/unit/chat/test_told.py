@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from chat_templates import PLAIN, learned_chat
 from conversing import NAMES, TOOLS, bytes_of, chat_of, text_of
 from retcon.chat.chat import Chat
 from retcon.chat.family import named
@@ -41,6 +42,12 @@ TEMPLATE = """{% if tools %}{{ tools | tojson }}{% endif %}
 {{- '<|im_start|>' + m.role + '\\n' + (m.content or '') + (m.tool_calls | tojson if m.tool_calls else '') }}
 {{- '<|im_end|>\\n' }}{% endfor %}
 {%- if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"""
+
+
+def test_a_system_that_a_template_never_shows_speaks_as_the_user() -> None:
+    unseen = "{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    chat = learned_chat("plain", PLAIN.replace("in messages %}", "in messages %}" + unseen))
+    assert "<start_of_turn>user\nNow<end_of_turn>\n" in text_of(chat.answered([("system", "Now")]))
 
 
 @pytest.mark.parametrize(("mid", "role"), [("true", "system"), ("false", "user")])

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from retcon.chat.chat import Chat
-from retcon.chat.families.hermes import render_call
 from retcon.chat.family import named
 from retcon.chat.template import Template, Templated
 from retcon.chat.tokenizer import ByteTokenizer
