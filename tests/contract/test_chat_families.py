@@ -166,4 +166,5 @@ def test_tools_are_shown_by_name_description_and_arguments(name: str) -> None:
 
 
 def test_a_tokenizer_without_a_template_is_of_the_family_whose_tokens_it_has() -> None:
-    assert registry.recognised({*registry.named("qwen").tokens, "<s>"}, "here").name == "qwen"
+    assert registry.recognised({*registry.named("qwen").tokens, "<s>"}) is registry.named("qwen")
+    assert registry.recognised({"<|begin|>"}) is None

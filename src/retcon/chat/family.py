@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from retcon.chat.types import Answer, FoundCall, Piece, Told, words
-from retcon.core.errors import RecipeError
 from retcon.core.registry import InstanceRegistry
 from retcon.core.types import ToolSpec
 
@@ -149,12 +148,7 @@ def shipped_family(template: str) -> Family | None:
     return next(iter([*own, *marked]), None)
 
 
-def recognised(tokens: Collection[str], where: str) -> Family:
-    """The family whose control tokens a tokenizer without a template has. Raises RecipeError."""
-    for family in FAMILIES.all():
-        if family.tokens and all(token in tokens for token in family.tokens):
-            return family
-    known = ", ".join(names())
-    raise RecipeError(
-        f"{where} is of no known family: set model.style to one of {known}, or add the model's chat_template.jinja"
-    )
+def recognised(tokens: Collection[str]) -> Family | None:
+    """The family whose control tokens a tokenizer without a template has, if any."""
+    own = (family for family in FAMILIES.all() if family.tokens and all(token in tokens for token in family.tokens))
+    return next(own, None)

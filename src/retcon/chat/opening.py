@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 from retcon.chat.chat import Chat
 from retcon.chat.checks import ChatCheck, check_chat
-from retcon.chat.family import AUTO, recognised, shipped_family
+from retcon.chat.family import AUTO, names, recognised, shipped_family
 from retcon.chat.learning import Learned, learn_chat
-from retcon.chat.template import Source, Template, Templated, read_template
+from retcon.chat.template import Source, Template, Templated, default_template, read_template
 from retcon.chat.tokenizer import HubTokenizer, load_tokenizer
 from retcon.chat.types import Tokenizer
 from retcon.core.errors import CheckpointError, RecipeError, TaskWarning
@@ -77,15 +78,20 @@ def check_folder(
         _refuse_foreign(Path(folder), tokenizer)
     if style != AUTO:
         return _shipped(Chat(tokenizer, style=style, system=system, tools=tools))
-    source = read_template(Path(folder))
+    read = source = read_template(Path(folder))
     given = dict(variables or {}) | ({} if thinking is None else {THINKING: thinking})
     template = None if source is None else source.compiled(given)
     _check_variables(folder, given, template)
     if source is None or template is None:
-        style = recognised(tokenizer.controls, f"{folder}, which has no chat template: the tokenizer").name
-        return _shipped(Chat(tokenizer, style=style, system=system, tools=tools))
-    ends = _ends(Path(folder), source, tokenizer)
-    return chat_by_template(template, tokenizer, ends, system=system, tools=tools)
+        if family := recognised(tokenizer.controls):
+            return _shipped(Chat(tokenizer, style=family.name, system=system, tools=tools))
+        source = default_template(Path(folder), tokenizer.controls)
+        if source is None:
+            known = f"set model.style to one of {', '.join(names())}, or add the model's chat_template.jinja"
+            raise RecipeError(f"{folder} has no chat template, and its tokenizer no token that ends a text: {known}")
+        template = source.compiled()
+    learned = chat_by_template(template, tokenizer, _ends(Path(folder), source, tokenizer), system=system, tools=tools)
+    return replace(learned, why_blocks="the folder has no chat template") if read is None else learned
 
 
 def chat_by_template(

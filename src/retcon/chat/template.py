@@ -209,8 +209,32 @@ def read_template(folder: Path) -> Source | None:
         text = named.get("tool_use") or named.get("default")
     if not isinstance(text, str):
         return None
-    tokens = {f"{name}_token": _token(about.get(f"{name}_token")) for name in ("bos", "eos", "unk", "pad")}
-    return Source(text, where, tokens)
+    return Source(text, where, _tokens(about))
+
+
+_DEFAULTS = (("<|im_start|>", "<|im_end|>", "assistant"), ("<start_of_turn>", "<end_of_turn>", "model"))
+_DEFAULT = """{{ bos_token }}{% for message in messages %}
+{{- 'START' + ('MODEL' if message.role == 'assistant' else message.role) + '\n' + message.content + 'END\n' }}
+{%- endfor %}{% if add_generation_prompt %}{{ 'STARTMODEL\n' }}{% endif %}"""
+
+
+def default_template(folder: Path, controls: Sequence[str]) -> Source | None:
+    """A template for a folder that has none, by its tokenizer's control tokens; None where nothing ends a text."""
+    config = folder / "tokenizer_config.json"
+    try:
+        tokens = _tokens(json.loads(config.read_text(encoding="utf-8")))
+    except (OSError, ValueError, AttributeError):
+        tokens = _tokens({})
+    own = ("", tokens["eos_token"], "assistant")
+    start, end, model = next((one for one in _DEFAULTS if {*one[:2]} <= {*controls}), own)
+    if end not in controls:
+        return None
+    text = _DEFAULT.replace("START", start).replace("END", end).replace("MODEL", model)
+    return Source(text, f"the default template of {folder}", tokens)
+
+
+def _tokens(about: Mapping[str, object]) -> dict[str, str]:
+    return {f"{name}_token": _token(about.get(f"{name}_token")) for name in ("bos", "eos", "unk", "pad")}
 
 
 def _token(value: object) -> str:

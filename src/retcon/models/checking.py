@@ -162,7 +162,7 @@ def _chat(folder: Path) -> tuple[Learned | None, list[str]]:
     except RecipeError as error:
         return None, [str(error)]
     style = learned.chat.style
-    if read_template(folder) is None:
+    if read_template(folder) is None and not learned.why_blocks:
         return learned, [f"it has no chat template: prompts are rendered in the style {style}, by its control tokens"]
     return learned, [f"{BLOCKS}: {learned.why_blocks}"] if learned.why_blocks else []
 

@@ -16,11 +16,11 @@ import pytest
 from chat_templates import LISTED, OBJECTS, TAGS, TEMPLATES, learned_chat, template_of, tokenizer_of
 from conversing import TOOLS, chat_of, conversed, text_of
 from retcon.build import build_chat, build_engine_chat
-from retcon.chat.family import recognised
 from retcon.chat.learned import CodeBlocks
 from retcon.chat.learning import learn_chat
 from retcon.chat.opening import open_chat
-from retcon.chat.template import FOR_TOOLS, KEPT, Message, Template, Templated, read_template
+from retcon.chat.template import FOR_TOOLS, KEPT, Message, Template, Templated, default_template, read_template
+from retcon.chat.tokenizer import ByteTokenizer
 from retcon.config.load import load_recipe
 from retcon.core.errors import CheckpointError, RecipeError, TaskWarning
 from retcon.core.types import Observation, ToolSpec
@@ -197,9 +197,23 @@ def test_a_template_reaches_nothing() -> None:
     assert messages == []
 
 
-def test_a_tokenizer_of_no_family_is_refused() -> None:
-    with pytest.raises(RecipeError, match=r"the tokenizer is of no known family: set model\.style to one of"):
-        recognised({"<|begin|>"}, "the tokenizer")
+@pytest.mark.parametrize(
+    ("controls", "opened"),
+    [
+        (("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"), "<bos><start_of_turn>user\nx<end_of_turn>\n"),
+        (("<bos>", "<eos>"), "<bos>user\nx<eos>\nassistant\n"),
+    ],
+)
+def test_a_model_without_a_template_writes_code_blocks(controls: tuple[str, ...], opened: str, tmp_path: Path) -> None:
+    source = default_template(tmp_path, controls)
+    assert source is None or "<end_of_turn>" in controls  # without its configuration nothing says what ends a text
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<bos>", "eos_token": "<eos>"}))
+    source = default_template(tmp_path, controls)
+    assert source is not None
+    learned = learn_chat(source.compiled(), ByteTokenizer(controls), ["<eos>"], system=None, tools=())
+    assert isinstance(learned.chat.family, CodeBlocks)
+    assert learned.check.trains
+    assert text_of(learned.chat.prompt("x")).startswith(opened)
 
 
 class Counting(Template):
