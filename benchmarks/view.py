@@ -3,7 +3,7 @@
 
 benchmarks/view.py make 100000 runs/view          # a run folder with that many rollouts, about 6 KB each
 benchmarks/view.py index runs/view                # MB/s, and the slowest of 200 filters and searches
-benchmarks/view.py pictures runs/ours runs/theirs docs/images/view   # of docs/view.md: playwright, CHROMIUM=its path
+benchmarks/view.py pictures runs/ours runs/theirs docs/img   # of docs/view.md: playwright, CHROMIUM=its path
 benchmarks/view.py storing recipes/mini/cleaner.toml MODEL runs/storing   # a training with all stored against nothing
 """
 
@@ -276,7 +276,9 @@ def take_pictures(ours: Path, theirs: Path, out: Path) -> None:
             row = Index(ours).rows(Query(selection="penalty", step=(step, step)))[0]
             keep(opened(f"#/group/0/{quote(row['task'], safe='')}/{step}", "tr.dropped", 560), "group")
             spliced = Index(ours).rows(Query(repair="shallow", verdict="right"))[0]
-            page = opened(f"#/one/0/{spliced['id']}", ".sides", 700)
+            page = opened(f"#/one/0/{spliced['id']}", ".splice", 760)
+            page.evaluate("document.querySelector('.splice').closest('.sides').scrollIntoView()")
+            page.wait_for_timeout(300)
             keep(page, "spliced")
             page = opened(f"#/one/0/{spliced['id']}", ".sides", 760, "dark")
             page.keyboard.press("t")
