@@ -4,6 +4,7 @@
 benchmarks/view.py make 100000 runs/view          # a run folder with that many rollouts, about 6 KB each
 benchmarks/view.py index runs/view                # MB/s, and the slowest of 200 filters and searches
 benchmarks/view.py pictures runs/ours runs/theirs docs/img   # of docs/view.md: playwright, CHROMIUM=its path
+benchmarks/view.py against runs/view inspect      # beside `inspect view`: playwright, CHROMIUM, inspect-ai, psutil
 benchmarks/view.py storing recipes/mini/cleaner.toml MODEL runs/storing   # a training with all stored against nothing
 """
 
@@ -300,6 +301,92 @@ def take_pictures(ours: Path, theirs: Path, out: Path) -> None:
             server.terminate()
 
 
+SEARCHED = "Problem 002750"
+"""A text that stands in one rollout of those that `make` writes."""
+ROWS = {
+    "inspect": "[role=row] [data-col-id=input] p",
+    "retcon": "[role=row] [data-column=question]",
+}
+"""The cell of a row that shows its question, on each page."""
+
+
+def compare_pages(run: Path, inspect: str, rounds: int) -> None:
+    """Time a made run in `inspect view` and in `retcon view`, in turns, in one browser: medians."""
+    from playwright.sync_api import sync_playwright
+
+    from retcon.report.view.export import write_selection
+
+    logs = run / "inspect"
+    if not (logs / "rollouts.eval").exists():
+        index = Index(run)
+        index.update()
+        logs.mkdir(exist_ok=True)
+        numbers = index.numbers(Query())
+        write_selection("eval", (index.line(number) for number in numbers), logs / "rollouts.eval", name="made")
+    theirs = [inspect, "view", "--log-dir", str(logs), "--port", "7962"]
+    ours = [sys.executable, "-m", "retcon", "view", str(run), "--port", "7963", "--token", "t"]
+    addresses = {"inspect": "http://127.0.0.1:7962/#/logs/rollouts.eval/samples", "retcon": "http://127.0.0.1:7963/t/"}
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in addresses}
+    with subprocess.Popen(theirs) as first, subprocess.Popen(ours) as second, sync_playwright() as playwright:
+        try:
+            time.sleep(20)
+            for _ in range(rounds):
+                for name, address in addresses.items():
+                    browser = playwright.chromium.launch(executable_path=os.environ["CHROMIUM"], args=["--no-sandbox"])
+                    page = browser.new_context(bypass_csp=True, viewport={"width": 1400, "height": 900}).new_page()
+                    page.set_default_timeout(180_000)
+                    found[name].append(visit(page, name, address))
+                    print(name, {key: round(value, 2) for key, value in found[name][-1].items()}, flush=True)
+                    browser.close()
+        finally:
+            first.terminate()
+            second.terminate()
+    for key in found["retcon"][0]:
+        medians = {name: statistics.median(one[key] for one in visits) for name, visits in found.items()}
+        print(f"{key}: inspect view {medians['inspect']:.2f}, retcon view {medians['retcon']:.2f}, "
+              f"{medians['inspect'] / medians['retcon']:.1f} times")  # fmt: skip
+
+
+def visit(page: Any, name: str, address: str) -> dict[str, float]:
+    """Seconds to the first row, to a filter's one row after its last key, to a rollout, to a second visit's first row;
+    MB of the largest renderer."""
+    import psutil
+
+    cell = ROWS[name]
+
+    def since(began: float, until: str) -> float:
+        page.wait_for_function(until, polling="raf")
+        return time.perf_counter() - began
+
+    shown = (
+        f"() => {{ const e = document.querySelector('{cell}'); return !!e && e.getBoundingClientRect().height > 0 }}"
+    )
+    alone = f"() => document.querySelectorAll('{cell}').length == 1"
+    began = time.perf_counter()
+    page.goto(address, wait_until="commit")
+    figures = {"first row": since(began, shown)}
+    page.wait_for_timeout(2000)
+    if name == "inspect":
+        page.click(".cm-content")
+        page.keyboard.type(f'input_contains("{SEARCHED}")', delay=30)
+    else:
+        page.click("#search")
+        page.keyboard.type(SEARCHED, delay=30)
+    figures["filter"] = since(time.perf_counter(), alone)
+    page.keyboard.press("Escape")
+    page.wait_for_timeout(300)
+    began = time.perf_counter()
+    page.click(cell)
+    figures["opened"] = since(began, "() => document.body.innerText.includes('The totals are checked')")
+    page.wait_for_timeout(500)
+    renderers = [p for p in psutil.Process().children(recursive=True) if "--type=renderer" in " ".join(p.cmdline())]
+    figures["renderer MB"] = max(p.memory_info().rss for p in renderers) / 1e6
+    page.goto("about:blank")
+    began = time.perf_counter()
+    page.goto(address, wait_until="commit")
+    return {**figures, "second visit": since(began, shown)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -311,6 +398,10 @@ def main() -> None:
     one.add_argument("ours", type=Path)
     one.add_argument("theirs", type=Path)
     one.add_argument("out", type=Path)
+    one = commands.add_parser("against")
+    one.add_argument("run", type=Path)
+    one.add_argument("inspect", help="the program of inspect-ai")
+    one.add_argument("--rounds", type=int, default=3)
     one = commands.add_parser("storing")
     one.add_argument("recipe")
     one.add_argument("start")
@@ -322,6 +413,8 @@ def main() -> None:
         make(given.count, given.out)
     elif given.command == "pictures":
         take_pictures(given.ours, given.theirs, given.out)
+    elif given.command == "against":
+        compare_pages(given.run, given.inspect, given.rounds)
     elif given.command == "storing":
         measure_storing(given.recipe, given.start, given.out, given.steps, given.pairs)
     else:
