@@ -25,7 +25,7 @@ ERRORS = {
     "train own task.path=problems.jsonl --from bse": "there is no model bse (did you mean 'base'?)",
     "train own task.path=problems.jsonl --from base --out full": "full is not empty and has no run.json",
     "train own task.path=nope.jsonl --from base --dry-run": "nope.jsonl does not exist",
-    "train own rl.step=3": "unknown key 'step' in [rl] (did you mean 'steps'?); the nearest of its 42 keys: steps, ",
+    "train own rl.step=3": "unknown key 'step' in [rl] (did you mean 'steps'?); the nearest of its ",
     "eval base --data nope.jsonl": "nope.jsonl does not exist",
     "eval bse": "there is no model bse (did you mean 'base'?)",
     "difficulty base own task.path=nope.jsonl --tasks 3": "nope.jsonl does not exist",

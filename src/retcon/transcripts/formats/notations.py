@@ -105,7 +105,8 @@ class Notation(Dialect):
         tool: the name of a call that has none.
         each: whether each message's last call ran, though its output is not there.
         whole: what a text has that is a whole transcript; none: outputs stand in messages of their own alone.
-        unless: tags by which another notation has such calls."""
+        unless: tags by which another notation has such calls.
+        alone: whether a call tells the notation, however it is answered."""
 
     name: str
     hint: str
@@ -119,6 +120,7 @@ class Notation(Dialect):
     each: bool = False
     whole: tuple[str, ...] = ()
     unless: tuple[str, ...] = ()
+    alone: bool = False
     marks: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
 
@@ -137,7 +139,7 @@ class Notation(Dialect):
         words = [text for text in said if self.hint in text]
         if not words:
             return False
-        inside = bool(self.whole) and any(self.whole[-1] in text for text in words)
+        inside = self.alone or (bool(self.whole) and any(self.whole[-1] in text for text in words))
         answered = inside or any(self._begin(text) is not None for text in told)
         return answered and any(map(self.calls_in, words))
 
@@ -238,6 +240,7 @@ EXECUTE = Notation(
     rf"Observation:(?!\s*(?:{'|'.join(FEEDBACK)}))\n?",
     rf"{_STEPS_LEFT}|(?=\nExpert feedback:)|\Z",
     read=executed,
+    alone=True,
     marks=("execute", "history", "state"),
 )
 MINT = in_messages(EXECUTE, marks=EXECUTE.marks)
