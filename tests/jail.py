@@ -164,8 +164,11 @@ class Attacked:
 
     def all_processes(self) -> list[int]:
         """Those too that have ended, and whose ids are kept."""
-        keepers = _children(self.worker)[:1] if self._jail.tier == NAMESPACES else [self.worker]
-        return [pid for keeper in keepers for pid in _below(keeper)]
+        return [pid for keeper in self.keepers() for pid in _below(keeper)]
+
+    def keepers(self) -> list[int]:
+        """The process that serves the session, which is the worker or its one child; none where it has ended."""
+        return _children(self.worker)[:1] if self._jail.tier == NAMESPACES else [self.worker]
 
     def memory(self) -> int:
         """Bytes in memory of all of them, what they share once for each."""

@@ -16,10 +16,13 @@ from pathlib import Path
 import pytest
 
 from retcon.core.errors import SandboxBusy, SandboxUnavailable
+from retcon.sandbox.jail.messages import OpenSession
 from retcon.sandbox.pool import SandboxPool
+from retcon.sandbox.pool.session import bounds
 from retcon.sandbox.types import Limits, Result
 
 SOON = 60.0  # seconds: an end that takes longer never comes
+OPENING = OpenSession(bounds(Limits()))
 SLOW = "import time\ntime.sleep(0.3)\nprint('done')"
 
 
@@ -253,7 +256,7 @@ def test_a_zygote_that_is_asked_for_more_workers_than_its_socket_holds_is_not_gi
     async def work(pool: SandboxPool) -> None:
         zygote = pool.fleet.zygotes["bare"]
         os.kill(zygote, signal.SIGSTOP)
-        asked = [asyncio.create_task(pool.fleet.extra("bare")) for _ in range(300)]
+        asked = [asyncio.create_task(pool.fleet.extra("bare", OPENING)) for _ in range(300)]
         await asyncio.sleep(0.1)  # all that are taken have been asked for
         os.kill(zygote, signal.SIGCONT)
         for worker in asyncio.as_completed(asked):
@@ -298,7 +301,7 @@ def test_a_call_whose_profile_was_given_up_meanwhile_goes_to_bare(python: str) -
                 worker = await pool.fleet.take("broken")
             assert worker.profile == "bare"
             pool.fleet.give(worker, keep=True)
-        worker = await pool.fleet.extra("broken")
+        worker = await pool.fleet.extra("broken", OPENING)
         assert worker.profile == "bare"
         worker.kill()
 

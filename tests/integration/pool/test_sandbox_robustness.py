@@ -101,7 +101,7 @@ def test_cancelling_at_any_moment_leaks_nothing(seed: int) -> None:
             for session in [await pool.session() for _ in range(3)]:  # every place came back
                 assert (await session.run("1 + 1")).value == "2"
                 await session.close()
-            assert len(pool.fleet.workers) <= 2
+            assert len(pool.fleet.workers) <= 2 + 3  # those of closed sessions serve later ones
 
     asyncio.run(main())
     assert children() <= others
@@ -228,7 +228,7 @@ def test_what_a_worker_that_was_ended_has_left_goes_while_the_pool_is_open(tier:
             session = await pool.session()
             assert (await session.run(leave)).status == "ok"
             (of_session,) = left() - idle
-            await session.close()
+            session.end("it was evicted")
             await until(lambda: not of_session.exists())
             call = asyncio.create_task(pool.run(f"{leave}\ntime.sleep(60)"))
             (of_call,) = left()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from jail import ALL, CALL, NAMESPACES, Jail, contained_by
@@ -74,6 +76,18 @@ def test_the_next_session_of_the_same_worker_is_not_affected(jail: Jail, left: s
     assert (after.status, after.stdout, after.stderr) == ("ok", before.stdout, "")
     assert (following.worker == worker) == (left != "its end")  # which loses the session, and the worker with it
     following.close()
+
+
+@contained_by(*ALL)
+def test_a_worker_opens_no_more_files_with_each_session(jail: Jail) -> None:
+    found = []
+    for _ in range(3):
+        session = jail.session()
+        session.checkpoint()
+        (process,) = session.keepers()
+        found.append((process, len([*Path(f"/proc/{process}/fd").iterdir()])))
+        session.close()
+    assert len(set(found[1:])) == 1, found
 
 
 @contained_by(NAMESPACES)

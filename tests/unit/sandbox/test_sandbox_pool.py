@@ -91,7 +91,7 @@ def test_workers_and_sessions_leave_half_of_a_containers_memory(monkeypatch: pyt
         sessions.close()
         return ended
 
-    async def never(_: object) -> Never:
+    async def never(*_: object) -> Never:
         raise AssertionError("none of them runs")
 
     assert asyncio.run(main()) == [True, False, False]

@@ -114,8 +114,7 @@ class Worker:
             return False
         del keeper  # which closes its sockets
         for fd in self.descriptors() - before:
-            with contextlib.suppress(OSError):  # of the listing itself
-                os.close(fd)
+            os.close(fd)
         self.sweep()
         self.clear()
         self.measure()
@@ -123,8 +122,8 @@ class Worker:
         return True
 
     def descriptors(self) -> set[int]:
-        """This process's open files."""
-        return set(map(int, usage.listing(self.setting.confinement.proc, "self/fd")))
+        """This process's open files, without those that the listing itself takes."""
+        return {int(fd) for fd in usage.listing(self.setting.confinement.proc, "self/fd") if _is_open(int(fd))}
 
     def measure(self) -> None:
         """Before a process is forked."""
@@ -298,6 +297,14 @@ class Running:
 
 def _characters(outcome: Outcome) -> int:
     return len(outcome.stdout) + len(outcome.stderr) + len(outcome.value or "") + sum(map(len, outcome.files.values()))
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        os.get_inheritable(fd)
+    except OSError:
+        return False
+    return True
 
 
 def _reap() -> bool:

@@ -24,7 +24,7 @@ from retcon.core.errors import SandboxUnavailable, SandboxWarning
 from retcon.core.machine import usable_cores
 from retcon.sandbox.jail.confine.root import SIZE_MB
 from retcon.sandbox.jail.confine.users import closed_to_others
-from retcon.sandbox.jail.messages import CloseSession, SessionClosed
+from retcon.sandbox.jail.messages import CloseSession, OpenSession, SessionClosed, SessionReply
 from retcon.sandbox.jail.scratch import LOCK, remove, remove_abandoned
 from retcon.sandbox.pool.handles import WorkerHandle, ZygoteHandle
 from retcon.sandbox.pool.profiles import BARE, Chooser
@@ -164,9 +164,19 @@ class Waiting(Generic[T]):
 FORKS = max(2, usable_cores())  # of one profile at a time: more at once would all come later
 ATTEMPTS = 2  # at what a worker's death ends
 ZYGOTE_DEATHS = 3  # in a row, with no worker in between, after which a profile is given up
-SPARE = 64  # workers of closed sessions that are kept for later ones, a few MiB each
+OPEN_SECONDS = 60.0
 CLOSE_SECONDS = 10.0  # for a session's processes to end and its files to go
 AGAIN_SECONDS = 1.0  # until a machine that refused one more worker is asked again
+
+
+async def _opened(worker: WorkerHandle, opening: OpenSession) -> WorkerHandle:
+    """Open a session in a worker. Raises EOFError or OSError where it does not answer; it is killed then."""
+    try:
+        await worker.ask(opening, SessionReply, OPEN_SECONDS)
+    except BaseException:
+        worker.kill()
+        raise
+    return worker
 
 
 def _pop_alive(free: list[WorkerHandle]) -> WorkerHandle | None:
@@ -180,14 +190,19 @@ def _pop_alive(free: list[WorkerHandle]) -> WorkerHandle | None:
 
 
 class Fleet:
-    """Open from `open` to `close`. tier: what holds around the workers, None before the first came up.
-    folders: where they take files by an absolute path.
+    """Open from `open` to `close`. spares: workers of closed sessions that are kept for later ones, at most.
+
+    tier: what holds around the workers, None before the first came up. folders: where they take files by an absolute
+    path.
 
     faults: why a profile is not preloaded, by its name.
     """
 
-    def __init__(self, size: int, choose: Chooser, python: str, asked: Tier | None, uids: range | None = None) -> None:
+    def __init__(
+        self, size: int, choose: Chooser, python: str, asked: Tier | None, uids: range | None = None, spares: int = 0
+    ) -> None:
         self.size = size
+        self._spares = spares
         self._uids = uids
         self.tier: Tier | None = None
         self.folders: tuple[str, ...] = ()
@@ -329,18 +344,19 @@ class Fleet:
                 self.give(future.result(), keep=True)
             raise
 
-    async def extra(self, profile: str) -> WorkerHandle:
-        """A worker beyond `size`, for a session: the caller kills it or gives it back. Raises SandboxUnavailable.
+    async def extra(self, profile: str, opening: OpenSession) -> WorkerHandle:
+        """A worker beyond `size` with an open session: the caller kills it or gives it back. Raises SandboxUnavailable.
 
         One whose zygote dies meanwhile, or that is killed before it is ready, is forked once more.
         """
-        if (spare := _pop_alive(self._spare.get(self._profile_or_bare(profile), []))) is not None:
-            return spare
+        while (spare := _pop_alive(self._spare.get(self._profile_or_bare(profile), []))) is not None:
+            with contextlib.suppress(EOFError, OSError):  # it died with its zygote, which was not known yet
+                return await _opened(spare, opening)
         for _ in range(ATTEMPTS):
             try:
-                return await self._start_worker(await self._zygote(profile))
-            except (SandboxUnavailable, OSError) as error:  # of the machine's descriptors, say, none may be left
-                fault = SandboxUnavailable(str(error))
+                return await _opened(await self._start_worker(await self._zygote(profile)), opening)
+            except (SandboxUnavailable, EOFError, OSError) as error:  # none of the machine's descriptors may be left
+                fault = SandboxUnavailable(str(error) or "a sandbox worker died when its session was opened")
         raise fault
 
     async def give_back(self, worker: WorkerHandle) -> None:
@@ -352,7 +368,7 @@ class Fleet:
         except (EOFError, OSError):  # a TimeoutError among them
             pass
         finally:
-            if keep and sum(map(len, self._spare.values())) < SPARE:
+            if keep and sum(map(len, self._spare.values())) < self._spares:
                 self._spare.setdefault(worker.profile, []).append(worker)
             else:
                 worker.kill()

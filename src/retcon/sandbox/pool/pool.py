@@ -13,7 +13,7 @@ from typing import Unpack
 
 from retcon.core.errors import SandboxBusy, SandboxUnavailable
 from retcon.core.machine import total_memory, usable_cores
-from retcon.sandbox.jail.messages import CallEnded, RunCall
+from retcon.sandbox.jail.messages import CallEnded, OpenSession, RunCall
 from retcon.sandbox.pool.fleet import Fleet
 from retcon.sandbox.pool.handles import BACKSTOP_SECONDS, WorkerHandle, check_python, find_python
 from retcon.sandbox.pool.profiles import Chooser, check_limits, find, with_packages
@@ -81,9 +81,11 @@ class SandboxPool(StartedSandbox):
         check_limits([find(name, profiles) for name in packages], self.limits)
         self._warm = [find(name, profiles).name for name in warm]
         self._choose = Chooser(profiles)
-        self._fleet = Fleet(workers or default_workers(self.limits), self._choose, self._python, tier, uids)
+        bounds = sessions or SessionBounds()
+        size = workers or default_workers(self.limits)
+        self._fleet = Fleet(size, self._choose, self._python, tier, uids, spares=bounds.open)
         self._sessions = Sessions(
-            sessions or SessionBounds(),
+            bounds,
             running=self._fleet.size,
             start=self._session_worker,
             give_back=self._fleet.give_back,
@@ -191,10 +193,10 @@ class SandboxPool(StartedSandbox):
     def _paths(self) -> tuple[str, Sequence[str]]:
         return self._fleet.tier or "", self._fleet.folders
 
-    async def _session_worker(self, code: str) -> WorkerHandle:
+    async def _session_worker(self, code: str, opening: OpenSession) -> WorkerHandle:
         """For a session whose first cell that is: what the later ones import may be any of the packages."""
         packages = {module.partition(".")[0] for module in self._packages}
-        return await self._fleet.extra(self._choose(code, self._fleet.zygotes, packages))
+        return await self._fleet.extra(self._choose(code, self._fleet.zygotes, packages), opening)
 
     async def _run(self, profile: str, message: RunCall, latest: float | None) -> Result:
         """latest: when it must have its first worker, on the clock of the event loop. Raises SandboxBusy where it has

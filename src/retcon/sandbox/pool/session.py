@@ -202,11 +202,10 @@ class PoolSession:
 
     async def _start(self, code: str) -> WorkerHandle:
         """Raises SandboxUnavailable, SessionLost."""
-        self.worker = worker = await self._sessions.start(code)
+        opening = OpenSession(bounds(self._limits), self._seed, list(self._functions))
+        self.worker = worker = await self._sessions.start(code, opening)
         if self._ended:  # meanwhile, when there was no worker to end
             worker.kill()
-        opening = OpenSession(bounds(self._limits), self._seed, list(self._functions))
-        await self._ask(worker, opening, OPERATION_SECONDS)
         for name in self._checkpoints:
             await self._keep(worker, name)
         return worker
@@ -326,7 +325,7 @@ class PoolSession:
 class Sessions:
     """The sessions of a pool.
 
-    running: cells that run at a time. start: gives a worker, for a session whose first cell is given to it; give_back:
+    running: cells that run at a time. start: gives a worker with an open session, by its first cell; give_back:
     takes that of one that was closed. paths: gives the workers' tier, and the folders from which they hand files back
     by an absolute path.
     """
@@ -336,7 +335,7 @@ class Sessions:
         bounds: SessionBounds,
         *,
         running: int,
-        start: Callable[[str], Awaitable[WorkerHandle]],
+        start: Callable[[str, OpenSession], Awaitable[WorkerHandle]],
         give_back: Callable[[WorkerHandle], Awaitable[None]],
         paths: Callable[[], tuple[str, Sequence[str]]],
     ) -> None:
