@@ -227,6 +227,24 @@ def test_blame(run: Run) -> None:
     assert made.idle == []
 
 
+def test_echo(run: Run) -> None:
+    made, without = run("mini/echo"), run("mini/echo", "rl.echo=0")
+    assert sampled(made) == sampled(without)
+    line, other = made.lines[0], without.lines[0]
+    assert line["echo_tokens"] == sum(sum(one.predicted or ()) for one in made.samples) > 0
+    assert line["echo"] > 0
+    assert line["loss"] == pytest.approx(other["loss"] + 0.1 * line["echo"], abs=0.02)  # after the first minibatch
+    assert made.idle == []
+
+
+def test_sdpo(run: Run) -> None:
+    made = run("mini/sdpo")
+    line = made.lines[0]
+    assert line["sdpo_tokens"] == sum(sum(h.sample.mask) for one in made.samples for h in one.hindsights) > 0
+    assert line["sdpo_gap"] != 0
+    assert made.idle == []
+
+
 def test_dual_clip(run: Run) -> None:
     far = ("mini/dual-clip", "rl.lr=5e-2", "rl.steps=3")  # until it clips, both are one run
     both = ((run(*far, f"run.seed={n}"), run(*far, f"run.seed={n}", "rl.dual_clip=0")) for n in range(6))
