@@ -15,6 +15,7 @@ import json
 import os
 import random
 import resource
+import socket
 import statistics
 import subprocess
 import sys
@@ -329,7 +330,8 @@ def compare_pages(run: Path, inspect: str, rounds: int) -> None:
     found: dict[str, list[dict[str, float]]] = {name: [] for name in addresses}
     with subprocess.Popen(theirs) as first, subprocess.Popen(ours) as second, sync_playwright() as playwright:
         try:
-            time.sleep(20)
+            for port in (7962, 7963):
+                wait_for(port)
             for _ in range(rounds):
                 for name, address in addresses.items():
                     browser = playwright.chromium.launch(executable_path=os.environ["CHROMIUM"], args=["--no-sandbox"])
@@ -345,6 +347,19 @@ def compare_pages(run: Path, inspect: str, rounds: int) -> None:
         medians = {name: statistics.median(one[key] for one in visits) for name, visits in found.items()}
         print(f"{key}: inspect view {medians['inspect']:.2f}, retcon view {medians['retcon']:.2f}, "
               f"{medians['inspect'] / medians['retcon']:.1f} times")  # fmt: skip
+
+
+def wait_for(port: int) -> None:
+    """Wait until a server here takes connections, two minutes at most. Raises TimeoutError."""
+    until = time.monotonic() + 120
+    while time.monotonic() < until:
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+        except OSError:
+            time.sleep(0.2)
+        else:
+            return
+    raise TimeoutError(f"nothing listens on port {port}")
 
 
 def visit(page: Any, name: str, address: str) -> dict[str, float]:
