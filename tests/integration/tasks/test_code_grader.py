@@ -313,7 +313,9 @@ async def rolled_out(sandbox: Sandbox, body: str, grading: Grading) -> list[Traj
     )
 
 
-@pytest.mark.parametrize("family", [name for name in registry.names() if name not in ("markdown", "gemma")])
+@pytest.mark.parametrize(
+    "family", [name for name in registry.names() if name not in ("markdown", "gemma") and registry.named(name).template]
+)
 def test_an_answer_may_end_with_its_block_where_blocks_are_no_calls(world: World, family: str) -> None:
     """Its turn ends with a mark, right behind the closing fence."""
     chat, draft = Chat(bytes_of(family), style=family), "def add(a, b):\n    return a - b"
