@@ -159,7 +159,7 @@ def plan_evaluation(recipe: Recipe, folder: Path, out: Path) -> None:
     tasks = build_tasks(recipe, folder)
     recipe, derived = settle(recipe, folder, tasks)
     problems = problems_of(recipe, tasks)
-    if is_whole(held_by(recipe, folder, out, problems, tasks), recipe, out):
+    if is_whole(held_by(recipe, folder, out, problems, tasks), recipe, out, len(problems)):
         plain_console().print(f"result: {out / 'result.json'}, which is whole: nothing is left to measure")
         return
     check_lengths(problems, build_engine_chat(recipe, folder, tasks), recipe.rollout.max_tokens, "problems")

@@ -292,6 +292,17 @@ class BegunFile(Begun, AbstractContextManager["BegunFile"]):
             line = {**about, "rollouts": [json.loads(line_of(one)) for one in group]}
             self._lines.add(msgspec.json.encode(line) + b"\n", name=f"problem {task}")
 
+    def take(self, setting: Setting, rollouts: Iterable[Trajectory]) -> None:
+        """Add the problems of a setting that was measured before, with its cost. rollouts: all of it."""
+        groups: dict[str, list[Trajectory]] = {}
+        for one in rollouts:
+            groups.setdefault(one.task, []).append(one)
+        if not self.groups:
+            self.meter = Meter(Cost(setting.cpu_s, setting.wall_s))
+        for task, group in groups.items():
+            if task not in self.groups:
+                self.add(task, group, setting.seconds.get(task))
+
     def remove(self) -> None:
         """Remove the file, once the setting is written elsewhere."""
         self._path.unlink(missing_ok=True)

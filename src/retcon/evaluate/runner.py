@@ -56,7 +56,7 @@ from retcon.store.compression import SUFFIXES
 from retcon.store.fingerprint import fingerprint, template_fingerprint
 from retcon.tasks.benchmarks import BENCHMARKS
 from retcon.tasks.grading.registry import kind_of
-from retcon.tasks.registry import TaskSet, problems_of
+from retcon.tasks.registry import TaskSet, evaluation_tasks, problems_of
 from retcon.tasks.types import Task, fingerprint_of
 
 if TYPE_CHECKING:
@@ -97,9 +97,9 @@ def run_evaluation(
 ) -> Path:
     """Rolls out `recipe.evaluate` and writes, in `out`, `trajectories-<setting>.jsonl` and `result.json`; its path.
 
-    A setting that `out` already holds is kept, and of one that was interrupted the problems that are done. checkpoint:
-    the model's folder; where an engine elsewhere is measured, that whose tokenizer counts. protocol: the name of its
-    settings, for the card.
+    A setting that `out` already holds is kept, and the problems that are done of one that was interrupted or that was
+    measured on fewer of the problems. checkpoint: the model's folder; where an engine elsewhere is measured, that whose
+    tokenizer counts. protocol: the name of its settings, for the card.
 
     Raises CheckpointError for a missing or broken checkpoint and for an `out` that holds another evaluation, be it of
     other weights or chat templates in the same folder, or of other problems in the same file; RecordError where `out`
@@ -114,7 +114,7 @@ def run_evaluation(
     result = held_by(recipe, checkpoint, out, tasks, family)
     result = msgspec.structs.replace(result, about=result.about or _about(recipe, tasks, protocol))
     settings = settings_of(recipe)
-    missing = {name: params for name, params in settings.items() if not _has(out, result, name)}
+    missing = {name: params for name, params in settings.items() if not _has(out, result, name, len(tasks))}
     for name in settings.keys() - missing.keys():
         with suppress(OSError):  # a process that was killed before it could remove it may have left it
             partial(_trajectories(out, name)).unlink(missing_ok=True)
@@ -127,6 +127,10 @@ def run_evaluation(
     on_ready()
     check_rollouts_fit(recipe.model_copy(update={"evaluate": section}), checkpoint, out)
     _make_folder(out)
+    for name in missing.keys() & result.settings.keys():  # it was measured on fewer problems
+        with BegunFile(_trajectories(out, name), result.without_settings()) as begun:
+            begun.take(result.settings[name], jsonl.read(_measured(out, name)[0]))
+    result = msgspec.structs.replace(result, settings={k: v for k, v in result.settings.items() if k not in missing})
     engine = build_policy(recipe, checkpoint, chat, on_place)
     count = len(tasks) * recipe.evaluate.samples
     with asyncio.Runner() as runner:  # one loop: what a harness keeps between rollouts belongs to it
@@ -139,7 +143,7 @@ def run_evaluation(
 
             faults = Faults()
             with BegunFile(_trajectories(out, name), result.without_settings()) as begun:
-                _refuse_begun(result, recipe, out, name)
+                _refuse_begun(result, recipe, out, name, tasks, family)
                 work = evaluate(
                     recipe, tasks, name=name, params=params, engine=engine, chat=chat, family=family, on_progress=tell,
                     faults=faults, begun=begun,
@@ -230,28 +234,47 @@ def held_by(
     sections = RELEVANT if recipe.evaluate.repair == "none" else (*RELEVANT, "repair")
     relevant = {name: section for name, section in recipe.model_dump(mode="json").items() if name in sections}
     held = read_result(out / "result.json") if (out / "result.json").exists() else None
-    over = held is not None and is_whole(held, recipe, out)
+    over = held is not None and is_whole(held, recipe, out, len(tasks))
     inputs = {**_inputs(recipe, checkpoint, tasks, family), **_harness_code(recipe, over)}
     new = Result(recipe.engine.subject(checkpoint), relevant, {}, inputs=inputs)
     if held is None:
         _refuse_foreign(out, recipe)
     begun = (evaluation_of(partial(_trajectories(out, name))) for name in settings_of(recipe))
-    for old in filter(None, (held, *begun)):
+    olds = [_with_more_problems(old, recipe, tasks, family) for old in (held, *begun) if old]
+    for old in olds:
         _refuse_other(old, new, recipe, out)
-    return msgspec.structs.replace(held, checkpoint=new.checkpoint) if held else new
+    return msgspec.structs.replace(olds[0], checkpoint=new.checkpoint) if held else new
 
 
-def is_whole(result: Result, recipe: Recipe, out: Path) -> bool:
-    """Whether `out` holds all settings of the recipe's evaluation, and nothing of it is to be measured."""
-    return all(_has(out, result, name) for name in settings_of(recipe))
+def is_whole(result: Result, recipe: Recipe, out: Path, count: int) -> bool:
+    """Whether `out` holds all settings of the recipe's evaluation on `count` problems."""
+    return all(_has(out, result, name, count) for name in settings_of(recipe))
 
 
-def _refuse_begun(result: Result, recipe: Recipe, out: Path, name: str) -> None:
+def _with_more_problems(old: Result, recipe: Recipe, tasks: Sequence[Task], family: TaskSet | None) -> Result:
+    """`old` as if of all `tasks`, where it is of some of them that its seed draws for a smaller number."""
+    section = old.recipe.get("evaluate", {})
+    count = section.get("problems")
+    if family is None or not isinstance(count, int) or count >= recipe.evaluate.problems:
+        return old
+    fewer = evaluation_tasks(family, count, recipe.evaluate.seed)
+    if old.inputs.get("problems") != fingerprint_of(fewer) or not {t.id for t in fewer} <= {t.id for t in tasks}:
+        return old
+    return msgspec.structs.replace(
+        old,
+        recipe={**old.recipe, "evaluate": {**section, "problems": recipe.evaluate.problems}},
+        inputs={**old.inputs, "problems": fingerprint_of(tasks)},
+    )
+
+
+def _refuse_begun(
+    result: Result, recipe: Recipe, out: Path, name: str, tasks: Sequence[Task] = (), family: TaskSet | None = None
+) -> None:
     """Raises CheckpointError where another evaluation began, or ended, since `held_by` looked."""
     done = read_result(out / "result.json") if (out / "result.json").exists() else None
     for old in (done, evaluation_of(partial(_trajectories(out, name)))):
         if old is not None:
-            _refuse_other(old, result, recipe, out)
+            _refuse_other(_with_more_problems(old, recipe, tasks, family), result, recipe, out)
 
 
 def _refuse_other(old: Result, new: Result, recipe: Recipe, out: Path) -> None:
@@ -354,10 +377,15 @@ def _make_folder(out: Path) -> None:
         raise CheckpointError(f"{out} cannot be written to: choose another --out")
 
 
-def _has(out: Path, result: Result, name: str) -> bool:
-    """Whether a setting is measured; its trajectories may have been compressed since."""
+def _has(out: Path, result: Result, name: str, count: int) -> bool:
+    """Whether a setting is measured on `count` problems."""
+    return name in result.settings and len(result.settings[name].problems) >= count and bool(_measured(out, name))
+
+
+def _measured(out: Path, name: str) -> list[Path]:
+    """The file of a setting's rollouts, where there is one: it may have been compressed since."""
     file = _trajectories(out, name)
-    return name in result.settings and any(file.with_name(file.name + suffix).is_file() for suffix in ("", *SUFFIXES))
+    return [one for suffix in ("", *SUFFIXES) if (one := file.with_name(file.name + suffix)).is_file()]
 
 
 def _trajectories(out: Path, name: str) -> Path:

@@ -11,7 +11,7 @@ import pytest
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.config.load import load_recipe
-from retcon.config.schema import TaskSection
+from retcon.config.schema import Recipe, TaskSection
 from retcon.core.errors import CheckpointError, InfrastructureFault, SandboxUnavailable
 from retcon.core.types import Trajectory
 from retcon.engine.kinds.scripted import ScriptedEngine
@@ -144,6 +144,46 @@ def test_one_that_was_interrupted_goes_on_with_the_problems_that_are_left(tmp_pa
     assert resumed.pass1 == {"t1": 0.125}
     name = "trajectories-t1.jsonl"
     assert [t.id for t in jsonl.read(out / name)] == [t.id for t in jsonl.read(tmp_path / "whole" / name)]
+
+
+@pytest.mark.torch
+def test_more_problems_go_on_in_the_folder_of_fewer(tmp_path: Path) -> None:
+    from training import build_tokenizer
+
+    model, file, out = tmp_path / "model", tmp_path / "problems.jsonl", tmp_path / "eval"
+    model.mkdir()
+    build_tokenizer().save_pretrained(model)
+    file.write_text("".join(f'{{"question": "What is {n} plus 1?", "answer": "{n + 1}"}}\n' for n in range(8)))
+
+    def recipe(problems: int) -> Recipe:
+        return load_recipe(
+            None,
+            ["task.kind=file", f'task.path="{file}"', "task.evaluation_share=1", "task.grader=exact",
+             "engine.kind=scripted", r"engine.replies=['\boxed{4}']", "rollout.max_tokens=200",
+             "rollout.lookahead_tokens=0", "sandbox.output_chars=100", "sandbox.workers=1",
+             "evaluate.samples=2", "evaluate.top_p=.5", f"evaluate.problems={problems}"],
+        )  # fmt: skip
+
+    run_evaluation(recipe(3), model, out)
+    few = {name: (out / f"trajectories-{name}.jsonl").read_text() for name in ("t1", "top_p")}
+    told: list[int] = []
+
+    def tell(done: int, total: int) -> None:
+        told.append(done)
+        if len(told) == 13:  # the second setting has begun
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        run_evaluation(recipe(7), model, out, on_progress=tell)
+    run_evaluation(recipe(7), model, out, on_progress=lambda done, _: told.append(done))
+    assert sorted(set(told)) == [*range(7, 15), *range(21, 29)], "the rollouts of four problems in each setting"
+    for name, rollouts in few.items():
+        assert set(rollouts.splitlines()) < set((out / f"trajectories-{name}.jsonl").read_text().splitlines())
+    grown, whole = read_result(out / "result.json"), read_result(run_evaluation(recipe(7), model, tmp_path / "whole"))
+    assert (grown.recipe, grown.inputs, grown.pass1) == (whole.recipe, whole.inputs, whole.pass1)
+    assert {k: s.problems for k, s in grown.settings.items()} == {k: s.problems for k, s in whole.settings.items()}
+    with pytest.raises(CheckpointError, match=r"holds an evaluation with evaluate\.problems = 7, now 3: choose another"):
+        run_evaluation(recipe(3), model, out)
 
 
 @pytest.mark.torch
