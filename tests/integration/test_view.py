@@ -18,8 +18,20 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from typer.testing import CliRunner
 
-from retcon.core.types import Observation, Provenance, RepairRecord, Segment, ToolCall, TrainingRecord, Trajectory, Turn
+from retcon.cli.app import app
+from retcon.core.types import (
+    Observation,
+    Parent,
+    Provenance,
+    RepairRecord,
+    Segment,
+    ToolCall,
+    TrainingRecord,
+    Trajectory,
+    Turn,
+)
 from retcon.report.view.export import write_view
 from retcon.report.view.server import Viewer, make_app
 from retcon.store import jsonl
@@ -72,8 +84,8 @@ def run(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.fixture
-def address(run: Path) -> Iterator[str]:
+@contextmanager
+def serving(run: Path) -> Iterator[str]:
     viewer = Viewer([run])
     viewer.runs[0].index.update()
     ready, ending = threading.Event(), asyncio.Event()
@@ -97,6 +109,12 @@ def address(run: Path) -> Iterator[str]:
     found[0].call_soon_threadsafe(ending.set)
     thread.join(30)
     viewer.close()
+
+
+@pytest.fixture
+def address(run: Path) -> Iterator[str]:
+    with serving(run) as found:
+        yield found
 
 
 def get(url: str) -> Any:
@@ -176,6 +194,58 @@ def test_a_rollout_is_redacted_and_deleted_and_its_link_still_finds_it(address: 
     assert "[redacted]" in json.dumps(get(address + f"api/line?run=0&id={again['id']}"))
     send(address + "api/change", run=0, id=again["id"])
     assert len(list(jsonl.read(run / "trajectories/step-000001.jsonl"))) == 300
+
+
+def test_the_terminal_redacts_and_deletes_and_finds_trees(run: Path) -> None:
+    def show(*words: str) -> str:
+        done = CliRunner().invoke(app, ["show", str(run), *words])
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    asked = Parent("zoo/2/0", turn=0, call="c")
+    made = [replace(rollout(0, turn("2", "2")), id=f"zoo/2/{name}") for name in ("0", "1", "0/sub/0", "0/sub/1")]
+    made[2:] = [replace(child, parent=asked) for child in made[2:]]
+    write_members(run / "trajectories/step-000002.jsonl.zst", map(line_of, made))
+    trees = show("--tree", "3")
+    assert ("zoo/2/0" in trees, "zoo/2/1" in trees) == (True, False)
+    assert "zoo/2/0" not in show("--tree", "4-")
+    assert show("zoo/1/2", "--redact", "print(1)") == "zoo/1/2: replaced 2 times\n"
+    assert "print(1)" not in show("zoo/1/2", "--raw")
+    assert show("zoo/1/3", "--delete") == "zoo/1/3: deleted\n"
+    done = CliRunner().invoke(app, ["show", str(run), "zoo/1/3"])
+    assert (done.exit_code, "no trajectory 'zoo/1/3'" in str(done.exception)) == (1, True)
+
+
+@pytest.mark.torch
+def test_what_else_could_have_happened_is_rolled_out_from_a_checkpoint(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="rolling out needs the [train] extra")
+    from retcon.config.load import load_recipe
+    from retcon.train.rl import run_rl
+    from retcon.train.sft import run_sft
+    from training import make_base, make_demonstrations, small_recipe
+
+    base = make_base(tmp_path / "base", positions=1024)
+    cold = run_sft(small_recipe(base), make_demonstrations(base, tmp_path / "demonstrations.jsonl"), tmp_path / "cold")
+    problems = tmp_path / "problems.jsonl"
+    problems.write_text('{"question": "go", "answer": "1"}\n' * 4)
+    small = ["task.kind=file", f'task.path="{problems}"', "task.duplicates=keep", "task.evaluation_share=0",
+             "rl.steps=1", "rl.prompts=2", "rl.group=8", "rollout.max_tokens=600", "rollout.lookahead_tokens=0",
+             "sandbox.workers=1", "sandbox.output_chars=100", "compute.device=cpu"]  # fmt: skip
+    run_rl(load_recipe("mini/grpo", small), cold, tmp_path / "out")
+    with serving(tmp_path / "out") as address:
+        row = get(address + "api/rows?failed=1")[0]
+        line = get(address + f"api/line?run=0&id={row['id']}")
+        failed = [any(o["status"] == "error" for o in t.get("observations", ())) for t in line["turns"]].index(True)
+        found = send(address + "api/counterfactuals", run=0, id=row["id"], turn=failed, times=2)
+        assert (found["checkpoint"], {way: about["made"] for way, about in found["ways"].items()}) == (
+            "final", {"fresh": 2, "raw": 2},
+        )  # fmt: skip
+        with browsing(address) as page:  # which shows the answer that the server gave
+            page.route("**/api/counterfactuals", lambda route: route.fulfill(json=found))
+            page.evaluate("where => { location.hash = where }", f"#/one/0/{row['id']}")
+            page.click(f"section[aria-label='turn {failed + 1}'] button:has-text('what else could have happened?')")
+            page.wait_for_selector(".counterfactuals td.num")
+            assert page.inner_text(".counterfactuals h3") == "what else could have happened, from final"
 
 
 def test_a_selection_is_exported_as_pairs_demonstrations_and_parquet(address: str, tmp_path: Path) -> None:

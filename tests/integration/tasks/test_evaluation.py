@@ -182,7 +182,7 @@ def test_more_problems_go_on_in_the_folder_of_fewer(tmp_path: Path) -> None:
     grown, whole = read_result(out / "result.json"), read_result(run_evaluation(recipe(7), model, tmp_path / "whole"))
     assert (grown.recipe, grown.inputs, grown.pass1) == (whole.recipe, whole.inputs, whole.pass1)
     assert {k: s.problems for k, s in grown.settings.items()} == {k: s.problems for k, s in whole.settings.items()}
-    with pytest.raises(CheckpointError, match=r"holds an evaluation with evaluate\.problems = 7, now 3: choose another"):
+    with pytest.raises(CheckpointError, match=r"holds an evaluation with evaluate\.problems = 7, now 3: choose"):
         run_evaluation(recipe(3), model, out)
 
 
