@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -23,6 +25,10 @@ from retcon.rollout.context import RolloutContext
 from retcon.rollout.group import rollout_group
 from retcon.tools.scripted import ScriptedSessions
 from scripts import SETTING, calls
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+
+from exact_trees import Found, check_trees  # benchmarks/exact_trees.py
 
 pytestmark = pytest.mark.torch
 TOKENIZER = ByteTokenizer()
@@ -99,6 +105,17 @@ def test_logprobs_are_those_of_a_fresh_scoring_of_the_purified_sequence(model, s
             assert (found is not None) == learnt
             if learnt:
                 assert found == pytest.approx(logprob, abs=2e-4)
+
+
+def test_nodes_of_trees_are_scored_exactly_and_trained_once(model):
+    """Children, repairs, branches, faults and cuts at random; `python benchmarks/exact_trees.py` has 500."""
+    found = Found()
+    for seed in range(8):
+        check_trees(model, seed, found)
+    assert found.errors == []
+    assert found.worst < 1e-4
+    assert found.fates.keys() >= {"trained", "rolled_back", "infrastructure"}
+    assert min(found.branches, found.repaired) > 0
 
 
 def test_a_spliced_id_is_another_under_the_purified_prefix_and_its_weight_says_how_much(model):

@@ -6,8 +6,10 @@ import json
 import os
 import random
 import signal
+from collections import Counter
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from retcon.store import jsonl
@@ -118,6 +120,28 @@ def test_reinforced_with_prompts_drawn_in_place_of_others(zygote, world, cold):
         runs = ("dynamic", "dynamic-killed")
         made = [list(jsonl.read(world / run / f"trajectories/step-00000{step}.jsonl")) for run in runs]
         assert [t.id for t in made[0]] == [t.id for t in made[1]] != [], "the rollouts of a step, each once"
+
+
+def test_reinforced_with_children(zygote, world, cold):
+    """Children are rollouts of their own, whose ids and seeds follow from the call that asked for them."""
+    given = {
+        "rollout": {"max_tokens": 128, "max_turns": 3, "tools": ["asking:AskingKind"]},
+        "rl": {"steps": 4, "group": 4},
+    }
+    recipe = small_recipe(world / "base", credit={"kind": "node", "delegation": 0.4}, **given)
+    assert list(zygote.run("rl", recipe, cold / "final", world / "trees"))[-1] == ("exit", "0")
+    lines = metrics(world / "trees")
+    assert all(line["children_trained"] > 0 for line in lines)
+    assert any(line["grad_norm"] > 0 for line in lines), "there was something to learn"
+
+    begun = killed_three_times(zygote, "rl", recipe, cold / "final", world / "trees-killed", steps=2, seed=5)
+    assert begun[-1] > 1, "went on from a checkpoint"
+    assert_same_run(world / "trees", world / "trees-killed")
+    stored = [list(jsonl.read(world / run / "trajectories/step-000004.jsonl")) for run in ("trees", "trees-killed")]
+    without = [[msgspec.structs.replace(n, training=None) for t in made for n in t.tree] for made in stored]
+    assert without[0] == without[1], "every node, in its place"
+    fates = Counter(node.selection for made in stored for t in made for node in t.tree if node is not t)
+    assert fates.keys() >= {"kept", "rolled_back"}, "repairs took some with them"
 
 
 def test_reinforced_in_stages(zygote, world, cold):

@@ -14,12 +14,14 @@ import torch
 from keys.acting import Lab, acts
 from retcon.config.schema import Recipe
 from retcon.core.errors import ComputeWarning
-from retcon.core.types import Branch, Observation, RepairRecord, Sample, Segment, ToolCall, Trajectory, Turn
+from retcon.core.types import Branch, Observation, Parent, RepairRecord, Sample, Segment, ToolCall, Trajectory, Turn
 from retcon.models.placing import start_model
+from retcon.rollout.context import RolloutLimits
 from retcon.train.batch import collate
 from retcon.train.kernels.computing import DEFAULT
 from retcon.train.kernels.logprobs import token_logprobs
 from retcon.train.objective.hindsight import with_hindsight
+from retcon.train.objective.tree import CreditedGroup, credit_groups
 from retcon.train.update import to_samples, update
 
 RATIO = math.log(1.25)
@@ -156,6 +158,40 @@ def outputs_of_a_rollout(recipe: Recipe) -> Sample:
         for call, ids, status in zip(calls, ((5,), (6, 7)), ("ok", "error"), strict=True)
     ]
     return to_samples([Trajectory("t/0", "t", (Segment("prompt", "p", (1, 2)),), tuple(turns))], [0.0], recipe.rl)[0]
+
+
+def tree(reward: float | None = None) -> Trajectory:
+    """A rollout of reward 1 with two children."""
+    root = Trajectory("a", "t", (Segment("prompt", "p", (1, 2)),), (turn_of("0.0.0"),), reward=1.0)
+    parent = Parent("a", 0, "0.0.0")
+    below = (replace(root, id=f"a/{n}", reward=reward, parent=parent) for n in range(2))
+    return replace(root, children=tuple(below))
+
+
+def turn_of(call: str) -> Turn:
+    return Turn((Segment("sampled", "x", (3,), (-0.1,)),), (ToolCall(call, "python", {}, 0),))
+
+
+def nodes_of(recipe: Recipe, *group: Trajectory) -> CreditedGroup:
+    ((found,), _) = credit_groups([group], recipe, RolloutLimits(100, 2))
+    return found
+
+
+@acts("credit.kind", ("root", 2), ("inherit", 4), ("node", 4))
+def samples_of_two_rollouts_with_two_children(recipe: Recipe, lab: Lab) -> int:
+    return len(nodes_of(recipe, tree(), replace(tree(), id="b", children=(), reward=-1.0)).nodes)
+
+
+@acts("credit.weights", ("tree", 0.5), ("node", 1.0), given=["credit.kind=inherit"])
+def weight_of_each_of_two_children(recipe: Recipe, lab: Lab) -> float:
+    return nodes_of(recipe, tree()).scales.get("a/0", 1.0)
+
+
+@acts("credit.delegation", (0.0, 1.0), (0.5, 1.25), given=["credit.kind=node"])
+def reward_of_a_root_half_of_whose_children_succeed(recipe: Recipe, lab: Lab) -> float:
+    root = tree(1.0)
+    half = replace(root, children=(root.children[0], replace(root.children[1], reward=0.0)))
+    return recipe.credit.rewards([half, *half.children], 1.0)["a"]
 
 
 @acts("rl.echo", (0.0, (0.0, None)), (0.5, (0.5, 1.0)), given=["rl.minibatches=1"])

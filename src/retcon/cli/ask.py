@@ -77,7 +77,8 @@ def ask(
         known = "base is a model of 0.68 M parameters for the quickstart's tasks: it knows no others, and no English"
         console.print(known, style="dim", soft_wrap=True)
     with adding(out, "--out", QUESTION) if out is not None else nullcontext() as add:
-        trajectory, children = asyncio.run(_answered(recipe, folder, task, seed, console))
+        trajectory = asyncio.run(_answered(recipe, folder, task, seed, console))
+        *children, _ = trajectory.tree
         calls = f"{trajectory.raw_calls} call{'s' * (trajectory.raw_calls != 1)}, {trajectory.raw_failures} failed"
         repaired = sum(t.repair is not None and t.repair.decision in REPLACED for t in trajectory.turns)
         console.print(f"stop: {trajectory.stop} · {calls}, {repaired} repaired", style="dim")
@@ -87,8 +88,6 @@ def ask(
         if isinstance(trajectory.returned, str):
             console.print(trajectory.returned, markup=False)
         if add is not None:
-            for child in children:
-                add(child)
             shown = command_line("retcon", "show", out, add(trajectory))
             console.print(f"try: {shown}", style="dim", soft_wrap=True, markup=False)
     if trajectory.stop == "infrastructure":
@@ -113,10 +112,7 @@ def _about(task: Task, texts: list[str]) -> Task:
     return replace(task, question=question, system=task.system or INSTRUCTIONS, meta={"context": context})
 
 
-async def _answered(
-    recipe: Recipe, folder: Path, task: Task, seed: int, console: Console
-) -> tuple[Trajectory, list[Trajectory]]:
-    """Return the rollout, and those that its programs asked for."""
+async def _answered(recipe: Recipe, folder: Path, task: Task, seed: int, console: Console) -> Trajectory:
     from retcon.build import build_engine_chat, build_policy, build_repair, open_context
     from retcon.core.types import Provenance
     from retcon.engine.types import SpeaksText
@@ -134,10 +130,7 @@ async def _answered(
         shown += 1
         console.print(show_turn(shown, turn))
 
-    children: list[Trajectory] = []
-
     def show_child(child: Trajectory, prompt: str) -> None:
-        children.append(child)
         console.print(_child_line(child, prompt), style="dim", markup=False, soft_wrap=True)
 
     encoded_by = engine.encoded_by if isinstance(engine, SpeaksText) else None
@@ -146,8 +139,7 @@ async def _answered(
         place = TreePlace(SubcallBudget(context.subcalls), on_child=show_child)
         about = Provenance(model=recipe.engine.subject(folder), encoded_by=encoded_by)
         with console.status("thinking"):
-            made = await run_rollout(task, context, id=QUESTION, seed=seed, provenance=about, on_turn=show, place=place)
-    return made, children
+            return await run_rollout(task, context, id=QUESTION, seed=seed, provenance=about, on_turn=show, place=place)
 
 
 def _child_line(child: Trajectory, prompt: str) -> str:

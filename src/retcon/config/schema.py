@@ -469,6 +469,22 @@ class SelectSection(Chosen, plugin="selection"):
         return ["selection"] * len(dropped)
 
 
+class CreditSection(Chosen, plugin="credit"):
+    """What the children of a rollout are trained with: calls of the model by its programs (`Trajectory.children`). A
+    kind has `rewards`; groups, selection and pass rates go by roots whatever it is."""
+
+    matters_to: ClassVar = {"rl": None}
+    mechanisms: ClassVar = {"kind": ("no rollout trained on had children to train", "children_trained")}
+    kind: str = Field("root", description="what a rollout's children are trained with")
+    weights: Literal["tree", "node"] = Field("tree", description="of children in the loss; tree: those of one depth "
+        "together weigh as much as their root, however many they are; node: each weighs as much as a root")  # fmt: skip
+
+    def rewards(self, tree: Sequence[Any], reward: float) -> Mapping[str, float]:
+        """The reward of each node that is trained, by its id. tree: the nodes of a rollout that can be trained, parents
+        before their children, the root first. reward: the root's, as its group compares it."""
+        raise self.lacks("rewards(tree, reward)")
+
+
 class ComputeSection(Section):
     matters_to: ClassVar = {"sft": None, "dpo": None, "rl": None}
     device: str = Field("auto", description="auto: cuda if there is one, else cpu; or cpu, cuda, cuda:1")
@@ -803,6 +819,7 @@ class Recipe(Section):
     strategy: Annotated[StrategySection, OneKind()] = Field(default_factory=partial(_default, StrategySection))
     repair: Annotated[RepairSection, OneKind()] = Field(default_factory=partial(_default, RepairSection))
     select: Annotated[SelectSection, OneKind()] = Field(default_factory=partial(_default, SelectSection))
+    credit: Annotated[CreditSection, OneKind()] = Field(default_factory=partial(_default, CreditSection))
     sandbox: SandboxSection = SandboxSection()
     demos: Annotated[DemosSection, OneKind()] = Field(default_factory=partial(_default, DemosSection))
     sft: SFTSection = SFTSection()

@@ -25,6 +25,7 @@ FOLDERS: Mapping[str, str] = {
     "strategy": "retcon.rollout.strategies",
     "selection": "retcon.select.kinds",
     "algorithm": "retcon.train.algorithms",
+    "credit": "retcon.train.credit",
     "engine": "retcon.engine.kinds",
     "tool": "retcon.tools.kinds",
     "task_family": "retcon.tasks.kinds",

@@ -281,7 +281,9 @@ class Trajectory(Record, frozen=True, omit_defaults=True):
     in an audit of transcripts. branch: of one that left another after some turns, which are its own all the same.
     returned: by the harness that made it: the text that was graded in place of its last message, or the reward; None
     where it returned neither, or there was none; or the answer that a program submitted. parent: of a part of another
-    trajectory's rollout, None at the root. selection: what became of it in a step of training, `kept` or why not
+    trajectory's rollout, None at the root. children: those that were made for this one, each with its own, by turn and
+    id; files have them as lines before it. refused: calls of the model by its programs that a limit refused, those of
+    its descendants among them. selection: what became of it in a step of training, `kept` or why not
     (see `retcon.train.prompts.selected`); None elsewhere. grades: whether it is right to each judge, where its
     grader asks several (`livecodebench`: `lcb` and `strict`). expected: the task's right
     answer, cut to EXPECTED_LENGTH. reason: the grader's, a short phrase. training: what a training step made of it.
@@ -304,6 +306,15 @@ class Trajectory(Record, frozen=True, omit_defaults=True):
     expected: str | None = None
     reason: str | None = None
     training: TrainingRecord | None = None
+    children: tuple[Trajectory, ...] = ()
+    refused: int = 0
+
+    @property
+    def tree(self) -> Iterator[Trajectory]:
+        """Its descendants, each after its own, then itself."""
+        for child in self.children:
+            yield from child.tree
+        yield self
 
     @property
     def segments(self) -> Iterator[Segment]:
@@ -378,6 +389,7 @@ class Sample:
     none; nor margin: of a rejected call, by how much it is less likely than what replaced it (`rl.dpo_beta`).
     predicted: (T,) 1 on ids of tool outputs that the model is trained to predict (`rl.echo`), None for none.
     hindsights: turns with a failed call, as a teacher that knows the error is shown them (`rl.sdpo`).
+    scale: what all of it weighs in the means of a minibatch, numerators and denominators alike.
     """
 
     ids: tuple[int, ...]
@@ -392,6 +404,7 @@ class Sample:
     margin: float | None = field(default=None, compare=False)
     predicted: tuple[int, ...] | None = None
     hindsights: tuple[Hindsight, ...] = ()
+    scale: float = 1.0
 
     @property
     def scored(self) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ from retcon.core.errors import CheckpointError, RecordError
 from retcon.core.types import FirstTries, Trajectory, first_tries, token_count
 from retcon.evaluate.statistics import majority, pass_at_k
 from retcon.runs.folder import Cost, Meter
-from retcon.store.jsonl import line_of
+from retcon.store.jsonl import gathered, lines_of
 from retcon.store.lines import SUFFIX, LineAppender
 from retcon.store.whole import alone_on, refuse_special, write_whole
 from retcon.tasks.graders.text import folded, rational
@@ -278,7 +278,7 @@ class BegunFile(Begun, AbstractContextManager["BegunFile"]):
         try:
             for number, line in enumerate(lines, start=2):
                 said = msgspec.json.decode(line)
-                group = [from_dict(one, f"{self._path}, line {number}") for one in said["rollouts"]]
+                group = list(gathered(from_dict(one, f"{self._path}, line {number}") for one in said["rollouts"]))
                 super().add(said["task"], group, said.get("seconds"))
                 self.meter = Meter(Cost(said["cpu_s"], said["wall_s"]))
         except (msgspec.DecodeError, UnicodeDecodeError, LookupError, TypeError, RecordError) as error:
@@ -289,7 +289,7 @@ class BegunFile(Begun, AbstractContextManager["BegunFile"]):
         if task in self.groups:
             cost = self.meter.read()
             about = {"task": task, "cpu_s": cost.cpu_s, "wall_s": cost.wall_s, "seconds": seconds}
-            line = {**about, "rollouts": [json.loads(line_of(one)) for one in group]}
+            line = {**about, "rollouts": [json.loads(node) for one in group for node in lines_of(one)]}
             self._lines.add(msgspec.json.encode(line) + b"\n", name=f"problem {task}")
 
     def take(self, setting: Setting, rollouts: Iterable[Trajectory]) -> None:

@@ -20,3 +20,7 @@ def refuse_own_losses(recipe: Recipe, trainer: str) -> None:
                 f"rl.{key} = {getattr(recipe.rl, key)}: {trainer}'s loss knows nothing like it; leave it out, or set "
                 f"rl.{key}={str(nothing).lower()}"
             )
+    if recipe.credit.kind != "root":
+        raise RecipeError(
+            f"credit.kind = {recipe.credit.kind}: {trainer} trains roots alone; leave it out, or set credit.kind=root"
+        )

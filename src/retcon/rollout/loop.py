@@ -239,6 +239,9 @@ async def run_rollout(
         place: in a tree of rollouts; a root of its own where None.
     """
     engine, repair = context.engine, context.repair
+    provenance = replace(provenance or Provenance(), seed=seed, purified=repair is not None)
+    place = place or TreePlace(SubcallBudget(context.subcalls))
+    model = RolloutModel(task, context, id, seed, place, run_rollout, provenance=provenance)
     chat = context.chat.showing([tool.spec for tool in context.tools.values()])
     sampler = TurnSampler(id, engine, chat, context.sampling, seed)
     prompt = chat.prompt(task.question, task.system, task.before) if after is None else after.prompt
@@ -247,8 +250,6 @@ async def run_rollout(
     history = list(ids_of((*prompt, *(s for turn in turns for s in turn.segments))))
     stop: Stop | None = "length" if len(history) >= limits.max_tokens else None
     try:
-        place = place or TreePlace(SubcallBudget(context.subcalls))
-        model = RolloutModel(task, context, id, seed, place, run_rollout)
         async with open_tools(context.tools, id, task=task.id, model=model) as opened:
             while stop is None:
                 model.turn = len(turns)
@@ -280,12 +281,11 @@ async def run_rollout(
         stop = "infrastructure"
     finally:
         await engine.release(id)
-    provenance = replace(provenance or Provenance(), seed=seed, purified=repair is not None)
-    returned = _submitted(turns[-1]) if turns else None
-    parent = None if place is None else place.parent
     return Trajectory(
-        id, task.id, prompt, tuple(turns), stop=stop, provenance=provenance, returned=returned, parent=parent
-    )
+        id, task.id, prompt, tuple(turns), stop=stop, provenance=provenance,
+        returned=_submitted(turns[-1]) if turns else None, parent=place.parent, children=model.children,
+        refused=0 if place.depth else place.budget.refused,
+    )  # fmt: skip
 
 
 async def _repaired(

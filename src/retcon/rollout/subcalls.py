@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from retcon.core.errors import EngineError
 from retcon.core.seeds import derive
 from retcon.core.together import together
-from retcon.core.types import Parent, Provenance, Trajectory
+from retcon.core.types import NO_PROVENANCE, Parent, Provenance, Trajectory
 from retcon.rollout.context import RolloutContext, SubcallLimits
 from retcon.tasks.types import Task
 
@@ -77,6 +77,7 @@ class RolloutModel:
         id, seed, place: of the rollout.
         run: runs a child; see `run_rollout`.
         turn: index of the turn whose calls run.
+        provenance: of the rollout, and of its children.
     """
 
     task: Task
@@ -86,7 +87,14 @@ class RolloutModel:
     place: TreePlace
     run: Callable[..., Awaitable[Trajectory]]
     turn: int = 0
+    provenance: Provenance = NO_PROVENANCE
     _asked: Counter[tuple[str, str]] = field(default_factory=Counter)
+    _children: list[Trajectory] = field(default_factory=list)
+
+    @property
+    def children(self) -> tuple[Trajectory, ...]:
+        """Those that have ended, by turn and id, as threads ask in any order."""
+        return tuple(sorted(self._children, key=lambda child: (child.parent and child.parent.turn, child.id)))
 
     @property
     def context(self) -> object:
@@ -122,14 +130,18 @@ class RolloutModel:
                 settings,
                 id=id,
                 seed=name,
-                provenance=Provenance(model=settings.model),
+                provenance=self.provenance,
                 place=replace(place, parent=Parent(self.id, self.turn, call), depth=place.depth + 1),
             )
         except EngineError as error:
             return f"Error: {error}"
         place.budget.add(child)
+        text = answer_text(child, settings)
+        if child.stop == "answer":
+            child = replace(child, answer=text)
+        self._children.append(child)
         place.on_child(child, prompt)
-        return answer_text(child, settings)
+        return text
 
 
 def answer_text(child: Trajectory, settings: RolloutContext) -> str:

@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
@@ -32,7 +33,7 @@ from retcon.core.types import Trajectory
 from retcon.runs.metrics import Metrics, read_metrics
 from retcon.runs.tracking import find_trackers
 from retcon.store.index import keep_indexed
-from retcon.store.jsonl import line_of
+from retcon.store.jsonl import lines_of
 from retcon.store.members import default_suffix, write_members
 from retcon.store.whole import alone, check_unlocked, explained, remove_partial, synced, write_json, write_whole
 
@@ -56,7 +57,7 @@ def write_step(folder: Path, step: int, rollouts: Iterable[Trajectory]) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
     old = step_file(folder, step)
     path = folder / f"step-{step:06d}.jsonl{default_suffix()}"
-    write_members(path, map(line_of, rollouts))
+    write_members(path, chain.from_iterable(map(lines_of, rollouts)))
     if old != path:
         old.unlink(missing_ok=True)
     return path

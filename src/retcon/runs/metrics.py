@@ -47,7 +47,7 @@ def mechanisms_of(recipe: Recipe) -> Mapping[str, tuple[str, ...]]:
         f"{name}.{key}={str(value).lower() if value is True else value}": mechanism
         for name in SECTIONS
         for key, mechanism in getattr(recipe, name).mechanisms.items()
-        if (value := getattr(getattr(recipe, name), key)) and value not in ("none", "keep", "own")
+        if (value := getattr(getattr(recipe, name), key)) and value not in ("none", "keep", "own", "root")
     }
 
 

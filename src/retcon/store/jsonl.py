@@ -29,12 +29,12 @@ BEGINNING = b'{"id":'
 
 
 def write(path: str | Path, trajectories: Iterable[Trajectory]) -> int:
-    """Write a whole file, atomically: it is there in full or, on any error, as it was before. Returns the count.
+    """Write a whole file, atomically: it is there in full or, on any error, as it was before. Returns the lines.
 
     Raises StorageError where the file cannot be written (a full disk), RecordError for a number that is not finite,
     MissingExtra for zstd without its package.
     """
-    return write_lines(path, map(line_of, trajectories))
+    return write_lines(path, chain.from_iterable(map(lines_of, trajectories)))
 
 
 def write_lines(path: str | Path, lines: Iterable[bytes]) -> int:
@@ -63,8 +63,8 @@ class Appender:
         self._lines = LineAppender(path)
 
     def add(self, trajectory: Trajectory) -> None:
-        """Append one line."""
-        self._lines.add(line_of(trajectory), name=f"trajectory {trajectory.id}")
+        """Append a trajectory, after its descendants."""
+        self._lines.add(b"".join(lines_of(trajectory)), name=f"trajectory {trajectory.id}")
 
     def close(self) -> None:
         """Close the file, once it is safe on the disk."""
@@ -80,12 +80,29 @@ class Appender:
 
 
 def read(path: str | Path, *, on_bad: Callable[[RecordError], None] | None = None) -> Iterator[Trajectory]:
-    """The trajectories of a file, one at a time; empty lines are ignored.
+    """The trajectories of a file, one at a time, with their children (see `gathered`); empty lines are ignored.
 
     Raises RecordError, which begins `FILE, line N:`, at a line that is no trajectory. With `on_bad` such a line is
     passed to it as that error, and reading goes on with the next one. A file that cannot be opened always raises.
     """
-    path = Path(path)
+    return gathered(_read_each(Path(path), on_bad))
+
+
+def gathered(nodes: Iterable[Trajectory]) -> Iterator[Trajectory]:
+    """Give trajectories the children that stand before them; one whose parent does not come stays by itself."""
+    waiting: dict[str, list[Trajectory]] = {}
+    for alone in nodes:
+        children = waiting.pop(alone.id, None) if waiting else None
+        node = replace(alone, children=tuple(children)) if children else alone
+        if node.parent is None:
+            yield node
+        else:
+            waiting.setdefault(node.parent.trajectory, []).append(node)
+    for orphans in waiting.values():
+        yield from orphans
+
+
+def _read_each(path: Path, on_bad: Callable[[RecordError], None] | None) -> Iterator[Trajectory]:
     refuse_folder(path)
     number = 0
     try:
@@ -109,8 +126,16 @@ def read(path: str | Path, *, on_bad: Callable[[RecordError], None] | None = Non
         on_bad(broken)
 
 
+def lines_of(trajectory: Trajectory) -> Iterator[bytes]:
+    """The lines of a trajectory and its descendants; see `line_of`."""
+    return map(line_of, trajectory.tree)
+
+
 def line_of(trajectory: Trajectory) -> bytes:
-    """One line of a file, its line end included. Raises RecordError for a number that is not finite."""
+    """One line of a file, its line end included, without children. Raises RecordError for a number that is not
+    finite."""
+    if trajectory.children:
+        trajectory = replace(trajectory, children=())
     try:
         line = msgspec.json.encode(trajectory)
         if b"null" not in line and b'"extra":' not in line:  # numbers that are not finite; unknown fields
@@ -188,13 +213,24 @@ def adding(path: Path, flag: str, id: str) -> Iterator[Callable[[Trajectory], st
                                   "or choose another")  # fmt: skip
 
             def add(trajectory: Trajectory) -> str:
-                _add(path, replace(trajectory, id=free))
+                _add(path, _renamed(trajectory, trajectory.id, free))
                 return free
 
             yield add
         finally:
             if new and path.is_file() and not path.stat().st_size:
                 path.unlink()
+
+
+def _renamed(trajectory: Trajectory, old: str, new: str) -> Trajectory:
+    """The tree of a root under another id, which the ids of its descendants begin with."""
+    parent = trajectory.parent
+    return replace(
+        trajectory,
+        id=new + trajectory.id.removeprefix(old),
+        parent=parent and replace(parent, trajectory=new + parent.trajectory.removeprefix(old)),
+        children=tuple(_renamed(child, old, new) for child in trajectory.children),
+    )
 
 
 def _free(path: Path, flag: str, id: str) -> str:

@@ -23,7 +23,8 @@ class Batch:
     """B samples, padded on the right to the longest, T. ids: (B, T) int64. mask, spliced: (B, T) bool. old_logprobs,
     advantages: (B, T) float32; old_logprobs are 0 outside the mask and nan where unknown under it. weights: (B, T)
     float32, 1 where a sample has none; None where no sample has any. reference_logprobs: (B, T) float32, log π_ref,
-    None where no sample has any. predicted: (B, T) bool, tool outputs that are learnt, None where no sample has any."""
+    None where no sample has any. predicted: (B, T) bool, tool outputs that are learnt, None where no sample has any.
+    scales: (B, 1) float32, what samples weigh, None where all weigh 1."""
 
     ids: Tensor
     mask: Tensor
@@ -33,6 +34,7 @@ class Batch:
     weights: Tensor | None
     reference_logprobs: Tensor | None = None
     predicted: Tensor | None = None
+    scales: Tensor | None = None
 
     @property
     def scored(self) -> Tensor:
@@ -64,6 +66,7 @@ def collate(samples: Sequence[Sample], *, pad_id: int = 0, device: torch.device 
     weighed = any(s.weights is not None for s in samples)
     referred = any(s.reference is not None for s in samples)
     predicts = any(s.predicted is not None for s in samples)
+    scaled = any(s.scale != 1 for s in samples)
     return Batch(
         ids=padded((s.ids for s in samples), np.int64, pad_id).to(device),
         mask=mask.to(device),
@@ -73,6 +76,7 @@ def collate(samples: Sequence[Sample], *, pad_id: int = 0, device: torch.device 
         weights=padded((known(s.weights) for s in samples), np.float32, 1.0).to(device) if weighed else None,
         reference_logprobs=padded((s.reference for s in samples), np.float32, 0.0).to(device) if referred else None,
         predicted=padded((s.predicted for s in samples), np.bool_, False).to(device) if predicts else None,
+        scales=torch.tensor([[s.scale] for s in samples], device=device) if scaled else None,
     )
 
 

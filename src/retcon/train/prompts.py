@@ -22,6 +22,7 @@ from retcon.store.pass_rates import PassRate, of_model, read_pass_rates
 from retcon.tasks.registry import TaskSet, training_prompts
 from retcon.tasks.types import Task, epochs, fingerprint_of
 from retcon.train.objective.shaping import has_void_turn, is_masked
+from retcon.train.objective.tree import node_fates
 
 if TYPE_CHECKING:
     from retcon.chat.chat import Chat
@@ -57,7 +58,8 @@ def selected(recipe: Recipe, drawn: Drawn) -> Iterator[Trajectory]:
 
     kept: trained on. infrastructure: lost to a fault. masked: out of the loss by `rl.void_turns` or `rl.truncated`.
     few: its group has fewer than two rollouts to compare. flat: dynamic sampling left its group out. Otherwise why the
-    selection dropped it (`SelectSection.why`).
+    selection dropped it (`SelectSection.why`). Children are `kept` with their root, if [credit] trains any, unless
+    something else became of them (`node_fates`).
     """
     for made, kept in zip(drawn.made, drawn.kept, strict=True):
         chosen = {t.id for t in kept}
@@ -66,7 +68,20 @@ def selected(recipe: Recipe, drawn: Drawn) -> Iterator[Trajectory]:
         for t in made:
             selection = "kept" if t.id in chosen else next(why)
             lost = "infrastructure" if t.stop == "infrastructure" else "masked" if is_masked(t, recipe.rl) else group
-            yield replace(t, selection=lost or selection)
+            yield _with_children(t, lost or selection, recipe)
+
+
+def _with_children(root: Trajectory, selection: str, recipe: Recipe) -> Trajectory:
+    """A root with this selection, its children with theirs."""
+    if not root.children:
+        return replace(root, selection=selection)
+    rest = "root_only" if selection == "kept" and recipe.credit.kind == "root" else selection
+    fates = {node.id: fate or rest for node, fate in node_fates(root, recipe.rl)} | {root.id: selection}
+
+    def changed(node: Trajectory) -> Trajectory:
+        return replace(node, selection=fates[node.id], children=tuple(map(changed, node.children)))
+
+    return changed(root)
 
 
 LearntSamples = dict[str, tuple[float, Sample]]
@@ -77,7 +92,8 @@ def recorded(
     rollouts: Iterable[Trajectory], step: int, learnt: LearntSamples, seconds: Mapping[str, float | None]
 ) -> Iterator[Trajectory]:
     """Add to each rollout what the step made of it (`TrainingRecord`). seconds: wall, by its id."""
-    for t in rollouts:
+
+    def with_record(t: Trajectory) -> Trajectory:
         versions = [v for s in t.segments if s.kind in TRAINED for v in s.versions or ()]
         took = seconds.get(t.id)
         record = TrainingRecord(
@@ -94,7 +110,9 @@ def recorded(
                 mask=None if list(sample.mask) == by_kind else run_lengths(sample.mask),
                 weights=None if sample.weights is None else tuple(1.0 if w is None else w for w in sample.weights),
             )
-        yield replace(t, training=record)
+        return replace(t, training=record, children=tuple(map(with_record, t.children)))
+
+    return map(with_record, rollouts)
 
 
 def run_lengths(mask: Iterable[int]) -> tuple[int, ...]:

@@ -33,7 +33,8 @@ from retcon.runs.metrics import mechanisms_of
 from retcon.serve.harness import harness_fingerprint
 from retcon.store.fingerprint import fingerprint
 from retcon.tasks.registry import TaskSet
-from retcon.train.objective.shaping import comparable, overlong_metrics, shaped_rewards
+from retcon.train.objective.shaping import comparable, overlong_metrics
+from retcon.train.objective.tree import compared_rewards, credit_groups, loss_share, tree_metrics
 from retcon.train.prompts import (
     Drawn,
     LearntSamples,
@@ -193,7 +194,7 @@ async def _step(stretch: Stretch, stream: GroupStream, course: Course) -> Metric
             unfollowed = await _synced(rollouts, step)
         made = rollout_metrics(
             drawn.made,
-            lambda group: shaped_rewards(comparable(group, recipe.rl), recipe.rl, build_limits(recipe)),
+            lambda group: compared_rewards(comparable(group, recipe.rl), recipe, build_limits(recipe)),
         )
         course.tell_idling(made)
         cost = trainer.cost  # by which it is decided once whether the run is over, here and where it ends
@@ -213,6 +214,7 @@ async def _step(stretch: Stretch, stream: GroupStream, course: Course) -> Metric
                 **{name: 0 for _, *metrics in mechanisms_of(recipe).values() for name in metrics},
                 **made,
                 **(branch_metrics(drawn.made) if recipe.strategy.branching else {}),
+                **(tree_metrics(drawn.made) if recipe.credit.kind != "root" or "rlm" in recipe.rollout.tools else {}),
                 **selection_metrics(recipe, drawn),
                 **course.drift_after(made),
                 **(staleness(drawn.kept, step) if recipe.rl.max_staleness else {}),
@@ -272,15 +274,20 @@ def _learn(
 ) -> dict[str, float | None]:
     """Rewards, advantages, samples, and the step's updates. learnt: gets the sample of each trajectory."""
     recipe = stage.recipe
-    rewards = [shaped_rewards(group, recipe.rl, build_limits(recipe)) for group in groups]
+    credited, shaped = credit_groups(groups, recipe, build_limits(recipe))
     samples, counts = [], Counter[str]()
-    for group, advantages in zip(groups, recipe.rl.advantages_of_step(rewards), strict=True):
-        made = to_samples(group, advantages, recipe.rl)
-        counts.update(count_changes(made, advantages, recipe.rl))
-        learnt.update((t.id, (a, s)) for t, a, s in zip(group, advantages, made, strict=False))
+    for one in credited:
+        made = to_samples(one.nodes, one.advantages, recipe.rl, one.scales)
+        counts.update(count_changes(made, one.advantages, recipe.rl))
+        learnt.update((t.id, (a, s)) for t, a, s in zip(one.nodes, one.advantages, made, strict=False))
         samples += made
-    overlong = overlong_metrics(groups, rewards) if recipe.rl.overlong_buffer else {}
-    return {**counts, **overlong} | update(
+    overlong = overlong_metrics(groups, shaped) if recipe.rl.overlong_buffer else {}
+    children = {node.id for one in credited for node in one.nodes if node.parent is not None}
+    trees = {
+        "children_trained": len(children),
+        "children_loss_share": loss_share(samples, children, recipe.rl.aggregate),
+    }
+    return {**counts, **overlong, **(trees if recipe.credit.kind != "root" else {})} | update(
         trainer.model,
         trainer.optimizer,
         samples,

@@ -274,7 +274,7 @@ def staleness(groups: Sequence[Sequence[Trajectory]], step: int) -> dict[str, fl
     there are none."""
     ages: list[int] = []
     partial = 0
-    rollouts = [trajectory for group in groups for trajectory in group]
+    rollouts = [node for group in groups for trajectory in group for node in trajectory.tree]
     for trajectory in rollouts:
         versions = [v for s in trajectory.segments if s.kind in TRAINED for v in s.versions or ()]
         ages += [step - 1 - version for version in versions]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from retcon.config.schema import RLSection
@@ -34,7 +35,12 @@ NOTHING = dict.fromkeys(("loss", "clip_fraction", "imitation", "grad_norm", "ski
 """The figures of a minibatch that teaches nothing; the others are of what is computed, and not known of it."""
 
 
-def to_samples(group: Sequence[Trajectory], advantages: Sequence[float], config: RLSection) -> list[Sample]:
+def to_samples(
+    group: Sequence[Trajectory],
+    advantages: Sequence[float],
+    config: RLSection,
+    scales: Mapping[str, float] = MappingProxyType({}),
+) -> list[Sample]:
     """The samples of a group, each with its rollout's advantage on all of its tokens, but for what config.blame and
     config.shared_advantage say.
 
@@ -43,7 +49,8 @@ def to_samples(group: Sequence[Trajectory], advantages: Sequence[float], config:
     advantages of repaired calls are raised, and the calls that they replaced follow as samples of their own (see
     `with_online_dpo`); with config.contrast then the tries at repaired turns of those rollouts that
     config.contrast_rollouts names and that are learnt from at all (see `contrast_samples`); of turns that several of
-    them share, with either, those of the first. Raises UnscoredTokens where ids to be learnt have no log-prob.
+    them share, with either, those of the first. scales: what all samples of a rollout weigh, by its id, where that is
+    not 1. Raises UnscoredTokens where ids to be learnt have no log-prob.
     """
     roots = {trajectory.branch.root for trajectory in group if trajectory.branch is not None}
     samples = [
@@ -70,7 +77,7 @@ def to_samples(group: Sequence[Trajectory], advantages: Sequence[float], config:
         named = [t for t in group if config.contrast_rollouts == "all" or (t.reward or 0.0) > 0]
         for trajectory in first_to_tell([t for t in named if not is_masked(t, config)]):
             samples += contrast_samples(trajectory, config.contrast, _splice_weights(trajectory, config))
-    return samples
+    return [replace(s, scale=scales[s.source]) if s.source in scales else s for s in samples] if scales else samples
 
 
 def count_changes(samples: Sequence[Sample], advantages: Sequence[float], config: RLSection) -> dict[str, int]:
@@ -220,13 +227,13 @@ def minibatch_update(
     TrainingDiverged where loss or gradient are not finite, before weights move.
     """
     model.eval()
-    totals = Totals(sum(sum(s.mask) for s in samples), sum(any(s.mask) for s in samples))
+    totals = Totals(sum(s.scale * sum(s.mask) for s in samples), sum(s.scale * any(s.mask) for s in samples))
     bonus = config.entropy_coefficient
     learnt = computed(samples, bonus)
     if not learnt:
         return dict(NOTHING)
     sums, counts = dict.fromkeys(SUMS, 0.0), Counter[str]()
-    scale = totals.tokens / max(1, sum(sum(s.mask) for s in learnt))
+    scale = totals.tokens / (sum(s.scale * sum(s.mask) for s in learnt) or 1)
     outputs = sum(sum(s.predicted or ()) for s in learnt)
     ids = padded = 0
     every = sum(len(s.ids) for s in learnt)
@@ -238,7 +245,7 @@ def minibatch_update(
             value = loss.value
             if config.imitate_spliced:
                 terms = imitation(part.logprobs, part.batch) * config.imitate_spliced
-                imitated = averaged(terms, part.batch.mask, totals, config.aggregate)
+                imitated = averaged(terms, part.batch, totals, config.aggregate)
                 value = value + imitated
                 sums["imitation"] += imitated.item()
             if part.batch.predicted is not None:
@@ -247,12 +254,12 @@ def minibatch_update(
                 sums["echo"] += surprise.item()
             if part.batch.reference_logprobs is not None:
                 terms = kl_terms(part.logprobs, part.batch.reference_logprobs, config.kl_estimator)
-                penalty = averaged(terms.masked_fill(~part.batch.mask, 0.0), part.batch.mask, totals, config.aggregate)
+                penalty = averaged(terms.masked_fill(~part.batch.mask, 0.0), part.batch, totals, config.aggregate)
                 value = value + config.kl * penalty
                 sums["kl_reference"] += penalty.item()
             if part.entropies is not None:
-                value = value - bonus * averaged(part.entropies, part.batch.mask, totals, config.aggregate)
-                sums["entropy"] += part.entropies.sum().item() / totals.tokens
+                value = value - bonus * averaged(part.entropies, part.batch, totals, config.aggregate)
+                sums["entropy"] += averaged(part.entropies, part.batch, totals, "token").item()
             refuse_diverged(value.item(), part, name)
             value.backward()
             sums["loss"] += value.item()

@@ -199,11 +199,11 @@ def rollout_metrics(
     `is_void`). cut_off: share that ended for want of tokens or turns. raw_failures, failures: failed calls a
     trajectory, as they happened and after purification. raw_calls: likewise; call_failure_rate: raw_failures in
     raw_calls. first_tries, first_try_failures: in all (see `retcon.core.types`); first_try_failure_rate: the second
-    in the first. spliced_share: of the tokens in the loss mask. sampled_tokens: in all, lookaheads among them;
-    total_tokens: of the histories, prompts among them. repairs by decision: in all; unaligned: those that are deep,
-    or described without words, only because a call did not begin on a token boundary; no_checkpoint: turns in which
-    a tool could not keep its state, so that a failure was or would have been left unrepaired. rollouts,
-    infrastructure: made, and lost to faults; purified: those in which a purifier was armed.
+    in the first. spliced_share: of the tokens in the loss mask. sampled_tokens: in all, lookaheads and
+    children among them; total_tokens: of the histories, prompts and children among them. repairs by decision: in
+    all; unaligned: those that are deep, or described without words, only because a call did not begin on a token
+    boundary; no_checkpoint: turns in which a tool could not keep its state, so that a failure was or would have been
+    left unrepaired. rollouts, infrastructure: made, and lost to faults; purified: those in which a purifier was armed.
     Means and shares are over graded rollouts alone. None: of no group of two or more, no call, no first try.
     """
     made = [t for group in groups for t in group]
@@ -223,7 +223,7 @@ def rollout_metrics(
         "pass_rate": _mean([r > 0 for r in rewards]),
         "prompt_tokens": _mean([prompt for prompt, _ in lengths]),
         "response_tokens": _mean([whole - prompt for prompt, whole in lengths]),
-        "total_tokens": sum(token_count(t.segments) for t in made),
+        "total_tokens": sum(token_count(node.segments) for t in made for node in t.tree),
         "turns": _mean([len(t.turns) for t in graded]),
         "void_turns": sum(is_void(turn, t.answer) for t in graded for turn in t.own_turns),
         "cut_off": _mean([t.stop in ("length", "turns") for t in graded]),
@@ -235,7 +235,7 @@ def rollout_metrics(
         "first_try_failures": failed,
         "first_try_failure_rate": failed / tried if tried else None,
         "spliced_share": _spliced_share(graded),
-        "sampled_tokens": sum(t.sampled_tokens for t in made),
+        "sampled_tokens": sum(node.sampled_tokens for t in made for node in t.tree),
         "rollouts": len(made),
         "infrastructure": len(made) - len(graded),
         "purified": sum(t.provenance.purified for t in made),

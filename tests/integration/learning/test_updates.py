@@ -89,15 +89,15 @@ def test_imitation_makes_splices_of_right_rollouts_likelier_and_is_averaged_as_t
     weights = torch.where(batch.spliced, 0.25 * batch.advantages.clamp(min=0), batch.advantages)
 
     def value(logprobs: Tensor) -> Tensor:
-        return averaged(-weights * logprobs, batch.mask, Totals.of(batch.mask), config.aggregate)
+        return averaged(-weights * logprobs, batch, Totals.of(batch.mask), config.aggregate)
 
     found = assert_a_step_down(model, samples, config, value)
     assert found["imitation"] is not None
     with torch.no_grad():
         spliced = (-weights * logprobs_of(model, samples)).masked_fill(~(batch.spliced & batch.mask), 0.0)
-        imitated = averaged(spliced, batch.mask, Totals.of(batch.mask), config.aggregate).item()
+        imitated = averaged(spliced, batch, Totals.of(batch.mask), config.aggregate).item()
         policy = torch.where(batch.spliced | ~batch.mask, 0.0, -batch.advantages)
-        left = averaged(policy, batch.mask, Totals.of(batch.mask), config.aggregate).item()
+        left = averaged(policy, batch, Totals.of(batch.mask), config.aggregate).item()
     assert found["imitation"] == pytest.approx(imitated, rel=1e-4)
     assert found["loss"] == pytest.approx(left + imitated, rel=1e-4)
 
@@ -114,10 +114,10 @@ def test_the_penalty_draws_towards_the_reference_and_is_averaged_as_the_loss(alg
 
     def penalty(logprobs: Tensor) -> Tensor:
         terms = (logprobs - theirs).square() / 2
-        return averaged(terms, batch.mask, Totals.of(batch.mask), config.aggregate)
+        return averaged(terms, batch, Totals.of(batch.mask), config.aggregate)
 
     def value(logprobs: Tensor) -> Tensor:
-        policy = averaged(-batch.advantages * logprobs, batch.mask, Totals.of(batch.mask), config.aggregate)
+        policy = averaged(-batch.advantages * logprobs, batch, Totals.of(batch.mask), config.aggregate)
         return policy + 0.5 * penalty(logprobs)
 
     found = assert_a_step_down(model, samples, config, value, reference)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retcon.core.errors import RecordError, StorageError
-from retcon.core.types import Observation, Segment, Trajectory, Turn
-from retcon.store.jsonl import Appender, read, write
+from retcon.core.types import Observation, Parent, Segment, Trajectory, Turn
+from retcon.store.jsonl import Appender, adding, head, read, write
 from strategies import trajectories
 
 ONE = Trajectory("a", "k", (Segment("prompt", "é\n", (1,)),), (Turn((Segment("sampled", "x", (2,), (-0.1,)),)),))
@@ -27,6 +28,38 @@ def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, name:
     assert write(path, lived) == len(lived)
     assert list(read(path)) == lived
     assert path.read_bytes()[:2] == {".gz": b"\x1f\x8b", ".zst": b"\x28\xb5"}.get(path.suffix, path.read_bytes()[:2])
+
+
+def tree(id: str, *below: str) -> Trajectory:
+    """A root whose children have a child each."""
+    children = []
+    for name in below:
+        leaf = replace(ONE, id=f"{id}/{name}/x", parent=Parent(f"{id}/{name}", 0, "0.0.0"))
+        children.append(replace(ONE, id=f"{id}/{name}", parent=Parent(id, 0, "0.0.0"), children=(leaf,)))
+    return replace(ONE, id=id, children=tuple(children))
+
+
+@pytest.mark.parametrize("name", ["t.jsonl", "t.jsonl.gz"])
+def test_children_are_lines_before_their_parent_and_are_read_with_it(tmp_path: Path, name: str) -> None:
+    trees = [tree("a", "1", "2"), ONE, tree("b", "1")]
+    assert write(tmp_path / name, trees) == 9
+    assert list(read(tmp_path / name)) == trees
+    assert [one.id for one in head(tmp_path / name, 0).trajectories][:5] == ["a/1/x", "a/1", "a/2/x", "a/2", "a"]
+
+
+def test_children_whose_parent_was_cut_off_stand_by_themselves(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    write(path, [tree("a", "1", "2")])
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
+    assert [(one.id, len(one.children)) for one in read(path)] == [("a/1", 1), ("a/2", 1)]
+
+
+def test_a_tree_that_is_added_under_another_name_takes_its_children_along(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    for _ in range(2):
+        with adding(path, "--out", "q") as add:
+            add(tree("a", "1"))
+    assert list(read(path)) == [tree("q", "1"), tree("q-2", "1")]
 
 
 def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def test_what_pads_a_reference_is_a_number():
 
 
 def test_all_of_a_batch_lies_on_its_device():
-    whole = replace(sample(3), weights=(None, None, 0.5), reference=(0.0, 0.0, -0.25), predicted=(0, 1, 0))
+    whole = replace(sample(3), weights=(None, None, 0.5), reference=(0.0, 0.0, -0.25), predicted=(0, 1, 0), scale=0.5)
     batch = collate([whole, sample(2)], device="meta")
     assert {getattr(batch, part.name).device.type for part in fields(batch)} == {"meta"}
 

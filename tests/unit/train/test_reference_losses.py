@@ -55,7 +55,7 @@ def test_loss_and_gradient(row: int, name: str) -> None:
     value = rl.loss(new, batch, totals).value
     if with_kl:
         terms = kl_terms(new, reference, "k3").masked_fill(~batch.mask, 0.0)
-        value = value + SETTINGS["beta"] * averaged(terms, batch.mask, totals, rl.aggregate)
+        value = value + SETTINGS["beta"] * averaged(terms, batch, totals, rl.aggregate)
     value.backward()
     wanted: dict[str, Any] = REFERENCE["losses"][row][name]
     assert value.item() == pytest.approx(wanted["loss"], **ROUNDING)

@@ -26,7 +26,7 @@ from retcon.core.errors import CheckpointError, RecipeError, SandboxUnavailable,
 from retcon.core.types import Trajectory, Turn, ids_of
 from retcon.runs.folder import Values, as_now, differing, relevant
 from retcon.store import jsonl
-from retcon.store.jsonl import line_of
+from retcon.store.jsonl import gathered, lines_of
 from retcon.store.lines import JOURNAL, SUFFIX, LineAppender
 from retcon.store.whole import alone_on, refuse_special
 from retcon.tasks.registry import TaskSet
@@ -128,7 +128,7 @@ class FileJournal(Journal):
                         f"{self.path}, line {number}: candidates up to {stretch['stop']} after those up to "
                         f"{self.stop}: two commands wrote it at once; remove it, and start over"
                     )
-                kept = [from_dict(one, f"{self.path}, line {number}") for one in stretch["kept"]]
+                kept = list(gathered(from_dict(one, f"{self.path}, line {number}") for one in stretch["kept"]))
                 super().add(Made(stretch["stop"] - self.stop, tuple(kept), stretch["rejected"]))
         except (msgspec.DecodeError, UnicodeDecodeError, LookupError, TypeError) as error:
             raise CheckpointError(f"{self.path} is broken ({error!r}): remove it, and start over") from error
@@ -140,7 +140,7 @@ class FileJournal(Journal):
 
     def add(self, made: Made) -> None:
         """The next stretch, handed to the system at once."""
-        kept = [json.loads(line_of(one)) for one in made.kept]
+        kept = [json.loads(node) for one in made.kept for node in lines_of(one)]
         self._write({"stop": self.stop + made.seen, "rejected": dict(made.rejected), "kept": kept})
         super().add(made)
 

@@ -77,10 +77,11 @@ def truncated(ratio: Tensor, advantages: Tensor, logprobs: Tensor, *, low: float
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """What the means of a minibatch are taken over: tokens in the loss mask, and sequences that have any."""
+    """What the means of a minibatch are taken over: tokens in the loss mask, and sequences that have any, each as many
+    as its scale says (`Sample.scale`)."""
 
-    tokens: int
-    sequences: int
+    tokens: float
+    sequences: float
 
     @classmethod
     def of(cls, mask: Tensor) -> Totals:
@@ -131,24 +132,27 @@ def reduced(
     mask = batch.mask
     learnt = mask if masked is None else mask & ~masked
     value = terms.value if batch.weights is None else terms.value * batch.weights
-    mean = averaged(value.masked_fill(~learnt, 0.0), mask, totals, aggregate)
+    mean = averaged(value.masked_fill(~learnt, 0.0), batch, totals, aggregate)
     with torch.no_grad():
         difference = log_ratios(logprobs, batch)
         # The k3 estimator: unbiased under the old policy and never negative (Schulman, "Approximating KL", 2020).
-        kl = (difference.exp() - 1 - difference).masked_fill(~mask, 0.0).sum()
-        entropy_estimate = -logprobs.masked_fill(~mask, 0.0).sum()
-    count = max(totals.tokens, 1)
+        kl = averaged((difference.exp() - 1 - difference).masked_fill(~mask, 0.0), batch, totals, "token")
+        entropy_estimate = averaged(-logprobs.masked_fill(~mask, 0.0), batch, totals, "token")
+        cut = averaged(learnt & terms.cut, batch, totals, "token")
     counts = {} if terms.dual is None else {"dual_clip_tokens": (learnt & terms.dual).sum()}
-    return Loss(mean, (learnt & terms.cut).sum() / count, kl / count, entropy_estimate / count, counts)
+    return Loss(mean, cut, kl, entropy_estimate, counts)
 
 
-def averaged(terms: Tensor, mask: Tensor, totals: Totals, aggregate: Aggregate) -> Tensor:
-    """A micro-batch's share of the mean over its minibatch. terms: (B, T), 0 outside the mask."""
+def averaged(terms: Tensor, batch: Batch, totals: Totals, aggregate: Aggregate) -> Tensor:
+    """A micro-batch's share of the mean over its minibatch, samples weighed by their scales. terms: (B, T), 0 outside
+    the mask."""
+    if batch.scales is not None:
+        terms = terms * batch.scales
     if aggregate == "token":
-        return terms.sum() / max(totals.tokens, 1)
+        return terms.sum() / (totals.tokens or 1)
     if aggregate == "sequence":
-        return (terms.sum(-1) / mask.sum(-1).clamp(min=1)).sum() / max(totals.sequences, 1)
-    return terms.sum() / (aggregate * max(totals.sequences, 1))
+        return (terms.sum(-1) / batch.mask.sum(-1).clamp(min=1)).sum() / (totals.sequences or 1)
+    return terms.sum() / (aggregate * (totals.sequences or 1))
 
 
 def negative_spliced(advantages: Tensor, spliced: Tensor) -> Tensor:

@@ -1,0 +1,15 @@
+"""Every node of a tree has its root's reward, and so its advantage (SkyRL's recipe for RLMs, pull request 1596)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from retcon.config.schema import CreditSection
+from retcon.core.types import Trajectory
+
+
+class Inherit(CreditSection):
+    """`kind = "inherit"`."""
+
+    def rewards(self, tree: Sequence[Trajectory], reward: float) -> Mapping[str, float]:
+        return {node.id: reward for node in tree}
