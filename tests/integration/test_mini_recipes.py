@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -302,6 +303,18 @@ def test_arpo(run: Run) -> None:
     assert without.lines[0]["shared"] == 0 < line["shared"]
     assert line["loss"] == pytest.approx(without.lines[0]["loss"], abs=1e-5)
     assert line["grad_norm"] == pytest.approx(without.lines[0]["grad_norm"], rel=1e-4)
+
+
+def test_fission(run: Run) -> None:
+    made = run("mini/fission", ONE)
+    found = branching(made)
+    points = Counter((t.branch.parent, t.branch.turns) for t in found if t.branch)
+    assert made.lines[0]["branches"] == len(found) > 0
+    assert set(points.values()) == {3}
+    assert all(t.turns[t.branch.turns - 1].failures for t in found if t.branch)
+    assert made.idle == []
+    for sample, rollout in zip(made.samples, made.rollouts, strict=True):
+        assert not any(sample.mask[: rollout.branch.tokens if rollout.branch else 0])
 
 
 def test_arpo_goes_with_a_repair_with_sessions_and_with_weights_that_change_meanwhile(run: Run) -> None:

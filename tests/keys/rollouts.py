@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -271,6 +272,7 @@ def age_of_the_weights_that_a_step_learns_from(recipe: Recipe, lab: Lab) -> obje
 GROUP = (*ROOM[:3], "rl.group=8")
 ARPO = (*GROUP, 'strategy.kind="arpo"', "strategy.initial=2", "strategy.probability=1.0")
 AEPO = (*GROUP, 'strategy.kind="aepo"', "strategy.probability=1.0")
+FISSION = (*GROUP, 'strategy.kind="fission"', "strategy.initial=2")
 THREE_CALLS = [call("print(1)"), call("print(2)"), call("print(3)"), "1"]
 
 
@@ -321,6 +323,12 @@ def rollouts_that_left_another_and_whether_they_left_the_first(recipe: Recipe, l
 @acts("strategy.initial", (2, [2, 3, 4, 5, 6, 7]), (6, [6, 7]), given=ARPO)
 def rollouts_that_do_not_begin_with_the_prompt(recipe: Recipe, lab: Lab) -> list[int]:
     return branched(recipe, lab)
+
+
+@acts("strategy.recoveries", (1, [1] * 6), (3, [3, 3]), given=FISSION)
+def rollouts_that_follow_each_failed_call(recipe: Recipe, lab: Lab) -> list[int]:
+    found = roll(recipe, lab, [call("oops"), call("oops"), call("oops"), "1"])
+    return sorted(Counter((t.branch.parent, t.branch.turns) for t in found.group if t.branch is not None).values())
 
 
 @acts("strategy.entropy_tokens", (1, {1}), (7, {7}), given=ARPO)

@@ -236,15 +236,15 @@ def advantage_of_what_became_ten_nats_likelier(recipe: Recipe, lab: Lab) -> floa
     return max(found.advantages or ())
 
 
-@acts("rl.shared_advantage", ("own", [1.0, -1.0]), ("mean", [0.0, 0.0]))
+@acts("rl.shared_advantage", ("own", [1.0, -1.0]), ("mean", [0.0, 0.0]), ("siblings", [1.0]))
 def advantages_of_what_a_branch_has_from_its_parent(recipe: Recipe, lab: Lab) -> list[float]:
-    """The first sampled id, which both have."""
+    """Of the first sampled id, which both have, where it is learnt."""
     first = Turn((Segment("sampled", "a", (2,), (-1.0,)),))
     parent = Trajectory("t/0", "t", (Segment("prompt", "p", (1,)),), (first,), reward=1.0)
     second = Turn((Segment("sampled", "b", (3,), (-1.0,)),))
     branch = replace(parent, id="t/1", turns=(first, second), branch=Branch("t/0", "t/0", 1, 2, 1.0, 0.5))
     samples = to_samples([parent, branch], [1.0, -1.0], recipe.rl)
-    return [one.advantages[1] for one in samples if one.advantages]
+    return [one.advantages[1] for one in samples if one.advantages and one.mask[1]]
 
 
 @acts("rl.contrast", (0.0, []), (0.8, [-0.4, 0.4]))

@@ -139,6 +139,7 @@ ABOUT = {
     "mini/arpo": ("strategy",),
     "mini/echo": ("rl.echo",),
     "mini/sdpo": ("rl.sdpo",),
+    "mini/fission": ("strategy", "rl.shared_advantage", "rl.prompts", "rl.group"),
     "mini/aepo": ("strategy", "rl.algorithm"),
     "mini/rstar2": ("select",),
     "mini/cleaner": ("repair",),

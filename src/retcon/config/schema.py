@@ -162,9 +162,10 @@ class RLSection(Chosen, plugin="algorithm", chosen_by="algorithm"):
         "times by how much likelier the model finds it once it has seen the error, in place of the rollout's; 0: "
         "off")  # fmt: skip
     sdpo_limit: Rate = Field(1.0, description="most nats that this counts for a token")
-    shared_advantage: Literal["own", "mean"] = Field("own", description="of what rollouts that branch off each other "
-        "have in common; own: each rollout's on its copy (ARPO's soft one), mean: that of them all (its hard "
-        "one)")  # fmt: skip
+    shared_advantage: Literal["own", "mean", "siblings"] = Field("own", description="of what rollouts that branch off "
+        "each other have in common; own: each rollout's on its copy (ARPO's soft one), mean: that of them all (its "
+        "hard one), siblings: none on a branch's copy, and branches of one point are compared with one another alone "
+        "(Fission-GRPO)")  # fmt: skip
     void_turns: Literal["keep", "mask"] = Field("keep", description="mask: rollouts with a turn that neither calls a "
         "tool nor answers are masked (SimpleTIR)")  # fmt: skip
     truncated: Literal["keep", "mask"] = Field("keep", description="mask: rollouts that were cut off at their limit "

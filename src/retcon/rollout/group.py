@@ -205,7 +205,8 @@ class _Group:
         member.later.append(found.nats)
         if not member.slots:
             return
-        point = Point(turn, found.nats, member.first, self._vocabulary, member.in_a_row, len(member.slots))
+        left, failed = len(member.slots), bool(history.turns) and history.turns[-1].failures > 0
+        point = Point(turn, found.nats, member.first, self._vocabulary, member.in_a_row, left, failed)
         draw = random.Random(derive("branch", self._seed, self._step, self._task.id, self._first + member.index, turn))
         count = min(self._strategy.branches(point, draw), len(member.slots))
         member.in_a_row = member.in_a_row + 1 if count else 0

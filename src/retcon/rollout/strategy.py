@@ -47,7 +47,8 @@ class Point:
     """A possible branch point: after a tool's answer, once the model has begun its next turn.
 
     turn: index from 0. nats: its uncertainty; first: that of the tree's first turn. vocabulary: its size. in_a_row:
-    consecutive branch points just before it on this path. left: branches that the tree may still have.
+    consecutive branch points just before it on this path. left: branches that the tree may still have. failed: whether
+    a call of the turn before it failed.
     """
 
     turn: int
@@ -56,6 +57,7 @@ class Point:
     vocabulary: int
     in_a_row: int
     left: int
+    failed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

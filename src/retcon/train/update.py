@@ -114,9 +114,13 @@ def learnt(trajectory: Trajectory, sample: Sample, config: RLSection) -> tuple[i
     """The sample's loss mask, less what the recipe masks."""
     if is_masked(trajectory, config):
         return (0,) * len(sample.mask)
+    mask = sample.mask
+    if config.shared_advantage == "siblings" and trajectory.branch is not None:
+        shared = trajectory.branch.tokens
+        mask = (0,) * shared + mask[shared:]
     if config.failed_calls == "keep":
-        return sample.mask
-    return tuple(int(m and not failed) for m, failed in zip(sample.mask, in_failed_turns(trajectory), strict=True))
+        return mask
+    return tuple(int(m and not failed) for m, failed in zip(mask, in_failed_turns(trajectory), strict=True))
 
 
 def update(

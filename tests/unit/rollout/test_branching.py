@@ -29,6 +29,7 @@ from retcon.rollout.context import RolloutContext
 from retcon.rollout.group import rollout_group
 from retcon.rollout.strategies.aepo import Aepo
 from retcon.rollout.strategies.arpo import Arpo
+from retcon.rollout.strategies.fission import Fission
 from retcon.rollout.strategy import Measured, Point, Uncertainty, uncertainty
 from retcon.sandbox.jail import messages
 from retcon.tasks.types import Task
@@ -458,6 +459,16 @@ def test_the_budget_is_split_by_where_the_model_is_unsure() -> None:
     assert aepo.from_start(16, None) == 9
     assert aepo.from_start(16, Measured(99.0, [0.0], V)) == 16
     assert [Aepo(balance=1e6).from_start(16, Measured(h, [1.0], V)) for h in (9.0, 0.0)] == [16, 1]
+
+
+def test_recoveries_are_sampled_after_a_failed_call_or_not_at_all() -> None:
+    """A group of recoveries that is cut short has less to compare."""
+    fission = Fission(recoveries=3)
+    failed = replace(point(left=5), failed=True)
+    draws = [fission.branches(at, random.Random(0)) for at in (failed, point(), replace(failed, left=2))]
+    assert draws == [3, 0, 0]
+    with pytest.raises(RecipeError, match=r"of 8 rollouts .* initial = 4 leaves 4 for recoveries, fewer than"):
+        load_recipe(None, ["strategy.kind=fission", "rl.group=8"])
 
 
 def test_a_number_that_is_given_is_not_measured_for() -> None:

@@ -1,9 +1,12 @@
-"""ARPO's hard advantage: the mean of all rollouts on what they have in common."""
+"""Advantages of rollouts that branch: ARPO's hard mean on what they share, Fission-GRPO's groups of recoveries."""
 
 import pytest
 
-from retcon.core.types import Sample
+from retcon.core.types import Branch, Sample, Segment, Trajectory, Turn
+from retcon.train.algorithms.dr_grpo import DrGrpo
 from retcon.train.objective.credit import averaged_where_shared
+from retcon.train.objective.shaping import advantages_of
+from retcon.train.update import to_samples
 
 
 def sample(ids: tuple[int, ...], advantage: float, tree: str = "t/0") -> Sample:
@@ -57,3 +60,24 @@ def test_the_sum_over_the_copies_of_a_token_stays() -> None:
 def test_samples_without_advantages_are_refused() -> None:
     with pytest.raises(ValueError, match="has no advantages"):
         averaged_where_shared([Sample((1,), (1,), (0.0,), (0,), tree="t/0")])
+
+
+def test_recoveries_of_one_failed_call_are_a_group_of_their_own_and_learnt_from_there_on() -> None:
+    """Means: of the two from the prompt 0, of the three recoveries -1/3, of the one alone there is none."""
+    first = Turn((Segment("sampled", "ab", (2, 3), (-1.0, -1.0)), Segment("observation", "e", (4,))))
+
+    def made(name: str, reward: float, left: tuple[str, int] | None = None) -> Trajectory:
+        own = Turn((Segment("sampled", name, (5, 6), (-1.0, -1.0)),))
+        branch = left and Branch(left[0], "p/0", left[1], 1 + 3 * left[1], 0.0, 0.0)
+        turns = (first,) * (left[1] if left else 1)
+        return Trajectory(name, "p", (Segment("prompt", "p", (1,)),), (*turns, own), reward=reward, branch=branch)
+
+    group = [made("p/0", 1.0), made("p/1", -1.0), made("p/2", 1.0, ("p/0", 1)), made("p/3", -1.0, ("p/0", 1)),
+             made("p/4", -1.0, ("p/0", 1)), made("p/5", 1.0, ("p/2", 2))]  # fmt: skip
+    config = DrGrpo(shared_advantage="siblings")
+    (found,) = advantages_of([group], [[t.reward or 0.0 for t in group]], config)
+    assert found == pytest.approx([1.0, -1.0, 4 / 3, -2 / 3, -2 / 3, 0.0])
+    masks = [sample.mask for sample in to_samples(group, found, config)]
+    assert masks[0] == (0, 1, 1, 0, 1, 1)
+    assert masks[2] == (0, 0, 0, 0, 1, 1)
+    assert masks[5] == (0, 0, 0, 0, 0, 0, 0, 1, 1)

@@ -52,6 +52,31 @@ def shaped_rewards(group: Sequence[Trajectory], config: RLSection, limits: Rollo
     ]
 
 
+def advantages_of(
+    groups: Sequence[Sequence[Trajectory]], rewards: Sequence[Sequence[float]], config: RLSection
+) -> list[list[float]]:
+    """Return the advantages of a step's groups, by their shaped rewards.
+
+    With config.shared_advantage = siblings, the rollouts of a group that began at one point, the prompt or a branch
+    point, are a group of their own (Fission-GRPO, arXiv 2601.15625).
+    """
+    if config.shared_advantage != "siblings":
+        return config.advantages_of_step(rewards)
+    parts: list[tuple[int, list[int]]] = []
+    for number, group in enumerate(groups):
+        points: dict[tuple[str, int] | None, list[int]] = {}
+        for index, one in enumerate(group):
+            point = (one.branch.parent, one.branch.turns) if one.branch else None
+            points.setdefault(point, []).append(index)
+        parts += [(number, indices) for indices in points.values()]
+    found = config.advantages_of_step([[rewards[number][index] for index in indices] for number, indices in parts])
+    advantages = [[0.0] * len(group) for group in groups]
+    for (number, indices), part in zip(parts, found, strict=True):
+        for index, advantage in zip(indices, part, strict=True):
+            advantages[number][index] = advantage
+    return advantages
+
+
 def comparable(group: Sequence[Trajectory], config: RLSection) -> list[Trajectory]:
     """Keep the rollouts of a group whose rewards are compared.
 

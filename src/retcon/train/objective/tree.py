@@ -11,7 +11,7 @@ from retcon.config.schema import Recipe, RLSection
 from retcon.config.section import Aggregate
 from retcon.core.types import Sample, Trajectory
 from retcon.rollout.context import RolloutLimits
-from retcon.train.objective.shaping import is_masked, shaped_rewards
+from retcon.train.objective.shaping import advantages_of, is_masked, shaped_rewards
 
 
 def node_fates(root: Trajectory, config: RLSection) -> Iterator[tuple[Trajectory, str]]:
@@ -82,7 +82,7 @@ def credit_groups(
     rewards = [
         [found[tree[0].id] for found, tree in zip(*both, strict=True)] for both in zip(by_node, trees, strict=True)
     ]
-    advantages = rl.advantages_of_step(rewards)
+    advantages = advantages_of(groups, rewards, rl)
     known: dict[tuple[int, int, float], float] = {}
 
     def in_place(g: int, i: int, reward: float) -> float:
@@ -90,7 +90,7 @@ def credit_groups(
             return advantages[g][i]
         if (g, i, reward) not in known:
             changed = [*rewards[:g], [*rewards[g][:i], reward, *rewards[g][i + 1 :]], *rewards[g + 1 :]]
-            known[g, i, reward] = rl.advantages_of_step(changed)[g][i]
+            known[g, i, reward] = advantages_of(groups, changed, rl)[g][i]
         return known[g, i, reward]
 
     credited = [CreditedGroup(list(group), list(own)) for group, own in zip(groups, advantages, strict=True)]
