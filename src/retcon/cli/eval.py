@@ -32,7 +32,7 @@ from retcon.cli.arguments import (
 from retcon.core.errors import MissingExtra, RecipeError, nearest
 from retcon.core.installing import how_to_install
 from retcon.core.texts import counted, is_url
-from retcon.runs.progress import print_line, print_place, show_progress
+from retcon.runs.progress import print_line, print_place, show_progress, show_rollouts
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -207,12 +207,13 @@ def _measure(job: Measurement, dry_run: bool) -> None:
     from retcon.evaluate.runner import run_evaluation, settings_of
 
     kept = f"the problems that are measured are kept in {job.out}; the same command continues"
-    with interruptible(kept), show_progress(f"evaluating {job.model}") as tell:
+    with interruptible(kept), show_rollouts(f"evaluating {job.model}") as tell:
         path = run_evaluation(
             job.recipe,
             job.folder,
             job.out,
             on_progress=tell,
+            on_tokens=tell.sampled,
             on_place=print_place,
             on_ready=ready(job.recipe),
             protocol=job.settings,

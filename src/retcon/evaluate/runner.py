@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -31,9 +31,9 @@ from retcon.build import (
 from retcon.config.schema import Recipe
 from retcon.core.errors import CheckpointError, RecipeError, SandboxUnavailable
 from retcon.core.seeds import derive
-from retcon.core.together import together
+from retcon.core.together import cancelled, together
 from retcon.core.types import Trajectory
-from retcon.engine.types import Generator, SamplingParams
+from retcon.engine.types import Generator, SamplingParams, TellsStatistics
 from retcon.evaluate.card import write_card
 from retcon.evaluate.result import (
     Begun,
@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from retcon.chat.chat import Chat
     from retcon.models.devices import Placement
 
+T = TypeVar("T")
 Progress = Callable[[int, int], None]
 """Rollouts done, of how many, over all settings."""
 
@@ -91,6 +92,7 @@ def run_evaluation(
     out: Path,
     *,
     on_progress: Progress | None = None,
+    on_tokens: Callable[[int], None] | None = None,
     on_place: OnPlace | None = None,
     on_ready: Callable[[], None] = lambda: None,
     protocol: str = "",
@@ -99,7 +101,8 @@ def run_evaluation(
 
     A setting that `out` already holds is kept, and the problems that are done of one that was interrupted or that was
     measured on fewer of the problems. checkpoint: the model's folder; where an engine elsewhere is measured, that whose
-    tokenizer counts. protocol: the name of its settings, for the card.
+    tokenizer counts. on_tokens: gets every second how many tokens were sampled. protocol: the name of its settings, for
+    the card.
 
     Raises CheckpointError for a missing or broken checkpoint and for an `out` that holds another evaluation, be it of
     other weights or chat templates in the same folder, or of other problems in the same file; RecordError where `out`
@@ -148,7 +151,7 @@ def run_evaluation(
                     recipe, tasks, name=name, params=params, engine=engine, chat=chat, family=family, on_progress=tell,
                     faults=faults, begun=begun,
                 )  # fmt: skip
-                groups, setting = runner.run(work)
+                groups, setting = runner.run(_watched(work, engine, on_tokens))
                 if setting.lost > MAX_LOST_SHARE * count:
                     raise SandboxUnavailable(
                         f"{setting.lost} of {count} rollouts were lost to faults of the sandbox, the engine or a grader"
@@ -162,6 +165,21 @@ def run_evaluation(
                 begun.remove()
             tell(count)
     return out / "result.json"
+
+
+async def _watched(work: Awaitable[T], engine: Generator, on_tokens: Callable[[int], None] | None) -> T:
+    """Await `work`; meanwhile `on_tokens` gets every second how many tokens the engine has sampled."""
+
+    async def watch(tell: Callable[[int], None]) -> None:
+        while True:
+            await asyncio.sleep(1)
+            tell(getattr(engine.stats, "generated", 0) if isinstance(engine, TellsStatistics) else 0)
+
+    watching = [asyncio.create_task(watch(on_tokens))] if on_tokens is not None else []
+    try:
+        return await work
+    finally:
+        await cancelled(watching)
 
 
 async def evaluate(

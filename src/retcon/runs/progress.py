@@ -84,10 +84,62 @@ def show_steps(label: str, steps: int, stages: Sequence[str] = ()) -> Iterator[S
         yield StepProgress(tell, label, steps, stages)
 
 
+@contextmanager
+def show_rollouts(label: str) -> Iterator[RolloutProgress]:
+    """Return a function that shows how many rollouts of `label` are done, and when all will be."""
+    with show_progress(label) as tell:
+        yield RolloutProgress(tell, label)
+
+
 EVERY = 30.0
-"""Seconds between two lines on the rollouts of a step."""
+"""Seconds between two lines on rollouts."""
 FIRST = 5.0
 """Seconds until the first."""
+
+
+class RolloutProgress:
+    """Shows rollouts, sampled tokens and the expected end: in a terminal beside the bar, else as lines."""
+
+    def __init__(self, tell: OnProgress, label: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._tell, self._label, self._clock = tell, label, clock
+        self._began = clock()
+        self._next = self._began + FIRST
+        self._before: int | None = None
+        self._done = self._total = self._tokens = 0
+
+    def __call__(self, done: int, total: int) -> None:
+        """Show that so many rollouts are done, those of earlier sessions among them."""
+        if (done, total) == (self._done, self._total):
+            return
+        if self._before is None:
+            self._before = done - 1
+        self._done, self._total = done, total
+        if not isinstance(self._tell, Lines):
+            self._tell(done, total)
+        self._show()
+
+    def sampled(self, tokens: int) -> None:
+        """Show how many tokens this session has sampled so far."""
+        self._tokens = tokens
+        self._show()
+
+    def _show(self) -> None:
+        now = self._clock()
+        new, left = self._done - (self._before or 0), self._total - self._done
+        parts = _progress_parts(self._tokens, now - self._began, new, left)
+        if isinstance(self._tell, Bar):
+            self._tell.describe(", ".join((self._label, *parts)))
+        elif now >= self._next or (self._total and not left):
+            self._next = now + EVERY
+            done = f"{self._done} of {self._total} rollouts" if self._total else "no rollout done yet"
+            print_line(", ".join((f"{self._label}: {done}", *parts)))
+
+
+def _progress_parts(tokens: int, seconds: float, done: int, left: int) -> list[str]:
+    """Tokens and their rate, and when the rollouts that are left will be done. seconds: that it has taken so far."""
+    spent = max(seconds, 1e-9)
+    rate = [f"{tokens:,} tokens, {tokens / spent:,.0f} a second"] if tokens else []
+    return rate + ([f"all rollouts in about {format_duration(spent / done * left)}"] if done > 0 and left else [])
 
 
 class StepProgress:
@@ -115,13 +167,9 @@ class StepProgress:
         now = self._clock()
         if step != self._step:
             self._step, self._began = step, now - 1  # what comes first comes a second after its beginning
-        spent = max(now - self._began, 1e-9)
+        left = total - done + (self._steps - step) * total
         parts = [f"step {step}/{self._steps}: {done} of {total} rollouts"]
-        if tokens:
-            parts.append(f"{tokens:,} tokens, {tokens / spent:,.0f} a second")
-        if done:
-            left = spent / done * (total - done + (self._steps - step) * total)
-            parts.append(f"all rollouts in about {format_duration(left)}")
+        parts += _progress_parts(tokens, now - self._began, done, left)
         if isinstance(self._tell, Bar):
             self._tell.describe(f"{self._label}  {', '.join(parts)}")
         elif now >= self._next:

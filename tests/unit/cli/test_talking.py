@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from retcon.cli.app import app
 from retcon.cli.arguments import Interrupted, complete_key, complete_recipe, interruptible
 from retcon.core.errors import RecordError
-from retcon.runs.progress import Lines, StepProgress
+from retcon.runs.progress import Lines, RolloutProgress, StepProgress
 
 
 def test_rollouts_are_shown_before_the_first_step_is_over(capsys: pytest.CaptureFixture[str]) -> None:
@@ -22,6 +22,23 @@ def test_rollouts_are_shown_before_the_first_step_is_over(capsys: pytest.Capture
     assert capsys.readouterr().err.splitlines() == [
         "step 1/2: 2 of 8 rollouts, 300 tokens, 27 a second, all rollouts in about 1:17",
         "step 1/2: 4 of 8 rollouts, 700 tokens, 14 a second, all rollouts in about 2:33",
+    ]
+
+
+def test_an_evaluation_shows_tokens_before_a_rollout_is_done_and_its_end_after(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    now = 0.0
+    shown = RolloutProgress(Lines("evaluating", [].append), "evaluating", clock=lambda: now)
+    for now, tokens in ((1.0, 20), (6.0, 600), (20.0, 800)):  # noqa: B007
+        shown.sampled(tokens)
+    for now, done in ((40.0, 51), (60.0, 55), (90.0, 60), (100.0, 100)):  # noqa: B007
+        shown(done, 100)
+    assert capsys.readouterr().err.splitlines() == [
+        "evaluating: no rollout done yet, 600 tokens, 100 a second",
+        "evaluating: 51 of 100 rollouts, 800 tokens, 20 a second, all rollouts in about 32:40",
+        "evaluating: 60 of 100 rollouts, 800 tokens, 9 a second, all rollouts in about 6:00",
+        "evaluating: 100 of 100 rollouts, 800 tokens, 8 a second",
     ]
 
 
