@@ -126,10 +126,7 @@ _APOLOGY = (
 _WAYS = r"(?:approach|method|way|library|strategy|function|solution|module|package|technique)"
 
 RULES: dict[str, dict[Scope, str]] = {
-    "apology": {
-        "fix": _APOLOGY,
-        "later": _APOLOGY,
-    },
+    "apology": {"fix": _APOLOGY, "later": _APOLOGY},
     "error": {
         "fix": rf"{_STATISTICS}errors?|exceptions?|traceback|bugs?|buggy|mistak\w*|fail(?:s|ed|ing|ures?)?|crash\w*"
         r"|went wrong|(?:in|not )correct(?:ly)?|wrong(?:ly)?|forg[eo]t(?:ten)?|overlook\w*|missed|missing"
@@ -199,16 +196,13 @@ RULES: dict[str, dict[Scope, str]] = {
     "refuted": {"fix": rf"{_MADE} (?:\w+ ){{0,3}}?(?:not|\w+n['’]t) \w+"},
     "did": {
         "fix": r"(?:I|we) (?:\w+ly )?(?!need|proceed|exceed|succeed)"
-        r"(?:was|were|had|did|made|wrote|put|took|gave|got|went|left|chose|thought|meant|\w+ed)",
+        r"(?:was|were|had|did|made|wrote|put|took|gave|got|went|left|chose|thought|meant|\w+ed)"
     },
     "contrast": {
         "fix": r"(?<=, )not (?!only|just|necessarily|including|counting)\w+"
-        r"|(?:and|but) not (?:an?|the|its?|in|by|of|to|with)",
+        r"|(?:and|but) not (?:an?|the|its?|in|by|of|to|with)"
     },
-    "exception": {
-        "fix": r"[A-Za-z]*(?:Error|Exception|Warning)\b",
-        "later": r"[A-Z][A-Za-z]*(?:Error|Exception)\b",
-    },
+    "exception": {"fix": r"[A-Za-z]*(?:Error|Exception|Warning)\b", "later": r"[A-Z][A-Za-z]*(?:Error|Exception)\b"},
 }
 """What each rule's pattern matches within a sentence, as whole words, by scope."""
 

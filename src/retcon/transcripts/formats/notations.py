@@ -16,15 +16,7 @@ from retcon.transcripts.in_messages import InMessages, InText, in_messages
 from retcon.transcripts.items import SAID, speaker_of, text_of
 from retcon.transcripts.itemwise import Item, ItemList, Itemwise, Pieces, objects
 from retcon.transcripts.pieces import Call, Piece, ToolOutput
-from retcon.transcripts.registry import (
-    FEEDBACK,
-    Dialect,
-    Fragment,
-    JsonCall,
-    all_clean,
-    dialects,
-    is_feedback,
-)
+from retcon.transcripts.registry import FEEDBACK, Dialect, Fragment, JsonCall, all_clean, dialects, is_feedback
 from retcon.transcripts.types import NOT_JSON, Certainty, Json
 from retcon.transcripts.verdicts import UNCLEAR, Verdict, looks_clean
 

@@ -6,15 +6,7 @@ from collections.abc import Sequence
 from types import MappingProxyType
 
 from retcon.transcripts.items import APART, Thought, as_text, text_of
-from retcon.transcripts.itemwise import (
-    Blockwise,
-    Item,
-    ItemList,
-    called,
-    flagged,
-    some_id,
-    string,
-)
+from retcon.transcripts.itemwise import Blockwise, Item, ItemList, called, flagged, some_id, string
 from retcon.transcripts.pieces import Call, PieceKind, ToolOutput
 from retcon.transcripts.types import Json
 from retcon.transcripts.verdicts import UNCLEAR, Verdict
