@@ -80,40 +80,17 @@ class Refused(NamedTuple):
     text: str
 
 
-class _Index:
-    """First places of tokens in turns that are folded in backwards.
+class _Index(dict[str, int]):
+    """First places of tokens in turns that are folded in backwards. done: how many of these it has."""
 
-    Args:
-        folded: numbers of the turns, each with that of the turn whose words it has; it grows. A turn is read when a
-            token is looked up.
-        read: yields the tokens of such a turn with their place, the first place last."""
-
-    def __init__(
-        self, folded: Sequence[tuple[int, int]], read: Callable[[int, int], Iterable[tuple[Iterable[str], int]]]
-    ) -> None:
-        self._folded = folded
-        self._read = read
-        self._places: dict[str, int] = {}
-        self._done = 0
-
-    def get(self, token: str) -> int | None:
-        """The first place of a token, None where no text has it."""
-        return self.places().get(token)
-
-    def places(self) -> dict[str, int]:
-        """All tokens with their first places."""
-        for number, words in self._folded[self._done :]:
-            for found, place in self._read(number, words):
-                self._places.update(dict.fromkeys(found, place))
-        self._done = len(self._folded)
-        return self._places
+    done = 0
 
 
 class Kept:
     """References of the remaining turns to what a splice removes."""
 
     def __init__(self, turns: Sequence[Turn], prompt: str) -> None:
-        self._turns = turns
+        self.turns = turns
         self._prompt = prompt
         self._flags: list[_Flag] = []
         self._later: list[tuple[int, bool]] = []
@@ -123,22 +100,7 @@ class Kept:
         self._cut_for: dict[int, list[Cut]] = {}
         self._folded: list[tuple[int, int]] = []
         """The turns that follow, each with the turn whose words it has."""
-        self._mentioned = _Index(self._folded, lambda n, words: [(mentions(self._prose(words)), 2 * n)])
-        self._bare = _Index(
-            self._folded, lambda n, words: [(bare_words(unreferring(self._prose(words), "later")), 2 * n)]
-        )
-        self._asked = _Index(
-            self._folded, lambda n, _: [(_named(asked), 2 * n + 1)] if (asked := _asked(turns[n])) else []
-        )
-        self._relied = _Index(
-            self._folded, lambda n, words: [(relied_on(self._prose(words) + _arguments(turns[n])), 2 * n)]
-        )
-        self._told = _Index(
-            self._folded,
-            lambda n, _: [(tokens(_asked(turns[n])), 2 * n + 1), *((tokens(one), 2 * n) for one in _shown(turns[n]))],
-        )
-        """Where what follows speaks first of names and numbers, of words that may be names, where a user does of names
-        and exceptions, where it has an entity, and where an output, a program or a user tells of a token."""
+        self._indexes: dict[_Read, _Index] = {}
         self._first: dict[str, int] | None = None
         self._together: dict[tuple[int | str, ...], list[int]] = {}
         self._alike: list[list[int]] = []
@@ -155,9 +117,9 @@ class Kept:
         gives later ones something to refer to. stays: whether it failed and stays, so that nothing in it is cut."""
         if trouble:
             self.told_more()
-        turn = self._turns[number]
-        fixed = stays or (self._ids and (_has_ids(turn) or _has_ids(self._turns[words])))
-        said = self._prose(words)
+        turn = self.turns[number]
+        fixed = stays or (self._ids and (_has_ids(turn) or _has_ids(self.turns[words])))
+        said = self.prose(words)
         own = [_Flag(words, "words", one, fixed) for one in referring(said, "later")]
         self._later.append((words, fixed))
         self._folded.append((number, words))
@@ -169,6 +131,15 @@ class Kept:
         own += [_Flag(number, "tail", one, True) for one in referring(self._tail(number), "later")]
         if own:
             self._flags += [flag for flag in own if not self._is_cut(flag)]
+
+    def _places(self, read: _Read) -> _Index:
+        """First places of the tokens that `read` finds in what follows."""
+        index = self._indexes.setdefault(read, _Index())
+        for number, words in self._folded[index.done :]:
+            for found, place in read(self, number, words):
+                index.update(dict.fromkeys(found, place))
+        index.done = len(self._folded)
+        return index
 
     def told_more(self) -> None:
         """Something comes in between that all later words may refer to."""
@@ -204,9 +175,9 @@ class Kept:
         for turn in sorted({turn for turn, _ in self._cuts}):
             program = None
             if comments := self._done(turn, "comments"):
-                code = self._turns[turn].calls[0].code
+                code = self.turns[turn].calls[0].code
                 program = (code, without_comments(code, comments))
-            out.append(Edit(turn, tuple(spans(self._prose(turn), self._done(turn, "words"))), program))
+            out.append(Edit(turn, tuple(spans(self.prose(turn), self._done(turn, "words"))), program))
         return tuple(out)
 
     def _done(self, turn: int, place: Place) -> list[Sentence]:
@@ -219,11 +190,11 @@ class Kept:
 
     def _own(self, first: int, stop: int, shallow: bool) -> Iterator[_Flag]:
         """What in the fix itself refers to the failure: its comments, what follows it, and, deep, its words."""
-        turn = self._turns[stop]
+        turn = self.turns[stop]
         fixed = _has_ids(turn)
         if not shallow:
             yield from (_Flag(stop, "words", one, fixed) for one in referring(prose(turn), "fix", first="leans"))
-        before = "\n".join(call.code for call in self._turns[first].calls)
+        before = "\n".join(call.code for call in self.turns[first].calls)
         for call in turn.calls:
             for one in referring_comments(call.code, "fix"):
                 if call.code[one.start : one.end] not in before:
@@ -234,11 +205,11 @@ class Kept:
         """Yield later sentences that repeat a removed one about the failure."""
         if not self._later:
             return
-        words = [prose(turn) for turn in (self._turns[first + 1 : stop + 1] if shallow else self._turns[first:stop])]
+        words = [prose(turn) for turn in (self.turns[first + 1 : stop + 1] if shallow else self.turns[first:stop])]
         gone = dict.fromkeys(said[one.start : one.end] for said in words for one in referring(said, "fix"))
         telling_ones = [text for text in gone if len(text.split()) >= _TELLING]
         for turn, fixed in self._later if telling_ones else ():
-            said = self._prose(turn)
+            said = self.prose(turn)
             for one in sentences(said) if any(text in said for text in telling_ones) else ():
                 flag = _Flag(turn, "words", replace(one, rule="repeated"), fixed)
                 known = self._is_cut(flag) or any(flag.covers(other) for other in self._flags)
@@ -247,10 +218,10 @@ class Kept:
 
     def _lost(self, first: int, stop: int, words: int) -> Refused | None:
         """Find a mentioned name or value that a splice removes."""
-        gone = self._turns[first:stop]
+        gone = self.turns[first:stop]
         failed = [o for turn in gone for o in turn.observations if o.status != "ok"]
-        fix = self._turns[stop]
-        said, asked = self._prose(words), _asked(fix)
+        fix = self.turns[stop]
+        said, asked = self.prose(words), _asked(fix)
         # What is said after the call was written before its output: a result in it is made up.
         if made_up := decimals(self._tail(stop)):
             has = set[str]().union(*map(tokens, _shown(fix)))
@@ -261,46 +232,46 @@ class Kept:
         missing = {t for o in failed for t in absent(o.text)}
         results = set[str]().union(*[entities(text) for t in gone for o in t.observations if (text := _result(o))])
         named = relied_on(said + _arguments(fix)) if results else set()
-        spoken = own or now or missing or results or self._mentioned.places() or self._asked.places()
+        spoken = own or now or missing or results or self._places(_mentioned) or self._places(_named_by_user)
         if not spoken:
             return None
         values = {t for turn in gone for o in turn.observations for t in telling(o.text) if t[0].isdigit()}
         names = {t for turn in gone for call in turn.calls for t in tokens(call.code) if not t[0].isdigit()}
         has = set[str]().union(*map(tokens, _shown(fix)))
         if words == first:  # they were written for its program: a number of both that the fix has not is given up
-            numbers = {t for call in self._turns[first].calls for t in tokens(call.code) if t[0].isdigit()}
+            numbers = {t for call in self.turns[first].calls for t in tokens(call.code) if t[0].isdigit()}
             for token in sorted((own & numbers) - has):
                 if self._new(token, first):
                     return Refused("value", token)
         # Users' words stay, whatever they are about.
         raised = {o.error_type.rpartition(".")[2] for o in failed if o.error_type}
         for token in sorted((names | raised) - has):
-            if self._missed(token, 2 * stop + 1 if token in now else self._asked.get(token), first):
+            if self._missed(token, 2 * stop + 1 if token in now else self._places(_named_by_user).get(token), first):
                 return Refused("name" if token in names else "exception", token)
         has |= tokens(asked)
         for token in sorted((values | names) - has):
-            at = 2 * stop if token in own and (token in names or words == stop) else self._mentioned.get(token)
+            at = 2 * stop if token in own and (token in names or words == stop) else self._places(_mentioned).get(token)
             if self._missed(token, at, first):
                 return Refused("value" if token in values else "name", token)
         # What a result named, and what is said or asked for later by it.
         for token in sorted(results - has):
-            at = 2 * stop if token in named else self._relied.get(token)
+            at = 2 * stop if token in named else self._places(_relied).get(token)
             if self._missed(token, at, first):
                 return Refused("value" if token[0].isdigit() else "name", token)
         missing = missing & names - has
         bare = bare_words(said if words == first else unreferring(said, "fix")) if missing else set()
         for token in sorted(missing):
-            if self._missed(token, 2 * stop if token in bare else self._bare.get(token), first):
+            if self._missed(token, 2 * stop if token in bare else self._places(_bare).get(token), first):
                 return Refused("name", token)
         return None
 
     def named_alone(self, first: int, stop: int) -> str | None:
         """Find a name in a failure's words that only its program has."""
-        turn = self._turns[first]
+        turn = self.turns[first]
         names = names_of("\n".join(call.code for call in turn.calls), prose(turn))
         if not names:
             return None
-        texts = [self._prompt, *(s.text for t in self._turns[:first] for s in t.segments), *_shown(self._turns[stop])]
+        texts = [self._prompt, *(s.text for t in self.turns[:first] for s in t.segments), *_shown(self.turns[stop])]
         return min((name for name in names if not any(has_name(text, name) for text in texts)), default=None)
 
     def _missed(self, token: str, at: int | None, first: int) -> bool:
@@ -308,7 +279,7 @@ class Kept:
         return at is not None and self._told_from(token, at) >= at and self._new(token, first)
 
     def _told_from(self, token: str, default: int) -> int:
-        place = self._told.get(token)
+        place = self._places(_told).get(token)
         return default if place is None else place
 
     def _new(self, token: str, first: int) -> bool:
@@ -318,13 +289,13 @@ class Kept:
     def told_before(self, number: str, turn: int) -> bool:
         """Whether a number stands before a turn, or in its words."""
         number = plain(number)
-        return self._firsts().get(number, turn) < turn or number in tokens(self._prose(turn))
+        return self._firsts().get(number, turn) < turn or number in tokens(self.prose(turn))
 
     def done_before(self, stop: int, first: int) -> bool:
         """Whether a fix only repeats a step and output from before the failure."""
         if not self._alike:
             spoken = 0
-            for n, turn in enumerate(self._turns):
+            for n, turn in enumerate(self.turns):
                 self._alike.append(self._together.setdefault((spoken, *_outputs(turn)), []))
                 self._alike[-1].append(n)
                 spoken += spoken_after(turn)
@@ -332,48 +303,80 @@ class Kept:
         if alike[0] >= first:
             return False
         if alike[0] not in self._firsts_of:
-            self._firsts_of[alike[0]] = {_lines(self._turns[n]): n for n in reversed(alike)}
-        if self._firsts_of[alike[0]][_lines(self._turns[stop])] >= first:
+            self._firsts_of[alike[0]] = {_lines(self.turns[n]): n for n in reversed(alike)}
+        if self._firsts_of[alike[0]][_lines(self.turns[stop])] >= first:
             return False
-        codes = ([call.code for call in self._turns[n].calls] for n in (first, stop))
+        codes = ([call.code for call in self.turns[n].calls] for n in (first, stop))
         return next(codes) != next(codes)
 
     def _firsts(self) -> dict[str, int]:
         """Where each token stands first, -1 for the prompt."""
         if self._first is None:
             self._first = dict.fromkeys(tokens(self._prompt), -1)
-            for n, turn in enumerate(self._turns):
+            for n, turn in enumerate(self.turns):
                 for token in tokens("\n".join(s.text for s in turn.segments)):
                     self._first.setdefault(token, n)
         return self._first
 
-    def _prose(self, turn: int) -> str:
+    def prose(self, turn: int) -> str:
         """Return the words of a turn, computed once."""
         if turn not in self._said:
-            self._said[turn] = prose(self._turns[turn])
+            self._said[turn] = prose(self.turns[turn])
         return self._said[turn]
 
     def _tail(self, turn: int) -> str:
         """Return the tail of a turn, computed once."""
         if turn not in self._tails:
-            self._tails[turn] = _tail(self._turns[turn])
+            self._tails[turn] = _tail(self.turns[turn])
         return self._tails[turn]
 
     def _can_cut(self, turn: int, place: Place, cuts: list[Sentence]) -> bool:
         cuts = [*self._done(turn, place), *cuts]
         if place == "words":
-            return can_cut(self._prose(turn), cuts)
+            return can_cut(self.prose(turn), cuts)
         if place == "tail":
             return False
-        call, text = self._turns[turn].calls[0], self._turns[turn].text
+        call, text = self.turns[turn].calls[0], self.turns[turn].text
         # Of programs that were put together of several blocks, or are a shell's, no comment can be cut.
         whole = rewritten_text(text, call.code, "") != text and call.language != "shell"
         return whole and _same_program(call.code, cuts)
 
     def _text(self, flag: _Flag) -> str:
-        turn = self._turns[flag.turn]
+        turn = self.turns[flag.turn]
         text = {"words": prose, "tail": _tail}.get(flag.place, lambda t: t.calls[0].code)(turn)
         return text[flag.one.start : flag.one.end]
+
+
+_Read = Callable[[Kept, int, int], Iterable[tuple[Iterable[str], int]]]
+"""Yields the tokens of a turn, given its number and that of the turn whose words it has; the first place last."""
+
+
+def _mentioned(kept: Kept, number: int, words: int) -> Iterator[tuple[Iterable[str], int]]:
+    """Names and numbers in words."""
+    yield mentions(kept.prose(words)), 2 * number
+
+
+def _bare(kept: Kept, number: int, words: int) -> Iterator[tuple[Iterable[str], int]]:
+    """Words that may be names."""
+    yield bare_words(unreferring(kept.prose(words), "later")), 2 * number
+
+
+def _relied(kept: Kept, number: int, words: int) -> Iterator[tuple[Iterable[str], int]]:
+    """Entities."""
+    yield relied_on(kept.prose(words) + _arguments(kept.turns[number])), 2 * number
+
+
+def _named_by_user(kept: Kept, number: int, _: int) -> Iterator[tuple[Iterable[str], int]]:
+    """Names and exceptions that a user names."""
+    if asked := _asked(kept.turns[number]):
+        yield _named(asked), 2 * number + 1
+
+
+def _told(kept: Kept, number: int, _: int) -> Iterator[tuple[Iterable[str], int]]:
+    """What an output, a program or a user tells of."""
+    yield tokens(_asked(kept.turns[number])), 2 * number + 1
+    for text in _shown(kept.turns[number]):
+        yield tokens(text), 2 * number
 
 
 def prose(turn: Turn) -> str:
