@@ -24,13 +24,12 @@ def has_failed(turn: Turn, failures: Set[Status]) -> bool:
     if turn.repair is not None:
         return False
     statuses = [o.status for o in turn.observations]
-    return "infrastructure" not in statuses and not failures.isdisjoint(statuses)
+    return not failures.isdisjoint(statuses) and "infrastructure" not in statuses
 
 
 def failed(turn: Turn) -> bool:
     """Whether a turn failed, with an output for each call, and was not judged before."""
-    complete = bool(turn.calls) and len(turn.calls) == len(turn.observations)
-    return complete and has_failed(turn, FAILURES)
+    return len(turn.calls) == len(turn.observations) and has_failed(turn, FAILURES)
 
 
 def half_answered(turn: Turn) -> bool:

@@ -42,13 +42,14 @@ def parse(code: str) -> ast.Module | None:
 
 
 class Part(Struct, frozen=True):
-    """A top-level statement as text. start: the lines before it; lines: its own. literal: the name that it binds to a
-    number, a list of numbers or a text, with nothing beside; None where it does anything else."""
+    """Top-level statements as text: one, or a run of those that bind a name to a number, a list of numbers or a text.
+
+    start: the lines before it; lines: its own. literals: the names that a run binds, one a line."""
 
     start: int
     text: str
     lines: int
-    literal: str | None
+    literals: Sequence[str] = ()
 
 
 @lru_cache(maxsize=64)
@@ -56,33 +57,35 @@ def split(code: str) -> list[Part] | None:
     """Split a program into top-level statements; None where that is impossible.
 
     A failure and its fix share most statements, and what is known of each is cached by its text. Each part can be
-    parsed by itself, so that together they are the program."""
+    parsed by itself, so that together they are the program. The last statement is a part of its own."""
     parts: list[Part] = []
-    at = 0
-    for text in _STATEMENT.split(code):
-        if name := _bound_literal(text):
-            parts.append(Part(at, text, 1, name))
-            at += 1
-        elif parse(text) is None:
+    at = line = 0
+    while True:
+        if run := _LITERALS.match(code, at):
+            names = _BOUND.findall(run[0])
+            if any(map(iskeyword, names)):
+                return None
+            parts.append(Part(line, run[0], len(names), names))
+            at, line = run.end(), line + len(names)
+            continue
+        following = _STATEMENT.search(code, at)
+        text = code[at : following.start() if following else len(code)]
+        if parse(text) is None:
             return None
-        else:
-            lines = text.count("\n") + 1
-            parts.append(Part(at, text, lines, None))
-            at += lines
-    return parts
-
-
-@lru_cache(maxsize=512)
-def _bound_literal(text: str) -> str | None:
-    """Return the name that a statement binds to a literal."""
-    found = _LITERAL.fullmatch(text)
-    return None if found is None or iskeyword(found[1]) else found[1]
+        parts.append(Part(line, text, text.count("\n") + 1))
+        if following is None:
+            return parts
+        at, line = following.end(), line + parts[-1].lines
 
 
 _STATEMENT = re.compile(r"\n(?=[A-Za-z_](?!(?:lse|lif|xcept|inally)\b))")
 """Where a line begins a statement, unless it goes on with the one before it."""
 _NUMBER = r"-?(?:0|[1-9]\d{0,15})(?:\.\d+)?"
-_LITERAL = re.compile(rf"([A-Za-z_]\w*) = (?:{_NUMBER}|\[(?:{_NUMBER}(?:, {_NUMBER})*)?\]|\"[\w ,.:-]*\"|'[\w ,.:-]*')")
+_LITERALS = re.compile(
+    rf"(?:[A-Za-z_]\w* = (?:{_NUMBER}|\[(?:{_NUMBER}(?:, {_NUMBER})*)?\]|\"[\w ,.:-]*\"|'[\w ,.:-]*')"
+    rf"{_STATEMENT.pattern})+"
+)
+_BOUND = re.compile(r"^(\w+) = ", re.MULTILINE)
 
 
 def source(node: ast.AST) -> str:
@@ -191,13 +194,13 @@ def reads(code: str) -> frozenset[str]:
 
     All words of a program that cannot be parsed. A loop's body is read once, and what one branch binds counts as
     bound after all of them. What functions read counts at the end."""
-    parts = split(code) or [Part(0, code, 0, None)]
+    parts = split(code) or [Part(0, code, 0)]
     outer: set[str] = set()
     bound: set[str] = set()
     later: set[str] = set()
     for part in parts:
-        if part.literal is not None:
-            bound.add(part.literal)
+        if part.literals:
+            bound.update(part.literals)
             continue
         read = _read(part.text)
         if read is None:
@@ -378,7 +381,7 @@ def effects(code: str, before: int | None = None) -> Effects:
         names = frozenset([*_ASSIGNED.findall(text), *_DEFINED.findall(text), *by_import])
         if (tree := parse(code)) is None:
             return Effects(names, frozenset(("*", line) for line in _STAR.findall(text)), outside=reached)
-        parts = [Part(0, code, code.count("\n") + 1, None)]
+        parts = [Part(0, code, code.count("\n") + 1)]
     defined: set[str] = set()
     imported: set[tuple[str, str]] = set()
     changed: set[str] = set()
@@ -387,11 +390,10 @@ def effects(code: str, before: int | None = None) -> Effects:
     for part in parts:
         if before is not None and before <= part.start:
             break
-        ended = before is None or part.start + part.lines < before
-        if part.literal is not None:
-            if ended:
-                defined.add(part.literal)
+        if part.literals:
+            defined.update(part.literals[: None if before is None else before - part.start - 1])
             continue
+        ended = before is None or part.start + part.lines < before
         left = _left(part.text, None if before is None or ended else before - part.start)
         defined |= left.defined
         imported |= left.imported
@@ -491,7 +493,7 @@ def statements(code: str, line: int | None, *, whole: bool = False) -> list[Stat
     found: list[Statement] = []
     for part in parts if whole or line is not None else parts[-1:]:
         at, last = line is not None and part.start < line <= part.start + part.lines, part is parts[-1]
-        if (last or at or (whole and part.literal is None)) and (tree := parse(part.text)) is not None:
+        if (last or at or (whole and not part.literals)) and (tree := parse(part.text)) is not None:
             found += _placed(tree, None if line is None else line - part.start, is_end=last)
     return found
 

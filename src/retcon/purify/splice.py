@@ -46,11 +46,14 @@ def purify(attempts: Sequence[Turn], gamma: float) -> Turn:
 
 def program(calls: Sequence[ToolCall]) -> str:
     """What similarity compares: the code of a turn's calls, no wrapper; of a call without code, its arguments."""
-    texts = [
-        call.code if call.malformed or "code" in call.arguments else json.dumps(call.arguments, sort_keys=True)
-        for call in calls
-    ]
-    return texts[0] if len(texts) == 1 else "\n".join(texts)
+    return _compared(calls[0]) if len(calls) == 1 else "\n".join(map(_compared, calls))
+
+
+def _compared(call: ToolCall) -> str:
+    arguments = call.arguments
+    if isinstance(arguments, str):
+        return arguments
+    return str(arguments["code"]) if "code" in arguments else json.dumps(arguments, sort_keys=True)
 
 
 def can_be_shallow(failure: Turn, fix: Turn) -> bool:
@@ -66,10 +69,11 @@ def _can_cut(turn: Turn) -> bool:
 def _can_follow(failure: Turn, fix: Turn) -> bool:
     """Whether the fix's call is one after the failure's words: a bare object is where it begins a line (Llama 3), and a
     message of its own needs another before it."""
-    at, call = failure.calls[0].char, fix.text[fix.calls[0].char :]
-    if call.startswith("{"):
-        return not failure.text[:at].rpartition("\n")[2].strip()
-    return call.startswith(_MESSAGE) == failure.text.startswith(_MESSAGE, at)
+    at, words = failure.calls[0].char, failure.text
+    call, of = fix.text, fix.calls[0].char
+    if call.startswith("{", of):
+        return not words[:at].rpartition("\n")[2].strip()
+    return call.startswith(_MESSAGE, of) == words.startswith(_MESSAGE, at)
 
 
 def _deep(fix: Turn) -> tuple[Segment, ...]:

@@ -28,6 +28,7 @@ LISTS = tuple(place[0] for place in _PLACES if len(place) == 1)
 _LISTS = frozenset(LISTS)
 TEXTS = ("text", "completion", "response", "output", "generation", "code", "solution", "answer", "content")
 """Where a record that is one text, or several samples of it, keeps that: the first in which calls are counts."""
+_TEXTS = frozenset(TEXTS)
 QUESTIONS = ("prompt", "question", "instruction", "problem", "input")
 """Where a record that has no list of messages, or only the model's, keeps what was asked."""
 SYSTEMS = ("system", "system_prompt")
@@ -55,13 +56,6 @@ def find_items(record: Json) -> tuple[tuple[str, ...], list[dict[str, Json]]] | 
             if key in items[0] and {type(item.get(key)) for item in items} <= _ROLES:
                 return path, items
     return None
-
-
-def other_lists(record: dict[str, Json], path: Sequence[str | int]) -> Iterator[tuple[str, list[Json]]]:
-    """Yield the lists elsewhere than `path` that may hold messages."""
-    for name in (name for name in LISTS if (name,) != tuple(path)):
-        if isinstance(value := record.get(name), list):
-            yield name, value
 
 
 def no_items() -> RecordError:
@@ -234,11 +228,11 @@ def system_of(record: Json) -> str:
     return next((text for value in values if not isinstance(value, dict) and (text := text_of(value)).strip()), "")
 
 
-_OF_TEXT = (
+_OF_TEXT = frozenset({
     "tokens", "token_ids", "response_ids", "response_length", "loss_mask", "rollout_log_probs", "completion_ids",
     "completion_mask", "completion_logprobs", "response_mask", "rollout_routed_experts", "teacher_log_probs",
     "mopd_teacher_log_probs", "rollout_top_p_token_ids", "rollout_top_p_token_offsets", "payload_text",
-)  # fmt: skip
+})  # fmt: skip
 """Ids, masks and log-probs of what the model wrote (slime, verl, TRL, prime-rl), and slime's prompt and response in one
 text."""
 _IDS = "input_ids"
@@ -262,7 +256,7 @@ def renewed(record: Json, path: Sequence[str | int], value: Json) -> Json:
     new = replaced(record, path, value)
     if not isinstance(record, dict) or not isinstance(new, dict):
         return new
-    stale = [n for n in _OF_TEXT if n in record]
+    stale = [*(_OF_TEXT & record.keys())]
     if tuple(path) == ("completion",) and isinstance(record.get(_STEPS), list):
         stale.append(_STEPS)
     if tuple(path) == ("messages",) and any(_is_made(one) for one in _listed(record.get(_EVENTS))):
@@ -281,7 +275,7 @@ def renewed(record: Json, path: Sequence[str | int], value: Json) -> Json:
         if isinstance(text, str) and any(said in text for said in _said(gone)):
             stale.append(_RENDERED)
         again = dict(_copies(record, path, old, value, gone))
-    if len(path) == 1:
+    if len(path) == 1 and len(record) > 1:
         again |= _texts_again(record, path[0], [*zip(_texts(old), _texts(value), strict=False)])
     return {**new, **{n: _empty(record[n]) for n in stale}, **again}
 
@@ -291,7 +285,10 @@ def _copies(
 ) -> Iterator[tuple[str, Json]]:
     """Yield other lists that hold a removed message, and their new value."""
     wrong: set[str] = set()
-    for name, other in other_lists(record, path):
+    for name in _LISTS & record.keys():
+        other = record[name]
+        if (name,) == tuple(path) or not isinstance(other, list):
+            continue
         wrong = wrong or set(map(repr, gone))
         if wrong.isdisjoint(map(repr, other)):
             continue
@@ -303,10 +300,9 @@ def _copies(
 def _texts_again(record: dict[str, Json], place: str | int, changed: Sequence[tuple[str, str]]) -> dict[str, Json]:
     """Map texts that repeat a changed one to their new value."""
     again: dict[str, Json] = {}
-    for name in TEXTS:
-        other = record.get(name)
-        if name == place or not (texts := _texts(other)):
-            continue
+    for name in (_TEXTS & record.keys()) - {place}:
+        other = record[name]
+        texts = _texts(other)
         new: list[Json] = [_again(text, changed) for text in texts]
         if new != texts:
             again[name] = new if isinstance(other, list) else new[0]

@@ -404,9 +404,7 @@ def _first_answered(outputs: Sequence[ToolOutput], calls: Sequence[Sequence[Call
 
 def _found(pieces: Sequence[Piece], span: _Span) -> list[Call]:
     """The calls of a turn as the format has them."""
-    if span.call is None or span.last is None:
-        return []
-    return [call for piece in pieces[span.call : span.last + 1] for call in piece.calls]
+    return [call for piece in pieces[span.start : span.end] for call in piece.calls]
 
 
 def awaits_output(pieces: Sequence[Piece]) -> bool:
@@ -421,6 +419,10 @@ def _turn(pieces: Sequence[Piece], span: _Span, number: int) -> Turn:
     segments: list[Segment] = []
     rest: list[Segment] = []
     outputs: list[ToolOutput] = []
+    found = _found(pieces, span)
+    times = Counter(call.id for call in found) if len(found) > 1 else {}
+    calls: list[ToolCall] = []
+    at = 0
     for piece in pieces[span.start : span.end]:
         if piece.kind == "output":
             outputs += piece.outputs
@@ -429,24 +431,14 @@ def _turn(pieces: Sequence[Piece], span: _Span, number: int) -> Turn:
             rest.append(Segment("prompt", piece.text))
         elif piece.text:
             segments.append(Segment("sampled", str(piece.text)))
-    found = _found(pieces, span)
-    if not found:
-        return Turn((*segments, *rest))
-    calls = _calls(pieces, span, number, found)
-    return Turn((*segments, *rest), calls, _observations(calls, found, outputs), "call")
-
-
-def _calls(pieces: Sequence[Piece], span: _Span, number: int, found: Sequence[Call]) -> tuple[ToolCall, ...]:
-    times = Counter(call.id for call in found) if len(found) > 1 else {}
-    calls: list[ToolCall] = []
-    at = 0
-    for piece in pieces[span.start : 0 if span.last is None else span.last + 1]:
         for call in piece.calls:
             own_id = call.id if call.id and times.get(call.id, 1) == 1 else f"{number}.{len(calls)}"
             arguments, language = program_argument(call.name, call.arguments)
             calls.append(ToolCall(own_id, call.name, arguments, at + call.char, None, language))
         at += len(piece.text)
-    return tuple(calls)
+    if not found:
+        return Turn((*segments, *rest))
+    return Turn((*segments, *rest), tuple(calls), _observations(calls, found, outputs), "call")
 
 
 def _observations(

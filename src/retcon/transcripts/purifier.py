@@ -66,11 +66,10 @@ class Count:
 
     def found(self, raw: Trajectory, result: Purified) -> None:
         """Count the calls of one transcript, and what became of them."""
-        for turn in raw.turns:
-            for observation in turn.observations:
-                self.calls += 1
-                if observation.status in ("ok", "infrastructure"):
-                    continue
+        seen = [observation for turn in raw.turns for observation in turn.observations]
+        self.calls += len(seen)
+        for observation in seen:
+            if observation.status not in ("ok", "infrastructure"):
                 self.failed += 1
                 self.rules[observation.rule or "status"] += 1
                 self.types[observation.error_type or observation.status] += 1
