@@ -11,9 +11,11 @@ import ast
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Literal, NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from retcon.core.types import TRAINED, Cut, Observation, Turn
 from retcon.purify.failing import spoken_after
@@ -51,8 +53,7 @@ _TELLING = 5
 """Words of a sentence from which on it is no turn of phrase when it stands twice."""
 
 
-@dataclass(frozen=True, slots=True)
-class Edit:
+class Edit(Struct, frozen=True):
     """What a raw turn stays with. words: stretches [start, end) of its text, before its call, that go. program: its
     one call's program as it was and as it is to be, None where that stays."""
 
@@ -410,7 +411,7 @@ def edited(turn: Turn, words: Edit | None, program: Edit | None) -> Turn:
             for s in segments
         ]
         arguments = rewritten(calls[0].arguments, old, new)
-        calls = (replace(calls[0], arguments=arguments), *calls[1:])  # type: ignore[arg-type]
+        calls = (replace(calls[0], arguments=arguments), *calls[1:])
     return replace(turn, segments=tuple(s for s in segments if s.text or s.ids), calls=calls)
 
 

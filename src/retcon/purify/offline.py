@@ -11,9 +11,9 @@ import builtins
 from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from math import inf
 from typing import Literal
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from retcon.core.types import Cut, Observation, RepairRecord, Segment, ToolCall, Trajectory, Turn
@@ -164,8 +164,7 @@ UNFIT = "the failure's words are not about the fix"
 """Why a repair that would be shallow is deep."""
 
 
-@dataclass(frozen=True, slots=True)
-class Splice:
+class Splice(Struct, frozen=True):
     """Turns `failure` to `fix` of the raw trajectory, made one.
 
     Args:
@@ -176,8 +175,7 @@ class Splice:
     shallow: bool
 
 
-@dataclass(frozen=True, slots=True)
-class LeftAlone:
+class LeftAlone(Struct, frozen=True):
     """A failed turn of the raw trajectory that stays, and why. detail: what the reason is about, such as names."""
 
     turn: int
@@ -185,8 +183,7 @@ class LeftAlone:
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Purified:
+class Purified(Struct, frozen=True):
     """trajectory: with its raw turns in `abandoned`. splices, left, edits: in the order of the raw turns. cuts: the
     sentences and comments that edits leave out, with the rule of each."""
 
@@ -280,7 +277,8 @@ class Offline:
             turn, words, call = turns[number], number, number
             splice = of_splice.get(number)
             if splice is not None:
-                turn, call = self._spliced(turns[number : splice.fix + 1], splice.shallow), splice.fix
+                attempts, call = turns[number : splice.fix + 1], splice.fix
+                turn = purify(attempts, self.gamma, unfit="" if splice.shallow else UNFIT)
                 words = number if splice.shallow else splice.fix
                 if turn.repair is not None and (cuts := kept.cut_for(number)):
                     turn = replace(turn, repair=replace(turn.repair, cut=tuple(cuts)))
@@ -293,13 +291,6 @@ class Offline:
             out.append(turn)
             number = call + 1
         return tuple(out)
-
-    def _spliced(self, attempts: Sequence[Turn], shallow: bool) -> Turn:
-        """Build the turn of a splice; deep where shallow is refused."""
-        turn = purify(attempts, self.gamma)
-        if shallow or turn.repair is None or turn.repair.decision == "deep":
-            return turn
-        return replace(purify(attempts, inf), repair=replace(turn.repair, decision="deep", reason=UNFIT))
 
     def _alike_enough(self, failure: Turn, fix: Turn) -> bool:
         """Whether `purify` would make it shallow, without making the turn."""

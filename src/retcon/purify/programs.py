@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache, lru_cache
 from keyword import iskeyword
 from typing import NamedTuple
@@ -352,8 +351,7 @@ _DEFINED = re.compile(r"^[ \t]*(?:async[ \t]+)?(?:def|class)[ \t]+([A-Za-z_]\w*)
 _WORD = re.compile(r"[A-Za-z_]\w*")
 
 
-@dataclass(frozen=True, slots=True)
-class Effects:
+class Effects(Struct, frozen=True):
     """Effects that a program, or the part that ran, leaves behind.
 
     defined: names bound. imported: those that an import bound, `*` too, with the import as text. changed: foreign

@@ -22,23 +22,22 @@ _MESSAGE = "<|start|>"
 """With which gpt-oss opens a message after another one of the turn. The turn's first one is opened by the template."""
 
 
-def purify(attempts: Sequence[Turn], gamma: float) -> Turn:
+def purify(attempts: Sequence[Turn], gamma: float, *, unfit: str = "") -> Turn:
     """The turn to commit in place of `attempts`: the failure first, then what the lookahead made, its fix last.
 
     Sim(c_t, c') ≥ gamma: shallow, the failure's reasoning r_t with the fix's call, (r_t, c', o'). Below, or where the
     one's words and the other's call cannot stand together: deep, the fix with its own reasoning, (r'_aux, c', o').
-    Nothing is encoded anew. What came from the fix is `spliced` and has no log-probs yet. (CLEANER, arXiv 2601.15141,
-    section 4.2.)"""
+    Nothing is encoded anew. What came from the fix is `spliced` and has no log-probs yet. unfit: why what would be
+    shallow is deep. (CLEANER, arXiv 2601.15141, section 4.2.)"""
     failure, fix = attempts[0], attempts[-1]
     sim = similarity(program(failure.calls), program(fix.calls))
     if sim < gamma:
-        written, calls, reason = _deep(fix), fix.calls, "similarity below gamma"
+        reason = "similarity below gamma"
     elif not can_be_shallow(failure, fix):
-        aligned = _can_cut(failure) and _can_cut(fix)
-        written, calls, reason = _deep(fix), fix.calls, MISPLACED if aligned else UNALIGNED
+        reason = MISPLACED if _can_cut(failure) and _can_cut(fix) else UNALIGNED
     else:
-        written, calls = _shallow(failure, fix)
-        reason = ""
+        reason = unfit
+    written, calls = (_deep(fix), fix.calls) if reason else _shallow(failure, fix)
     record = RepairRecord("deep" if reason else "shallow", attempts=len(attempts) - 1, similarity=sim, reason=reason)
     answered = tuple(s for s in fix.segments if s.kind not in TRAINED)
     return Turn((*written, *answered), calls, fix.observations, fix.stop, tuple(attempts), record)

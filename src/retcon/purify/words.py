@@ -7,10 +7,11 @@ import json
 import re
 import tokenize
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from textwrap import dedent
 from typing import Literal
+
+from msgspec import Struct
 
 from retcon.purify.programs import parse
 
@@ -49,8 +50,7 @@ _NEAR = 24
 _COMMENT = re.compile(r"#[^\n]*")
 
 
-@dataclass(frozen=True, slots=True)
-class Sentence:
+class Sentence(Struct, frozen=True):
     """[start, end) of a text. rule: why it refers to what is gone, None where it does not."""
 
     start: int

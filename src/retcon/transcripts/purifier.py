@@ -6,10 +6,12 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from dataclasses import replace as renewed
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from retcon.core.codec import from_dict, to_dict
 from retcon.core.errors import RecordError, located
@@ -285,8 +287,8 @@ def _standard_pair(pair: Pair) -> Pair:
     def plain(written: Written) -> Written:
         return written if isinstance(written, str) else without_nan(tuple(written))
 
-    chosen, rejected = (replace(c, written=plain(c.written)) for c in (pair.chosen, pair.rejected))
-    return replace(pair, prompt=plain(pair.prompt), chosen=chosen, rejected=rejected)
+    chosen, rejected = (renewed(c, written=plain(c.written)) for c in (pair.chosen, pair.rejected))
+    return renewed(pair, prompt=plain(pair.prompt), chosen=chosen, rejected=rejected)
 
 
 def purify_transcript(

@@ -122,7 +122,7 @@ def _as_models(items: Sequence[Item]) -> Sequence[Item]:
     """The messages with their roles as the model sees them. In AutoGen 0.2 the roles are those of whose history it is:
     where this is who runs the tools, its own messages are the assistant's, and those of the model the user's."""
     runs = next((item["name"] for item in items if item.get("tool_responses") and item.get("name")), None)
-    if not any(runs and item.get("name") == runs and _is_words(item, "assistant") for item in items):
+    if runs is None or not any(item.get("name") == runs and _is_words(item, "assistant") for item in items):
         return items
     own = [item.get("name") == runs for item in items]
     return [
