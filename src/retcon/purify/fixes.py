@@ -127,7 +127,8 @@ def same_end(failure: Turn, fix: Turn) -> bool:
 
     It binds one of that program's goals, or computes the very expression that failed. Of a program that failed on
     an import nothing ran, so any name that it binds counts."""
-    bound, again = _bound(fix), _worked_out(fix)
+    bound = _bound(fix)
+    again = frozenset().union(*(works_out(c.code, whole=True) for c in fix.calls if is_program(c)))
     for call, observation in zip(failure.calls, failure.observations, strict=True):
         if not is_program(call) or observation.status == "ok":
             continue
@@ -252,10 +253,6 @@ def line_of(observation: Observation) -> int | None:
 
 def _bound(turn: Turn) -> frozenset[str]:
     return frozenset().union(*(definitions(c.code) for c in turn.calls if is_program(c)))
-
-
-def _worked_out(turn: Turn) -> frozenset[str]:
-    return frozenset().union(*(works_out(c.code, whole=True) for c in turn.calls if is_program(c)))
 
 
 def _by_hand(before: str, after: str, said: str) -> str | None:

@@ -277,11 +277,7 @@ class Kept:
 
     def _missed(self, token: str, at: int | None, first: int) -> bool:
         """Whether a token is mentioned at a place and shown nowhere before."""
-        return at is not None and self._told_from(token, at) >= at and self._new(token, first)
-
-    def _told_from(self, token: str, default: int) -> int:
-        place = self._places(_told).get(token)
-        return default if place is None else place
+        return at is not None and self._places(_told).get(token, at) >= at and self._new(token, first)
 
     def _new(self, token: str, first: int) -> bool:
         """Whether nothing before turn `first` has a token."""
@@ -340,7 +336,8 @@ class Kept:
         call, text = self.turns[turn].calls[0], self.turns[turn].text
         # Of programs that were put together of several blocks, or are a shell's, no comment can be cut.
         whole = rewritten_text(text, call.code, "") != text and call.language != "shell"
-        return whole and _same_program(call.code, cuts)
+        tree, other = parse(call.code), parse(without_comments(call.code, cuts))
+        return whole and tree is not None and other is not None and ast.dump(tree) == ast.dump(other)
 
     def _text(self, flag: _Flag) -> str:
         turn = self.turns[flag.turn]
@@ -413,11 +410,6 @@ def edited(turn: Turn, words: Edit | None, program: Edit | None) -> Turn:
         arguments = rewritten(calls[0].arguments, old, new)
         calls = (replace(calls[0], arguments=arguments), *calls[1:])
     return replace(turn, segments=tuple(s for s in segments if s.text or s.ids), calls=calls)
-
-
-def _same_program(code: str, cuts: list[Sentence]) -> bool:
-    tree, other = parse(code), parse(without_comments(code, cuts))
-    return tree is not None and other is not None and ast.dump(tree) == ast.dump(other)
 
 
 def _tail(turn: Turn) -> str:

@@ -16,7 +16,7 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from retcon.core.types import Cut, Observation, RepairRecord, Segment, ToolCall, Trajectory, Turn
+from retcon.core.types import Cut, Observation, RepairRecord, ToolCall, Trajectory, Turn
 from retcon.purify.failing import failed, half_answered, run_end, run_starts, spoken_after, turn_does_nothing, works
 from retcon.purify.fixes import another_call, another_end, keeps_plan, line_of, plan_given_up, same_end, weak
 from retcon.purify.kept import Edit, Kept, Refused, edited, prose
@@ -270,7 +270,7 @@ class Offline:
     ) -> tuple[Turn, ...]:
         edits = {edit.turn: edit for edit in kept.edits()}
         of_splice = {splice.failure: splice for splice in splices}
-        reasons = {one.turn: RepairRecord("unrepaired", 0, reason=_phrase(one.reason, one.detail)) for one in left}
+        phrases = {one.turn: f"{REASONS[one.reason]}{one.detail and f': {one.detail}'}" for one in left}
         out: list[Turn] = []
         number = 0
         while number < len(turns):
@@ -282,19 +282,18 @@ class Offline:
                 words = number if splice.shallow else splice.fix
                 if turn.repair is not None and (cuts := kept.cut_for(number)):
                     turn = replace(turn, repair=replace(turn.repair, cut=tuple(cuts)))
-            elif number in reasons:
-                turn = replace(turn, repair=reasons[number])
+            elif number in phrases:
+                turn = replace(turn, repair=RepairRecord("unrepaired", 0, reason=phrases[number]))
             if splices and number > splices[0].failure and any(s.logprobs is not None for s in turn.segments):
-                turn = replace(turn, segments=tuple(_unscored(s) for s in turn.segments))
+                segments = [
+                    s if s.logprobs is None else replace(s, logprobs=None, versions=None) for s in turn.segments
+                ]
+                turn = replace(turn, segments=tuple(segments))
             if words in edits or call in edits:
                 turn = edited(turn, edits.get(words), edits.get(call))
             out.append(turn)
             number = call + 1
         return tuple(out)
-
-    def _alike_enough(self, failure: Turn, fix: Turn) -> bool:
-        """Whether `purify` would make it shallow, without making the turn."""
-        return can_be_shallow(failure, fix) and at_least(program(failure.calls), program(fix.calls), self.gamma)
 
     def _objection(self, after: _After, at: int, stop: int) -> tuple[Reason, str] | None:
         """Find why turn `stop` is no fix of turn `at`."""
@@ -304,7 +303,8 @@ class Offline:
         if (name := another_call(failure, fix, self.gamma)) is not None:
             return "unrelated", name
         programs = any(c.malformed or has_program(c) for c in failure.calls)
-        if programs and not self._alike_or_same_end(failure, fix):
+        alike = not programs or at_least(program(failure.calls), program(fix.calls), self.gamma)
+        if not alike and not same_end(failure, fix):
             return "unrelated", ""
         if (name := another_end(failure, fix)) is not None:
             return "unrelated", name
@@ -326,9 +326,6 @@ class Offline:
             return "doubted", doubt
         return None
 
-    def _alike_or_same_end(self, failure: Turn, fix: Turn) -> bool:
-        return at_least(program(failure.calls), program(fix.calls), self.gamma) or same_end(failure, fix)
-
     def _made(self, after: _After, at: int, stop: int) -> tuple[bool, tuple[Reason, str] | None]:
         """Decide whether a splice is shallow, and find why it is impossible.
 
@@ -336,7 +333,7 @@ class Offline:
         programs are, where the failure's words plan what was abandoned, belong to a failure that stays, or name
         what is removed."""
         failure, fix = after.turns[at], after.turns[stop]
-        shallow = self._alike_enough(failure, fix)
+        shallow = can_be_shallow(failure, fix) and at_least(program(failure.calls), program(fix.calls), self.gamma)
         unfit = _unfit(after, at, stop) if shallow else None
         if unfit is not None:
             own = (
@@ -430,11 +427,3 @@ def _taken_back(turns: Sequence[Turn], fix: int) -> str | None:
         if not turn_does_nothing(turns[at]):
             return takes_back(prose(turns[at]))
     return None
-
-
-def _phrase(reason: Reason, detail: str) -> str:
-    return f"{REASONS[reason]}: {detail}" if detail else REASONS[reason]
-
-
-def _unscored(segment: Segment) -> Segment:
-    return segment if segment.logprobs is None else replace(segment, logprobs=None, versions=None)

@@ -37,7 +37,7 @@ def purify(attempts: Sequence[Turn], gamma: float, *, unfit: str = "") -> Turn:
         reason = MISPLACED if _can_cut(failure) and _can_cut(fix) else UNALIGNED
     else:
         reason = unfit
-    written, calls = (_deep(fix), fix.calls) if reason else _shallow(failure, fix)
+    written, calls = (tuple(map(_spliced, fix.generated)), fix.calls) if reason else _shallow(failure, fix)
     record = RepairRecord("deep" if reason else "shallow", attempts=len(attempts) - 1, similarity=sim, reason=reason)
     answered = tuple(s for s in fix.segments if s.kind not in TRAINED)
     return Turn((*written, *answered), calls, fix.observations, fix.stop, tuple(attempts), record)
@@ -73,10 +73,6 @@ def _can_follow(failure: Turn, fix: Turn) -> bool:
     if call.startswith("{", of):
         return not words[:at].rpartition("\n")[2].strip()
     return call.startswith(_MESSAGE, of) == words.startswith(_MESSAGE, at)
-
-
-def _deep(fix: Turn) -> tuple[Segment, ...]:
-    return tuple(_spliced(s) for s in fix.generated)
 
 
 def _shallow(failure: Turn, fix: Turn) -> tuple[tuple[Segment, ...], tuple[ToolCall, ...]]:

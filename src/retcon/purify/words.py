@@ -290,18 +290,14 @@ def referring(text: str, scope: Scope, but: str = "", first: str | None = None) 
         if _LABEL.fullmatch(words):
             continue
         rule = rule_of(words, scope, but)
-        if rule is None and before is not None and "\n\n" not in text[before.end : one.start] and _leans(words, scope):
-            rule = before.rule
+        if rule is None and before is not None and "\n\n" not in text[before.end : one.start]:
+            near = scope == "fix" and (_PRONOUN.match(words) or _DEFINITE.search(words))
+            rule = before.rule if near or _LEANS.match(words) else None
         before = None
         if rule is not None:
             before = Sentence(one.start, one.end, rule)
             out.append(before)
     return out
-
-
-def _leans(sentence: str, scope: Scope) -> bool:
-    near = scope == "fix" and (_PRONOUN.match(sentence) or _DEFINITE.search(sentence))
-    return bool(_LEANS.match(sentence) or near)
 
 
 def gives_up_plan(text: str) -> str | None:

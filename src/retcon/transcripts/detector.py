@@ -16,7 +16,7 @@ from retcon.core.texts import counted
 from retcon.store.parquet import Record, Source
 from retcon.transcripts.in_messages import InMessages
 from retcon.transcripts.items import SESSION, SYSTEM, SYSTEMS, TEXTS, decoded, find_items, has_no_items, speaker_of
-from retcon.transcripts.itemwise import Itemwise, lists
+from retcon.transcripts.itemwise import Itemwise, lists, objects, string
 from retcon.transcripts.registry import formats, is_feedback, named
 from retcon.transcripts.types import Certainty, Format, Json
 
@@ -205,7 +205,8 @@ def tool_use(record: Json) -> str | None:
             continue
         if key in _KEYS and value:
             return f"the key '{key}'"
-        if isinstance(value, list) and (kind := _kind_in(value)):
+        kinds = (string(one.get("type"))[:60] for one in objects(value)[:_ITEMS])
+        if kind := next(filter(_KINDS.fullmatch, kinds), None):
             return f"the type '{kind}'"
         if not isinstance(value, str):
             continue
@@ -223,12 +224,6 @@ def tool_use(record: Json) -> str | None:
         if ("ction:" in text or "ACTION:" in text) and (react := _REACT.search(text) or _THOUGHT.match(text)):
             return "the words 'Action:' and 'Observation:'" if react.re is _REACT else "the word 'Action:'"
     return None
-
-
-def _kind_in(items: Sequence[Json]) -> str | None:
-    """Return the type of the first call or result among items."""
-    kinds = (item.get("type") for item in items[:_ITEMS] if isinstance(item, dict))
-    return next((kind for kind in kinds if isinstance(kind, str) and _KINDS.fullmatch(kind[:60])), None)
 
 
 def nearest_format(record: Json, formats: Sequence[Format]) -> str:

@@ -259,11 +259,16 @@ def renewed(record: Json, path: Sequence[str | int], value: Json) -> Json:
     stale = [*(_OF_TEXT & record.keys())]
     if tuple(path) == ("completion",) and isinstance(record.get(_STEPS), list):
         stale.append(_STEPS)
-    if tuple(path) == ("messages",) and any(_is_made(one) for one in _listed(record.get(_EVENTS))):
+    if tuple(path) == ("messages",) and any(
+        isinstance(one, dict) and one.get("event") in ("model", "tool") for one in _listed(record.get(_EVENTS))
+    ):
         stale += [_EVENTS, *(n for n in _OF_EVENTS if n in record)]
     ids = record.get(_IDS)
     if _is_numbers(ids):
-        stale += [_IDS, *(n for n in _BESIDE_IDS if _is_numbers(record.get(n)) and _as_long(record[n], ids))]
+        stale += [
+            _IDS,
+            *(n for n in _BESIDE_IDS if len(_listed(record.get(n))) == len(_listed(ids)) and _is_numbers(record[n])),
+        ]
     old: Json = record
     for key in path:
         old = old.get(key) if isinstance(old, dict) and isinstance(key, str) else None
@@ -340,20 +345,12 @@ def _said(items: Sequence[Json]) -> Iterator[str]:
             yield said
 
 
-def _is_made(event: Json) -> bool:
-    return isinstance(event, dict) and event.get("event") in ("model", "tool")
-
-
 def _listed(value: Json) -> list[Json]:
     return value if isinstance(value, list) else []
 
 
 def _is_numbers(value: Json) -> bool:
     return isinstance(value, list) and bool(value) and all(type(one) in (int, float) for one in value)
-
-
-def _as_long(value: Json, ids: Json) -> bool:
-    return len(_listed(value)) == len(_listed(ids))
 
 
 def _empty(value: Json) -> Json:

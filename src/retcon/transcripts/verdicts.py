@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from retcon.core.errors import RecordError
 from retcon.core.programs import FILENAME
-from retcon.core.types import Observation, Status, ToolCall, Trajectory
+from retcon.core.types import Status, ToolCall, Trajectory
 from retcon.purify.tools import has_program, is_lookup, only_shows, runs_program
 
 
@@ -447,6 +447,7 @@ _PLAIN = re.compile(
 _TRIMMED = re.compile(rf"^[ \t]*(?:[\w ]{{1,20}}: ?)?{HEADING}:?[ \t]*$", re.MULTILINE)
 _EXCEPTION = re.compile(r"^ ?(?P<type>[A-Za-z_][\w.]*)(?:: |:?[ \t]*$)", re.MULTILINE)
 _FRAME = re.compile(r'^[ \t]*File "[^"\n]{1,300}", line \d+, in \S', re.MULTILINE)
+_ERROR_TYPE = re.compile(r"\b[A-Z]\w*(?:Error|Exception)\b")
 _REPR = re.compile(r"(?P<type>[A-Za-z_][\w.]*)\((?:['\"].*|-?\d+(?:,? .*)?)?\)", re.DOTALL)
 _SYNTAX_ERRORS = ("SyntaxError", "IndentationError", "TabError")
 _SYNTAX = re.compile(
@@ -611,15 +612,13 @@ def with_named_failures(trajectory: Trajectory, named: Mapping[str, re.Pattern[s
     turns = []
     for turn in trajectory.turns:
         names = {call.id: call.name for call in turn.calls}
-        seen = tuple(_named_failure(o, named.get(names.get(o.call_id, ""), named.get("*"))) for o in turn.observations)
-        turns.append(replace(turn, observations=seen) if seen != turn.observations else turn)
+        seen = list(turn.observations)
+        for n, one in enumerate(seen):
+            form = named.get(names.get(one.call_id, ""), named.get("*"))
+            if form is not None and one.status == "ok" and form.search(one.text):
+                seen[n] = replace(one, status="error", rule="named")
+        turns.append(replace(turn, observations=tuple(seen)))
     return replace(trajectory, turns=tuple(turns))
-
-
-def _named_failure(observation: Observation, form: re.Pattern[str] | None) -> Observation:
-    if form is None or observation.status != "ok" or not form.search(observation.text):
-        return observation
-    return replace(observation, status="error", rule="named")
 
 
 class _Output:
@@ -675,7 +674,7 @@ class _Output:
                 if at == 0 and not (form.details or self._goes_on(form, bare, rest)):
                     continue
                 own = self.writes(*form.own, lower)
-                error_type = form.error_type or _type_in(text)
+                error_type = form.error_type or next(iter(_ERROR_TYPE.findall(text[:4000])), None)
                 return self._unless(own, Verdict(form.status, form.rule, error_type, 0 if "(<" in bare else None))
         return None
 
@@ -781,10 +780,6 @@ def _cut_off(text: str) -> int | None:
     found = _FRAME.search(text) if "File " in text and "Traceback" not in text else None
     after = found and _EXCEPTION.search(text, found.end())
     return found.end() if found and after and _named(after["type"]) else None
-
-
-def _type_in(text: str) -> str | None:
-    return next((name for name in re.findall(r"\b([A-Z]\w*(?:Error|Exception))\b", text[:4000])), None)
 
 
 def _named(dotted: str) -> bool:

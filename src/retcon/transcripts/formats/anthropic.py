@@ -88,14 +88,10 @@ def _is_call(block: Json) -> bool:
 def _is_of_openai(items: Sequence[Item], blocks: Sequence[Sequence[Json]]) -> bool:
     """Whether a message has OpenAI's shape: a tool's without a result block, or calls in `tool_calls` (where some
     clients have them too) that no result block answers. blocks: those of each."""
-    answers = [any(map(_is_result, own)) for own in blocks]
+    answers = [any(part.get("type") == _RESULT for part in objects(own)) for own in blocks]
     if any(item["role"] == "tool" and not answer for item, answer in zip(items, answers, strict=True)):
         return True
     return not any(answers) and any(item.get(_LISTED) for item in items)
-
-
-def _is_result(block: Json) -> bool:
-    return isinstance(block, dict) and block.get("type") == _RESULT
 
 
 def _listed(piece: Piece) -> list[Json]:
@@ -218,14 +214,11 @@ class ClaudeCode(Anthropic):
             return [0]
         starts, told = [0], False
         for start, stop in pairwise([*_parted(known), len(known)]):
-            own = self._has_words(known[start:stop])
+            own = self.has_calls(known[start:stop]) or self.is_plain(known[start:stop])
             if start and told and own:
                 starts.append(start)
             told = told or own
         return starts
-
-    def _has_words(self, items: Sequence[Item]) -> bool:
-        return self.has_calls(items) or self.is_plain(items)
 
     def find(self, record: Json) -> ItemList | None:
         found = super().find(record)

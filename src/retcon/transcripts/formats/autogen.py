@@ -22,6 +22,7 @@ from retcon.transcripts.types import Json
 from retcon.transcripts.verdicts import Verdict
 
 _CALLS = ("ToolCallRequestEvent", "CodeGenerationEvent")
+_OF_MODEL = (*_CALLS, "ThoughtEvent")
 _BLOCK = re.compile(r"```[ \t]*(?P<language>\w*)[ \t]*\r?\n(?P<code>.*?)\r?\n?```", re.DOTALL)
 _EXIT = re.compile(r"exitcode: (?P<code>-?\d{1,10}) \((?P<words>[^)]*)\)\s*Code output:[ \t]*\n?", re.IGNORECASE)
 
@@ -46,7 +47,10 @@ class Team(Itemwise):
 
     def group(self, items: Sequence[Item]) -> list[Piece]:
         pieces = Pieces()
-        models = (_sources(filter(_by_model, items)) or _sources(items) - {"user"}) - {""}
+        models = (
+            _sources(i for i in items if i.get("type") in _OF_MODEL or i.get("models_usage") is not None)
+            or _sources(items) - {"user"}
+        ) - {""}
         for item in items:
             kind, content = string(item.get("type")), item.get("content")
             if kind == "ToolCallRequestEvent":
@@ -108,10 +112,6 @@ class Chat02(Itemwise):
 
 def _sources(items: Iterable[Item]) -> set[str]:
     return {string(item.get("source")) for item in items}
-
-
-def _by_model(item: Item) -> bool:
-    return item.get("type") in (*_CALLS, "ThoughtEvent") or item.get("models_usage") is not None
 
 
 def _ran_code(item: Item) -> re.Match[str] | None:

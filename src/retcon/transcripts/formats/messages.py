@@ -147,7 +147,7 @@ def pieces_of(item: Item, owner: int, *, after_call: bool) -> Sequence[Piece]:
             for key in REASONING
             if key in item and isinstance(value := item[key], str) and value
         ]
-        raw = calls_of(item)
+        raw = [_decoded(one) if isinstance(one, str) else one for one in _listed(item)]
         if not raw:
             return [*thought, *(said or [Piece("said", owner, "")])]
         shown: list[str] = []
@@ -175,11 +175,6 @@ def _said(content: Json, owner: int) -> list[Piece]:
         return [Piece("said", owner, text, payload={_PART: n}) for n, text in words if text]
     text = text_of(content)
     return [Piece("said", owner, text)] if text else []
-
-
-def calls_of(item: Item) -> list[Json]:
-    """List a message's calls, as objects where they can be read."""
-    return [_decoded(one) if isinstance(one, str) else one for one in _listed(item)]
 
 
 def _listed(item: Item) -> Sequence[Json]:
@@ -391,16 +386,15 @@ def _traces(record: Json) -> list[tuple[tuple[str | int, ...], list[Node]]]:
     several = [(("traces", n), one) for n, one in enumerate(listed)] if isinstance(listed, list) else []
     places: list[tuple[tuple[str | int, ...], Json]] = [((), record), *several]
     found = [(path, one.get("nodes")) for path, one in places if isinstance(one, dict)]
-    return [(path, nodes) for path, nodes in found if isinstance(nodes, list) and nodes and all(map(_is_node, nodes))]
+    return [
+        (path, nodes)
+        for path, nodes in found
+        if isinstance(nodes, list) and nodes and all(isinstance(_message(n).get("role"), str) for n in nodes)
+    ]
 
 
-def _is_node(value: Json) -> bool:
-    message = value.get("message") if isinstance(value, dict) else None
-    return isinstance(message, dict) and isinstance(message.get("role"), str)
-
-
-def _message(node: Node) -> dict[str, Json]:
-    return cast(dict[str, Json], node["message"])
+def _message(node: Json) -> Item:
+    return cast(Item, part_of(node, "message"))
 
 
 def _unbranched(nodes: Sequence[Node]) -> list[list[int]]:

@@ -47,8 +47,9 @@ class Smolagents(Steps):
         first = next(
             (item.get("model_input_messages") for item in found.items if item.get("step_number") is not None), None
         )
-        given = first if isinstance(first, list) else []
-        return found._replace(system=next((text_of(m.get("content")) for m in given if _is_systems(m)), ""))
+        return found._replace(
+            system=next((text_of(m.get("content")) for m in objects(first) if role_of(m) == "system"), "")
+        )
 
     def speaker(self, item: Item) -> str:
         return role_of(item) if item.get("step_number") is None else "assistant"
@@ -92,10 +93,6 @@ class Smolagents(Steps):
             kind = string(error.get("type")) if isinstance(error, dict) else ""
             verdict = Verdict("error", "status", cause[-1] if cause else kind or None)
         return [ToolOutput("" if n else text, call.id, verdict, typed=True) for n, call in enumerate(self.calls(item))]
-
-
-def _is_systems(message: Json) -> bool:
-    return isinstance(message, dict) and role_of(message) == "system"
 
 
 def _structured(text: str) -> dict[str, Json] | None:
