@@ -493,8 +493,12 @@ class Steps(Itemwise):
         return {**item, self.text: with_text(item.get(self.text), words)}
 
     def speaker(self, item: Item) -> str | None:
-        """Return `assistant`, `user` or `system`; None for a state change."""
+        """Return `assistant`, `user`, `system`, or `tool` for a step of results alone; None for a state change."""
         return "assistant"
+
+    def goes_on(self, item: Item, last: Item) -> bool:
+        """Whether a step's calls are of one reply with those of the last."""
+        return False
 
     def speakers(self, items: Sequence[Item]) -> Sequence[str | None]:
         """Who speaks in each."""
@@ -505,7 +509,7 @@ class Steps(Itemwise):
         return ""
 
     def with_thought(self, item: dict[str, Json], thought: str | None, home: Item) -> dict[str, Json]:
-        """The step with a thought, None for none; home: the step that it comes from."""
+        """The step with a thought, None for none; home: the step that it, or the words, come from."""
         return item
 
     def calls(self, item: Item) -> Sequence[Call]:
@@ -517,9 +521,17 @@ class Steps(Itemwise):
 
     def group(self, items: Sequence[Item]) -> list[Piece]:
         pieces = Pieces()
+        last: Item = {}
         for item, who in zip(items, self.speakers(items), strict=True):
             if who is None:
                 pieces.beside(item)
+                continue
+            before, last = last, item
+            if who == "tool":
+                pieces.answered(item, self.outputs(item))
+                continue
+            if self.goes_on(item, before):
+                pieces.called(item, self.calls(item))
                 continue
             text = self.words(item)
             if who != "assistant":
@@ -542,7 +554,8 @@ class Steps(Itemwise):
         first, *beside = [item for piece in pieces for item in parts(piece) if isinstance(item, dict)]
         if words is not None and words != self.words(first):
             first = self.with_words(first, words)
-        home = beside_words(thoughts).get(_THOUGHT)
+        beside_these = beside_words(pieces)
+        home = beside_these.get(_THOUGHT, beside_these.get(WORDS))
         thought = thoughts[0].text.removesuffix(APART) if thoughts else None
         return [self.with_thought(first, thought, home if isinstance(home, dict) else {}), *beside]
 
