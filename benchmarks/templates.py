@@ -27,12 +27,13 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from retcon.chat.checks import Comparison
+from retcon.chat.checks import TOOL, Comparison
 from retcon.chat.learning import Learned
 from retcon.chat.opening import chat_by_template, check_folder
 from retcon.chat.template import Template, read_template
 from retcon.chat.tokenizer import ByteTokenizer, load_tokenizer
 from retcon.core.errors import RetconError
+from retcon.core.types import Segment
 
 SOURCES = ("llama-cpp-python==0.3.36", "vllm==0.33.0", "trl==1.16.0")
 INDEX = "https://pypi.org/simple"
@@ -108,6 +109,23 @@ MARKUP = (
 )  # fmt: skip
 
 
+class Observed(Comparison):
+    """Compares conversations with one observation."""
+
+    def after(self, result: str) -> tuple[Segment, ...]:
+        """A prompt, a call, and what follows it with this observation."""
+        calls = [(TOOL.name, {"code": "print(1)"})]
+        written = self._wrote(calls)
+        return (*self._chat.prompt("x"), written, *self._after(calls, result, written.text))
+
+    def continues(self, result: str) -> bool:
+        """Whether the conversation is the template's, in text, and has that text's ids."""
+        segments = self.after(result)
+        text = "".join(one.text for one in segments)
+        ids = [i for one in segments for i in one.ids or ()]
+        return self._observes(result) and ids == self._chat.tokenizer.encode(text, special=True)
+
+
 def timed(work: Callable[[], object]) -> float:
     """CPU-seconds of a piece of work."""
     started = time.process_time()
@@ -122,9 +140,9 @@ def observe(folder: Path) -> str:
     learned = check_folder(folder)
     source = read_template(folder)
     assert source is not None
-    compared = Comparison(learned.chat, source.compiled())
+    compared = Observed(learned.chat, source.compiled())
     controls = {learned.chat.tokenizer.special_id(control) for control in learned.chat.tokenizer.controls}
-    counts = {text: sum(i in controls for i in compared.ids_after(text)) for text in ("x", *MARKUP)}
+    counts = {t: sum(i in controls for one in compared.after(t) for i in one.ids or ()) for t in ("x", *MARKUP)}
     equal = sum(compared.continues(text) for text in OBSERVATIONS)
     kept = sum(counts[text] == counts["x"] for text in MARKUP)
     kind = "code blocks" if learned.why_blocks else learned.chat.style

@@ -173,19 +173,6 @@ class Comparison:
         _, found, theirs = whole.partition(self._turn(calls) + self._family.end_of(calls))
         return self._same(f"observation {result!r}", ours, theirs if found else whole)
 
-    def continues(self, result: str) -> bool:
-        """Whether a conversation with this observation is the template's, in text, and has that text's ids."""
-        calls = [(TOOL.name, {"code": PROGRAMS[0]})]
-        written = self._wrote(calls)
-        segments = (*self._chat.prompt("x"), written, *self._after(calls, result, written.text))
-        ids = [i for one in segments for i in one.ids or ()]
-        return self._observes(result) and ids == self._chat.tokenizer.encode(_text(segments), special=True)
-
-    def ids_after(self, result: str) -> list[int]:
-        """The ids of what follows a call with this observation, (T,)."""
-        calls = [(TOOL.name, {"code": PROGRAMS[0]})]
-        return [i for one in self._after(calls, result, self._wrote(calls).text) for i in one.ids or ()]
-
     def _splices(self) -> bool:
         """Whether a conversation put together has the template's text, empty thoughts apart, and that text's ids."""
         calls = [(TOOL.name, {"code": PROGRAMS[1]})]

@@ -49,19 +49,15 @@ class UnknownFormat(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """Arguments in tags: `opening` key `middle` value `closing`, `between` two of them.
+    """Arguments in tags: `opening` key `middle` value `closing`.
 
-    middle_other: before a value that is no string. quote: around strings, if only those have it.
-    json_strings: whether strings are written as JSON. cdata: characters for which a string stands in CDATA.
+    middle_other: before a value that is no string. cdata: characters for which a string stands in CDATA.
     """
 
     opening: str
     middle: str
     closing: str
-    between: str
     middle_other: str
-    quote: str = ""
-    json_strings: bool = False
     cdata: str = ""
 
 
@@ -72,10 +68,10 @@ class CallFormat:
     syntax: `object` (JSON that holds name and arguments), `named` (a name, then JSON), `tags` (a name, then arguments
     in tags) or `python` (`name(key=value)`). A turn's calls are `begin`, then for each `opening`, the call, `closing`,
     with `between` two of them, then `end`. after_words: in place of `begin` where the turn has words. after_name: from
-    the name to the arguments. name_key, arguments_key: of an object; name_key None: the name is the key. wrapped: the
-    key under which both stand. parallel: whether a turn may have several calls. shows_id: whether calls have ids.
-    numbered: whether what follows the name counts the calls of a turn. readable: whether the template writes strings so
-    that they can be read back.
+    the name to the arguments. name_key, arguments_key: of an object; name_key None: the name is the key. parallel:
+    whether a turn may have several calls. shows_id: whether calls have ids. numbered: whether what follows the name
+    counts the calls of a turn. readable: whether the template writes strings so that they can be read back. quote:
+    around the strings of a JSON object that has no other quotes (Gemma 4).
     """
 
     syntax: Literal["object", "named", "tags", "python"]
@@ -88,12 +84,12 @@ class CallFormat:
     after_name: str = ""
     name_key: str | None = "name"
     arguments_key: str = "arguments"
-    wrapped: str = ""
     tags: Arguments | None = None
     parallel: bool = True
     shows_id: bool = False
     numbered: bool = False
     readable: bool = True
+    quote: str = ""
     probe: str = ""
     """An object as the template wrote it, of which `written_object` takes keys and style; the quote of `python`."""
 
@@ -160,20 +156,16 @@ class CallFormat:
             return None
         label = next((str(value[key]) for key in ("id", "tool_call_id", "call_id") if key in value), "")
         if self.name_key is None:
-            if len(value) != 1:
-                return None
-            ((name, arguments),) = value.items()
-            return to_call({"name": name, "arguments": arguments}, raw, char)
-        inner = value
-        for wrapper in (self.wrapped, "function"):
-            if wrapper and isinstance(value.get(wrapper), dict):
-                inner = value[wrapper]
-        name = inner.get(self.name_key, inner.get("name"))
-        key = next((k for k in (self.arguments_key, "arguments", "parameters") if k in inner), None)
-        if not isinstance(name, str) or (key is None and not self.anchors):
+            name, given = next(iter(value.items())) if len(value) == 1 else (None, None)
+        else:
+            inner = value["function"] if isinstance(value.get("function"), dict) else value
+            name = inner.get(self.name_key, inner.get("name"))
+            key = next((k for k in (self.arguments_key, "arguments", "parameters") if k in inner), None)
+            given = inner.get(key, {}) if key or self.anchors else None
+        if not isinstance(name, str) or given is None:
             return None
-        found = to_call({"name": name, "arguments": inner.get(key, {}) if key else {}}, raw, char)
-        return FoundCall(found.name, found.arguments, char, label) if label else found
+        arguments = read_arguments(given)
+        return FoundCall(name, raw if arguments is None else arguments, char, label)
 
     @cached_property
     def tag_patterns(self) -> tuple[re.Pattern[str], str, str]:
@@ -188,16 +180,11 @@ class CallFormat:
         end = _flex(self.closing.lstrip()) if self.closing.strip() else (_flex(self.end.lstrip()) or r"\Z")
         if self.inner and (own := first_tag(self.closing.lstrip())):  # and the end of the tag around it
             end = f"{_flex(own)}(?:{_flex(self.closing.lstrip()[len(own) :])})?"
-        return argument, rf"(?:{_flex(tags.between)}\s*{opening}\S|\s*{end})", end
+        return argument, rf"(?:\s*{opening}\S|\s*{end})", end
 
 
-def to_call(obj: object, raw: str, char: int, key: str = "arguments") -> FoundCall:
-    """The call that an object of `name` and, under `key`, arguments says; malformed, with `raw`, where it says none."""
-    if isinstance(obj, dict):
-        name, arguments = obj.get("name"), read_arguments(obj.get(key))
-        label = obj["id"] if isinstance(obj.get("id"), str) else ""
-        if isinstance(name, str) and name:
-            return FoundCall(name, raw if arguments is None else arguments, char, label)
+def unread(raw: str, char: int) -> FoundCall:
+    """A call that cannot be read, by the name that stands in it, if any."""
     found = _NAME.search(raw)
     return FoundCall(found[1] if found else "python", raw, char)
 
@@ -269,7 +256,7 @@ class _Reader:
         if not form.anchors:
             return [], head.end() + 1  # prose
         listed = "[" if (form.begin + form.opening).rstrip().endswith("[") else ""
-        return self._malformed(head, lambda raw: to_call(None, raw.removeprefix(listed).strip(), _begin(head)))
+        return self._malformed(head, lambda raw: unread(raw.removeprefix(listed).strip(), _begin(head)))
 
     def _values(self, at: int) -> tuple[list[tuple[Any, int, int]], int] | None:
         """The values of a list, or one value, with where they stand; and where they end.
@@ -313,8 +300,9 @@ class _Reader:
         return self._malformed(head, lambda raw: FoundCall(head["name"], raw, char, label))
 
     def _json_arguments(self, at: int) -> tuple[dict[str, object], int] | None:
+        quote = self._form.quote
         try:
-            value, end = read_value(self._text, at, None)
+            value, end = read_quoted(self._text, at, quote) if quote else read_value(self._text, at, None)
         except (ValueError, RecursionError):
             return None
         return (value, end) if isinstance(value, dict) else None
@@ -326,35 +314,20 @@ class _Reader:
         values: dict[str, object] = {}
         while (found := argument.match(text, at)) is not None and found["key"] not in values:
             closing, begin = tags.closing.replace(KEY, found["key"]), found.end()
-            if tags.quote and text.startswith(tags.quote, begin):
-                begin += len(tags.quote)
-                close = text.find(tags.quote, begin)
-                if close < 0:
-                    return None
-                values[found["key"]] = text[begin:close]
-                at = close + len(tags.quote)
-            elif tags.quote:
-                value, at = _bare_value(text, begin, tags.quote)
-                if at < 0:
-                    return None
-                values[found["key"]] = value
-            else:
-                core = closing.lstrip()
-                space = _optional(closing[: len(closing) - len(core)])
-                cdata = text.startswith(CDATA, begin)
-                begin += len(CDATA) * cdata
-                ending = re.escape(CDATA_END) * cdata + space + _flex(core)
-                close_at = re.compile(rf"{ending}(?={following})").search(text, begin)
-                if close_at is None:
-                    return None
-                raw = text[begin : close_at.start()]
-                if not cdata and "<" in tags.opening and any(argument.match(line) for line in raw.splitlines()[1:]):
-                    return None  # its end is missing
-                plain = not tags.json_strings and (tags.middle == tags.middle_other or tags.middle.strip() in found[0])
-                values[found["key"]] = raw if plain or cdata else from_json(raw)
-                at = close_at.end()
-            if tags.between and (comma := re.compile(_flex(tags.between)).match(text, at)):
-                at = comma.end()
+            core = closing.lstrip()
+            space = _optional(closing[: len(closing) - len(core)])
+            cdata = text.startswith(CDATA, begin)
+            begin += len(CDATA) * cdata
+            ending = re.escape(CDATA_END) * cdata + space + _flex(core)
+            close_at = re.compile(rf"{ending}(?={following})").search(text, begin)
+            if close_at is None:
+                return None
+            raw = text[begin : close_at.start()]
+            if not cdata and "<" in tags.opening and any(argument.match(line) for line in raw.splitlines()[1:]):
+                return None  # its end is missing
+            plain = tags.middle == tags.middle_other or tags.middle.strip() in found[0]
+            values[found["key"]] = raw if plain or cdata else from_json(raw)
+            at = close_at.end()
         done = re.compile(rf"\s*{end}").match(text, at)
         return None if done is None else (values, done.end())
 
@@ -377,13 +350,13 @@ class _Reader:
                 break
         if not self._form.anchors:
             return [], head.end() + 1
-        return self._malformed(head, lambda raw: to_call(None, raw, char))
+        return self._malformed(head, lambda raw: unread(raw, char))
 
 
 FUNCTION = "<function="
 TAGGED = CallFormat(
     "tags", "", f"<tool_call>\n{FUNCTION}", "</function>\n</tool_call>", "\n", "", after_name=">\n",
-    tags=Arguments("<parameter=", ">\n", "\n</parameter>\n", "", ">\n"),
+    tags=Arguments("<parameter=", ">\n", "\n</parameter>\n", ">\n"),
 )  # fmt: skip
 """Qwen3-Coder's and its successors'."""
 
@@ -451,36 +424,23 @@ def from_json(raw: str) -> object:
         return raw
 
 
-def _bare_value(text: str, at: int, quote: str) -> tuple[object, int]:
-    """A value that is no string, where strings stand between `quote`: a number, a list or an object of such."""
-    if text.startswith("{", at) or text.startswith("[", at):
-        close = "}" if text[at] == "{" else "]"
-        values: list[object] = []
-        named: dict[str, object] = {}
-        at += 1
-        while not text.startswith(close, at):
-            if close == "}":
-                key = re.compile(r"\s*([^:{}\[\],]+):").match(text, at)
-                if key is None:
-                    return None, -1
-                at = key.end()
-            if text.startswith(quote, at):
-                end = text.find(quote, at + len(quote))
-                value: object = text[at + len(quote) : end]
-                at = end + len(quote) if end >= 0 else -1
-            else:
-                value, at = _bare_value(text, at, quote)
-            if at < 0 or at >= len(text):
-                return None, -1
-            if close == "}":
-                named[key[1].removeprefix(quote).removesuffix(quote)] = value  # type: ignore[index]
-            else:
-                values.append(value)
-            at += text.startswith(",", at)
-        return (named if close == "}" else values), at + 1
-    literal = re.compile(r"[^,}\]]*").match(text, at)
-    assert literal is not None
-    return from_json(literal[0].strip()), literal.end()
+def read_quoted(text: str, at: int, quote: str) -> tuple[Any, int]:
+    """The value at `at`, whose strings stand between `quote` and whose keys are bare, and where it ends.
+
+    Raises ValueError, RecursionError.
+    """
+    token = rf"{re.escape(quote)}(.*?){re.escape(quote)}|([^\s{{}}\[\],:]+)(?=\s*:)|([{{}}\[\],:])|[^{{}}\[\],:]+"
+    parts, depth = "", 0
+    for found in re.compile(token, re.DOTALL).finditer(text, at):
+        string, key, mark = found.groups()
+        if mark in ("{", "[") and parts[-1:] not in ("", ":", ",", "["):
+            raise ValueError(f"{mark} stands after {parts[-20:]}")
+        depth += (mark in ("{", "[")) - (mark in ("}", "]"))
+        bare = from_json(found[0].strip()) if key is None else key
+        parts += mark or json.dumps(bare if string is None else string)
+        if not depth:
+            break
+    return read_value(parts, 0, None)[0], found.end()
 
 
 def _flex(text: str, label: str = "", *, numbers: bool = False) -> str:
@@ -515,8 +475,6 @@ def _optional(space: str) -> str:
 
 def _typed_middle(tags: Arguments) -> str:
     """Between key and value where that names the value's type."""
-    if tags.quote:
-        return _flex(tags.middle_other)
     one, other = tags.middle, tags.middle_other
     head = common_start(one, other)
     tail = common_end(one[len(head) :], other[len(head) :])

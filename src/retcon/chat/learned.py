@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from retcon.chat import markdown
 from retcon.chat.family import Family, Written, joined, with_system
 from retcon.chat.formats import CDATA, CDATA_END, ID, KEY, NAMED, CallFormat
-from retcon.chat.jsons import as_json
-from retcon.chat.tagged import typed_arguments
+from retcon.chat.jsons import as_json, read_all
 from retcon.chat.template import Templated
 from retcon.chat.thoughts import THOUGHTS, spoken
 from retcon.chat.types import Answer, FoundCall, Piece, Told, glue, words
@@ -99,25 +98,81 @@ class LearnedFamily(Family):
         after = form.after_name.replace(ID, label)
         pieces = [words(name), glue(re.sub(r"\d+", lambda m: str(int(m[0]) + n), after) if form.numbered else after)]
         if form.tags is None:
-            return [*pieces, words(as_json(arguments))]
+            return [*pieces, *(_quoted(arguments, form.quote) if form.quote else [words(as_json(arguments))])]
         tags = form.tags
-        for which, (key, value) in enumerate(arguments.items()):
+        for key, value in arguments.items():
             text = isinstance(value, str)
-            shown = value if isinstance(value, str) and not tags.json_strings else as_json_value(value)
-            quote = tags.quote if text else ""
+            shown = value if isinstance(value, str) else as_json_value(value)
             if text and any(char in shown for char in tags.cdata):
                 shown = f"{CDATA}{shown}{CDATA_END}"
             pieces += [
-                glue((tags.between if which else "") + tags.opening), words(key),
+                glue(tags.opening), words(key),
                 glue(tags.middle if text else tags.middle_other), words(shown),
-                glue(quote + tags.closing.replace(KEY, key)),
+                glue(tags.closing.replace(KEY, key)),
             ]  # fmt: skip
         return pieces
+
+
+def _quoted(value: object, quote: str) -> Iterator[Piece]:
+    """A value with `quote` around its strings and with bare keys."""
+    if isinstance(value, str):
+        yield from (glue(quote), words(value), glue(quote))
+    elif isinstance(value, Mapping | list):
+        named = isinstance(value, Mapping)
+        yield words("{" if named else "[")
+        for n, item in enumerate(value):
+            yield words("," * bool(n) + f"{item}:" * named)
+            yield from _quoted(value[item] if named else item, quote)
+        yield words("}" if named else "]")
+    else:
+        yield words(as_json_value(value))
 
 
 def as_json_value(value: object) -> str:
     """A value as JSON on one line."""
     return as_json({"": value})[5:-1]
+
+
+def typed_arguments(call: FoundCall, tools: Sequence[ToolSpec]) -> FoundCall:
+    """The call with arguments of the types in its tool's schema: what is no string there is read as JSON, or as Python
+    writes it; what cannot be read so stays text."""
+    spec = next((tool for tool in tools if tool.name == call.name), None)
+    known = spec.parameters.get("properties") if spec is not None else None
+    if isinstance(call.arguments, str) or not isinstance(known, Mapping):
+        return call
+    return replace(call, arguments={name: _valued(v, known.get(name)) for name, v in call.arguments.items()})
+
+
+def _valued(text: object, schema: object) -> object:
+    if not isinstance(text, str):
+        return text
+    kinds, word = _kinds(schema), text.strip().lower()
+    if "null" in kinds and word in ("none", "null"):
+        return None
+    if "boolean" in kinds and word in ("true", "false"):
+        return word == "true"
+    if not kinds:
+        return text
+    value = read_all(text)
+    return text if value is None or ("string" in kinds and not kinds & _JSON_TYPES.get(type(value), set())) else value
+
+
+_JSON_TYPES = {bool: {"boolean"}, int: {"integer", "number"}, float: {"number"}, list: {"array"}, dict: {"object"}}
+
+
+def _kinds(schema: object) -> set[str]:
+    """The JSON types that a schema takes, as far as it says so."""
+    if not isinstance(schema, Mapping):
+        return set()
+    kinds = schema.get("type", ())
+    found = {kinds} if isinstance(kinds, str) else set(kinds)
+    found |= {"null"} if schema.get("nullable") is True else set()  # as OpenAPI has it, and transformers
+    for word in ("anyOf", "oneOf", "allOf"):
+        for one in schema.get(word, ()):
+            found |= _kinds(one)
+    values = [*schema.get("enum", ()), *([schema["const"]] if "const" in schema else ())]
+    found |= {"string" if isinstance(value, str) else "other" for value in values}
+    return found | ({"object"} if "$ref" in schema else set())
 
 
 class CodeBlocks(LearnedFamily):
@@ -131,8 +186,7 @@ class CodeBlocks(LearnedFamily):
 
     def find_calls(self, text: str) -> Iterator[FoundCall]:
         body = text.removesuffix(self.after_words)
-        calls = zip(markdown.find_calls(body), markdown.block_ends(body), strict=True)
-        return iter(spoken(body, calls, self.thoughts, opened=self.opens_thought))
+        return iter(spoken(body, markdown.find_blocks(body), self.thoughts, opened=self.opens_thought))
 
     def typed(self, call: FoundCall, tools: Sequence[ToolSpec]) -> FoundCall:
         return call

@@ -25,6 +25,7 @@ from retcon.chat.formats import (
     common_start,
     from_json,
     read_python,
+    read_quoted,
     whole_tags,
 )  # fmt: skip
 from retcon.chat.jsons import read_value
@@ -118,9 +119,9 @@ def learn_format(turns: _Turns) -> CallFormat:
     one = turns.turn(_ONE)
     if span := _object_span(one, 0):
         found = one[slice(*span)]
-        name_key, arguments_key, wrapped = _keys(read_value(found, 0, None)[0], NAMES[0]) or ("", "", "")
-        return _format(turns, "object", _object_span, _marked(found), name_key=name_key, arguments_key=arguments_key,
-                       wrapped=wrapped, probe=found)  # fmt: skip
+        name_key, arguments_key = _keys(read_value(found, 0, None)[0], NAMES[0]) or ("", "")
+        about = {"name_key": name_key, "arguments_key": arguments_key, "probe": found}
+        return _format(turns, "object", _object_span, _marked(found), **about)
     at = _name_start(one, 0)
     if at < 0:
         raise UnknownFormat("it shows no calls of tools")
@@ -133,9 +134,11 @@ def learn_format(turns: _Turns) -> CallFormat:
         later = _marked(rest[: _json_span(rest)[0]])
         counted = form.parallel and later != after and re.sub(r"\d+", "", later) == re.sub(r"\d+", "", after)
         return replace(form, numbered=counted)
+    if quoted := re.match(rf"{{{KEYS[0]}:(\S+){VALUES[0]}\1}}", rest):
+        return _format(turns, "named", lambda text, n: _quoted_span(text, n, quoted[1]), NAMED, quote=quoted[1])
     if re.match(rf"\s*\(\s*{KEYS[0]}\s*=", rest):
         return _python_format(turns, one)
-    return _tags_format(turns, rest)
+    return _tags_format(turns)
 
 
 def _format(
@@ -209,15 +212,16 @@ def _object_span(text: str, n: int) -> _Span | None:
     return next(((begin, end) for value, begin, end in _values(text) if _keys(value, NAMES[n])), None)
 
 
-def _keys(value: Mapping[str, Any], name: str) -> tuple[str | None, str, str] | None:
-    """Keys of name and arguments in an object, and the key that both stand under."""
+def _keys(value: Mapping[str, Any], name: str) -> tuple[str | None, str] | None:
+    """Keys of name and arguments in an object, also where both stand under another."""
     if list(value) == [name] and value[name] == _ONE:
-        return None, "", ""
-    for wrapped, inner in [("", value), *((k, v) for k, v in value.items() if isinstance(v, dict))]:
-        keys = [k for k, v in inner.items() if v == name]
-        given = [k for k, v in inner.items() if v == _ONE or (isinstance(v, str) and from_json(v) == _ONE)]
-        if keys and given:
-            return keys[0], given[0], wrapped
+        return None, ""
+    for inner in (value, value.get("function")):
+        if isinstance(inner, dict):
+            keys = [k for k, v in inner.items() if v == name]
+            given = [k for k, v in inner.items() if v == _ONE or (isinstance(v, str) and from_json(v) == _ONE)]
+            if keys and given:
+                return keys[0], given[0]
     return None
 
 
@@ -236,6 +240,11 @@ def _named_span(text: str, n: int) -> _Span | None:
     return None if at < 0 or not (end := _json_span(text[at:])[1]) else (at, at + end)
 
 
+def _quoted_span(text: str, n: int, quote: str) -> _Span | None:
+    at = _name_start(text, n)
+    return None if at < 0 else (at, read_quoted(text, at + len(NAMES[n]), quote)[1])
+
+
 def _python_format(turns: _Turns, one: str) -> CallFormat:
     def span(text: str, n: int) -> _Span:
         at = _name_start(text, n)
@@ -250,54 +259,32 @@ def _python_format(turns: _Turns, one: str) -> CallFormat:
     return _format(turns, "python", span, NAMED, readable=readable, probe=one[one.find(VALUES[0]) - 1])
 
 
-def _tags_format(turns: _Turns, rest: str) -> CallFormat:
-    """rest: what follows the name in a turn with one call."""
+def _tags_format(turns: _Turns) -> CallFormat:
     key, value = KEYS[0], VALUES[0]
-    first, then = rest.find(key), rest.find(value)
-    if not 0 <= first < then:
-        raise UnknownFormat("the template shows arguments in no order of key and value")
-    head, middle, tail = rest[:first], rest[first + len(key) : then], _keyed(rest[then + len(value) :])
-    across = _between_arguments(turns, dict(zip(KEYS, VALUES, strict=True)))
-    middle_other, across_other = _between_arguments(turns, dict.fromkeys(KEYS, _NUMBER))
-    quote = ""
-    if middle != middle_other and middle.startswith(middle_other):
-        quote = middle[len(middle_other) :]
-        if across[1] != quote + across_other:
-            raise UnknownFormat(f"the template writes {middle!r} before a string and {across[1]!r} after it")
-        tail = tail.removeprefix(quote)
-    between = across_other if quote else across[1]
+    head, middle, between, _, tail = _around_arguments(turns, VALUES)
+    middle_other = _around_arguments(turns, (_NUMBER, _NUMBER))[1]
     opening = common_end(head, between).removeprefix(">")  # of the tag before it
     closing = common_start(tail, between[: len(between) - len(opening)] if opening else between)
-    json_strings = quote == '"'
-    cdata = "".join(c for c in "<&\n" if not quote and CDATA in turns.turn({key: c}))
-    tags = Arguments(
-        opening, middle_other if json_strings else middle, closing,
-        between[len(closing) : len(between) - len(opening)], middle_other, "" if json_strings else quote,
-        json_strings, cdata,
-    )  # fmt: skip
+    cdata = "".join(c for c in "<&\n" if CDATA in turns.turn({key: c}))
+    tags = Arguments(opening, middle, closing, middle_other, cdata)
 
     def span(text: str, n: int) -> _Span:
         at = _name_start(text, n)
-        return at, text.find(value, at) + len(value) + len(quote) + len(closing.replace(KEY, key))
+        return at, text.find(value, at) + len(value) + len(closing.replace(KEY, key))
 
     return _format(turns, "tags", span, NAMED, after_name=_marked(head[: len(head) - len(opening)]), tags=tags)
 
 
-def _keyed(text: str) -> str:
-    return text.replace(f"/{KEYS[0]}", f"/{KEY}")
-
-
-def _between_arguments(turns: _Turns, arguments: Mapping[str, object]) -> tuple[str, str]:
-    """What stands between a key and its value, and between a value and the next key."""
-    text = turns.turn(arguments)
-    places, at = [], _name_start(text, 0) + len(NAMES[0])
-    for key, value in arguments.items():
-        for one in (key, str(value)):
-            at = text.find(one, at)
-            if at < 0:
-                raise UnknownFormat("the template shows two arguments in no order of key and value")
-            places.append((at, at := at + len(one)))
-    return text[places[0][1] : places[1][0]], _keyed(text[places[1][1] : places[2][0]])
+def _around_arguments(turns: _Turns, values: Sequence[object]) -> list[str]:
+    """What stands around keys and values, after the name, in a call with two arguments."""
+    text = turns.turn(dict(zip(KEYS, values, strict=True)))
+    around, rest = [], text[_name_start(text, 0) + len(NAMES[0]) :]
+    for one in (KEYS[0], str(values[0]), KEYS[1], str(values[1])):
+        before, found, rest = rest.partition(one)
+        if not found:
+            raise UnknownFormat("the template shows arguments in no order of key and value")
+        around.append(before)
+    return [re.sub(f"/(?:{'|'.join(KEYS)})", f"/{KEY}", one) for one in (*around, rest)]
 
 
 def learn_chat(

@@ -13,63 +13,39 @@ _INDENT = re.compile(r"[ \t]*+(?:(?:[-*+]|\d{1,9}[.)])[ \t]++)*+")
 
 
 def find_calls(text: str, languages: str = LANGUAGES, *, indented: bool = False) -> Iterator[FoundCall]:
+    """The calls in a text; see `find_blocks`."""
+    return (call for call, _ in find_blocks(text, languages, indented=indented))
+
+
+def find_blocks(text: str, languages: str = LANGUAGES, *, indented: bool = False) -> Iterator[tuple[FoundCall, int]]:
     """Every ```` ```python ```` block (also `py`, `python3`, in any case) is a call of `python` with its `code`.
 
-    The opening fence may stand anywhere and ends its line. The block ends at the first line that has nothing but at
-    least as many backticks; backticks elsewhere in a line are code. Other languages are no calls. An opening fence
-    that is followed by another one before it is closed is prose. A block that is never closed is a malformed call.
-    languages: others that are calls, as a regular expression. indented: a block that is indented as a whole, as in an
-    item of a list, is read without that indentation. A call is not: it may take the place of one that stood elsewhere.
+    Each call comes with where its closing line ends. The opening fence may stand anywhere and ends its line. The block
+    ends at the first line that has nothing but at least as many backticks; backticks elsewhere in a line are code.
+    Other languages are no calls. An opening fence that is followed by another one before it is closed is prose. A block
+    that is never closed is a malformed call, up to the end of the text. languages: others that are calls, as a regular
+    expression. indented: a block that is indented as a whole, as in an item of a list, is read without that
+    indentation. A call is not: it may take the place of one that stood elsewhere.
     """
-    for opening, close in _blocks(text, languages, indented=indented):
-        start = opening.end()
-        if close is None:
-            yield FoundCall("python", text[start:], opening.start())
-        elif indented:
-            code = _dedented(text[start : close.end()], _column(text, opening))
-            yield FoundCall("python", {"code": code}, opening.start())
-        else:
-            yield FoundCall("python", {"code": text[start : max(start, close.start())]}, opening.start())
-
-
-def first_block(text: str) -> tuple[int, int] | None:
-    """Where the first call begins, and where its closing line ends; None where there is none, or none that is whole."""
-    opening, close = next(_blocks(text, LANGUAGES, indented=False), (None, None))
-    return None if opening is None or close is None else (opening.start(), close.end())
-
-
-def block_ends(text: str) -> Iterator[int]:
-    """Where each call ends, in the order of `find_calls`; a block that is never closed ends with the text."""
-    for _, close in _blocks(text, LANGUAGES, indented=False):
-        yield len(text) if close is None else close.end()
-
-
-def whole_blocks(text: str, *, indented: bool = False) -> Iterator[tuple[int, int]]:
-    """Where each call that is not malformed begins, and where its closing line ends. indented: as in `find_calls`."""
-    for opening, close in _blocks(text, LANGUAGES, indented=indented):
-        if close is not None:
-            yield opening.start(), close.end()
+    openings = list(_opening(languages).finditer(text))
+    for n, opening in enumerate(openings):
+        start, limit = opening.end(), openings[n + 1].start() if n + 1 < len(openings) else len(text)
+        # The closing line may follow the opening one at once, hence from the line end before the code; and it is looked
+        # for up to the next opening alone, as each search to the end would make many openings take long. `\Z` is there
+        # too, so that what stands right before the next opening has to be told apart.
+        column = _column(text, opening) if indented else 0
+        close = _closing(len(opening["fence"]), column).search(text, start - 1, limit)
+        if close is not None and not close.end() == limit < len(text):
+            whole = text[start : close.end()]
+            code = _dedented(whole, column) if indented else text[start : max(start, close.start())]
+            yield FoundCall("python", {"code": code}, opening.start()), close.end()
+        elif n + 1 == len(openings):
+            yield FoundCall("python", text[start:], opening.start()), len(text)
 
 
 def render_call(code: str) -> str:
     """The block that `find_calls` reads back."""
     return f"```python\n{code}\n```"
-
-
-def _blocks(text: str, languages: str, *, indented: bool) -> Iterator[tuple[re.Match[str], re.Match[str] | None]]:
-    """The lines that open and close each block; of one that is never closed, None."""
-    openings = list(_opening(languages).finditer(text))
-    for n, opening in enumerate(openings):
-        limit = openings[n + 1].start() if n + 1 < len(openings) else len(text)
-        # The closing line may follow the opening one at once, hence from the line end before the code; and it is looked
-        # for up to the next opening alone, as each search to the end would make many openings take long. `\Z` is there
-        # too, so that what stands right before the next opening has to be told apart.
-        column = _column(text, opening) if indented else 0
-        close = _closing(len(opening["fence"]), column).search(text, opening.end() - 1, limit)
-        if close is not None and not close.end() == limit < len(text):
-            yield opening, close
-        elif n + 1 == len(openings):
-            yield opening, None
 
 
 def _column(text: str, opening: re.Match[str]) -> int:

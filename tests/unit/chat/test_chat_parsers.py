@@ -6,8 +6,8 @@ import pytest
 
 from conversing import family_of
 from retcon.chat.formats import find_tagged
+from retcon.chat.learned import typed_arguments
 from retcon.chat.markdown import find_calls
-from retcon.chat.tagged import typed_arguments
 from retcon.chat.types import FoundCall
 from retcon.core.types import ToolSpec
 
@@ -76,6 +76,8 @@ CALLS = [
     ("tags", C + "<parameter=code>\n<![CDATA[a </parameter>\n]]>\n</parameter>\n</function>\n</tool_call>",
      [("python", {"code": "a </parameter>\n"}, 0)]),
     ("pairs", "<tool_call>s<arg_key>q</arg_key>\n<arg_value>1</arg_value></tool_call>", [("s", {"q": "1"}, 0)]),
+    ("quoted", "<|tool_call>call:s{q:[1}<tool_call|>", [("s", "{q:[1}", 0)]),
+    ("quoted", "<|tool_call>call:s{q:[1,{b:null}]}", [("s", {"q": [1, {"b": None}]}, 0)]),
     ("quoted", '<|tool_call>call:s{q:<|"|>a, b:1}<|"|>,n:[1,<|"|>x<|"|>],o:{k:true}}<tool_call|>',
      [("s", {"q": "a, b:1}", "n": [1, "x"], "o": {"k": True}}, 0)]),
     ("pythonic", '<|tool_call_start|>[s(q="a)"), t(n=[1, true])]<|tool_call_end|>',

@@ -80,6 +80,11 @@ def test_calls_are_written_and_answered_as_the_template_has_them() -> None:
     assert text_of(chat.observations(parsed.calls, seen)) == f"{shown}<|im_start|>assistant\n"
 
 
+def test_lists_and_objects_are_written_with_the_quotes_that_the_template_has() -> None:
+    written = learned_chat("quoted").wrote("", [("s", {"q": [1, {"b": "x"}], "c": True})]).text
+    assert written == '<|tool_call>call:s{q:[1,{b:<|"|>x<|"|>}],c:true}<tool_call|><|im_end|>'
+
+
 def test_other_tools_are_shown_after_the_same_system_prompt_and_through_the_same_template() -> None:
     """As to clients of a served model that bring their own."""
     shown = learned_chat("tags", system="Solve it.").showing(TOOLS[:1])

@@ -282,8 +282,9 @@ def pieces_of(message: Mapping[str, Any], manner: Manner) -> list[str]:
     """
     said = text_of(message.get("content") or "")
     if manner == "fence":
-        block = markdown.first_block(said)
-        return [said] if block is None else [said[: block[0]], said[block[0] : block[1]]]
+        call, end = next(markdown.find_blocks(said), (None, 0))
+        whole = call is not None and not isinstance(call.arguments, str)
+        return [said[: call.char], said[call.char : end]] if call and whole else [said]
     calls = [_tagged(call) for call in message.get("tool_calls") or ()]
     if not calls:
         return [said]

@@ -28,7 +28,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from retcon.chat.markdown import find_calls, whole_blocks
+from retcon.chat.markdown import find_blocks, find_calls
 from retcon.core.errors import CheckpointRefused, InfrastructureFault, RetconError, SessionLost
 from retcon.core.programs import parsed
 from retcon.core.together import together
@@ -96,9 +96,10 @@ def _ran(trajectory: Trajectory) -> Sequence[str]:
 def _blocks(text: str) -> Sequence[str]:
     """The whole blocks of Python in a text; those that were only thought, where it then says nothing."""
     programs = [
-        (start, end)
-        for start, end in whole_blocks(text, indented=True)
-        if heard(text[start:end]) == text[start:end] or _is_python(text[start:end])
+        (call.char, end)
+        for call, end in find_blocks(text, indented=True)
+        if not isinstance(call.arguments, str)
+        and (heard(text[call.char : end]) == text[call.char : end] or _is_python(text[call.char : end]))
     ]
     found = find_calls(heard(text, programs), indented=True)
     return [str(call.arguments["code"]) for call in found if not isinstance(call.arguments, str)]
