@@ -357,7 +357,22 @@ class Templated:
         """The glue around messages of these roles, which open a conversation. Raises Refused."""
         marks = [_mark(n) for n in range(len(roles))]
         placed = [message(role, mark) for role, mark in zip(roles, marks, strict=True)]
-        return _between(self._template.render(placed, [t.as_function() for t in tools]), marks)
+        return _between(self._alternating(placed, [t.as_function() for t in tools]), marks)
+
+    def _alternating(self, messages: Sequence[Message], tools: Sequence[object]) -> str:
+        """The messages by the template; where it refuses a user after a user or a tool, both say it in one message."""
+        try:
+            return self._template.render(messages, tools)
+        except Refused:
+            joined: list[Message] = []
+            for one in messages:
+                if joined and one["role"] == "user" and joined[-1]["role"] in ("user", "tool"):
+                    joined[-1] = {**joined[-1], "content": f"{joined[-1]['content']}\n\n{one['content']}"}
+                else:
+                    joined.append(one)
+            if len(joined) == len(messages):
+                raise
+            return self._template.render(joined, tools)
 
     def _around_thought(self, thought: bool, last: bool) -> tuple[str, ...] | None:
         """The glue before a thought, and between it and a turn's words, after the turn's opening; see `thought`."""
@@ -403,9 +418,7 @@ class Templated:
         for count in dict.fromkeys((len(names), min(len(names), 1))):
             turn = [message("user", "x"), self._calling(names[:count])]
             try:
-                text = self._after_end(
-                    self._template.render([*turn, *after], [PROBED.as_function()] * tools), _mark(-1)
-                )
+                text = self._after_end(self._alternating([*turn, *after], [PROBED.as_function()] * tools), _mark(-1))
                 if tools and not names and PROBED.description in text:
                     return self._around_following(names, roles, tools=False)
                 return _between(text, marks), roles

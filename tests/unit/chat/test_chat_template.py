@@ -23,7 +23,7 @@ from retcon.chat.template import FOR_TOOLS, KEPT, Message, Template, Templated, 
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.config.load import load_recipe
 from retcon.core.errors import CheckpointError, RecipeError, TaskWarning
-from retcon.core.types import Observation, ToolSpec
+from retcon.core.types import Observation, ToolCall, ToolSpec
 from retcon.models.locating import BASE
 from retcon.store.fingerprint import template_fingerprint
 
@@ -78,6 +78,28 @@ def test_calls_are_written_and_answered_as_the_template_has_them() -> None:
         "\n<|im_start|>user\n<tool_response>\n1\n</tool_response>\n<tool_response>\n\n</tool_response>\n<|im_end|>\n"
     )
     assert text_of(chat.observations(parsed.calls, seen)) == f"{shown}<|im_start|>assistant\n"
+
+
+ALTERNATING = """{%- set ns = namespace(last='') %}{%- for m in messages %}
+{%- if m.role == 'user' and ns.last in ('user', 'tool') or m.role == 'system' and ns.last %}
+{{- raise_exception('roles must alternate') }}{% endif %}
+{%- set ns.last = m.role %}{%- endfor %}"""
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_user_after_a_user_or_a_tool_joins_its_message_where_the_template_refuses_two(name: str) -> None:
+    chat = learned_chat(name, ALTERNATING + TEMPLATES[name][0], tools=TOOLS)
+    assert text_of(chat.opened([("user", "a"), ("user", "b")])) == text_of(chat.prompt("a\n\nb"))
+    assert text_of(chat.answered([("user", "a"), ("system", "b")])) == text_of(chat.answered([("user", "a\n\nb")]))
+
+    def observed(result: str, told: str = "") -> str:
+        call, observation = ToolCall("0.0", "python", CODE, 0), Observation("0.0", result, "ok")
+        return text_of(chat.observations([call], [observation], told=[("user", told)] if told else ()))
+
+    joined = observed("42\n\nmore")
+    if isinstance(chat.family, CodeBlocks):  # where an observation is a block in a user's message
+        joined = joined.replace("42\n\nmore\n```", "42\n```\n\nmore")
+    assert observed("42", "more") == joined
 
 
 def test_lists_and_objects_are_written_with_the_quotes_that_the_template_has() -> None:
