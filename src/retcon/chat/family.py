@@ -135,11 +135,6 @@ def named(style: str) -> Family:
     return FAMILIES.find(style)
 
 
-def template_of(style: str) -> str:
-    """The chat template that a model which learns in a style is to have; empty for the one that it has."""
-    return "" if style == AUTO else named(style).template
-
-
 def shipped_family(template: str) -> Family | None:
     """The family whose own template this is, or whose marks all stand in it, if any."""
     families = FAMILIES.all()

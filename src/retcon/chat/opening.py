@@ -11,7 +11,7 @@ from pathlib import Path
 
 from retcon.chat.chat import Chat
 from retcon.chat.checks import ChatCheck, check_chat
-from retcon.chat.family import AUTO, names, recognised, shipped_family
+from retcon.chat.family import AUTO, named, names, shipped_family
 from retcon.chat.learning import Learned, learn_chat
 from retcon.chat.template import Source, Template, Templated, default_template, read_template
 from retcon.chat.tokenizer import HubTokenizer, load_tokenizer
@@ -23,6 +23,7 @@ THINKING = "enable_thinking"
 """What templates call the variable by which a model is told whether to think."""
 KWARGS = "model.chat_template_kwargs"
 """The key of a recipe under which a template's other variables are set."""
+NO_TEMPLATE = "the folder has no chat template"
 BLOCKS = "calls are written as ```python blocks, which the system prompt explains"
 
 OWN_MASK = (
@@ -78,20 +79,26 @@ def check_folder(
         _refuse_foreign(Path(folder), tokenizer)
     if style != AUTO:
         return _shipped(Chat(tokenizer, style=style, system=system, tools=tools))
-    read = source = read_template(Path(folder))
+    read = read_template(Path(folder))
     given = dict(variables or {}) | ({} if thinking is None else {THINKING: thinking})
-    template = None if source is None else source.compiled(given)
-    _check_variables(folder, given, template)
-    if source is None or template is None:
-        if family := recognised(tokenizer.controls):
-            return _shipped(Chat(tokenizer, style=family.name, system=system, tools=tools))
-        source = default_template(Path(folder), tokenizer.controls)
-        if source is None:
-            known = f"set model.style to one of {', '.join(names())}, or add the model's chat_template.jinja"
-            raise RecipeError(f"{folder} has no chat template, and its tokenizer no token that ends a text: {known}")
-        template = source.compiled()
-    learned = chat_by_template(template, tokenizer, _ends(Path(folder), source, tokenizer), system=system, tools=tools)
-    return replace(learned, why_blocks="the folder has no chat template") if read is None else learned
+    _check_variables(folder, given, None if read is None else read.compiled(given))
+    source = read or default_template(Path(folder), tokenizer.controls)
+    if source is None:
+        known = f"set model.style to one of {', '.join(names())}, or add the model's chat_template.jinja"
+        raise RecipeError(f"{folder} has no chat template, and its tokenizer no token that ends a text: {known}")
+    ends = _ends(Path(folder), source, tokenizer)
+    learned = chat_by_template(source.compiled(given), tokenizer, ends, system=system, tools=tools)
+    return replace(learned, why_blocks=learned.why_blocks and NO_TEMPLATE) if read is None else learned
+
+
+def template_for(folder: str | Path, style: str) -> str:
+    """The chat template that a model folder needs once it is trained in a style; empty where it has its own."""
+    if style != AUTO:
+        return named(style).template
+    if read_template(Path(folder)) is not None:
+        return ""
+    source = default_template(Path(folder), load_tokenizer(folder).controls)
+    return "" if source is None else source.text
 
 
 def chat_by_template(

@@ -17,7 +17,7 @@ from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from retcon.chat.family import Family, Framing
+from retcon.chat.family import Family, Framing, recognised
 from retcon.chat.types import REASONING, Answer, Piece, Told, glue, words
 from retcon.core.errors import CheckpointError, RecipeError, TaskWarning
 from retcon.core.types import ToolSpec
@@ -219,12 +219,17 @@ _DEFAULT = """{{ bos_token }}{% for message in messages %}
 
 
 def default_template(folder: Path, controls: Sequence[str]) -> Source | None:
-    """A template for a folder that has none, by its tokenizer's control tokens; None where nothing ends a text."""
+    """A template for a folder that has none, by its tokenizer's control tokens; None where nothing ends a text.
+
+    It is that of the shipped family which has these tokens, else frames messages by what the tokenizer has for turns.
+    """
     config = folder / "tokenizer_config.json"
     try:
         tokens = _tokens(json.loads(config.read_text(encoding="utf-8")))
     except (OSError, ValueError, AttributeError):
         tokens = _tokens({})
+    if family := recognised(controls):
+        return Source(family.template, f"the template of {family.name}", tokens)
     own = ("", tokens["eos_token"], "assistant")
     start, end, model = next((one for one in _DEFAULTS if {*one[:2]} <= {*controls}), own)
     if end not in controls:

@@ -18,7 +18,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from retcon.chat.family import template_of
+from retcon.chat.opening import template_for
 from retcon.chat.template import MORE
 from retcon.config.schema import Recipe
 from retcon.core.errors import CheckpointError, TrainingDiverged
@@ -283,7 +283,8 @@ class Trainer:
     def __init__(self, training: Training, on_step: OnStep) -> None:
         run, section = training.run, training.section
         self._run, self._recipe, self._place, self._start = run, training.recipe, training.place, training.start
-        self._files = TokenizerFiles(model_folder(self._start), template_of(training.recipe.model.style))
+        folder = model_folder(self._start)
+        self._files = TokenizerFiles(folder, template_for(folder, training.recipe.model.style))
         self._every, self._on_step, self._betas = section.checkpoint_every, on_step, training.betas
         self.computing = computing_of(training.recipe.compute, training.place)
         checkpoint = newest_checkpoint(run)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from retcon.chat.opening import open_chat
 from retcon.chat.template import read_template
 from retcon.chat.tokenizer import load_tokenizer
-from retcon.core.errors import CheckpointError, RecordError
+from retcon.core.errors import CheckpointError, RecordError, TaskWarning
 from retcon.models.locating import model_folder
 from retcon.models.placing import start_model
 from retcon.train.sft import run_sft
@@ -53,6 +55,34 @@ def test_transformers_loads_a_checkpoint_unchanged(world):
         assert tokenizer(text).input_ids == load_tokenizer(world / "base").encode(text)
         assert tokenizer.apply_chat_template([{"role": "user", "content": "go"}], tokenize=False).startswith("<|im_")
     assert json.loads((world / "run/checkpoints/step-000004/trainer.json").read_text())["step"] == 4
+
+
+@pytest.mark.parametrize(
+    ("renamed", "warned"),
+    [
+        ({}, "no chat template"),  # named by what it has of ChatML
+        ({"<|im_start|>": "<start_of_turn>", "<|im_end|>": "<end_of_turn>"}, "no chat template"),
+        ({"<|endoftext|>": "<tool_call>"}, ""),  # Qwen's
+    ],
+)
+def test_a_start_without_a_template_is_saved_with_the_one_it_was_asked_through(renamed, warned, tmp_path):
+    base, talk = make_base(tmp_path / "base", positions=1024), tmp_path / "talk.jsonl"
+    (base / "chat_template.jinja").unlink()
+    for file in (base / "tokenizer.json", base / "tokenizer_config.json"):
+        text = file.read_text()
+        for old, new in renamed.items():
+            text = text.replace(old, new)
+        file.write_text(text)
+    asked = [{"role": "system", "content": "Solve it."}, {"role": "user", "content": "What is 6 times 7?"}]
+    talk.write_text(json.dumps({"messages": [*asked, {"role": "assistant", "content": "42"}]}))
+    with pytest.warns(TaskWarning, match=warned) if warned else nullcontext():
+        out = run_sft(small_recipe(base, sft={"steps": 1, "batch": 1}), talk, tmp_path / "run")
+    for messages in (asked, asked[1:]):
+        chats = [open_chat(folder) for folder in (base, out)]
+        ids = [[i for one in chat.opened([tuple(m.values()) for m in messages]) for i in one.ids] for chat in chats]
+        saved = AutoTokenizer.from_pretrained(out)
+        theirs = saved.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
+        assert ids == [theirs, theirs]
 
 
 def test_the_two_newest_checkpoints_are_kept(world, tmp_path):
