@@ -69,10 +69,12 @@ def check_model(
     Exit code 2 if it is broken, or if training would be wrong: its chat is compared with what its template renders.
     """
     need_training()
-    from retcon.models.checking import check_model_folder
     from retcon.models.locating import locate
 
-    checked = check_model_folder(locate(path))
+    folder = locate(path)  # a GGUF file that cannot be converted is refused before torch is imported
+    from retcon.models.checking import check_model_folder
+
+    checked = check_model_folder(folder)
     if as_json:
         found = asdict(checked)
         chat = found.pop("chat") or {"family": None}

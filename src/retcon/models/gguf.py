@@ -6,6 +6,7 @@ a default, scaled rotations, and tensors that it drops, which are refused.
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import shutil
@@ -14,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr
 from copy import deepcopy
 from dataclasses import dataclass
+from importlib.util import find_spec
 from inspect import signature
 from io import StringIO
 from math import prod
@@ -279,6 +281,10 @@ def read_header(file: Path) -> Header:
     return Header(fields, {name: (shape, kind, start + offset) for name, (shape, kind, offset) in table.items()})
 
 
+_TABLES = {
+    "integrations/ggml.py": "GGUF_CONFIG_MAPPING",
+    "integrations/gguf/gguf_config_mapping.py": "GGUF_CONFIG_ARCHS",  # from 5.20 on
+}
 _UNFIT = ("general", "tokenizer", "deci", "t5", "umt5")
 """Of the names in transformers' tables of GGUF: not architectures, or not of causal models."""
 _LOST = re.compile(r"rope_freqs\.weight|rope_factors_(long|short)\.weight|.*\.nextn\..*")
@@ -286,14 +292,18 @@ _LOST = re.compile(r"rope_freqs\.weight|rope_factors_(long|short)\.weight|.*\.ne
 
 
 def architectures() -> list[str]:
-    """Return the architectures that the installed transformers loads as causal models. No torch is imported."""
-    from transformers.integrations import ggml
+    """Return the architectures that the installed transformers loads as causal models.
 
-    try:
-        from transformers.integrations.gguf.gguf_config_mapping import GGUF_CONFIG_ARCHS as newer
-    except ImportError:  # before 5.20
-        newer = {}
-    return sorted({*ggml.GGUF_CONFIG_MAPPING, *newer} - set(_UNFIT))
+    Its tables are read from its files, as importing it takes longer than a refusal may.
+    """
+    found: set[str] = set()
+    spec = find_spec("transformers")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        for file, table in _TABLES.items():
+            tree = ast.parse(path.read_bytes()) if (path := Path(folder, file)).is_file() else ast.Module([], [])
+            tables = (n.value for n in tree.body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == table)
+            found |= {key for value in tables for key in map(ast.literal_eval, getattr(value, "keys", ()))}
+    return sorted(found - set(_UNFIT))
 
 
 def check_file(file: Path) -> Header:

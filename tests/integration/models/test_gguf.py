@@ -21,7 +21,7 @@ from ggufs import KINDS, TOKENS, gguf, tiny, write_gguf
 from retcon.chat.template import read_template
 from retcon.chat.tokenizer import load_tokenizer
 from retcon.core.errors import CheckpointError
-from retcon.models.gguf import convert, tokenizer_of
+from retcon.models.gguf import architectures, convert, tokenizer_of
 
 pytestmark = pytest.mark.torch
 REAL = Path(__file__).parents[4] / "shared" / "data" / "tokenizers"
@@ -147,18 +147,26 @@ def test_what_is_not_known_is_refused_by_name(fields: dict[str, str], said: str,
         converted(tmp_path, **fields)
 
 
-def test_a_refusal_comes_before_torch(tmp_path: Path) -> None:
+def test_a_refusal_comes_before_torch_and_transformers(tmp_path: Path) -> None:
     write_gguf(tmp_path / "odd.gguf", tiny("llama"), architecture="martian")
     program = (
-        "import sys; from pathlib import Path; from retcon.models.gguf import check_file\n"
+        "import sys; from retcon.cli.model import check_model\n"
         "from retcon.core.errors import CheckpointError\n"
-        "try: check_file(Path(sys.argv[1]))\n"
-        "except CheckpointError as error: print('torch' in sys.modules, error)"
+        "try: check_model(sys.argv[1])\n"
+        "except CheckpointError as error: print({'torch', 'transformers'} & set(sys.modules), error)"
     )
     command = [sys.executable, "-c", program, str(tmp_path / "odd.gguf")]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert said.startswith("False ")
+    assert said.startswith("set() ")
     assert "architecture is 'martian'" in said
+
+
+def test_architectures_are_those_in_the_tables_of_transformers() -> None:
+    from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
+
+    newer = pytest.importorskip("transformers.integrations.gguf.gguf_config_mapping").GGUF_CONFIG_ARCHS
+    others = {"general", "tokenizer", "deci", "t5", "umt5"}
+    assert set(architectures()) == {*GGUF_CONFIG_MAPPING, *newer} - others
 
 
 def test_a_tensor_without_a_place_is_refused(tmp_path: Path) -> None:
