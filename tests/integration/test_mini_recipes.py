@@ -375,6 +375,16 @@ def test_accept(run: Run) -> None:
     assert made.lines[0]["spliced_weight"] == pytest.approx(sum(weights) / len(weights))
 
 
+def test_agree(run: Run) -> None:
+    made = run("mini/ours/agree", ONE, ALL)
+    repaired = [turn for t in made.rollouts for turn in t.turns if turn.repair is not None]
+    fixed = [turn for turn in repaired if turn.repair and turn.repair.decision in ("shallow", "deep")]
+    assert fixed
+    for turn in fixed:
+        outputs = [[o.text for o in one.observations] for one in turn.abandoned[1:] if one.calls and not one.failures]
+        assert outputs.count(outputs[-1]) == 2
+
+
 def test_veto(run: Run) -> None:
     made, without = (run("mini/ours/veto", ONE, ALL, f"rl.mask_negative_spliced={on}") for on in ("true", "false"))
     assert made.lines[0]["spliced_negative"] > 0

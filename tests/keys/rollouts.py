@@ -211,6 +211,13 @@ def depth_of_a_repair(recipe: Recipe, lab: Lab) -> str:
     return record.decision if record else "none"
 
 
+@acts("repair.agree", (1, "deep"), (2, "unrepaired"), given=(*SAAR, "repair.gamma=0.9"))
+def decision_on_a_fix_that_no_other_attempt_agrees_with(recipe: Recipe, lab: Lab) -> str:
+    made = roll(recipe, lab, [call("print(a)"), call("print(1)"), call("print(b)"), call("print(c)"), "1"])
+    record = made.first.turns[0].repair
+    return record.decision if record else "none"
+
+
 @acts("repair.lookahead", ("all", 3), ("latest", 1), given=SAAR)
 def failures_that_the_third_attempt_is_shown(recipe: Recipe, lab: Lab) -> int:
     prompt = roll(recipe, lab, FAILING).prompt(3)

@@ -150,6 +150,7 @@ ABOUT = {
     "mini/stages/rstar2": ("stages", "select"),
     "mini/ours/accept": ("repair", "rl.splice_weight"),
     "mini/ours/adaptive": ("repair",),
+    "mini/ours/agree": ("repair",),
     "mini/ours/blame": ("rl.blame",),
     "mini/ours/branch": ("repair", "rl.contrast"),
     "mini/ours/describe": ("repair",),

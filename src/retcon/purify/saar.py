@@ -23,7 +23,8 @@ class Saar:
     attempts: K, lookahead attempts at most; 0 leaves every failure as it is. gamma: γ in [0, 1], the similarity from
     which a repair is shallow. lookahead: what an attempt is shown of those that went before it at this turn: `all`,
     the `first` failure alone (the paper's equations) or the `latest` alone (the published code). failures: the statuses
-    that start a repair; no other status than `ok` makes a fix, whatever they are.
+    that start a repair; no other status than `ok` makes a fix, whatever they are. agree: attempts that must work with
+    the same output before the last of them is the fix (ours; the paper takes the first).
 
     The unit is the turn: it failed if one of its calls did, and a fix is a turn whose calls all succeed. A fix that
     does nothing (`pass`) or does not fit the budget is one more failed attempt."""
@@ -32,6 +33,7 @@ class Saar:
     gamma: float = 0.5
     lookahead: Shown = "all"
     failures: frozenset[Status] = FAILURES
+    agree: int = 1
 
     def __post_init__(self) -> None:
         if self.attempts < 0:
@@ -40,6 +42,8 @@ class Saar:
             raise ValueError(f"gamma must be in [0, 1], not {self.gamma}")
         if self.lookahead not in get_args(Shown):
             raise ValueError(f"lookahead must be 'all', 'first' or 'latest', not {self.lookahead!r}")
+        if self.agree < 1 or (self.attempts and self.agree > self.attempts):
+            raise ValueError(f"agree must be from 1 to attempts = {self.attempts}, not {self.agree}")
         check_failures(self.failures)
 
     def failed(self, turn: Turn) -> bool:
@@ -77,6 +81,10 @@ class Saar:
                     return self._answered(turn, made, visible)
                 break
             if is_fix(attempt):
+                alike = sum(_outputs(one) == _outputs(attempt) for one in made if is_fix(one))
+                if alike < self.agree:
+                    reason = "no other attempt had the same output"
+                    continue  # the next one does not see it, as it is to agree by itself
                 fixed = purify((turn, *made), self.gamma)
                 if lookahead.fits(fixed):
                     return (fixed,)
@@ -102,3 +110,7 @@ class Saar:
             else:
                 committed.append(attempt)
         return [*committed, made[-1]]
+
+
+def _outputs(turn: Turn) -> list[str]:
+    return [observation.text for observation in turn.observations]

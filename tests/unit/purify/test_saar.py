@@ -63,6 +63,22 @@ def test_a_repair_tells_which_weights_sampled_each_of_its_tokens(gamma):
     assert [s.versions for s in turn.generated] == [(of_kind[s.kind],) * len(s.ids) for s in turn.generated]
 
 
+@pytest.mark.parametrize(
+    ("replies", "decision", "attempts"),
+    [
+        ([call(GOOD), call(GOOD, "Oops. ")], "shallow", 2),
+        ([call(GOOD), call(OTHER), call(GOOD, "Oops. ")], "shallow", 3),
+        ([call(GOOD), call(OTHER), call(BAD)], "unrepaired", 3),
+    ],
+    ids=["at once", "with another in between", "never"],
+)
+def test_a_fix_that_is_to_be_agreed_on_has_the_output_of_another_attempt(replies, decision, attempts):
+    p = play([call(BAD, "First. "), *replies, DONE], {BAD: "error", OTHER: ("6", "ok", None)}, repair=Saar(agree=2))
+    assert (decisions(p)[0], p.turns[0].repair.attempts) == (decision, attempts)
+    second = p.engine.seen[2][1]
+    assert p.engine.seen[1][1] == second, "an attempt that worked is not shown to the one that is to agree with it"
+
+
 def test_a_call_without_reasoning_is_replaced_whole():
     p = play([call(BAD), call(GOOD, "Oops. "), DONE], {BAD: "error"}, repair=Saar())
     assert [(s.kind, s.text) for s in p.turns[0].generated] == [("spliced", call(GOOD) + "<|im_end|>")]
