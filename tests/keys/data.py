@@ -22,6 +22,7 @@ from retcon.core.errors import RetconError, TaskWarning
 from retcon.core.types import Segment, Trajectory, Turn
 from retcon.tasks.data.tasks import DataTasks
 from retcon.tasks.grading.registry import options_of, settings_for
+from retcon.tasks.kinds.documents import DocumentTasks
 from retcon.tasks.kinds.numbers import PROGRAMS, NumberTasks, problems
 from retcon.tasks.registry import grader_options
 from retcon.tasks.types import Task
@@ -278,3 +279,48 @@ def its_tries_after_an_error(recipe: Recipe, lab: Lab) -> set[str]:
 @acts("task.wrong_method", (0.0, {"right"}), (1.0, {"wrong"}), given=SURE)
 def its_programs_that_run(recipe: Recipe, lab: Lab) -> set[str]:
     return written(recipe, [])
+
+
+DOCUMENTS = ('task.kind="documents"',)
+
+
+def documents(recipe: Recipe) -> DocumentTasks:
+    tasks = build_tasks(recipe)
+    assert isinstance(tasks, DocumentTasks)
+    return tasks
+
+
+@acts("task.asks", (["count"], {"count"}), (["needle", "pair"], {"needle", "pair"}), given=DOCUMENTS)
+def kinds_of_questions(recipe: Recipe, lab: Lab) -> set[object]:
+    return {task.meta["kind"] for task in islice(documents(recipe).train(0), 30)}
+
+
+@acts("task.length", (400, (4, 4)), (900, (9, 9)), given=DOCUMENTS)
+@acts("task.longest", (0, (4, 4)), (1600, (4, 16)), given=(*DOCUMENTS, "task.length=400"))
+@acts("task.evaluation_length", (0, (4, 4)), (4000, (4, 4)), given=(*DOCUMENTS, "task.length=400"))
+def hundreds_of_characters(recipe: Recipe, lab: Lab) -> tuple[int, int]:
+    lengths = [len(str(task.meta["context"])) for task in islice(documents(recipe).train(0), 100)]
+    return round(min(lengths) / 100), round(max(lengths) / 100)
+
+
+@acts("task.evaluation_length", (0, 4), (4000, 40), given=(*DOCUMENTS, "task.length=400"))
+def hundreds_of_characters_that_are_held_out(recipe: Recipe, lab: Lab) -> int:
+    (task,) = documents(recipe).evaluation(1, 0)
+    return round(len(str(task.meta["context"])) / 100)
+
+
+@acts("task.in_prompt", (0, False), (200, True), given=DOCUMENTS)
+def whether_the_prompt_has_lines(recipe: Recipe, lab: Lab) -> bool:
+    return "\n" in documents(recipe).evaluation(1, 0)[0].question
+
+
+@acts("task.wrong_programs", (0.0, {False}), (1.0, {True}), given=DOCUMENTS)
+def programs_that_leave_out_lines(recipe: Recipe, lab: Lab) -> set[bool]:
+    lessons = islice(documents(recipe).lessons(0), 20)
+    return {"len(lines) - " in str(lesson([], random.Random(n))[1]) for n, (_, lesson) in enumerate(lessons)}
+
+
+@acts("task.wrong_answers", (0.0, {"2"}), (1.0, {"1"}), given=DOCUMENTS)
+def answers_about_two_lines(recipe: Recipe, lab: Lab) -> set[str]:
+    prompt = "how many lines are about food?\n412 Tom apple\n108 Mia bread"
+    return {documents(recipe).answer_subcall(prompt, random.Random(n)) for n in range(20)}

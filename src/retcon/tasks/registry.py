@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import warnings
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -279,6 +280,15 @@ class Taught(Protocol):
 
     def lessons(self, seed: int) -> Iterator[tuple[Task, Lesson]]:
         """Training tasks, each with the teacher's way through it; the same seed gives the same stream."""
+        ...
+
+
+@runtime_checkable
+class AnswersSubcalls(Protocol):
+    """A task set whose teacher also answers the calls of the model that its programs make (`rollout.tools = rlm`)."""
+
+    def answer_subcall(self, prompt: str, rng: random.Random) -> str:
+        """What the teacher answers. prompt: as the model sees it, template and all."""
         ...
 
 

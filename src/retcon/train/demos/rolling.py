@@ -19,7 +19,7 @@ from retcon.engine.types import Generation, Generator, SamplingParams
 from retcon.rollout.context import RolloutContext
 from retcon.rollout.group import rollout_groups
 from retcon.rollout.lengths import PATIENCE, check_lengths, prompt_ids
-from retcon.tasks.registry import TaskSet, Taught
+from retcon.tasks.registry import AnswersSubcalls, TaskSet, Taught
 from retcon.tasks.types import Lesson, Task
 from retcon.train.demos.types import LOST, DemoSetup, Made
 
@@ -156,15 +156,22 @@ class Teacher:
 
     It reads what tools printed from the ids, as a model would. It knows no log-probs: raises EngineError when asked to
     score.
+
+    Args:
+        below: answers prompts of calls of the model by the teacher's programs (`AnswersSubcalls`).
     """
 
-    def __init__(self, lessons: Mapping[str, Lesson], chat: Chat) -> None:
+    def __init__(self, lessons: Mapping[str, Lesson], chat: Chat, below: AnswersSubcalls | None = None) -> None:
         self._lessons = lessons
         self._chat = chat
+        self._below = below
 
     async def generate(self, request_id: str, ids: Sequence[int], params: SamplingParams) -> Generation:
-        printed = self._chat.observations_in(ids)
-        words, code = self._lessons[request_id](printed, random.Random(derive(params.seed, "teacher")))
+        rng = random.Random(derive(params.seed, "teacher"))
+        if request_id not in self._lessons and self._below is not None:
+            words, code = self._below.answer_subcall(self._chat.tokenizer.decode(tuple(ids)), rng), None
+        else:
+            words, code = self._lessons[request_id](self._chat.observations_in(ids), rng)
         return as_generation(self._chat, words, code, params.max_tokens)
 
     async def score(self, request_id: str, ids: Sequence[int], start: int) -> Sequence[float]:
@@ -190,6 +197,7 @@ class TeacherSource:
 
     lessons: Drawn[tuple[Task, Lesson]]
     roller: Roller
+    below: AnswersSubcalls | None
     keep: str
     tries: int
     inputs: Mapping[str, str] = field(default_factory=dict)
@@ -203,7 +211,7 @@ class TeacherSource:
 
         async def attempt(tasks: list[Task], number: int) -> list[Trajectory]:
             lessons = {f"{task.id}/{number}/0": lesson for task, lesson in drawn}
-            return await self.roller.roll(tasks, Teacher(lessons, self.roller.context.chat), attempt=number)
+            return await self.roller.roll(tasks, Teacher(lessons, self.roller.context.chat, self.below), attempt=number)
 
         made = await tried(tasks, attempt, keep=self.keep, tries=self.tries)
         return Made(len(tasks), *rejections(made))
@@ -224,4 +232,5 @@ async def open_teacher(section: FamilyTeacher, setup: DemoSetup) -> AsyncIterato
     check_lengths(first, setup.chat, recipe.rollout.max_tokens, "training problems")
     nobody = Teacher({}, setup.chat)
     async with open_roller(setup, tasks, nobody, model="teacher") as roller:
-        yield TeacherSource(lessons, roller, section.keep, section.tries)
+        below = tasks if isinstance(tasks, AnswersSubcalls) else None
+        yield TeacherSource(lessons, roller, below, section.keep, section.tries)
