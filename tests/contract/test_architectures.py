@@ -12,13 +12,17 @@ import transformers
 from tests.engines import plain, plain_logits, run
 from transformers import AutoModelForCausalLM
 
-from retcon.core.errors import ComputeWarning, EngineError
+from retcon.core.errors import CheckpointError, ComputeWarning, EngineError
+from retcon.core.types import Sample
 from retcon.engine.local.decoder import decoder_for
 from retcon.engine.local.engine import LocalEngine
 from retcon.engine.local.forward import Step, Stretch
 from retcon.engine.local.own import WAYS
 from retcon.engine.local.slabs import Place
 from retcon.engine.types import SamplingParams
+from retcon.models.placing import check_logits
+from retcon.train.kernels.computing import DEFAULT
+from retcon.train.kernels.forward import forwards
 
 pytestmark = pytest.mark.torch
 
@@ -175,6 +179,20 @@ def test_rows_of_a_batch_may_change_places() -> None:
 def test_a_model_that_sees_what_follows_is_refused_with_the_reason() -> None:
     with pytest.raises(EngineError, match=r"BertLMHeadModel cannot be served: .* differ .* by up to [\d.]+ nats"):
         LocalEngine(make("Bert", {**SIZES, "pad_token_id": 0}), max_len=MAX_LEN)
+
+
+def test_a_model_whose_own_code_gives_no_gradient_is_refused_in_a_sentence() -> None:
+    sizes = {
+        "vocab_size": VOCAB, "hidden_size": 32, "num_attention_heads": 2, "attention_head_size": 16,
+        "attn_layers": ["local"], "feed_forward_size": 48, "axial_pos_embds": False, "is_decoder": True,
+    }  # fmt: skip
+    model = make("Reformer", sizes)
+    check_logits(model, "it")
+    sample = Sample((5, 6, 7, 8), (0, 0, 1, 1), (None,) * 4, (0,) * 4)
+    refused = pytest.raises(CheckpointError, match=r"ReformerModelWithLMHead has no gradients .* raised AssertionError")
+    with refused, forwards(model, [sample], DEFAULT) as parts:
+        for part in parts:
+            part.logprobs.sum().backward()
 
 
 def test_a_lean_forward_that_differs_gives_way_to_transformers_own() -> None:

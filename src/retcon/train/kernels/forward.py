@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from retcon.core.errors import CheckpointError, raised
 from retcon.core.types import Sample
 from retcon.engine.local.machine import attend_without_cudnn, keep_pages
 from retcon.models.placing import evaluating, head_of, layers_of
@@ -52,7 +53,8 @@ def forwards(
     """The micro-batches of `samples` one after another; each must be used up, its backward included, before the next.
     entropies: whether they are wanted, for one more product with the output layer.
 
-    Raises ValueError where a sample's first id is to be learnt.
+    Raises ValueError where a sample's first id is to be learnt, CheckpointError where the model's code refuses to be
+    differentiated, as Reformer's does with its dropout off.
     """
     packs = _packs(model, samples)
     head_of(model)  # found out before anything is patched
@@ -68,7 +70,12 @@ def forwards(
             stack.enter_context(quick_norms(model))
             if computing.dtype == "float32":
                 stack.enter_context(quick_linears(model))
-        yield _parts(model, samples, computing, packs, entropies)
+        try:
+            yield _parts(model, samples, computing, packs, entropies)
+        except (AssertionError, NotImplementedError) as error:
+            raise CheckpointError(
+                f"{type(model).__name__} has no gradients in this kind of training: its own code raised {raised(error)}"
+            ) from error
 
 
 def why_not_packed(model: PreTrainedModel, longest: int) -> str | None:
