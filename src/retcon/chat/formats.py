@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from retcon.chat.jsons import as_json, read_arguments, read_value
+from retcon.chat.jsons import as_json, read_arguments, read_value, space_end
 from retcon.chat.thoughts import THOUGHTS, spoken
 from retcon.chat.types import FoundCall
 
@@ -37,7 +37,6 @@ UNREADABLE = 100
 """A text with more calls that cannot be read is not read on."""
 CLOSINGS = 8
 """Of those within the strings of a call that is Python."""
-_SPACE = re.compile(r"\s*")
 _UNMARKED = re.compile(r"(?:^[ \t]*|(?=<\|python_tag\|>))(?P<call>(?:<\|python_tag\|>\s*)?)(?=[\[{])", re.MULTILINE)
 """Where a call without a marker begins: a line, or the tag that Llama 3 may write before it."""
 _FILLER = re.compile(r"[\s,;]*")
@@ -101,9 +100,9 @@ class CallFormat:
         """The JSON of a call, the n-th of its turn, as the template writes it."""
         if not self.probe:
             return as_json({"name": name, "arguments": arguments})
-        value = _filled(read_value(self.probe, 0, None)[0], name, arguments, n, label)
+        value = _filled(read_value(self.probe, 0)[0], name, arguments, n, label)
         given = {KEYS[0]: VALUES[0]}
-        shown = _filled(read_value(self.probe, 0, None)[0], NAMES[0], given, 0, IDS[0])
+        shown = _filled(read_value(self.probe, 0)[0], NAMES[0], given, 0, IDS[0])
         for style in _STYLES:
             for margin in ("", "    "):
                 if json.dumps(shown, ensure_ascii=False, **style).replace("\n", "\n" + margin) == self.probe:
@@ -144,11 +143,6 @@ class CallFormat:
         if text and (tag := re.search(r"<[^<>]*>\Z", text)) and tag.start():
             return re.compile(f"(?:{_flex(text[: tag.start()])})?{_flex(tag[0])}")
         return re.compile(_flex(text)) if text else None
-
-    @cached_property
-    def closed(self) -> re.Pattern[str] | None:
-        """What may follow an object."""
-        return re.compile(_flex(self.closing)) if self.closing.strip("] \n") else None
 
     def call_of(self, value: object, raw: str, char: int) -> FoundCall | None:
         """The call that an object says; None where it says none."""
@@ -241,7 +235,7 @@ class _Reader:
             for n, call in enumerate(filter(None, made)):
                 where = call.char if n or inside else char
                 calls.append(FoundCall(call.name, call.arguments, where, call.label, bool(n) or inside))
-            closing = form.closed.match(text, end) if form.closed else None
+            closing = form.closer.match(text, space_end(text, end)) if form.closer else None
             at = closing.end() if closing else end
             beyond = _FILLER.match(text, at)
             char = beyond.end() if beyond else at
@@ -264,8 +258,7 @@ class _Reader:
         A list may end with a comma, and need not be closed where the turn or its calls end.
         """
         text = self._text
-        opened = _SPACE.match(text, at)
-        at = opened.end() if opened else at
+        at = space_end(text, at)
         listed = text.startswith("[", at)
         at += listed
         values: list[tuple[Any, int, int]] = []
@@ -273,7 +266,7 @@ class _Reader:
             space = _FILLER.match(text, at) if listed else None
             begin = space.end() if space else at
             try:
-                value, at = read_value(text, begin, None)
+                value, at = read_value(text, begin)
             except (ValueError, RecursionError):
                 if not listed:
                     return None
@@ -302,7 +295,7 @@ class _Reader:
     def _json_arguments(self, at: int) -> tuple[dict[str, object], int] | None:
         quote = self._form.quote
         try:
-            value, end = read_quoted(self._text, at, quote) if quote else read_value(self._text, at, None)
+            value, end = read_quoted(self._text, at, quote) if quote else read_value(self._text, at)
         except (ValueError, RecursionError):
             return None
         return (value, end) if isinstance(value, dict) else None
@@ -440,7 +433,7 @@ def read_quoted(text: str, at: int, quote: str) -> tuple[Any, int]:
         parts += mark or json.dumps(bare if string is None else string)
         if not depth:
             break
-    return read_value(parts, 0, None)[0], found.end()
+    return read_value(parts, 0)[0], found.end()
 
 
 def _flex(text: str, label: str = "", *, numbers: bool = False) -> str:

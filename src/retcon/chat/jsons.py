@@ -8,7 +8,6 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-_ESCAPE = len(r'"\u001f')
 _SPACE = re.compile(r"\s*")
 
 
@@ -17,33 +16,17 @@ def as_json(value: Mapping[str, object]) -> str:
     return json.dumps(dict(value), ensure_ascii=False)
 
 
-def read_value(text: str, start: int, mark: str | None) -> tuple[Any, int]:
+def read_value(text: str, start: int) -> tuple[Any, int]:
     """The JSON value at `start`, after space, and where it ends.
 
-    mark: what may stand within the value in a string alone, such as the next call's opening. The reader gets no more
-    than it needs, as its errors count the lines of all that it was given: it is given what goes on beyond a mark only
-    where a string does, so that texts full of marks take time in proportion to their length. None where the text is
-    not read on after an error. Raises ValueError, RecursionError; also for what no JSON file can hold again (NaN,
-    1e999, lone surrogates).
+    Its errors count the lines of the whole text: a reader of many values stops after some errors.
+    Raises ValueError, RecursionError; also for what no JSON file can hold again (NaN, 1e999, lone surrogates).
     """
     begin = space_end(text, start)
-    if mark is None:
-        value, end = _DECODER.raw_decode(text, begin)
-        _check(text[begin:end], value)
-        return value, end
-    limit = begin
-    while True:
-        limit = text.find(mark, begin + 2 * (limit - begin))
-        limit = len(text) if limit < 0 else limit
-        try:
-            value, length = _DECODER.raw_decode(text[begin:limit])
-            break
-        except json.JSONDecodeError as error:
-            escape_was_cut = error.msg.startswith("Invalid \\") and error.pos + _ESCAPE >= limit - begin
-            if limit == len(text) or not (escape_was_cut or error.msg.startswith("Unterminated string")):
-                raise
-    _check(text[begin : begin + length], value)
-    return value, begin + length
+    value, end = _DECODER.raw_decode(text, begin)
+    text[begin:end].encode("utf-8")  # raises for lone surrogates, plain or written as escapes
+    json.dumps(value, ensure_ascii=False).encode("utf-8")
+    return value, end
 
 
 def read_all(text: str) -> Any:
@@ -67,12 +50,6 @@ def space_end(text: str, start: int) -> int:
     """Where the space at `start` ends."""
     space = _SPACE.match(text, start)
     return space.end() if space else start
-
-
-def _check(literal: str, value: object) -> None:
-    """Raises UnicodeEncodeError, a ValueError, for lone surrogates, plain or written as escapes."""
-    literal.encode("utf-8")
-    json.dumps(value, ensure_ascii=False).encode("utf-8")
 
 
 def _finite(literal: str) -> float:

@@ -119,7 +119,7 @@ def learn_format(turns: _Turns) -> CallFormat:
     one = turns.turn(_ONE)
     if span := _object_span(one, 0):
         found = one[slice(*span)]
-        name_key, arguments_key = _keys(read_value(found, 0, None)[0], NAMES[0]) or ("", "")
+        name_key, arguments_key = _keys(read_value(found, 0)[0], NAMES[0]) or ("", "")
         about = {"name_key": name_key, "arguments_key": arguments_key, "probe": found}
         return _format(turns, "object", _object_span, _marked(found), **about)
     at = _name_start(one, 0)
@@ -200,7 +200,7 @@ def _values(text: str, start: int = 0) -> list[tuple[Any, int, int]]:
     found = []
     for match in re.finditer(r"\{", text[start:]):
         try:
-            value, end = read_value(text, start + match.start(), None)
+            value, end = read_value(text, start + match.start())
         except (ValueError, RecursionError):
             continue
         found.append((value, start + match.start(), end))

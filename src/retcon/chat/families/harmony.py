@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from retcon.chat.family import Family, Written
+from retcon.chat.formats import UNREADABLE
 from retcon.chat.jsons import as_json, read_value
 from retcon.chat.types import FoundCall, Piece, glue, words
 
@@ -39,8 +40,8 @@ class Harmony(Family):
     calls_are_text = False
 
     def find_calls(self, text: str) -> Iterator[FoundCall]:
-        at = 0
-        while (message := text.find(MESSAGE, at)) >= 0:
+        at, unread = 0, 0
+        while unread < UNREADABLE and (message := text.find(MESSAGE, at)) >= 0:
             header, begin = text[at:message], message + len(MESSAGE)
             recipient = _RECIPIENT.search(header)
             if recipient is None:
@@ -48,6 +49,7 @@ class Harmony(Family):
             else:
                 opening = header.rfind(START)
                 call, end = _call(text, begin, recipient[1], at + max(0, opening))
+                unread += call is None or isinstance(call.arguments, str)
                 if call is not None:
                     yield call
             at = end
@@ -81,7 +83,7 @@ def _call(text: str, begin: int, recipient: str, char: int) -> tuple[FoundCall |
     name = recipient.removeprefix(_FUNCTIONS)
     if recipient != "python":
         try:
-            value, end = read_value(text, begin, MESSAGE)
+            value, end = read_value(text, begin)
             closing = _CLOSING.match(text, end)
             if isinstance(value, dict) and closing is not None and _calls(recipient, closing[1]):
                 return FoundCall(name, value, char, recipient), end
