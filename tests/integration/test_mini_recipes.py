@@ -246,6 +246,18 @@ def test_sdpo(run: Run) -> None:
     assert made.idle == []
 
 
+def test_rlm(run: Run) -> None:
+    """The tiny model writes no programs of rlm: a tool that calls the model itself stands in for it."""
+    made = run("mini/rlm", 'rollout.tools=["asking:AskingKind"]', "rl.minibatches=1", "rollout.max_tokens=160")
+    line = made.lines[0]
+    nodes = [node for root in made.rollouts for node in root.tree if node.training.advantage is not None]
+    own = {root.id: root.training.advantage for root in made.rollouts}
+    assert line["children_trained"] == len(nodes) - len(own) > 0
+    assert all(n.training.advantage == own["/".join(n.id.split("/")[:5])] for n in nodes), "that of their root"
+    assert 0 < line["children_loss_share"] < 1
+    assert made.idle == []
+
+
 def test_dual_clip(run: Run) -> None:
     far = ("mini/dual-clip", "rl.lr=5e-2", "rl.steps=3")  # until it clips, both are one run
     both = ((run(*far, f"run.seed={n}"), run(*far, f"run.seed={n}", "rl.dual_clip=0")) for n in range(6))

@@ -40,7 +40,8 @@ def setting_names(top_p: float, sampling: str = "plain") -> tuple[str, ...]:
 class Problem(msgspec.Struct, frozen=True):
     """One problem in one setting. samples: rollouts that no fault ended; means are over those.
     first_try_failures: share of their first tries that failed (`retcon.core.types`), None where they tried nothing.
-    calls, prompt_tokens (read anew in each turn): means; None in results of earlier versions. majority: chance that
+    calls, prompt_tokens (read anew in each turn): means; None in results of earlier versions. Tokens are of children as
+    well. majority: chance that
     the most frequent answer is right, None where answers are programs. grades: share that is right to each judge, of a
     grader with several."""
 
@@ -160,10 +161,10 @@ def score(
                 samples=len(kept),
                 passed=sum(right),
                 failed_calls=_mean(t.raw_failures for t in kept),
-                tokens=_mean(t.sampled_tokens for t in kept),
+                tokens=_mean(sum(node.sampled_tokens for node in t.tree) for t in kept),
                 first_try_failures=_first_try_failures(kept),
                 calls=_mean(t.raw_calls for t in kept),
-                prompt_tokens=_mean(map(tokens_read, kept)),
+                prompt_tokens=_mean(sum(map(tokens_read, t.tree)) for t in kept),
                 majority=_majority(kept, right),
                 grades=_grades(kept),
             )

@@ -108,7 +108,7 @@ class TrainingRollouts:
             "eval_pass_rate": fmean(fmean((t.reward or 0) > 0 for t in group) for group in kept if group),
             "eval_failed_calls": sum(t.raw_failures for t in graded) / count,
             "eval_first_try_failure_rate": sum(t.failed for t in tries) / tried if tried else None,
-            "eval_tokens": sum(t.sampled_tokens for t in graded) / count,
+            "eval_tokens": sum(node.sampled_tokens for t in graded for node in t.tree) / count,
             "eval_rollouts": count,
         }
 

@@ -9,9 +9,10 @@ import pytest
 
 from retcon.config.load import load_recipe
 from retcon.core.errors import CheckpointError
-from retcon.core.types import Segment, Trajectory, Turn
-from retcon.evaluate.result import BegunFile, Result, write_result
+from retcon.core.types import Parent, Segment, Trajectory, Turn
+from retcon.evaluate.result import BegunFile, Result, score, write_result
 from retcon.evaluate.runner import _refuse_begun, held_by
+from retcon.store import jsonl
 from retcon.tasks.data.tasks import DataTasks
 from retcon.tasks.types import Task
 
@@ -49,6 +50,21 @@ def test_a_problem_that_lost_a_rollout_gets_another_chance(tmp_path: Path) -> No
         assert list(first.groups) == ["b"]
     with BegunFile(file, OF) as again:
         assert list(again.groups) == ["b"]
+
+
+def test_children_are_kept_and_written_with_their_rollout_and_their_tokens_count(tmp_path: Path) -> None:
+    written = (Turn((Segment("sampled", "1", (5, 6)),)),)
+    child = replace(rollout(1), id="t0/0.0.0/1", turns=written, reward=None, parent=Parent("t0", 0, "0.0.0"))
+    made = replace(rollout(0), turns=written, children=(child,))
+    file = tmp_path / "trajectories-t1.jsonl"
+    with BegunFile(file, OF) as first:
+        first.add("a", [made, rollout(2)])
+    with BegunFile(file, OF) as again:
+        assert again.groups == {"a": [made, rollout(2)]}
+    jsonl.write(file, again.groups["a"])
+    assert list(jsonl.read(file)) == [made, rollout(2)]
+    (problem,) = score([("a", [made])], temperature=1.0, top_p=1.0, cpu_s=0.0, wall_s=0.0).problems
+    assert (problem.samples, problem.tokens) == (1, 4.0)
 
 
 def test_one_that_is_no_unicode_is_broken(tmp_path: Path) -> None:

@@ -113,14 +113,15 @@ def test_fifty_children_weigh_as_much_as_their_root():
     assert "a" not in tree.scales
     assert by_node.scales == {}
     config = recipe("credit.kind=inherit").rl
-    for found, tokens in ((tree, 3 + 2), (by_node, 3 + 51)):
+    for found, weight in ((tree, 3 + 2), (by_node, 3 + 51)):
         samples = to_samples(found.nodes, found.advantages, config, found.scales)
         batch = collate(samples)
         totals = Totals(sum(2 * s.scale for s in samples), sum(s.scale for s in samples))
-        assert totals.sequences == pytest.approx(tokens)
-        loss = config.loss(batch.old_logprobs, batch, totals)
+        assert totals.sequences == pytest.approx(weight)
         pushed = sum(s.scale * s.advantages[0] for s in samples)
-        assert loss.value.item() == pytest.approx(-pushed / tokens, abs=1e-6)
+        for algorithm in ("dapo", "grpo", "gspo"):  # means over tokens and over sequences, of two tokens each
+            loss = recipe(f"rl.algorithm={algorithm}").rl.loss(batch.old_logprobs, batch, totals)
+            assert loss.value.item() == pytest.approx(-pushed / weight, abs=1e-6)
     share = loss_share(to_samples(tree.nodes, tree.advantages, config, tree.scales), set(tree.scales), "token")
     assert share == pytest.approx(1.5 / (2.0 + 1.5))
 

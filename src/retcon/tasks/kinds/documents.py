@@ -159,7 +159,7 @@ def documents(
 #
 # Its parts are of a size that is drawn; what it answers about one is wrong now and then, and so are its programs.
 
-PART_LINES = (5, 10, 20, 40)
+PART_LINES = (4, 8, 16)
 _CUT = """\
 lines = context.split("\\n")
 parts = ["\\n".join(lines[i:i + {size}]) for i in range(0, {stop}, {size})]
