@@ -322,5 +322,5 @@ def programs_that_leave_out_lines(recipe: Recipe, lab: Lab) -> set[bool]:
 
 @acts("task.wrong_answers", (0.0, {"2"}), (1.0, {"1"}), given=DOCUMENTS)
 def answers_about_two_lines(recipe: Recipe, lab: Lab) -> set[str]:
-    prompt = "how many lines are about food?\n412 Tom apple\n108 Mia bread"
+    prompt = "how many lines are about food?\nTom apple 412\nMia bread 108"
     return {documents(recipe).answer_subcall(prompt, random.Random(n)) for n in range(20)}

@@ -11,7 +11,7 @@ from retcon.core.types import Parent, Segment, Trajectory, Turn
 from retcon.tasks.kinds.documents import KINDS, NONE, QUESTIONS, DocumentTasks, as_answer, solve, write_program
 from retcon.tasks.registry import AnswersSubcalls, Taught, as_returned, refuse_no_set
 
-LINES = "412 Tom apple\n108 Mia horse\n412 Ada dog\n999 Ben pear\n108 Tom bread"
+LINES = "Tom apple 412\nMia horse 108\nAda dog 412\nBen pear 999\nTom bread 108"
 TASKS = DocumentTasks(lengths=(600, 600))
 
 
@@ -20,14 +20,17 @@ TASKS = DocumentTasks(lengths=(600, 600))
     [
         ("how many lines are about food?", "3"),
         ("how many lines are about house?", "0"),
+        ("what is the number of the line with horse?", "108"),
+        ("what is the number of the line with cup?", NONE),
         ("what is the number of the line about people?", NONE),
         ("which of food, people, house and animal are most lines about?", "food"),
         ("which numbers have lines about animal?", "108 412"),
         ("which pairs of numbers have lines about food and lines about animal each?", "108-412"),
     ],
 )
-def test_a_question_is_answered_from_the_lines_after_it(question: str, answer: str) -> None:
-    assert solve(f"100 Tom apple\n{question}\n{LINES}\nand no line\n") == answer
+def test_a_question_is_answered_from_the_lines_beside_it(question: str, answer: str) -> None:
+    assert solve(f"{LINES}\n{question}") == answer
+    assert solve(f"{question}\n{LINES}\nand no line\n") == answer
 
 
 def test_a_text_without_a_question_has_no_answer() -> None:
@@ -49,7 +52,7 @@ def test_tasks_are_of_all_kinds_with_the_document_as_context_alone() -> None:
         assert abs(len(task.meta["context"]) - 600) < 60
         assert solve(f"{task.question}\n{task.meta['context']}") == task.answer
         assert "\n" not in task.question
-    needles = [t for t in made if t.meta["kind"] == "needle"]
+    needles = [t for t in made if t.meta["kind"] in ("word", "needle")]
     assert all(t.answer.isdecimal() and len(t.answer) == 3 for t in needles), "one line each"
     pairs = [t.answer for t in made if t.meta["kind"] == "pair"]
     assert 1 <= min(len(a.split()) for a in pairs) < max(len(a.split()) for a in pairs) <= 6
@@ -120,4 +123,4 @@ def test_a_weak_teacher_leaves_out_parts_and_reads_half_of_them() -> None:
     worse = DocumentTasks(rates=weak)
     found = {worse.answer_subcall(f"how many lines are about food?\n{LINES}", random.Random(n)) for n in range(20)}
     assert found <= {"0", "1", "2"}
-    assert all(one.pattern.search(one.words.format(*["food"] * one.groups)) for one in QUESTIONS.values())
+    assert all(one.pattern.search(one.words.format(*one.of[: one.groups])) for one in QUESTIONS.values())

@@ -1,13 +1,14 @@
 """Questions about long documents, made here and graded exactly, for programs that call a model on parts of them.
 
-    412 Tom apple
-    108 Mia horse
+    Tom apple 412
+    Mia horse 108
 
-A document is lines of a number, a name and a thing; a question is about what the things are: which line is about food,
+A document is lines of a name, a thing and a number; a question is about what the things are: which line is about food,
 how many are. The groups stand nowhere in the text, so that a search for words does not answer it: a model has to.
 
-- `needle`: the number of the only line about a group, in the manner of S-NIAH (RULER, arXiv 2404.06654), whose needle
-  is a sentence among essays that a search for its words finds.
+- `word`: the number of the only line with a thing, in the manner of S-NIAH (RULER, arXiv 2404.06654), whose needle is
+  a sentence among essays; a search for the word finds it, there as here.
+- `needle`: the number of the only line about a group, which no search for words finds.
 - `count` and `aggregate`: how many lines are about a group, and which group most lines are about, in the manner of
   OOLONG (arXiv 2511.02817), whose lines are texts of classification data sets with a date and a user.
 - `pair`: all pairs of numbers that have lines about two groups each, in the manner of OOLONG-Pairs (arXiv 2512.24601),
@@ -15,7 +16,7 @@ how many are. The groups stand nowhere in the text, so that a search for words d
 
 A document is drawn from a seed; its text decides by hash which part it belongs to, so that training and evaluation
 share none. `grade` also grades calls of the model that ask one of these questions, or for the `list` of a group's
-numbers, about some lines: each is a question about a document of its own.
+numbers, about some lines: each is a question about a document of its own. Lines may stand before or after the question.
 """
 
 from __future__ import annotations
@@ -53,33 +54,35 @@ NONE = "none"
 EVALUATION_SHARE = 8
 """One document in eight belongs to the evaluation part."""
 _GROUP_OF = {thing: group for group, things in GROUPS.items() for thing in things}
-_LINE = re.compile(rf"^(\d{{3}}) (?:{'|'.join(NAMES)}) ({'|'.join(_GROUP_OF)})\b", re.MULTILINE)
+_LINE = re.compile(rf"^(?:{'|'.join(NAMES)}) ({'|'.join(_GROUP_OF)}) (\d{{3}})\b", re.MULTILINE)
 _LINE_CHARS = 13.3
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A kind of question: its words, with a `{}` for each group, and its answer from (number, group) of all lines."""
+    """A kind of question: its words, with a `{}` for each group or thing, and its answer from (number, thing) of all
+    lines. of: what it is about."""
 
     words: str
     groups: int
     answer: Callable[..., str]
+    of: tuple[str, ...] = tuple(GROUPS)
 
     @property
     def pattern(self) -> re.Pattern[str]:
         parts = map(re.escape, self.words.split("{}"))
-        return re.compile(f"({'|'.join(GROUPS)})".join(parts))
+        return re.compile(f"({'|'.join(self.of)})\\b".join(parts))
 
 
 Lines = Sequence[tuple[str, str]]
 
 
 def _numbers(lines: Lines, group: str) -> list[str]:
-    return [number for number, about in lines if about == group]
+    return [number for number, thing in lines if group in (thing, _GROUP_OF[thing])]
 
 
 def _most(lines: Lines) -> str:
-    found = Counter(group for _, group in lines)
+    found = Counter(_GROUP_OF[thing] for _, thing in lines)
     return min(found, key=lambda group: (-found[group], group)) if found else NONE
 
 
@@ -89,6 +92,8 @@ def _pairs(lines: Lines, one: str, other: str) -> str:
 
 
 QUESTIONS = {
+    "word": Question("what is the number of the line with {}?", 1,
+                     lambda lines, thing: " ".join(_numbers(lines, thing)) or NONE, tuple(_GROUP_OF)),
     "needle": Question("what is the number of the line about {}?", 1,
                        lambda lines, group: " ".join(_numbers(lines, group)) or NONE),
     "count": Question("how many lines are about {}?", 1, lambda lines, group: str(len(_numbers(lines, group)))),
@@ -97,17 +102,17 @@ QUESTIONS = {
     "list": Question("which numbers have lines about {}?", 1,
                      lambda lines, group: " ".join(sorted(set(_numbers(lines, group)))) or NONE),
 }  # fmt: skip
-KINDS = ("needle", "count", "aggregate", "pair")
+KINDS = ("word", "needle", "count", "aggregate", "pair")
 """Questions of tasks; a `list` is only asked of a part."""
 
 
 def solve(text: str) -> str | None:
-    """Answer the first of QUESTIONS in a text about the lines after it; None where it has none."""
+    """Answer the first of QUESTIONS in a text about its lines; None where it has none."""
     found = [(match.start(), match, one) for one in QUESTIONS.values() if (match := one.pattern.search(text))]
     if not found:
         return None
     _, match, question = min(found, key=lambda one: one[0])
-    lines = [(number, _GROUP_OF[thing]) for number, thing in _LINE.findall(text, match.end())]
+    lines = [(number, thing) for thing, number in _LINE.findall(text)]
     return question.answer(lines, *match.groups())
 
 
@@ -119,7 +124,7 @@ def as_answer(text: str) -> str:
 
 
 def make_document(kind: str, groups: Sequence[str], lines: int, rng: random.Random) -> str:
-    """Draw a document of so many lines for a question of this kind about these groups."""
+    """Draw a document of so many lines for a question of this kind about these groups, or this thing."""
     others = [group for group in GROUPS if group not in groups] if kind in ("needle", "pair") else list(GROUPS)
     # Some groups are named more often than others, so that the most common one is not a matter of chance alone.
     weights = [rng.randint(1, 4) for _ in others]
@@ -127,13 +132,19 @@ def make_document(kind: str, groups: Sequence[str], lines: int, rng: random.Rand
     numbers = [rng.randint(100, 999) for _ in range(lines)]
     if kind == "needle":
         about[rng.randrange(lines)] = groups[0]
+    things = [rng.choice(GROUPS[group]) for group in about]
+    if kind == "word":
+        left = [thing for thing in _GROUP_OF if thing != groups[0]]
+        things = [rng.choice(left) if thing == groups[0] else thing for thing in things]
+        things[rng.randrange(lines)] = groups[0]
     if kind == "pair":
         places = rng.sample(range(lines), min(lines, 2 * rng.randint(2, 4) + 4))  # the last four have one group alone
         fresh = rng.sample(range(100, 1000), len(places))
         for n, place in enumerate(places):
             about[place] = groups[n % 2]
             numbers[place] = fresh[n // 2 if n < len(places) - 4 else n]
-    rows = (f"{n} {rng.choice(NAMES)} {rng.choice(GROUPS[group])}" for n, group in zip(numbers, about, strict=True))
+        things = [rng.choice(GROUPS[group]) for group in about]
+    rows = (f"{rng.choice(NAMES)} {thing} {n}" for n, thing in zip(numbers, things, strict=True))
     return "\n".join(rows)
 
 
@@ -146,7 +157,7 @@ def documents(
         rng = random.Random(derive("documents", seed, split, number))
         kind = kinds[number % len(kinds)]
         question = QUESTIONS[kind]
-        groups = rng.sample(list(GROUPS), question.groups)
+        groups = rng.sample(question.of, question.groups)
         low, high = lengths
         characters = low * (high / low) ** rng.random()
         document = make_document(kind, groups, max(1, round(characters / _LINE_CHARS)), rng)
@@ -163,9 +174,10 @@ PART_LINES = (4, 8, 16)
 _CUT = """\
 lines = context.split("\\n")
 parts = ["\\n".join(lines[i:i + {size}]) for i in range(0, {stop}, {size})]
-found = llm_query_batched(["{question}\\n" + part for part in parts])
+found = llm_query_batched([part + "\\n{question}" for part in parts])
 """
 _COMBINE = {
+    "word": 'result = [x for x in found if x != "none"][0]',
     "needle": 'result = [x for x in found if x != "none"][0]',
     "count": "result = sum(int(x) for x in found)",
     "aggregate": "result = max(found, key=found.count)",
@@ -175,7 +187,7 @@ lines = context.split("\\n")
 parts = ["\\n".join(lines[i:i + {size}]) for i in range(0, {stop}, {size})]
 sets = []
 for group in {groups}:
-    found = llm_query_batched(["which numbers have lines about " + group + "?\\n" + part for part in parts])
+    found = llm_query_batched([part + "\\nwhich numbers have lines about " + group + "?" for part in parts])
     sets.append(set(x for one in found for x in one.split() if x != "none"))
 both = sorted(sets[0] & sets[1])
 result = " ".join(a + "-" + b for a in both for b in both if a < b) or "none"
@@ -208,8 +220,9 @@ def write_program(
 def answer_part(prompt: str, rng: random.Random, rates: Rates) -> str:
     """What the teacher answers a call of its program: what is right, or what would be right for fewer lines."""
     if rng.random() < rates.answers:
-        head, *lines = prompt.strip().split("\n")
-        prompt = "\n".join([head, *rng.sample(lines, len(lines) // 2)])
+        found = list(_LINE.finditer(prompt))
+        for line in rng.sample(found, len(found) - len(found) // 2):
+            prompt = prompt.replace(line[0], "", 1)
     return solve(prompt) or NONE
 
 
@@ -280,7 +293,7 @@ def _graded_below(child: Trajectory) -> Trajectory:
 class Documents(TaskSection):
     """`kind = "documents"`."""
 
-    asks: Several = Field(KINDS, description="kinds of questions, in turns: needle, count, aggregate, pair")
+    asks: Several = Field(KINDS, description="kinds of questions, in turns: word, needle, count, aggregate, pair")
     length: Annotated[int, Field(ge=20, le=10_000_000)] = Field(4000, description="characters of a document")
     longest: NonNegative = Field(0, description="characters of the longest ones, between which and length they are "
                                  "drawn; 0: all have length")  # fmt: skip
