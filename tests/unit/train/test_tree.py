@@ -150,8 +150,11 @@ def test_stored_children_say_what_became_of_them():
 def test_metrics_count_children_their_tokens_and_limits():
     made = [replace(PLAIN[0], refused=3), *PLAIN[1:]]
     assert tree_metrics([made]) == {
-        "children": 1.0, "children_depth": 2, "children_tokens": 6, "children_refused": 3, "limits_reached": 1,
+        "children": 1.0, "children_depth": 2, "children_tokens": 6, "children_pass_rate": None,
+        "children_refused": 3, "limits_reached": 1,
     }  # fmt: skip
+    graded = node("d", *(node(f"d/{n}", parent="d", reward=float(n)) for n in range(4)))
+    assert tree_metrics([[graded]])["children_pass_rate"] == 0.75
 
 
 def test_other_trainers_refuse_it():

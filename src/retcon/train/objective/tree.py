@@ -117,15 +117,18 @@ def tree_metrics(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float | No
     """Metrics of the trees of a step's rollouts; (prompts, G').
 
     children: of a rollout, all its descendants. children_depth: the deepest one's, 0 without any. children_tokens:
-    sampled in them, in all; sampled_tokens has them, too. children_refused: calls that a limit of [subcalls] refused,
+    sampled in them, in all; sampled_tokens has them, too. children_pass_rate: of those that the grader graded, None
+    where it graded none. children_refused: calls that a limit of [subcalls] refused,
     in all; limits_reached: rollouts in which one did.
     """
     made = [t for group in groups for t in group]
     below = [sum(1 for _ in t.tree) - 1 for t in made]
+    passed = [node.reward > 0 for t in made for node in t.tree if node is not t and node.reward is not None]
     return {
         "children": fmean(below) if below else None,
         "children_depth": max(map(_depth, made), default=0),
         "children_tokens": sum(node.sampled_tokens for t in made for node in t.tree if node is not t),
+        "children_pass_rate": fmean(passed) if passed else None,
         "children_refused": sum(t.refused for t in made),
         "limits_reached": sum(t.refused > 0 for t in made),
     }
