@@ -92,7 +92,7 @@ def test_what_is_no_pair_of_turns_is_no_history(history: object, tmp_path: Path)
 ALTERNATING = """{% if tools %}{{ tools | tojson }}{% endif %}
 {%- if messages[0].role == 'tool' %}{{ raise_exception('a tool speaks first') }}{% endif %}
 {%- for m in messages %}
-{%- if m.role == 'user' and not loop.first and loop.previtem.role == 'user' %}
+{%- if m.role == 'assistant' and not loop.first and loop.previtem.role == 'assistant' %}
 {{- raise_exception('roles must alternate') }}{% endif %}
 {{- '<|im_start|>' + m.role + '\\n' + (m.content or '') + (m.tool_calls | tojson if m.tool_calls else '') }}
 {{- '<|im_end|>\\n' }}{% endfor %}
@@ -100,17 +100,14 @@ ALTERNATING = """{% if tools %}{{ tools | tojson }}{% endif %}
 
 
 def templated() -> Chat:
-    """By a template that, as many do, looks at the first message and lets the user speak once at a time."""
+    """By a template that, as many do, looks at the first message and lets the assistant speak once at a time."""
     framing = Templated(Template(ALTERNATING, where="the file"), named("hermes"))
     return Chat(TOKENIZER, style="hermes", framing=framing)
 
 
 def test_a_conversation_that_the_models_template_refuses_is_refused_by_line(tmp_path: Path) -> None:
     said = "the file: the template refuses a conversation: roles must alternate"
-    file = written(tmp_path / "d.jsonl", {"messages": [ASKED, SAID]}, {"messages": [ASKED, ASKED, SAID]})
-    with pytest.raises(RecordError, match=rf"d\.jsonl, line 2: {said}$"):
-        read_samples(file, templated(), vocabulary=TOKENIZER.size)
-    pair = {"prompt": [ASKED, ASKED], "chosen": [SAID], "rejected": [{**SAID, "content": "B"}]}
+    pair = {"prompt": [ASKED, SAID], "chosen": [SAID], "rejected": [{**SAID, "content": "B"}]}
     with pytest.raises(RecordError, match=rf"p\.jsonl, line 1: {said}$"):
         read_preferences(written(tmp_path / "p.jsonl", pair), templated(), vocabulary=TOKENIZER.size)
 
@@ -137,13 +134,13 @@ def test_a_task_that_the_models_template_refuses_is_named() -> None:
     task = Task("t7", "Q", "A", before=(("user", "Hi."), ("assistant", "Hello.")))
     assert prompt_ids(templated(), task) > 0
     with pytest.raises(RecipeError, match=r"^task t7: the file: the template refuses a conversation: roles must"):
-        prompt_ids(templated(), replace(task, before=task.before[:1]))
+        prompt_ids(templated(), replace(task, before=(*task.before, task.before[1])))
 
 
 def test_a_task_that_the_learners_template_refuses_is_named_before_another_model_is_asked() -> None:
     teacher = ScriptedEngine(TOKENIZER, ["A"])
     roller = Roller(RolloutContext(teacher, CHAT, {}, RolloutLimits(500, 1)), task_set("numbers"), 0)
-    tasks = Drawn(iter([Task("t7", "Q", "A", before=(("user", "Hi."),))]))
+    tasks = Drawn(iter([Task("t7", "Q", "A", before=(("user", "Hi."), ("assistant", "Yes?"), ("assistant", "So?")))]))
     source = EngineSource(tasks, roller, teacher, into=templated(), tries=1, inputs={})
     with pytest.raises(RecipeError, match=r"^task t7: the file: the template refuses a conversation: roles must"):
         asyncio.run(source.make(0, 1, 0))

@@ -197,10 +197,10 @@ class TeacherSource:
 
     lessons: Drawn[tuple[Task, Lesson]]
     roller: Roller
-    below: AnswersSubcalls | None
     keep: str
     tries: int
     inputs: Mapping[str, str] = field(default_factory=dict)
+    below: AnswersSubcalls | None = None
     chunk: int = 64
     ends: bool = False
 
@@ -233,4 +233,4 @@ async def open_teacher(section: FamilyTeacher, setup: DemoSetup) -> AsyncIterato
     nobody = Teacher({}, setup.chat)
     async with open_roller(setup, tasks, nobody, model="teacher") as roller:
         below = tasks if isinstance(tasks, AnswersSubcalls) else None
-        yield TeacherSource(lessons, roller, below, section.keep, section.tries)
+        yield TeacherSource(lessons, roller, section.keep, section.tries, below=below)
