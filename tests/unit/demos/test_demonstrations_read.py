@@ -30,7 +30,6 @@ from retcon.train.datasets.demonstrations import (
     refuse_other_vocabulary,
     short_enough,
 )
-from retcon.train.datasets.preferences import read_preferences
 from retcon.train.demos.engine import EngineSource
 from retcon.train.demos.rolling import Drawn, Roller
 
@@ -103,13 +102,6 @@ def templated() -> Chat:
     """By a template that, as many do, looks at the first message and lets the assistant speak once at a time."""
     framing = Templated(Template(ALTERNATING, where="the file"), named("hermes"))
     return Chat(TOKENIZER, style="hermes", framing=framing)
-
-
-def test_a_conversation_that_the_models_template_refuses_is_refused_by_line(tmp_path: Path) -> None:
-    said = "the file: the template refuses a conversation: roles must alternate"
-    pair = {"prompt": [ASKED, SAID], "chosen": [SAID], "rejected": [{**SAID, "content": "B"}]}
-    with pytest.raises(RecordError, match=rf"p\.jsonl, line 1: {said}$"):
-        read_preferences(written(tmp_path / "p.jsonl", pair), templated(), vocabulary=TOKENIZER.size)
 
 
 def test_text_that_nobody_asked_for_is_learnt_also_where_a_template_looks_at_the_first_message(tmp_path: Path) -> None:
