@@ -40,7 +40,6 @@ from retcon.purify.words import (
     rewritten_text,
     sentences,
     spans,
-    telling,
     tokens,
     without,
     without_comments,
@@ -101,7 +100,7 @@ class Kept:
         self._cut_for: dict[int, list[Cut]] = {}
         self._folded: list[tuple[int, int]] = []
         """The turns that follow, each with the turn whose words it has."""
-        self._indexes: dict[_Read, _Index] = {}
+        self._indexes: dict[str, _Index] = {}
         self._first: dict[str, int] | None = None
         self._together: dict[tuple[int | str, ...], list[int]] = {}
         self._alike: list[list[int]] = []
@@ -133,11 +132,11 @@ class Kept:
         if own:
             self._flags += [flag for flag in own if not self._is_cut(flag)]
 
-    def _places(self, read: _Read) -> _Index:
-        """First places of the tokens that `read` finds in what follows."""
-        index = self._indexes.setdefault(read, _Index())
+    def _places(self, of: str) -> _Index:
+        """First places of the tokens in what follows, by a key of `_READERS`."""
+        index = self._indexes.setdefault(of, _Index())
         for number, words in self._folded[index.done :]:
-            for found, place in read(self, number, words):
+            for found, place in _READERS[of](self, number, words):
                 index.update(dict.fromkeys(found, place))
         index.done = len(self._folded)
         return index
@@ -233,10 +232,10 @@ class Kept:
         missing = {t for o in failed for t in absent(o.text)}
         results = set[str]().union(*[entities(text) for t in gone for o in t.observations if (text := _result(o))])
         named = relied_on(said + _arguments(fix)) if results else set()
-        spoken = own or now or missing or results or self._places(_mentioned) or self._places(_named_by_user)
+        spoken = own or now or missing or results or self._places("mentioned") or self._places("asked")
         if not spoken:
             return None
-        values = {t for turn in gone for o in turn.observations for t in telling(o.text) if t[0].isdigit()}
+        values = {t for turn in gone for o in turn.observations for t in tokens(o.text, shortest=4) if t[0].isdigit()}
         names = {t for turn in gone for call in turn.calls for t in tokens(call.code) if not t[0].isdigit()}
         has = set[str]().union(*map(tokens, _shown(fix)))
         if words == first:  # they were written for its program: a number of both that the fix has not is given up
@@ -247,22 +246,24 @@ class Kept:
         # Users' words stay, whatever they are about.
         raised = {o.error_type.rpartition(".")[2] for o in failed if o.error_type}
         for token in sorted((names | raised) - has):
-            if self._missed(token, 2 * stop + 1 if token in now else self._places(_named_by_user).get(token), first):
+            if self._missed(token, 2 * stop + 1 if token in now else self._places("asked").get(token), first):
                 return Refused("name" if token in names else "exception", token)
         has |= tokens(asked)
         for token in sorted((values | names) - has):
-            at = 2 * stop if token in own and (token in names or words == stop) else self._places(_mentioned).get(token)
+            at = (
+                2 * stop if token in own and (token in names or words == stop) else self._places("mentioned").get(token)
+            )
             if self._missed(token, at, first):
                 return Refused("value" if token in values else "name", token)
         # What a result named, and what is said or asked for later by it.
         for token in sorted(results - has):
-            at = 2 * stop if token in named else self._places(_relied).get(token)
+            at = 2 * stop if token in named else self._places("relied on").get(token)
             if self._missed(token, at, first):
                 return Refused("value" if token[0].isdigit() else "name", token)
         missing = missing & names - has
         bare = bare_words(said if words == first else unreferring(said, "fix")) if missing else set()
         for token in sorted(missing):
-            if self._missed(token, 2 * stop if token in bare else self._places(_bare).get(token), first):
+            if self._missed(token, 2 * stop if token in bare else self._places("bare").get(token), first):
                 return Refused("name", token)
         return None
 
@@ -277,7 +278,7 @@ class Kept:
 
     def _missed(self, token: str, at: int | None, first: int) -> bool:
         """Whether a token is mentioned at a place and shown nowhere before."""
-        return at is not None and self._places(_told).get(token, at) >= at and self._new(token, first)
+        return at is not None and self._places("told").get(token, at) >= at and self._new(token, first)
 
     def _new(self, token: str, first: int) -> bool:
         """Whether nothing before turn `first` has a token."""
@@ -345,36 +346,19 @@ class Kept:
         return text[flag.one.start : flag.one.end]
 
 
-_Read = Callable[[Kept, int, int], Iterable[tuple[Iterable[str], int]]]
-"""Yields the tokens of a turn, given its number and that of the turn whose words it has; the first place last."""
-
-
-def _mentioned(kept: Kept, number: int, words: int) -> Iterator[tuple[Iterable[str], int]]:
-    """Names and numbers in words."""
-    yield mentions(kept.prose(words)), 2 * number
-
-
-def _bare(kept: Kept, number: int, words: int) -> Iterator[tuple[Iterable[str], int]]:
-    """Words that may be names."""
-    yield bare_words(unreferring(kept.prose(words), "later")), 2 * number
-
-
-def _relied(kept: Kept, number: int, words: int) -> Iterator[tuple[Iterable[str], int]]:
-    """Entities."""
-    yield relied_on(kept.prose(words) + _arguments(kept.turns[number])), 2 * number
-
-
-def _named_by_user(kept: Kept, number: int, _: int) -> Iterator[tuple[Iterable[str], int]]:
-    """Names and exceptions that a user names."""
-    if asked := _asked(kept.turns[number]):
-        yield _named(asked), 2 * number + 1
-
-
-def _told(kept: Kept, number: int, _: int) -> Iterator[tuple[Iterable[str], int]]:
-    """What an output, a program or a user tells of."""
-    yield tokens(_asked(kept.turns[number])), 2 * number + 1
-    for text in _shown(kept.turns[number]):
-        yield tokens(text), 2 * number
+_READERS: dict[str, Callable[[Kept, int, int], Iterable[tuple[Iterable[str], int]]]] = {
+    "mentioned": lambda kept, n, words: [(mentions(kept.prose(words)), 2 * n)],
+    "bare": lambda kept, n, words: [(bare_words(unreferring(kept.prose(words), "later")), 2 * n)],
+    "relied on": lambda kept, n, words: [(relied_on(kept.prose(words) + _arguments(kept.turns[n])), 2 * n)],
+    "asked": lambda kept, n, _: [(_named(asked), 2 * n + 1)] if (asked := _asked(kept.turns[n])) else [],
+    "told": lambda kept, n, _: [
+        (tokens(_asked(kept.turns[n])), 2 * n + 1),
+        *((tokens(one), 2 * n) for one in _shown(kept.turns[n])),
+    ],
+}
+"""How the tokens are found that a turn speaks of in its words, as names and numbers, as words that may be names, or as
+entities; those that a user asks for after it; and those that an output, a program or a user tells of. Each is given the
+turn's number and that of the turn whose words it has; the first place comes last."""
 
 
 def prose(turn: Turn) -> str:

@@ -477,11 +477,6 @@ def tokens(text: str, shortest: int = 1) -> set[str]:
     return found
 
 
-def telling(text: str) -> set[str]:
-    """Return the tokens of a text that are four characters or longer."""
-    return tokens(text, _SHORT)
-
-
 def mentions(text: str) -> set[str]:
     """Return names and numbers that a text writes as code."""
     found = {plain(token) for token in _mentioned(text)}

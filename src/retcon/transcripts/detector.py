@@ -56,10 +56,14 @@ def sampled(source: Source, format: str, *, skip_bad: bool = False) -> Sampled:
     for times in (1, _TIMES):
         broken = _read_on(source, head, values, times)
         items = list(values.values())
-        in_lines = source.shape == "lines" and (len(items) > 1 or _is_torn(head, values, detector))
+        # The second line may break off, where the first is no transcript by itself.
+        torn = len(head) == 2 and not head[1].data.endswith(b"\n") and list(values) == [head[0].number]
+        torn = torn and not detector.matches(items[0]) and not detector.is_plain(items[0])
+        in_lines = source.shape == "lines" and (len(items) > 1 or torn)
         session = detector.session_format(items) if in_lines else None
         is_list = source.shape == "array" and detector.is_list(items)
-        if session or is_list or broken or not _is_undecided(source, detector, items):
+        may_be_more = {"lines": detector.may_be_session, "array": detector.may_be_list}.get(source.shape)
+        if session or is_list or broken or may_be_more is None or not may_be_more(items):
             break
     if session is not None:
         head, values, broken = _sessions(session, head, source.records, broken, skip_bad=skip_bad)
@@ -91,20 +95,6 @@ def _read_on(source: Source, head: list[Record], values: dict[int, Json], times:
     except RecordError as error:
         return error
     return None
-
-
-def _is_torn(head: list[Record], values: dict[int, Json], detector: Detector) -> bool:
-    """Whether the second line breaks off and the first alone fails."""
-    if len(head) != 2 or head[1].data.endswith(b"\n") or list(values) != [head[0].number]:
-        return False
-    return detector.is_unknown(values[head[0].number])
-
-
-def _is_undecided(source: Source, detector: Detector, items: list[Json]) -> bool:
-    """Whether later lines may show that these form one transcript."""
-    if source.shape == "lines":
-        return detector.may_be_session(items)
-    return source.shape == "array" and detector.may_be_list(items)
 
 
 def _all(head: list[Record], rest: Iterator[Record], broken: RecordError | None) -> Iterator[Record]:
@@ -322,17 +312,13 @@ class Detector:
         places = {number: self._own(record) for number, record in records.items()}
         own = Counter(at for at in places.values() if at is not None)
         self._looked = len(records)
-        self._unknown = [n for n, at in places.items() if at is None and not self._is_plain(records[n])]
+        self._unknown = [n for n, at in places.items() if at is None and not self.is_plain(records[n])]
         if own:
             self.decided = min(own, key=lambda at: (-own[at], at))
 
     def matches(self, record: Json) -> bool:
         """Whether any format does."""
         return self._own(record) is not None
-
-    def is_unknown(self, record: Json) -> bool:
-        """Whether a record is no transcript, judged alone."""
-        return not self.matches(record) and not self._is_plain(record)
 
     def session_format(self, items: Sequence[Json]) -> Itemwise | None:
         """Find the format of lines that form one session.
@@ -348,12 +334,12 @@ class Detector:
     def may_be_session(self, items: Sequence[Json]) -> bool:
         """Whether lines may begin a session, though no one speaks in them."""
         known = [item for item in items if isinstance(item, dict)]
-        refused = len(known) == len(items) and not all(map(self._is_plain, known))
+        refused = len(known) == len(items) and not all(map(self.is_plain, known))
         return refused and bool(self._in_lines(known)) and not self._any_alone(known)
 
     def may_be_list(self, items: list[Json]) -> bool:
         """Whether items of an array may begin one transcript."""
-        return not any(map(self.matches, items)) and (_may_be_said(items) or not all(map(self._is_plain, items)))
+        return not any(map(self.matches, items)) and (_may_be_said(items) or not all(map(self.is_plain, items)))
 
     def is_list(self, items: list[Json]) -> bool:
         """Whether the items of an array form one transcript."""
@@ -361,7 +347,9 @@ class Detector:
             return False
         plain = _may_be_said(items) and any(speaker_of(item) == "assistant" for item in items)
         plain = plain or (self._plain(items) is not None and not any(map(_is_row, items)))
-        return self.matches(items) or (plain and not any(map(self._has_list, items)))
+        return self.matches(items) or (
+            plain and not any(find_items(item) is not None or self._plain(item) is not None for item in items)
+        )
 
     def has_calls(self, record: Json) -> bool:
         """Whether a call with an output can be read in the record."""
@@ -402,11 +390,8 @@ class Detector:
         own = (self._formats[at] for item in items if (at := self._own(item)) is not None)
         return any(one.certainty <= Certainty.CALLS for one in own)
 
-    def _has_list(self, record: Json) -> bool:
-        """Whether a record has messages or steps, though no call."""
-        return find_items(record) is not None or self._plain(record) is not None
-
-    def _is_plain(self, record: Json) -> bool:
+    def is_plain(self, record: Json) -> bool:
+        """Whether a record is a transcript without calls."""
         return is_transcript(record) or self._plain(record) is not None
 
     def _plain(self, record: Json) -> Format | None:

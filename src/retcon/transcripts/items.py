@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar, cast
 
 import msgspec
+from rapidfuzz.distance import Postfix, Prefix
 
 from retcon.core.errors import RecordError
 from retcon.purify.words import without
@@ -179,8 +180,8 @@ def with_text(content: Json, text: str) -> Json:
     if not isinstance(content, list):
         return text
     old = text_of(content)
-    start = _alike(old, text)
-    rest = _alike(old[start:][::-1], text[start:][::-1])
+    start = Prefix.similarity(old, text)
+    rest = Postfix.similarity(old[start:], text[start:])
     stop, new = len(old) - rest, text[start : len(text) - rest]
     parts: list[Json] = []
     at, placed = 0, False
@@ -197,11 +198,6 @@ def with_text(content: Json, text: str) -> Json:
             parts.append(_with_part(part, left))
         at = end
     return parts if placed else [*parts, {"type": "text", "text": text}]
-
-
-def _alike(a: str, b: str) -> int:
-    """How many characters both begin with."""
-    return next((n for n, (one, other) in enumerate(zip(a, b, strict=False)) if one != other), min(len(a), len(b)))
 
 
 def _with_part(part: Json, text: str) -> Json:

@@ -355,6 +355,12 @@ def flagged(text: str, call_id: str | None, *, failed: bool | None) -> ToolOutpu
     return ToolOutput(text, call_id, Verdict("error", "status") if failed else None, typed=failed is not None)
 
 
+def exited(text: str, call_id: str | None, code: Json) -> ToolOutput:
+    """An output with the exit code that its format has of it, if it is one."""
+    verdict = Verdict("error", "status", f"exit {code}") if type(code) is int and code else None
+    return ToolOutput(text, call_id, verdict, typed=type(code) is int)
+
+
 _HOME = "home"
 _FOLLOWING = "following"
 

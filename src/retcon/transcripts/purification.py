@@ -288,7 +288,7 @@ class _Done(NamedTuple):
     error: str | None
     audit: list[bytes]
     pairs: list[bytes]
-    counted: dict[str, object]
+    counts: Count
 
 
 Pool: TypeAlias = Processes[[Work, list[Record]], list[_Done]]
@@ -357,7 +357,7 @@ class Ahead:
         if self._sinks.pairs is not None:
             for line in done.pairs:
                 self._sinks.pairs(line)
-        self.count.take(Count.from_dict(done.counted))
+        self.count.take(done.counts)
         if done.error is not None:
             raise RecordError(done.error)
         return record.data if done.same else done.data
@@ -399,8 +399,7 @@ def _purified(work: Work, records: list[Record]) -> list[_Done]:
         except RecordError as wrong:
             error = str(wrong)
         same = data is record.data
-        count = {name: value for name, value in purifier.count.to_dict().items() if value}
-        out.append(_Done(None if same else data, same, error, audit.copy(), pairs.copy(), count))
+        out.append(_Done(None if same else data, same, error, audit.copy(), pairs.copy(), purifier.count))
         audit.clear()
         pairs.clear()
     return out
@@ -817,16 +816,13 @@ def _kind(source: Source, assignment: Assignment, index: int) -> str:
         )
     elif kind == ".parquet" and full_name != name:
         raise RecordError(f"{full_name}: a .parquet is compressed within, and never as a whole; name a .parquet")
-    elif not kind and _as_lines(source, name, joined=joined):
+    elif not kind and (
+        source.shape == "parquet"
+        or (source.shape == "dump" and not name.endswith(".pt"))
+        or (source.shape == "document" and joined)
+    ):
         kind = ".jsonl"
     return kind
-
-
-def _as_lines(source: Source, name: str, *, joined: bool) -> bool:
-    """Whether a source is written as lines, given the output's name."""
-    if source.shape == "dump":
-        return not name.endswith(".pt")
-    return source.shape == "parquet" or (source.shape == "document" and joined)
 
 
 def write_report(path: Path, run: Purification) -> None:

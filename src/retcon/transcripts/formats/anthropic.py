@@ -14,6 +14,7 @@ from retcon.transcripts.itemwise import (
     Item,
     ItemList,
     called,
+    exited,
     flagged,
     home_of,
     nobody_s,
@@ -61,9 +62,7 @@ class Anthropic(Blockwise):
             text = string(ran.get("stdout")) + string(ran.get("stderr")) or string(ran.get("error_code"))
             code = ran.get("return_code")
             if type(code) is int:
-                return ToolOutput(
-                    text, own_id, Verdict("error", "status", f"exit {code}") if code else None, typed=True
-                )
+                return exited(text, own_id, code)
             failed = string(ran.get("type")).endswith("_error")
             return ToolOutput(text, own_id, Verdict("error", "status", text or None) if failed else None, typed=failed)
         says = block.get("is_error")

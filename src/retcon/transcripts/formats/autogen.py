@@ -10,6 +10,8 @@ from retcon.transcripts.itemwise import (
     Itemwise,
     Pieces,
     called,
+    exited,
+    flagged,
     loose_words,
     objects,
     part_of,
@@ -19,7 +21,6 @@ from retcon.transcripts.itemwise import (
 )
 from retcon.transcripts.pieces import Call, Piece, ToolOutput, is_shell
 from retcon.transcripts.types import Json
-from retcon.transcripts.verdicts import Verdict
 
 _CALLS = ("ToolCallRequestEvent", "CodeGenerationEvent")
 _OF_MODEL = (*_CALLS, "ThoughtEvent")
@@ -60,7 +61,8 @@ class Team(Itemwise):
             elif kind == "CodeGenerationEvent":
                 _written(pieces, item, string(content), _blocks(item))
             elif kind == "CodeExecutionEvent":
-                pieces.answered(item, [_ran(part_of(item, "result"))])
+                ran = part_of(item, "result")
+                pieces.answered(item, [exited(string(ran.get("output")), None, ran.get("exit_code"))])
             elif kind == "ToolCallSummaryMessage":
                 pieces.beside(item)
             elif kind == "ThoughtEvent" or (kind.endswith("Message") and string(item.get("source")) in models):
@@ -95,9 +97,7 @@ class Chat02(Itemwise):
             text = string(item.get("content"))
             found = _ran_code(item)
             if found is not None:
-                code = int(found["code"])
-                verdict = Verdict("error", "status", f"exit {code}") if code else None
-                pieces.answered(item, [ToolOutput(text[found.end() :], None, verdict, typed=True)])
+                pieces.answered(item, [exited(text[found.end() :], None, int(found["code"]))])
             elif 0 < n < len(items) - 1 and answers[n + 1] and _BLOCK.search(text):
                 _written(pieces, item, text, [(b["language"], b["code"]) for b in _BLOCK.finditer(text)])
             elif _speaker(item) in writers:
@@ -156,16 +156,7 @@ def _blocks(item: Item) -> list[tuple[str, str]]:
 
 
 def _output(one: Item) -> ToolOutput:
-    failed = one.get("is_error") is True
-    text, own_id = string(one.get("content")), some_id(one.get("call_id"))
-    return ToolOutput(text, own_id, Verdict("error", "status") if failed else None, typed=failed)
-
-
-def _ran(result: Item) -> ToolOutput:
-    code = result.get("exit_code")
-    failed = type(code) is int and code != 0
-    verdict = Verdict("error", "status", f"exit {code}") if failed else None
-    return ToolOutput(string(result.get("output")), None, verdict, typed=type(code) is int)
+    return flagged(string(one.get("content")), some_id(one.get("call_id")), failed=one.get("is_error") is True or None)
 
 
 TEAM = Team()

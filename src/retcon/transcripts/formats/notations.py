@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 
 import msgspec
 from msgspec.structs import replace
@@ -75,11 +76,7 @@ def _decoded(text: str) -> Json:
         return None
 
 
-class Patterns:
-    """The compiled patterns of a notation."""
-
-    def __init__(self, *patterns: str) -> None:
-        self.opens, self.closes, self.output, self.until = (re.compile(one, re.MULTILINE) for one in patterns)
+_compiled = cache(partial(re.compile, flags=re.MULTILINE))
 
 
 @dataclass(frozen=True)
@@ -116,13 +113,6 @@ class Notation(Dialect):
     marks: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_are", Patterns(self.opens, self.closes, self.output, self.until))
-
-    @property
-    def _patterns(self) -> Patterns:
-        return self.__dict__["_are"]  # type: ignore[no-any-return]
-
     def calls_in(self, text: str) -> bool:
         found = self.hint in text and not any(tag in text for tag in self.unless)
         return found and next(self._blocks(text), None) is not None
@@ -142,7 +132,7 @@ class Notation(Dialect):
         for n, (start, calls, end) in enumerate(found):
             if start < at:
                 continue  # it stands in an output
-            output = self._patterns.output.match(text, end) if self.whole else None
+            output = _compiled(self.output).match(text, end) if self.whole else None
             last = n + 1 == len(found)
             if output is None and not (last and (answered or self.each)):
                 continue
@@ -173,9 +163,9 @@ class Notation(Dialect):
 
     def _blocks(self, text: str) -> Iterator[tuple[int, Call, int]]:
         """Closed calls: where each begins, and where what follows it does."""
-        patterns, end = self._patterns, 0
-        while opening := patterns.opens.search(text, end):
-            if (closing := patterns.closes.search(text, opening.end())) is None:
+        opens, closes, end = _compiled(self.opens), _compiled(self.closes), 0
+        while opening := opens.search(text, end):
+            if (closing := closes.search(text, opening.end())) is None:
                 return
             end = closing.end()
             named = opening.groupdict()
@@ -185,12 +175,12 @@ class Notation(Dialect):
 
     def _end(self, text: str, start: int) -> tuple[int, int]:
         """Return where an output ends, and where the text after it begins."""
-        found = self._patterns.until.search(text, start)
+        found = _compiled(self.until).search(text, start)
         return found.span() if found else (len(text), len(text))
 
     def _begin(self, text: str) -> int | None:
         """Return where a message's output begins; None for a user's words."""
-        if (found := self._patterns.output.match(text)) is not None:
+        if (found := _compiled(self.output).match(text)) is not None:
             return found.end()
         return 0 if self.ends and text.endswith(self.ends) else None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from retcon.transcripts.items import role_of, text_of, without_words
-from retcon.transcripts.itemwise import Item, Steps, arguments_of, objects, part_of, some_id, string
+from retcon.transcripts.itemwise import Item, Steps, arguments_of, exited, objects, part_of, some_id, string
 from retcon.transcripts.pieces import Call, Stretch, ToolOutput
 from retcon.transcripts.types import Json
 from retcon.transcripts.verdicts import UNCLEAR, Verdict
@@ -163,7 +163,7 @@ def _judged(text: str, own_id: str | None, *where: Item) -> ToolOutput:
         if fields.get("timeout") is True:
             return ToolOutput(text, own_id, Verdict("timeout", "status", "Timeout"), typed=True)
         if type(code) is int and code >= 0:  # -1: it still runs
-            return ToolOutput(text, own_id, Verdict("error", "status", f"exit {code}") if code else None, typed=True)
+            return exited(text, own_id, code)
         if fields.get("is_error") is True:
             return ToolOutput(text, own_id, Verdict("error", "status"), typed=True)
     return ToolOutput(text, own_id)

@@ -13,6 +13,7 @@ from retcon.transcripts.itemwise import (
     Itemwise,
     Pieces,
     arguments_of,
+    exited,
     flagged,
     lists,
     objects,
@@ -224,7 +225,7 @@ def _output(item: Item) -> ToolOutput:
     if outcome.get("type") == "timeout":
         return ToolOutput(text, own_id, Verdict("timeout", "status"), typed=True)
     code = outcome.get("exit_code")
-    return ToolOutput(text, own_id, Verdict("error", "status", f"exit {code}") if code else None, typed=True)
+    return exited(text, own_id, code if type(code) is int else 0)
 
 
 def _own_output(item: Item, kind: str) -> ToolOutput | None:
@@ -239,8 +240,7 @@ def _own_output(item: Item, kind: str) -> ToolOutput | None:
         text = text_of(item.get("output")) or (error if isinstance(error, str) else "")
         return flagged(text, own_id, failed=bool(error) or None)
     if kind != "code_interpreter_call":
-        known = status in ("completed", "failed")
-        return ToolOutput("", own_id, Verdict("error", "status") if failed else None, typed=True) if known else None
+        return flagged("", own_id, failed=failed) if failed or status == "completed" else None
     outputs = item.get("outputs")
     if outputs is None and not failed:
         return None
