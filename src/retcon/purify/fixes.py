@@ -375,15 +375,12 @@ def _bindings(node: ast.Assign) -> Iterator[tuple[str, ast.expr]]:
 def _otherwise(before: str, after: str, seen: Sequence[Observation]) -> str | None:
     """Find output that a new `if` prints in place of a result."""
     tree, fixed = (parse(before), parse(after)) if "if" in after else (None, None)
-    if tree is None or fixed is None or _branches(fixed) <= _branches(tree):
+    if tree is None or fixed is None:
         return None
-    new = _texts(fixed) - _texts(tree)
+    had, has = (sum(isinstance(node, ast.If | ast.IfExp) for node in below(one)) for one in (tree, fixed))
+    new = _texts(fixed) - _texts(tree) if has > had else ()
     lines = [line.strip() for o in seen for line in o.text.split("\n") if line.strip()]
     return lines[0] if lines and all(line in new for line in lines) else None
-
-
-def _branches(tree: ast.AST) -> int:
-    return sum(isinstance(node, ast.If | ast.IfExp) for node in below(tree))
 
 
 def _texts(tree: ast.AST) -> set[str]:

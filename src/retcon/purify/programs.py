@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, lru_cache
 from keyword import iskeyword
 from typing import NamedTuple
@@ -539,7 +539,7 @@ def only_constants(before: str, after: str) -> str | None:
     called = any(isinstance(n, ast.Call) for value in had.values() for n in below(value))
     if called and has and not any(map(_computes, fixed.body)):
         return next(iter(has))
-    stated = {name for name, value in had.items() if _is_literal(value)}  # these may stand in the value itself as well
+    stated = {name for name, value in had.items() if isinstance(getattr(value, "operand", value), ast.Constant)}
     for name in sorted(goals(before) & has.keys() & had.keys()):
         arithmetic = any(isinstance(n, ast.BinOp) for n in below(has[name]))
         if _inputs(had[name]) - stated and not _inputs(has[name]) and not arithmetic:
@@ -586,14 +586,6 @@ def _computes(node: ast.stmt) -> bool:
 _CHOICES = frozenset({"print", "max", "min", "len", "round", "int", "float", "abs", "display", "str"})
 
 
-def _is_literal(value: ast.expr) -> bool:
-    try:
-        ast.literal_eval(value)
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        return False
-    return not isinstance(value, ast.Dict | ast.List | ast.Set | ast.Tuple)
-
-
 def _inputs(value: ast.expr) -> set[str]:
     """Return the names that enter a value, called names left out."""
     called = {id(n.func) for n in below(value) if isinstance(n, ast.Call)}
@@ -625,20 +617,16 @@ def _began(node: ast.stmt, line: int) -> bool:
 _CHANGING = (ast.Attribute, ast.Subscript, ast.Expr, ast.Delete)
 
 
-def _targets(node: ast.AST) -> Iterator[str]:
+def _targets(node: ast.AST) -> list[str]:
+    """The names whose objects a statement or expression changes in place."""
+    bases: list[ast.expr] = []
     if isinstance(node, ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del):
-        yield from _root(node)
+        bases = [node]
     elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and isinstance(node.value.func, ast.Attribute):
-        yield from _root(node.value.func)
+        bases = [node.value.func]
     elif isinstance(node, ast.Delete):
-        for target in node.targets:
-            yield from _root(target)
-
-
-def _root(node: ast.AST) -> Iterator[str]:
-    base = _base_of(node)
-    if isinstance(base, ast.Name):
-        yield base.id
+        bases = node.targets
+    return [base.id for base in map(_base_of, bases) if isinstance(base, ast.Name)]
 
 
 _SHELL = re.compile(

@@ -38,7 +38,7 @@ from retcon.transcripts.pieces import (
     program_argument,
 )
 from retcon.transcripts.registry import Dialect, Fragment, JsonCall, dialects
-from retcon.transcripts.types import NOT_JSON, Certainty, Json, Reading
+from retcon.transcripts.types import NOT_JSON, Certainty, Json, Reading, json_in
 from retcon.transcripts.verdicts import judge
 
 _THOUGHT = re.compile(r"\s*<think>.*?</think>\s*", re.DOTALL)
@@ -57,10 +57,7 @@ def cut_calls(text: str, dialect: Dialect) -> list[Fragment]:
 def split_output(output: ToolOutput, calls: Sequence[Call]) -> tuple[ToolOutput, ...]:
     """The output of each of several calls that one message answers: the items of a JSON list of as many; else the first
     has the text, and all have what it says of them."""
-    try:
-        listed = msgspec.json.decode(output.text)
-    except NOT_JSON:
-        listed = None
+    listed = json_in(output.text)
     if isinstance(listed, list) and len(listed) == len(calls):
         texts = [one if isinstance(one, str) else json.dumps(one, ensure_ascii=False) for one in listed]
         return tuple(map(ToolOutput, texts))
@@ -75,10 +72,7 @@ def split_output(output: ToolOutput, calls: Sequence[Call]) -> tuple[ToolOutput,
 
 def _calls(text: str) -> tuple[Call, ...]:
     """Read one call or a list; text where it cannot be read."""
-    try:
-        read = msgspec.json.decode(text)
-    except NOT_JSON:
-        return (Call("python", text),)
+    read = json_in(text)
     if isinstance(read, list) and read and all(isinstance(one, dict) and "name" in one for one in read):
         return tuple(_call(one, text) for one in read)
     return (_call(read, text),)
@@ -89,10 +83,10 @@ def _call(obj: Json, text: str) -> Call:
     name = obj.get("name") if isinstance(obj, dict) else None
     arguments = obj.get("arguments", obj.get("parameters")) if isinstance(obj, dict) else None
     if isinstance(arguments, str):
-        try:
-            arguments = msgspec.json.decode(arguments)
-        except NOT_JSON:
+        read = json_in(arguments)
+        if read is None:
             return Call(str(name or "python"), arguments)
+        arguments = read
     if isinstance(name, str) and isinstance(arguments, dict):
         return Call(name, arguments)
     return Call(name if isinstance(name, str) else "python", text)

@@ -15,7 +15,7 @@ from rapidfuzz.distance import Postfix, Prefix
 from retcon.core.errors import RecordError
 from retcon.purify.words import without
 from retcon.store.parquet import Record
-from retcon.transcripts.types import NOT_JSON, Json
+from retcon.transcripts.types import Json, json_in
 
 if TYPE_CHECKING:
     from retcon.transcripts.pieces import PieceKind
@@ -501,7 +501,7 @@ def _unpacked(value: Json) -> Json:
     """Return the record with JSON text of messages decoded (SWE-smith's rows)."""
     if not (texts := _written(value)) or not isinstance(value, dict):
         return value
-    lists = {name: listed for name, text in texts if (listed := _messages_in(name, text)) is not None}
+    lists = {name: listed for name, text in texts if find_items({name: (listed := json_in(text))}) is not None}
     return {**value, **lists} if lists else value
 
 
@@ -522,14 +522,6 @@ def _written(value: Json) -> list[tuple[str, str]]:
     record = value if isinstance(value, dict) else {}
     texts = [(name, record[name]) for name in _LISTS & record.keys()]
     return [(name, t) for name, t in texts if isinstance(t, str) and t[:_HEAD].lstrip().startswith('[{"')]
-
-
-def _messages_in(name: str, text: str) -> Json:
-    try:
-        listed: Json = msgspec.json.decode(text)
-    except NOT_JSON:
-        return None
-    return listed if find_items({name: listed}) is not None else None
 
 
 def _lines_of(record: Record) -> list[Record]:

@@ -11,7 +11,6 @@ from itertools import groupby, takewhile
 from types import MappingProxyType
 from typing import NamedTuple, cast
 
-import msgspec
 from msgspec.structs import replace
 
 from retcon.chat.types import Told
@@ -41,7 +40,7 @@ from retcon.transcripts.pieces import (
     awaits_output,
     shown_call,
 )
-from retcon.transcripts.types import NOT_JSON, Certainty, Format, Json, Reading
+from retcon.transcripts.types import Certainty, Format, Json, Reading, json_in
 from retcon.transcripts.verdicts import Verdict
 
 Item = Mapping[str, Json]
@@ -317,10 +316,7 @@ def arguments_of(value: Json) -> Mapping[str, Json] | str:
     if isinstance(value, dict):
         return value
     text = value if isinstance(value, str) else ""
-    try:
-        read = msgspec.json.decode(text)
-    except NOT_JSON:
-        return text
+    read = json_in(text)
     return read if isinstance(read, dict) else text
 
 

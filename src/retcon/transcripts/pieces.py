@@ -24,7 +24,7 @@ from retcon.purify.pairs import preference_pairs
 from retcon.purify.tools import NO_PROGRAM, is_runner, looks_up
 from retcon.purify.words import rewritten, without
 from retcon.transcripts.items import Thought, is_unlearnt, role_of
-from retcon.transcripts.types import NOT_JSON, Json, Speakers
+from retcon.transcripts.types import Json, Speakers, json_in
 from retcon.transcripts.verdicts import Verdict, is_negative_result, judge
 
 _PROGRAMS = ("code", "source", "script", "python_code", "snippet", "program", "cell", "input")
@@ -469,24 +469,13 @@ def _observations(
     return tuple(observations)
 
 
-def _is_broken(text: str) -> bool:
-    """Whether a text looks like JSON and cannot be parsed."""
-    if not text.lstrip().startswith(("{", "[")):
-        return False
-    try:
-        msgspec.json.decode(text)
-    except NOT_JSON:
-        return True
-    return False
-
-
 def _observation(call: ToolCall, output: ToolOutput) -> Observation:
     verdict = output.verdict
     if output.typed:
         verdict = None if is_negative_result(verdict, output.text, (call,)) else verdict
     else:
         verdict = judge(output.text, (call,))
-        if verdict is None and call.malformed and _is_broken(call.code):
+        if verdict is None and call.malformed and call.code.lstrip()[:1] in ("{", "[") and json_in(call.code) is None:
             verdict = Verdict("malformed", "malformed", line=0)
     if verdict is None:
         return Observation(call.id, output.text, "ok")

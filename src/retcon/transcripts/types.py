@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, cast, runtime_checkable
 
 import msgspec
 
@@ -17,6 +17,14 @@ Json = object
 """A JSON value as msgspec decodes it."""
 NOT_JSON = (msgspec.DecodeError, UnicodeEncodeError, RecursionError)
 """What msgspec raises for text that is no JSON: lone surrogates in it and brackets without end, too."""
+
+
+def json_in(text: str) -> Json:
+    """Return the value of a JSON text; None for any other text."""
+    try:
+        return cast(Json, msgspec.json.decode(text))
+    except NOT_JSON:
+        return None
 
 
 class Certainty(IntEnum):

@@ -25,7 +25,7 @@ from retcon.transcripts.items import (
 )
 from retcon.transcripts.itemwise import objects, part_of, some_id
 from retcon.transcripts.pieces import Call, Piece, PieceReading, RecordReading, ToolOutput, awaits_output, shown_call
-from retcon.transcripts.types import NOT_JSON, Certainty, Format, Json, Reading
+from retcon.transcripts.types import NOT_JSON, Certainty, Format, Json, Reading, json_in
 from retcon.transcripts.verdicts import EXIT_CODES, Verdict, error_type_of, looks_clean, outcome_of
 
 Item = dict[str, Json]
@@ -147,7 +147,7 @@ def pieces_of(item: Item, owner: int, *, after_call: bool) -> Sequence[Piece]:
             for key in REASONING
             if key in item and isinstance(value := item[key], str) and value
         ]
-        raw = [_decoded(one) if isinstance(one, str) else one for one in _listed(item)]
+        raw = [json_in(one) or one if isinstance(one, str) else one for one in _listed(item)]
         if not raw:
             return [*thought, *(said or [Piece("said", owner, "")])]
         shown: list[str] = []
@@ -188,7 +188,7 @@ def _listed(item: Item) -> Sequence[Json]:
 def _readable(raw: Json) -> bool:
     """Whether a call's arguments are an object, or its JSON text."""
     if isinstance(raw, str):
-        raw = _decoded(raw)
+        raw = json_in(raw)
     if not isinstance(raw, dict):
         return False
     function = raw.get("function", raw)
@@ -200,13 +200,6 @@ def _readable(raw: Json) -> bool:
     except NOT_JSON:
         return False
     return True
-
-
-def _decoded(text: str) -> Json:
-    try:
-        return msgspec.json.decode(text)
-    except NOT_JSON:
-        return text
 
 
 def _call(raw: Json) -> Call:
@@ -225,7 +218,7 @@ def _call(raw: Json) -> Call:
     if arguments is None:  # also where it is null, as of a record of all fields that a call may have
         arguments = {key: value for key, value in given.items() if key not in _NO_ARGUMENTS and value is not None}
     if isinstance(arguments, str):
-        read = _decoded(arguments)
+        read = json_in(arguments)
         arguments = read if isinstance(read, dict) else arguments
     if not isinstance(arguments, dict | str):
         arguments = {}
@@ -264,9 +257,8 @@ def rebuilt(item: Json, pieces: Sequence[Piece]) -> Json:
     moved = {key: value for p in pieces for key, value in p.payload.items() if key not in (_THOUGHT, _PART)}
     thought = {str(p.payload[_THOUGHT]): p.text.removesuffix(APART) for p in pieces if _THOUGHT in p.payload}
     # What was thought goes where the words go: of a message that has other words now, its own goes.
-    kept: Item = {
-        key: thought.get(key, value) for key, value in item.items() if key in thought or not _is_thought(key, value)
-    }
+    gone = {key for key in REASONING if key not in thought and isinstance(value := item.get(key), str) and value}
+    kept: Item = {key: thought.get(key, value) for key, value in item.items() if key not in gone}
     if any(p.kind == "call" for p in pieces) and _WEIGHT not in moved:
         kept.pop(_WEIGHT, None)
     if any(thought.get(key, value) != value for key, value in item.items()):
@@ -299,10 +291,6 @@ def _with_said(content: Json, said: Sequence[Piece]) -> Json:
         if words.get(n) or not part_words(part)
     ]
     return parts or [with_part_words(part, "") for part in content[:1]]
-
-
-def _is_thought(key: str, value: Json) -> bool:
-    return key in REASONING and isinstance(value, str) and bool(value)
 
 
 MESSAGES = Messages()

@@ -18,7 +18,7 @@ from retcon.transcripts.items import SAID, speaker_of, text_of
 from retcon.transcripts.itemwise import Item, ItemList, Itemwise, Pieces, objects
 from retcon.transcripts.pieces import Call, Piece, ToolOutput
 from retcon.transcripts.registry import FEEDBACK, Dialect, Fragment, JsonCall, all_clean, dialects, is_feedback
-from retcon.transcripts.types import NOT_JSON, Certainty, Json
+from retcon.transcripts.types import NOT_JSON, Certainty, Json, json_in
 from retcon.transcripts.verdicts import UNCLEAR, Verdict, looks_clean
 
 _FENCED = re.compile(r"\s*```(?:[Pp]ython3?|py)?[ \t]*\r?\n(?P<code>.*?)\r?\n?```\s*", re.DOTALL)
@@ -53,27 +53,20 @@ def action(tool: str, text: str) -> Call:
     named = _INPUT.search(text)
     name, given = (text[: named.start()], text[named.end() :]) if named else (text, "")
     whole = name.strip().removeprefix("```json").strip("`\n ")
-    read = _decoded(whole) if whole.startswith("{") else None
+    read = json_in(whole) if whole.startswith("{") else None
     if isinstance(read, dict) and not named:
         name = str(read.get("name", read.get("action", tool)))
         inner = read.get("arguments", read.get("action_input"))
         return Call(name, inner if isinstance(inner, dict) else {"input": inner})
     if not named and whole.endswith("]") and "[" in whole:
         name, _, given = whole[:-1].partition("[")
-    arguments = _decoded(given.strip().removeprefix("```json").strip("`\n ")) if "{" in given else None
+    arguments = json_in(given.strip().removeprefix("```json").strip("`\n ")) if "{" in given else None
     return Call(name.strip() or tool, arguments if isinstance(arguments, dict) else {"input": given.strip("\n ")})
 
 
 def executed(tool: str, text: str) -> Call:
     """A call of all programs in `<execute>`, the first of which begins the text."""
     return Call(tool, {"code": "\n".join(block.strip("\n") for block in _EXECUTE.findall(f"<execute>{text}"))})
-
-
-def _decoded(text: str) -> Json:
-    try:
-        return msgspec.json.decode(text)
-    except NOT_JSON:
-        return None
 
 
 _compiled = cache(partial(re.compile, flags=re.MULTILINE))

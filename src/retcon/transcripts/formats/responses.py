@@ -100,7 +100,9 @@ class Responses(Itemwise):
         told = [context] if isinstance(context, str) else context if isinstance(context, list) else []
         texts = [t if isinstance(t, str) else _text(t) for t in told]
         asked = [(speaker_of(item), text) for item, text in zip(told, texts, strict=True) if text]
-        return ItemList(path, items, "\n\n".join(texts), asked, _instructions(request))
+        instructions = request.get("instructions")  # text, or items, as prompts of the server give it
+        system = "\n\n".join(_text(one) for one in objects(instructions))
+        return ItemList(path, items, "\n\n".join(texts), asked, system or string(instructions))
 
     def with_items(self, record: Json, place: ItemList, items: list[Json]) -> Json:
         """Other lists that have the same items go with these: NeMo-Gym may keep a rollout twice."""
@@ -176,12 +178,6 @@ def words_in(item: Item) -> str:
 
 def _words(item: Json) -> str:
     return words_of(item.get("content")) if isinstance(item, dict) else ""
-
-
-def _instructions(request: Item) -> str:
-    """A request's own system prompt, before that of its items: text, or items (as prompts of the server give it)."""
-    value = request.get("instructions")
-    return "\n\n".join(map(_text, value)) if isinstance(value, list) else string(value)
 
 
 def _text(item: Json) -> str:

@@ -7,12 +7,10 @@ import re
 from collections.abc import Sequence
 from types import MappingProxyType
 
-import msgspec
-
 from retcon.transcripts.items import role_of, text_of
 from retcon.transcripts.itemwise import Item, ItemList, Steps, arguments_of, objects, part_of, some_id, string
 from retcon.transcripts.pieces import Call, ToolOutput
-from retcon.transcripts.types import NOT_JSON, Json
+from retcon.transcripts.types import Json, json_in
 from retcon.transcripts.verdicts import Verdict
 
 _TOLD = ("task", "plan", "system_prompt")
@@ -97,12 +95,7 @@ class Smolagents(Steps):
 
 def _structured(text: str) -> dict[str, Json] | None:
     """What the model wrote where its outputs are structured: an object with its `code`."""
-    if not text.lstrip().startswith("{"):
-        return None
-    try:
-        value = msgspec.json.decode(text)
-    except NOT_JSON:
-        return None
+    value = json_in(text) if text.lstrip().startswith("{") else None
     return value if isinstance(value, dict) and isinstance(value.get("code"), str) else None
 
 
