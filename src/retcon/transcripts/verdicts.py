@@ -534,14 +534,21 @@ def may_fail(output: str) -> bool:
 
 def _has_hint(line: str) -> bool:
     """Whether a line may be of a form, or an exception: most are not by their first word."""
-    bare = line[:_EDGE] if line[:1].isalpha() else line[:_EDGE].lstrip(_BRACKETS)
-    if bare[:4] in ("The ", "the "):
-        bare = bare[4:]
+    bare = line[:_EDGE]
+    if _begins_plainly(bare.partition(" ")[0]):
+        return "(<" in bare or "ation fa" in bare
+    bare = bare.lstrip(_BRACKETS)
+    bare = bare[4:] if bare[:4] in ("The ", "the ") else bare
     kind = _kind_of(bare.partition(" ")[0])
     if kind is None or (kind == "colon" and ":" not in bare):
         return "(<" in bare or "ation fa" in bare  # a segmentation fault, a verification that failed
     lower = bare.lower()
     return kind == "exception" or any(hint in lower for hint in _HINTS)
+
+
+@lru_cache(maxsize=8192)
+def _begins_plainly(word: str) -> bool:
+    return word[:1].isalpha() and word not in ("The", "the") and _kind_of(word) is None
 
 
 @lru_cache(maxsize=8192)
