@@ -79,9 +79,9 @@ def split(code: str) -> list[Part] | None:
 
 _STATEMENT = re.compile(r"\n(?=[A-Za-z_](?!(?:lse|lif|xcept|inally)\b))")
 """Where a line begins a statement, unless it goes on with the one before it."""
-_NUMBER = r"-?(?:0|[1-9]\d{0,15})(?:\.\d+)?"
+_NUMBER = r"-?+(?:0|[1-9]\d{0,15}+)(?:\.\d++)?+"
 _LITERALS = re.compile(
-    rf"(?:[A-Za-z_]\w* = (?:{_NUMBER}|\[(?:{_NUMBER}(?:, {_NUMBER})*)?\]|\"[\w ,.:-]*\"|'[\w ,.:-]*')"
+    rf"(?:[A-Za-z_]\w*+ = (?:{_NUMBER}|\[(?:{_NUMBER}(?:, {_NUMBER})*+)?+\]|\"[\w ,.:-]*\"|'[\w ,.:-]*')"
     rf"{_STATEMENT.pattern})+"
 )
 _BOUND = re.compile(r"^(\w+) = ", re.MULTILINE)
@@ -463,14 +463,17 @@ def goals(code: str, line: int | None = None) -> frozenset[str]:
     placed = statements(code, line)
     if placed is None:
         return frozenset(_ASSIGNED.findall(code)[-1:])
-    found: set[str] = set()
-    for node, at_line, last in placed:
-        if at_line or last:
-            if not isinstance(node, ast.Expr):
-                found.update([name for item in nodes_here(node) for name in binds(item)])
-            if isinstance(node, ast.Expr | ast.If | ast.Assert):
-                found.update([n.id for n in below(node) if isinstance(n, ast.Name)])
-    return definitions(code) & found if found else frozenset()
+    found = frozenset[str]().union(*[_aims(node) for node, at_line, last in placed if at_line or last])
+    return definitions(code) & found if found else found
+
+
+@lru_cache(maxsize=256)
+def _aims(node: ast.stmt) -> frozenset[str]:
+    """The names that a statement binds, or shows and tests; trees are cached, so that a node stands for its text."""
+    found = [] if isinstance(node, ast.Expr) else [name for item in nodes_here(node) for name in binds(item)]
+    if isinstance(node, ast.Expr | ast.If | ast.Assert):
+        found += [n.id for n in below(node) if isinstance(n, ast.Name)]
+    return frozenset(found)
 
 
 class Statement(NamedTuple):
