@@ -499,7 +499,7 @@ def encoded(value: Json, like: Record) -> bytes:
 
 def _unpacked(value: Json) -> Json:
     """Return the record with JSON text of messages decoded (SWE-smith's rows)."""
-    if not isinstance(value, dict) or _LISTS.isdisjoint(value) or not (texts := _written(value)):
+    if not (texts := _written(value)) or not isinstance(value, dict):
         return value
     lists = {name: listed for name, text in texts if find_items({name: (listed := json_in(text))}) is not None}
     return {**value, **lists} if lists else value
@@ -519,7 +519,9 @@ def _packed(value: Json, data: bytes) -> Json:
 
 def _written(value: Json) -> list[tuple[str, str]]:
     """List a record's texts that begin like messages, by their keys."""
-    texts = [(n, t) for n, t in value.items() if n in _LISTS and isinstance(t, str)] if isinstance(value, dict) else []
+    if not isinstance(value, dict):
+        return []
+    texts = [(name, text) for name in _LISTS.intersection(value) if isinstance(text := value[name], str)]
     return [(name, text) for name, text in texts if text[:_HEAD].lstrip().startswith('[{"')]
 
 

@@ -217,9 +217,10 @@ class Purifier:
                 count.formats[found.name] += 1
             if clean is None and found is not None:
                 out = self._read(record, value, found, standard)
+            elif clean:
+                count.calls += clean
             else:
-                count.calls += clean or 0
-                self._no_calls(record, value, clean or 0)
+                self._no_calls(record, value, 0)
         except RecordError as error:
             raise located(error, record.where) from error
         except RecursionError:
