@@ -148,7 +148,7 @@ def check_trees(model: Qwen3ForCausalLM, seed: int, found: Found) -> None:
         found.branches += root.branch is not None
         found.fates.update(fate or "trained" for node, fate in node_fates(root, RECIPE.rl) if node is not root)
     kept = [replace(root, reward=float(n)) for n, root in enumerate(group) if root.stop != "infrastructure"]
-    (credited,), _ = credit_groups([kept], RECIPE, limits) if kept else ([None], [])
+    (credited,), _ = credit_groups([kept], RECIPE.rl, RECIPE.credit, limits) if kept else ([None], [])
     samples = to_samples(credited.nodes, credited.advantages, RECIPE.rl, credited.scales) if credited else []
     _check_samples(samples, kept, seed, found)
     for node in nodes:

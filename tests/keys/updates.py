@@ -173,7 +173,7 @@ def turn_of(call: str) -> Turn:
 
 
 def nodes_of(recipe: Recipe, *group: Trajectory) -> CreditedGroup:
-    ((found,), _) = credit_groups([group], recipe, RolloutLimits(100, 2))
+    ((found,), _) = credit_groups([group], recipe.rl, recipe.credit, RolloutLimits(100, 2))
     return found
 
 

@@ -194,7 +194,9 @@ async def _step(stretch: Stretch, stream: GroupStream, course: Course) -> Metric
             unfollowed = await _synced(rollouts, step)
         made = rollout_metrics(
             drawn.made,
-            lambda group: compared_rewards(comparable(group, recipe.rl), recipe, build_limits(recipe)),
+            lambda group: compared_rewards(
+                comparable(group, recipe.rl), recipe.rl, recipe.credit, build_limits(recipe)
+            ),
         )
         course.tell_idling(made)
         cost = trainer.cost  # by which it is decided once whether the run is over, here and where it ends
@@ -274,7 +276,7 @@ def _learn(
 ) -> dict[str, float | None]:
     """Rewards, advantages, samples, and the step's updates. learnt: gets the sample of each trajectory."""
     recipe = stage.recipe
-    credited, shaped = credit_groups(groups, recipe, build_limits(recipe))
+    credited, shaped = credit_groups(groups, recipe.rl, recipe.credit, build_limits(recipe))
     samples, counts = [], Counter[str]()
     for one in credited:
         made = to_samples(one.nodes, one.advantages, recipe.rl, one.scales)

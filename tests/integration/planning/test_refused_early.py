@@ -74,10 +74,12 @@ def test_the_plan_of_an_evaluation_that_is_whole_says_so_and_refuses_nothing(
     with pytest.raises(RecipeError, match=r"compute\.kv_memory_mb = 1: "):
         plan_evaluation(recipe, base, out)
     tasks = build_tasks(recipe, base)
-    held = held_by(recipe, base, out, problems_of(recipe, tasks), tasks)
+    problems = problems_of(recipe, tasks)
+    held = held_by(recipe, base, out, problems, tasks)
     out.mkdir()
     jsonl.write(out / "trajectories-t1.jsonl", [])
-    write_result(out / "result.json", held.with_setting("t1", score([], temperature=1, top_p=1, cpu_s=0, wall_s=0)))
+    measured = score([(one.id, []) for one in problems], temperature=1, top_p=1, cpu_s=0, wall_s=0)
+    write_result(out / "result.json", held.with_setting("t1", measured))
     assert run_evaluation(recipe, base, out) == out / "result.json"
     capsys.readouterr()
     plan_evaluation(recipe, base, out)

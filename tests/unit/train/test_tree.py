@@ -40,7 +40,8 @@ def group(*roots: Trajectory) -> list[Trajectory]:
 
 
 def credited(made: list[Trajectory], *changes: str) -> CreditedGroup:
-    ((found,), _) = credit_groups([made], recipe(*changes), LIMITS)
+    changed = recipe(*changes)
+    ((found,), _) = credit_groups([made], changed.rl, changed.credit, LIMITS)
     return found
 
 

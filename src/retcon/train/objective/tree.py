@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from retcon.config.schema import Recipe, RLSection
+from retcon.config.schema import CreditSection, RLSection
 from retcon.config.section import Aggregate
 from retcon.core.types import Sample, Trajectory
 from retcon.rollout.context import RolloutLimits
@@ -48,12 +48,14 @@ def trainable(root: Trajectory, config: RLSection) -> list[Trajectory]:
     return [root, *(node for node, fate in node_fates(root, config) if not fate and node is not root)]
 
 
-def compared_rewards(group: Sequence[Trajectory], recipe: Recipe, limits: RolloutLimits) -> list[float]:
+def compared_rewards(
+    group: Sequence[Trajectory], rl: RLSection, credit: CreditSection, limits: RolloutLimits
+) -> list[float]:
     """The rewards by which the rollouts of a group are compared: `shaped_rewards`, with what [credit] adds for
     children. Raises ValueError for a rollout that is not graded."""
-    rewards = shaped_rewards(group, recipe.rl, limits)
-    trees = (trainable(root, recipe.rl) for root in group)
-    return [recipe.credit.rewards(tree, r)[tree[0].id] for tree, r in zip(trees, rewards, strict=True)]
+    rewards = shaped_rewards(group, rl, limits)
+    trees = (trainable(root, rl) for root in group)
+    return [credit.rewards(tree, r)[tree[0].id] for tree, r in zip(trees, rewards, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +71,12 @@ class CreditedGroup:
 
 
 def credit_groups(
-    groups: Sequence[Sequence[Trajectory]], recipe: Recipe, limits: RolloutLimits
+    groups: Sequence[Sequence[Trajectory]], rl: RLSection, credit: CreditSection, limits: RolloutLimits
 ) -> tuple[list[CreditedGroup], list[list[float]]]:
     """Return the nodes of a step's groups that are trained, and its `shaped_rewards`.
 
     A child's advantage is what its root's would be with the child's reward in its place.
     """
-    rl, credit = recipe.rl, recipe.credit
     trees = [[trainable(root, rl) for root in group] for group in groups]
     shaped = [shaped_rewards(group, rl, limits) for group in groups]
     by_node = [list(map(credit.rewards, *both)) for both in zip(trees, shaped, strict=True)]
