@@ -93,21 +93,30 @@ def done(tmp_path: Path) -> Path:
     return out
 
 
-@pytest.mark.torch
-def test_one_that_was_interrupted_goes_on_with_the_problems_that_are_left(tmp_path: Path) -> None:
+def eight_problems(folder: Path) -> Path:
+    """Write problems.jsonl and a folder with a tokenizer, whose path is returned."""
     from training import build_tokenizer
 
-    model, file, out = tmp_path / "model", tmp_path / "problems.jsonl", tmp_path / "eval"
-    model.mkdir()
-    build_tokenizer().save_pretrained(model)
-    file.write_text("".join(f'{{"question": "What is {n} plus 1?", "answer": "{n + 1}"}}\n' for n in range(8)))
-    recipe = load_recipe(
+    lines = (f'{{"question": "What is {n} plus 1?", "answer": "{n + 1}"}}\n' for n in range(8))
+    (folder / "problems.jsonl").write_text("".join(lines))
+    build_tokenizer().save_pretrained(folder / "model")
+    return folder / "model"
+
+
+def on_problems(file: Path, *changes: str) -> Recipe:
+    """Two rollouts of each problem, all of which answer 4."""
+    return load_recipe(
         None,
         ["task.kind=file", f'task.path="{file}"', "task.evaluation_share=1", "task.grader=exact",
          "engine.kind=scripted", r"engine.replies=['\boxed{4}']", "rollout.max_tokens=200",
-         "rollout.lookahead_tokens=0", "sandbox.output_chars=100", "sandbox.workers=1",
-         "evaluate.samples=2", "evaluate.top_p=1.0"],
+         "rollout.lookahead_tokens=0", "sandbox.output_chars=100", "sandbox.workers=1", "evaluate.samples=2", *changes],
     )  # fmt: skip
+
+
+@pytest.mark.torch
+def test_one_that_was_interrupted_goes_on_with_the_problems_that_are_left(tmp_path: Path) -> None:
+    model, file, out = eight_problems(tmp_path), tmp_path / "problems.jsonl", tmp_path / "eval"
+    recipe = on_problems(file, "evaluate.top_p=1.0")
     told: list[int] = []
 
     def tell(done: int, total: int) -> None:
@@ -148,21 +157,10 @@ def test_one_that_was_interrupted_goes_on_with_the_problems_that_are_left(tmp_pa
 
 @pytest.mark.torch
 def test_more_problems_go_on_in_the_folder_of_fewer(tmp_path: Path) -> None:
-    from training import build_tokenizer
-
-    model, file, out = tmp_path / "model", tmp_path / "problems.jsonl", tmp_path / "eval"
-    model.mkdir()
-    build_tokenizer().save_pretrained(model)
-    file.write_text("".join(f'{{"question": "What is {n} plus 1?", "answer": "{n + 1}"}}\n' for n in range(8)))
+    model, file, out = eight_problems(tmp_path), tmp_path / "problems.jsonl", tmp_path / "eval"
 
     def recipe(problems: int) -> Recipe:
-        return load_recipe(
-            None,
-            ["task.kind=file", f'task.path="{file}"', "task.evaluation_share=1", "task.grader=exact",
-             "engine.kind=scripted", r"engine.replies=['\boxed{4}']", "rollout.max_tokens=200",
-             "rollout.lookahead_tokens=0", "sandbox.output_chars=100", "sandbox.workers=1",
-             "evaluate.samples=2", "evaluate.top_p=.5", f"evaluate.problems={problems}"],
-        )  # fmt: skip
+        return on_problems(file, "evaluate.top_p=.5", f"evaluate.problems={problems}")
 
     run_evaluation(recipe(3), model, out)
     few = {name: (out / f"trajectories-{name}.jsonl").read_text() for name in ("t1", "top_p")}
