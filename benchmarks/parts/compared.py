@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -62,6 +63,13 @@ def difference(arm: Mapping[str, Any], name: str, digits: int) -> str:
         return "–"
     low, high = (signed(limit, digits) for limit in (one.low, one.high))
     return f"{signed(one.mean, digits)} [{low}, {high}]" + " *" * (one.low > 0 or one.high < 0)
+
+
+def parse_difference(text: str) -> Interval:
+    """Read back what `difference` wrote."""
+    numbers = re.findall(r"[+−]?\d*\.\d+", text)
+    mean, low, high = (float(number.replace("−", "-")) for number in numbers)
+    return Interval(mean, low, high)
 
 
 def differences(arms: Arms, name: str = "pass1_t1") -> dict[str, Interval]:

@@ -3,13 +3,15 @@
 
     python benchmarks/studies/grid.py [--cells CELL ...] [--arms RECIPE ...] [--seeds 5] [--out runs/grid]
     python benchmarks/studies/grid.py --write [--cells CELL ...] [--commit COMMIT] [--out runs/grid]
+    python benchmarks/studies/grid.py --draw
     python benchmarks/studies/grid.py --calibrate [--cells CELL ...] [--arms RECIPE ...] [--out runs/grid]
 
-The first runs `retcon compare` cell by cell; the same command goes on where it was stopped. The second writes what the
-finished cells came to: docs/results/grid.json, in which cells of earlier sessions stay unless they were made again, the
-table docs/results/grid.md, the pictures docs/img/grid.png and grid_phase.png, and what `make figures` puts into
-docs/results.md. The third trains the baseline, or the arms that are named, on a seed and problems that the results
-never use, and says where each ends: a cell's problems and our arm are chosen by that.
+The first runs `retcon compare` cell by cell; the same command goes on where it was stopped. The second writes the
+figures of the finished cells: docs/results/grid.json, in which cells of earlier sessions stay unless they were made
+again, the table docs/results/grid.md, and what `make figures` puts into docs/results. The third makes the figure and
+the table of docs/results.md from these and from benchmarks/results/compared. The last trains the baseline, or the arms
+that are named, on a seed and problems that the results never use, and prints where each ends: a cell's problems and
+our arm are chosen by that.
 """
 
 from __future__ import annotations
@@ -20,17 +22,18 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from retcon.cli.arguments import READS, overrides_of
+from retcon.evaluate.statistics import Interval
 from retcon.report.comparison import HELD_OUT, figures, read_compared
 from retcon.runs.metrics import read_metrics
 
 sys.path.append(str(Path(__file__).parents[1]))  # where `parts` is
-from parts.compared import FIGURES, difference, differences, interval, table
+from parts.compared import FIGURES, difference, differences, interval, parse_difference, table
 from parts.forest import draw_forest
-from parts.phase import draw_phase
 from parts.results import RESULTS, ROOT, TRAINED, checked_out, machine, save
 
 from retcon.report.tables import cell
@@ -59,6 +62,11 @@ OVERVIEW = {"pass1_t1": max, "pass1_equal_tokens": max, "pass8_t1": max, "failed
 """Figures of which a table shows all cells, and which of its arms is the best."""
 WANTED = (0.4, 0.7)
 """Where the baseline is to end."""
+EFFECTS = {
+    "saar": "SAAR, half purified", "saar-70": "SAAR, 7 of 10", "cleaner": "SAAR, all", "rstar2": "RoC",
+    "masked-failures": "failures masked", "simpletir": "void turns masked", "blame": "blame (ours)",
+}  # fmt: skip
+"""Arms of the figure of docs/results.md, and their labels there."""
 
 
 def main() -> None:
@@ -68,6 +76,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--out", type=Path, default=Path("runs/grid"))
     parser.add_argument("--write", action="store_true", help="write what there is, and run nothing")
+    parser.add_argument("--draw", action="store_true", help="make the figure and the table of docs/results.md")
     parser.add_argument(
         "--calibrate", action="store_true", help="on a seed of its own, the baseline if no arms are named"
     )
@@ -75,6 +84,9 @@ def main() -> None:
     options = parser.parse_args()
     if options.write:
         write(options.out, options.cells, options.commit or checked_out())
+        return
+    if options.draw:
+        draw_effects()
         return
     for name in options.cells:
         print(f"== {name}", flush=True)
@@ -127,21 +139,36 @@ def write(out: Path, names: Sequence[str], commit: str) -> None:
         measures=TRAINED,
         commit=commit,
     )
-    draw_forest(
-        {one["name"]: differences(one["arms"]) for one in told}, "pass@1 at T = 1, less the baseline's",
-        ROOT / "docs" / "img" / "grid.png",
-    )  # fmt: skip
-    draw_phase(
-        {(limit, regime): ends(cells[f"{regime}-{limit}"]["arms"])
-         for regime in REGIMES for limit in TOKENS if f"{regime}-{limit}" in cells},
-        list(TOKENS), list(REGIMES), "pass@1 at T = 1, at equal tokens", ROOT / "docs" / "img" / "grid_phase.png",
-    )  # fmt: skip
-    print(f"{len(told)} of {len(CELLS)} cells: {folder / 'grid.json'}, grid.md, docs/img/grid.png, grid_phase.png")
+    print(f"{len(told)} of {len(CELLS)} cells: {folder / 'grid.json'}, grid.md")
 
 
-def ends(arms: Mapping[str, Any]) -> dict[str, float]:
-    """Where each arm of a cell stands at equal tokens."""
-    return {arm: told["pass1_equal_tokens"]["mean"] for arm, told in arms.items()}
+def draw_effects() -> None:
+    """Draw each arm's pass@1 at equal tokens less the baseline's, in all cells, and save the table of it."""
+    grid = earlier(ROOT / "docs" / "results" / "grid.json")
+    panels, made = {}, {}
+    for name in CELLS:
+        made[name] = added_later(name) | differences(grid[name]["arms"], "pass1_equal_tokens")
+        panels[name] = {label: made[name][arm] for arm, label in EFFECTS.items()}
+    draw_forest(panels, "pass@1 at equal tokens, less the baseline's", ROOT / "docs" / "img" / "effects.png")
+    rows = [
+        [label, *(difference({"difference": {"": asdict(made[name][arm])}}, "", 3) for name in CELLS)]
+        for arm, label in EFFECTS.items()
+    ]
+    save(
+        RESULTS / "compared" / "effects.json",
+        {"table": {"head": ["", *(f"`{name}`" for name in CELLS)], "rows": rows}},
+        command="python benchmarks/studies/grid.py --draw",
+        measures=TRAINED,
+    )
+
+
+def added_later(name: str) -> dict[str, Interval]:
+    """Read the differences of a cell's arms from the baseline that was made with them."""
+    file = RESULTS / "compared" / f"compare-{name}.json"
+    table = json.loads(file.read_text(encoding="utf-8"))["figures"]["table"]
+    row = next(row for row in table["rows"] if row[0] == FIGURES["pass1_equal_tokens"][0])
+    less = dict(zip(table["head"], row, strict=True))
+    return {arm.partition(" − ")[0]: parse_difference(text) for arm, text in less.items() if " − " in arm}
 
 
 def cell_of(folder: Path, arms: Mapping[str, Any]) -> dict[str, Any]:
