@@ -1,4 +1,4 @@
-"""From a recipe to the objects that it means: the only place that constructs them. Brings no torch by itself."""
+"""Builders of a recipe's objects, the only ones; torch is imported only when needed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from retcon.purify.types import Repair
 from retcon.rollout.lengths import Derived, context_of, derive_lengths, open_keys, prompt_ids, with_lengths
 from retcon.rollout.strategy import Strategy
 from retcon.sandbox.types import Limits, Sandbox, SessionBounds
-from retcon.tasks.registry import CheckedGrades, TaskSet, Ungraded, grader_options, refuse_no_set
+from retcon.tasks.registry import CheckedGrades, TaskSet, Ungraded, check_task_set, grader_options
 from retcon.tasks.types import Task
 from retcon.tools.types import AnyTool, TaskTool
 
@@ -30,18 +30,18 @@ if TYPE_CHECKING:
     from retcon.rollout.context import Harness, RolloutContext, RolloutLimits, SubcallLimits
 
 MAX_REQUESTS = 256
-"""Rollouts that are decoded side by side at most."""
+"""Most rollouts decoded at a time."""
 SESSIONS = 2 * MAX_REQUESTS
-"""Interpreters at a time at most: two for each of those rollouts, as one whose interpreter ended in a turn that may be
-rolled back has another besides. A rollout that waited for a place would leave its row of the batch empty."""
+"""Most interpreters at a time: two for each of those rollouts, as one whose interpreter ended in a turn that may be
+rolled back needs another. A rollout that waited for an interpreter would leave its row of the batch empty."""
 
 
 def build_tasks(recipe: Recipe, folder: Path | None = None) -> TaskSet:
-    """The task set that the recipe names. folder: of the model that is to solve its tasks, which tells how long a
-    prompt is, where that is asked; None where nobody solves them.
+    """Build the recipe's task set. folder: of the model that solves its tasks, whose tokenizer measures prompts where
+    they are limited; None without one.
 
-    Raises RecipeError, also where what a class of one's own builds is no task set, and what reading its data raises;
-    with a folder RetconError where a grader that its tasks name cannot be had (`refuse_unready`).
+    Raises RecipeError, also where a user's class does not build a task set, and errors of reading its data; with a
+    folder RetconError where a grader of its tasks is unavailable (`check_grader`).
     """
     chats: list[Chat] = []
 
@@ -51,19 +51,19 @@ def build_tasks(recipe: Recipe, folder: Path | None = None) -> TaskSet:
         return prompt_ids(chats[0], task)
 
     tasks: TaskSet = recipe.task.build(count_tokens if folder is not None else None)
-    refuse_no_set(tasks, recipe.task.kind)
+    check_task_set(tasks, recipe.task.kind)
     if folder is not None and isinstance(tasks, Ungraded):
-        from retcon.tasks.grading.registry import refuse_unready
+        from retcon.tasks.grading.registry import check_grader
 
         for name in sorted(tasks.graders):
-            # Before a run has a folder, and not when its first rollout is graded.
-            refuse_unready(name, grader_options(tasks), "task.graders")
+            # Before a run has a folder, not when its first rollout is graded.
+            check_grader(name, grader_options(tasks), "task.graders")
     return tasks
 
 
-def settle(recipe: Recipe, folder: Path, tasks: TaskSet | None = None) -> tuple[Recipe, list[Derived]]:
-    """The recipe with the lengths that it leaves open, by the model in `folder` and the prompts of its tasks
-    (`retcon.rollout.lengths`), and which those are. tasks: those of `build_tasks`, where they have been built.
+def resolve_lengths(recipe: Recipe, folder: Path, tasks: TaskSet | None = None) -> tuple[Recipe, list[Derived]]:
+    """Fill in the recipe's open lengths, and return these too. Model and prompts set them (`retcon.rollout.lengths`).
+    folder: of the model. tasks: those of `build_tasks`, where they have been built.
 
     Raises RecipeError, and what `build_tasks` and `build_chat` raise.
     """
@@ -77,14 +77,14 @@ def settle(recipe: Recipe, folder: Path, tasks: TaskSet | None = None) -> tuple[
 
 
 def without_harness(recipe: Recipe) -> Recipe:
-    """The recipe for what makes no rollouts: a harness that is gone is not missed there."""
+    """Return the recipe without its harness, for work that makes no rollouts."""
     return recipe.model_copy(update={"rollout": recipe.rollout.model_copy(update={"harness": ""})})
 
 
 @dataclass(frozen=True, slots=True)
 class Graded:
-    """A task set with its graders at hand. rewarded: for training, rewards are what the set says that verdicts are
-    worth. judged: for measuring, they are above 0 exactly where a grader finds the answer right, whatever its score."""
+    """A task set with its graders. rewarded: for training, with the rewards that the set gives to verdicts. judged:
+    for measuring, with a reward above 0 exactly where a grader finds the answer right, whatever its score."""
 
     rewarded: TaskSet
     judged: TaskSet
@@ -92,9 +92,8 @@ class Graded:
 
 @asynccontextmanager
 async def open_graders(tasks: TaskSet) -> AsyncIterator[Graded]:
-    """The task set with the graders of its tasks at hand, where it leaves grading to others (`Ungraded`); they start
-    what they need when a task first asks for it; what is no grade costs its rollout (`CheckedGrades`). Raises
-    RecipeError for a grader that is unknown."""
+    """Open the graders of a task set, where it is `Ungraded`. They start their processes when a task first needs them;
+    an invalid grade costs its rollout (`CheckedGrades`). Raises RecipeError for an unknown grader."""
     if not isinstance(tasks, Ungraded):
         yield Graded(checked := CheckedGrades(tasks), checked)
         return
@@ -108,14 +107,13 @@ async def open_graders(tasks: TaskSet) -> AsyncIterator[Graded]:
 
 @asynccontextmanager
 async def open_graded(tasks: TaskSet) -> AsyncIterator[TaskSet]:
-    """The task set as training grades it. Raises as `open_graders` does."""
+    """Open the task set with the rewards of training. Raises RecipeError for an unknown grader."""
     async with open_graders(tasks) as graders:
         yield graders.rewarded
 
 
 def build_chat(recipe: Recipe, folder: Path, tasks: TaskSet | None = None) -> Chat:
-    """The chat of the model in a folder, as `open_chat`; it shows the recipe's tools. tasks: whose system prompt it
-    has, None for none.
+    """Build the chat of a folder's model with the recipe's tools. tasks: give its system prompt.
 
     Raises CheckpointError, RecipeError (also for a tool that its style cannot call), MissingExtra without the
     tokenizers package.
@@ -128,13 +126,13 @@ def build_chat(recipe: Recipe, folder: Path, tasks: TaskSet | None = None) -> Ch
     chat = open_chat(
         folder, style=recipe.model.style, system=_system(tasks), tools=specs, thinking=thinking, variables=variables
     )
-    _refuse_uncallable(chat, specs, "model.style = 'hermes' or 'qwen', whose calls do")
+    _check_callable(chat, specs, "model.style = 'hermes' or 'qwen', whose calls do")
     return chat
 
 
 def build_engine_chat(recipe: Recipe, folder: Path, tasks: TaskSet | None = None) -> Chat:
-    """The chat that the recipe's engine is to be spoken to in, which is the model's own where the engine computes it.
-    Otherwise as `build_chat`; RecipeError, too, for a `model.thinking` that nobody would be told."""
+    """Build the chat of the recipe's engine: its own, or else the model's (`build_chat`).
+    Raises as `build_chat`, and RecipeError for a `model.thinking` that the engine would ignore."""
     specs = build_specs(recipe)
     own: Chat | None = recipe.engine.chat(folder, _system(tasks), specs)
     if own is None:
@@ -144,15 +142,15 @@ def build_engine_chat(recipe: Recipe, folder: Path, tasks: TaskSet | None = None
         key = f"chat_template_kwargs = {kwargs}" if kwargs else f"thinking = '{recipe.model.thinking}'"
         raise RecipeError(
             f"model.{key}: with engine.kind = '{recipe.engine.kind}' the template that "
-            "is told it is the server's: set it there, and leave it out here"
+            "reads it is the server's: set it there, and leave it out here"
         )
-    _refuse_uncallable(own, specs, "engine.calls = 'native', whose calls do")
+    _check_callable(own, specs, "engine.calls = 'native', whose calls do")
     return own
 
 
-def _refuse_uncallable(chat: Chat, specs: Sequence[ToolSpec], instead: str) -> None:
-    """Raises RecipeError for tools that nothing the model writes can be a call of: they would just never be called."""
-    unnamed = [repr(spec.name) for spec in specs if spec.name != "python"]  # which all calls without a name are of
+def _check_callable(chat: Chat, specs: Sequence[ToolSpec], instead: str) -> None:
+    """Raise RecipeError for tools that this chat's calls cannot name: the model could never call them."""
+    unnamed = [repr(spec.name) for spec in specs if spec.name != "python"]  # calls without a name are python's
     if unnamed and not chat.family.names_calls:
         raise RecipeError(
             f"the model cannot call the tool {', '.join(unnamed)}: calls of chat style '{chat.family.name}' are "
@@ -165,18 +163,18 @@ def _system(tasks: TaskSet | None) -> str | None:
 
 
 def build_specs(recipe: Recipe) -> list[ToolSpec]:
-    """What the model is shown of the recipe's tools, and of those that its tasks bring. Raises RecipeError, also for a
-    harness that cannot be had."""
+    """Return the specs of the recipe's tools and of its tasks' tools. Raises RecipeError, also for an unavailable
+    harness."""
     from retcon.serve.harness import find_harness
     from retcon.tools.loading import find_tools
 
     brought = recipe.task.tools(recipe)
-    if recipe.rollout.harness:  # before there is a run, as with tools
+    if recipe.rollout.harness:  # before a run exists, like tools
         find_harness(recipe.rollout.harness)
         if any(isinstance(tool, TaskTool) for tool in brought):
             raise RecipeError(
                 f"rollout.harness: the tools of task.kind = '{recipe.task.kind}' begin with a task, and what is graded "
-                "is the state that a rollout leaves them in; a harness's requests have none in common: leave it out"
+                "is the state that a rollout leaves them in; a harness's requests share no state: leave it out"
             )
     named = [kind.spec(sessions=recipe.sandbox.sessions) for kind in find_tools(recipe.rollout.tools)]
     return [*named, *(tool.spec for tool in brought)]
@@ -196,7 +194,7 @@ def build_limits(recipe: Recipe) -> RolloutLimits:
 
 
 def build_sampling(recipe: Recipe) -> SamplingParams:
-    """How training samples, and whoever measures what it will see."""
+    """Return the sampling of training rollouts, and of measurements that imitate them."""
     section = recipe.rollout
     return SamplingParams(
         section.temperature, section.top_p, section.top_k, section.min_p, max_tokens=section.max_tokens
@@ -204,7 +202,7 @@ def build_sampling(recipe: Recipe) -> SamplingParams:
 
 
 def build_plain_sampling(recipe: Recipe) -> SamplingParams:
-    """From the model as it is: T = 1 and nothing cut off, so that it is not the recipe's own sampling."""
+    """Return the sampling of the plain model, not the recipe's: T = 1, no cut-offs."""
     return SamplingParams(max_tokens=recipe.rollout.max_tokens)
 
 
@@ -214,40 +212,39 @@ def build_repair(recipe: Recipe) -> Repair | None:
 
 
 def build_strategy(recipe: Recipe) -> Strategy | None:
-    """Where the rollouts of a training group branch; None: nowhere."""
+    """Return the strategy that branches training rollouts, None without one."""
     section: Any = recipe.strategy
     return section if section.branching else None
 
 
-def as_evaluated(recipe: Recipe) -> Recipe:
-    """The recipe as its evaluations repair: its [repair] is what `evaluate.repair` names, as [repair] says where it is
-    of that kind, else with that kind's defaults."""
+def with_evaluation_repair(recipe: Recipe) -> Recipe:
+    """Return the recipe with the [repair] of its evaluations. It is of the kind `evaluate.repair`: the recipe's own
+    section where that is of this kind, else the kind's defaults."""
     kind = recipe.evaluate.repair
     section = recipe.repair if recipe.repair.kind == kind else type(recipe.repair).kinds.find(kind)()
     return recipe.model_copy(update={"repair": section})
 
 
 def build_evaluation_repair(recipe: Recipe) -> Repair | None:
-    """What is done about failed turns while measuring."""
-    return build_repair(as_evaluated(recipe))
+    """Build the repair of failed turns in evaluations."""
+    return build_repair(with_evaluation_repair(recipe))
 
 
 def build_schedule(recipe: Recipe) -> Schedule:
-    """The share of rollouts that is purified, step by step."""
+    """Build the schedule of the share of purified rollouts by step."""
     section = recipe.repair
     return Schedule(section.probability_schedule) if section.probability_schedule else constant(section.probability)
 
 
-def mixing(recipe: Recipe, context: RolloutContext, step: int) -> RolloutContext:
-    """The context of the rollouts of a step, a share of which is purified."""
+def build_step_context(recipe: Recipe, context: RolloutContext, step: int) -> RolloutContext:
+    """Return the context with a step's share of purified rollouts."""
     section = recipe.repair
     probes = Probes(section.probes, section.least_probability) if section.probes else None
     return replace(context, probability=build_schedule(recipe).at(step), probes=probes)
 
 
 def build_tools(recipe: Recipe, sandbox: Sandbox) -> dict[str, AnyTool]:
-    """The recipe's tools and those of its tasks, by the names that the model calls them by. Raises RecipeError where
-    two have one name."""
+    """Build the tools of recipe and tasks, by name. Raises RecipeError where two have the same name."""
     from retcon.tools.loading import ToolSetup, find_tools
 
     section = recipe.sandbox
@@ -276,7 +273,7 @@ def _call_limits(section: SandboxSection) -> Limits:
 
 @asynccontextmanager
 async def open_sandbox(section: SandboxSection) -> AsyncIterator[Sandbox]:
-    """The recipe's servers, or a pool of workers here. Raises SandboxUnavailable, RecipeError."""
+    """Open the recipe's sandbox servers, or a local pool. Raises SandboxUnavailable, RecipeError."""
     limits = _call_limits(section)
     if section.url:
         from retcon.sandbox.client import SandboxRouter, token_from_environment
@@ -287,7 +284,7 @@ async def open_sandbox(section: SandboxSection) -> AsyncIterator[Sandbox]:
     else:
         from retcon.sandbox.pool import SandboxPool
 
-        # of several, sessions are forked from where all are
+        # sessions fork from one zygote with all packages
         warm = ["+".join(section.packages)] if section.packages and section.sessions else section.packages
         try:
             pool = SandboxPool(
@@ -306,9 +303,9 @@ async def open_sandbox(section: SandboxSection) -> AsyncIterator[Sandbox]:
 
 @asynccontextmanager
 async def open_context(recipe: Recipe, engine: Generator, chat: Chat) -> AsyncIterator[RolloutContext]:
-    """What the recipe's rollouts share, its sandbox started and its engine connected where that is elsewhere, with its
-    own sampling and without a repair; the engine is the caller's. Raises EngineError for one that is down,
-    SandboxUnavailable, RecipeError for tools."""
+    """Open the context of the recipe's rollouts: sandbox started, remote engine connected. It has the recipe's sampling
+    and no repair; the caller closes the engine. Raises EngineError for an engine that is down, SandboxUnavailable,
+    RecipeError for tools."""
     connected = engine.connected() if isinstance(engine, Connects) else nullcontext()
     async with connected, open_connected(recipe, engine, chat) as context:
         yield context
@@ -316,7 +313,7 @@ async def open_context(recipe: Recipe, engine: Generator, chat: Chat) -> AsyncIt
 
 @asynccontextmanager
 async def open_connected(recipe: Recipe, engine: Generator, chat: Chat) -> AsyncIterator[RolloutContext]:
-    """As `open_context`, over an engine that is connected already."""
+    """Open the context of the recipe's rollouts over a connected engine."""
     from retcon.rollout.context import RolloutContext
 
     async with open_sandbox(recipe.sandbox) as sandbox, _harness(recipe) as harness:
@@ -334,7 +331,7 @@ async def open_connected(recipe: Recipe, engine: Generator, chat: Chat) -> Async
 
 @asynccontextmanager
 async def _harness(recipe: Recipe) -> AsyncIterator[Harness | None]:
-    """Who makes rollouts, None for Retcon's own loop. Raises RecipeError, MissingExtra."""
+    """Open the harness that makes rollouts, None for Retcon's own loop. Raises RecipeError, MissingExtra."""
     section = recipe.rollout
     if not section.harness:
         yield None
@@ -349,8 +346,8 @@ async def _harness(recipe: Recipe) -> AsyncIterator[Harness | None]:
         yield harness
 
 
-def measuring(recipe: Recipe, context: RolloutContext, sampling: SamplingParams) -> RolloutContext:
-    """What the rollouts of an evaluation share, as [evaluate] says: repaired or not, with faults of tools or none."""
+def build_evaluation_context(recipe: Recipe, context: RolloutContext, sampling: SamplingParams) -> RolloutContext:
+    """Return the context with the repair and the tool faults of [evaluate]."""
     tools = context.tools
     if recipe.evaluate.faults:
         from retcon.tools.faults import FaultSetup, FaultyTool
@@ -372,9 +369,9 @@ def build_engine(
     least: int = 0,
     adapters: Adapters | None = None,
 ) -> Generator:
-    """The recipe's engine. model: gives the weights, in this process, to an engine that asks for them. least: tokens
-    that a request may have at any rate, though the recipe's own rollouts have fewer. The others: as in `EngineSetup`.
-    Raises EngineError, CheckpointError."""
+    """Build the recipe's engine. model: loads the weights for an engine in this process. least: tokens that a request
+    may have in any case, though the recipe's own rollouts have fewer. Others: fields of `EngineSetup`. Raises
+    EngineError, CheckpointError."""
     setup = EngineSetup(
         model=model,
         tokenizer=chat.tokenizer,
@@ -403,7 +400,7 @@ def build_training_engine(
     least: int = 0,
     adapters: Adapters | None = None,
 ) -> TrainableEngine:
-    """As `build_engine`, over weights that change. Raises RecipeError for an engine that cannot follow them."""
+    """Build the recipe's engine over weights in training. Raises RecipeError for an engine that cannot update them."""
     engine = build_engine(
         recipe,
         lambda: model,
@@ -424,8 +421,8 @@ def build_training_engine(
 
 
 def build_policy(recipe: Recipe, checkpoint: Path, chat: Chat, on_place: OnPlace | None = None) -> Generator:
-    """The model of a checkpoint as an engine. on_place: told where it computes, before it does. Raises CheckpointError,
-    MissingExtra without torch, RecipeError for what cannot be computed here."""
+    """Build an engine over a checkpoint's model. on_place: called with its device and dtypes, before it loads. Raises
+    CheckpointError, MissingExtra without torch, RecipeError for settings that this machine cannot compute."""
 
     def model() -> PreTrainedModel:
         try:

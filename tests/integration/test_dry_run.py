@@ -21,7 +21,7 @@ from retcon.core.errors import CheckpointError, ComputeWarning, MissingExtra, Re
 from retcon.evaluate.runner import run_evaluation
 from retcon.models.placing import place_training
 from retcon.planning import needs as module
-from retcon.planning.needs import needs_of, refuse_unfit
+from retcon.planning.needs import check_fits, needs_of
 from retcon.runs.tracking import Tracker
 from retcon.store import jsonl
 from retcon.train.measuring import Measured
@@ -136,7 +136,7 @@ def test_the_stage_that_may_not_fit_is_named(base: Path, tmp_path: Path, monkeyp
     monkeypatch.setattr(module, "available_memory", lambda: 2 * 2**30)
     needs = [(stage, needs_of("rl", stage.recipe, base, place_training(recipe, base))) for stage in stages_of(recipe)]
     with pytest.warns(ComputeWarning, match=r"^stage 2, long takes up to .* most of it is activations") as caught:
-        list(map(refuse_unfit, [needed for _, needed in needs], [tmp_path] * 2, [stage for stage, _ in needs]))
+        list(map(check_fits, [needed for _, needed in needs], [tmp_path] * 2, [stage for stage, _ in needs]))
     assert len(caught) == 1
 
 
@@ -255,10 +255,10 @@ def test_a_full_disk_is_refused_but_not_to_a_run_that_goes_on(
     monkeypatch.setattr(module.shutil, "disk_usage", lambda _: usage)
     out = tmp_path / "out"
     with pytest.raises(RecipeError, match=r"out would take up to \d+ MiB of disk and 0 MiB are free there"):
-        refuse_unfit(needs, out)
+        check_fits(needs, out)
     out.mkdir()
     (out / "run.json").write_text("{}")
-    refuse_unfit(needs, out)
+    check_fits(needs, out)
 
 
 def test_another_run_in_the_folder_and_an_absent_tracker_are_refused_too(base: Path, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from retcon.build import (
     build_policy,
     build_training_engine,
     open_context,
-    settle,
+    resolve_lengths,
 )
 from retcon.chat.chat import Chat
 from retcon.config.schema import Recipe, RolloutSection
@@ -107,7 +107,7 @@ def key_that_is_sent(recipe: Recipe, lab: Lab) -> str:
 
 @acts("engine.context", (900, True), (9000, False), given=("engine.kind=openai", "engine.url=http://127.0.0.1:9/v1"))
 def lengths_follow_the_server(recipe: Recipe, lab: Lab) -> bool:
-    settled, _ = settle(recipe.model_copy(update={"rollout": RolloutSection()}), lab.base, task_set("numbers"))
+    settled, _ = resolve_lengths(recipe.model_copy(update={"rollout": RolloutSection()}), lab.base, task_set("numbers"))
     return settled.rollout.max_tokens < 900
 
 

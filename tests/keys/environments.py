@@ -96,7 +96,7 @@ def whose_fault_an_exception_is(recipe: Recipe, lab: Lab) -> list[str]:
 @acts("task.rollback", ("copy", True), ("impossible", False), given=(*OWN, "repair.kind=saar"))
 def whether_a_repair_is_possible(recipe: Recipe, lab: Lab) -> bool:
     try:
-        recipe.task.refuse_rollouts(recipe)
+        recipe.task.check_rollouts(recipe)
     except RecipeError:
         return False
     return True

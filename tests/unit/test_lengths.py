@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from retcon.build import settle
+from retcon.build import resolve_lengths
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.config.load import load_recipe
@@ -164,7 +164,7 @@ def test_a_stream_without_end_none_of_which_fits_is_given_up(monkeypatch: pytest
 
 def test_the_quickstart_has_the_lengths_that_were_chosen_for_it(tmp_path: Path) -> None:
     own = Recipe()
-    assert settle(own, tmp_path) == (own, [])
+    assert resolve_lengths(own, tmp_path) == (own, [])
 
 
 def test_a_models_context_is_read_from_its_configuration(tmp_path: Path) -> None:

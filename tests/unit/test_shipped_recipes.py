@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from retcon.cli.app import app
 from retcon.cli.recipes import about_file, about_shipped, changes, markdown_list
 from retcon.config.load import load_recipe, shipped_recipes
-from retcon.config.schema import SECTIONS, Recipe, RepairSection, RLSection, stage_named, stages_of
+from retcon.config.schema import SECTIONS, Recipe, RepairSection, RLSection, find_stage, stages_of
 from retcon.core.errors import RecipeError
 from retcon.train.prompts import refuse_idle_bounds
 
@@ -59,7 +59,7 @@ def test_bounds_of_pass_rates_come_with_their_file() -> None:
     for name, path in SHIPPED.items():
         for stage in stages_of(load_recipe(path, [])):
             refuse_idle_bounds(stage.recipe.select, f"{name}, {stage}: ")
-    hard = stage_named(load_recipe("rstar2-14b/rl", []), "hard", "").recipe.select
+    hard = find_stage(load_recipe("rstar2-14b/rl", []), "hard", "").recipe.select
     assert hard == load_recipe("rstar2-14b/stage3", []).select
     assert hard.pass_rates
 

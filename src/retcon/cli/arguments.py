@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from retcon.config.load import ALL, Data, all_keys, homes, load_recipe, shipped_recipes, with_kinds
+from retcon.config.load import ALL, Data, all_keys, kinds_with_key, load_recipe, shipped_recipes, with_kinds
 from retcon.config.schema import SECTIONS, Recipe
-from retcon.config.section import Chosen
+from retcon.config.section import PluginSection
 from retcon.core.errors import Interrupted, MissingExtra, RecipeError
 from retcon.core.installing import how_to_install
 from retcon.core.texts import is_url
@@ -282,7 +282,7 @@ def load_conversation(
     recipe = _recipe(model if served else None, folder, tools, overrides, answer_tokens)
     if recipe.rollout.harness:
         raise RecipeError("rollout.harness: in a conversation the client makes the rollouts: leave it out")
-    recipe.task.refuse_rollouts(recipe)
+    recipe.task.check_rollouts(recipe)
     if served and "path" in recipe.model.model_fields_set:
         folder = locate(recipe.model.path)
     if recipe.engine.in_process:
@@ -397,7 +397,7 @@ def _takes(data: Data, override: str) -> bool:
         section, _, key = rest.partition(".")
         layers.append(stage)
     about = SECTIONS.get(section)
-    if about is None or not issubclass(about, Chosen) or not homes(section, key):
+    if about is None or not issubclass(about, PluginSection) or not kinds_with_key(section, key):
         return True
     try:
         return key in about.kind_in({k: v for layer in layers for k, v in layer.get(section, {}).items()}).model_fields

@@ -12,7 +12,7 @@ from typing import Literal
 
 from rich.console import Console
 
-from retcon.build import as_evaluated
+from retcon.build import with_evaluation_repair
 from retcon.cli.arguments import (
     COLD_SECTIONS,
     READS,
@@ -382,7 +382,7 @@ def _conditions(options: CompareOptions, arm: Arm, run: Path) -> dict[str, tuple
     found: dict[str, tuple[str, ...]] = {EVALUATION: (), REPAIRED: repaired}
     try:
         if not (run / REPAIRED / "result.json").exists():
-            arm.settings.task.refuse_rollouts(as_evaluated(arm.changed(*repaired).settings))
+            arm.settings.task.check_rollouts(with_evaluation_repair(arm.changed(*repaired).settings))
     except RecipeError as error:
         warnings.warn(f"no arm is measured with purification on: {error}", TaskWarning, stacklevel=2)
         del found[REPAIRED]

@@ -271,7 +271,7 @@ def export(
     from retcon.build import build_tasks
     from retcon.cli.arguments import plain_console
     from retcon.config.load import load_recipe
-    from retcon.config.schema import stage_named, stages_of
+    from retcon.config.schema import find_stage, stages_of
     from retcon.core.errors import RecipeError
     from retcon.tasks.data.conventions import verl_rows, write_verl
 
@@ -290,7 +290,7 @@ def export(
                           "--subset": subset, "--revision": revision, "--system": system,
                           "--against": against})  # fmt: skip
         whole = load_recipe(recipe)
-        found = stage_named(whole, stage, f"--stage {stage}").recipe if stage else whole
+        found = find_stage(whole, stage, f"--stage {stage}").recipe if stage else whole
         if not (stage or evaluation):
             others = [one.name for one in stages_of(whole) if _tasks_of(one.recipe) != _tasks_of(whole)]
         _refuse_input(verl, found.task)

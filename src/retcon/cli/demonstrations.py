@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from retcon.build import build_chat, build_tasks, settle
+from retcon.build import build_chat, build_tasks, resolve_lengths
 from retcon.chat.tokenizer import load_tokenizer
 from retcon.chat.types import Tokenizer
 from retcon.cli.arguments import names_demos
@@ -49,7 +49,7 @@ def ensure_demonstrations(
 ) -> Summary | None:
     """Writes `file` unless it is there, and says what became of the candidates, None where that is not known. A file
     without a note beside it is the user's own and is taken as it is. Lengths that the recipe leaves open are as in
-    training (`settle`); transcripts, which nobody rolls out, may be as long as the model's context.
+    training (`resolve_lengths`); transcripts, which nobody rolls out, may be as long as the model's context.
 
     Raises CheckpointError where the note says that another recipe made the file, or that it was made for a model with
     other tokens, StorageError where nothing can be written, and what `write_demonstrations` raises.
@@ -67,7 +67,7 @@ def ensure_demonstrations(
     tasks = build_tasks(recipe, folder) if recipe.demos.of_tasks else None
     keys = _open_keys(recipe)
     if tasks is not None:
-        recipe, _ = settle(recipe, folder, tasks)
+        recipe, _ = resolve_lengths(recipe, folder, tasks)
     elif keys:
         recipe = with_lengths(recipe, [Derived(keys[0], context_of(folder), "the model's context")])
     chat = build_chat(recipe, folder, tasks)

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from retcon.build import as_evaluated, build_chat, build_engine_chat, build_tasks, settle
+from retcon.build import build_chat, build_engine_chat, build_tasks, resolve_lengths, with_evaluation_repair
 from retcon.cli.arguments import plain_console
 from retcon.config.schema import Recipe, Stage, stages_of
 from retcon.core.errors import RecipeError
@@ -22,7 +22,7 @@ from retcon.models.loading import load_config
 from retcon.models.locating import is_unfetched, locate, model_folder
 from retcon.models.placing import place_training
 from retcon.planning.estimate import USED, Speed, measure_speed, needs_on_gpus, published, step_seconds
-from retcon.planning.needs import Needs, free_on, gib, needs_of, refuse_overfull, refuse_unfit, table, warn_of_rate
+from retcon.planning.needs import Needs, check_fits, check_memory_fits, free_on, gib, needs_of, table, warn_of_rate
 from retcon.rollout.lengths import Derived, check_lengths, context_of, open_keys
 from retcon.runs.folder import RunKind, check_free
 from retcon.runs.progress import format_duration
@@ -57,7 +57,7 @@ def plan_rl(
     for stage, tasks, needs in each:
         show.print(f"tasks: {tasks.name}{_counted(tasks)}; nothing is fetched")
         _stage(show, stage, needs)
-        refuse_unfit(needs, out, stage)
+        check_fits(needs, out, stage)
         warn_of_rate("rl", stage.recipe, needs.parameters)
     for stage, _, _ in each:
         show.print(f"measuring a first step{f' of {stage}' if stage.name else ''} …", style="dim")
@@ -104,9 +104,9 @@ def _plan_unfetched(recipe: Recipe, name: str, out: Path, gpus: Speed | None) ->
     show.print(Text.assemble((total, "bold"), rest))
     for stage, needs in zip(stages, each, strict=True):
         if gpus:
-            refuse_overfull(needs, stage, gpus.memory)
+            check_memory_fits(needs, stage, gpus.memory)
         else:
-            refuse_unfit(needs, out, stage)
+            check_fits(needs, out, stage)
 
 
 def _stage(show: Console, stage: Stage, needs: Needs, room: int | None = None) -> None:
@@ -155,9 +155,9 @@ def plan_dpo(recipe: Recipe, pairs: Path, folder: Path, out: Path) -> None:
 def plan_evaluation(recipe: Recipe, folder: Path, out: Path) -> None:
     """Prints the plan of `retcon eval`, or that it is over. Raises what the evaluation itself would before it
     starts."""
-    recipe.task.refuse_rollouts(as_evaluated(recipe))
+    recipe.task.check_rollouts(with_evaluation_repair(recipe))
     tasks = build_tasks(recipe, folder)
-    recipe, derived = settle(recipe, folder, tasks)
+    recipe, derived = resolve_lengths(recipe, folder, tasks)
     problems = problems_of(recipe, tasks)
     if is_whole(held_by(recipe, folder, out, problems, tasks), recipe, out, len(problems)):
         plain_console().print(f"result: {out / 'result.json'}, which is whole: nothing is left to measure")
@@ -182,7 +182,7 @@ def plan_evaluation(recipe: Recipe, folder: Path, out: Path) -> None:
     _head(show, folder, out, needs, place.line, derived)
     show.print(asked)
     _memory(show, needs)
-    refuse_unfit(needs, out)
+    check_fits(needs, out)
     show.print("measuring some rollouts …", style="dim")
     measured = measure_evaluation(recipe, folder, problems, tasks)
     kind = "" if measured.whole else " at most: not all rollouts of the measurement came to their end"
@@ -206,7 +206,7 @@ def _plan_updates(
         f"samples: {len(samples):,}, the longest of {longest:,} tokens; {batch} a step, {counted(steps, 'step')}"
     )
     _memory(show, needs)
-    refuse_unfit(needs, out)
+    check_fits(needs, out)
     warn_of_rate(kind, recipe, needs.parameters)
     show.print("measuring an update …", style="dim")
     measured = measure_updates(recipe, folder, place, samples, batch)

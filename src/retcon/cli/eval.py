@@ -461,14 +461,14 @@ def difficulty(
     """Measure pass rates of training tasks, for select.pass_rates to leave out those too easy or too hard."""
     from retcon.cli.arguments import READS
     from retcon.config.load import load_recipe
-    from retcon.config.schema import stage_named
+    from retcon.config.schema import find_stage
     from retcon.models.locating import locate
     from retcon.store.whole import refuse_special
 
     refuse_special(out, "--out")
     name, overrides = split_overrides(words or [])
     recipe = load_recipe(name, overrides, reads=READS["difficulty"])
-    of_run = stage_named(recipe, stage, f"--stage {stage}") if stage else None
+    of_run = find_stage(recipe, stage, f"--stage {stage}") if stage else None
     if of_run is not None:
         recipe = of_run.recipe
     folder = locate(checkpoint)
@@ -520,7 +520,7 @@ def difficulty(
 def _only_measures(recipe: Recipe) -> bool:
     """Whether its engine gives nothing to train on, such as a server of text."""
     try:
-        recipe.engine.refuse_training(recipe)
+        recipe.engine.check_training(recipe)
     except RecipeError:
         return True
     return False

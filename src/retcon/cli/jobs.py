@@ -27,8 +27,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.rule import Rule
 
+from retcon.core.concurrency import cancel_all
 from retcon.core.errors import RetconError
-from retcon.core.together import cancelled
 from retcon.core.types import Trajectory
 from retcon.runs.progress import FILE, POLL_SECONDS, Lines, cost_file, format_duration
 from retcon.store import jsonl
@@ -123,7 +123,7 @@ async def _run_jobs(jobs: Sequence[Job], at_once: int, board: Board, on_end: Cal
                     on_end(job)
         finally:
             ending.set()
-            await cancelled(running)
+            await cancel_all(running)
 
 
 @contextlib.contextmanager

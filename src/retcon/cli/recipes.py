@@ -146,13 +146,13 @@ def changes(recipe: Recipe) -> list[Change]:
     from pydantic_core import PydanticUndefined, to_jsonable_python
 
     from retcon.config.schema import SECTIONS
-    from retcon.config.section import Chosen
+    from retcon.config.section import PluginSection
 
     found = []
     for name, about in SECTIONS.items():
         section = getattr(recipe, name)
         for key, field in type(section).model_fields.items():
-            chosen = issubclass(about, Chosen) and key == about.chosen_by
+            chosen = issubclass(about, PluginSection) and key == about.chosen_by
             default = (about.model_fields[key] if chosen else field).get_default(call_default_factory=True)
             value = getattr(section, key)
             if value != default:

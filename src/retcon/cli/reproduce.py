@@ -15,7 +15,7 @@ from rich.text import Text
 from retcon.cli.arguments import check_taken, command_line, overrides_of, select_overrides, split_overrides
 from retcon.cli.compare import Arm, CompareOptions, Comparison, add_curve, arms_in, finish_arms, make_arm, make_plan
 from retcon.cli.runner import Target, print_end
-from retcon.config.load import complaint, find_recipe, load_recipe, recipe_to_toml
+from retcon.config.load import explain_error, find_recipe, load_recipe, recipe_to_toml
 from retcon.config.schema import Recipe
 from retcon.core.errors import RecipeError, nearest
 from retcon.report.comparison import REPAIRED, read_compared
@@ -197,7 +197,7 @@ def _switched(variant: Variant, recipes: Mapping[str, str], overrides: Sequence[
     try:
         return type(base).model_validate(data)
     except ValidationError as error:
-        _, reason = complaint(error.errors()[0], data)
+        _, reason = explain_error(error.errors()[0], data)
         raise RecipeError(f"{variant.name}, of {recipes[variant.role]}: {reason}") from error
 
 

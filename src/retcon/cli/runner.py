@@ -21,7 +21,7 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from retcon.build import as_evaluated
+from retcon.build import with_evaluation_repair
 from retcon.cli.arguments import READS, names_demos, overrides_of
 from retcon.cli.jobs import Job, display_jobs, run_jobs
 from retcon.config.load import load_recipe
@@ -101,7 +101,7 @@ def training(
     """
     settings, overrides = _name_run(out, folder, recipe, overrides, text)
     if not (folder / "final").exists():
-        settings.engine.refuse_training(settings)
+        settings.engine.check_training(settings)
         refuse_rollouts(settings)
     refuse_unlearnable(settings)
     words = ("train", recipe, *overrides_of(overrides, READS["train"]), "--from", start, "--out", str(folder))
@@ -124,7 +124,7 @@ def evaluation(
     target = folder / into
     settings = load_recipe(recipe, overrides, text=text)
     if not (target / "result.json").exists():
-        settings.task.refuse_rollouts(as_evaluated(settings))
+        settings.task.check_rollouts(with_evaluation_repair(settings))
     words = ("eval", str(folder), recipe, *overrides, "--out", str(target))
     job = Job(f"{trained.job.name}, {label}", words, _log(out, target), needs=(trained.job.name,))
     return Target(job, settings, target / "result.json", tuple(overrides))
@@ -420,7 +420,7 @@ def _find_model(path: str) -> Path | None:
 
 def warn_of_rates(targets: Sequence[Target]) -> None:
     """Warn once (RateWarning) of each learning rate far above those that models of the size are trained with."""
-    from retcon.planning.needs import parameters_of, warn_of_rate
+    from retcon.planning.needs import count_stored_parameters, warn_of_rate
 
     made, sizes = _cold_starts(targets), dict[Path, int]()
     seen: set[tuple[object, ...]] = set()
@@ -428,7 +428,7 @@ def warn_of_rates(targets: Sequence[Target]) -> None:
         if target.trains is None or (folder := _model_like(target, made)) is None:
             continue
         if folder not in sizes:
-            sizes[folder] = parameters_of(folder)
+            sizes[folder] = count_stored_parameters(folder)
         for stage in (stage.recipe for stage in stages_of(target.recipe)):
             key = (target.trains, getattr(stage, target.trains).lr, bool(stage.lora.rank), sizes[folder])
             if key not in seen:

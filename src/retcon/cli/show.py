@@ -413,7 +413,7 @@ def _repeat(run: Viewed, file: Path) -> tuple[Recipe | None, list[str]]:
     from pydantic import ValidationError
 
     from retcon import __version__
-    from retcon.config.load import complaint
+    from retcon.config.load import explain_error
     from retcon.config.schema import Recipe
     from retcon.report.runs import recipe_sections
 
@@ -423,7 +423,7 @@ def _repeat(run: Viewed, file: Path) -> tuple[Recipe | None, list[str]]:
     except ValidationError as error:
         other = run.version and run.version != __version__
         of = f"of retcon {run.version}" if other else "not one that can be read here"
-        _, why = complaint(error.errors()[0], sections)
+        _, why = explain_error(error.errors()[0], sections)
         return None, [f"# {run.name}: the recipe in its run.json is {of}: {why}"]
     words: dict[str, Sequence[object]] = {
         "sft": ("sft", file, "--demonstrations", "DEMONSTRATIONS"),

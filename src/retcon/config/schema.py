@@ -1,8 +1,8 @@
 """The recipe: every knob of a run, typed, with its default. No torch.
 
 A recipe is a TOML file with these sections; a key that is not here is an error. Numbers carry their units in their
-descriptions. Of a section with kinds (`Chosen`) the keys that all kinds share stand here, for whoever needs them
-without knowing the kind; a kind's own stand in its file.
+descriptions. A section with kinds (`PluginSection`) has here the keys that all kinds share, which can be read without
+knowing the kind; a kind's own keys are in its file.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from pydantic_core import InitErrorDetails, PydanticCustomError, ValidationError
 
 from retcon.config.section import (
     Aggregate,
-    Chosen,
     NonNegative,
-    OneKind,
+    PluginField,
+    PluginSection,
     Positive,
     Probability,
     Rate,
     Schedule,
     Section,
-    Several,
+    StrList,
     Work,
     plugin_names,
     server_urls,
@@ -45,14 +45,14 @@ from retcon.core.errors import RecipeError, nearest
 from retcon.core.types import ToolSpec
 
 
-class DemosSection(Chosen, plugin="demos_source"):
-    """What a cold start learns from, and how it is made. A kind has `open(setup)`, which makes its
-    `retcon.train.demos.types.Source` of a `DemoSetup`. How many are wanted says sft.demonstrations.
+class DemosSection(PluginSection, plugin="demos_source"):
+    """Source of a cold start's demonstrations. A kind has `open(setup)`, which makes its
+    `retcon.train.demos.types.Source` of a `DemoSetup`. sft.demonstrations sets their number.
 
-    of_tasks: whether it is made of the recipe's tasks, which need not be there otherwise."""
+    of_tasks: whether it is made of the recipe's tasks, which need not exist otherwise."""
 
-    immaterial: ClassVar = ("key_env", "seconds", "patience")
-    matters_to: ClassVar = {"demonstrations": None}
+    resume_ignores: ClassVar = ("key_env", "seconds", "patience")
+    resume_keys: ClassVar = {"demonstrations": None}
     of_tasks: ClassVar[bool] = True
     kind: str = Field("teacher", description="what demonstrations are made of")
     failed_share: Literal["any"] | Probability = Field("any", description="share of the demonstrations in which a call "
@@ -63,7 +63,7 @@ class DemosSection(Chosen, plugin="demos_source"):
 
 
 class SFTSection(Section):
-    matters_to: ClassVar = {"sft": None, "demonstrations": ("demonstrations", "max_turns")}
+    resume_keys: ClassVar = {"sft": None, "demonstrations": ("demonstrations", "max_turns")}
     demonstrations: Positive = Field(5000, description="how many are wanted")
     max_turns: Positive = Field(5, description="generations of a demonstration")
     steps: Positive = 300
@@ -85,10 +85,10 @@ class SFTSection(Section):
     )  # fmt: skip
 
 
-class RLSection(Chosen, plugin="algorithm", chosen_by="algorithm"):
-    """An algorithm is a kind of this section: it has `advantages` and `loss`, and ε's of its own."""
+class RLSection(PluginSection, plugin="algorithm", chosen_by="algorithm"):
+    """Base of RL algorithms. A kind has `advantages`, `loss` and its own ε's."""
 
-    matters_to: ClassVar = {"rl": None}
+    resume_keys: ClassVar = {"rl": None}
     mechanisms: ClassVar = {
         "mask_negative_spliced": ("no spliced token had a negative advantage", "spliced_negative"),
         "splice_weight": ("no spliced token's weight was cut", "splice_weights_cut"),
@@ -216,32 +216,32 @@ class RLSection(Chosen, plugin="algorithm", chosen_by="algorithm"):
 
     @property
     def aggregate(self) -> Aggregate:
-        """What the loss, and the KL penalty, are averaged over."""
+        """Return the averaging of the loss and the KL penalty."""
         return "token"
 
     @property
     def entropy_weight(self) -> float:
-        """By how much more a token weighs, for each standard deviation by which its entropy is above the step's mean
-        (`retcon.train.objective.credit`); 0: entropies are not looked at."""
+        """Return a token's extra weight by its entropy. It is per standard deviation above the step's mean
+        (`retcon.train.objective.credit`); 0: entropies are ignored."""
         return 0.0
 
     def advantages_of_step(self, groups: Sequence[Sequence[float]]) -> list[list[float]]:
-        """Â of each rollout of each group of a step, whose groups need not be of one size."""
+        """Return Â of a step's rollouts by group; groups may differ in size."""
         return [self.advantages(rewards) for rewards in groups]
 
     def advantages(self, rewards: Sequence[float]) -> list[float]:
-        """Â of each rollout of a group, (G,) rewards to (G,) advantages."""
+        """Turn the (G,) rewards of a group into (G,) advantages Â."""
         raise self.lacks("advantages(rewards)")
 
     def loss(self, logprobs: Any, batch: Any, totals: Any, *, masked: Any = None) -> Any:
-        """The `Loss` (`retcon.train.objective.loss`) of a micro-batch. logprobs: (B, T) nats, of the policy that is
-        trained. batch: a `retcon.train.batch.Batch`. totals: of the whole minibatch (`Totals`). masked: (B, T) bool,
+        """Return the `Loss` (`retcon.train.objective.loss`) of a micro-batch. logprobs: (B, T) nats, of the trained
+        policy. batch: a `retcon.train.batch.Batch`. totals: of the whole minibatch (`Totals`). masked: (B, T) bool,
         tokens without a term, or None."""
         raise self.lacks("loss(logprobs, batch, totals, *, masked=None)")
 
 
 class DPOSection(Section):
-    matters_to: ClassVar = {"dpo": None}
+    resume_keys: ClassVar = {"dpo": None}
     beta: Rate = Field(0.1, description="β: how much a change from the model that it starts from costs")
     steps: Positive = 100
     batch: Positive = Field(16, description="pairs per step")
@@ -257,13 +257,13 @@ ALL_LINEAR = "all-linear"
 AUTO = "auto"
 
 ChatStyle = Annotated[str, plugin_names("chat_family", AUTO)]
-ToolNames = Annotated[Several, plugin_names("tool")]
-TrackerNames = Annotated[Several, plugin_names("tracker")]
+ToolNames = Annotated[StrList, plugin_names("tool")]
+TrackerNames = Annotated[StrList, plugin_names("tracker")]
 
 
 class RunSection(Section):
-    matters_to: ClassVar = {"sft": None, "dpo": None, "rl": None, "demonstrations": ("seed",)}
-    immaterial: ClassVar = ("keep_gb",)
+    resume_keys: ClassVar = {"sft": None, "dpo": None, "rl": None, "demonstrations": ("seed",)}
+    resume_ignores: ClassVar = ("keep_gb",)
     seed: int = Field(0, description="of every random stream of the run")
     threads: Positive = Field(1, description="torch threads; part of what makes a run repeat bit for bit")
     keep_gb: float = Field(10.0, ge=0, description="disk for the rollouts of a training, in GB (10⁹ bytes); beyond it "
@@ -271,7 +271,7 @@ class RunSection(Section):
 
 
 class ModelSection(Section):
-    matters_to: ClassVar = {"sft": None, "dpo": None, "rl": None, "demonstrations": ("style",)}
+    resume_keys: ClassVar = {"sft": None, "dpo": None, "rl": None, "demonstrations": ("style",)}
     path: str = Field("base", description="a folder, a file or a name (docs/models/models.md); `base` is the "
                       "packaged model, `scratch`, for sft, its configuration with fresh weights")  # fmt: skip
     style: ChatStyle = Field(AUTO, description="how the model is prompted and writes tool calls: `auto` (by its own "
@@ -284,76 +284,76 @@ class ModelSection(Section):
 
     @field_validator("thinking", "chat_template_kwargs")
     @classmethod
-    def _told_by_the_template(cls, value: Any, info: ValidationInfo) -> Any:
+    def _check_template_used(cls, value: Any, info: ValidationInfo) -> Any:
         style = info.data.get("style", AUTO)
         if value not in ("default", {}) and style != AUTO:
-            raise ValueError(f"the model's template is told it, and is not used with style = '{style}': set style to "
+            raise ValueError(f"the model's template, which reads it, is not used with style = '{style}': set style to "
                              f"'{AUTO}', or leave {info.field_name} out")  # fmt: skip
         return value
 
 
-class TaskSection(Chosen, plugin="task_family"):
-    """A kind has `build(count_tokens=None)`, which makes its `retcon.tasks.registry.TaskSet`; count_tokens gives the
-    tokens of a task's prompt, where a model is known. own_lengths: whether the defaults of lengths in [rollout] and
-    [sandbox] were chosen for it; else they follow the model and its prompts (`retcon.rollout.lengths`)."""
+class TaskSection(PluginSection, plugin="task_family"):
+    """Base of task families. A kind has `build(count_tokens=None)`, which makes its `retcon.tasks.registry.TaskSet`;
+    count_tokens counts the tokens of a task's prompt, where a model is known. own_lengths: whether the defaults of
+    lengths in [rollout] and [sandbox] fit it; else the model and its prompts set them (`retcon.rollout.lengths`)."""
 
     own_lengths: ClassVar[bool] = False
-    matters_to: ClassVar = {"rl": None, "demonstrations": None}
+    resume_keys: ClassVar = {"rl": None, "demonstrations": None}
     kind: str = Field("numbers", description="the task family")
 
     def build(self, count_tokens: Any = None) -> Any:
         raise self.lacks("build(count_tokens=None)")
 
     def tools(self, recipe: Recipe) -> Sequence[Any]:
-        """Tools (`retcon.tools.types`) that its tasks bring with them, beside those of [rollout]."""
+        """Return the tools (`retcon.tools.types`) of its tasks, added to those of [rollout]."""
         return ()
 
-    def refuse_rollouts(self, recipe: Recipe) -> None:
-        """Raises RecipeError, before any work, where what its tasks bring cannot be rolled out as [repair] says; asked
-        by whoever rolls out so, of evaluations with what they repair by (`build.as_evaluated`)."""
+    def check_rollouts(self, recipe: Recipe) -> None:
+        """Raise RecipeError where [repair] does not work with its tools. Called before any work that rolls out; for
+        evaluations with their own repair (`build.with_evaluation_repair`)."""
 
-    def refuse_branching(self, recipe: Recipe) -> None:
-        """Raises RecipeError, before any work, where its rollouts cannot branch as [strategy] says; asked by whoever
-        trains: nobody else's do."""
+    def check_branching(self, recipe: Recipe) -> None:
+        """Raise RecipeError where its rollouts cannot branch by [strategy]. Called before training, which alone
+        branches."""
 
 
-class EngineSection(Chosen, plugin="engine"):
-    """A kind has `build(setup)`, which makes a `retcon.engine.types.Generator` of an `EngineSetup`. in_process: whether
-    it computes here, with the weights of the model's folder. carries_over: whether its engine is one that
-    `CarriesOver`."""
+class EngineSection(PluginSection, plugin="engine"):
+    """Base of engines. A kind has `build(setup)`, which makes a `retcon.engine.types.Generator` of an `EngineSetup`.
+    in_process: whether it computes here, with the weights of the model's folder. carries_over: whether its engine
+    implements `CarriesOver`."""
 
     in_process: ClassVar[bool] = True
     carries_over: ClassVar[bool] = False
-    immaterial: ClassVar = ("key_env", "seconds", "attempts", "at_once", "patience", "start_seconds")
-    matters_to: ClassVar = {"rl": None}
+    resume_ignores: ClassVar = ("key_env", "seconds", "attempts", "at_once", "patience", "start_seconds")
+    resume_keys: ClassVar = {"rl": None}
     kind: str = Field("local", description="what generates")
 
     def build(self, setup: Any) -> Any:
         raise self.lacks("build(setup)")
 
-    def refuse_training(self, recipe: Recipe) -> None:
-        """Raises RecipeError, before any work, where a policy cannot be trained with it as the recipe says."""
+    def check_training(self, recipe: Recipe) -> None:
+        """Raise RecipeError where it cannot train a policy by this recipe. Called before any work."""
 
     def chat(self, folder: Path, system: str | None, tools: Sequence[ToolSpec]) -> Any:
-        """The `retcon.chat.chat.Chat` that it has to be spoken to in; None: that of the model in `folder`."""
+        """Return its own `retcon.chat.chat.Chat`; None: that of the model in `folder`."""
         return None
 
     def room(self) -> int | None:
-        """Tokens that it takes; None: as many as the model in the folder."""
+        """Return its context length in tokens; None: that of the model in the folder."""
         return None
 
     def requests(self) -> int:
-        """That its servers take at a time, all of them together; 0 where it has none."""
+        """Return the concurrent requests of all its servers; 0 without servers."""
         return 0
 
     def subject(self, folder: Path) -> str:
-        """Whose rollouts it makes, for the record."""
+        """Name the model that makes its rollouts, for the record."""
         return str(folder.resolve())
 
 
 class RolloutSection(Section):
-    immaterial: ClassVar = ("harness_seconds",)  # what takes longer is lost, as with sandbox.patience, and not judged
-    matters_to: ClassVar = {"rl": None, "demonstrations": None}
+    resume_ignores: ClassVar = ("harness_seconds",)  # longer rollouts are lost, not graded, as with sandbox.patience
+    resume_keys: ClassVar = {"rl": None, "demonstrations": None}
     max_tokens: Positive = Field(320, description="most tokens of a trajectory, prompt and observations included; "
                                  "for tasks other than numbers: by the model and the prompts")  # fmt: skip
     max_response_tokens: NonNegative = Field(0, description="most tokens after the prompt, observations included; 0: "
@@ -378,9 +378,9 @@ class RolloutSection(Section):
 
 
 class SubcallsSection(Section):
-    """Limits of the calls of the model that programs make (`rollout.tools = ["rlm"]`), for all below one rollout."""
+    """Limits of a rollout's model calls by programs (`rollout.tools = ["rlm"]`)."""
 
-    matters_to: ClassVar = {"rl": None, "demonstrations": None}
+    resume_keys: ClassVar = {"rl": None, "demonstrations": None}
     depth: NonNegative = Field(1, description="levels of rollouts below the root, each with an interpreter of its own; "
                                "deeper calls are answered by the model alone")  # fmt: skip
     calls: NonNegative = Field(1000, description="calls of the model")
@@ -389,11 +389,11 @@ class SubcallsSection(Section):
     seconds: Rate = Field(600.0, description="wall time from the rollout's start, after which no call is made")
 
 
-class RepairSection(Chosen, plugin="repair"):
-    """Which rollouts are purified is drawn before any of them fails, whatever purifies them: those keys are here. A
-    kind has `build()`, which makes its `retcon.purify.types.Repair`, or None."""
+class RepairSection(PluginSection, plugin="repair"):
+    """Base of repairs of failed turns. A kind has `build()`, which makes its `retcon.purify.types.Repair`, or None. The
+    keys of all kinds set which rollouts are purified, which is drawn before any of them fails."""
 
-    matters_to: ClassVar = {"rl": None}
+    resume_keys: ClassVar = {"rl": None}
     mechanisms: ClassVar = {"kind": ("no failed turn was repaired", "shallow", "deep", "resampled", "described")}
     kind: str = Field("none", description="what is done about a failed turn")
     probability: Probability = Field(1.0, description="p: share of rollouts that are purified")
@@ -425,25 +425,25 @@ class RepairSection(Chosen, plugin="repair"):
         raise self.lacks("build()")
 
 
-class StrategySection(Chosen, plugin="strategy"):
-    """How the rollouts of a training prompt come to be. branching: whether some begin where others have come to; such a
-    kind is itself what decides (`retcon.rollout.strategy.Strategy`)."""
+class StrategySection(PluginSection, plugin="strategy"):
+    """Base of rollout strategies of training prompts. branching: whether some rollouts branch off others; such a kind
+    is itself the `retcon.rollout.strategy.Strategy`."""
 
     branching: ClassVar[bool] = False
-    matters_to: ClassVar = {"rl": None}
+    resume_keys: ClassVar = {"rl": None}
     kind: str = Field("independent", description="how the rollouts of a prompt are made")
 
     @property
     def measures(self) -> bool:
-        """See `Strategy`."""
+        """Return whether one rollout must end before the others start."""
         return False
 
 
-class SelectSection(Chosen, plugin="selection"):
-    """Which prompts are drawn is settled before their rollouts are chosen from, however that is done: those keys are
-    here. A kind has `made` and `select`; it keeps no state, and is itself what selects. reasons: words of `why`."""
+class SelectSection(PluginSection, plugin="selection"):
+    """Base of selections of a group's rollouts. A kind has `made` and `select`, and no state. The keys of all kinds
+    set which prompts are drawn. reasons: words of `why`."""
 
-    matters_to: ClassVar = {"rl": None}
+    resume_keys: ClassVar = {"rl": None}
     mechanisms: ClassVar = {"dynamic": ("the rewards of every group differed", "groups_flat", "extra_groups")}
     reasons: ClassVar[tuple[str, ...]] = ()
     kind: str = Field("none", description="which rollouts of a prompt are trained on")
@@ -457,37 +457,37 @@ class SelectSection(Chosen, plugin="selection"):
     max_pass_rate: Probability = Field(0.99, description="1 keeps what every rollout solved")
 
     def made(self, keep: int) -> int:
-        """G': the rollouts to make of a prompt, where `keep` (G) are to be trained on."""
+        """Return G', the rollouts of a prompt to make for `keep` (G)."""
         return keep
 
     def select(self, group: Sequence[Any], keep: int, *, seed: int) -> list[Any]:
-        """`keep` (G) trajectories of a graded group without infrastructure losses, or fewer where it has no more;
-        what is random comes from `seed`."""
+        """Select at most `keep` (G) trajectories of a graded group. It has no infrastructure losses; `seed` sets all
+        randomness."""
         raise self.lacks("select(group, keep, *, seed)")
 
     def why(self, dropped: Sequence[Any], kept: Sequence[Any]) -> list[str]:
-        """Why `select` dropped each of these trajectories of a group, in a word."""
+        """Return a one-word reason for each trajectory that `select` dropped."""
         return ["selection"] * len(dropped)
 
 
-class CreditSection(Chosen, plugin="credit"):
-    """What the children of a rollout are trained with: calls of the model by its programs (`Trajectory.children`). A
-    kind has `rewards`; groups, selection and pass rates go by roots whatever it is."""
+class CreditSection(PluginSection, plugin="credit"):
+    """Base of credits for a rollout's children: model calls by its programs (`Trajectory.children`). A kind has
+    `rewards`; groups, selection and pass rates always go by roots."""
 
-    matters_to: ClassVar = {"rl": None}
+    resume_keys: ClassVar = {"rl": None}
     mechanisms: ClassVar = {"kind": ("no rollout trained on had children to train", "children_trained")}
     kind: str = Field("root", description="what a rollout's children are trained with")
     weights: Literal["tree", "node"] = Field("tree", description="of children in the loss; tree: those of one depth "
         "together weigh as much as their root, however many they are; node: each weighs as much as a root")  # fmt: skip
 
     def rewards(self, tree: Sequence[Any], reward: float) -> Mapping[str, float]:
-        """The reward of each node that is trained, by its id. tree: the nodes of a rollout that can be trained, parents
-        before their children, the root first. reward: the root's, as its group compares it."""
+        """Return the rewards of the trained nodes by id. tree: the trainable nodes of a rollout, parents before
+        children, the root first. reward: the root's, as its group compares it."""
         raise self.lacks("rewards(tree, reward)")
 
 
 class ComputeSection(Section):
-    matters_to: ClassVar = {"sft": None, "dpo": None, "rl": None}
+    resume_keys: ClassVar = {"sft": None, "dpo": None, "rl": None}
     device: str = Field("auto", description="auto: cuda if there is one, else cpu; or cpu, cuda, cuda:1")
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="of a training step's matrix products "
         "(autocast; weights and optimiser stay float32): auto | float32 | bfloat16; auto: float32 on a CPU, bfloat16 "
@@ -516,12 +516,12 @@ class ComputeSection(Section):
 
 
 class LoraSection(Section):
-    matters_to: ClassVar = {"sft": None, "dpo": None, "rl": None}
+    resume_keys: ClassVar = {"sft": None, "dpo": None, "rl": None}
     rank: NonNegative = Field(0, description="r of the adapters that are trained in place of the weights; 0: off, all "
                               "weights are trained")  # fmt: skip
     alpha: Rate = Field(32.0, description="α: what an adapter adds is scaled by α / r")
     dropout: float = Field(0.0, ge=0, lt=1, description="of an adapter's input, only in supervised training")
-    targets: Several = Field(("all-linear",), description="all-linear (except the output layer), or names of "
+    targets: StrList = Field(("all-linear",), description="all-linear (except the output layer), or names of "
                              "linear layers such as q_proj")  # fmt: skip
 
     @field_validator("targets")
@@ -533,23 +533,23 @@ class LoraSection(Section):
 
 
 class SandboxSection(Section):
-    """Where calls run, how many at a time, and whether repeated programs run again, can change between sessions."""
+    """Where and under which limits calls of tools run."""
 
-    immaterial: ClassVar = ("url", "patience", "workers", "reuse")
-    matters_to: ClassVar = {"rl": None, "demonstrations": None}
-    url: Several = Field((), description="of servers (`retcon sandbox serve`) to run calls on instead of here, "
+    resume_ignores: ClassVar = ("url", "patience", "workers", "reuse")
+    resume_keys: ClassVar = {"rl": None, "demonstrations": None}
+    url: StrList = Field((), description="of servers (`retcon sandbox serve`) to run calls on instead of here, "
                          "one or several; their token: RETCON_SANDBOX_TOKEN")  # fmt: skip
     patience: NonNegative = Field(300, description="seconds for which calls wait where all of these servers have gone "
                                   "away during the work, as one does that is restarted")  # fmt: skip
     workers: Positive = Field(2, description="calls at a time; servers set their own number")
     python: str = Field("", description="interpreter (3.11 or later), or folder of its venv, that calls run in; "
                         "empty: this one")  # fmt: skip
-    packages: Several = Field((), description="modules to import once before calls start, outside their limits, such "
+    packages: StrList = Field((), description="modules to import once before calls start, outside their limits, such "
                               "as pandas, matplotlib, sklearn, torch")  # fmt: skip
     sessions: bool = Field(False, description="each rollout has an interpreter that keeps variables and files between "
                            "calls, and is rolled back with its history")  # fmt: skip
     reuse: bool = Field(True, description="a program that only computes, without numpy and the like, runs once: "
-                        "another call of it gets what it came to; not with sessions")  # fmt: skip
+                        "another call of it gets the same result; not with sessions")  # fmt: skip
     cpu_seconds: Rate = Field(2.0, le=10**9, description="CPU time of a call")
     wall_seconds: Rate = Field(30.0, le=10**9, description="wall time of a call: a backstop, not a limit that load "
                                "can reach")  # fmt: skip
@@ -572,10 +572,10 @@ class SandboxSection(Section):
 
 
 class EvaluateSection(Section):
-    """To a run of reinforcement learning that evaluates on its way, what the points of its curve are measured by
-    matters; how many there are does not."""
+    """Problems and settings of evaluations. An RL run that evaluates on its way may resume with another number of
+    points, but with no other measurement."""
 
-    matters_to: ClassVar = {"rl": ("problems", "seed", "repair", "faults", "every_samples")}
+    resume_keys: ClassVar = {"rl": ("problems", "seed", "repair", "faults", "every_samples")}
 
     problems: Positive = 48
     samples: Positive = Field(16, description="rollouts per problem in each setting")
@@ -608,7 +608,7 @@ class EvaluateSection(Section):
 
 
 class TrackSection(Section):
-    """Nothing that is computed depends on it: it can change from session to session."""
+    """Metric trackers; no result depends on them, so that they can change between sessions."""
 
     to: TrackerNames = Field((), description="trackers that get every step's metrics, besides metrics.jsonl: "
                         "tensorboard, trackio, wandb, or import paths")  # fmt: skip
@@ -618,27 +618,27 @@ class TrackSection(Section):
     name: str = Field("", description="of the run; empty: that of its folder")
 
 
-# The stages of a run: the recipe again and again, each time with some keys changed.
+# The stages of a run: each is the recipe with some keys changed.
 #
 #     [[stages]]
 #     name = "short"
 #     steps = 30
 #     rollout.max_tokens = 160
 #
-# A stage is the whole recipe with its own keys on top, as overrides are; the recipe without them is what evaluations
-# measure, in between and afterwards. Steps are counted over the whole run, whose number is rl.steps.
+# A stage is the whole recipe with its own keys on top, like overrides; evaluations, in between and afterwards, use the
+# recipe without them. Steps are counted over the whole run of rl.steps.
 
 CHANGED = ("task", "rollout", "repair", "select", "sandbox", "rl")
 """Sections that a stage can have keys of; the others are of the whole run."""
 WHOLE_RUN = ("steps", "max_sampled_tokens", "max_cpu_seconds", "drift_alarm", "checkpoint_every")
-"""Keys of [rl] that are so too."""
+"""Keys of [rl] that a stage cannot have."""
 
 Changes = dict[str, Any]
 """Key to value, as written."""
 
 
 class StageSection(Section):
-    """One of [[stages]]. Beside these keys it has tables of the sections in CHANGED, with the keys that it changes."""
+    """One of [[stages]], with the changed keys of sections in CHANGED."""
 
     name: str = Field(pattern=r"^[\w-]*[\p{L}_-][\w-]*$", description="in progress, reports and overrides "
                       "(stages.short.rollout.max_tokens=200), which also take its number")  # fmt: skip
@@ -655,7 +655,7 @@ class StageSection(Section):
 
     @property
     def changes(self) -> dict[str, Changes]:
-        """Section to key to value."""
+        """Map section to key to value."""
         return {section: keys for section in CHANGED if (keys := getattr(self, section))}
 
     @model_serializer(mode="wrap")
@@ -664,15 +664,15 @@ class StageSection(Section):
 
 
 OWN = tuple(key for key in StageSection.model_fields if key not in CHANGED)
-"""A stage's keys that are no section's."""
+"""A stage's keys outside its sections."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A stretch of a run. number: from 1. before: steps of the run before its first. last: the step it ends with.
-    anew: whether it begins with a new optimiser. falling: (before, last) of the stretch, of stages that share an
-    optimiser, over which the learning rate runs its course. recipe: with its changes, and no stages; rl.steps is still
-    that of the whole run."""
+    """Consecutive steps of a run with one recipe. number: from 1. before: steps of the run before its first. last: its
+    last step. anew: whether it begins with a new optimiser. falling: (before, last) of the stages that share an
+    optimiser, over which the learning rate runs its schedule. recipe: with its changes, and without stages; rl.steps is
+    still that of the whole run."""
 
     number: int
     name: str
@@ -691,7 +691,7 @@ class Stage:
 
 
 def stages_of(recipe: Recipe) -> tuple[Stage, ...]:
-    """The stages of a run in their order; one without a name, the whole run, where the recipe has none."""
+    """Return the stages of a run, or one nameless stage for all."""
     total = recipe.rl.steps
     if not recipe.stages:
         return (Stage(1, "", 0, total, False, (0, total), recipe),)
@@ -703,28 +703,28 @@ def stages_of(recipe: Recipe) -> tuple[Stage, ...]:
         since = max((step for step in renewed if step <= before), default=0)
         until = min((step for step in renewed if step > before), default=total)
         anew = stage.optimizer == "new"
-        found.append(Stage(number, stage.name, before, last, anew, (since, until), changed(recipe, stage)))
+        found.append(Stage(number, stage.name, before, last, anew, (since, until), apply_stage(recipe, stage)))
     return tuple(found)
 
 
-def stage_named(recipe: Recipe, named: str, where: str) -> Stage:
-    """The stage of that name, or number from 1. Raises RecipeError, which begins with `where`."""
-    return stages_of(recipe)[place_of_stage([stage.name for stage in recipe.stages], named, where)]
+def find_stage(recipe: Recipe, named: str, where: str) -> Stage:
+    """Find a stage by name, or number from 1. Raises RecipeError, which begins with `where`."""
+    return stages_of(recipe)[stage_index([stage.name for stage in recipe.stages], named, where)]
 
 
-def place_of_stage(names: Sequence[str], named: str, where: str) -> int:
-    """From 0, of the stage of that name, or number from 1. Raises RecipeError, which begins with `where`."""
+def stage_index(names: Sequence[str], named: str, where: str) -> int:
+    """Find a stage's index by name, or number from 1. Raises RecipeError, which begins with `where`."""
     if named in names:
         return names.index(named)
     if named.isdecimal() and 1 <= int(named) <= len(names):
         return int(named) - 1
     there = ", ".join(f"{number} {name}" for number, name in enumerate(names, start=1))
-    said = f"no stage '{named}'{nearest(named, names)}; there are: {there}" if names else "the recipe has no stages"
-    raise RecipeError(f"{where}: {said}")
+    reason = f"no stage '{named}'{nearest(named, names)}; there are: {there}" if names else "the recipe has no stages"
+    raise RecipeError(f"{where}: {reason}")
 
 
-def changed(recipe: Recipe, stage: StageSection) -> Recipe:
-    """The recipe of a stage alone. Raises ValidationError for changes that it does not take."""
+def apply_stage(recipe: Recipe, stage: StageSection) -> Recipe:
+    """Return the recipe with a stage's changes. Raises ValidationError for invalid changes."""
     data = recipe.model_dump(mode="json", exclude_unset=True, exclude={"stages"})
     for section, changes in stage.changes.items():
         about: Any = type(recipe).model_fields[section].annotation
@@ -733,8 +733,7 @@ def changed(recipe: Recipe, stage: StageSection) -> Recipe:
 
 
 def check_stages(recipe: Recipe) -> None:
-    """Raises ValidationError, at ("stages", number from 0, …), where stages cannot follow each other so, or one of them
-    is no recipe."""
+    """Check names, steps and changes of the stages. Raises ValidationError at ("stages", number from 0, …)."""
     names = [stage.name for stage in recipe.stages]
     for at, stage in enumerate(recipe.stages):
         if stage.name in names[:at]:
@@ -746,36 +745,36 @@ def check_stages(recipe: Recipe) -> None:
     total, last = recipe.rl.steps, len(names) - 1
     for at, (stage, end) in enumerate(zip(recipe.stages, _ends(recipe), strict=True)):
         if at < last and not stage.steps:
-            said = "every stage but the last says how many steps it has"
+            reason = "every stage but the last says how many steps it has"
         elif at < last and end >= total:
-            said = f"no step of rl.steps = {total} is left for stage {names[at + 1]}: raise that, or lower this"
+            reason = f"no step of rl.steps = {total} is left for stage {names[at + 1]}: raise that, or lower this"
         elif at == last and end != total:
-            said = f"the stages have {end} steps in all, and rl.steps = {total}: make them equal, or leave this out"
+            reason = f"the stages have {end} steps in all, and rl.steps = {total}: make them equal, or leave this out"
         else:
             continue
-        raise _error((at, "steps"), "stage", said, stage.steps)
+        raise _error((at, "steps"), "stage", reason, stage.steps)
     for at, stage in enumerate(recipe.stages):
         try:
-            changed(recipe, stage)
+            apply_stage(recipe, stage)
         except ValidationError as error:
             first = error.errors()[0]
             raise _error((at, *first["loc"]), first["type"], first["msg"], first["input"]) from error
 
 
 def differences(recipe: Recipe, stage: StageSection, whole: Mapping[str, Any], mode: str) -> dict[str, Any]:
-    """The stage as a table of all keys that it has otherwise than the recipe, which is written in full as `whole`: what
-    a kind brings along is then no longer left to its defaults."""
-    own = changed(recipe, stage).model_dump(mode=mode)
-    told: dict[str, Any] = {key: getattr(stage, key) for key in OWN}
+    """Return a stage's keys that differ from the recipe's, as a table. whole: the recipe, written in full. Keys that a
+    kind adds are in it too, instead of being left to its defaults."""
+    own = apply_stage(recipe, stage).model_dump(mode=mode)
+    table: dict[str, Any] = {key: getattr(stage, key) for key in OWN}
     for section in CHANGED:
         there = whole.get(section)
         if there is not None and own[section] != there:
-            told[section] = {k: v for k, v in own[section].items() if k not in there or there[k] != v}
-    return told
+            table[section] = {k: v for k, v in own[section].items() if k not in there or there[k] != v}
+    return table
 
 
-def written(recipe: Recipe, handler: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
-    """A recipe as a table: without stages where it has none, and in full with their `differences`."""
+def dump_recipe(recipe: Recipe, handler: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
+    """Dump a recipe as a table; stages are written as their `differences`."""
     data: dict[str, Any] = handler(recipe)
     if not recipe.stages:
         data.pop("stages", None)
@@ -785,21 +784,21 @@ def written(recipe: Recipe, handler: SerializerFunctionWrapHandler, info: Serial
 
 
 def _ends(recipe: Recipe) -> Iterator[int]:
-    """The step that each stage ends with."""
+    """Yield the last step of each stage."""
     end, last = 0, len(recipe.stages) - 1
     for at, stage in enumerate(recipe.stages):
         end = end + stage.steps if stage.steps or at < last else recipe.rl.steps
         yield end
 
 
-def _error(place: tuple[str | int, ...], kind: str, said: str, value: object) -> ValidationError:
-    about = PydanticCustomError(kind, "{said}", {"said": said})
+def _error(place: tuple[str | int, ...], kind: str, reason: str, value: object) -> ValidationError:
+    about = PydanticCustomError(kind, "{reason}", {"reason": reason})
     return ValidationError.from_exception_data(
         "Recipe", [InitErrorDetails(type=about, loc=("stages", *place), input=value)]
     )
 
 
-C = TypeVar("C", bound=Chosen)
+C = TypeVar("C", bound=PluginSection)
 
 
 def _default(section: type[C]) -> C:
@@ -807,25 +806,25 @@ def _default(section: type[C]) -> C:
 
 
 class Recipe(Section):
-    """A whole recipe. All sections have defaults, so an empty file is the quickstart's baseline."""
+    """A whole recipe; all sections have defaults, so an empty file is the quickstart's baseline."""
 
     run: RunSection = RunSection()
     model: ModelSection = ModelSection()
     compute: ComputeSection = ComputeSection()
     lora: LoraSection = LoraSection()
-    engine: Annotated[EngineSection, OneKind()] = Field(default_factory=partial(_default, EngineSection))
-    task: Annotated[TaskSection, OneKind()] = Field(default_factory=partial(_default, TaskSection))
+    engine: Annotated[EngineSection, PluginField()] = Field(default_factory=partial(_default, EngineSection))
+    task: Annotated[TaskSection, PluginField()] = Field(default_factory=partial(_default, TaskSection))
     rollout: RolloutSection = RolloutSection()
     subcalls: SubcallsSection = SubcallsSection()
-    strategy: Annotated[StrategySection, OneKind()] = Field(default_factory=partial(_default, StrategySection))
-    repair: Annotated[RepairSection, OneKind()] = Field(default_factory=partial(_default, RepairSection))
-    select: Annotated[SelectSection, OneKind()] = Field(default_factory=partial(_default, SelectSection))
-    credit: Annotated[CreditSection, OneKind()] = Field(default_factory=partial(_default, CreditSection))
+    strategy: Annotated[StrategySection, PluginField()] = Field(default_factory=partial(_default, StrategySection))
+    repair: Annotated[RepairSection, PluginField()] = Field(default_factory=partial(_default, RepairSection))
+    select: Annotated[SelectSection, PluginField()] = Field(default_factory=partial(_default, SelectSection))
+    credit: Annotated[CreditSection, PluginField()] = Field(default_factory=partial(_default, CreditSection))
     sandbox: SandboxSection = SandboxSection()
-    demos: Annotated[DemosSection, OneKind()] = Field(default_factory=partial(_default, DemosSection))
+    demos: Annotated[DemosSection, PluginField()] = Field(default_factory=partial(_default, DemosSection))
     sft: SFTSection = SFTSection()
     dpo: DPOSection = DPOSection()
-    rl: Annotated[RLSection, OneKind()] = Field(default_factory=partial(_default, RLSection))
+    rl: Annotated[RLSection, PluginField()] = Field(default_factory=partial(_default, RLSection))
     evaluate: EvaluateSection = EvaluateSection()
     track: TrackSection = TrackSection()
     stages: tuple[StageSection, ...] = ()
@@ -839,7 +838,7 @@ class Recipe(Section):
 
     @model_serializer(mode="wrap")
     def _written(self, handler: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
-        return written(self, handler, info)
+        return dump_recipe(self, handler, info)
 
 
 SECTIONS: dict[str, type[Section]] = {
@@ -847,4 +846,4 @@ SECTIONS: dict[str, type[Section]] = {
     for name, field in Recipe.model_fields.items()
     if name != "stages"
 }
-"""Every section by name; of those with kinds what all kinds share. Stages (`retcon.config.schema`) are none."""
+"""Sections by name, those with kinds by their base class. Stages are not sections."""

@@ -1,6 +1,6 @@
-"""Which servers are in rotation: one that fails is left alone for a while, then a single request probes it.
+"""Circuit breaker: a server that fails rests for a while, then a single request probes it.
 
-Without it, least load sends all new work to a server that fails at once, as nothing is ever under way there.
+Without it, least load sends all new work to a server that fails at once, as it never has requests in flight.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class CircuitBreaker:
-    """Takes one server out of rotation after a fault, and back in by a probe.
+    """Breaker that takes one server out of rotation until a probe succeeds.
 
-    Times are seconds of one clock. A probe that has neither failed nor been answered after `longest` keeps others out
-    no more: answers may take minutes. A fault after that means a longer pause still.
+    Times are seconds of one clock. A probe that has neither failed nor been answered after `longest` no longer blocks
+    other requests: answers may take minutes. A fault after that means a longer pause still.
 
     Args:
         first: Seconds of the pause after a fault, doubled with each further one.
@@ -27,27 +27,27 @@ class CircuitBreaker:
     faults: int = 0
     probing: bool = False
 
-    def takes(self, now: float) -> bool:
-        """Whether the server is in rotation, or is to be probed."""
+    def allows(self, now: float) -> bool:
+        """Return whether the server is in rotation, or due for a probe."""
         return self.until <= now
 
-    def rests(self, now: float) -> bool:
-        """Whether it failed and is not probed yet: what comes back now was sent before."""
+    def is_resting(self, now: float) -> bool:
+        """Return whether it failed and is not probed yet: answers are to requests sent before."""
         return self.until > now and not self.probing
 
-    def sent(self, now: float) -> None:
-        """Note a request that goes there; after a fault it is the probe."""
+    def record_request(self, now: float) -> None:
+        """Record a request to the server; after a fault it is the probe."""
         if self.faults and not self.probing:
             self.probing, self.until = True, now + self.longest
 
-    def answered(self, now: float) -> None:
-        """Note an answer."""
-        if not self.rests(now):
+    def record_success(self, now: float) -> None:
+        """Record an answer of the server."""
+        if not self.is_resting(now):
             self.faults, self.probing, self.until = 0, False, 0.0
 
-    def failed(self, now: float) -> None:
-        """Note a fault of the server."""
-        if not self.rests(now):
+    def record_failure(self, now: float) -> None:
+        """Record a fault of the server."""
+        if not self.is_resting(now):
             self.since = self.since if self.faults else now
             self.until = now + min(self.longest, self.first * 2.0 ** min(self.faults, 30))
             self.faults, self.probing = self.faults + 1, False

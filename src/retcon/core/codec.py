@@ -1,7 +1,7 @@
-"""Trajectories to plain dictionaries and back; what a newer version wrote and this one does not know is kept.
+"""Conversion of trajectories to plain dictionaries and back; unknown fields survive.
 
-Fields that have their default are left out. Unknown fields go to `extra` and are written back at the level they came
-from. `Sample` has no form here: it is derived, and never stored.
+Fields that have their default are left out. Unknown fields, of a newer version, go to `extra` and are written back at
+the level they came from. `Sample` has no form here: it is derived, and never stored.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from retcon.core.errors import RecordError
 from retcon.core.types import Record, Trajectory
 
 MOST_NAMED = 6
-"""Fields that a message names at most, of an object that is no trajectory."""
+"""Most fields that an error names of an object that is not a trajectory."""
 
 
 def to_dict(trajectory: Trajectory) -> dict[str, object]:
@@ -28,20 +28,20 @@ def from_dict(obj: object, where: str = "") -> Trajectory:
     """Read the trajectory that `to_dict` wrote.
 
     Args:
-        where: begins a message, such as a file and line.
+        where: start of the error message, such as a file and line.
 
     Raises RecordError, naming the field (`turns[2].segments[0].ids`), where one is missing or of the wrong type.
     """
     if isinstance(obj, dict) and obj.keys().isdisjoint(("prompt", "turns")):
-        found = f", but {', '.join(list(obj)[:MOST_NAMED])}" if obj else ""
-        raise RecordError(f"{where}: no trajectory: it has no prompt and no turns{found}".removeprefix(": "))
+        found = f" (found {', '.join(list(obj)[:MOST_NAMED])})" if obj else ""
+        raise RecordError(f"{where}: not a trajectory: missing prompt and turns{found}".removeprefix(": "))
     try:
         return msgspec.convert(_gather_extra(obj, Trajectory), Trajectory)
     except msgspec.ValidationError as error:
         problem, _, path = str(error).partition(" - at `$")
         parts = (where, path.strip(".`"), problem)
         raise RecordError(": ".join(part for part in parts if part)) from error
-    except UnicodeEncodeError as error:  # of a text in the place of a number, an object or one of some words
+    except UnicodeEncodeError as error:  # a string where a number, an object or an enum value belongs
         raise RecordError(f"{where}: it is not Unicode: {error}".removeprefix(": ")) from error
 
 
@@ -60,7 +60,7 @@ def _gather_extra(value: Any, kind: type[Record]) -> Any:
 
 @cache
 def _nested(kind: type[Record]) -> Mapping[str, type[Record] | None]:
-    """Map each field but `extra` to the kind of records that it holds, None where it holds none."""
+    """Map each field except `extra` to the type of the records in it, or None."""
     return {field.name: _record_in(field.type) for field in msgspec.structs.fields(kind) if field.name != "extra"}
 
 
@@ -81,7 +81,7 @@ def _write(record: Record) -> dict[str, object]:
 
 @cache
 def _fields_of(kind: type[Record]) -> tuple[Sequence[str], Sequence[tuple[str, object]]]:
-    """Names of the fields without a default; and of those with one, `extra` aside, with their defaults."""
+    """Return the names of fields without a default, and (name, default) of the others except `extra`."""
     names, defaults = kind.__struct_fields__, kind.__struct_defaults__
     first = len(names) - len(defaults)
     pairs = zip(names[first:], defaults, strict=True)

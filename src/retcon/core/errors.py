@@ -1,4 +1,4 @@
-"""Errors, each named after the boundary that was crossed. All say what was wrong, where, and what to do.
+"""Errors, named after the boundary crossed; each says what, where and what to do.
 
     RetconError
     ├── RecipeError             a recipe, an override or a task set is wrong
@@ -38,27 +38,27 @@ class Interrupted(Exception):
 
 
 class RecordError(RetconError):
-    """A stored record cannot be read, or not be written as it is: names the file, the line and the field."""
+    """A stored record cannot be read or written: names file, line and field."""
 
 
 class RecipeError(RetconError):
-    """A recipe or an override is wrong: names the file, the line, the key and the nearest valid key."""
+    """A wrong recipe or override: names file, line, key and the nearest valid key."""
 
 
 class UnscoredTokens(RetconError):
-    """A sample was asked for while tokens in its loss mask have no log-prob."""
+    """A requested sample has tokens in its loss mask without a log-prob."""
 
 
 class MissingIds(RetconError):
-    """Ids were asked for of a trajectory that holds text only."""
+    """The token ids of a text-only trajectory were requested."""
 
 
 class CheckpointError(RetconError):
-    """A checkpoint or run folder is absent, broken, or of another version, recipe or model."""
+    """A checkpoint or run folder is missing, broken, or does not match."""
 
 
 class StorageError(RetconError):
-    """A file or folder could not be written: names it, why, and the free space. What was there before is whole."""
+    """A file could not be written: names it, the reason and the free space. What was there before is whole."""
 
 
 class TrainingDiverged(RetconError):
@@ -70,41 +70,41 @@ class SandboxUnavailable(RetconError):
 
 
 class SandboxBusy(SandboxUnavailable):
-    """A call could not start within the time that it was to wait: nothing is wrong with it, nor with the sandbox."""
+    """A call could not start in time: neither it nor the sandbox is at fault."""
 
 
 class SandboxWarning(UserWarning):
-    """The sandbox that was asked for does not contain what runs in it: says what is open to it."""
+    """The requested sandbox contains programs only in part: names what is open."""
 
 
 class ComputeWarning(UserWarning):
-    """A recipe computes in a way that will be slow or inexact here: names the keys and what to set."""
+    """A recipe will be slow or inexact here: names keys and better values."""
 
 
 class TaskWarning(UserWarning):
-    """Tasks of a set cannot be used: says how many, why, and which key to change."""
+    """Unusable tasks of a set: how many, why, and which key to change."""
 
 
 class RateWarning(UserWarning):
-    """A learning rate is far above what models of this size are trained with: names the key, and what to set."""
+    """A learning rate far too high for the model's size: names key and value."""
 
 
 class TrackingWarning(UserWarning):
-    """A tracker gets a run's metrics no longer, or not all of them: says which, and why. The run goes on."""
+    """A tracker misses metrics of a run, which goes on: names tracker and reason."""
 
 
 class DriftWarning(UserWarning):
-    """A training goes the wrong way though its loss is finite: says what has risen, from what to what. It goes on."""
+    """A training degrades with a finite loss, and goes on: names the risen metric and its values."""
 
 
 class IdleWarning(UserWarning):
-    """A training has next to nothing to learn from: says of how many groups, and what to do. It goes on."""
+    """A training learns from too few groups, and goes on: says how many and what to do."""
 
 
 class CheckpointRefused(SandboxUnavailable):
-    """A tool's or session's state cannot be kept: too many checkpoints, or what its own code left there.
+    """The state of a tool or session cannot be checkpointed: too many, or its own code prevents it.
 
-    It goes on as it was, and cannot be taken back to this state. full: there are too many checkpoints, or too large
+    It goes on as it was, and cannot be rolled back to this state. full: there are too many checkpoints, or too large
     ones: another state would have been refused as well.
     """
 
@@ -114,9 +114,9 @@ class CheckpointRefused(SandboxUnavailable):
 
 
 class SessionLost(RetconError):
-    """A sandbox session is gone: says whether its own code ended it, the sandbox evicted it, or its worker died.
+    """A lost sandbox session: ended by its own code, evicted, or its worker died.
 
-    by_own_code: the first of these, which is no fault of the sandbox.
+    by_own_code: its code ended it, so that the sandbox is not at fault.
     """
 
     def __init__(self, message: str, *, by_own_code: bool = False) -> None:
@@ -125,31 +125,30 @@ class SessionLost(RetconError):
 
 
 class EngineError(RetconError):
-    """A request that an engine cannot serve, such as one longer than the model's window."""
+    """An engine cannot serve a request: it exceeds the context, say."""
 
 
 class InfrastructureFault(RetconError):
-    """An engine or a tool is gone, through no fault of the model: the rollout cannot go on and is worth no reward."""
+    """A failed engine or tool, not the model, ended a rollout: it gets no reward."""
 
 
 class MissingExtra(RetconError):
-    """A part of Retcon needs a package that is not installed: names the extra to install."""
+    """A required package is missing: names the extra to install."""
 
 
-def located(error: RetconError, where: str) -> RecordError:
-    """The error as one of a record, with a message that begins with `where`, such as a file and line; itself where it
-    is that already."""
+def as_record_error(error: RetconError, where: str) -> RecordError:
+    """Return the error as a RecordError that begins with `where`."""
     if isinstance(error, RecordError) and str(error).startswith(where):
         return error
     return RecordError(f"{where}: {error}")
 
 
 LONGEST_NAME = 200
-"""Characters of a name that `nearest` looks at: a longer one is no typing error, and difflib would take minutes."""
+"""Longest name that `nearest` compares: a longer one is not a typo, and difflib would take minutes."""
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
-    """` (did you mean 'x'?)` where some valid name is close to `name`, else an empty string."""
+    """Suggest a valid name close to `name`: ` (did you mean 'x'?)`, or ""."""
     valid = list(valid)
     if len(name) > LONGEST_NAME:
         return ""
@@ -159,10 +158,9 @@ def nearest(name: str, valid: Iterable[str]) -> str:
 
 
 def nearest_path(path: Path, suffixes: Collection[str] = ()) -> str:
-    """` (did you mean 'x'?)` where a file beside `path` has one of these suffixes, or its own, and a like name.
+    """Suggest a similar path as ` (did you mean 'x'?)`, or "".
 
-    Where both are empty, folders are looked at. The suffix is left out of the comparison: what is alike in it alone was
-    not meant.
+    Only files with one of these suffixes, or the path's own, are compared; folders where both are empty.
     """
     wanted = set(suffixes or path.suffixes[-1:])
     beside = path.parent.iterdir() if path.parent.is_dir() else ()
@@ -177,25 +175,25 @@ def nearest_path(path: Path, suffixes: Collection[str] = ()) -> str:
     )
 
 
-def raised(error: BaseException) -> str:
-    """What somebody else's code raised, and the line that it came from: `KeyError: 'x' (/home/me/mine.py:8)`. The line
-    is the last that is not ours nor Python's own way to a module; empty where there is none, or the error names it."""
-    said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+def format_user_error(error: BaseException) -> str:
+    """Format an exception from user code with its file and line: `KeyError: 'x' (/home/me/mine.py:8)`. The line is the
+    last outside Retcon and importlib; left out where no line is, or where the error is a SyntaxError, which has it."""
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     lines = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     theirs = [f" ({file}:{line})" for file, line in lines if not file.startswith((_OURS, "<"))]
-    return said + theirs[-1] if theirs and not isinstance(error, SyntaxError) else said
+    return text + theirs[-1] if theirs and not isinstance(error, SyntaxError) else text
 
 
 @contextmanager
-def told_as(kind: Callable[[str], RetconError], what: str) -> Iterator[None]:
-    """Around somebody else's code: whatever it raises, an exit too, becomes an error of this kind, which says what
-    raised it; errors of Retcon's stay as they are."""
+def reraise_as(error_type: Callable[[str], RetconError], source: str) -> Iterator[None]:
+    """Reraise exceptions of user code, SystemExit too, as `error_type`: "`source` raised …". Errors of Retcon pass
+    through."""
     try:
         yield
     except RetconError:
         raise
     except (Exception, SystemExit) as error:
-        raise kind(f"{what} raised {raised(error)}") from error
+        raise error_type(f"{source} raised {format_user_error(error)}") from error
 
 
 _OURS = str(Path(__file__).parents[1])

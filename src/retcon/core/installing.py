@@ -1,5 +1,4 @@
-"""What is to be installed for a part of Retcon, as this copy itself was, or fetched for a model, in words that a shell
-takes."""
+"""Shell commands that install an extra of Retcon or fetch a model."""
 
 from __future__ import annotations
 
@@ -11,14 +10,14 @@ from pathlib import Path
 
 NAME = "retcon-rl"
 _SNAPSHOT = re.compile(r"models--(?P<owner>.+?)--(?P<name>.+)")
-"""Of a model, in the Hugging Face hub's cache: models--ORG--NAME/snapshots/REVISION."""
+"""A model's folder in the Hugging Face hub's cache: models--ORG--NAME/snapshots/REVISION."""
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)[^;]*(?:;.*\bextra\s*==\s*['\"]([\w-]+)['\"])?")
 
 
 def requirements() -> dict[str, tuple[str, ...]]:
-    """Names of the packages that Retcon needs, by extra; those that it cannot do without under the empty name.
+    """Return the names of the packages that each extra needs; "" holds the core's.
 
-    As its metadata says, so that none can be forgotten; empty where it runs without having been installed.
+    They come from the package metadata; empty where Retcon runs without being installed.
     """
     found: dict[str, list[str]] = {}
     own = _own()
@@ -29,15 +28,15 @@ def requirements() -> dict[str, tuple[str, ...]]:
 
 
 def how_to_install(extra: str) -> str:
-    """The command that adds an extra: from the folder, repository or file that Retcon was installed from, by its name
-    where that was a package index."""
+    """Return the command that installs an extra from where Retcon was installed: a folder, repository or file, else
+    the package index."""
     own = _own()
     return f"pip install {_target(own.read_text('direct_url.json') if own is not None else None, extra)}"
 
 
 def how_to_fetch(folder: Path) -> str:
-    """What a message on a file that is not in a model's folder ends with where that is of the hub's cache: the command
-    that fetches the rest. Empty for other folders. Not every repository has every file, so that it says `if`."""
+    """Suggest a command that fetches a model's missing files. It ends an error; "" for a folder outside the hub's
+    cache. Not every repository has every file, hence `if`."""
     match = _SNAPSHOT.fullmatch(folder.parent.parent.name) if folder.parent.name == "snapshots" else None
     if match is None:
         return ""
@@ -46,7 +45,7 @@ def how_to_fetch(folder: Path) -> str:
 
 
 def _target(direct_url: str | None, extra: str) -> str:
-    """direct_url: pip's record of what is no package index (PEP 610), None where it was one."""
+    """Return pip's target. direct_url: pip's record of a folder, repository or file (PEP 610); None: an index."""
     about = json.loads(direct_url) if direct_url else {}
     url = str(about.get("url", ""))
     if vcs := about.get("vcs_info"):

@@ -1,4 +1,4 @@
-"""Programs that somebody else wrote: as trees, and by what line a failure of theirs is known."""
+"""Parsing of Python programs, literals and error messages of others."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 FILENAME = "<program>"
 
-# Python warns of what looks odd to it (`1if x else y`, "\d") while it parses: no business of whoever trains a model.
+# Python warns of odd code (`1if x else y`, "\d") while it parses; such warnings do not concern the user.
 warnings.filterwarnings("ignore", module=FILENAME)
 
 
-def parsed(code: str) -> ast.Module | None:
-    """The program's tree; None where it is no Python of this version, or nested too deeply for its parser."""
+def parse_program(code: str) -> ast.Module | None:
+    """Return the program's tree; None if it is invalid or nested too deeply."""
     try:
         return ast.parse(code, FILENAME)
     except (SyntaxError, ValueError, RecursionError, MemoryError):  # ValueError: null bytes, lone surrogates
@@ -23,15 +23,15 @@ def parsed(code: str) -> ast.Module | None:
 
 
 def error_line(lines: Sequence[str], error_type: str | None) -> str | None:
-    """The last line that names this type of error, `NameError: name 'x' is not defined`; None where there is none. Its
-    message may go on for further lines."""
+    """Return the last line with this error type, `NameError: name 'x' is not defined`, or None. Its message may go on
+    for further lines."""
     named = (line for line in reversed(lines) if line.partition(":")[0].rpartition(".")[2] == error_type)
     return next(named, None)
 
 
-def literal(text: str) -> list[Any] | dict[str, Any] | None:
-    """The list or object that a text is as Python writes it, where JSON has the like (`['a', 'b']`); None for anything
-    else, `['a' 'b']` too, which to Python is a list of one."""
+def parse_literal(text: str) -> list[Any] | dict[str, Any] | None:
+    """Parse a list or dict in Python's notation (`['a', 'b']`); None for anything else, for one that JSON cannot hold,
+    and for `['a' 'b']`, a list of one to Python."""
     try:
         value = ast.literal_eval(ast.parse(text.strip(), FILENAME, mode="eval"))
         same = "".join(repr(value).split()) == "".join(text.split()) and json.loads(json.dumps(value)) == value

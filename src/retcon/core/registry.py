@@ -1,4 +1,4 @@
-"""Plug-ins by name: a module of a folder here, an entry point of an installed package, or an import path."""
+"""Registries of plug-ins: by shipped module, entry point or import path."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from pkgutil import iter_modules, walk_packages
 from types import MappingProxyType, ModuleType
 from typing import Any, Generic, TypeVar
 
-from retcon.core.errors import RecipeError, RetconError, nearest, raised
+from retcon.core.errors import RecipeError, RetconError, format_user_error, nearest
 
 T = TypeVar("T")
 
 GROUP = "retcon.plugins"
-"""The entry points of other packages: `repair.once = "my_package.once:Once"` offers a repair by the name `once`."""
+"""Entry-point group of other packages: `repair.once = "my_package.once:Once"` offers a repair named `once`."""
 FOLDERS: Mapping[str, str] = {
     "repair": "retcon.purify.kinds",
     "strategy": "retcon.rollout.strategies",
@@ -43,18 +43,18 @@ FOLDERS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class PluginNames:
-    """The names of a kind's plug-ins; nothing is imported for them."""
+    """Names of a kind's plug-ins; nothing is imported for them."""
 
     kind: str
     error: type[RetconError] = RecipeError
     besides: tuple[str, ...] = ()
     """Further names that its place in a recipe takes, such as `auto`."""
     own: str = ""
-    """What a user's own is called in the example of an import path; by default after the kind."""
+    """Object name in the example of an import path; by default from the kind."""
 
     @property
     def what(self) -> str:
-        """The kind in words, for messages."""
+        """Return the kind in words, for messages."""
         return self.kind.replace("_", " ")
 
     @cached_property
@@ -63,27 +63,27 @@ class PluginNames:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Shipped ones, then those of installed packages, each in alphabetical order."""
+        """Return the shipped names, then those of installed packages, each sorted."""
         return (*self.shipped, *sorted(installed(self.kind)))
 
     @property
     def example(self) -> str:
-        """An import path such as a user's own plug-in has."""
+        """Return an example of a user plug-in's import path."""
         return f"my_package.my_module:{self.own or 'My' + self.what.title().replace(' ', '')}"
 
     def check(self, name: str) -> None:
-        """Raises the registry's error unless `name` is known, or has the form of an import path."""
+        """Raise the registry's error unless `name` is known or an import path."""
         if not (":" in name or name in self.besides or name in self.shipped or name in installed(self.kind)):
             raise self.unknown(name)
 
     def unknown(self, name: str) -> RetconError:
-        """The error for a name that is not known."""
+        """Return the error for an unknown name."""
         known = (*self.besides, *self.names)
         there = f"{', '.join(known)}, and by import path your own, such as {self.example}"
         return self.error(f"no {self.what} '{name}'{nearest(name, known)}; there are: {there}")
 
     def load(self, name: str) -> Any:
-        """The object at an import path, or behind an installed package's entry point, unchecked."""
+        """Return the unchecked object at an import path or entry point."""
         points = installed(self.kind).get(name, ())
         if len(points) > 1:
             packages = " and ".join(_package(point) for point in points)
@@ -92,7 +92,7 @@ class PluginNames:
             raise self.unknown(name)
         path, source = (points[0].value, f" (of package {_package(points[0])})") if points else (name, "")
         try:
-            return at_path(path)
+            return import_object(path)
         except ImportError as error:
             raise self.error(f"{self.what} '{name}'{source} cannot be imported: {error}") from error
 
@@ -107,7 +107,7 @@ class _Plugins(PluginNames, Generic[T]):
         raise NotImplementedError
 
     def _checked(self, name: str, found: object) -> T:
-        """Raises the registry's error, with what was expected and found, where it does not fit."""
+        """Return what fits, else raise the registry's error with what was expected and found."""
         if isinstance(found, ModuleType):
             values = self._members(found)
             if len(values) != 1:
@@ -123,10 +123,10 @@ class _Plugins(PluginNames, Generic[T]):
         raise NotImplementedError
 
     def find(self, name: str) -> T:
-        """The plug-in of that name or import path.
+        """Return the plug-in of that name or import path.
 
-        Raises the registry's error: with the nearest name where there is none, and where the import fails or finds
-        something else.
+        Raises the registry's error for an unknown name, with the nearest one, a failed import, or an object of another
+        type.
         """
         if name in self.shipped:
             return self._checked(name, import_module(f"{FOLDERS[self.kind]}.{name}"))
@@ -135,16 +135,16 @@ class _Plugins(PluginNames, Generic[T]):
 
 @dataclass(frozen=True)
 class Registry(_Plugins[type[T]]):
-    """The subclasses of `base` that can be named; each shipped one is alone in the module of its name."""
+    """Registry of subclasses of `base`; each shipped one is alone in its module."""
 
     base: type[T] = object  # type: ignore[assignment]
 
     def all(self) -> Iterator[tuple[str, type[T]]]:
-        """(name, class) of all, imported."""
+        """Import all classes and yield their names with them."""
         return ((name, self.find(name)) for name in self.names)
 
     def name_of(self, kind: type[T]) -> str:
-        """The name that `find` finds this class by."""
+        """Return the name by which `find` finds this class."""
         package, _, module = kind.__module__.rpartition(".")
         return module if package == FOLDERS[self.kind] else f"{kind.__module__}:{kind.__qualname__}"
 
@@ -161,7 +161,7 @@ class Registry(_Plugins[type[T]]):
 
 @dataclass(frozen=True)
 class InstanceRegistry(_Plugins[T]):
-    """The instances of `base` that can be named, by their attribute `name`, or one of their `aliases`.
+    """Registry of instances of `base`, by attribute `name` or one of `aliases`.
 
     A module, also one behind an entry point, offers its public variables that are such instances, or tuples of them.
     """
@@ -170,7 +170,7 @@ class InstanceRegistry(_Plugins[T]):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All names and aliases in alphabetical order; everything is imported."""
+        """Import everything and return all names and aliases, sorted."""
         return tuple(sorted({name for value in self.all() for name in _names_of(value)}))
 
     @property
@@ -185,7 +185,7 @@ class InstanceRegistry(_Plugins[T]):
         return tuple({id(value): value for module in modules for value in self._members(module)}.values())
 
     def all(self) -> tuple[T, ...]:
-        """Shipped ones in the order of their modules, then those of installed packages."""
+        """Return the shipped instances by module, then those of installed packages."""
         return (*self._shipped_values, *(v for name in sorted(installed(self.kind)) for v in self._installed(name)))
 
     def _installed(self, name: str) -> Sequence[T]:
@@ -196,7 +196,7 @@ class InstanceRegistry(_Plugins[T]):
         return self.find_all(name)[0]
 
     def find_all(self, name: str) -> Sequence[T]:
-        """All of that name, of which a module may have several; by import path one. Raises as `find` does."""
+        """Return all instances of a name, or one by import path. Raises the registry's error without any."""
         if ":" in name:
             return [self._checked(name, self.load(name))]
         if name in self.shipped:
@@ -224,7 +224,7 @@ class InstanceRegistry(_Plugins[T]):
 
 
 def describe_object(value: object) -> str:
-    """Class or value in words, for an error: `the class my_module.Mine`, `int 3`."""
+    """Describe a class or value for an error: `the class my_module.Mine`, `int 3`."""
     if isinstance(value, type):
         return f"the class {value.__module__}.{value.__qualname__}"
     return f"{type(value).__name__} {value!r:.80}"
@@ -235,13 +235,13 @@ def _names_of(value: object) -> tuple[str, ...]:
 
 
 def installed(kind: str) -> Mapping[str, Sequence[EntryPoint]]:
-    """Name to entry points, of the installed packages that offer plug-ins of this kind."""
+    """Map names to entry points of installed packages, for one kind."""
     return _installed().get(kind, MappingProxyType({}))
 
 
 @cache
 def _installed() -> Mapping[str, Mapping[str, Sequence[EntryPoint]]]:
-    """Raises RecipeError for an entry point that names no kind of plug-in, with the nearest."""
+    """Map kinds to names to entry points. Raises RecipeError for an entry point of an unknown kind."""
     found: dict[str, dict[str, list[EntryPoint]]] = {}
     for point in entry_points(group=GROUP):
         kind, _, name = point.name.partition(".")
@@ -257,27 +257,27 @@ def _package(point: EntryPoint) -> str:
 
 
 def modules_of(package: str) -> tuple[str, ...]:
-    """The public modules of a package in alphabetical order; none is imported."""
+    """Return the names of a package's public modules, sorted, without importing them."""
     spec = find_spec(package)
     found = iter_modules(spec.submodule_search_locations or ()) if spec is not None else ()
     return tuple(sorted(module.name for module in found if not module.name.startswith("_")))
 
 
-def at_path(path: str) -> Any:
-    """What an import path names: `my_package.my_module:MINE`, `…:Mine.part`, or the module alone.
+def import_object(path: str) -> Any:
+    """Import the object of a path: `my_package.my_module:MINE`, `…:Mine.part`, or a module.
 
     Raises ImportError with the reason, and the line of the user's code that raised it.
     """
     name, _, attribute = path.partition(":")
     try:
-        module = imported(name)
+        module = import_local(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):  # what the module itself imports
-            raise ModuleNotFoundError(raised(error), name=error.name) from error
+            raise ModuleNotFoundError(format_user_error(error), name=error.name) from error
         here = [path.stem for path in Path.cwd().iterdir() if path.suffix == ".py"]
         raise ModuleNotFoundError(f"{error}{nearest(name, here)}", name=error.name) from error
     except (Exception, SystemExit) as error:  # a user's module may raise anything while it is imported
-        raise ImportError(raised(error)) from error
+        raise ImportError(format_user_error(error)) from error
     found: Any = module
     for part in attribute.split(".") if ":" in path else ():
         if not hasattr(found, part):
@@ -286,8 +286,8 @@ def at_path(path: str) -> Any:
     return found
 
 
-def imported(name: str) -> ModuleType:
-    """The module, also one in the folder that a command was called in: a console script does not look there."""
+def import_local(name: str) -> ModuleType:
+    """Import a module, also from the current folder (unlike console scripts)."""
     top = name.partition(".")[0]
     here = Path.cwd()
     if top not in sys.modules and find_spec(top) is None and ((here / top).is_dir() or (here / f"{top}.py").is_file()):

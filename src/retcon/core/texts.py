@@ -1,4 +1,4 @@
-"""What texts say, and how they say it."""
+"""Small helpers for strings: URLs, counts with nouns, end-of-turn marks."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ _TURN_END = re.compile(r"(?:<\|[^<>|]{1,40}\|>|<｜[^<>｜]{1,40}｜>|<end_of_tu
 
 
 def is_url(text: str) -> bool:
-    """Whether it names a server that speaks HTTP."""
+    """Return whether the text is an HTTP URL."""
     return text.startswith(("http://", "https://"))
 
 
 def counted(number: int, noun: str) -> str:
-    """`1 worker`, `2 workers`, `1,024 workers`."""
+    """Format a count with its noun: `1 worker`, `2 workers`, `1,024 workers`."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
-def without_turn_end(text: str) -> str:
-    """What a model said in a turn, without the mark by which its template ends one (`<|im_end|>`)."""
+def strip_turn_end(text: str) -> str:
+    """Remove the template's end-of-turn mark (`<|im_end|>`) from a turn's text."""
     return _TURN_END.sub("", text)

@@ -1,7 +1,7 @@
 """The trajectory and its vocabulary.
 
-A trajectory stores only what each turn added, and why. The concatenated ids of its segments are exactly what the
-engine saw; masks, samples and costs are derived from it and never stored as the truth.
+A trajectory stores only what each turn added, and why. The concatenated ids of its segments are exactly the engine's
+input and output; masks, samples and costs are derived and never stored as the truth.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Relation = Literal["subcall", "subagent", "compaction", "fork"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 TRAINED: frozenset[Kind] = frozenset({"sampled", "spliced"})
 REPLACED: frozenset[Decision] = frozenset({"shallow", "deep", "resampled"})
-"""Decisions that put what worked in the place of a failed turn."""
+"""Decisions that replace a failed turn by its fix."""
 
 NO_SECONDS = 0.0
 """The default of `Observation.seconds`: left out where it is this object, as any default is."""
@@ -37,7 +37,7 @@ EXPECTED_LENGTH = 4_000
 """Characters of `Trajectory.expected` at most: the tests of a programming task are longer, and in the task's file."""
 
 Extra = Mapping[str, object]
-"""Fields that a newer version wrote and this one does not know: kept, and written back."""
+"""Unknown fields, of a newer version: kept, and written back."""
 
 
 class Record(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -80,8 +80,8 @@ class ToolCall(Record, frozen=True, omit_defaults=True):
 
     arguments: the parsed arguments, or the raw text where they could not be parsed. start: index into the turn's
     generated ids at which the call's marker begins, None where the marker is not on a token boundary, where the call
-    stands in a list after others, or where there are no ids. char: the same as an offset into the turn's generated
-    text. language: of `code`, None for Python; of a shell's commands (`shell`) the effects cannot be told.
+    stands in a list after others, or where there are no ids. char: that place as an offset into the turn's generated
+    text. language: of `code`, None for Python; the effects of a shell's commands (`shell`) are unknown.
     """
 
     id: str
@@ -97,13 +97,13 @@ class ToolCall(Record, frozen=True, omit_defaults=True):
 
     @property
     def code(self) -> str:
-        """The program alone: no wrapper, no escapes. Of a malformed call, the raw text."""
+        """Return the bare program, without wrapper and escapes; the raw text of a malformed call."""
         arguments = self.arguments
         return arguments if isinstance(arguments, str) else str(arguments.get("code", ""))
 
 
 class Observation(Record, frozen=True, omit_defaults=True):
-    """What a tool answered; `status` comes from the tool, typed, and is never read out of the text. seconds: wall.
+    """The answer of a tool; `status` comes typed from the tool, never from the text. seconds: wall.
 
     no_checkpoint: why the tool's state before the call's turn could not be kept, so that no repair could go back to it.
     rule: in other people's transcripts that have no status, by what the text was taken for a failure or for unclear
@@ -123,9 +123,9 @@ class Observation(Record, frozen=True, omit_defaults=True):
 
 
 class Cut(Record, frozen=True, omit_defaults=True):
-    """A sentence or comment that a repair left out, as it spoke of what the repair took out.
+    """Text that a repair cut because it mentions the removed failure.
 
-    turn: of the raw trajectory, 0-based. rule: by which it was seen to speak of that (`purify.words`).
+    turn: of the raw trajectory, 0-based. rule: by which the mention was recognised (`purify.words`).
     """
 
     turn: int
@@ -137,12 +137,12 @@ class Cut(Record, frozen=True, omit_defaults=True):
 
 
 class RepairRecord(Record, frozen=True, omit_defaults=True):
-    """Why a turn is as it is after a failure: the audit trail of a purifier.
+    """Audit record of a purifier: how a turn was repaired after a failure, and why.
 
-    similarity: Sim(c_t, c'), None where no fix was compared. reason: a short phrase. attempts: how many attempts were
+    similarity: Sim(c_t, c'), None where no fix was compared. reason: a short phrase. attempts: number of attempts
     generated after the failure. fresh: how many of them, the first ones, followed the clean history, as if the failed
-    call had not been made; the others were shown failures. cut: what was left out of this turn and later ones for the
-    repair's sake, in their order.
+    call had not been made; the others were shown failures. cut: text removed from this turn and later ones because of
+    the repair, in order.
     """
 
     decision: Decision
@@ -154,10 +154,10 @@ class RepairRecord(Record, frozen=True, omit_defaults=True):
 
 
 class Turn(Record, frozen=True, omit_defaults=True):
-    """One generation of the model and what the tools answered.
+    """One generation of the model and the tools' answers.
 
-    segments: what the model wrote (`sampled`, `spliced`), then for each call its observation, with the template's glue
-    (`scaffold`) before, between and after, up to where the model's next turn opens.
+    segments: the model's text (`sampled`, `spliced`), then for each call its observation, with the template's glue
+    (`scaffold`) before, between and after, up to the opening of the model's next turn.
     abandoned: attempts that a purifier took out, in the order in which they were sampled, each as it was. After a
     repair (REPLACED) they are all attempts, the fix as it was sampled last among them; after `described` the failure
     alone, of which the turn keeps what stands before the call; after `unrepaired` the lookahead attempts that followed
@@ -175,21 +175,21 @@ class Turn(Record, frozen=True, omit_defaults=True):
 
     @property
     def generated(self) -> tuple[Segment, ...]:
-        """The segments that the model wrote (sampled or spliced)."""
+        """Return the segments that the model wrote (sampled or spliced)."""
         return tuple([s for s in self.segments if s.kind in TRAINED])
 
     @property
     def text(self) -> str:
-        """What the model wrote in this turn."""
+        """Return the model's text of this turn."""
         return "".join([s.text for s in self.segments if s.kind in TRAINED])
 
     @property
     def failures(self) -> int:
-        """Calls of this turn whose observation is not `ok` (infrastructure faults are nobody's failure)."""
+        """Count this turn's failed calls; infrastructure faults do not count as failures."""
         return sum(o.status not in ("ok", "infrastructure") for o in self.observations)
 
     def raw(self) -> tuple[Turn, ...]:
-        """The turn as it was sampled: itself, or the attempts that it replaced, in order."""
+        """Return the turn as sampled: itself, or the attempts that it replaced, in order."""
         if self.repair is None:
             return (self,)
         if self.repair.decision in ("unrepaired", "answered"):
@@ -198,9 +198,9 @@ class Turn(Record, frozen=True, omit_defaults=True):
 
 
 class Provenance(Record, frozen=True, omit_defaults=True):
-    """Where a trajectory comes from. purified: whether a purifier was armed for this rollout. encoded_by: whose
-    tokenizer stood in for that of a model that speaks text only: the ids are not those that the model saw, and nothing
-    is to be learnt from them. None: they are."""
+    """The origin of a rollout. purified: whether a purifier was armed for it. encoded_by: the model whose tokenizer
+    stood in for that of a text-only model, so that the ids are not the model's and must not be trained on; None: they
+    are the model's."""
 
     seed: int | None = None
     step: int | None = None
@@ -214,12 +214,12 @@ NO_PROVENANCE = Provenance()
 
 
 class Branch(Record, frozen=True, omit_defaults=True):
-    """Where a rollout left another one, whose beginning is its own: those turns were sampled once, for `parent`.
+    """Branch point of a rollout whose first turns were sampled for `parent`.
 
-    parent, root: ids of the trajectory that it left, and of the one that its tree began with. turns, tokens: that it
-    shares with its parent, the prompt's tokens among them. uncertainty, rise: of the parent's next turn, for which it
-    branched: nats a token, and by how much that is more than in its first turn. measure: what that is: the entropy of
-    the model's distributions, or the surprisal of what was drawn from them.
+    parent, root: ids of the trajectory that it left, and of the root of its tree. turns, tokens: shared with its
+    parent, the prompt's tokens included. uncertainty, rise: of the parent's next turn, for which it branched: nats a
+    token, and by how much that exceeds its first turn. measure: of uncertainty: the entropy of the model's
+    distributions, or the surprisal of the sampled tokens.
     """
 
     parent: str
@@ -232,10 +232,10 @@ class Branch(Record, frozen=True, omit_defaults=True):
 
 
 class Parent(Record, frozen=True, omit_defaults=True):
-    """The place in another trajectory at which this one was made.
+    """The turn and call of another trajectory that created this one.
 
-    trajectory: its id. turn: index of the turn. call: id of the call whose program asked for this trajectory; where the
-    parent's turns do not have that call, it belonged to an attempt that was abandoned.
+    trajectory: its id. turn: index of the turn. call: id of the call whose program requested this trajectory; a call
+    that the parent's turns lack belonged to an abandoned attempt.
     """
 
     trajectory: str
@@ -245,10 +245,10 @@ class Parent(Record, frozen=True, omit_defaults=True):
 
 
 class Origin(Record, frozen=True, omit_defaults=True):
-    """Which record of a file a trajectory was read from.
+    """The record of a file from which a trajectory was read.
 
-    source: file and line, or number. format: the name of the transcript's format. record: as it was, where nothing else
-    holds it any more; as text where it is beyond standard JSON.
+    source: file and line, or number. format: the name of the transcript's format. record: the original, where nothing
+    else holds it any more; as text where standard JSON cannot hold it.
     """
 
     source: str
@@ -257,12 +257,12 @@ class Origin(Record, frozen=True, omit_defaults=True):
 
 
 class TrainingRecord(Record, frozen=True, omit_defaults=True):
-    """What a training step made of a rollout: the arrays that its loss used, in short.
+    """Compact record of a rollout's arrays in a training step's loss.
 
-    advantage: of the rollout, None where it was not trained on. advantages: (T,) per token, None where all are equal to
-    it. mask: lengths of alternating runs of the loss mask, zeros first, None where it is what the segments' kinds say.
-    weights: (T,) None where no token is weighed. staleness: how many steps older than this one the oldest weights were
-    that sampled it, None where unknown. seconds: wall, from its group's start to its grade.
+    advantage: of the rollout, None where it was not trained on. advantages: (T,) per token, None where all equal it.
+    mask: lengths of alternating runs of the loss mask, zeros first, None where the segments' kinds give it. weights:
+    (T,) None where no token is weighed. staleness: age in steps of the oldest weights that sampled it, None where
+    unknown. seconds: wall, from its group's start to its grade.
     """
 
     advantage: float | None = None
@@ -274,19 +274,19 @@ class TrainingRecord(Record, frozen=True, omit_defaults=True):
 
 
 class Trajectory(Record, frozen=True, omit_defaults=True):
-    """A whole rollout. reward is None until graded, and stays None after an infrastructure fault.
+    """A whole rollout, with its prompt, turns, reward and provenance.
 
-    prompt: what the model was given before its first turn; it belongs to no turn, so that an attempt at the first turn
-    looks like any other. answer: the final answer that the grader read, None where the model gave none. origin: of one
-    in an audit of transcripts. branch: of one that left another after some turns, which are its own all the same.
-    returned: by the harness that made it: the text that was graded in place of its last message, or the reward; None
-    where it returned neither, or there was none; or the answer that a program submitted. parent: of a part of another
-    trajectory's rollout, None at the root. children: those that were made for this one, each with its own, by turn and
-    id; files have them as lines before it. refused: calls of the model by its programs that a limit refused, those of
-    its descendants among them. selection: what became of it in a step of training, `kept` or why not
-    (see `retcon.train.prompts.selected`); None elsewhere. grades: whether it is right to each judge, where its
-    grader asks several (`livecodebench`: `lcb` and `strict`). expected: the task's right
-    answer, cut to EXPECTED_LENGTH. reason: the grader's, a short phrase. training: what a training step made of it.
+    prompt: the model's input before its first turn; it belongs to no turn, so that an attempt at the first turn looks
+    like any other. reward: None until graded and after an infrastructure fault. answer: the final answer that the
+    grader read, None where the model gave none. origin: of one in an audit of transcripts. branch: of one that left
+    another after some turns, which it holds too. returned: by its harness: the text that was graded in place of its
+    last message, or the reward; or the answer that a program submitted; else None. parent: of a part of another
+    trajectory's rollout, None at the root. children: trajectories made for this one, each with its own, by turn and
+    id; files have them as lines before it. refused: model calls of its programs, and of its descendants', that a
+    limit refused. selection: `kept`, or why a training step dropped it (`retcon.train.prompts.selected`); None
+    elsewhere. grades: verdict of each judge, where its grader asks several (`livecodebench`: `lcb` and `strict`).
+    expected: the task's right answer, cut to EXPECTED_LENGTH. reason: the grader's, a short phrase. training: record
+    of its training step.
     """
 
     id: str
@@ -311,14 +311,14 @@ class Trajectory(Record, frozen=True, omit_defaults=True):
 
     @property
     def tree(self) -> Iterator[Trajectory]:
-        """Its descendants, each after its own, then itself."""
+        """Yield its descendants, children before parents, then itself."""
         for child in self.children:
             yield from child.tree
         yield self
 
     @property
     def segments(self) -> Iterator[Segment]:
-        """Prompt and turns: their ids, concatenated, are the whole history."""
+        """Yield the segments of prompt and turns; their concatenated ids are the whole history."""
         yield from self.prompt
         for turn in self.turns:
             yield from turn.segments
@@ -329,47 +329,47 @@ class Trajectory(Record, frozen=True, omit_defaults=True):
 
     @property
     def calls(self) -> int:
-        """Executed calls of the (purified) history."""
+        """Count the executed calls of the (purified) history."""
         return sum(len(t.observations) for t in self.turns)
 
     @property
     def failures(self) -> int:
-        """Failed calls of the (purified) history."""
+        """Count the failed calls of the (purified) history."""
         return sum(t.failures for t in self.turns)
 
     @property
     def raw_calls(self) -> int:
-        """Executed calls, those of abandoned attempts among them."""
+        """Count the executed calls, abandoned attempts included."""
         return sum(len(a.observations) for t in self.turns for a in t.raw())
 
     @property
     def raw_failures(self) -> int:
-        """Failed calls as they happened, before purification."""
+        """Count the failed calls before purification."""
         return sum(a.failures for t in self.turns for a in t.raw())
 
     @property
     def shared_turns(self) -> int:
-        """How many of its first turns were sampled for the trajectory that it branched off; 0 for one that did not."""
+        """Count the first turns that were sampled for its parent branch; else 0."""
         return 0 if self.branch is None else self.branch.turns
 
     @property
     def own_turns(self) -> tuple[Turn, ...]:
-        """Those that were sampled for this trajectory, not for one that it branched off."""
+        """Return the turns that were sampled for this trajectory itself."""
         return self.turns[self.shared_turns :]
 
     @property
     def raw_seconds(self) -> float:
-        """Wall seconds of calls executed for this trajectory, those of abandoned attempts among them."""
+        """Sum the wall seconds of its own executed calls, abandoned attempts included."""
         return math.fsum(o.seconds for t in self.own_turns for a in t.raw() for o in a.observations)
 
     @property
     def sampled_tokens(self) -> int:
-        """Tokens that the model generated for this trajectory, abandoned attempts among them."""
+        """Count the tokens generated for this trajectory, abandoned attempts included."""
         return sum(len(s.ids or ()) for t in self.own_turns for a in t.raw() for s in a.generated)
 
 
 def is_repaired(trajectory: Trajectory) -> bool:
-    """Whether a purifier replaced a turn of it."""
+    """Return whether a purifier replaced one of its turns."""
     return any(t.repair is not None and t.repair.decision in REPLACED for t in trajectory.turns)
 
 
@@ -379,17 +379,17 @@ for _kind in Record.__subclasses__():
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What training sees of a trajectory.
+    """The token arrays of a trajectory that training uses.
 
-    ids: (T,). mask: (T,) 1 where the id is learnt from. logprobs: (T,) nats, None where mask is 0. spliced: (T,) 1 on
-    spliced ids. advantages: (T,), or None before they are known. weights: (T,) what a token's loss is multiplied by,
-    None for 1; None as a whole where nothing is weighed. reference: (T,) nats, log-probs under the reference policy,
-    None where there is none. source: id of the trajectory, by which errors name it; it tells no samples apart, nor does
-    tree: the id of the trajectory that its tree began with, whose beginning is computed once for all of them; empty for
-    none; nor margin: of a rejected call, by how much it is less likely than what replaced it (`rl.dpo_beta`).
+    ids: (T,). mask: (T,) 1 on trained ids. logprobs: (T,) nats, None where mask is 0. spliced: (T,) 1 on spliced ids.
+    advantages: (T,), or None before they are known. weights: (T,) factor of a token's loss, None for 1; None as a whole
+    where nothing is weighed. reference: (T,) nats, log-probs under the reference policy, None without one. source: id
+    of the trajectory, for errors. tree: the id of the root of its tree, whose prefix is computed once for all of them;
+    empty for none. margin: of a rejected call, by how much it is less likely than its replacement (`rl.dpo_beta`).
+    Equality ignores source, tree and margin.
     predicted: (T,) 1 on ids of tool outputs that the model is trained to predict (`rl.echo`), None for none.
-    hindsights: turns with a failed call, as a teacher that knows the error is shown them (`rl.sdpo`).
-    scale: what all of it weighs in the means of a minibatch, numerators and denominators alike.
+    hindsights: turns with a failed call, in the context of a teacher that knows the error (`rl.sdpo`).
+    scale: its weight in the means of a minibatch, numerators and denominators alike.
     """
 
     ids: tuple[int, ...]
@@ -408,7 +408,7 @@ class Sample:
 
     @property
     def scored(self) -> tuple[int, ...]:
-        """(T,) 1 on ids whose log-probs the loss reads: those in the mask, and those that are predicted."""
+        """Return (T,) 1 on ids whose log-probs the loss reads: in the mask, or predicted."""
         if self.predicted is None:
             return self.mask
         return tuple(map(max, self.mask, self.predicted))
@@ -416,20 +416,20 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Hindsight:
-    """A turn of a sample after what its failed call led to. start: where it begins in that sample."""
+    """A sample's turn in the context of its call's error. start: its index in the sample."""
 
     start: int
     sample: Sample
 
 
 ANYTHING: Mapping[str, object] = {"type": "object"}
-"""The schema that every object of arguments has."""
+"""The schema that accepts every object of arguments."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolSpec:
-    """A tool as a model is shown it. parameters: JSON schema of the object that its arguments are. recorded: how a
-    transcript has the tool, which templates are given as it stands."""
+    """Tool description for the model. parameters: JSON schema of its arguments. recorded: the tool's original object in
+    a transcript, passed to templates unchanged."""
 
     name: str
     description: str = ""
@@ -437,7 +437,7 @@ class ToolSpec:
     recorded: Mapping[str, object] | None = field(default=None, hash=False)
 
     def as_function(self) -> dict[str, object]:
-        """As chat templates and OpenAI's API are given it."""
+        """Return the tool in the format of chat templates and OpenAI's API."""
         if self.recorded is not None:
             return dict(self.recorded)
         function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
@@ -446,15 +446,15 @@ class ToolSpec:
 
 Message = Mapping[str, object]
 Written = str | tuple[Message, ...]
-"""Text as the model saw it, template and all; or chat messages, each with `role` and `content`."""
+"""Rendered text, template included; or chat messages, each with `role` and `content`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One side of a pair.
+    """One side of a preference pair.
 
-    ids: (T,) token ids, None where only text is known. mask: (T,) 1 on the tokens that the loss is to count, None where
-    they are not known apart, so that all of the completion counts.
+    ids: (T,) token ids, None where only text is known. mask: (T,) 1 on the tokens that the loss counts, None where
+    unknown, so that all of the completion counts.
     """
 
     written: Written
@@ -468,11 +468,11 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """chosen is to become more likely after prompt, rejected less: the data of DPO (arXiv 2305.18290).
+    """A preference pair of DPO (arXiv 2305.18290): training makes `chosen` likelier than `rejected`.
 
-    id: says where the pair is from. prompt, chosen and rejected are all text or all messages. prompt_ids: (T,), None
-    where only text is known. about: further columns for the file, such as the similarity of the two; they must not be
-    named as one of the format's own (`retcon.store.jsonl`).
+    id: names the pair's source. prompt, chosen and rejected are all text or all messages. prompt_ids: (T,), None
+    where only text is known. about: further columns for the file, such as the similarity of the two; their names must
+    differ from the format's own (`retcon.store.jsonl`).
     """
 
     id: str
@@ -488,17 +488,17 @@ class Pair:
 
 
 def ids_of(segments: Iterable[Segment]) -> tuple[int, ...]:
-    """The concatenated ids of segments, (T,); one that holds text only adds none."""
+    """Return the concatenated ids of segments, (T,); a text-only one adds none."""
     return tuple(i for s in segments for i in s.ids or ())
 
 
 def token_count(segments: Iterable[Segment]) -> int:
-    """How many ids segments have; one that holds text only has none."""
+    """Count the ids of segments; a text-only one has none."""
     return sum(len(s.ids or ()) for s in segments)
 
 
 def history_ids(trajectory: Trajectory) -> tuple[int, ...]:
-    """The ids of the whole trajectory, (T,): exactly what the engine saw.
+    """Return the trajectory's ids, (T,), exactly as the engine saw them.
 
     Raises MissingIds where a segment holds text only, or another tokenizer stood in for the model's.
     """
@@ -516,7 +516,7 @@ def history_ids(trajectory: Trajectory) -> tuple[int, ...]:
 
 
 def to_sample(trajectory: Trajectory, *, scored: bool = True) -> Sample:
-    """The sample of a trajectory; the mask is 1 on `sampled` and `spliced` ids, 0 elsewhere.
+    """Return a trajectory's sample; the mask is 1 on `sampled` and `spliced` ids, else 0.
 
     scored=False (for supervised training) allows ids without log-probs. Raises MissingIds, and UnscoredTokens where ids
     in the loss mask have no log-probs.
@@ -541,22 +541,22 @@ def to_sample(trajectory: Trajectory, *, scored: bool = True) -> Sample:
 
 @dataclass(frozen=True, slots=True)
 class FirstTries:
-    """made: turns that called and did not answer a failure. failed: those of them in which a call failed."""
+    """Counts of first tries. made: turns that called and did not follow a failure. failed: those with a failed call."""
 
     made: int
     failed: int
 
     @property
     def rate(self) -> float | None:
-        """Share that failed; None where nothing was tried."""
+        """Return the share that failed; None without first tries."""
         return self.failed / self.made if self.made else None
 
 
-def first_tries(trajectory: Trajectory) -> FirstTries:
-    """The first tries of a trajectory as it was sampled, whether or not failures were then repaired.
+def count_first_tries(trajectory: Trajectory) -> FirstTries:
+    """Count the first tries of a trajectory as sampled, before any repairs.
 
-    An attempt that comes right after a failed one, in the history or in a lookahead, is a repair and no first try; so
-    that the figure means the same with purification and without. Those of a beginning that it shares are another's.
+    An attempt right after a failed one, in the history or in a lookahead, is a repair and not a first try; so that the
+    figure means the same with purification and without. Turns shared with a parent branch count there.
     """
     made = failed = 0
     repairing = False
@@ -566,7 +566,7 @@ def first_tries(trajectory: Trajectory) -> FirstTries:
             if number >= trajectory.shared_turns and attempt.observations and not repairing:
                 made += 1
                 failed += fails
-            if attempt.observations:  # an attempt that was cut off, or answered in vain, leaves the failure standing
+            if attempt.observations:  # an attempt without a call, cut off or answering, does not undo the failure
                 repairing = fails
         repairing = turn.failures > 0  # the next turn follows what was committed
     return FirstTries(made, failed)

@@ -20,19 +20,19 @@ import msgspec
 import numpy as np
 
 from retcon.build import (
-    as_evaluated,
     build_engine_chat,
     build_policy,
     build_repair,
     build_tasks,
     open_context,
     open_graders,
-    settle,
+    resolve_lengths,
+    with_evaluation_repair,
 )
 from retcon.config.schema import Recipe
+from retcon.core.concurrency import gather_or_cancel
 from retcon.core.errors import CheckpointError, InfrastructureFault, RecipeError, SandboxUnavailable
 from retcon.core.seeds import derive
-from retcon.core.together import together
 from retcon.core.types import REPLACED, Observation, Provenance, ToolCall, Trajectory, Turn
 from retcon.evaluate.runner import OnPlace
 from retcon.evaluate.statistics import CONFIDENCE, RESAMPLES, Interval
@@ -170,7 +170,7 @@ async def replay(
         made = await graded(task, made, grade, context.faults.add)
         return made, made.reward is None and not any(tool.differs for tool in rebuilt.values())
 
-    ends = await together(one(way, turns, n) for way, turns in starts(call).items() for n in range(times))
+    ends = await gather_or_cancel(one(way, turns, n) for way, turns in starts(call).items() for n in range(times))
     return Replays([made for made, _ in ends], sum(at_fault for _, at_fault in ends))
 
 
@@ -473,14 +473,14 @@ def run_audit(
     """
     _refuse_environments(job.recipe, job.recipe.task.tools(job.recipe))
     purifying = _purifying(job.recipe)
-    purifying.task.refuse_rollouts(purifying)
+    purifying.task.check_rollouts(purifying)
     if job.recipe.rollout.harness:
         raise RecipeError(
             "rollout.harness: an audit goes back to the state before a failed call, and a harness's is its own: leave "
             "it out"
         )
     family = build_tasks(job.recipe, job.checkpoint)
-    recipe, _ = settle(job.recipe, job.checkpoint, family)
+    recipe, _ = resolve_lengths(job.recipe, job.checkpoint, family)
     job = replace(job, recipe=recipe)
     model = fingerprint(job.checkpoint) if recipe.engine.in_process else recipe.engine.subject(job.checkpoint)
     tasks = held_out(recipe, family, job.size.prompts)
@@ -560,7 +560,8 @@ async def audit(
 
 def _purifying(recipe: Recipe) -> Recipe:
     """The recipe with SAAR as its repair: as [repair] says where that is SAAR, else with its defaults."""
-    return as_evaluated(recipe.model_copy(update={"evaluate": recipe.evaluate.model_copy(update={"repair": "saar"})}))
+    evaluate = recipe.evaluate.model_copy(update={"repair": "saar"})
+    return with_evaluation_repair(recipe.model_copy(update={"evaluate": evaluate}))
 
 
 def _refuse_environments(recipe: Recipe, tools: Iterable[AnyTool]) -> None:
@@ -586,7 +587,7 @@ async def _replayed(
     side_by_side = max(1, AT_ONCE // (len(WAYS) * job.size.replays))
     for start in range(0, len(todo), side_by_side):
         part = todo[start : start + side_by_side]
-        made = await together(
+        made = await gather_or_cancel(
             replay(
                 call, tasks[call.raw.task], context, times=job.size.replays, seed=job.recipe.evaluate.seed, grade=grade
             )

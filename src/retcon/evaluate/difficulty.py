@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
 
-from retcon.build import build_engine_chat, build_policy, build_tasks, open_context, open_graders, settle
+from retcon.build import build_engine_chat, build_policy, build_tasks, open_context, open_graders, resolve_lengths
 from retcon.chat.chat import Chat
 from retcon.config.schema import Recipe
 from retcon.core.errors import RecordError, SandboxUnavailable
@@ -54,7 +54,7 @@ def run_difficulty(
     rollout in twenty was lost; what was measured is kept. MissingExtra without torch.
     """
     family = build_tasks(recipe, checkpoint)
-    recipe, _ = settle(recipe, checkpoint, family)
+    recipe, _ = resolve_lengths(recipe, checkpoint, family)
     chat = build_engine_chat(recipe, checkpoint, family)
     stream = fitting(training_prompts(family, recipe.run.seed), chat, recipe.rollout.max_tokens)
     wanted = {t.id: t for t in islice(stream, tasks)}

@@ -16,7 +16,7 @@ import msgspec
 
 from retcon.core.codec import from_dict
 from retcon.core.errors import CheckpointError, RecordError
-from retcon.core.types import FirstTries, Trajectory, first_tries, token_count
+from retcon.core.types import FirstTries, Trajectory, count_first_tries, token_count
 from retcon.evaluate.statistics import majority, pass_at_k
 from retcon.runs.folder import Cost, Meter
 from retcon.store.jsonl import gathered, lines_of
@@ -206,7 +206,7 @@ def _grades(rollouts: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _first_try_failures(rollouts: Sequence[Trajectory]) -> float | None:
-    tries = [first_tries(t) for t in rollouts]
+    tries = [count_first_tries(t) for t in rollouts]
     return FirstTries(sum(t.made for t in tries), sum(t.failed for t in tries)).rate
 
 

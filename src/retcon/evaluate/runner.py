@@ -17,21 +17,21 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from retcon.build import (
-    as_evaluated,
     build_engine_chat,
+    build_evaluation_context,
     build_plain_sampling,
     build_policy,
     build_sampling,
     build_tasks,
-    measuring,
     open_context,
     open_graders,
-    settle,
+    resolve_lengths,
+    with_evaluation_repair,
 )
 from retcon.config.schema import Recipe
+from retcon.core.concurrency import cancel_all, gather_or_cancel
 from retcon.core.errors import CheckpointError, RecipeError, SandboxUnavailable
 from retcon.core.seeds import derive
-from retcon.core.together import cancelled, together
 from retcon.core.types import Trajectory
 from retcon.engine.types import Generator, SamplingParams, TellsStatistics
 from retcon.evaluate.card import write_card
@@ -110,9 +110,9 @@ def run_evaluation(
     SandboxUnavailable where more than one rollout in twenty was lost, EngineError for an engine elsewhere that is down,
     MissingExtra without torch.
     """
-    recipe.task.refuse_rollouts(as_evaluated(recipe))
+    recipe.task.check_rollouts(with_evaluation_repair(recipe))
     family = build_tasks(recipe, checkpoint)
-    recipe, _ = settle(recipe, checkpoint, family)
+    recipe, _ = resolve_lengths(recipe, checkpoint, family)
     tasks = problems_of(recipe, family)
     result = held_by(recipe, checkpoint, out, tasks, family)
     result = msgspec.structs.replace(result, about=result.about or _about(recipe, tasks, protocol))
@@ -179,7 +179,7 @@ async def _watched(work: Awaitable[T], engine: Generator, on_tokens: Callable[[i
     try:
         return await work
     finally:
-        await cancelled(watching)
+        await cancel_all(watching)
 
 
 async def evaluate(
@@ -213,7 +213,7 @@ async def evaluate(
             on_progress(done)
             return graders.judged.grade(task, trajectory)
 
-        measured = replace(measuring(recipe, context, params), faults=faults or context.faults)
+        measured = replace(build_evaluation_context(recipe, context, params), faults=faults or context.faults)
         seed = derive("evaluation", recipe.evaluate.seed, name)
         count = recipe.evaluate.samples
         at_once = max(AT_ONCE, 2 * recipe.engine.requests())  # while some ask the servers, others run their tools
@@ -228,7 +228,7 @@ async def evaluate(
             begun.add(task.id, group, round(time.monotonic() - started, 3))
             return group
 
-        groups = await together(group_of(task) for task in tasks)
+        groups = await gather_or_cancel(group_of(task) for task in tasks)
     cost = begun.meter.read()
     setting = score(
         zip((t.id for t in tasks), groups, strict=True),

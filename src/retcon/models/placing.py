@@ -17,7 +17,7 @@ from safetensors.numpy import load_file, save_file
 from torch import Tensor, nn
 
 from retcon.config.schema import Recipe
-from retcon.core.errors import CheckpointError, ComputeWarning, told_as
+from retcon.core.errors import CheckpointError, ComputeWarning, reraise_as
 from retcon.models.devices import HELD, HELD_FROZEN, REFERENCE, USES, Placement, Use, choose, crowding, look_at_machine
 from retcon.models.loading import load_config, load_model
 from retcon.models.locating import SCRATCH, model_folder
@@ -130,7 +130,7 @@ def check_logits(model: PreTrainedModel, name: object) -> None:
         expected: Tensor = model(input_ids=ids, use_cache=False).logits[0]
         if not bool(expected.isfinite().all()):
             return  # it has diverged, which a step says of its loss
-        with told_as(CheckpointError, f"{name}: training {kind} by its last hidden states"):
+        with reraise_as(CheckpointError, f"{name}: training {kind} by its last hidden states"):
             hidden: Tensor = layers_of(model)(input_ids=ids, use_cache=False).last_hidden_state[0]
             large = LARGE * hidden  # which shows caps
             fits = getattr(head, "in_features", hidden.shape[-1]) == hidden.shape[-1]  # RemBERT's takes wider ones

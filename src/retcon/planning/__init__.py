@@ -1,1 +1,1 @@
-"""What a job will need, before it starts: memory, disk."""
+"""Estimates of memory, disk and time before a job starts."""

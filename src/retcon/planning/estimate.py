@@ -1,6 +1,7 @@
-"""Plan a training by formula, from a model's published sizes: here, or in verl on GPUs as recipes/verl sets it up.
+"""Training estimates from a model's sizes, here or in verl on GPUs.
 
-CLEANER-4B takes 4.5 days by them on 4 H100s, and 7B 1.8: the paper's took 4 and 2 (arXiv 2601.15141, appendix A).
+verl is set up as in recipes/verl. CLEANER-4B takes 4.5 days by the formulas on 4 H100s, and 7B 1.8: the paper's took 4
+and 2 (arXiv 2601.15141, appendix A).
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ from retcon.planning.needs import KEPT, Needs, Part, count_parameters, gib, kv_b
 
 SHIPPED = Path(__file__).parents[1] / "assets" / "models.json"
 USED = 7000 / 20480
-"""Mean share of their response limit that rollouts use: CLEANER's (table 5)."""
+"""Mean share of the response limit that rollouts use: CLEANER's (table 5)."""
 OFFLOADED, OPTIMISER_OFFLOADED = 8, 32
-"""GPUs from which weights, and the optimiser, stay on them between updates (recipes/verl/launch.sh)."""
+"""Least numbers of GPUs that keep weights, and the optimiser, between updates (recipes/verl/launch.sh)."""
 LOGIT = 8
 """Bytes of a logit in verl's update, with its log-softmax and gradients in float16: an estimate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """FLOP and bytes that a device computes and reads in a second; its bytes of memory, 0 where it is this machine."""
+    """Speed of a device, in FLOP/s and bytes/s. memory: bytes, 0 for this machine."""
 
     name: str
     flops: float
@@ -45,9 +46,9 @@ class Speed:
 
 @contextmanager
 def published(name: str) -> Iterator[Path]:
-    """Give a folder that has the model's config.json, for a while: its own, the one shipped, or the hub's.
+    """Yield a folder with the model's config.json: its own, the shipped one, or the hub's.
 
-    Raises RecipeError for a model of the hub whose configuration is not to be had, CheckpointError as `locate`.
+    Raises RecipeError for a model of the hub whose configuration is unavailable, CheckpointError as `locate`.
     """
     about, repo = json.loads(SHIPPED.read_bytes()), name.partition("@")[0]
     sizes = about["models"].get(about["of_one_size"].get(repo, repo))
@@ -88,9 +89,9 @@ def measure_speed(place: Placement) -> Speed:
 
 
 def needs_on_gpus(recipe: Recipe, folder: Path, gpus: Speed) -> Needs:
-    """Return what verl takes of each GPU, and of the disk; adapters are verl's and not reckoned.
+    """Return verl's use of each GPU and of the disk, without adapters.
 
-    Raises RecipeError where a GPU does not hold the weights that its engine decodes with.
+    Raises RecipeError where a GPU does not hold the weights for decoding and one rollout.
     """
     config, count = load_config(folder), gpus.devices
     text, parameters = config.get_text_config(), count_parameters(config, recipe.lora)[0]
@@ -119,7 +120,7 @@ def needs_on_gpus(recipe: Recipe, folder: Path, gpus: Speed) -> Needs:
 
 
 def step_seconds(recipe: Recipe, text: Any, needs: Needs, speed: Speed, tokens: float) -> tuple[float, float]:
-    """Return the seconds of a step's rollouts, and of its updates, where trajectories have `tokens` tokens.
+    """Return the seconds of a step's rollouts and of its updates. tokens: mean length of trajectories.
 
     A forward has 2 FLOPs a parameter, and 4 a value of the queries for each of tokens / 2; a backward twice that.
     """

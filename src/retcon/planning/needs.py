@@ -1,6 +1,6 @@
-"""Memory and disk that a run will take, part by part, reckoned from its recipe and its model's configuration.
+"""Estimates of a run's memory and disk from recipe and model configuration.
 
-Nothing is loaded for it. What cannot fit is refused, by the dry run and by the run itself, before anything is written.
+Nothing is loaded for it. The dry run, and the run itself before it writes anything, refuse a run that cannot fit.
 """
 
 from __future__ import annotations
@@ -39,33 +39,32 @@ Work = RunKind | Literal["eval"]
 Phase = Literal["always", "rollouts", "update"]
 MIB = 2**20
 PROCESS = 450 * MIB
-"""Python, torch and transformers, imported, with what their threads and allocators keep. An estimate: that grows with
-the model, so that a peak can be somewhat above what is foretold."""
+"""Bytes of Python, torch and transformers once imported, with their threads and allocators. An estimate: it grows with
+the model, so that a peak can be somewhat above the forecast."""
 TOKEN = 2400
-"""Bytes of a token of the vocabulary in the two copies of a tokenizer, at most: 1,030 to 2,390 for four real models."""
+"""Most bytes of a vocabulary token in the two copies of a tokenizer: 1,030 to 2,390 for four real models."""
 KEPT = 2
-"""Checkpoints that lie beside each other; while a third is written there are three."""
+"""Checkpoints kept at a time; three while a new one is written."""
 ROWS = 256
-"""Rollouts that are decoded side by side at most (`build.MAX_REQUESTS`)."""
+"""Most rollouts decoded at a time (`build.MAX_REQUESTS`)."""
 
 LINE_TOKEN = 45
-"""Bytes of a kept rollout's line for each token that its history and the lookaheads of one turn can have: the longest
-of 10 runs and their evaluations had 32 without repairs and 42 with SAAR, where ids have up to four digits."""
+"""Bytes of a kept rollout's line per token of its history and of one turn's lookaheads: the longest of 10 runs and
+their evaluations had 32 without repairs and 42 with SAAR, where ids have up to four digits."""
 
 SCORED_KEYS = 1024
-"""Keys up to which a training in bfloat16 on a CPU keeps the weights of attention (`train.kernels.attention.SHORT`)."""
+"""Most keys for which a training in bfloat16 on a CPU keeps attention weights (`train.kernels.attention.SHORT`)."""
 GRAPHS = 4
-"""Copies of what a forward gives of all rollouts (the last states, or logits) that recorded ones keep on a GPU at most:
-two of them are what they write to, and what was smaller before; as much again is where they compute. An estimate, not
-measured."""
+"""Most copies of all rollouts' last states, or logits, that CUDA graphs keep on a GPU: two for their outputs, of this
+and of a smaller size, and two for their workspace. An estimate, not measured."""
 DRAWN = 16
-"""Bytes that a logit takes besides while an id is drawn on a GPU: four copies in float32. Not measured. A CPU goes
-through few rows at a time."""
+"""Extra bytes of a logit while an id is sampled on a GPU: four copies in float32. Not measured. A CPU samples few rows
+at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """bytes: at most, but for those of the process, an estimate. phase: when it is taken."""
+    """One part of a run's memory. bytes: an upper bound, of the process an estimate. phase: when it is in use."""
 
     name: str
     bytes: int
@@ -75,8 +74,8 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """memory: of the device that computes. disk: bytes of checkpoints and models in the run folder at most. rollouts:
-    bytes of those that are kept there, an estimate from the longest that they can be. parameters, trained: numbers."""
+    """Memory and disk of a run. memory: of the computing device. disk: most bytes of checkpoints and models in the run
+    folder. rollouts: bytes of the kept rollouts, estimated at their longest. parameters, trained: counts."""
 
     memory: tuple[Part, ...]
     disk: int
@@ -87,21 +86,21 @@ class Needs:
 
     @property
     def peak(self) -> int:
-        """Bytes: what is always there, and of rollouts and updates what takes more, as they take turns."""
+        """Return the bytes at the peak. Rollouts and updates take turns: the larger of the two counts."""
         return self.of_phase("always") + self.of_phase(self.peak_phase)
 
     @property
     def peak_phase(self) -> Phase:
-        """Rollouts or updates, whichever takes more."""
+        """Return the phase that takes more: rollouts or updates."""
         return "update" if self.of_phase("update") >= self.of_phase("rollouts") else "rollouts"
 
     @property
     def least(self) -> int:
-        """Bytes: `peak` without what is an estimate (ESTIMATED)."""
+        """Return the bytes of `peak` without estimates (ESTIMATED)."""
         return self.peak - sum(part.bytes for part in self.memory if part.name in ESTIMATED)
 
     def of_phase(self, phase: Phase) -> int:
-        """Bytes of the parts that are taken then."""
+        """Sum the bytes of a phase's parts."""
         return sum(part.bytes for part in self.memory if part.phase == phase)
 
 
@@ -115,11 +114,11 @@ def needs_of(
     reference: bool = False,
     least: int = 0,
 ) -> Needs:
-    """What `work` will take. folder: of the model. longest: tokens of its longest sample, None for what a rollout can
-    have. reference: whether another stage of the run has a KL penalty, as this one may itself. least: tokens that the
-    engine is to hold of a rollout at any rate, as evaluations on the way may have longer ones. What servers take is not
-    reckoned. Raises CheckpointError for a configuration that cannot be read, or that no model can be made of,
-    RecipeError for a `compute.kv_memory_mb` that does not hold one rollout."""
+    """Estimate the needs of `work`, without those of servers. folder: of the model. longest: tokens of its longest
+    sample, None for a rollout's limit. reference: whether another stage of the run has a KL penalty, as this one may
+    itself. least: tokens of a rollout that the engine must hold in any case, as evaluations on the way may be longer.
+    Raises CheckpointError for a configuration that cannot be read or gives no model, RecipeError for a
+    `compute.kv_memory_mb` that does not hold one rollout."""
     config = load_config(folder)
     text = config.get_text_config()
     parameters, trained = count_parameters(config, recipe.lora)
@@ -127,7 +126,7 @@ def needs_of(
     rolls, trains = work in ("rl", "eval") and recipe.engine.in_process, work != "eval"
     cpu = place.device == "cpu"
     whole = max(least, recipe.rollout.max_tokens + recipe.rollout.lookahead_tokens)
-    # What this process has taken already is no longer free.
+    # On a CPU, memory that this process uses already does not count as free.
     parts = [Part("process", PROCESS, "always", "Python and its packages, an estimate")] if cpu else []
     if cpu and (folder / "tokenizer.json").is_file():
         parts.append(Part("tokenizer", TOKEN * text.vocab_size, "always", f"{text.vocab_size:,} tokens, two copies"))
@@ -157,7 +156,7 @@ def needs_of(
         parts.append(Part("weights", wide * parameters, "always", about))
     if rolls:
         if recipe.compute.kv_memory_mb and isinstance(recipe.engine, LocalSection):
-            _refuse_small(recipe, config, whole, wide)
+            _check_kv_budget(recipe, config, whole, wide)
         rows = _rows(work, recipe)
         kv = _kv_blocks(recipe, rows, whole, kv_bytes(text, wide), free_on(place.device))
         stay = min(kv.bytes, kept_at_rest(torch.device(place.device))) if trains and not cpu else 0
@@ -180,15 +179,15 @@ def needs_of(
 
 
 def _rows(work: Work, recipe: Recipe) -> int:
-    """Rollouts that are decoded side by side at most."""
+    """Return the most rollouts decoded at a time."""
     if work != "rl":
         return ROWS
     return min(ROWS, recipe.rl.prompts * recipe.select.made(recipe.rl.group) * (1 + recipe.rl.max_staleness))
 
 
-def _refuse_small(recipe: Recipe, config: PretrainedConfig, whole: int, wide: int) -> None:
-    """Raises RecipeError where the budget does not hold one request of the local engine, which says so itself where
-    the model cannot be gone through without weights. whole: tokens of it. wide: bytes of a value."""
+def _check_kv_budget(recipe: Recipe, config: PretrainedConfig, whole: int, wide: int) -> None:
+    """Raise RecipeError where the budget does not hold one request of the local engine. Where the model cannot be run
+    without weights, the engine itself checks. whole: tokens of the request. wide: bytes of a value."""
     try:
         kept = shapes(empty_model(config)).layers.values()
     except (EngineError, RuntimeError):
@@ -204,8 +203,8 @@ def _refuse_small(recipe: Recipe, config: PretrainedConfig, whole: int, wide: in
 
 
 def _kv_blocks(recipe: Recipe, rows: int, whole: int, token: int, free: int | None) -> Part:
-    """The budget that the local engine gives itself, all of which it may take: what requests have outgrown is kept for
-    others. whole: tokens of a rollout at its longest. token, free: bytes, of one and on the device; None: not known."""
+    """Return the budget of the local engine, all of which it may use: blocks that requests outgrow are kept for reuse.
+    whole: tokens of a rollout at its longest. token: bytes of one. free: bytes on the device, None if unknown."""
     if recipe.compute.kv_memory_mb:
         return Part("KV blocks", recipe.compute.kv_memory_mb * MIB, "rollouts", "compute.kv_memory_mb")
     request = capacity_for(whole, whole) * token
@@ -217,40 +216,40 @@ def _kv_blocks(recipe: Recipe, rows: int, whole: int, token: int, free: int | No
 
 ESTIMATED = ("tokenizer", "activations", "logits", "logits in verl", "entropies", "KV blocks", "states of graphs",
              "logits of rollouts")  # fmt: skip
-"""Parts that are bounds by a formula, above what small models were measured to take
-(`tests/integration/train/test_memory.py`), or that make do with less."""
+"""Parts with a bound by formula, above measurements of small models
+(`tests/integration/train/test_memory.py`), and parts that can do with less."""
 
 
-def refuse_overfull(needs: Needs, of: object = "this", free: int | None = None) -> None:
-    """Raises RecipeError where the memory of the device cannot hold what is needed: names the largest part, and which
-    key makes it smaller. of: what takes it, such as a stage. What is an estimate (ESTIMATED) refuses nothing: where it
-    alone makes the difference, there is a ComputeWarning. free: bytes, None for what this machine has."""
+def check_memory_fits(needs: Needs, of: object = "this", free: int | None = None) -> None:
+    """Raise RecipeError where the device's memory is too small. The error names the largest part, and which key makes
+    it smaller; if only estimates (ESTIMATED) exceed the memory, it is a ComputeWarning. of: subject of the message,
+    such as a stage. free: bytes, None for this machine's."""
     free = free or free_on(needs.device)
     if free is not None and needs.peak > free:
-        said = _overfull(needs, of, f"{gib(free)} are free on {needs.device}")
+        message = _describe_shortage(needs, of, f"{gib(free)} are free on {needs.device}")
         if needs.least > free:
-            raise RecipeError(said)
-        warnings.warn(said, ComputeWarning, stacklevel=3)
+            raise RecipeError(message)
+        warnings.warn(message, ComputeWarning, stacklevel=3)
 
 
-def refuse_unfit(needs: Needs, out: Path, of: object = "this") -> None:
-    """As `refuse_overfull`; and the same of the disk of `out`, which need not exist yet, where rollouts are the
-    estimate. A run that is finished needs nothing; one that goes on has most of its disk already."""
+def check_fits(needs: Needs, out: Path, of: object = "this") -> None:
+    """Check memory and the disk of `out`, which need not exist yet. Kept rollouts are the disk's estimate. A finished
+    run needs nothing; one that goes on has most of its disk already."""
     if (out / "final").is_dir():
         return
-    refuse_overfull(needs, of)
-    _refuse_disk(needs, out)
+    check_memory_fits(needs, of)
+    _check_disk(needs, out)
 
 
-def refuse_hopeless(needs: Needs, out: Path, of: object = "this") -> None:
-    """As `refuse_unfit`, of what is to begin later: memory that others have taken may be free by then."""
+def check_fits_later(needs: Needs, out: Path, of: object = "this") -> None:
+    """Check the device's whole memory, and the disk, for a later run. Memory that others use may be free by then."""
     whole = memory_of(needs.device)
     if needs.least > whole:
-        raise RecipeError(_overfull(needs, of, f"{needs.device} has {gib(whole)}"))
-    _refuse_disk(needs, out)
+        raise RecipeError(_describe_shortage(needs, of, f"{needs.device} has {gib(whole)}"))
+    _check_disk(needs, out)
 
 
-def _overfull(needs: Needs, of: object, room: str) -> str:
+def _describe_shortage(needs: Needs, of: object, room: str) -> str:
     largest = max((p for p in needs.memory if p.phase in ("always", needs.peak_phase)), key=lambda part: part.bytes)
     return (
         f"{of} takes up to {gib(needs.peak)} of memory and {room}: most of it is "
@@ -259,7 +258,7 @@ def _overfull(needs: Needs, of: object, room: str) -> str:
     )
 
 
-def _refuse_disk(needs: Needs, out: Path) -> None:
+def _check_disk(needs: Needs, out: Path) -> None:
     there = next(p for p in (out, *out.absolute().parents) if p.exists())
     room = shutil.disk_usage(there).free
     if (out / "run.json").is_file():
@@ -295,19 +294,19 @@ def _advice(part: str, *, trains: bool) -> str:
 
 
 def free_on(device: str) -> int | None:
-    """Free bytes of a device, None if unknown."""
+    """Return the free bytes of a device, None if unknown."""
     if device.startswith("cuda"):
         return free_memory(torch.device(device))
     return available_memory()
 
 
 def memory_of(device: str) -> int:
-    """All bytes of a device, free or not."""
+    """Return all bytes of a device, free or not."""
     return int(torch.cuda.mem_get_info(torch.device(device))[1]) if device.startswith("cuda") else total_memory()
 
 
 def count_parameters(config: PretrainedConfig, lora: LoraSection) -> tuple[int, int]:
-    """(all, those that are trained)."""
+    """Count all parameters and the trained ones."""
     model = empty_model(config)
     whole = sum(p.numel() for p in model.parameters())
     if lora.rank:
@@ -316,25 +315,25 @@ def count_parameters(config: PretrainedConfig, lora: LoraSection) -> tuple[int, 
 
 
 def _linear(text: Any, parameters: int) -> int:
-    """Parameters of the layers: all but the embedding."""
+    """Count the parameters without the embedding."""
     return max(0, parameters - int(text.vocab_size * text.hidden_size))
 
 
 def kv_bytes(text: Any, wide: int) -> int:
-    """Of a token, in all layers, with its place in the mask."""
+    """Return a token's KV bytes, its place in the mask included."""
     heads, size = kv_heads(text)
     return int((1 + text.num_hidden_layers * 2 * heads * size) * wide)
 
 
 def _disk(recipe: Recipe, parameters: int, trained: int) -> int:
-    """Bytes: checkpoints with their optimiser, and the final model."""
+    """Return the bytes of checkpoints with their optimiser, and of the final model."""
     checkpoint = 4 * (trained if recipe.lora.rank else parameters) + 8 * trained
     return (KEPT + 1) * checkpoint + 4 * parameters
 
 
 def _kept_rollouts(work: Work, recipe: Recipe) -> int:
-    """Bytes of the rollouts of a training's kept steps, or of an evaluation's two settings and of what is begun of one.
-    Each is reckoned as long as it can be, with all attempts of one repair."""
+    """Return the bytes of the rollouts of a training's kept steps, or of an evaluation's two settings and an unfinished
+    one. Each counts at its longest, with all attempts of one repair."""
     if work not in ("rl", "eval"):
         return 0
     if work == "rl":
@@ -350,41 +349,41 @@ def _kept_rollouts(work: Work, recipe: Recipe) -> int:
 
 
 def gib(count: int) -> str:
-    """`1.23 GiB`, `345 MiB`."""
+    """Format bytes: `1.23 GiB`, `345 MiB`."""
     return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / MIB:,.0f} MiB"
 
 
 def table(parts: Sequence[Part]) -> list[tuple[str, str, str]]:
-    """(name, size, about) of each part."""
+    """Return (name, size, about) of each part."""
     when = {"always": "", "rollouts": "during rollouts", "update": "during updates"}
     return [(p.name, gib(p.bytes), "; ".join(t for t in (p.about, when[p.phase]) if t)) for p in parts]
 
 
 LARGE = 50_000_000
-"""Parameters from which a model is warned for. The defaults are for the packaged one, which has 0.7 M: ten steps of SFT
-at 4e-3 leave a model of 135 M no English (`benchmarks/studies/rates.py`)."""
+"""Parameters from which a learning rate is checked. The defaults suit the packaged model of 0.7 M: ten steps of SFT at
+4e-3 destroy the English of one of 135 M (`benchmarks/studies/rates.py`)."""
 ADAPTERS = 10
-"""How many times the rate of all weights adapters bear, about."""
+"""Factor of the learning rate that adapters tolerate, compared with all weights, about."""
 
 
 @dataclass(frozen=True, slots=True)
-class Usual:
-    """most: the rate from which there is a warning. take: one that is on the safe side. known: who has which."""
+class UsualRate:
+    """Usual learning rate of a kind of run. most: warn above it. take: a safe one. known: published rates."""
 
     most: float
     take: float
     known: str
 
 
-USUAL: Mapping[RunKind, Usual] = {
-    "sft": Usual(5e-4, 1e-5, "rstar2-14b/sft has 5e-6, smollm2/cold_start (135 M) 4e-4"),
-    "dpo": Usual(2e-5, 1e-6, "its paper, arXiv 2305.18290, has 1e-6"),
-    "rl": Usual(2e-5, 2e-6, "the recipes of papers on 3 to 32 B have 1e-6 to 2e-6, smollm2/saar (135 M) 1e-5"),
+USUAL: Mapping[RunKind, UsualRate] = {
+    "sft": UsualRate(5e-4, 1e-5, "rstar2-14b/sft has 5e-6, smollm2/cold_start (135 M) 4e-4"),
+    "dpo": UsualRate(2e-5, 1e-6, "its paper, arXiv 2305.18290, has 1e-6"),
+    "rl": UsualRate(2e-5, 2e-6, "the recipes of papers on 3 to 32 B have 1e-6 to 2e-6, smollm2/saar (135 M) 1e-5"),
 }
 
 
-def parameters_of(folder: Path) -> int:
-    """Of the model in a folder, by the shapes that its weights in safetensors have; 0 where it has none."""
+def count_stored_parameters(folder: Path) -> int:
+    """Count a model's parameters by the shapes in its safetensors; 0 without any."""
     count = 0
     for file in folder.glob("model*.safetensors"):
         unread = (OSError, ValueError, LookupError, TypeError, RecursionError)  # the run will say so
@@ -396,7 +395,7 @@ def parameters_of(folder: Path) -> int:
 
 
 def warn_of_rate(kind: RunKind, recipe: Recipe, parameters: int) -> None:
-    """Warn (RateWarning) of a learning rate far above those used for models of this size."""
+    """Warn (RateWarning) of a learning rate too high for the model's size."""
     usual, lr = USUAL[kind], getattr(recipe, kind).lr
     times = ADAPTERS if recipe.lora.rank else 1
     if parameters < LARGE or lr <= times * usual.most:

@@ -1,4 +1,4 @@
-"""Check that rollouts fit before their model is loaded; imports torch only where the engine computes here."""
+"""Memory and disk checks of rollouts before their model is loaded; torch only if needed."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from retcon.core.errors import ComputeWarning
 
 
 def check_rollouts_fit(recipe: Recipe, checkpoint: Path, out: Path | None = None) -> None:
-    """Check the memory of rollouts of the model in `checkpoint`, and the disk of an evaluation kept in `out`.
+    """Check that a checkpoint's rollouts fit in memory. out: also check that an evaluation fits on its disk.
 
-    Raises RecipeError where `compute.kv_memory_mb` or memory holds not one rollout.
+    Raises RecipeError where `compute.kv_memory_mb` or memory does not hold one rollout.
     """
     if not recipe.engine.in_process:
         return
     try:
         from retcon.models.loading import load_config
         from retcon.models.placing import place
-        from retcon.planning.needs import needs_of, refuse_overfull, refuse_unfit
+        from retcon.planning.needs import check_fits, check_memory_fits, needs_of
     except ImportError:  # without torch, which `build_policy` reports
         return
     with warnings.catch_warnings():
@@ -27,6 +27,6 @@ def check_rollouts_fit(recipe: Recipe, checkpoint: Path, out: Path | None = None
         where = place(recipe, load_config(checkpoint), ("rollout_dtype",))
     needs = needs_of("eval", recipe, checkpoint, where)
     if out is None:
-        refuse_overfull(needs)
+        check_memory_fits(needs)
     else:
-        refuse_unfit(needs, out)
+        check_fits(needs, out)

@@ -17,13 +17,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from retcon.build import build_chat, build_limits, build_strategy, build_tasks, mixing, settle
+from retcon.build import build_chat, build_limits, build_step_context, build_strategy, build_tasks, resolve_lengths
 from retcon.chat.chat import Chat
 from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe, RolloutSection
+from retcon.core.concurrency import gather_or_cancel
 from retcon.core.errors import InfrastructureFault, MissingExtra, RecipeError
 from retcon.core.seeds import derive
-from retcon.core.together import together
 from retcon.core.types import Trajectory, to_sample, token_count
 from retcon.models.locating import locate
 from retcon.plugins.losses import refuse_own_losses
@@ -125,15 +125,15 @@ class Rollouts:
 
     def __init__(self, recipe: str | Path, overrides: Sequence[str] = (), *, model: str | Path = "") -> None:
         settings = load_recipe(str(recipe), overrides)
-        settings.engine.refuse_training(settings)
+        settings.engine.check_training(settings)
         if settings.stages:
             raise RecipeError(f"{recipe} has stages, and TRL's trainer has none: train with a recipe of one of them")
         _refuse_unfit(settings)
-        settings.task.refuse_rollouts(settings)
-        settings.task.refuse_branching(settings)
+        settings.task.check_rollouts(settings)
+        settings.task.check_branching(settings)
         self._folder = locate(model or settings.model.path)
         self._tasks = build_tasks(settings, self._folder)
-        self.recipe, _ = settle(settings, self._folder, self._tasks)
+        self.recipe, _ = resolve_lengths(settings, self._folder, self._tasks)
         if self.recipe.select.pass_rates:
             self._within(0)  # a file that cannot serve says so
         self._known: dict[str, Task] = {}
@@ -237,13 +237,13 @@ class Rollouts:
         step, seed = trainer.state.global_step, derive("trl", self.recipe.run.seed, process)
         context = rollouts.context
         if training:  # TRL counts the steps that are done, a recipe from its first one
-            context = replace(mixing(self.recipe, context, step + 1), strategy=build_strategy(self.recipe))
+            context = replace(build_step_context(self.recipe, context, step + 1), strategy=build_strategy(self.recipe))
         else:
             context = replace(context, repair=None)
         try:
             return [
                 trajectory
-                for group in await together(
+                for group in await gather_or_cancel(
                     self._group(task, count, replace(rollouts, context=context), step, seed, training, first)
                     for task, count, first in groups
                 )

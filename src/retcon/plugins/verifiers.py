@@ -80,7 +80,7 @@ class RetconEnvironment(vf.ToolEnv):  # type: ignore[misc]  # verifiers has no t
             raise RecipeError(f"repair.kind = '{recipe.repair.kind}' is not to be had in messages: none, or saar")
         if recipe.rollout.harness:
             raise RecipeError("rollout.harness: in verifiers rollouts are made by its environments: leave it out")
-        recipe.task.refuse_rollouts(recipe)
+        recipe.task.check_rollouts(recipe)
         self._recipe, self._tasks, self._repair = recipe, tasks, repair
         self._known: dict[str, Task] = {}
         data = {

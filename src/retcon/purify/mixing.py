@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from retcon.core.seeds import derive
-from retcon.core.types import Trajectory, first_tries
+from retcon.core.types import Trajectory, count_first_tries
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Probes:
     def share(self, probability: float, made: Sequence[Trajectory]) -> float:
         """p of the group's other rollouts, of which `made` are the probes: least + (probability - least) · f, where f
         is the share of the probes' first tries that failed (see `retcon.core.types`), 0 where they made none."""
-        tries = [first_tries(trajectory) for trajectory in made if trajectory.stop != "infrastructure"]
+        tries = [count_first_tries(trajectory) for trajectory in made if trajectory.stop != "infrastructure"]
         tried, failed = sum(t.made for t in tries), sum(t.failed for t in tries)
         least = min(self.least, probability)
         return least + (probability - least) * (failed / tried if tried else 0.0)

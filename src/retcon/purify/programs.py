@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from retcon.core.programs import parsed
+from retcon.core.programs import parse_program
 
 _MAGIC = re.compile(r"^[ \t]*[!%][^\n]*$", re.MULTILINE)
 _LONG = re.compile(r"0[xXoObB][\da-fA-F_]{3500}")
@@ -35,7 +35,7 @@ def parse(code: str) -> ast.Module | None:
     are nested too deeply or hold endless numbers are refused. The latest trees are cached, and never changed."""
     plain = _MAGIC.sub("", code) if "!" in code or "%" in code else code
     for text in (plain, plain.lstrip(" \t")):
-        if (tree := parsed(text)) is not None:
+        if (tree := parse_program(text)) is not None:
             return None if _nested(tree) > _DEEPEST or (_LONG.search(code) and _has_long(tree)) else tree
     return None
 

@@ -6,7 +6,7 @@ import ast
 import re
 from functools import lru_cache
 
-from retcon.core.programs import parsed
+from retcon.core.programs import parse_program
 from retcon.core.types import ToolCall
 
 NO_PROGRAM = "none"
@@ -78,7 +78,7 @@ _ACTS = re.compile(r"[A-Za-z_]\w*(?: = |\()")
 
 def does_nothing(code: str) -> bool:
     """Whether code is nothing but comments, `pass` and constants."""
-    tree = None if _ACTS.match(code) else parsed(code)
+    tree = None if _ACTS.match(code) else parse_program(code)
     return tree is not None and all(
         isinstance(node, ast.Pass) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
         for node in tree.body

@@ -13,7 +13,7 @@ from typing import Any
 
 from retcon.core.errors import MissingExtra
 from retcon.core.installing import how_to_install
-from retcon.core.texts import without_turn_end
+from retcon.core.texts import strip_turn_end
 from retcon.core.types import Trajectory, Turn
 from retcon.evaluate.card import card_of, listed
 from retcon.evaluate.result import Result, Setting, read_result, tokens_read
@@ -171,7 +171,7 @@ def _sample(trajectory: Trajectory, task: Task | None, model: str, epoch: int) -
         input=asked[-1].content,
         target=task.answer if task else trajectory.expected or "",
         messages=messages,
-        output=ModelOutput.from_content(model, without_turn_end(final)),
+        output=ModelOutput.from_content(model, strip_turn_end(final)),
         scores=scores or None,
         metadata={"rollout": trajectory.id, "stop": trajectory.stop, "calls": trajectory.raw_calls,
                   "failed_calls": trajectory.raw_failures,
@@ -188,7 +188,7 @@ def _messages(turn: Turn) -> list[Any]:
     from inspect_ai.model import ChatMessageAssistant, ChatMessageTool
     from inspect_ai.tool import ToolCall
 
-    said = turn.text[: turn.calls[0].char].rstrip("\n") if turn.calls else without_turn_end(turn.text)
+    said = turn.text[: turn.calls[0].char].rstrip("\n") if turn.calls else strip_turn_end(turn.text)
     calls = [
         ToolCall(
             id=call.id,

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from retcon.core.concurrency import cancel_all, gather_or_cancel
 from retcon.core.errors import CheckpointRefused, InfrastructureFault
 from retcon.core.seeds import derive
-from retcon.core.together import cancelled, together
 from retcon.core.types import Branch, Provenance, Trajectory, token_count
 from retcon.engine.types import Forks, Generation, SpeaksText
 from retcon.purify.mixing import purified
@@ -163,7 +163,7 @@ class _Group:
                     one.result()
                 self._running -= done
         except BaseException:
-            await cancelled(self._running)
+            await cancel_all(self._running)
             for tool in self._forkable:
                 await tool.all_over()  # also of branches that never ran
             raise
@@ -252,7 +252,7 @@ async def rollout_group(
     """
 
     async def members(indices: range, context: RolloutContext) -> list[Trajectory]:
-        return await together(
+        return await gather_or_cancel(
             rollout_member(task, context, first + index, seed=seed, step=step, grade=grade) for index in indices
         )
 
@@ -270,6 +270,6 @@ async def rollout_groups(
     tasks: Sequence[Task], context: RolloutContext, *, count: int, seed: int, step: int, grade: Grade
 ) -> list[list[Trajectory]]:
     """Return a group for every task, in order; all run concurrently. See `rollout_group`."""
-    return await together(
+    return await gather_or_cancel(
         rollout_group(task, context, count=count, seed=seed, step=step, grade=grade) for task in tasks
     )

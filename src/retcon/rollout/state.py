@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import get_args
 
-from retcon.core.errors import CheckpointRefused, InfrastructureFault, nearest, told_as
+from retcon.core.errors import CheckpointRefused, InfrastructureFault, nearest, reraise_as
 from retcon.core.types import Observation, Status, ToolCall, ToolSpec
 from retcon.tools.schema import argument_error
 from retcon.tools.types import AnyTool, ModelCalls, OpenTool, StatefulTool, TaskTool
@@ -51,7 +51,7 @@ class ToolRaised(InfrastructureFault):
 
 def faults_of(tool: str) -> AbstractContextManager[None]:
     """Reraise a tool's error, which costs only this rollout, as ToolRaised; Retcon's own errors pass."""
-    return told_as(ToolRaised, f"the tool '{tool}'")
+    return reraise_as(ToolRaised, f"the tool '{tool}'")
 
 
 def _said(call: ToolCall, given: object) -> Observation:

@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from retcon.core.concurrency import gather_or_cancel
 from retcon.core.errors import EngineError
 from retcon.core.seeds import derive
-from retcon.core.together import together
 from retcon.core.types import NO_PROVENANCE, Parent, Provenance, Trajectory
 from retcon.rollout.context import RolloutContext, SubcallLimits
 from retcon.tasks.types import Task
@@ -102,13 +102,13 @@ class RolloutModel:
 
     async def complete(self, call: str, prompts: Sequence[str]) -> list[str]:
         plain = replace(self.settings, tools={}, repair=None)
-        return await together(self._child(call, prompt, Task("", prompt, ""), plain) for prompt in prompts)
+        return await gather_or_cancel(self._child(call, prompt, Task("", prompt, ""), plain) for prompt in prompts)
 
     async def recurse(self, call: str, prompts: Sequence[str]) -> list[str]:
         if self.place.depth >= self.settings.subcalls.depth:
             return await self.complete(call, prompts)
         question, system = self.settings.subcalls.question, self.task.system
-        return await together(
+        return await gather_or_cancel(
             self._child(call, prompt, Task("", question, "", system, {"context": prompt}), self.settings)
             for prompt in prompts
         )

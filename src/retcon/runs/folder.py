@@ -179,7 +179,7 @@ WEIGHTS, PROBLEMS = "weights", "problems"
 
 
 def relevant(recipe: Recipe, work: Work) -> dict[str, dict[str, object]]:
-    """What of the recipe `work` depends on, as its sections declare (`Section.matters_to`), as JSON, `flat`."""
+    """What of the recipe `work` depends on, as its sections declare (`Section.resume_keys`), as JSON, `flat`."""
     found: dict[str, dict[str, object]] = {}
     for name in type(recipe).model_fields:
         section = getattr(recipe, name)
@@ -229,18 +229,18 @@ def as_now(old: Values, recipe: Recipe, part: Values | None = None) -> dict[str,
 
 def is_immaterial(section: str, before: Mapping[str, object], key: str, value: object) -> bool:
     """Whether work goes on with another value of a key of the section, or of one of `stages`: it is one of
-    `Section.immaterial`, or a table without an entry, of which an earlier Retcon knew nothing."""
+    `Section.resume_ignores`, or a table without an entry, of which an earlier Retcon knew nothing."""
     new_and_empty = key not in before and value == {}
     if section.startswith("stages."):
         section, _, key = key.partition(".")
     field = Recipe.model_fields.get(section)
-    return new_and_empty or (field is not None and key in getattr(field.annotation, "immaterial", ()))
+    return new_and_empty or (field is not None and key in getattr(field.annotation, "resume_ignores", ()))
 
 
 def differing(old: Values, new: Values) -> Iterator[str]:
     """`section.key was X, is Y` for every key of either that differs; what one of them lacks is None there.
 
-    Sections that `new` does not have are not compared, nor keys that are immaterial (`is_immaterial`).
+    Sections that `new` does not have are not compared, nor keys in `resume_ignores` (`is_immaterial`).
     """
     for section, now in new.items():
         before = old.get(section, {})
@@ -434,7 +434,7 @@ def _part(values: Values, named: Values, recipe: Recipe, kind: RunKind) -> dict[
     found: dict[str, Mapping[str, object]] = {}
     for name, keys in named.items():
         section, here = getattr(recipe, name, None), values.get(name, {})
-        some = isinstance(section, Section) and section.matters_to[kind] is not None
+        some = isinstance(section, Section) and section.resume_keys[kind] is not None
         found[name] = {key: value for key, value in here.items() if key in keys} if some else here
     return found
 

@@ -21,9 +21,9 @@ import msgspec
 from msgspec import Struct
 
 from retcon.core.breaker import CircuitBreaker
+from retcon.core.concurrency import gather_or_cancel
 from retcon.core.errors import CheckpointRefused, SandboxUnavailable, SessionLost
 from retcon.core.texts import is_url
-from retcon.core.together import together
 from retcon.http.client import ConnectionFailed, HttpClient, HttpResponse
 from retcon.sandbox.types import (
     TIERS,
@@ -606,7 +606,7 @@ class SandboxRouter(_RemoteSandbox):
             return
         self._is_open = True
         try:
-            await together(self._first_probe(server) for server in self._servers)
+            await gather_or_cancel(self._first_probe(server) for server in self._servers)
         except BaseException:
             await self.close()
             raise
@@ -677,14 +677,14 @@ class SandboxRouter(_RemoteSandbox):
         while True:
             server = self._choose(asked)
             asked.add(server)
-            server.breaker.sent(time.monotonic())
+            server.breaker.record_request(time.monotonic())
             try:
                 return await ask(server)
             except (ServerUnavailable, NotOurs, ServerBroken) as error:
                 fault = error if isinstance(error, ServerUnavailable) else ServerUnavailable(str(error))
                 now = time.monotonic()
                 if fault.down:
-                    server.breaker.failed(now)
+                    server.breaker.record_failure(now)
                     if server.up and self._is_open and not isinstance(error, ServerBroken):
                         server.take_out(str(fault))
                         self._last_out = now
@@ -705,7 +705,7 @@ class SandboxRouter(_RemoteSandbox):
         if not there:
             raise ServerUnavailable("none of the sandbox servers answers: " + "; ".join(s.why for s in self._servers))
         now = time.monotonic()
-        return min(there, key=lambda server: (server in asked, not server.breaker.takes(now), server.load))
+        return min(there, key=lambda server: (server in asked, not server.breaker.allows(now), server.load))
 
     async def _await_server(self) -> None:
         """Wait while no server is up, for `outage` seconds at most."""
@@ -750,7 +750,8 @@ class _Server:
 
     def note(self, result: Result) -> None:
         """Count a result for the circuit breaker."""
-        (self.breaker.failed if result.status == "infrastructure" else self.breaker.answered)(time.monotonic())
+        record = self.breaker.record_failure if result.status == "infrastructure" else self.breaker.record_success
+        record(time.monotonic())
 
     def take_out(self, why: str) -> None:
         self.up, self.why = False, why

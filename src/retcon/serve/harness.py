@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import SupportsFloat
 
 from retcon.core.errors import RecipeError
-from retcon.core.registry import at_path
+from retcon.core.registry import import_object
 from retcon.store.fingerprint import files_fingerprint
 from retcon.tasks.types import Task
 
@@ -43,7 +43,7 @@ def find_harness(path: str) -> HarnessFunction:
     if ":" not in path:
         raise RecipeError(f"{KEY}: '{path}' is not the import path of a function: write it as my_module:solve")
     try:
-        found = at_path(path)
+        found = import_object(path)
     except ImportError as error:
         raise RecipeError(f"{KEY}: '{path}' cannot be imported: {error}") from error
     try:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 from retcon.config.schema import TaskSection
-from retcon.core.errors import InfrastructureFault, RecipeError, TaskWarning, told_as
+from retcon.core.errors import InfrastructureFault, RecipeError, TaskWarning, reraise_as
 from retcon.core.seeds import derive
 from retcon.core.texts import counted
 from retcon.core.types import EXPECTED_LENGTH, Segment, Trajectory, Turn
@@ -33,7 +33,7 @@ def serves(tasks: object) -> bool:
     return all(hasattr(tasks, name) for name in PARTS)
 
 
-def refuse_no_set(tasks: object, kind: str) -> None:
+def check_task_set(tasks: object, kind: str) -> None:
     """Raises RecipeError where what the class of `kind` has built is no task set."""
     lacking = [name for name in PARTS if not hasattr(tasks, name)]
     if lacking:
@@ -65,7 +65,7 @@ def _checked(give: Callable[[], object], said_by: str) -> Iterator[Task]:
 
 
 def _given(give: Callable[[], object], said_by: str) -> Iterator[object]:
-    with told_as(RecipeError, said_by):
+    with reraise_as(RecipeError, said_by):
         given = give()
         try:
             stream = iter(given)  # type: ignore[call-overload]
@@ -168,7 +168,7 @@ class CheckedGrades:
         rollout's."""
         set_of = getattr(self.tasks, "set_of", None)  # of several, and of files
         said_by = f"{named(set_of(task) if set_of else self.tasks)}.grade"
-        with told_as(InfrastructureFault, said_by):  # it costs this rollout alone
+        with reraise_as(InfrastructureFault, said_by):  # it costs this rollout alone
             given = self.tasks.grade(task, trajectory)
             made = await given if isinstance(given, Awaitable) else given
         if not isinstance(made, Trajectory):

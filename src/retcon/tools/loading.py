@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from retcon.core.errors import RecipeError, told_as
+from retcon.core.errors import RecipeError, reraise_as
 from retcon.core.registry import Registry, describe_object
 from retcon.core.types import ToolSpec
 from retcon.sandbox.types import Limits, Sandbox
@@ -77,7 +77,7 @@ def _find(name: str) -> ToolKind:
     if name in ToolKind.kinds.shipped:
         return ToolKind.kinds.find(name)()
     tool = ToolKind.kinds.load(name)
-    with told_as(RecipeError, f"rollout.tools: {name!r}"):
+    with reraise_as(RecipeError, f"rollout.tools: {name!r}"):
         tool = tool() if isinstance(tool, type) else tool
     if isinstance(tool, ToolKind):
         return tool

@@ -18,7 +18,7 @@ from retcon.models.devices import OnPlace, Placement
 from retcon.models.loading import load_config, positions
 from retcon.models.locating import locate, name_of
 from retcon.models.placing import place_training, start_model
-from retcon.planning.needs import needs_of, refuse_unfit, warn_of_rate
+from retcon.planning.needs import check_fits, needs_of, warn_of_rate
 from retcon.runs.folder import RENDERED, open_run
 from retcon.store.fingerprint import fingerprint, ids_fingerprint
 from retcon.train.batch import epoch_batch
@@ -73,7 +73,7 @@ def run_dpo(
     inputs = {"start": fingerprint(folder), "pairs": fingerprint(pairs)}
     inputs[RENDERED] = ids_fingerprint(sample.ids for sample in both_sides(preferences))
     needs = needs_of("dpo", recipe, folder, where, longest=max(len(s.ids) for s in both_sides(preferences)))
-    refuse_unfit(needs, out)
+    check_fits(needs, out)
     warn_of_rate("dpo", recipe, needs.parameters)
     run = open_run(out, kind="dpo", recipe=recipe, inputs=inputs, start=name_of(folder))
     section = recipe.dpo

@@ -18,9 +18,9 @@ import torch
 
 from retcon.build import (
     build_chat,
+    build_evaluation_context,
     build_plain_sampling,
     build_policy,
-    measuring,
     open_context,
     open_graded,
 )
@@ -137,7 +137,7 @@ def measure_evaluation(recipe: Recipe, folder: Path, problems: Sequence[Task], t
     async def roll() -> tuple[float, bool, float]:
         async with open_context(recipe, engine, chat) as opened, open_graded(tasks) as graded:
             began, before = time.perf_counter(), engine.stats.generated
-            context = measuring(recipe, opened, build_plain_sampling(recipe))
+            context = build_evaluation_context(recipe, opened, build_plain_sampling(recipe))
             work = rollout_groups(
                 some, context, count=recipe.evaluate.samples, seed=0, step=0, grade=graded.grade
             )  # fmt: skip

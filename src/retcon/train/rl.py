@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from retcon.build import build_limits
 from retcon.config.schema import Recipe, Stage
+from retcon.core.concurrency import cancel_all, run_sync
 from retcon.core.errors import EngineError, SandboxUnavailable
 from retcon.core.seeds import derive
-from retcon.core.together import cancelled, in_a_loop
 from retcon.core.types import Trajectory
 from retcon.models.devices import OnPlace
 from retcon.models.locating import locate, name_of
 from retcon.models.placing import place_training
-from retcon.planning.needs import needs_of, refuse_unfit, warn_of_rate
+from retcon.planning.needs import check_fits, needs_of, warn_of_rate
 from retcon.rollout.context import count_ungraded
 from retcon.runs.folder import RENDERED, RunFolder, lengthen, longer_than, note_curve, open_run
 from retcon.runs.metrics import mechanisms_of
@@ -109,7 +109,7 @@ def run_rl(
     RecipeError or RecordError for tasks or pass rates that do not serve (see `RunStages`), MissingExtra,
     SandboxUnavailable where a step loses all of its rollouts, or most of its answers, to faults, TrainingDiverged.
     """
-    recipe.engine.refuse_training(recipe)
+    recipe.engine.check_training(recipe)
     folder = locate(start)
     start_id = fingerprint(folder)
     before = longer_than(out, "rl", recipe)
@@ -120,7 +120,7 @@ def run_rl(
     where = place_training(recipe, folder, reference=stages.needs_reference)
     for stage, _ in stages.after(0):
         needs = needs_of("rl", stage.recipe, folder, where, reference=stages.needs_reference, least=stages.longest)
-        refuse_unfit(needs, out, stage)
+        check_fits(needs, out, stage)
         warn_of_rate("rl", stage.recipe, needs.parameters)
     # What is over makes no rollouts any more, whatever its tools have become.
     inputs = {"start": start_id, **({} if over else {RENDERED: stages.rendered}), **stages.inputs}
@@ -132,7 +132,7 @@ def run_rl(
     run = open_run(out, kind="rl", recipe=written, inputs=inputs, tasks=stages.tasks.name, start=name_of(folder))
 
     def steps(trainer: Trainer) -> None:
-        in_a_loop(_train(run, trainer, folder, stages, on_rollouts))
+        run_sync(_train(run, trainer, folder, stages, on_rollouts))
 
     training = Training(run, recipe, where, start, recipe.rl)
     return train(training, steps, first=partial(run.note_harnesses, code), on_step=on_step, on_place=on_place)
@@ -254,7 +254,7 @@ async def _watched(stream: GroupStream, step: int, on_rollouts: OnRollouts | Non
     try:
         yield
     finally:
-        await cancelled(watching)
+        await cancel_all(watching)
 
 
 async def _synced(rollouts: TrainingRollouts, step: int) -> EngineError | None:

@@ -15,21 +15,21 @@ from typing import Any, TypeVar
 
 from retcon.build import (
     build_chat,
+    build_evaluation_context,
     build_plain_sampling,
     build_repair,
+    build_step_context,
     build_strategy,
     build_training_engine,
-    measuring,
-    mixing,
     open_connected,
     open_context,
     open_graders,
 )
 from retcon.config.schema import Recipe
+from retcon.core.concurrency import cancel_all
 from retcon.core.errors import RecipeError
 from retcon.core.seeds import derive
-from retcon.core.together import cancelled
-from retcon.core.types import TRAINED, Trajectory, first_tries
+from retcon.core.types import TRAINED, Trajectory, count_first_tries
 from retcon.engine.types import CarriesOver, FollowsWeights, TrainableEngine
 from retcon.rollout.context import MAX_LOST_SHARE, RolloutContext
 from retcon.rollout.group import rollout_groups
@@ -62,7 +62,7 @@ class TrainingRollouts:
         """A graded group of G' rollouts for every task; all that is random derives from (seed, step, task, index)."""
         return await rollout_groups(
             tasks,
-            replace(mixing(self.recipe, self.context, step), strategy=build_strategy(self.recipe)),
+            replace(build_step_context(self.recipe, self.context, step), strategy=build_strategy(self.recipe)),
             count=self.recipe.select.made(self.recipe.rl.group),
             seed=self.recipe.run.seed,
             step=step,
@@ -91,7 +91,7 @@ class TrainingRollouts:
         section = self.recipe.evaluate
         groups = await rollout_groups(
             self.tasks.evaluation(section.problems, section.seed),
-            measuring(self.recipe, self.context, build_plain_sampling(self.recipe)),
+            build_evaluation_context(self.recipe, self.context, build_plain_sampling(self.recipe)),
             count=section.every_samples,
             seed=derive("evaluation", section.seed, "every"),
             step=0,
@@ -102,7 +102,7 @@ class TrainingRollouts:
         count, made = len(graded), sum(map(len, groups))
         if not count or made - count > MAX_LOST_SHARE * made:
             return {**NOT_EVALUATED, "eval_rollouts": count}
-        tries = [first_tries(t) for t in graded]
+        tries = [count_first_tries(t) for t in graded]
         tried = sum(t.made for t in tries)
         return {
             "eval_pass_rate": fmean(fmean((t.reward or 0) > 0 for t in group) for group in kept if group),
@@ -219,7 +219,7 @@ class GroupStream:
     async def __aexit__(self, *_: object) -> None:
         running = [group for _, group in self._under_way]
         self._under_way.clear()
-        await cancelled(running)
+        await cancel_all(running)
 
     async def take(self, count: int, *, step: int) -> list[Group]:
         """The next `count` groups, graded, of this step. Raises RecipeError where the prompts end before, and the first

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from retcon.build import as_evaluated, build_tasks, settle
+from retcon.build import build_tasks, resolve_lengths, with_evaluation_repair
 from retcon.config.schema import Changes, Recipe, Stage, StageSection, TaskSection, stages_of
 from retcon.core.errors import RecipeError
 from retcon.engine.types import GREEDY_BELOW
@@ -43,20 +43,20 @@ def settle_stages(recipe: Recipe, folder: Path, tasks: TaskSet | None = None) ->
     """folder: of the model. tasks: a task set of the caller's own, in place of the recipe's.
 
     Raises RecipeError where stages have others than that one, and what `refuse_unlearnable`, `refuse_rollouts`,
-    `build_tasks` and `settle` raise.
+    `build_tasks` and `resolve_lengths` raise.
     """
     refuse_unlearnable(recipe)
     refuse_rollouts(recipe)
     own_tasks = tasks is not None
     base = build_tasks(recipe, folder) if tasks is None else tasks
-    whole, derived = (recipe, []) if own_tasks else settle(recipe, folder, base)
+    whole, derived = (recipe, []) if own_tasks else resolve_lengths(recipe, folder, base)
     sets, told, sections = [(recipe.task, base)], [str(one) for one in derived], []
     for stage, section in zip(stages_of(recipe), recipe.stages, strict=False):  # without stages there is one of none
         if stage.recipe.task not in [about for about, _ in sets]:
             if own_tasks:
                 raise RecipeError(f"{stage} changes [task], but the run was given a task set of its own")
             sets.append((stage.recipe.task, build_tasks(stage.recipe, folder)))
-        found = [] if own_tasks else settle(stage.recipe, folder, _of(stage, sets))[1]
+        found = [] if own_tasks else resolve_lengths(stage.recipe, folder, _of(stage, sets))[1]
         others = [one for one in found if one not in derived]
         sections.append(_with_lengths(section, others))
         told += [f"{stage}: {one}" for one in others]
@@ -71,7 +71,7 @@ def settle_run(recipe: Recipe, folder: Path, out: Path) -> Settled | None:
     Raises what the run would before it computes, without torch: for the place, a recipe that differs, another model,
     another process at work, names, data and lengths.
     """
-    recipe.engine.refuse_training(recipe)
+    recipe.engine.check_training(recipe)
     left_open = ["task.name", *open_keys(recipe)]
     check_free(out, "rl", recipe, skip=left_open)
     if RunFolder(out).finished and not longer_than(out, "rl", recipe):
@@ -102,12 +102,12 @@ def refuse_unlearnable(recipe: Recipe) -> None:
 
 def refuse_rollouts(recipe: Recipe) -> None:
     """Raises RecipeError where the tasks of a stage, or of the evaluations, cannot be rolled out as the recipe says
-    (`TaskSection.refuse_rollouts`, and of a stage `refuse_branching`)."""
+    (`TaskSection.check_rollouts`, and of a stage `check_branching`)."""
     trained = [stage.recipe for stage in stages_of(recipe)]
-    for one in (*trained, *([as_evaluated(recipe)] if recipe.evaluate.every else ())):
-        one.task.refuse_rollouts(one)
+    for one in (*trained, *([with_evaluation_repair(recipe)] if recipe.evaluate.every else ())):
+        one.task.check_rollouts(one)
     for one in trained:
-        one.task.refuse_branching(one)
+        one.task.check_branching(one)
 
 
 def _of(stage: Stage, sets: Sequence[tuple[TaskSection, TaskSet]]) -> TaskSet:

@@ -13,26 +13,26 @@ import torch
 
 from retcon.build import (
     build_chat,
+    build_evaluation_context,
     build_plain_sampling,
     build_policy,
     build_tasks,
-    measuring,
     open_context,
     open_graders,
-    settle,
+    resolve_lengths,
 )
 from retcon.config.schema import Recipe, SFTSection
+from retcon.core.concurrency import run_sync
 from retcon.core.errors import RecipeError
 from retcon.core.seeds import derive
 from retcon.core.texts import counted
-from retcon.core.together import in_a_loop
 from retcon.core.types import Sample, Trajectory, is_repaired
 from retcon.engine.kinds.local import LocalSection
 from retcon.models.devices import OnPlace
 from retcon.models.loading import load_config, positions
 from retcon.models.locating import model_folder
 from retcon.models.placing import place_training
-from retcon.planning.needs import needs_of, refuse_unfit, warn_of_rate
+from retcon.planning.needs import check_fits, needs_of, warn_of_rate
 from retcon.planning.rollouts import check_rollouts_fit
 from retcon.rollout.group import rollout_groups
 from retcon.rollout.lengths import fitting
@@ -82,7 +82,7 @@ def to_sample(recipe: Recipe, folder: Path, out: Path, count: int | None = None)
     if not count:
         return None
     family = build_tasks(recipe, folder)
-    recipe, _ = settle(recipe, folder, family)
+    recipe, _ = resolve_lengths(recipe, folder, family)
     _refuse_beyond(recipe, folder)
     if not RunFolder(out).finished:
         check_rollouts_fit(recipe, folder)
@@ -137,7 +137,7 @@ async def _sample_first_repair(wanted: ToSample, trainer: Trainer, tokenizer: Pa
     made: list[Trajectory] = []
     trainer.model.eval()
     async with open_rollouts(recipe, trainer.engine_weights(), tokenizer, wanted.family) as rollouts:
-        context = measuring(recipe, rollouts.context, build_plain_sampling(recipe))
+        context = build_evaluation_context(recipe, rollouts.context, build_plain_sampling(recipe))
         grade = (rollouts.judged or rollouts.tasks).grade
         for first in range(0, len(wanted.tasks), AT_ONCE):
             tasks = wanted.tasks[first : first + AT_ONCE]
@@ -186,7 +186,7 @@ def run_sft(
     inputs = {"model": fingerprint(start), "demonstrations": files_fingerprint(files_of(demonstrations))}
     inputs[RENDERED] = ids_fingerprint(sample.ids for sample in samples)
     needs = needs_of("sft", recipe, start, where, longest=max(len(s.ids) for s in samples))
-    refuse_unfit(needs, out)
+    check_fits(needs, out)
     warn_of_rate("sft", recipe, needs.parameters)
     section = recipe.sft
     wanted = to_sample(recipe, start, out, section.samples)
@@ -210,7 +210,7 @@ def run_sft(
                 trainer.done({**metrics, "seconds": round(time.perf_counter() - began, 4)})
                 if repaired is not None and trainer.step == section.first_repair:
                     with trainer.off_the_clock():
-                        run.keep_trajectories(taken, in_a_loop(_sample_first_repair(repaired, trainer, start)))
+                        run.keep_trajectories(taken, run_sync(_sample_first_repair(repaired, trainer, start)))
 
     training = Training(run, recipe, where, recipe.model.path, section, betas=BETAS)
     final = train(training, steps, on_step=on_step, on_place=on_place)

@@ -19,7 +19,7 @@ from retcon.core.errors import RecipeError, RetconError
 from retcon.core.texts import counted
 from retcon.models.devices import Placement
 from retcon.models.placing import place_training
-from retcon.planning.needs import Needs, needs_of, refuse_hopeless
+from retcon.planning.needs import Needs, check_fits_later, needs_of
 from retcon.rollout.lengths import check_lengths
 from retcon.runs.folder import NOT_THERE, WEIGHTS, check_free
 from retcon.store.fingerprint import fingerprint, ids_fingerprint
@@ -206,8 +206,8 @@ def get_ready(
     recipe: Recipe, folder: Path, out: Path, *, look: int | None = None, settled: Settled | None = None
 ) -> Ready:
     """A training of the model in `folder`, or of one like it. look: as of `RunStages`. Makes nothing. Raises what the
-    run itself would before it starts, but for memory and disk (`planning.needs.refuse_unfit`)."""
-    recipe.engine.refuse_training(recipe)
+    run itself would before it starts, but for memory and disk (`planning.needs.check_fits`)."""
+    recipe.engine.check_training(recipe)
     settled = settled or settle_stages(recipe, folder)
     recipe = settled.recipe
     place = place_training(recipe, folder, reference=settled.needs_reference)
@@ -240,7 +240,7 @@ def unready(
         try:
             ready = get_ready(recipe, Path(folder), Path(out), look=1)
             for stage, _, needs in ready.each:
-                refuse_hopeless(needs, Path(out), stage)
+                check_fits_later(needs, Path(out), stage)
             _refuse_changed(ready, Path(folder), made.get(name, ()))
         except RetconError as error:
             yield name, str(error), True

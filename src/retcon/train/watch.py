@@ -14,7 +14,7 @@ import torch
 
 from retcon.config.schema import RLSection
 from retcon.core.errors import DriftWarning, IdleWarning, TrainingDiverged
-from retcon.core.types import TRAINED, Decision, Sample, Trajectory, Turn, first_tries, token_count
+from retcon.core.types import TRAINED, Decision, Sample, Trajectory, Turn, count_first_tries, token_count
 from retcon.purify.splice import UNALIGNED
 from retcon.rollout.loop import NO_CHECKPOINT
 from retcon.train.kernels.forward import Part
@@ -211,7 +211,7 @@ def rollout_metrics(
     rewards = [t.reward for t in graded if t.reward is not None]
     several = [known for group in groups if len(known := [t for t in group if t.reward is not None]) > 1]
     lengths = [(token_count(t.prompt), token_count(t.segments)) for t in graded]
-    tries = [first_tries(t) for t in graded]
+    tries = [count_first_tries(t) for t in graded]
     tried, failed = sum(t.made for t in tries), sum(t.failed for t in tries)
     called = sum(t.raw_calls for t in graded)
     repairs = [turn.repair for t in made for turn in t.own_turns if turn.repair is not None]

@@ -14,7 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from retcon.core.codec import from_dict, to_dict
-from retcon.core.errors import RecordError, located
+from retcon.core.errors import RecordError, as_record_error
 from retcon.core.programs import error_line
 from retcon.core.types import REPLACED, Origin, Pair, Trajectory, Turn, Written
 from retcon.purify.offline import Offline, Purified
@@ -222,7 +222,7 @@ class Purifier:
             else:
                 self._no_calls(record, value, 0)
         except RecordError as error:
-            raise located(error, record.where) from error
+            raise as_record_error(error, record.where) from error
         except RecursionError:
             raise RecordError(f"{record.where}: nested too deeply") from None
         count.transcripts += 1

@@ -80,7 +80,7 @@ def evaluated(monkeypatch: pytest.MonkeyPatch, *groups: Sequence[float | None]) 
         return [[rollout(reward) for reward in rewards] for rewards in groups]
 
     monkeypatch.setattr(rollouts, "rollout_groups", rollout_groups)
-    monkeypatch.setattr(rollouts, "measuring", lambda *_: None)
+    monkeypatch.setattr(rollouts, "build_evaluation_context", lambda *_: None)
     return asyncio.run(of(Recipe(), tasks=Ones()).evaluated())
 
 

@@ -20,7 +20,7 @@ from retcon.config.schema import Recipe
 from retcon.core.errors import CheckpointError, RecipeError, RetconError, TaskWarning
 from retcon.evaluate.result import Result, write_result
 from retcon.planning import needs as module
-from retcon.planning.needs import MIB, Needs, Part, refuse_hopeless
+from retcon.planning.needs import MIB, Needs, Part, check_fits_later
 from retcon.store.fingerprint import fingerprint
 from retcon.store.whole import alone
 from retcon.tasks.registry import evaluation_tasks
@@ -110,15 +110,15 @@ def test_a_folder_that_another_command_is_at_work_in_is_reported_before_the_look
 def test_memory_that_others_have_taken_may_be_free_by_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     needs = Needs((Part("weights", 300 * MIB, "always"),), 1, 0, 1, 1, "cpu")
     monkeypatch.setattr(module, "available_memory", lambda: MIB)
-    refuse_hopeless(needs, tmp_path / "out")
+    check_fits_later(needs, tmp_path / "out")
     monkeypatch.setattr(module, "total_memory", lambda: 200 * MIB)
     with pytest.raises(RecipeError, match="the run takes up to 300 MiB of memory and cpu has 200 MiB: most of it is"):
-        refuse_hopeless(needs, tmp_path / "out", "the run")
-    refuse_hopeless(replace(needs, memory=(Part("logits", 300 * MIB, "always"),)), tmp_path / "out")
+        check_fits_later(needs, tmp_path / "out", "the run")
+    check_fits_later(replace(needs, memory=(Part("logits", 300 * MIB, "always"),)), tmp_path / "out")
     monkeypatch.setattr(module.torch.cuda, "mem_get_info", lambda device: (MIB, {"cuda:1": 400 * MIB}[str(device)]))
-    refuse_hopeless(replace(needs, device="cuda:1"), tmp_path / "out")
+    check_fits_later(replace(needs, device="cuda:1"), tmp_path / "out")
     with pytest.raises(RecipeError, match="of disk"):
-        refuse_hopeless(replace(needs, device="cuda:1", disk=2**60), tmp_path / "out")
+        check_fits_later(replace(needs, device="cuda:1", disk=2**60), tmp_path / "out")
 
 
 def test_what_is_in_the_way_of_each_is_reported_and_the_others_are_looked_at_still(
@@ -140,7 +140,7 @@ def test_what_is_in_the_way_of_each_is_reported_and_the_others_are_looked_at_sti
             raise RecipeError(f"{stage} of {out.name} takes too much")
 
     monkeypatch.setattr(ready, "get_ready", get_ready)
-    monkeypatch.setattr(ready, "refuse_hopeless", hopeless)
+    monkeypatch.setattr(ready, "check_fits_later", hopeless)
     rates = "select.pass_rates=rates.jsonl"
     asked = [
         (name, "mini/cleaner", ["rl.steps=7", *more], "model", itself, str(tmp_path / name))

@@ -14,7 +14,7 @@ from retcon.engine.local.engine import LocalEngine
 from retcon.models.loading import load_model
 from retcon.models.placing import place_training
 from retcon.planning import needs as module
-from retcon.planning.needs import MIB, Needs, Part, needs_of, refuse_unfit
+from retcon.planning.needs import MIB, Needs, Part, check_fits, needs_of
 from training import make_base
 
 pytestmark = pytest.mark.torch
@@ -118,4 +118,4 @@ def test_a_disk_that_long_rollouts_alone_would_fill_is_warned_of(
     usage = module.shutil.disk_usage(tmp_path)._replace(free=needs.disk + 1000)
     monkeypatch.setattr(module.shutil, "disk_usage", lambda _: usage)
     with pytest.warns(ComputeWarning, match=r"out could take \d+ MiB of disk, \d+ MiB of them for rollouts, and"):
-        refuse_unfit(needs, tmp_path / "out")
+        check_fits(needs, tmp_path / "out")

@@ -73,7 +73,7 @@ def test_many_jobs_rates_are_reported_once_each_by_the_command_itself(
 def test_parameters_are_counted_as_torch_counts_them(tmp_path: Path) -> None:
     base = make_base(tmp_path / "base")
     model = AutoModelForCausalLM.from_pretrained(base)
-    assert rates.parameters_of(base) == sum(weights.numel() for weights in model.parameters())
+    assert rates.count_stored_parameters(base) == sum(weights.numel() for weights in model.parameters())
     for broken in (b"\xff" * 20, b"[" * 100_000):
         (base / "model.safetensors").write_bytes(len(broken).to_bytes(8, "little") + broken)
-        assert rates.parameters_of(base) == 0
+        assert rates.count_stored_parameters(base) == 0

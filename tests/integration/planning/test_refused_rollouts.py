@@ -89,7 +89,7 @@ class Unrepaired(TaskSection):
     def build(self, count_tokens: object = None) -> Ones:
         return Ones()
 
-    def refuse_rollouts(self, recipe: Recipe) -> None:
+    def check_rollouts(self, recipe: Recipe) -> None:
         if recipe.repair.kind != "none":
             raise RecipeError(f"nothing is repaired here by {recipe.repair.kind}")
 

@@ -137,7 +137,7 @@ def test_adapters_that_a_server_cannot_load_end_the_run_with_its_words() -> None
 
 def refusal(*keys: str) -> Callable[[], None]:
     recipe = load_recipe(None, ["engine.kind=vllm", "engine.url=http://127.0.0.1:1", *keys])
-    return lambda: recipe.engine.refuse_training(recipe)
+    return lambda: recipe.engine.check_training(recipe)
 
 
 def test_what_a_recipe_cannot_mean_is_refused_before_work(tmp_path: Path) -> None:

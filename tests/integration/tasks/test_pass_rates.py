@@ -160,7 +160,7 @@ def test_a_server_that_only_measures_is_no_part_of_the_advice(own: bool, base: P
     changes = ["rollout.max_tokens=2000", "engine.kind=local", f"select.pass_rates={out}"]
     assert advised == [name, *changes, "--from", str(base)]
     recipe = load_recipe(name, changes)
-    recipe.engine.refuse_training(recipe)
+    recipe.engine.check_training(recipe)
 
 
 class Rated(Ones):

@@ -136,7 +136,7 @@ def test_the_tools_of_an_openenv_server_and_its_rewards(servers: dict[str, str])
 def test_its_sessions_are_repaired_by_making_the_calls_again_or_not_at_all(servers: dict[str, str]) -> None:
     keys = ('task.prompt="Count to six."', "task.evaluation_share=0")
     with pytest.raises(RecipeError, match="cannot be gone back to"):
-        (refused := openenv(servers["tally"], *keys)).task.refuse_rollouts(refused)
+        (refused := openenv(servers["tally"], *keys)).task.check_rollouts(refused)
     recipe = openenv(servers["tally"], *keys, "task.rollback=replay")
     tasks = [task.id for task in build_tasks(recipe).train(0)]
     assert len(set(tasks)) == 4

@@ -24,15 +24,15 @@ PAGE = Path(__file__).parents[3] / "docs" / "training" / "recipes.md"
         ("train", "sft.lr=1e-5", r"does not read \[sft\] \(did you mean 'rl\.lr'\?\); it reads run, model, "),
         ("sft", "rl.lr=1e-6", r"does not read \[rl\] \(did you mean 'sft\.lr'\?\)"),
         ("sft", "stages.1.steps=3", r"does not read \[stages\]"),
-        ("sft", "evaluate.problems=9", r"does not read \[evaluate\], but for evaluate\.seed; it reads run, model, "),
+        ("sft", "evaluate.problems=9", r"does not read \[evaluate\], except evaluate\.seed; it reads run, model, "),
         ("dpo", "gamma=1", r"'gamma' has no section; write section\.key=value$"),
         ("conversing", "sft.lr=3", r"does not read \[sft\]; it reads"),
         (
             "audit",
             "evaluate.faults=.1",
-            r"does not read \[evaluate\], but for evaluate\.seed; it reads run, model, ",
+            r"does not read \[evaluate\], except evaluate\.seed; it reads run, model, ",
         ),
-        ("audit", "evaluate.sead=1", r"does not read \[evaluate\], but for evaluate\.seed"),
+        ("audit", "evaluate.sead=1", r"does not read \[evaluate\], except evaluate\.seed"),
         ("train", "repiar.gamma=1", r"unknown section 'repiar' \(did you mean 'repair'\?\)"),
     ],
 )

@@ -36,8 +36,8 @@ def test_an_engine_that_takes_no_weights_is_not_trained_with() -> None:
 def test_training_with_an_engine_that_cannot_be_is_refused_by_name_before_work_starts(kind: str) -> None:
     recipe = load_recipe(None, [f"engine.kind={kind}"])
     with pytest.raises(RecipeError, match=rf"engine\.kind = '{kind}' cannot be trained with: "):
-        recipe.engine.refuse_training(recipe)
-    load_recipe(None).engine.refuse_training(load_recipe(None))
+        recipe.engine.check_training(recipe)
+    load_recipe(None).engine.check_training(load_recipe(None))
 
 
 @pytest.mark.slow

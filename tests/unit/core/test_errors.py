@@ -5,7 +5,7 @@ from retcon.core.errors import (
     CheckpointRefused,
     RecordError,
     SessionLost,
-    located,
+    as_record_error,
     nearest,
 )
 
@@ -22,9 +22,9 @@ def test_a_name_that_is_a_text_is_compared_with_nothing() -> None:
 
 
 def test_where_an_error_is_stands_in_it_once() -> None:
-    told = located(RecordError("bad"), "f.jsonl, line 3")
+    told = as_record_error(RecordError("bad"), "f.jsonl, line 3")
     assert str(told) == "f.jsonl, line 3: bad"
-    assert located(told, "f.jsonl, line 3") is told
+    assert as_record_error(told, "f.jsonl, line 3") is told
 
 
 def test_a_lost_session_is_an_infrastructure_fault_unless_its_code_ended_it() -> None:

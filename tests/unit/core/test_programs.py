@@ -6,19 +6,19 @@ from typing import Any
 
 import pytest
 
-from retcon.core.programs import literal, parsed
+from retcon.core.programs import parse_literal, parse_program
 
 
 @pytest.mark.parametrize("code", ["print((1", "a\0", "\ud800", "(" * 5000, "-" * 100_000 + "1"])
 def test_what_python_does_not_take_is_none(code: str) -> None:
-    assert parsed(code) is None
+    assert parse_program(code) is None
 
 
 @pytest.mark.parametrize(
     "code",
     [
-        r"""from retcon.core.programs import parsed; assert parsed("print(1if 1else 2, '\\d')")""",
-        r"""from retcon.core.programs import literal; assert literal("['\\d']") is None""",
+        r"""from retcon.core.programs import parse_program; assert parse_program("print(1if 1else 2, '\\d')")""",
+        r"""from retcon.core.programs import parse_literal; assert parse_literal("['\\d']") is None""",
     ],
 )
 def test_python_says_nothing_of_odd_programs_and_lists(code: str) -> None:
@@ -30,7 +30,7 @@ def test_python_says_nothing_of_odd_programs_and_lists(code: str) -> None:
     "value", [["a", "b"], ["it's", 'a "b"', "a\\d\n"], [], {"inputs": [["1"]], "outputs": [None, True, 0.5]}, [["a"]]]
 )
 def test_what_python_writes_is_read(value: Any) -> None:
-    assert literal(f" {value!r}\n") == value
+    assert parse_literal(f" {value!r}\n") == value
 
 
 @pytest.mark.parametrize(
@@ -42,4 +42,4 @@ def test_what_python_writes_is_read(value: Any) -> None:
     ],
 )
 def test_what_json_has_not_or_python_writes_otherwise_is_not_read(text: str) -> None:
-    assert literal(text) is None
+    assert parse_literal(text) is None

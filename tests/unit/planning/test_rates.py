@@ -11,7 +11,7 @@ import pytest
 from retcon.config.load import load_recipe, shipped_recipes
 from retcon.config.schema import stages_of
 from retcon.core.errors import RateWarning
-from retcon.planning.needs import parameters_of, warn_of_rate
+from retcon.planning.needs import count_stored_parameters, warn_of_rate
 from retcon.runs.folder import RunKind
 
 OWN = Path(__file__).parents[3] / "examples/own_data"
@@ -45,7 +45,7 @@ def test_a_large_model_is_counted_in_all_of_its_files(tmp_path: Path) -> None:
         about = {f"{name}.{n}": {"dtype": "F32", "shape": shape} for n, shape in enumerate(parts)}
         header = json.dumps({"__metadata__": {"format": "pt"}, **about}).encode()
         (tmp_path / f"{name}.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(99))
-    assert parameters_of(tmp_path) == 12 + 5 + 14
+    assert count_stored_parameters(tmp_path) == 12 + 5 + 14
 
 
 @pytest.mark.parametrize(("kind", "most"), [("sft", 5e-4), ("rl", 2e-5), ("dpo", 2e-5)])

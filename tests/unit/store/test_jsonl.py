@@ -103,7 +103,7 @@ def test_a_broken_line_is_named_and_can_be_passed_over(tmp_path: Path) -> None:
     assert list(read(path, on_bad=bad.append)) == [ONE, TWO]
     assert [str(e).partition(": ")[2][:22] for e in bad] == [
         "not JSON: JSON is malf",
-        "no trajectory: it has ",
+        "not a trajectory: miss",
         "nested too deeply",
     ]
 

@@ -59,7 +59,7 @@ def test_ids_are_those_of_the_lines_that_can_be_read(tmp_path):
 def test_a_broken_line_before_it_is_named(tmp_path):
     path = tmp_path / "some.jsonl"
     path.write_text("{}\n" + jsonl.line_of(PLAIN).decode())
-    with pytest.raises(RecordError, match=r"some.jsonl, line 1: no trajectory: it has no prompt"):
+    with pytest.raises(RecordError, match=r"some.jsonl, line 1: not a trajectory: missing prompt"):
         find(path, "a/0")
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from retcon.core.types import Parent, Segment, Trajectory, Turn
 from retcon.tasks.kinds.documents import KINDS, NONE, QUESTIONS, DocumentTasks, as_answer, solve, write_program
-from retcon.tasks.registry import AnswersSubcalls, Taught, as_returned, refuse_no_set
+from retcon.tasks.registry import AnswersSubcalls, Taught, as_returned, check_task_set
 
 LINES = "Tom apple 412\nMia horse 108\nAda dog 412\nBen pear 999\nTom bread 108"
 TASKS = DocumentTasks(lengths=(600, 600))
@@ -102,7 +102,7 @@ def test_a_teacher_that_makes_no_mistakes_is_right(kind: str) -> None:
     tasks = DocumentTasks((kind,), (600, 600), rates=type(TASKS.rates)(0.0, 0.0))
     assert isinstance(tasks, Taught)
     assert isinstance(tasks, AnswersSubcalls)
-    refuse_no_set(tasks, "documents")
+    check_task_set(tasks, "documents")
     rng = random.Random(0)
     for task, lesson in islice(tasks.lessons(0), 8):
         _, code = lesson([], rng)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from playing import LIMITS
-from retcon.build import build_repair, build_tasks, build_tools, measuring
+from retcon.build import build_evaluation_context, build_repair, build_tasks, build_tools
 from retcon.chat.chat import Chat
 from retcon.chat.families.hermes import render_call
 from retcon.chat.tokenizer import ByteTokenizer
@@ -154,7 +154,7 @@ def played(recipe: Recipe, replies: Sequence[str], *, faults: bool = False, seed
         LIMITS, SamplingParams(max_tokens=2000), build_repair(recipe),
     )  # fmt: skip
     if faults:
-        context = measuring(recipe, context, context.sampling)
+        context = build_evaluation_context(recipe, context, context.sampling)
     return asyncio.run(rollout_member(task, context, 0, seed=0, step=0, grade=tasks.grade))  # type: ignore[arg-type]
 
 
@@ -203,7 +203,7 @@ def test_a_call_that_is_not_what_the_schema_says_reaches_no_tool() -> None:
 def test_a_state_that_cannot_go_back_is_not_repaired(keys: Sequence[str]) -> None:
     recipe = recipe_of("Locked", *keys)
     with pytest.raises(RecipeError, match=r"Locked keeps a state .* task.rollback to replay"):
-        recipe.task.refuse_rollouts(recipe)
+        recipe.task.check_rollouts(recipe)
     assert played(recipe_of("Locked", *keys, repair="none"), (add(5), "done")).reward == 1.0
 
 
@@ -223,8 +223,8 @@ def test_where_no_state_need_be_gone_back_to_calls_have_one_all_the_same() -> No
 def test_branches_are_refused_where_all_tools_have_one_state(keys: tuple[str, ...]) -> None:
     """A branch would begin with a fresh one, of which the reward is."""
     with pytest.raises(RecipeError, match="cannot branch"):
-        (recipe := recipe_of("Counter", "strategy.kind=arpo", *keys)).task.refuse_branching(recipe)
-    recipe.task.refuse_rollouts(recipe)  # as an evaluation does, which has no branches
+        (recipe := recipe_of("Counter", "strategy.kind=arpo", *keys)).task.check_branching(recipe)
+    recipe.task.check_rollouts(recipe)  # as an evaluation does, which has no branches
 
 
 def test_a_fault_of_a_tool_is_not_the_models() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from playing import call, play, run_python
 from retcon.config.schema import SECTIONS, Recipe
-from retcon.config.section import Chosen, Section
+from retcon.config.section import PluginSection, Section
 from retcon.core.codec import from_dict, to_dict
 from retcon.core.errors import DriftWarning, IdleWarning
 from retcon.core.types import Branch, Observation, Sample, Segment, ToolCall, Trajectory, Turn
@@ -235,8 +235,8 @@ def kinds() -> list[tuple[str, type[Section]]]:
     """Every section by its name, in each of its kinds."""
     found: list[tuple[str, type[Section]]] = []
     for name, section in SECTIONS.items():
-        chosen = [section.kinds.find(kind) for kind in section.kinds.names] if issubclass(section, Chosen) else []
-        found += [(name, kind) for kind in chosen or [section]]
+        kinds = list(map(section.kinds.find, section.kinds.names)) if issubclass(section, PluginSection) else []
+        found += [(name, kind) for kind in kinds or [section]]
     return found
 
 

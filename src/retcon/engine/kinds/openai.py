@@ -42,7 +42,7 @@ class OpenAISection(EngineSection):
 
     _url = field_validator("url")(api_url)
 
-    def refuse_training(self, recipe: Recipe) -> None:
+    def check_training(self, recipe: Recipe) -> None:
         raise RecipeError(
             "engine.kind = 'openai' cannot be trained with: a server of chat completions gives text, and neither the "
             "ids that its model saw nor their log-probs; train with engine.kind = 'local' or 'vllm' (a server that "

@@ -104,7 +104,7 @@ class ScriptedSection(EngineSection):
 
     replies: tuple[str, ...] = Field((), description="what every rollout is given, in order")
 
-    def refuse_training(self, recipe: Recipe) -> None:
+    def check_training(self, recipe: Recipe) -> None:
         raise RecipeError("engine.kind = 'scripted' cannot be trained with: its replies follow no weights")
 
     def build(self, setup: EngineSetup) -> ScriptedEngine:

@@ -10,7 +10,7 @@ from typing import ClassVar
 from pydantic import Field, field_validator
 
 from retcon.config.schema import EngineSection, Recipe
-from retcon.config.section import Positive, Rate, Several, server_urls
+from retcon.config.section import Positive, Rate, StrList, server_urls
 from retcon.core.errors import CheckpointError, EngineError, RecipeError
 from retcon.engine.types import EngineSetup
 from retcon.engine.vllm.engine import VLLMEngine, VLLMSettings
@@ -23,13 +23,13 @@ class VLLMSection(EngineSection):
 
     in_process: ClassVar[bool] = False
     carries_over: ClassVar[bool] = True
-    matters_to: ClassVar = {"rl": ("kind", "seeds")}
+    resume_keys: ClassVar = {"rl": ("kind", "seeds")}
 
-    url: Several = Field((), description="of vLLM servers that run already, such as http://127.0.0.1:8000, one "
+    url: StrList = Field((), description="of vLLM servers that run already, such as http://127.0.0.1:8000, one "
                          "or several")  # fmt: skip
     python: str = Field("", description="the Python of an environment that has vLLM, such as vllm/bin/python: with it "
                         "a server is started and ended, in place of url")  # fmt: skip
-    arguments: Several = Field((), description="with python: further arguments of the server, such as "
+    arguments: StrList = Field((), description="with python: further arguments of the server, such as "
                                "--enforce-eager")  # fmt: skip
     start_seconds: Rate = Field(600.0, description="with python: how long the server may take to start")
     model: str = Field("", description="with url: its name there; empty: the only one that the server has")
@@ -49,7 +49,7 @@ class VLLMSection(EngineSection):
     def _urls(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(url.rstrip("/").removesuffix("/v1") for url in server_urls(value))
 
-    def refuse_training(self, recipe: Recipe) -> None:
+    def check_training(self, recipe: Recipe) -> None:
         self._check()
         if self.lora and not recipe.lora.rank:
             raise RecipeError("engine.lora gives servers adapters, and lora.rank is 0: set a rank, or leave it out")

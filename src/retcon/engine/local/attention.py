@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
-from retcon.core.errors import EngineError, told_as
+from retcon.core.errors import EngineError, reraise_as
 from retcon.engine.local.slabs import Slab, attend_by_products, quicker
 
 if TYPE_CHECKING:
@@ -308,7 +308,7 @@ def shapes(model: PreTrainedModel) -> Shapes:
     nothing = torch.zeros(1, dtype=torch.long, device=model.device)
     plan = Shapes(nothing, nothing, nothing)
     name = type(model).__name__
-    with torch.inference_mode(), told_as(EngineError, f"{name} over stored keys and values"):
+    with torch.inference_mode(), reraise_as(EngineError, f"{name} over stored keys and values"):
         forward(model, plan)
     if not plan.layers:
         raise EngineError(f"{name} does not run its attention through transformers' attention interface")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from retcon.core.errors import ComputeWarning, EngineError, told_as
+from retcon.core.errors import ComputeWarning, EngineError, reraise_as
 from retcon.engine.local.attention import ForwardPlan, Shapes, forward, shapes
 from retcon.engine.local.forward import (
     Invariance,
@@ -209,7 +209,7 @@ def _own(model: PreTrainedModel, max_len: int, reason: str) -> Decoder:
         if way.exact and model.dtype is not torch.float32:
             continue
         try:
-            with told_as(EngineError, name):
+            with reraise_as(EngineError, name):
                 decoder = OwnForward(model, way, reason)
                 found = _agreeing([decoder], model, sorted({min(n, max_len) for n in TRIED_OWN}), OWN_TOLERANCE)
                 decoder.measure()
@@ -235,7 +235,7 @@ def compare(decoder: Decoder, model: PreTrainedModel, length: int) -> tuple[floa
     if pad is not None and 0 <= pad < vocabulary:  # after which some models count positions otherwise
         histories[:, 1] = pad
     histories[2, :half] = histories[1, :half]  # which it replaces after the rollback
-    with told_as(EngineError, f"the forward of {type(model).__name__}"):
+    with reraise_as(EngineError, f"the forward of {type(model).__name__}"):
         logits: Tensor = model(input_ids=histories.to(model.device), use_cache=False).logits
     expected = logits.float().log_softmax(-1).nan_to_num(0, 0, 0)
     slab = decoder.layout.slab(padded(length), 3)

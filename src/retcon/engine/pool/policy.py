@@ -230,7 +230,7 @@ class Replica:
 
     def closed(self, now: float) -> bool:
         """Whether it takes no call, whatever its load."""
-        return not self.breaker.takes(now) or self.relieved or self.calls >= self.max_requests
+        return not self.breaker.allows(now) or self.relieved or self.calls >= self.max_requests
 
     def tick(self, now: float) -> float:
         """The clock by now."""
@@ -432,7 +432,7 @@ class Policy:
         one.tokens, one.limit, one.away = tokens, limit, None
         self._away.pop(id, None)
         home = None if one.home is None else self.replicas[one.home]
-        if home is None or not home.breaker.takes(now) or home.calls >= home.max_requests:
+        if home is None or not home.breaker.allows(now) or home.calls >= home.max_requests:
             self._leave(one)
             self._waiting.again(one)
         elif (other := self._better(one, home, now)) is not None:
@@ -448,7 +448,7 @@ class Policy:
         replica = self._stop(one, now)
         replica.relieved = False
         if one.sent is not None:
-            replica.breaker.answered(now)
+            replica.breaker.record_success(now)
             clock = replica.tick(now)
             replica.answered(one, generated, now)
             self._settle(replica, now, max(0.0, replica.clock - clock) * replica.calls)
@@ -463,7 +463,7 @@ class Policy:
         """The way to its replica failed: that is down, and the call waits for another place."""
         one = self._open[id]
         replica = self._stop(one, now)
-        replica.breaker.failed(now)
+        replica.breaker.record_failure(now)
         one.sent = None
         self._rest(replica, now)
         for other in list(replica.residents.values()):
@@ -502,7 +502,7 @@ class Policy:
             at, number = heapq.heappop(self._checks)
             if at == self._check_at[number]:
                 self._relieve(self.replicas[number], now)
-        for replica in [r for r in self._failed if r.breaker.takes(now)]:
+        for replica in [r for r in self._failed if r.breaker.allows(now)]:
             self._failed.remove(replica)
             self._stale.add(replica.number)  # it is tried again
         while (one := self._waiting.first()) is not None:
@@ -531,7 +531,7 @@ class Policy:
 
     def down_since(self, now: float) -> float | None:
         """Since when all replicas have failed; None where one of them can be given a call, or is being probed."""
-        down = all(replica.breaker.rests(now) for replica in self.replicas)
+        down = all(replica.breaker.is_resting(now) for replica in self.replicas)
         return max(replica.breaker.since for replica in self.replicas) if down else None
 
     # --- places ---
@@ -628,14 +628,14 @@ class Policy:
         one.sent, one.began = now, replica.tick(now)
         self._settle(replica, now, one.tokens)
         replica.calls += 1
-        replica.breaker.sent(now)
+        replica.breaker.record_request(now)
         self._rest(replica, now)
         self._watch(replica)
         self._actions.append(Send(one.id, replica.number))
 
     def _rest(self, replica: Replica, now: float) -> None:
         """Where it takes no calls for now, look at it again when it does."""
-        if not replica.breaker.takes(now) and replica not in self._failed:
+        if not replica.breaker.allows(now) and replica not in self._failed:
             self._failed.append(replica)
 
     def _stop(self, one: Trajectory, now: float) -> Replica:

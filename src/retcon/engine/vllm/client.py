@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from retcon.chat.types import Tokenizer
+from retcon.core.concurrency import cancel_all
 from retcon.core.errors import EngineError, InfrastructureFault
-from retcon.core.together import cancelled
 from retcon.engine.types import Adapters
 from retcon.engine.vllm.process import start_line
 from retcon.models.remote import BadResponse, JsonClient, RequestRefused, ServerFailed
@@ -88,7 +88,7 @@ class VLLMClient:
         """Close the connections after an update under way."""
         if self._preparing is not None:
             await asyncio.wait([self._preparing], timeout=GRACE)
-            await cancelled([self._preparing])
+            await cancel_all([self._preparing])
         await self.remote.close()
 
     async def _prepare(self) -> None:

@@ -51,10 +51,10 @@ class RetconRouter:
         tokens = len(prompt_ids) + int((sampling_params or {}).get("max_tokens") or 0)
         now, home = self._clock(), self._homes.pop(request_id, "")
         if home in self._servers:
-            self._breakers[home].answered(now)  # else it would have been reported
-        if home not in self._servers or not self._breakers[home].takes(now):
+            self._breakers[home].record_success(now)  # else it would have been reported
+        if home not in self._servers or not self._breakers[home].allows(now):
             home = min(self._load, key=lambda name: self._order(name, now))
-        self._breakers[home].sent(now)
+        self._breakers[home].record_request(now)
         self._homes[request_id] = home
         if len(self._homes) > MOST_ROLLOUTS:
             self._homes.popitem(last=False)
@@ -65,13 +65,13 @@ class RetconRouter:
     def _order(self, name: str, now: float) -> tuple[int, int]:
         """The fewest faults in a row where all rest; of two with as many requests, that with shorter ones."""
         breaker = self._breakers[name]
-        return 0 if breaker.takes(now) else breaker.faults, self._load[name]
+        return 0 if breaker.allows(now) else breaker.faults, self._load[name]
 
     def failed(self, request_id: str) -> int:
         """Place a request anew whose server failed it; how many servers there are to try."""
         home = self._homes.pop(request_id, "")
         if home in self._servers:
-            self._breakers[home].failed(self._clock())
+            self._breakers[home].record_failure(self._clock())
         return len(self._servers)
 
     def release_server(self, server_id: str, request_id: str | None = None) -> None:

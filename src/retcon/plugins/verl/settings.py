@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from retcon.build import as_evaluated, build_limits
+from retcon.build import build_limits, with_evaluation_repair
 from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
 from retcon.core.errors import RecipeError
@@ -97,8 +97,8 @@ def refuse_unfit(config: Any, recipe: Recipe) -> None:
     if purified and rollout.calculate_log_probs:
         raise RecipeError(f"{ROLLOUT}.calculate_log_probs = true: {named}; set it to false")
     refuse_own_losses(recipe, "verl")
-    for one in (recipe, as_evaluated(recipe)):  # while verl trains, and while it validates
-        one.task.refuse_rollouts(one)
+    for one in (recipe, with_evaluation_repair(recipe)):  # while verl trains, and while it validates
+        one.task.check_rollouts(one)
     if purified and recipe.repair.probes:
         raise RecipeError(f"repair.probes = {recipe.repair.probes}: verl rolls out the members of a group each by "
                           "itself, and none can wait for others; set it to 0")  # fmt: skip

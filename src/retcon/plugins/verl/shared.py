@@ -13,7 +13,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any, Protocol
 
-from retcon.build import build_chat, build_repair, build_schedule, measuring, open_context, open_graded
+from retcon.build import build_chat, build_evaluation_context, build_repair, build_schedule, open_context, open_graded
 from retcon.chat.chat import Chat
 from retcon.config.schema import Recipe
 from retcon.core.errors import EngineError, InfrastructureFault, RecipeError
@@ -200,7 +200,7 @@ class Shared:
                 "data.max_prompt_length, or rollout.max_tokens of the recipe"
             )
         if validating:
-            context = measuring(recipe, self.context, sampling)
+            context = build_evaluation_context(recipe, self.context, sampling)
             step, seed = 0, derive("evaluation", recipe.evaluate.seed, "every")
         else:
             share = build_schedule(recipe).at(step)

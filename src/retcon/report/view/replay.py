@@ -96,7 +96,7 @@ def run_counterfactuals(root: Path, made: Trajectory, turn: int, times: int) -> 
 def _counterfactuals(root: Path, made: Trajectory, turn: int, times: int) -> dict[str, Any]:
     import asyncio
 
-    from retcon.build import build_engine_chat, build_policy, build_tasks, open_context, open_graders, settle
+    from retcon.build import build_engine_chat, build_policy, build_tasks, open_context, open_graders, resolve_lengths
     from retcon.evaluate.audit import FailedCall, replay
     from retcon.tasks.registry import evaluation_tasks, training_prompts
 
@@ -109,7 +109,7 @@ def _counterfactuals(root: Path, made: Trajectory, turn: int, times: int) -> dic
     raw = replace(made, turns=(*made.turns[:turn], failure))
     recipe = recipe_of(root)
     family = build_tasks(recipe, checkpoint)
-    recipe, _ = settle(recipe, checkpoint, family)
+    recipe, _ = resolve_lengths(recipe, checkpoint, family)
     trained = islice(training_prompts(family, recipe.run.seed), PROBLEMS)
     task = next((one for one in trained if one.id == made.task), None)
     if task is None:

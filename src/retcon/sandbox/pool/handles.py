@@ -19,8 +19,8 @@ from typing import TypeVar
 import msgspec
 
 import retcon
+from retcon.core.concurrency import cancel_all
 from retcon.core.errors import SandboxUnavailable, nearest
-from retcon.core.together import cancelled
 from retcon.sandbox.jail.confine import cgroup
 from retcon.sandbox.jail.messages import (
     LENGTH,
@@ -141,7 +141,7 @@ class WorkerHandle:
                     calls.add(task)
                     task.add_done_callback(ended)
         finally:
-            await cancelled(calls)
+            await cancel_all(calls)
         if not isinstance(answer, kind):
             raise OSError(f"a sandbox worker answered {type(answer).__name__}, and not {kind.__name__}")
         return answer

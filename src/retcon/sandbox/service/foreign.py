@@ -34,8 +34,8 @@ from msgspec import Meta, Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
+from retcon.core.concurrency import gather_or_cancel
 from retcon.core.errors import SandboxUnavailable, SessionLost, nearest
-from retcon.core.together import together
 from retcon.http.endpoints import Handler, RequestRefused, json_response
 from retcon.sandbox.jail.scratch import TOTAL_BYTES
 from retcon.sandbox.service.calls import Calls, check_paths, check_text, decode_files, own_stderr, room_for, unavailable
@@ -259,7 +259,7 @@ class CodeJudgeApi:
         """patient: wait for room, as the long batches do."""
         self._calls.check_count(batch.submissions, "submissions")
         work = [self._run_of_batch(submission, patient=patient) for submission in batch.submissions]
-        return BatchRan(batch.sub_id or str(uuid.uuid4()), await together(work))
+        return BatchRan(batch.sub_id or str(uuid.uuid4()), await gather_or_cancel(work))
 
     async def judge_batch(self, batch: BatchSubmission, *, patient: bool = False) -> BatchJudged:
         ran = await self.run_batch(batch, patient=patient)

@@ -18,8 +18,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from retcon.core.concurrency import cancel_all, gather_or_cancel
 from retcon.core.errors import CheckpointRefused, SandboxUnavailable, SessionLost
-from retcon.core.together import cancelled, together
 from retcon.http.endpoints import (
     ClientDisconnected,
     RequestRefused,
@@ -123,7 +123,7 @@ class OwnApi:
         if batch.stream:
             return Streamed(self._stream(programs))
         results = cancel_on_disconnect(
-            request, together([self._settled(i, program) for i, program in enumerate(programs)])
+            request, gather_or_cancel([self._settled(i, program) for i, program in enumerate(programs)])
         )
         return json_response(Results(await results))
 
@@ -169,7 +169,7 @@ class OwnApi:
             for done in asyncio.as_completed(tasks):
                 yield await done
         finally:
-            await cancelled(tasks)
+            await cancel_all(tasks)
 
 
 def checked_call(calls: Calls, call: Call, at: str = "") -> Program:

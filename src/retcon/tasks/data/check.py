@@ -12,7 +12,7 @@ from retcon.core.seeds import derive
 from retcon.tasks.data.fields import DataError
 from retcon.tasks.data.load import Placed, ambiguous, has_tests, in_words, load, unreadable
 from retcon.tasks.data.settings import FileTaskSettings
-from retcon.tasks.grading.registry import needed_settings, refuse_unready
+from retcon.tasks.grading.registry import check_grader, needed_settings
 from retcon.tasks.types import Task
 
 SAMPLES = 5
@@ -138,7 +138,7 @@ def check(settings: FileTaskSettings, count: Callable[[str], int] | None = None,
 def _unready(grader: str) -> str:
     """Why a grader cannot be had here, "" where it can; that a package lacks is told as `not_read`."""
     try:
-        refuse_unready(grader, {}, "task.graders")
+        check_grader(grader, {}, "task.graders")
     except MissingExtra:
         return ""
     except RetconError as error:

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from retcon.config.schema import TaskSection
-from retcon.core.errors import MissingExtra, RecordError, nearest, nearest_path, told_as
-from retcon.core.registry import at_path
+from retcon.core.errors import MissingExtra, RecordError, nearest, nearest_path, reraise_as
+from retcon.core.registry import import_object
 from retcon.core.texts import counted
 from retcon.store.compression import decompressed, plain_name, read_errors
 from retcon.store.parquet import Rows, arrow, row_reader, rows_of
@@ -589,12 +589,12 @@ def short_name(path: str) -> str:
 def imported_tasks(path: str) -> TaskSet:
     """The task set, or what makes one without arguments, at `my_package.my_module:MyTasks`. Raises DataError."""
     try:
-        found = at_path(path)
+        found = import_object(path)
     except ImportError as error:
         raise DataError(f"{path} cannot be imported: {error}") from error
     tasks: TaskSet = found
     if isinstance(found, type) or (callable(found) and not serves(found)):
-        with told_as(DataError, f"{path}: no task set can be made: it"):
+        with reraise_as(DataError, f"{path}: no task set can be made: it"):
             try:
                 tasks = found()
             except TypeError as error:

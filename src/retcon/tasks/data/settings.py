@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from retcon.config.section import Several
+from retcon.config.section import StrList
 from retcon.core.errors import RecipeError, nearest
 from retcon.tasks.benchmarks import BENCHMARKS
 from retcon.tasks.data.conventions import FIELDS
@@ -93,9 +93,9 @@ class FileTaskSettings(_Reading):
         "no limit")  # fmt: skip
     duplicates: Literal["drop", "keep"] = Field("drop", description="drop | keep tasks whose question came before, "
         "but for layout")  # fmt: skip
-    marked: Several = Field(("eval_overlap",), description="columns that mark rows to be left out: those with "
+    marked: StrList = Field(("eval_overlap",), description="columns that mark rows to be left out: those with "
         "a value there other than false, no or 0; one that no row has is told")  # fmt: skip
-    against: Several = Field((), description="files of evaluations that training tasks must not overlap with")
+    against: StrList = Field((), description="files of evaluations that training tasks must not overlap with")
     overlap: Literal["refuse", "drop", "allow"] = Field("refuse", description="refuse | drop | allow training tasks "
         "that repeat a question of evaluation: its text, or more than half of it in runs of 13 words")  # fmt: skip
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from retcon.core.errors import RecipeError
 from retcon.core.seeds import derive
-from retcon.core.texts import without_turn_end
+from retcon.core.texts import strip_turn_end
 from retcon.core.types import Trajectory
 from retcon.tasks.data.rows import short_name
 from retcon.tasks.graders.text import final_answer
@@ -190,7 +190,7 @@ async def _grade(task: Task, trajectory: Trajectory) -> Trajectory:
         return trajectory
     if not trajectory.turns or trajectory.stop != "answer":
         return replace(trajectory, answer=None, reward=WRONG)
-    reply = without_turn_end(trajectory.turns[-1].text)
+    reply = strip_turn_end(trajectory.turns[-1].text)
     import asyncio
 
     from retcon.tasks.graders.plain import grade  # with the sandbox

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from retcon.chat.jsons import read_arguments
-from retcon.core.errors import InfrastructureFault, MissingExtra, RecipeError, raised, told_as
+from retcon.core.errors import InfrastructureFault, MissingExtra, RecipeError, format_user_error, reraise_as
 from retcon.core.installing import how_to_install
-from retcon.core.registry import at_path
+from retcon.core.registry import import_object
 from retcon.core.types import ToolSpec, Trajectory, ids_of
 from retcon.tasks.environments.types import BegunRows, CallFailed, Rollback, failure, messages_of, shown, task_of
 from retcon.tasks.types import Split, Task
@@ -86,7 +86,7 @@ class MethodEnvironment:
 
     async def begin(self, task: str) -> Any:
         row = self._begun.row(task)
-        with told_as(InfrastructureFault, f"{self.name}: its reset"):
+        with reraise_as(InfrastructureFault, f"{self.name}: its reset"):
             state, said = self._reset(row)
         self._begun.check(task, said)
         return state
@@ -119,7 +119,7 @@ class MethodEnvironment:
             for reward in self._rewards:
                 said.append(await _one(reward(**given, log_extra=_unlogged, log_metric=_unlogged)))
         except (Exception, SystemExit) as error:
-            raise InfrastructureFault(f"{self.name}: its reward raised {raised(error)}") from error
+            raise InfrastructureFault(f"{self.name}: its reward raised {format_user_error(error)}") from error
         if not (judged := [value for value in said if value is not None]):
             raise InfrastructureFault(f"{self.name}: all that rewards gave None, so that nobody has judged the rollout")
         return sum(judged), told[-1]["content"] if told and trajectory.stop == "answer" else None
@@ -154,14 +154,14 @@ class MethodEnvironment:
 
 def _before_work(what: str) -> AbstractContextManager[None]:
     """What a user's class raises before there are rollouts, one of which it could cost. Raises RecipeError."""
-    return told_as(RecipeError, f"task.environment: {what}")
+    return reraise_as(RecipeError, f"task.environment: {what}")
 
 
 def _imported(path: str, key: str) -> Callable[..., Any]:
     if ":" not in path:
         raise RecipeError(f"task.{key}: '{path}' is no import path: write my_package.my_module:MyEnvironment")
     try:
-        found: Callable[..., Any] = at_path(path)
+        found: Callable[..., Any] = import_object(path)
     except ImportError as error:
         raise RecipeError(f"task.{key}: '{path}' cannot be imported: {error}") from error
     return found

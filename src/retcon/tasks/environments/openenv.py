@@ -13,8 +13,8 @@ from typing import Any, NoReturn
 
 import aiohttp
 
+from retcon.core.concurrency import run_sync
 from retcon.core.errors import InfrastructureFault, RecipeError
-from retcon.core.together import in_a_loop
 from retcon.core.types import ToolSpec, Trajectory
 from retcon.tasks.environments.types import BegunRows, CallFailed, Rollback, task_of
 from retcon.tasks.types import Split, Task
@@ -67,12 +67,12 @@ class OpenEnvEnvironment:
         self.name = f"openenv-{self._url.rpartition('/')[2].replace(':', '-')}"
         self._begun = BegunRows(self.name, "url")
         try:
-            self.specs: Sequence[ToolSpec] = in_a_loop(self._tools())
+            self.specs: Sequence[ToolSpec] = run_sync(self._tools())
         except (InfrastructureFault, CallFailed, *_FAULTS, *_OTHERS) as error:
             raise RecipeError(f"task.url: no OpenEnv server answers at {self._url}: {_why(error)}") from error
 
     def tasks(self, split: Split) -> Sequence[Task]:
-        return in_a_loop(self._tasks()) if split == "train" else []
+        return run_sync(self._tasks()) if split == "train" else []
 
     def row(self, task: str) -> Mapping[str, Any]:
         return self._begun.row(task)

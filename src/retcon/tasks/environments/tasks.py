@@ -13,8 +13,8 @@ from typing import Any, Literal
 from pydantic import Field
 
 from retcon.config.schema import Recipe, TaskSection
-from retcon.config.section import Probability, Several
-from retcon.core.errors import InfrastructureFault, RecipeError, told_as
+from retcon.config.section import Probability, StrList
+from retcon.core.errors import InfrastructureFault, RecipeError, reraise_as
 from retcon.core.seeds import derive
 from retcon.core.types import Observation, Status, ToolCall, ToolSpec, Trajectory
 from retcon.sandbox.jail.capture import cut_middle
@@ -320,7 +320,7 @@ class EnvironmentSection(TaskSection):
         "back to where a failed call began: unneeded: they keep nothing; copy: their state is copied; replay: the "
         "environment begins anew and the calls before are made again; impossible: nothing can be repaired; auto: as "
         "the environment says")  # fmt: skip
-    faults: Several = Field(("ConnectionError",), description="exceptions of tools, by the names of their "
+    faults: StrList = Field(("ConnectionError",), description="exceptions of tools, by the names of their "
                             "classes or bases, that are not the model's fault")  # fmt: skip
     right_from: float = Field(0.0, description="reward from which a rollout is right, and gets 1, else -1; 0: rewards "
                               "stay as the environment gives them, and above 0 is right")  # fmt: skip
@@ -338,7 +338,7 @@ class EnvironmentSection(TaskSection):
         """The environment's own."""
         return self.build().sessions.tools(recipe.sandbox.output_chars)
 
-    def refuse_rollouts(self, recipe: Recipe) -> None:
+    def check_rollouts(self, recipe: Recipe) -> None:
         """Raises RecipeError where the recipe goes back to states, and that is impossible."""
         sessions = self.build().sessions
         name, how = sessions.environment.name, sessions.rollback
@@ -349,7 +349,7 @@ class EnvironmentSection(TaskSection):
                 "where an answer depends on the call alone; or repair.kind, of evaluations evaluate.repair, to none"
             )
 
-    def refuse_branching(self, recipe: Recipe) -> None:
+    def check_branching(self, recipe: Recipe) -> None:
         """Raises RecipeError where rollouts branch, and would share a state."""
         if not recipe.strategy.branching:
             return
@@ -366,7 +366,7 @@ class EnvironmentSection(TaskSection):
 def _opened(kind: type[EnvironmentSection], keys: str) -> EnvironmentTasks:
     """One for equal sections, as what grades must know the states that the tools left."""
     section = kind.model_validate_json(keys)
-    with told_as(RecipeError, f"task.kind = '{section.kind}': the environment"):  # is made, and begun
+    with reraise_as(RecipeError, f"task.kind = '{section.kind}': the environment"):  # is made, and begun
         environment = section.adapter()
     how = environment.rollback if section.rollback == "auto" else section.rollback
     return EnvironmentTasks(

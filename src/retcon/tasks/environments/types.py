@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 
 from retcon.core.errors import InfrastructureFault, RecipeError
 from retcon.core.seeds import derive
-from retcon.core.texts import without_turn_end
+from retcon.core.texts import strip_turn_end
 from retcon.core.types import Status, ToolSpec, Trajectory
 from retcon.tasks.data.rows import read_rows
 from retcon.tasks.types import Split, Task
@@ -98,7 +98,7 @@ def messages_of(trajectory: Trajectory) -> list[dict[str, Any]]:
     told: list[dict[str, Any]] = []
     for turn in trajectory.turns:
         if not turn.calls:
-            told.append({"role": "assistant", "content": without_turn_end(turn.text)})
+            told.append({"role": "assistant", "content": strip_turn_end(turn.text)})
             continue
         calls = [
             {

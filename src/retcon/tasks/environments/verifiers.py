@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from functools import cache, partial, wraps
 from typing import Any
 
+from retcon.core.concurrency import run_sync
 from retcon.core.errors import InfrastructureFault, MissingExtra, RecipeError
-from retcon.core.registry import at_path, imported
-from retcon.core.together import in_a_loop
+from retcon.core.registry import import_local, import_object
 from retcon.core.types import ToolSpec, Trajectory
 from retcon.tasks.environments.types import (
     BegunRows,
@@ -275,7 +275,7 @@ class TasksetEnvironment:
                 self._refuse(row, where)
                 kinds[kind] = where, row
         firsts = list(kinds.values())
-        found, *others = in_a_loop(self._specs([row for _, row in firsts]))
+        found, *others = run_sync(self._specs([row for _, row in firsts]))
         for (where, row), own in zip(firsts[1:], others, strict=True):
             if _by_name(own) != _by_name(found):
                 raise RecipeError(
@@ -339,11 +339,11 @@ class _NoRuntime:
 def _load_taskset(vf: Any, environment: str, arguments: Mapping[str, Any]) -> Any:
     try:
         if ":" in environment:
-            taskset = _made(vf, at_path(environment), arguments)
+            taskset = _made(vf, import_object(environment), arguments)
         else:
             name = environment.rsplit("/", 1)[-1].partition("@")[0].replace("-", "_").lower()
             try:
-                imported(name)  # also one in the folder that we were called in
+                import_local(name)  # also one in the folder that we were called in
             except ModuleNotFoundError as missing:
                 if missing.name != name:
                     raise
@@ -565,10 +565,10 @@ def classic() -> bool:
 def _loaded(vf: Any, environment: str, arguments: Mapping[str, Any]) -> Any:
     try:
         if ":" in environment:
-            found = at_path(environment)
+            found = import_object(environment)
             env = found(**arguments) if callable(found) else found
         else:
-            imported(environment.replace("-", "_").split("/")[-1])  # also one in the folder that we were called in
+            import_local(environment.replace("-", "_").split("/")[-1])  # also one in the folder that we were called in
             env = vf.load_environment(environment, **arguments)
     except (ImportError, TypeError, ValueError, RuntimeError) as error:
         raise RecipeError(f"task.environment: '{environment}' cannot be loaded: {error}") from error

@@ -29,9 +29,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from retcon.chat.markdown import find_blocks, find_calls
+from retcon.core.concurrency import gather_or_cancel
 from retcon.core.errors import CheckpointRefused, InfrastructureFault, RetconError, SessionLost
-from retcon.core.programs import parsed
-from retcon.core.together import together
+from retcon.core.programs import parse_program
 from retcon.core.types import Trajectory
 from retcon.sandbox.types import TOO_LONG, Limits, Result, Sandbox, Session
 from retcon.tasks.graders.text import heard
@@ -125,7 +125,7 @@ def _is_python(block: str) -> bool:
     """Whether a block, fences and all, is a program or the body of one: what is left open in a thought, and closed by a
     fence of the answer, is none. A long one is taken for one, as parsing it would keep others waiting."""
     code = "\n".join(block.split("\n")[1:-1])
-    return len(code) > LONG or any(parsed(one) is not None for one in (dedent(code), f"def _():\n{code}"))
+    return len(code) > LONG or any(parse_program(one) is not None for one in (dedent(code), f"def _():\n{code}"))
 
 
 def _answers(program: str, names: Collection[str], tests: Tests) -> bool:
@@ -156,7 +156,7 @@ def _free(codes: Iterable[str]) -> set[str]:
     used: set[str] = set()
     bound = set(dir(builtins))
     for code in codes:
-        if (tree := parsed(code)) is None:
+        if (tree := parse_program(code)) is None:
             return set()
         for node in ast.walk(tree):
             if isinstance(node, ast.Name):
@@ -324,7 +324,7 @@ class CodeGrader:
             return await self._checked(program, tests.before, checks)
         cases = [case for case in tests.cases if not isinstance(case, Check)]
         if self._settings.score == "share":
-            told = await together(self._one(program, tests.before, case) for case in cases)
+            told = await gather_or_cancel(self._one(program, tests.before, case) for case in cases)
             return told.count(""), next((f"case {n}: {why}" for n, why in enumerate(told, 1) if why), "")
         for n, case in enumerate(cases):
             if why := await self._one(program, tests.before, case):

@@ -31,7 +31,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from retcon.core.programs import FILENAME, literal, parsed
+from retcon.core.programs import FILENAME, parse_literal, parse_program
 from retcon.tasks.types import Task
 
 # LiveCodeBench's private tests: JSON in a pickle, packed by zlib, as base64.
@@ -135,7 +135,7 @@ def pieces_of(codes: Sequence[str]) -> list[Piece]:
 
 def is_python(code: str) -> bool:
     """Whether there is any, and it can be read as such."""
-    tree = parsed(code)
+    tree = parse_program(code)
     return tree is not None and bool(tree.body)
 
 
@@ -148,7 +148,7 @@ def defines(code: str, name: str) -> bool:
 
 def _tree(code: str) -> ast.Module | None:
     """None for what is too deep for the parser. Raises ValueError for what is no Python, which no answer passes."""
-    tree = parsed(code)
+    tree = parse_program(code)
     if tree is None:
         try:
             ast.parse(code, FILENAME)
@@ -496,7 +496,7 @@ def _is_value(text: str) -> bool:
     check something."""
     if not is_tests(text):
         return False
-    tree = parsed(text)
+    tree = parse_program(text)
     if tree is None:
         return True
     only = tree.body[0] if len(tree.body) == 1 else None
@@ -657,7 +657,7 @@ def plain(value: object) -> Any:
         try:
             return json.loads(value)
         except json.JSONDecodeError:
-            read = literal(value)
+            read = parse_literal(value)
             return value if read is None else read
     return value
 

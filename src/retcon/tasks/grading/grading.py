@@ -17,7 +17,7 @@ from typing import Annotated, Self
 from pydantic import Field
 
 from retcon.core.errors import InfrastructureFault, RetconError
-from retcon.core.texts import without_turn_end
+from retcon.core.texts import strip_turn_end
 from retcon.core.types import Trajectory
 from retcon.sandbox.types import Sandbox
 from retcon.tasks.graders.text import final_answer
@@ -88,7 +88,7 @@ async def grade_trajectory(
     """
     if trajectory.stop == "infrastructure":
         return trajectory, Fault("the rollout was lost before it was graded")
-    reply = Reply(without_turn_end(trajectory.turns[-1].text) if trajectory.turns else "", trajectory)
+    reply = Reply(strip_turn_end(trajectory.turns[-1].text) if trajectory.turns else "", trajectory)
     if not trajectory.turns or trajectory.stop != "answer":
         said: Outcome = Verdict.of(False, f"no answer: it ended by its limit of {trajectory.stop}")
     else:

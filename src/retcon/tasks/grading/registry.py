@@ -200,7 +200,7 @@ def refuse_unknown_options(options: Options) -> None:
             settings_for(name, given)
 
 
-def refuse_unready(name: str, options: Options, given_in: str) -> None:
+def check_grader(name: str, options: Options, given_in: str) -> None:
     """Raises RetconError where grader `name`, or one that it asks, cannot be had here with its settings: it is unknown,
     or a setting lacks that has no default, or as its `Kind.ready`. given_in: the key with the options, for the
     message."""
@@ -212,7 +212,7 @@ def refuse_unready(name: str, options: Options, given_in: str) -> None:
     if kind.ready is not None:
         kind.ready(settings)
     for asked in kind.asks(settings) if kind.asks is not None else ():
-        refuse_unready(asked, options, given_in)
+        check_grader(asked, options, given_in)
 
 
 def read_settings(settings: type, given: Mapping[str, object], where: str) -> Any:

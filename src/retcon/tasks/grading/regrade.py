@@ -28,8 +28,8 @@ import msgspec
 from pydantic import ValidationError
 
 from retcon.config.schema import TaskSection
+from retcon.core.concurrency import gather_or_cancel
 from retcon.core.errors import MissingExtra, RecipeError, RecordError, TaskWarning, nearest_path
-from retcon.core.together import together
 from retcon.core.types import Stop, Trajectory
 from retcon.store import jsonl
 from retcon.store.compression import SUFFIXES, told_once
@@ -482,7 +482,7 @@ async def _grade(
                     continue
                 add(await _regraded(grading, _graded_by(part.tasks[trajectory.task], job.by), trajectory, name, n))
 
-        await together(work() for _ in range(job.at_once))
+        await gather_or_cancel(work() for _ in range(job.at_once))
 
 
 async def _regraded(grading: Grading, task: Task, trajectory: Trajectory, name: str, n: int) -> Regraded:

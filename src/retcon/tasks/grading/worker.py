@@ -22,8 +22,8 @@ from collections.abc import Mapping
 from typing import Any, TextIO
 
 from retcon.core.codec import from_dict
-from retcon.core.errors import raised
-from retcon.core.registry import at_path
+from retcon.core.errors import format_user_error
+from retcon.core.registry import import_object
 from retcon.tasks.grading.registry import ScoreError, Verdict
 
 PR_SET_PDEATHSIG = 1
@@ -46,7 +46,7 @@ def main() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     first = json.loads(asked.readline())
     try:
-        function = at_path(first["path"])
+        function = import_object(first["path"])
         _say(answers, {"wants": wanted(function)})
     except BaseException as error:  # noqa: BLE001 - a user's module may raise anything while it is imported
         _say(answers, {"error": f"{type(error).__name__}: {error}"})
@@ -63,7 +63,7 @@ def main() -> None:
         except ScoreError as error:
             _say(answers, {"score_error": str(error)})
         except BaseException as error:  # noqa: BLE001 - whatever the function raises is its answer
-            _say(answers, {"error": raised(error)})
+            _say(answers, {"error": format_user_error(error)})
 
 
 def wanted(function: Any) -> list[str] | None:

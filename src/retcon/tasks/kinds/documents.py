@@ -34,7 +34,7 @@ from typing import Annotated
 from pydantic import Field, field_validator
 
 from retcon.config.schema import TaskSection
-from retcon.config.section import NonNegative, Probability, Several
+from retcon.config.section import NonNegative, Probability, StrList
 from retcon.core.errors import nearest
 from retcon.core.seeds import derive
 from retcon.core.types import Trajectory
@@ -293,7 +293,7 @@ def _graded_below(child: Trajectory) -> Trajectory:
 class Documents(TaskSection):
     """`kind = "documents"`."""
 
-    asks: Several = Field(KINDS, description="kinds of questions, in turns: word, needle, count, aggregate, pair")
+    asks: StrList = Field(KINDS, description="kinds of questions, in turns: word, needle, count, aggregate, pair")
     length: Annotated[int, Field(ge=20, le=10_000_000)] = Field(4000, description="characters of a document")
     longest: NonNegative = Field(0, description="characters of the longest ones, between which and length they are "
                                  "drawn; 0: all have length")  # fmt: skip

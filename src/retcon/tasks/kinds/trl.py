@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
-from retcon.config.section import NonNegative, Several
+from retcon.config.section import NonNegative, StrList
 from retcon.tasks.environments.methods import Factory, MethodEnvironment
 from retcon.tasks.environments.tasks import EnvironmentSection
 from retcon.tasks.environments.types import Environment, rows_of
@@ -19,7 +19,7 @@ class Trl(EnvironmentSection):
     arguments: dict[str, Any] = Field({}, description="what that is called with")
     path: str = Field("", description="file whose rows `reset` is called with; column `prompt` is the prompt")
     seeds: NonNegative = Field(0, description="in place of a file: that many rows {seed = 0}, {seed = 1}, …")
-    reward_functions: Several = Field((), description="import paths of reward functions, beside `get_reward`")
+    reward_functions: StrList = Field((), description="import paths of reward functions, beside `get_reward`")
 
     def adapter(self) -> Environment:
         factory = Factory(self.environment, self.arguments, self.reward_functions, self.faults)

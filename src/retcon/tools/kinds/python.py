@@ -12,7 +12,7 @@ from functools import partial
 from typing import Protocol, Self
 
 from retcon.core.errors import CheckpointRefused, InfrastructureFault, RetconError, SessionLost
-from retcon.core.programs import error_line, parsed
+from retcon.core.programs import error_line, parse_program
 from retcon.core.seeds import derive
 from retcon.core.types import Observation, ToolCall, ToolSpec
 from retcon.sandbox.jail.capture import cut_middle
@@ -101,7 +101,7 @@ def follows_from_text(code: str) -> bool | None:
     True errs on the side of caution, and is no protection: the sandbox contains what is run, this only decides whether
     it runs again.
     """
-    tree = parsed(code)
+    tree = parse_program(code)
     return None if tree is None else all(map(_plain, ast.walk(tree)))
 
 

@@ -22,7 +22,7 @@ from retcon.chat.render import render
 from retcon.chat.template import PROBED, Refused
 from retcon.chat.types import REASONING, Tokenizer, Told
 from retcon.core.codec import from_dict
-from retcon.core.errors import MissingIds, RecordError, TaskWarning, located, nearest
+from retcon.core.errors import MissingIds, RecordError, TaskWarning, as_record_error, nearest
 from retcon.core.texts import counted
 from retcon.core.types import ANYTHING, TRAINED, Sample, Segment, ToolSpec, Trajectory, Turn, to_sample
 from retcon.store.records import Record, open_source
@@ -419,9 +419,9 @@ def _rendered_of(file: Path, chat: Chat) -> Iterator[tuple[Record, Trajectory]]:
                 value = known[record.number] if record.number in known else decoded(record)
                 yield from ((record, one) for one in rendered(value, detector, chat, record.where))
             except HalfCall as error:
-                half.append(str(located(error, record.where)))
+                half.append(str(as_record_error(error, record.where)))
             except (RecordError, Refused) as error:
-                raise located(error, record.where) from error
+                raise as_record_error(error, record.where) from error
     except TornLine as torn:
         warnings.warn(str(torn), TaskWarning, stacklevel=2)
     if half:

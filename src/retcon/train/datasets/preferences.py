@@ -10,7 +10,7 @@ from typing import cast
 
 from retcon.chat.chat import Chat
 from retcon.chat.template import Refused
-from retcon.core.errors import RecordError, TaskWarning, located
+from retcon.core.errors import RecordError, TaskWarning, as_record_error
 from retcon.core.texts import counted
 from retcon.core.types import Sample, Trajectory, ids_of
 from retcon.store.records import open_source
@@ -56,7 +56,7 @@ def read_preferences(file: Path, chat: Chat, *, vocabulary: int, max_tokens: int
             value = decoded(record)
             pair = _pair(value, chat, record.where)
         except (RecordError, Refused) as error:
-            raise located(error, record.where) from error
+            raise as_record_error(error, record.where) from error
         refuse_other_vocabulary((*pair.chosen.ids, *pair.rejected.ids), vocabulary, record.where)
         refuse_other_texts(_own(value), chat.tokenizer, record.where)
         found.append(pair)
@@ -74,7 +74,7 @@ def check_pairs(file: Path) -> None:
         try:
             _check_keys(decoded(record))
         except RecordError as error:
-            raise located(error, record.where) from error
+            raise as_record_error(error, record.where) from error
         return
     raise RecordError(f"{file} holds no pair")
 

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from retcon.core.errors import CheckpointError, raised
+from retcon.core.errors import CheckpointError, format_user_error
 from retcon.core.types import Sample
 from retcon.engine.local.machine import attend_without_cudnn, keep_pages
 from retcon.models.placing import evaluating, head_of, layers_of
@@ -74,7 +74,8 @@ def forwards(
             yield _parts(model, samples, computing, packs, entropies)
         except (AssertionError, NotImplementedError) as error:
             raise CheckpointError(
-                f"{type(model).__name__} has no gradients in this kind of training: its own code raised {raised(error)}"
+                f"{type(model).__name__} has no gradients in this kind of training: "
+                f"its own code raised {format_user_error(error)}"
             ) from error
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from retcon.config.schema import DemosSection
-from retcon.config.section import Several
+from retcon.config.section import StrList
 
 if TYPE_CHECKING:
     from retcon.train.demos.types import DemoSetup, OpenSource
@@ -17,7 +17,7 @@ class Transcripts(DemosSection):
     """`kind = "transcripts"`."""
 
     of_tasks: ClassVar[bool] = False
-    path: Several = Field((), description="files or folders of transcripts, one or several; or "
+    path: StrList = Field((), description="files or folders of transcripts, one or several; or "
                            "data sets of the hub, ORG/NAME[@REVISION]")  # fmt: skip
     keep: Literal["all", "right"] = Field("all", description="all | right: those whose record says that they are")
 

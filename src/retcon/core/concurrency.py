@@ -1,4 +1,4 @@
-"""Work that is done at once: where one piece fails, none goes on behind its back."""
+"""Structured asyncio helpers: gather with cancellation, and running a coroutine synchronously."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-async def together(work: Iterable[Awaitable[T]]) -> list[T]:
-    """Results in order. The first error is raised as it is, once the others are cancelled and have cleaned up."""
+async def gather_or_cancel(work: Iterable[Awaitable[T]]) -> list[T]:
+    """Return the results in order; on the first error, cancel the rest, wait for their cleanup, and raise it."""
     running = [asyncio.ensure_future(one) for one in work]
     try:
         return await asyncio.gather(*running)
     except BaseException:
-        await cancelled(running)
+        await cancel_all(running)
         raise
 
 
-async def cancelled(running: Collection[asyncio.Future[Any]]) -> None:
-    """Cancels what has not ended, and waits until it has cleaned up."""
+async def cancel_all(running: Collection[asyncio.Future[Any]]) -> None:
+    """Cancel what is still running and wait for its cleanup."""
     for one in running:
         one.cancel()
     await asyncio.gather(*running, return_exceptions=True)
 
 
-def in_a_loop(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end, in a thread if a loop runs in this one, as in a notebook. Ctrl-C cancels it."""
+def run_sync(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to its end, also inside a running loop. Ctrl-C cancels it."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from retcon.core.together import in_a_loop, together
+from retcon.core.concurrency import gather_or_cancel, run_sync
 
 
 def test_results_come_in_order_whoever_is_first() -> None:
@@ -18,7 +18,7 @@ def test_results_come_in_order_whoever_is_first() -> None:
         return passes
 
     async def work() -> list[int]:
-        return await together(after(passes) for passes in (3, 0, 2))
+        return await gather_or_cancel(after(passes) for passes in (3, 0, 2))
 
     assert asyncio.run(work()) == [3, 0, 2]
 
@@ -42,7 +42,7 @@ def test_the_first_error_is_raised_once_the_others_have_cleaned_up() -> None:
 
     async def work() -> list[str]:
         with pytest.raises(KeyError, match="first"):
-            await together([stuck("a"), fails(), stuck("b")])
+            await gather_or_cancel([stuck("a"), fails(), stuck("b")])
         return list(cleaned)
 
     assert asyncio.run(work()) == ["a", "b"]
@@ -59,7 +59,7 @@ def test_ctrl_c_ends_work_in_another_loop_and_lets_it_clean_up() -> None:
             cleaned.append("work")
 
     async def cell() -> None:
-        in_a_loop(work())
+        run_sync(work())
 
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     loop = asyncio.new_event_loop()
